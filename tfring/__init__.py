@@ -1,0 +1,104 @@
+"""tfring: train Keras 3 and TensorFlow models on many processes.
+
+Every process (rank) runs the same script; gradients are averaged between them
+by a ring allreduce over MPI while backpropagation goes on.
+
+Example:
+
+```python
+import keras
+import tfring
+
+tfring.init()
+x, y = x[tfring.rank()::tfring.size()], y[tfring.rank()::tfring.size()]
+model.compile(
+    tfring.DistributedOptimizer(keras.optimizers.Adam(1e-3 * tfring.size())),
+    "sparse_categorical_crossentropy",
+)
+model.fit(x, y, callbacks=[
+    tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+    tfring.callbacks.MetricAverageCallback(),
+])
+```
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfring import _abi
+
+__version__ = "0.1.0"
+
+_abi.check()
+
+if TYPE_CHECKING:
+    from tfring import callbacks as callbacks
+    from tfring._runtime import cross_rank as cross_rank
+    from tfring._runtime import cross_size as cross_size
+    from tfring._runtime import init as init
+    from tfring._runtime import is_initialized as is_initialized
+    from tfring._runtime import local_rank as local_rank
+    from tfring._runtime import local_size as local_size
+    from tfring._runtime import rank as rank
+    from tfring._runtime import shutdown as shutdown
+    from tfring._runtime import size as size
+    from tfring.collectives import Average as Average
+    from tfring.collectives import Max as Max
+    from tfring.collectives import Min as Min
+    from tfring.collectives import Product as Product
+    from tfring.collectives import ReduceOp as ReduceOp
+    from tfring.collectives import Sum as Sum
+    from tfring.collectives import allgather as allgather
+    from tfring.collectives import allreduce as allreduce
+    from tfring.collectives import broadcast as broadcast
+    from tfring.collectives import grouped_allreduce as grouped_allreduce
+    from tfring.errors import NotInitializedError as NotInitializedError
+    from tfring.optimizer import DistributedOptimizer as DistributedOptimizer
+    from tfring.state import broadcast_variables as broadcast_variables
+    from tfring.tape import DistributedGradientTape as DistributedGradientTape
+
+# Loaded when first used, so that `import tfring` alone costs no TensorFlow and
+# starts no MPI: the launcher, which is in this package, needs neither.
+_MODULE_OF = {
+    "init": "_runtime",
+    "shutdown": "_runtime",
+    "is_initialized": "_runtime",
+    "rank": "_runtime",
+    "size": "_runtime",
+    "local_rank": "_runtime",
+    "local_size": "_runtime",
+    "cross_rank": "_runtime",
+    "cross_size": "_runtime",
+    "NotInitializedError": "errors",
+    "ReduceOp": "collectives",
+    "Average": "collectives",
+    "Sum": "collectives",
+    "Min": "collectives",
+    "Max": "collectives",
+    "Product": "collectives",
+    "allreduce": "collectives",
+    "grouped_allreduce": "collectives",
+    "allgather": "collectives",
+    "broadcast": "collectives",
+    "DistributedOptimizer": "optimizer",
+    "DistributedGradientTape": "tape",
+    "broadcast_variables": "state",
+}
+
+__all__ = ["__version__", "callbacks", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "callbacks":
+        return importlib.import_module("tfring.callbacks")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tfring' has no attribute {name!r}")
+    value = getattr(
+        importlib.import_module(f"tfring.{_MODULE_OF[name]}"), name
+    )
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

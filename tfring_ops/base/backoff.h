@@ -1,0 +1,40 @@
+// How a thread waits for something that only polling can tell.
+#ifndef TFRING_OPS_BASE_BACKOFF_H_
+#define TFRING_OPS_BASE_BACKOFF_H_
+
+#include <sched.h>
+
+#include <chrono>
+#include <thread>
+
+namespace tfring {
+
+// Spins briefly, then offers the core to others, then sleeps: the answer to a
+// short wait comes at once, and a long one leaves the core to the computation.
+// One object per wait; not thread-safe.
+class Backoff {
+ public:
+  void Pause() {
+    ++pauses_;
+    if (pauses_ <= kSpins) return;
+    if (pauses_ <= kSpins + kYields) {
+      sched_yield();
+      return;
+    }
+    std::this_thread::sleep_for(kSleep);
+  }
+
+  // True now and then: time to look at what may be looked at rarely.
+  bool SeldomTurn() const { return pauses_ % 64 == 0; }
+
+ private:
+  static constexpr int kSpins = 64;
+  static constexpr int kYields = 1024;
+  static constexpr std::chrono::microseconds kSleep{20};
+
+  int64_t pauses_ = 0;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_BASE_BACKOFF_H_

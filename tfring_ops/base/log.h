@@ -1,0 +1,13 @@
+#ifndef TFRING_OPS_BASE_LOG_H_
+#define TFRING_OPS_BASE_LOG_H_
+
+#include "absl/strings/string_view.h"
+
+namespace tfring {
+
+// One line on standard error.  Thread-safe.
+void LogWarning(int rank, absl::string_view text);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_BASE_LOG_H_

@@ -1,0 +1,56 @@
+#include "tfring_ops/base/options.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+namespace {
+
+// Leaves `value` alone where the variable is unset or empty.
+absl::Status ReadBytes(const char* variable, int64_t minimum, int64_t& value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(text, &number) || number < minimum) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(variable, "='", text,
+                     "' must be a whole number of bytes, at least ", minimum));
+  }
+  value = number;
+  return absl::OkStatus();
+}
+
+absl::Status ReadSeconds(const char* variable, double& value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  double number = 0;
+  if (!absl::SimpleAtod(text, &number) || !std::isfinite(number) ||
+      number < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        variable, "='", text, "' must be a number of seconds, 0 for never"));
+  }
+  value = number;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Options> Options::FromEnvironment() {
+  Options options;
+  TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_FUSION_THRESHOLD", 0,
+                                   options.fusion_threshold_bytes));
+  // A segment holds at least one element of any type.
+  TFRING_RETURN_IF_ERROR(
+      ReadBytes("TFRING_SEGMENT_BYTES", 8, options.segment_bytes));
+  TFRING_RETURN_IF_ERROR(ReadSeconds("TFRING_STALL_CHECK_TIME_SECONDS",
+                                     options.stall_check_seconds));
+  TFRING_RETURN_IF_ERROR(ReadSeconds("TFRING_STALL_SHUTDOWN_TIME_SECONDS",
+                                     options.stall_shutdown_seconds));
+  return options;
+}
+
+}  // namespace tfring

@@ -1,0 +1,33 @@
+// Every environment variable that the core knows, read once.
+#ifndef TFRING_OPS_BASE_OPTIONS_H_
+#define TFRING_OPS_BASE_OPTIONS_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+namespace tfring {
+
+// A plain block of numbers: rank 0's copy is sent to every rank when an engine
+// starts, because ranks that disagreed on a size would not understand each
+// other.
+struct Options {
+  // TFRING_FUSION_THRESHOLD: small tensors are reduced together in buckets of
+  // up to this many bytes.
+  int64_t fusion_threshold_bytes = 64 << 20;
+  // TFRING_SEGMENT_BYTES: a chunk crosses the wire in pieces of this size.
+  int64_t segment_bytes = 512 << 10;
+  // TFRING_STALL_CHECK_TIME_SECONDS: a tensor that some ranks have submitted
+  // and others not is reported after this long.
+  double stall_check_seconds = 30;
+  // TFRING_STALL_SHUTDOWN_TIME_SECONDS: and fails after this long; 0 is never.
+  double stall_shutdown_seconds = 600;
+
+  // Defaults, overridden by the environment.  InvalidArgument names a variable
+  // that is not a number in its range.
+  static absl::StatusOr<Options> FromEnvironment();
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_BASE_OPTIONS_H_

@@ -1,0 +1,45 @@
+// The vocabulary that every room shares: element types, reductions, ranges.
+#ifndef TFRING_OPS_BASE_TYPES_H_
+#define TFRING_OPS_BASE_TYPES_H_
+
+#include <cstdint>
+
+namespace tfring {
+
+enum class DataType : uint8_t {
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUint8,
+  kUint16,
+  kUint32,
+  kUint64,
+  kBool,
+};
+
+// For bool, kSum and kMax are "or", kProduct and kMin are "and".
+// kAverage adds like kSum; the ring divides once per element, where an element
+// becomes whole, so that every rank gets the same bits.
+enum class ReduceOp : uint8_t { kAverage, kSum, kMin, kMax, kProduct };
+
+// A run of elements [offset, offset + count) of a buffer.
+struct Range {
+  int64_t offset = 0;
+  int64_t count = 0;
+};
+
+// The size of one element.
+int64_t SizeInBytes(DataType dtype);
+
+// "float32", "average", ...: the words of error messages.
+const char* Name(DataType dtype);
+const char* Name(ReduceOp op);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_BASE_TYPES_H_

@@ -1,0 +1,191 @@
+#include "tfring_ops/engine/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tfring_ops/engine/fusion.h"
+
+namespace tfring {
+namespace {
+
+// "rank 2", "ranks 0, 1 and 3"
+std::string Ranks(const std::vector<int32_t>& ranks) {
+  if (ranks.size() == 1) return absl::StrCat("rank ", ranks[0]);
+  return absl::StrCat(
+      "ranks ", absl::StrJoin(ranks.begin(), ranks.end() - 1, ", "), " and ",
+      ranks.back());
+}
+
+// "allreduce of 'dense_3/kernel' (process set 0)"
+std::string What(const CollectiveRequest& request) {
+  std::string tensors = absl::StrCat("'", request.name, "'");
+  const auto& list = request.tensors;
+  if (!list.empty() && (list.size() > 1 || list[0].name != request.name)) {
+    absl::StrAppend(&tensors, " ('", list[0].name, "'");
+    if (list.size() > 1) absl::StrAppend(&tensors, " to '", list.back().name, "'");
+    absl::StrAppend(&tensors, ")");
+  }
+  return absl::StrCat(Name(request.kind), " of ", tensors);
+}
+
+std::vector<int32_t> RanksThat(const std::vector<bool>& submitted,
+                               bool wanted) {
+  std::vector<int32_t> ranks;
+  for (size_t rank = 0; rank < submitted.size(); ++rank) {
+    if (submitted[rank] == wanted) ranks.push_back(static_cast<int32_t>(rank));
+  }
+  return ranks;
+}
+
+double SecondsBetween(Coordinator::Time begin, Coordinator::Time end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const Options& options, int size)
+    : options_(options), size_(size) {}
+
+void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
+  // After a departure the farewell fails what every rank has in flight.
+  if (!departed_.ok()) return;
+
+  // The oldest failure that this rank has yet to hear of.
+  const auto [begin, end] = expired_.equal_range(request.name);
+  for (auto expired = begin; expired != end; ++expired) {
+    std::vector<int32_t>& missing = expired->second.missing;
+    const auto self = std::find(missing.begin(), missing.end(), rank);
+    if (self == missing.end()) continue;
+    Fail({rank}, request.name, expired->second.status);
+    missing.erase(self);
+    if (missing.empty()) expired_.erase(expired);
+    return;
+  }
+
+  auto [found, first] = waiting_.try_emplace(request.name);
+  Waiting& waiting = found->second;
+  if (first) {
+    waiting.request = request;
+    waiting.first_rank = rank;
+    waiting.since = now;
+    waiting.submitted.resize(size_);
+    if (request.kind == CollectiveKind::kAllgather) {
+      waiting.first_dims.resize(request.tensors.size(),
+                                std::vector<int64_t>(size_));
+    }
+  }
+  std::string difference = DescribeDifference(
+      waiting.request, waiting.first_rank, request, rank);
+  if (!difference.empty()) {
+    waiting.differing_ranks.push_back(rank);
+    if (waiting.difference.empty()) waiting.difference = std::move(difference);
+  } else {
+    for (size_t i = 0; i < waiting.first_dims.size(); ++i) {
+      waiting.first_dims[i][rank] = request.tensors[i].dims[0];
+    }
+  }
+  waiting.submitted[rank] = true;
+  if (++waiting.submissions == size_) {
+    Waiting complete = std::move(waiting);
+    waiting_.erase(found);
+    Decide(std::move(complete));
+  }
+}
+
+void Coordinator::Decide(Waiting waiting) {
+  if (waiting.difference.empty()) {
+    ready_.push_back(std::move(waiting));
+    return;
+  }
+  std::string also;
+  if (waiting.differing_ranks.size() > 1) {
+    also = absl::StrCat(" (", Ranks(waiting.differing_ranks),
+                        " differ from rank ", waiting.first_rank, ")");
+  }
+  Fail(RanksThat(waiting.submitted, true), waiting.request.name,
+       absl::FailedPreconditionError(absl::StrCat(
+           What(waiting.request), ": ", waiting.difference, also,
+           ". Run the same model and the same calls on every rank.")));
+}
+
+void Coordinator::Depart(int rank) {
+  if (!departed_.ok()) return;
+  departed_ = absl::UnavailableError(absl::StrCat(
+      "rank ", rank,
+      " has shut down tfring, and a collective needs every rank. All ranks "
+      "must make the same calls before the first of them ends."));
+  waiting_.clear();
+  verdict_.farewell = departed_;
+}
+
+void Coordinator::CheckStalls(Time now) {
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    Waiting& waiting = it->second;
+    const double waited = SecondsBetween(waiting.since, now);
+    if (options_.stall_check_seconds > 0 && !waiting.reported &&
+        waited >= options_.stall_check_seconds) {
+      waiting.reported = true;
+      verdict_.reports.push_back({RanksThat(waiting.submitted, true),
+                                  DescribeStall(waiting, now)});
+    }
+    if (options_.stall_shutdown_seconds > 0 &&
+        waited >= options_.stall_shutdown_seconds) {
+      absl::Status status =
+          absl::DeadlineExceededError(DescribeStall(waiting, now));
+      Fail(RanksThat(waiting.submitted, true), it->first, status);
+      expired_.emplace(it->first, Expired{RanksThat(waiting.submitted, false),
+                                          std::move(status)});
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+Verdict Coordinator::TakeVerdict() {
+  Verdict verdict = std::exchange(verdict_, {});
+  const CollectiveRequest* previous = nullptr;
+  int64_t bucket_bytes = 0;
+  for (Waiting& ready : ready_) {
+    int64_t bytes = 0;
+    for (const TensorInfo& tensor : ready.request.tensors) {
+      bytes += SizeInBytes(ready.request.dtype, tensor);
+    }
+    const bool joins = previous != nullptr &&
+                       Fusible(*previous, ready.request) &&
+                       bucket_bytes + bytes <= options_.fusion_threshold_bytes;
+    if (!joins) {
+      verdict.buckets.emplace_back();
+      bucket_bytes = 0;
+    }
+    Verdict::Bucket& bucket = verdict.buckets.back();
+    bucket.names.push_back(ready.request.name);
+    bucket.first_dims = std::move(ready.first_dims);
+    bucket_bytes += bytes;
+    previous = &ready.request;
+  }
+  ready_.clear();
+  return verdict;
+}
+
+void Coordinator::Fail(std::vector<int32_t> ranks, const std::string& name,
+                       absl::Status status) {
+  verdict_.failures.push_back({std::move(ranks), name, std::move(status)});
+}
+
+std::string Coordinator::DescribeStall(const Waiting& waiting,
+                                       Time now) const {
+  const std::vector<int32_t> missing = RanksThat(waiting.submitted, false);
+  return absl::StrCat(
+      What(waiting.request), " has waited ",
+      static_cast<int64_t>(SecondsBetween(waiting.since, now) + 0.5),
+      " s for ", Ranks(missing), "; ",
+      Ranks(RanksThat(waiting.submitted, true)),
+      " asked for it. All ranks must make the same calls: look for a branch "
+      "or an early end of the data on ",
+      Ranks(missing), ", or for a process that hangs.");
+}
+
+}  // namespace tfring

@@ -1,0 +1,93 @@
+// The agreement: hears what each rank is ready for, and says what is to be
+// done once all are, or the error that all must get.
+//
+// Pure bookkeeping on one rank of the process set: no messages, no threads, no
+// clock of its own.  Not thread-safe.
+//
+// Invariants:
+// - A request runs, or fails, once every rank has submitted it; it fails
+//   earlier only when it has stalled or a rank has left.
+// - A rank that comes to a stalled request later gets that failure then, and
+//   so nobody mistakes the next request of that name for the old one.
+#ifndef TFRING_OPS_ENGINE_COORDINATOR_H_
+#define TFRING_OPS_ENGINE_COORDINATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+class Coordinator {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Coordinator(const Options& options, int size);
+
+  // `rank` is ready for `request`.
+  void Add(int rank, CollectiveRequest request, Time now);
+
+  // `rank` has shut down: nothing can be agreed any more.
+  void Depart(int rank);
+
+  // Reports requests that some ranks keep others waiting for, and fails those
+  // that have waited too long.
+  void CheckStalls(Time now);
+
+  // What has been decided since the last call.
+  Verdict TakeVerdict();
+
+ private:
+  // A request that some ranks have submitted.
+  struct Waiting {
+    CollectiveRequest request;  // as its first rank sent it
+    int first_rank;
+    Time since;
+    std::vector<bool> submitted;  // by rank
+    int submissions = 0;
+    bool reported = false;
+    // Allgather: by tensor and rank.
+    std::vector<std::vector<int64_t>> first_dims;
+    // How other ranks' requests differ from `request`; empty if they do not.
+    std::string difference;
+    std::vector<int32_t> differing_ranks;
+  };
+  // A request that has failed by stalling, for the ranks still to come.
+  struct Expired {
+    std::vector<int32_t> missing;
+    absl::Status status;
+  };
+
+  void Fail(std::vector<int32_t> ranks, const std::string& name,
+            absl::Status status);
+  // Every rank has submitted `waiting`.
+  void Decide(Waiting waiting);
+  std::string DescribeStall(const Waiting& waiting, Time now) const;
+
+  const Options options_;
+  const int size_;
+  std::unordered_map<std::string, Waiting> waiting_;
+  std::multimap<std::string, Expired> expired_;
+  // Agreed and not yet in a verdict, in the order of execution.
+  std::vector<Waiting> ready_;
+  Verdict verdict_;  // all but its buckets
+  absl::Status departed_;
+};
+
+// What is wrong between two ranks' requests of one name: "shapes differ. Rank
+// 0 sent float32 (784, 128); rank 2 sent float32 (784, 64)".  Empty if they
+// agree.  The first dimensions of an allgather may differ.
+std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
+                               const CollectiveRequest& b, int rank_b);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_COORDINATOR_H_

@@ -1,0 +1,86 @@
+// DescribeDifference: the words of a mismatch.
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tfring_ops/engine/coordinator.h"
+
+namespace tfring {
+namespace {
+
+std::string Shape(const TensorInfo& tensor) {
+  // As Python prints a tuple.
+  return absl::StrCat("(", absl::StrJoin(tensor.dims, ", "),
+                      tensor.dims.size() == 1 ? ",)" : ")");
+}
+
+// "shapes differ. Rank 0 sent A; rank 2 sent B"
+std::string Compare(absl::string_view what, int rank_a, absl::string_view a,
+                    int rank_b, absl::string_view b) {
+  return absl::StrCat(what, " differ. Rank ", rank_a, " sent ", a, "; rank ",
+                      rank_b, " sent ", b);
+}
+
+std::string Factors(const CollectiveRequest& request) {
+  return absl::StrCat("prescale ", request.prescale_factor, ", postscale ",
+                      request.postscale_factor);
+}
+
+std::string Tensors(const CollectiveRequest& request) {
+  const size_t count = request.tensors.size();
+  if (count == 1) return absl::StrCat("1 tensor, '", request.tensors[0].name, "'");
+  return absl::StrCat(count, " tensors, '", request.tensors.front().name,
+                      "' to '", request.tensors.back().name, "'");
+}
+
+bool ShapesAgree(CollectiveKind kind, const TensorInfo& a,
+                 const TensorInfo& b) {
+  if (kind != CollectiveKind::kAllgather) return a.dims == b.dims;
+  return a.dims.size() == b.dims.size() &&
+         std::equal(a.dims.begin() + 1, a.dims.end(), b.dims.begin() + 1);
+}
+
+}  // namespace
+
+std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
+                               const CollectiveRequest& b, int rank_b) {
+  const auto compare = [&](absl::string_view what, absl::string_view of_a,
+                           absl::string_view of_b) {
+    return Compare(what, rank_a, of_a, rank_b, of_b);
+  };
+  if (a.kind != b.kind) {
+    return compare("collectives", absl::StrCat("an ", Name(a.kind)),
+                   absl::StrCat("an ", Name(b.kind)));
+  }
+  if (a.tensors.size() != b.tensors.size()) {
+    return compare("numbers of tensors", Tensors(a), Tensors(b));
+  }
+  if (a.dtype != b.dtype) {
+    return compare("dtypes", Name(a.dtype), Name(b.dtype));
+  }
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    const TensorInfo& of_a = a.tensors[i];
+    const TensorInfo& of_b = b.tensors[i];
+    if (of_a.name != of_b.name) {
+      return compare("tensors", absl::StrCat("'", of_a.name, "'"),
+                     absl::StrCat("'", of_b.name, "'"));
+    }
+    if (!ShapesAgree(a.kind, of_a, of_b)) {
+      const std::string of =
+          a.tensors.size() == 1 ? "" : absl::StrCat(" of '", of_a.name, "'");
+      return compare(absl::StrCat("shapes", of),
+                     absl::StrCat(Name(a.dtype), " ", Shape(of_a)),
+                     absl::StrCat(Name(b.dtype), " ", Shape(of_b)));
+    }
+  }
+  if (a.op != b.op) return compare("ops", Name(a.op), Name(b.op));
+  if (Factors(a) != Factors(b)) {
+    return compare("factors", Factors(a), Factors(b));
+  }
+  if (a.root_rank != b.root_rank) {
+    return compare("root ranks", absl::StrCat(a.root_rank),
+                   absl::StrCat(b.root_rank));
+  }
+  return "";
+}
+
+}  // namespace tfring

@@ -1,0 +1,309 @@
+#include "tfring_ops/engine/engine.h"
+
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/log.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/coordinator.h"
+#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/engine/mailbox.h"
+#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/submissions.h"
+#include "tfring_ops/ring/broadcast.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCoordinatorRank = 0;
+// How long an idle engine sleeps between looks at its mailbox.  Nobody waits
+// for an idle rank but to hear a report or a farewell.
+constexpr std::chrono::milliseconds kIdlePoll{20};
+constexpr std::chrono::milliseconds kStallCheckPeriod{50};
+// How much longer than the stall time-out a rank waits for the coordinator's
+// word on it.
+constexpr std::chrono::seconds kCoordinatorGrace{10};
+
+class RingEngine final : public Engine {
+ public:
+  RingEngine(const Options& options, ProcessSet process_set,
+             const Kernels& kernels)
+      : options_(options),
+        process_set_(std::move(process_set)),
+        mailbox_(*process_set_.control),
+        executor_(options_, *process_set_.data, kernels),
+        left_(size()) {
+    if (rank() == kCoordinatorRank) coordinator_.emplace(options_, size());
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  ~RingEngine() override { Shutdown(); }
+
+  void Submit(TensorEntry entry) override {
+    if (absl::Status status = submissions_.Add(entry); !status.ok()) {
+      entry.done(status);
+    }
+  }
+
+  void Shutdown() override {
+    submissions_.RequestShutdown();
+    std::lock_guard<std::mutex> lock(join_mutex_);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  int rank() const override { return process_set_.control->rank(); }
+  int size() const override { return process_set_.control->size(); }
+  const Options& options() const override { return options_; }
+
+ private:
+  struct InFlight {
+    TensorEntry entry;
+    Clock::time_point since;
+  };
+
+  void Run() {
+    Backoff backoff;
+    absl::Status status;
+    while (status.ok() && !finished_) {
+      progressed_ = false;
+      status = Step();
+      if (progressed_) {
+        backoff = Backoff();
+      } else if (in_flight_.empty()) {
+        submissions_.WaitFor(kIdlePoll);
+        backoff = Backoff();
+      } else {
+        backoff.Pause();
+      }
+    }
+    if (status.ok()) status = mailbox_.Flush();
+    if (!status.ok()) {
+      // Peers may be waiting for this rank, and buffers still be in flight.
+      process_set_.data->Abort(status);
+      process_set_.control->Abort(status);
+      End(status);
+    }
+  }
+
+  // One look at everything that may have happened.
+  absl::Status Step() {
+    TFRING_RETURN_IF_ERROR(SendReadyList());
+    if (coordinator_) {
+      TFRING_RETURN_IF_ERROR(Coordinate());
+    } else if (ended_.ok()) {
+      TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
+                              mailbox_.Poll(kCoordinatorRank));
+      if (message) {
+        TFRING_ASSIGN_OR_RETURN(const Verdict verdict,
+                                DecodeVerdict(*message));
+        TFRING_RETURN_IF_ERROR(Apply(verdict));
+      }
+      TFRING_RETURN_IF_ERROR(CheckCoordinator());
+    } else {
+      // The farewell was the last word, and SendReadyList has answered it.
+      finished_ = true;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SendReadyList() {
+    ReadyList list;
+    const Clock::time_point now = Clock::now();
+    for (TensorEntry& entry : submissions_.Take()) {
+      const std::string name = entry.request.name;
+      list.requests.push_back(entry.request);
+      in_flight_.emplace(name, InFlight{std::move(entry), now});
+    }
+    // After a farewell too: the coordinator waits for every rank's goodbye.
+    list.goodbye =
+        !left_[rank()] && (!ended_.ok() || submissions_.ShutdownRequested());
+    if (list.requests.empty() && !list.goodbye) return absl::OkStatus();
+    progressed_ = true;
+    if (list.goodbye) left_[rank()] = true;
+    if (coordinator_) {
+      Hear(rank(), std::move(list));
+    } else {
+      mailbox_.Send(kCoordinatorRank,
+                    std::make_shared<const std::string>(Encode(list)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Rank 0: hears the other ranks and tells them what has been decided.
+  absl::Status Coordinate() {
+    bool all_left = left_[kCoordinatorRank];
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == kCoordinatorRank || left_[peer]) continue;
+      TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
+                              mailbox_.Poll(peer));
+      if (message) {
+        TFRING_ASSIGN_OR_RETURN(ReadyList list, DecodeReadyList(*message));
+        Hear(peer, std::move(list));
+      }
+      all_left = all_left && left_[peer];
+    }
+    const Clock::time_point now = Clock::now();
+    if (now - last_stall_check_ > kStallCheckPeriod) {
+      last_stall_check_ = now;
+      coordinator_->CheckStalls(now);
+    }
+    const Verdict verdict = coordinator_->TakeVerdict();
+    if (!verdict.empty()) {
+      const auto message =
+          std::make_shared<const std::string>(Encode(verdict));
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
+      }
+      TFRING_RETURN_IF_ERROR(Apply(verdict));
+    }
+    if (all_left && !ended_.ok()) finished_ = true;
+    return absl::OkStatus();
+  }
+
+  // Rank 0: takes in what `peer` has to say.
+  void Hear(int peer, ReadyList list) {
+    progressed_ = true;
+    const Clock::time_point now = Clock::now();
+    for (CollectiveRequest& request : list.requests) {
+      coordinator_->Add(peer, std::move(request), now);
+    }
+    if (list.goodbye) {
+      left_[peer] = true;
+      coordinator_->Depart(peer);
+    }
+  }
+
+  absl::Status Apply(const Verdict& verdict) {
+    progressed_ = true;
+    const auto concerns_me = [this](const std::vector<int32_t>& ranks) {
+      for (const int32_t other : ranks) {
+        if (other == rank()) return true;
+      }
+      return false;
+    };
+    for (const Verdict::Report& report : verdict.reports) {
+      if (concerns_me(report.ranks)) LogWarning(rank(), report.text);
+    }
+    for (const Verdict::Failure& failure : verdict.failures) {
+      if (concerns_me(failure.ranks)) Finish(failure.name, failure.status);
+    }
+    for (const Verdict::Bucket& bucket : verdict.buckets) {
+      TFRING_RETURN_IF_ERROR(Execute(bucket));
+    }
+    if (!verdict.farewell.ok()) End(verdict.farewell);
+    return absl::OkStatus();
+  }
+
+  // An error leaves the entries in flight: their memory may be, too.
+  absl::Status Execute(const Verdict::Bucket& bucket) {
+    std::vector<TensorEntry*> entries;
+    for (const std::string& name : bucket.names) {
+      const auto found = in_flight_.find(name);
+      if (found == in_flight_.end()) {
+        return absl::InternalError(absl::StrCat(
+            "rank ", rank(), " was told to run '", name,
+            "', which it has not submitted"));
+      }
+      entries.push_back(&found->second.entry);
+    }
+    switch (entries[0]->request.kind) {
+      case CollectiveKind::kAllreduce:
+        TFRING_RETURN_IF_ERROR(executor_.Allreduce(entries));
+        break;
+      case CollectiveKind::kAllgather:
+        TFRING_RETURN_IF_ERROR(
+            executor_.Allgather(*entries[0], bucket.first_dims));
+        break;
+      case CollectiveKind::kBroadcast:
+        TFRING_RETURN_IF_ERROR(executor_.Broadcast(*entries[0]));
+        break;
+    }
+    for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
+    return absl::OkStatus();
+  }
+
+  void Finish(const std::string& name, const absl::Status& status) {
+    auto node = in_flight_.extract(name);
+    if (node.empty()) return;
+    // Before `done`, whose caller may at once use the name again.
+    submissions_.Remove(name);
+    node.mapped().entry.done(status);
+  }
+
+  // From here on everything fails with `reason`.
+  void End(const absl::Status& reason) {
+    if (ended_.ok()) ended_ = reason;
+    submissions_.Close(ended_);
+    const Clock::time_point now = Clock::now();
+    for (TensorEntry& entry : submissions_.Take()) {
+      const std::string name = entry.request.name;
+      in_flight_.emplace(name, InFlight{std::move(entry), now});
+    }
+    while (!in_flight_.empty()) {
+      Finish(std::string(in_flight_.begin()->first), ended_);
+    }
+  }
+
+  // A stall that the coordinator does not report is its own.
+  absl::Status CheckCoordinator() {
+    const Clock::time_point now = Clock::now();
+    if (options_.stall_shutdown_seconds == 0 ||
+        now - last_stall_check_ < kStallCheckPeriod) {
+      return absl::OkStatus();
+    }
+    last_stall_check_ = now;
+    const auto limit =
+        std::chrono::duration<double>(options_.stall_shutdown_seconds) +
+        kCoordinatorGrace;
+    for (const auto& [name, waiting] : in_flight_) {
+      if (now - waiting.since < limit) continue;
+      return absl::DeadlineExceededError(absl::StrCat(
+          "'", name, "': no word from rank ", kCoordinatorRank,
+          ", which orders the collectives, for ",
+          options_.stall_shutdown_seconds, " s. Its process hangs."));
+    }
+    return absl::OkStatus();
+  }
+
+  const Options options_;
+  ProcessSet process_set_;
+  Submissions submissions_;
+  std::mutex join_mutex_;
+
+  // The rest belongs to the engine's thread.
+  Mailbox mailbox_;
+  Executor executor_;
+  std::optional<Coordinator> coordinator_;  // on rank 0
+  std::unordered_map<std::string, InFlight> in_flight_;
+  std::vector<bool> left_;  // said goodbye; on other ranks than 0 only oneself
+  Clock::time_point last_stall_check_ = Clock::now();
+  absl::Status ended_;
+  bool progressed_ = false;
+  bool finished_ = false;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(
+    const Options& options, ProcessSet process_set, const Kernels& kernels) {
+  Options of_rank_0 = options;
+  std::vector<std::byte> scratch;
+  const RingContext context{*process_set.control, kernels,
+                            static_cast<int64_t>(sizeof(of_rank_0)), scratch};
+  TFRING_RETURN_IF_ERROR(RingBroadcast(context, &of_rank_0, sizeof(of_rank_0),
+                                       kCoordinatorRank));
+  return std::make_unique<RingEngine>(of_rank_0, std::move(process_set),
+                                      kernels);
+}
+
+}  // namespace tfring

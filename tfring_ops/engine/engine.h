@@ -1,0 +1,55 @@
+// The engine: takes tensor entries in any order, agrees with the other ranks
+// on what is ready everywhere, and runs it, all on one thread of its own.
+//
+// Thread-safe.
+//
+// Invariants:
+// - Only the engine's thread talks to the transports.
+// - Every `done` is called exactly once, also at shutdown and when a peer dies.
+// - The order of execution comes from the agreement alone.
+// - An error that every rank received leaves the engine as it was; after a
+//   lost peer every later entry fails at once, with the same message.
+// - An idle engine uses no CPU worth the name: it looks for a peer's message a
+//   hundred times a second.
+#ifndef TFRING_OPS_ENGINE_ENGINE_H_
+#define TFRING_OPS_ENGINE_ENGINE_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+
+class Engine {
+ public:
+  // Collective: returns when rank 0's options have reached this rank.
+  // REQUIRES: `kernels` outlives the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(const Options& options,
+                                                       ProcessSet process_set,
+                                                       const Kernels& kernels);
+
+  // Shuts down.
+  virtual ~Engine() = default;
+
+  // Never blocks.  InvalidArgument (by `done`) if an entry of the same name is
+  // in flight on this rank.
+  virtual void Submit(TensorEntry entry) = 0;
+
+  // Tells the other ranks that this one has finished, fails what is still in
+  // flight, and joins the thread.  The first rank's shutdown ends the engine
+  // of every rank; the others see it as an error of what they submit later.
+  virtual void Shutdown() = 0;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Rank 0's, the same on every rank.
+  virtual const Options& options() const = 0;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_ENGINE_H_

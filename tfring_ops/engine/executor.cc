@@ -1,0 +1,122 @@
+#include "tfring_ops/engine/executor.h"
+
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/fusion.h"
+#include "tfring_ops/ring/allgather.h"
+#include "tfring_ops/ring/allreduce.h"
+#include "tfring_ops/ring/broadcast.h"
+
+namespace tfring {
+
+Executor::Executor(const Options& options, Transport& transport,
+                   const Kernels& kernels)
+    : fusion_threshold_bytes_(options.fusion_threshold_bytes),
+      ring_{transport, kernels, options.segment_bytes, scratch_} {}
+
+absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
+  std::vector<Piece> pieces;
+  std::vector<int64_t> sizes;
+  for (TensorEntry* entry : entries) {
+    const CollectiveRequest& request = entry->request;
+    for (size_t i = 0; i < request.tensors.size(); ++i) {
+      const TensorEntry::Buffer& buffer = entry->buffers[i];
+      sizes.push_back(SizeInBytes(request.dtype, request.tensors[i]));
+      pieces.push_back({buffer.input, buffer.output, sizes.back()});
+    }
+  }
+  for (const std::vector<int>& pack :
+       PlanPacks(sizes, fusion_threshold_bytes_)) {
+    std::vector<Piece> chosen;
+    for (const int index : pack) chosen.push_back(pieces[index]);
+    TFRING_RETURN_IF_ERROR(AllreducePack(entries[0]->request, chosen));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::AllreducePack(const CollectiveRequest& request,
+                                     absl::Span<const Piece> pieces) {
+  const Kernels& kernels = ring_.kernels;
+  int64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+
+  RingBuffers buffers;
+  buffers.count = bytes / SizeInBytes(request.dtype);
+  buffers.dtype = request.dtype;
+  buffers.op = request.op;
+  buffers.scale = request.postscale_factor;
+  const bool prescaled = request.prescale_factor != 1.0;
+  if (pieces.size() == 1) {
+    buffers.input = pieces[0].input;
+    buffers.output = pieces[0].output;
+    if (prescaled) {
+      kernels.Copy(buffers.output, buffers.input, bytes);
+      buffers.input = buffers.output;
+    }
+  } else {
+    if (static_cast<int64_t>(fusion_buffer_.size()) < bytes) {
+      fusion_buffer_.resize(bytes);
+    }
+    std::byte* position = fusion_buffer_.data();
+    for (const Piece& piece : pieces) {
+      kernels.Copy(position, piece.input, piece.bytes);
+      position += piece.bytes;
+    }
+    buffers.input = buffers.output = fusion_buffer_.data();
+  }
+  if (prescaled) {
+    kernels.Scale(buffers.output, buffers.count, request.dtype,
+                  request.prescale_factor);
+  }
+  kernels.Synchronize();
+
+  TFRING_RETURN_IF_ERROR(RingAllreduce(ring_, buffers));
+
+  if (pieces.size() > 1) {
+    const std::byte* position = fusion_buffer_.data();
+    for (const Piece& piece : pieces) {
+      kernels.Copy(piece.output, position, piece.bytes);
+      position += piece.bytes;
+    }
+    kernels.Synchronize();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::Allgather(
+    TensorEntry& entry, absl::Span<const std::vector<int64_t>> first_dims) {
+  const CollectiveRequest& request = entry.request;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    TensorInfo part = request.tensors[i];
+    std::vector<int64_t> dims = part.dims;
+    dims[0] = 0;
+    std::vector<int64_t> bytes_of_rank;
+    for (const int64_t first_dim : first_dims[i]) {
+      dims[0] += first_dim;
+      part.dims[0] = first_dim;
+      bytes_of_rank.push_back(SizeInBytes(request.dtype, part));
+    }
+    TFRING_ASSIGN_OR_RETURN(
+        void* const output,
+        entry.allocate_output(static_cast<int>(i), dims));
+    TFRING_RETURN_IF_ERROR(
+        RingAllgather(ring_, entry.buffers[i].input, output, bytes_of_rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::Broadcast(TensorEntry& entry) {
+  const CollectiveRequest& request = entry.request;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorEntry::Buffer& buffer = entry.buffers[i];
+    const int64_t bytes = SizeInBytes(request.dtype, request.tensors[i]);
+    if (ring_.transport.rank() == request.root_rank) {
+      ring_.kernels.Copy(buffer.output, buffer.input, bytes);
+      ring_.kernels.Synchronize();
+    }
+    TFRING_RETURN_IF_ERROR(
+        RingBroadcast(ring_, buffer.output, bytes, request.root_rank));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfring

@@ -1,0 +1,58 @@
+// Runs what the ranks have agreed on: pack, ring, unpack.
+//
+// Not thread-safe.  After an error the transport must be aborted before the
+// entries' memory is touched.
+#ifndef TFRING_OPS_ENGINE_EXECUTOR_H_
+#define TFRING_OPS_ENGINE_EXECUTOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/ring/primitives.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+class Executor {
+ public:
+  // REQUIRES: the transport and the kernels outlive the executor.
+  Executor(const Options& options, Transport& transport,
+           const Kernels& kernels);
+
+  // REQUIRES: the entries' requests are Fusible.
+  absl::Status Allreduce(absl::Span<TensorEntry* const> entries);
+
+  // `first_dims[i][r]` is the first dimension of tensor i on rank r.
+  absl::Status Allgather(
+      TensorEntry& entry,
+      absl::Span<const std::vector<int64_t>> first_dims);
+
+  absl::Status Broadcast(TensorEntry& entry);
+
+ private:
+  // A tensor of the entries, wherever it lies.
+  struct Piece {
+    const void* input;
+    void* output;
+    int64_t bytes;
+  };
+
+  absl::Status AllreducePack(const CollectiveRequest& request,
+                             absl::Span<const Piece> pieces);
+
+  const int64_t fusion_threshold_bytes_;
+  // Kept from call to call: fresh memory costs a page fault every 4 KiB.
+  std::vector<std::byte> scratch_;
+  std::vector<std::byte> fusion_buffer_;
+  const RingContext ring_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_EXECUTOR_H_

@@ -1,0 +1,186 @@
+#include "tfring_ops/engine/messages.h"
+
+#include <cstring>
+#include <type_traits>
+
+namespace tfring {
+namespace {
+
+// Numbers as they lie in memory, strings and lists behind their length.  All
+// ranks run the same build on the same kind of machine.
+class Writer {
+ public:
+  template <typename T>
+  void Put(const T& value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  void Put(const std::string& text) {
+    Put<uint64_t>(text.size());
+    bytes_.append(text);
+  }
+  void Put(const absl::Status& status) {
+    Put(status.code());
+    Put(std::string(status.message()));
+  }
+  void Put(const TensorInfo& tensor) {
+    Put(tensor.name);
+    Put(tensor.dims);
+  }
+  void Put(const CollectiveRequest& request) {
+    Put(request.name);
+    Put(request.kind);
+    Put(request.dtype);
+    Put(request.op);
+    Put(request.root_rank);
+    Put(request.prescale_factor);
+    Put(request.postscale_factor);
+    Put(request.tensors);
+  }
+  void Put(const Verdict::Bucket& bucket) {
+    Put(bucket.names);
+    Put(bucket.first_dims);
+  }
+  void Put(const Verdict::Failure& failure) {
+    Put(failure.ranks);
+    Put(failure.name);
+    Put(failure.status);
+  }
+  void Put(const Verdict::Report& report) {
+    Put(report.ranks);
+    Put(report.text);
+  }
+  template <typename T>
+  void Put(const std::vector<T>& items) {
+    Put<uint64_t>(items.size());
+    for (const T& item : items) Put(item);
+  }
+
+  std::string Take() && { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+// Mirrors Writer.  Past the end it reads zeros and remembers the fault.
+class Reader {
+ public:
+  explicit Reader(const std::string& bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  void Get(T& value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    value = T{};
+    if (!Has(sizeof(value))) return;
+    std::memcpy(&value, bytes_.data() + position_, sizeof(value));
+    position_ += sizeof(value);
+  }
+  void Get(std::string& text) {
+    uint64_t size = 0;
+    Get(size);
+    if (!Has(size)) return;
+    text = bytes_.substr(position_, size);
+    position_ += size;
+  }
+  void Get(absl::Status& status) {
+    absl::StatusCode code;
+    std::string message;
+    Get(code);
+    Get(message);
+    status = absl::Status(code, message);
+  }
+  void Get(TensorInfo& tensor) {
+    Get(tensor.name);
+    Get(tensor.dims);
+  }
+  void Get(CollectiveRequest& request) {
+    Get(request.name);
+    Get(request.kind);
+    Get(request.dtype);
+    Get(request.op);
+    Get(request.root_rank);
+    Get(request.prescale_factor);
+    Get(request.postscale_factor);
+    Get(request.tensors);
+  }
+  void Get(Verdict::Bucket& bucket) {
+    Get(bucket.names);
+    Get(bucket.first_dims);
+  }
+  void Get(Verdict::Failure& failure) {
+    Get(failure.ranks);
+    Get(failure.name);
+    Get(failure.status);
+  }
+  void Get(Verdict::Report& report) {
+    Get(report.ranks);
+    Get(report.text);
+  }
+  template <typename T>
+  void Get(std::vector<T>& items) {
+    uint64_t size = 0;
+    Get(size);
+    // An item takes at least a byte, so a corrupt length cannot ask for much.
+    if (!Has(size)) return;
+    items.resize(size);
+    for (T& item : items) Get(item);
+  }
+
+  absl::Status Finish() const {
+    if (!faulty_ && position_ == bytes_.size()) return absl::OkStatus();
+    return absl::InternalError(
+        "a message of the agreement cannot be read: do all ranks run the same "
+        "version of tfring?");
+  }
+
+ private:
+  bool Has(uint64_t size) {
+    if (size <= bytes_.size() - position_) return true;
+    faulty_ = true;
+    return false;
+  }
+
+  const std::string& bytes_;
+  size_t position_ = 0;
+  bool faulty_ = false;
+};
+
+}  // namespace
+
+std::string Encode(const ReadyList& list) {
+  Writer writer;
+  writer.Put(list.requests);
+  writer.Put(list.goodbye);
+  return std::move(writer).Take();
+}
+
+std::string Encode(const Verdict& verdict) {
+  Writer writer;
+  writer.Put(verdict.buckets);
+  writer.Put(verdict.failures);
+  writer.Put(verdict.reports);
+  writer.Put(verdict.farewell);
+  return std::move(writer).Take();
+}
+
+absl::StatusOr<ReadyList> DecodeReadyList(const std::string& bytes) {
+  Reader reader(bytes);
+  ReadyList list;
+  reader.Get(list.requests);
+  reader.Get(list.goodbye);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return list;
+}
+
+absl::StatusOr<Verdict> DecodeVerdict(const std::string& bytes) {
+  Reader reader(bytes);
+  Verdict verdict;
+  reader.Get(verdict.buckets);
+  reader.Get(verdict.failures);
+  reader.Get(verdict.reports);
+  reader.Get(verdict.farewell);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return verdict;
+}
+
+}  // namespace tfring

@@ -1,0 +1,64 @@
+// The two messages of the agreement, and their form on the wire.
+//
+// A rank tells the coordinator (rank 0 of the process set) what it has become
+// ready for; the coordinator tells every rank what is to be done.
+#ifndef TFRING_OPS_ENGINE_MESSAGES_H_
+#define TFRING_OPS_ENGINE_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+struct ReadyList {
+  std::vector<CollectiveRequest> requests;
+  // The sender has shut down; its last message.
+  bool goodbye = false;
+};
+
+// The same bytes go to every rank, which is what makes the order of execution
+// one.  A rank skips a failure or a report that does not name it.
+struct Verdict {
+  // Requests of one kind that run together, as one message on the wire.
+  struct Bucket {
+    std::vector<std::string> names;
+    // Allgather alone: the first dimension of each tensor on each rank.
+    std::vector<std::vector<int64_t>> first_dims;
+  };
+  struct Failure {
+    std::vector<int32_t> ranks;
+    std::string name;
+    absl::Status status;
+  };
+  struct Report {
+    std::vector<int32_t> ranks;
+    std::string text;
+  };
+
+  std::vector<Bucket> buckets;
+  std::vector<Failure> failures;
+  std::vector<Report> reports;
+  // Not OK: the engine of every rank ends with this; the last verdict.
+  absl::Status farewell;
+
+  bool empty() const {
+    return buckets.empty() && failures.empty() && reports.empty() &&
+           farewell.ok();
+  }
+};
+
+std::string Encode(const ReadyList& list);
+std::string Encode(const Verdict& verdict);
+
+// Internal if the bytes are not such a message.
+absl::StatusOr<ReadyList> DecodeReadyList(const std::string& bytes);
+absl::StatusOr<Verdict> DecodeVerdict(const std::string& bytes);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_MESSAGES_H_

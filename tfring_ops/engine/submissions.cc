@@ -1,0 +1,61 @@
+#include "tfring_ops/engine/submissions.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfring {
+
+absl::Status Submissions::Add(TensorEntry& entry) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_.ok()) return closed_;
+    if (!in_flight_.insert(entry.request.name).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          Name(entry.request.kind), " of '", entry.request.name,
+          "': this rank already has a collective of that name in flight. Give "
+          "each its own name=, or wait for the first."));
+    }
+    added_.push_back(std::move(entry));
+  }
+  changed_.notify_one();
+  return absl::OkStatus();
+}
+
+std::vector<TensorEntry> Submissions::Take() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(added_, {});
+}
+
+void Submissions::Remove(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  in_flight_.erase(name);
+}
+
+void Submissions::Close(const absl::Status& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_.ok()) closed_ = reason;
+}
+
+void Submissions::RequestShutdown() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    shutdown_requested_ = true;
+  }
+  changed_.notify_one();
+}
+
+bool Submissions::ShutdownRequested() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return shutdown_requested_;
+}
+
+void Submissions::WaitFor(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool shutdown_known = shutdown_requested_;
+  changed_.wait_for(lock, timeout, [&] {
+    return !added_.empty() || shutdown_requested_ != shutdown_known;
+  });
+}
+
+}  // namespace tfring

@@ -1,0 +1,55 @@
+// The one place where other threads meet the engine's.
+//
+// Thread-safe.
+//
+// Invariant: of the entries in flight, no two have one name.
+#ifndef TFRING_OPS_ENGINE_SUBMISSIONS_H_
+#define TFRING_OPS_ENGINE_SUBMISSIONS_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+class Submissions {
+ public:
+  // Puts `entry` in flight.  An error leaves it with the caller:
+  // InvalidArgument for a name that is in flight, or what Close was told.
+  absl::Status Add(TensorEntry& entry);
+
+  // What has been added since the last call.
+  std::vector<TensorEntry> Take();
+
+  // `name` is no longer in flight.
+  void Remove(const std::string& name);
+
+  // Later Adds fail with `reason`.  The first call counts.
+  void Close(const absl::Status& reason);
+
+  // Asks for the end; see ShutdownRequested.
+  void RequestShutdown();
+  bool ShutdownRequested();
+
+  // Returns when there is something to take, the end has been asked for anew,
+  // or after `timeout`.
+  void WaitFor(std::chrono::milliseconds timeout);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<TensorEntry> added_;
+  std::unordered_set<std::string> in_flight_;
+  absl::Status closed_;
+  bool shutdown_requested_ = false;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_SUBMISSIONS_H_

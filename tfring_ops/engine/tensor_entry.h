@@ -1,0 +1,62 @@
+// What a framework hands to the engine: a request, the memory it works on, and
+// whom to tell.
+#ifndef TFRING_OPS_ENGINE_TENSOR_ENTRY_H_
+#define TFRING_OPS_ENGINE_TENSOR_ENTRY_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+enum class CollectiveKind : uint8_t { kAllreduce, kAllgather, kBroadcast };
+
+const char* Name(CollectiveKind kind);
+
+struct TensorInfo {
+  std::string name;  // as the user knows it: "dense_3/kernel"
+  std::vector<int64_t> dims;
+};
+
+// The size of all its elements; a scalar has one.
+int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor);
+
+// What the ranks must agree on before anything moves.  All tensors of a
+// request have one dtype and travel together.
+struct CollectiveRequest {
+  std::string name;  // the same on every rank, unique among those in flight
+  CollectiveKind kind = CollectiveKind::kAllreduce;
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;  // allreduce
+  int32_t root_rank = 0;         // broadcast
+  double prescale_factor = 1.0;  // allreduce, before and after the reduction
+  double postscale_factor = 1.0;
+  std::vector<TensorInfo> tensors;
+};
+
+struct TensorEntry {
+  struct Buffer {
+    const void* input = nullptr;
+    void* output = nullptr;  // may be `input`; unused for allgather
+  };
+
+  CollectiveRequest request;
+  // One for each of request.tensors.  Alive until `done`.
+  std::vector<Buffer> buffers;
+  // Allgather alone, on the engine's thread, before `done`: returns memory for
+  // the output of tensor `index`, whose first dimension is known only now.
+  std::function<absl::StatusOr<void*>(int index,
+                                      const std::vector<int64_t>& dims)>
+      allocate_output;
+  // Called exactly once, usually on the engine's thread.  Must not block.
+  std::function<void(const absl::Status&)> done;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_TENSOR_ENTRY_H_

@@ -1,0 +1,122 @@
+#include "tfring_ops/ring/primitives.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+
+Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
+    : context_(context),
+      buffers_(buffers),
+      element_bytes_(SizeInBytes(buffers.dtype)),
+      segment_count_(
+          std::max<int64_t>(1, context.segment_bytes / element_bytes_)),
+      prev_((context.transport.rank() + context.transport.size() - 1) %
+            context.transport.size()),
+      next_((context.transport.rank() + 1) % context.transport.size()) {
+  const size_t scratch_bytes = kSlots * segment_count_ * element_bytes_;
+  if (context_.scratch.size() < scratch_bytes) {
+    context_.scratch.resize(scratch_bytes);
+  }
+}
+
+absl::Status Primitives::Send(Range chunk) { return Run(chunk, kSend); }
+
+absl::Status Primitives::RecvReduceSend(Range chunk) {
+  return Run(chunk, kRecv | kReduce | kSend);
+}
+
+absl::Status Primitives::RecvReduceCopySend(Range chunk) {
+  return Run(chunk, kRecv | kReduce | kScale | kSend);
+}
+
+absl::Status Primitives::RecvCopySend(Range chunk) {
+  return Run(chunk, kRecv | kSend);
+}
+
+absl::Status Primitives::Recv(Range chunk) { return Run(chunk, kRecv); }
+
+absl::Status Primitives::Drain() {
+  for (const Request send : std::exchange(sends_, {})) {
+    TFRING_RETURN_IF_ERROR(context_.transport.Wait(send));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Primitives::Run(Range chunk, unsigned moves) {
+  Transport& transport = context_.transport;
+  const int64_t segments = (chunk.count + segment_count_ - 1) / segment_count_;
+  const auto segment = [&](int64_t index) {
+    const int64_t first = index * segment_count_;
+    return Range{chunk.offset + first,
+                 std::min(segment_count_, chunk.count - first)};
+  };
+
+  Request receives[kSlots] = {};
+  const auto post_receive = [&](int64_t index) {
+    if (!(moves & kRecv) || index >= segments) return;
+    const int slot = index % kSlots;
+    const Range range = segment(index);
+    receives[slot] = transport.StartRecv(
+        prev_, Bytes(Landing(range, slot, moves), range.count * element_bytes_));
+  };
+
+  std::vector<Request> sends;
+  for (int64_t index = 0; index < kSlots; ++index) post_receive(index);
+  for (int64_t index = 0; index < segments; ++index) {
+    const int slot = index % kSlots;
+    const Range range = segment(index);
+    if (moves & kRecv) {
+      TFRING_RETURN_IF_ERROR(transport.Wait(receives[slot]));
+      Compute(range, Landing(range, slot, moves), moves);
+    }
+    if (moves & kSend) {
+      const std::byte* data =
+          (moves & kRecv) ? Output(range.offset) : Input(range.offset);
+      sends.push_back(transport.StartSend(
+          next_, ConstBytes(data, range.count * element_bytes_)));
+    }
+    post_receive(index + kSlots);
+  }
+  // `next` takes the sends of a move in its following move: by now it has
+  // posted the receives for those of our last one.
+  TFRING_RETURN_IF_ERROR(Drain());
+  sends_ = std::move(sends);
+  return absl::OkStatus();
+}
+
+// Note [Partial sums go to the output]
+// A segment that is to be reduced lands in a slot of the scratch, and the sum
+// goes to the output even in a move that does not keep it: the allgather
+// overwrites it later.  A sum kept in the slot would tie the slot's next
+// receive to the end of its send, and such waits close a circle round the ring.
+std::byte* Primitives::Landing(Range segment, int slot, unsigned moves) {
+  if (!(moves & kReduce)) return Output(segment.offset);
+  return context_.scratch.data() + slot * segment_count_ * element_bytes_;
+}
+
+void Primitives::Compute(Range segment, const std::byte* received,
+                         unsigned moves) {
+  if (!(moves & kReduce)) return;
+  const Kernels& kernels = context_.kernels;
+  std::byte* sum = Output(segment.offset);
+  kernels.Reduce(sum, received, Input(segment.offset), segment.count,
+                 buffers_.dtype, buffers_.op);
+  if ((moves & kScale) && buffers_.scale != 1.0) {
+    kernels.Scale(sum, segment.count, buffers_.dtype, buffers_.scale);
+  }
+  kernels.Synchronize();
+}
+
+const std::byte* Primitives::Input(int64_t element) const {
+  return static_cast<const std::byte*>(buffers_.input) +
+         element * element_bytes_;
+}
+
+std::byte* Primitives::Output(int64_t element) const {
+  return static_cast<std::byte*>(buffers_.output) + element * element_bytes_;
+}
+
+}  // namespace tfring

@@ -1,0 +1,87 @@
+// The five moves of a ring, named as in NCCL.
+//
+// Every rank has a previous and a next neighbour.  A move works on one chunk
+// of the buffer and takes it from `prev`, to `next`, or both.  It is pipelined:
+// the chunk travels as segments, so that one segment is on the wire while
+// another is reduced and a third is on its way to `next`.
+//
+// Invariants:
+// - Posting a receive never waits on a send.
+// - Scratch is two segments, whatever the size of the buffer.
+// - Drain comes last.  After an error the transport must be aborted before the
+//   buffers are touched: operations may still be in flight.
+#ifndef TFRING_OPS_RING_PRIMITIVES_H_
+#define TFRING_OPS_RING_PRIMITIVES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// What all algorithms of the ring need.
+struct RingContext {
+  Transport& transport;
+  const Kernels& kernels;
+  int64_t segment_bytes;       // the same on every rank
+  std::vector<std::byte>& scratch;  // the caller's, so that it stays resident
+};
+
+// What this rank works on.  `count` and `dtype` are the same on every rank.
+struct RingBuffers {
+  const void* input = nullptr;
+  void* output = nullptr;  // may be `input`; no other overlap
+  int64_t count = 0;
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  // Applied to each element once, at the rank where it becomes whole.
+  double scale = 1.0;
+};
+
+class Primitives {
+ public:
+  Primitives(const RingContext& context, const RingBuffers& buffers);
+
+  // input -> next
+  absl::Status Send(Range chunk);
+  // prev + input -> next
+  absl::Status RecvReduceSend(Range chunk);
+  // (prev + input) * scale -> output and next
+  absl::Status RecvReduceCopySend(Range chunk);
+  // prev -> output and next
+  absl::Status RecvCopySend(Range chunk);
+  // prev -> output
+  absl::Status Recv(Range chunk);
+
+  // Returns when every send has left.
+  absl::Status Drain();
+
+ private:
+  enum Move : unsigned { kRecv = 1, kReduce = 2, kScale = 4, kSend = 8 };
+  // Receives in flight at a time.
+  static constexpr int kSlots = 2;
+
+  absl::Status Run(Range chunk, unsigned moves);
+  // Where a received segment lands.
+  std::byte* Landing(Range segment, int slot, unsigned moves);
+  void Compute(Range segment, const std::byte* received, unsigned moves);
+
+  const std::byte* Input(int64_t element) const;
+  std::byte* Output(int64_t element) const;
+
+  const RingContext& context_;
+  const RingBuffers buffers_;
+  const int64_t element_bytes_;
+  const int64_t segment_count_;  // elements in a segment
+  const int prev_, next_;
+  std::vector<Request> sends_;  // of the latest move
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_RING_PRIMITIVES_H_

@@ -1,0 +1,199 @@
+// The ops on the CPU.  Conversion only: tensors to a TensorEntry and back.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tfring_ops/tf/handles.h"
+#include "tfring_ops/tf/request.h"
+
+namespace tfring {
+namespace {
+
+using tensorflow::AllocatorAttributes;
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+template <CollectiveKind kind>
+class StartOp : public OpKernel {
+ public:
+  explicit StartOp(OpKernelConstruction* context) : OpKernel(context) {
+    absl::StatusOr<CollectiveRequest> request = ReadRequest(context, kind);
+    OP_REQUIRES_OK(context, request.status());
+    request_ = *std::move(request);
+  }
+
+ protected:
+  int count() const { return static_cast<int>(request_.tensors.size()); }
+
+  TensorEntry NewEntry(OpKernelContext* context) const {
+    TensorEntry entry;
+    entry.request = request_;
+    for (int i = 0; i < count(); ++i) {
+      entry.request.tensors[i].dims = Dims(context->input(i).shape());
+    }
+    return entry;
+  }
+
+  // Makes the handle output, number `index`.
+  void Start(OpKernelContext* context, int index, TensorEntry entry,
+             std::shared_ptr<EntryTensors> tensors) const {
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(index, TensorShape({}), &output));
+    const Handle previous = context->input(count()).scalar<int64_t>()();
+    absl::StatusOr<Handle> handle = Handles::Global().Start(
+        std::move(entry), previous, std::move(tensors));
+    OP_REQUIRES_OK(context, handle.status());
+    output->scalar<int64_t>()() = *handle;
+  }
+
+ private:
+  CollectiveRequest request_;
+};
+
+// Allreduce and broadcast: in place where nobody else holds the input.
+template <CollectiveKind kind>
+class InPlaceStartOp : public StartOp<kind> {
+ public:
+  using StartOp<kind>::StartOp;
+
+  void Compute(OpKernelContext* context) override {
+    TensorEntry entry = this->NewEntry(context);
+    auto tensors = std::make_shared<EntryTensors>();
+    for (int i = 0; i < this->count(); ++i) {
+      // No Tensor of ours may hold the input while it is asked for forwarding.
+      const void* input = context->input(i).data();
+      const TensorShape shape = context->input(i).shape();
+      Tensor* output = nullptr;
+      int forwarded_input = -1;
+      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
+                                  {i}, i, shape, &output, &forwarded_input));
+      if (forwarded_input < 0) tensors->in_use.push_back(context->input(i));
+      tensors->in_use.push_back(*output);
+      entry.buffers.push_back({input, output->data()});
+    }
+    this->Start(context, /*index=*/this->count(), std::move(entry),
+                std::move(tensors));
+  }
+};
+
+class AllgatherStartOp : public StartOp<CollectiveKind::kAllgather> {
+ public:
+  using StartOp::StartOp;
+
+  void Compute(OpKernelContext* context) override {
+    TensorEntry entry = NewEntry(context);
+    auto tensors = std::make_shared<EntryTensors>();
+    for (int i = 0; i < count(); ++i) {
+      const Tensor& input = context->input(i);
+      OP_REQUIRES(context, input.dims() >= 1,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "allgather of '", entry.request.tensors[i].name,
+                      "': a scalar has no first dimension to gather along.")));
+      tensors->in_use.push_back(input);
+      entry.buffers.push_back({input.data(), nullptr});
+    }
+    tensors->gathered.resize(count());
+    // The device and its allocator outlive every step.
+    entry.allocate_output =
+        [tensors, dtype = context->input_dtype(0),
+         allocator = context->get_allocator(AllocatorAttributes())](
+            int index,
+            const std::vector<int64_t>& dims) -> absl::StatusOr<void*> {
+      Tensor output(allocator, dtype, TensorShape(dims));
+      if (!output.IsInitialized()) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("allgather: no memory for an output of shape ",
+                         output.shape().DebugString(), "."));
+      }
+      tensors->gathered[index] = output;
+      return output.data();
+    };
+    Start(context, /*index=*/0, std::move(entry), tensors);
+  }
+};
+
+// REQUIRES of subclasses: input number N is the handle.
+class CollectOp : public AsyncOpKernel {
+ public:
+  explicit CollectOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const Handle handle = context->input(count_).scalar<int64_t>()();
+    auto finish = [this, context, done = std::move(done)](Outcome outcome) {
+      if (outcome.status.ok()) {
+        SetOutputs(context, std::move(outcome));
+      } else {
+        context->SetStatus(outcome.status);
+      }
+      done();
+    };
+    std::optional<Outcome> outcome = Handles::Global().Take(handle, finish);
+    if (outcome.has_value()) finish(*std::move(outcome));
+  }
+
+ protected:
+  int count() const { return count_; }
+
+ private:
+  virtual void SetOutputs(OpKernelContext* context, Outcome outcome) = 0;
+
+  int count_;
+};
+
+class DoneOp : public CollectOp {
+ public:
+  using CollectOp::CollectOp;
+
+ private:
+  void SetOutputs(OpKernelContext* context, Outcome) override {
+    for (int i = 0; i < count(); ++i) {
+      context->set_output(i, context->input(i));
+    }
+    Tensor* ended = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(count(), TensorShape({}), &ended));
+    ended->scalar<int64_t>()() = kNoHandle;
+  }
+};
+
+class AllgatherDoneOp : public CollectOp {
+ public:
+  using CollectOp::CollectOp;
+
+ private:
+  void SetOutputs(OpKernelContext* context, Outcome outcome) override {
+    for (int i = 0; i < count(); ++i) {
+      context->set_output(i, std::move(outcome.gathered[i]));
+    }
+  }
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfringAllreduceStart").Device(tensorflow::DEVICE_CPU),
+    InPlaceStartOp<CollectiveKind::kAllreduce>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringBroadcastStart").Device(tensorflow::DEVICE_CPU),
+    InPlaceStartOp<CollectiveKind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(tensorflow::DEVICE_CPU),
+                        DoneOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringAllgatherStart").Device(tensorflow::DEVICE_CPU),
+    AllgatherStartOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringAllgatherDone").Device(tensorflow::DEVICE_CPU),
+    AllgatherDoneOp);
+
+}  // namespace
+}  // namespace tfring

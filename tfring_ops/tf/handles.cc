@@ -1,0 +1,137 @@
+#include "tfring_ops/tf/handles.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/capi/global_engine.h"
+
+namespace tfring {
+
+// Note [Why a failure waits for its chain]
+//
+// A train step starts all its reductions, each start after the one before it
+// (`prev`), and then collects them.  When a Done fails, the framework aborts
+// the step at once.  XLA then frees the step's buffers, in which the engine
+// would still be writing for the later entries of the chain.  So a failure is
+// held back until the engine has completed every entry of the chain.
+//
+// That is enough because a Done takes the handle of the chain's last start as
+// an input: when any Done runs, every entry of the chain has been submitted,
+// here and on the other ranks, and so completes.  (Chains of one XLA program
+// follow one another; see `ended` in tf/ops.cc.)
+//
+// TensorFlow's executor does not need this, since the entries keep their
+// tensors alive.  But there, too, it leaves nothing in flight behind a failed
+// step, so that the next step may use the same names at once.
+
+struct Handles::Chain {
+  int in_flight = 0;
+  std::vector<std::shared_ptr<Pending>> failed;  // held back, with a callback
+};
+
+struct Handles::Pending {
+  // Whether the outcome may go to whoever collects it.
+  bool Deliverable() const {
+    return complete && (outcome.status.ok() || chain->in_flight == 0);
+  }
+
+  std::string name;
+  std::shared_ptr<Chain> chain;
+  std::shared_ptr<EntryTensors> tensors;
+  bool complete = false;
+  Outcome outcome;
+  Callback callback;  // set once collected
+};
+
+Handles& Handles::Global() {
+  static Handles& handles = *new Handles();
+  return handles;
+}
+
+absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
+                                      std::shared_ptr<EntryTensors> tensors) {
+  auto pending = std::make_shared<Pending>();
+  pending->name = entry.request.name;
+  pending->tensors = std::move(tensors);
+  for (const TensorEntry::Buffer& buffer : entry.buffers) {
+    pending->outcome.outputs.push_back(buffer.output);
+  }
+  Handle handle;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (previous == kNoHandle) {
+      pending->chain = std::make_shared<Chain>();
+    } else if (auto it = pending_.find(previous); it != pending_.end()) {
+      pending->chain = it->second->chain;
+    } else {
+      return absl::InternalError(absl::StrCat(
+          "Start of '", pending->name, "': no request with handle ", previous,
+          " is waiting to be collected."));
+    }
+    ++pending->chain->in_flight;
+    if (auto it = newest_.find(pending->name); it != newest_.end()) {
+      const Handle earlier = it->second;
+      if (pending_.at(earlier)->complete) Forget(earlier);
+    }
+    handle = ++last_handle_;
+    pending_[handle] = pending;
+    newest_[pending->name] = handle;
+  }
+  entry.done = [this, pending](const absl::Status& status) {
+    Complete(pending, status);
+  };
+  SubmitToGlobalEngine(std::move(entry));
+  return handle;
+}
+
+std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
+  absl::MutexLock lock(&mutex_);
+  auto it = pending_.find(handle);
+  if (it == pending_.end()) {
+    return Outcome{absl::InternalError(absl::StrCat(
+        "No request with handle ", handle,
+        " is waiting to be collected. Was it collected before, or was a "
+        "request of the same name started twice in one step?"))};
+  }
+  std::shared_ptr<Pending> pending = it->second;
+  Forget(handle);
+  if (pending->Deliverable()) return std::move(pending->outcome);
+  pending->callback = std::move(callback);
+  if (pending->complete) pending->chain->failed.push_back(std::move(pending));
+  return std::nullopt;
+}
+
+void Handles::Complete(const std::shared_ptr<Pending>& pending,
+                       const absl::Status& status) {
+  std::vector<tensorflow::Tensor> in_use;
+  std::vector<std::shared_ptr<Pending>> deliverable;
+  {
+    absl::MutexLock lock(&mutex_);
+    Chain& chain = *pending->chain;
+    pending->complete = true;
+    pending->outcome.status = status;
+    if (pending->tensors != nullptr) {
+      in_use.swap(pending->tensors->in_use);
+      pending->outcome.gathered.swap(pending->tensors->gathered);
+    }
+    if (--chain.in_flight == 0) deliverable.swap(chain.failed);
+    if (pending->callback) {
+      (pending->Deliverable() ? deliverable : chain.failed).push_back(pending);
+    }
+  }
+  in_use.clear();
+  for (const std::shared_ptr<Pending>& ready : deliverable) {
+    ready->callback(std::move(ready->outcome));
+  }
+}
+
+void Handles::Forget(Handle handle) {
+  auto it = pending_.find(handle);
+  auto newest = newest_.find(it->second->name);
+  if (newest != newest_.end() && newest->second == handle) {
+    newest_.erase(newest);
+  }
+  pending_.erase(it);
+}
+
+}  // namespace tfring

@@ -1,0 +1,90 @@
+// The way from a Start op to its Done: what was submitted to the engine and has
+// not been collected yet.
+//
+// Thread-safe.
+//
+// Invariants:
+// - Every outcome is handed out at most once.
+// - The tensors that an entry keeps alive are let go before its outcome is
+//   handed out, so that what follows may work in their memory.
+// - A failure is handed out only when nothing of its chain is in flight; see
+//   Note [Why a failure waits for its chain].
+#ifndef TFRING_OPS_TF_HANDLES_H_
+#define TFRING_OPS_TF_HANDLES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+using Handle = int64_t;
+
+// What the first start of a chain has before it.
+inline constexpr Handle kNoHandle = 0;
+
+// An entry's memory, as far as TensorFlow's tensors own it.
+struct EntryTensors {
+  std::vector<tensorflow::Tensor> in_use;    // until the engine is done
+  std::vector<tensorflow::Tensor> gathered;  // what allocate_output made
+};
+
+struct Outcome {
+  absl::Status status;
+  std::vector<const void*> outputs;  // where the engine wrote; see Buffer
+  std::vector<tensorflow::Tensor> gathered;
+};
+
+class Handles {
+ public:
+  using Callback = std::function<void(Outcome)>;
+
+  // Lives for ever.
+  static Handles& Global();
+
+  // Submits `entry`, whose `done` must be empty, to the engine.  It joins the
+  // chain of `previous`.  `tensors` may be null.
+  //
+  // An earlier request of the same name that is complete and was never
+  // collected, because its step was aborted, is forgotten.
+  //
+  // Internal if `previous` is not known, or collected already.
+  absl::StatusOr<Handle> Start(TensorEntry entry, Handle previous,
+                               std::shared_ptr<EntryTensors> tensors);
+
+  // Collects: returns the outcome if there is one already; else it goes to
+  // `callback`, usually on the engine's thread.
+  //
+  // REQUIRES: the last start of the chain has been made.
+  std::optional<Outcome> Take(Handle handle, Callback callback);
+
+ private:
+  struct Chain;
+  struct Pending;
+
+  void Complete(const std::shared_ptr<Pending>& pending,
+                const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Forget(Handle handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Mutex mutex_;
+  Handle last_handle_ ABSL_GUARDED_BY(mutex_) = kNoHandle;
+  // Those not collected yet, and the newest of them by request name.
+  std::unordered_map<Handle, std::shared_ptr<Pending>> pending_
+      ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Handle> newest_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TF_HANDLES_H_

@@ -1,0 +1,126 @@
+// The ops, each a pair: Start hands tensors to the engine and returns at once,
+// Done waits for them.
+//
+// All are stateful.  Never make one stateless: grappler would fold it into a
+// constant.  Without XLA, stateful ops of a tf.function run in the order in
+// which they were traced; under XLA only data orders them, for which there are
+// three handles:
+// - `prev` of a Start: the handle of the chain's Start before it, so that every
+//   rank starts in the same order.  It only orders.
+// - `last` of a Done: the handle of the chain's last Start; see
+//   Note [Why a failure waits for its chain] in handles.cc.
+// - `ended` of a Done: always 0, the `prev` of the first Start of a later
+//   chain, which thereby starts when this one is over.
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfring {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+#define TFRING_DTYPES                                                      \
+  "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, " \
+  "uint16, uint32, uint64, bool}"
+
+int TensorCount(InferenceContext* context) {
+  int count = 0;
+  context->GetAttr("N", &count).IgnoreError();
+  return count;
+}
+
+// N outputs of the inputs' shapes, and a scalar.
+absl::Status LikeInputsAndScalar(InferenceContext* context) {
+  const int count = TensorCount(context);
+  for (int i = 0; i < count; ++i) context->set_output(i, context->input(i));
+  context->set_output(count, context->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfringAllreduceStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("tensor_names: list(string)")
+    .Attr("reduce_op: {'average', 'sum', 'min', 'max', 'product'}")
+    .Attr("prescale_factor: string = '1.0'")
+    .Attr("postscale_factor: string = '1.0'")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+REGISTER_OP("TfringBroadcastStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("tensor_names: list(string)")
+    .Attr("root_rank: int")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+// Of an allreduce or a broadcast.  `buf` may be read only here: the engine is
+// writing to it until this op has run.
+REGISTER_OP("TfringDone")
+    .Input("buf: N * T")
+    .Input("handle: int64")
+    .Input("last: int64")
+    .Output("y: N * T")
+    .Output("ended: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+REGISTER_OP("TfringAllgatherStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("tensor_names: list(string)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      ShapeHandle unused;
+      for (int i = 0; i < TensorCount(context); ++i) {
+        TF_RETURN_IF_ERROR(
+            context->WithRankAtLeast(context->input(i), 1, &unused));
+      }
+      context->set_output(0, context->Scalar());
+      return absl::OkStatus();
+    });
+
+// `x` is what the gradient flows to; the memory of `y` is made by the engine,
+// since its first dimension is known only then.  No `ended`: there is no
+// allgather under XLA, where shapes are static.
+REGISTER_OP("TfringAllgatherDone")
+    .Input("x: N * T")
+    .Input("handle: int64")
+    .Input("last: int64")
+    .Output("y: N * T")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      for (int i = 0; i < TensorCount(context); ++i) {
+        ShapeHandle shape = context->input(i);
+        if (context->RankKnown(shape)) {
+          TF_RETURN_IF_ERROR(context->ReplaceDim(
+              shape, 0, context->UnknownDim(), &shape));
+        }
+        context->set_output(i, shape);
+      }
+      return absl::OkStatus();
+    });
+
+}  // namespace
+}  // namespace tfring

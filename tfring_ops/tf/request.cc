@@ -1,0 +1,122 @@
+#include "tfring_ops/tf/request.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/types.h"
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+namespace {
+
+absl::StatusOr<DataType> FromTensorFlow(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF:
+      return DataType::kFloat16;
+    case tensorflow::DT_BFLOAT16:
+      return DataType::kBfloat16;
+    case tensorflow::DT_FLOAT:
+      return DataType::kFloat32;
+    case tensorflow::DT_DOUBLE:
+      return DataType::kFloat64;
+    case tensorflow::DT_INT8:
+      return DataType::kInt8;
+    case tensorflow::DT_INT16:
+      return DataType::kInt16;
+    case tensorflow::DT_INT32:
+      return DataType::kInt32;
+    case tensorflow::DT_INT64:
+      return DataType::kInt64;
+    case tensorflow::DT_UINT8:
+      return DataType::kUint8;
+    case tensorflow::DT_UINT16:
+      return DataType::kUint16;
+    case tensorflow::DT_UINT32:
+      return DataType::kUint32;
+    case tensorflow::DT_UINT64:
+      return DataType::kUint64;
+    case tensorflow::DT_BOOL:
+      return DataType::kBool;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          tensorflow::DataTypeString(dtype), " is not supported."));
+  }
+}
+
+template <typename T>
+absl::StatusOr<T> Attribute(tensorflow::OpKernelConstruction* context,
+                            absl::string_view name) {
+  T value;
+  TFRING_RETURN_IF_ERROR(context->GetAttr(name, &value));
+  return value;
+}
+
+// An attribute of type float would round to 32 bits, so it is text.
+absl::StatusOr<double> DoubleAttribute(
+    tensorflow::OpKernelConstruction* context, absl::string_view name) {
+  TFRING_ASSIGN_OR_RETURN(const std::string text,
+                          Attribute<std::string>(context, name));
+  double value;
+  if (!absl::SimpleAtod(text, &value)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": '", text, "' is not a number."));
+  }
+  return value;
+}
+
+}  // namespace
+
+absl::StatusOr<ReduceOp> ParseReduceOp(absl::string_view name) {
+  for (ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
+                      ReduceOp::kMax, ReduceOp::kProduct}) {
+    if (name == Name(op)) return op;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name, "' is not a reduction."));
+}
+
+absl::StatusOr<CollectiveRequest> ReadRequest(
+    tensorflow::OpKernelConstruction* context, CollectiveKind kind) {
+  CollectiveRequest request;
+  request.kind = kind;
+  TFRING_ASSIGN_OR_RETURN(request.name,
+                          Attribute<std::string>(context, "request_name"));
+  TFRING_ASSIGN_OR_RETURN(const auto dtype,
+                          Attribute<tensorflow::DataType>(context, "T"));
+  TFRING_ASSIGN_OR_RETURN(request.dtype, FromTensorFlow(dtype));
+  TFRING_ASSIGN_OR_RETURN(
+      const auto tensor_names,
+      Attribute<std::vector<std::string>>(context, "tensor_names"));
+  TFRING_ASSIGN_OR_RETURN(const int count, Attribute<int>(context, "N"));
+  if (static_cast<int>(tensor_names.size()) != count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", request.name, "' has ", count, " tensors and ",
+                     tensor_names.size(), " names."));
+  }
+  for (const std::string& name : tensor_names) {
+    request.tensors.push_back(TensorInfo{name, {}});
+  }
+  if (kind == CollectiveKind::kAllreduce) {
+    TFRING_ASSIGN_OR_RETURN(const std::string op,
+                            Attribute<std::string>(context, "reduce_op"));
+    TFRING_ASSIGN_OR_RETURN(request.op, ParseReduceOp(op));
+    TFRING_ASSIGN_OR_RETURN(request.prescale_factor,
+                            DoubleAttribute(context, "prescale_factor"));
+    TFRING_ASSIGN_OR_RETURN(request.postscale_factor,
+                            DoubleAttribute(context, "postscale_factor"));
+  }
+  if (kind == CollectiveKind::kBroadcast) {
+    TFRING_ASSIGN_OR_RETURN(request.root_rank,
+                            Attribute<int32_t>(context, "root_rank"));
+  }
+  return request;
+}
+
+std::vector<int64_t> Dims(const tensorflow::TensorShape& shape) {
+  const auto sizes = shape.dim_sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+}  // namespace tfring

@@ -1,0 +1,25 @@
+// From the attributes of a Start op to the engine's words.
+#ifndef TFRING_OPS_TF_REQUEST_H_
+#define TFRING_OPS_TF_REQUEST_H_
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+// InvalidArgument for a word that Name(ReduceOp) does not use.
+absl::StatusOr<ReduceOp> ParseReduceOp(absl::string_view name);
+
+// The request of a Start op but for the tensors' dimensions, which are not
+// known before it runs.
+absl::StatusOr<CollectiveRequest> ReadRequest(
+    tensorflow::OpKernelConstruction* context, CollectiveKind kind);
+
+std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TF_REQUEST_H_

@@ -1,0 +1,250 @@
+#include "tfring_ops/transport/mpi.h"
+
+#include <mpi.h>
+
+#include <array>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kDataTag = 0;
+constexpr int kAbortTag = 1;
+// The farewell of a rank whose transport has failed: text, zero-terminated.
+using AbortText = std::array<char, 512>;
+// How long Abort lets operations in flight end by themselves.
+constexpr std::chrono::milliseconds kAbortGrace{500};
+
+absl::Status FromMpi(int error, const char* call) {
+  if (error == MPI_SUCCESS) return absl::OkStatus();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(error, text, &length);
+  return absl::UnavailableError(
+      absl::StrCat(call, " failed: ", absl::string_view(text, length)));
+}
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(MPI_Comm comm, double timeout_seconds)
+      : comm_(comm), timeout_seconds_(timeout_seconds) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+    MPI_Irecv(abort_received_.data(), abort_received_.size(), MPI_CHAR,
+              MPI_ANY_SOURCE, kAbortTag, comm_, &abort_request_);
+  }
+
+  ~MpiTransport() override {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized) return;
+    Abandon(abort_request_);
+    MPI_Comm_free(&comm_);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  Request StartSend(int peer, ConstBytes data) override {
+    const Request request = Claim(Operation::Kind::kSend, peer, data.size());
+    Operation& operation = At(request);
+    if (!Startable(operation, data.size())) return request;
+    operation.status =
+        FromMpi(MPI_Isend(data.data(), static_cast<int>(data.size()), MPI_BYTE,
+                          peer, kDataTag, comm_, &operation.request),
+                "MPI_Isend");
+    return request;
+  }
+
+  Request StartRecv(int peer, Bytes data) override {
+    const Request request = Claim(Operation::Kind::kRecv, peer, data.size());
+    Operation& operation = At(request);
+    if (!Startable(operation, data.size())) return request;
+    operation.status =
+        FromMpi(MPI_Irecv(data.data(), static_cast<int>(data.size()), MPI_BYTE,
+                          peer, kDataTag, comm_, &operation.request),
+                "MPI_Irecv");
+    return request;
+  }
+
+  absl::StatusOr<bool> Test(Request request) override {
+    if (request == kNoRequest) return true;
+    Operation& operation = At(request);
+    absl::Status status = operation.status;
+    int complete = 0;
+    MPI_Status received;
+    if (status.ok()) {
+      status =
+          FromMpi(MPI_Test(&operation.request, &complete, &received), "MPI_Test");
+    }
+    if (status.ok() && !complete) {
+      if (++tests_ % kTestsPerAbortCheck == 0) status = CheckForAbort();
+      if (status.ok()) return false;
+    }
+    if (status.ok() && operation.kind == Operation::Kind::kRecv) {
+      status = CheckSize(operation, received);
+    }
+    free_.push_back(request);
+    if (!status.ok()) return status;
+    return true;
+  }
+
+  absl::Status Wait(Request request) override {
+    if (request == kNoRequest) return absl::OkStatus();
+    const int peer = At(request).peer;
+    const Clock::time_point begin = Clock::now();
+    for (Backoff backoff;; backoff.Pause()) {
+      TFRING_ASSIGN_OR_RETURN(const bool complete, Test(request));
+      if (complete) return absl::OkStatus();
+      if (backoff.SeldomTurn() && timeout_seconds_ > 0) {
+        const std::chrono::duration<double> waited = Clock::now() - begin;
+        if (waited.count() > timeout_seconds_) {
+          return absl::DeadlineExceededError(
+              absl::StrCat("rank ", peer, " has sent or taken nothing for ",
+                           timeout_seconds_, " s"));
+        }
+      }
+    }
+  }
+
+  void Abort(const absl::Status& reason) override {
+    if (!broken_.ok()) return;
+    broken_ = reason;
+    // Leaked: MPI may read it long after this object is gone.
+    auto* text = new AbortText{};
+    reason.message().copy(text->data(), text->size() - 1);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      MPI_Request request = MPI_REQUEST_NULL;
+      if (MPI_Isend(text->data(), text->size(), MPI_CHAR, peer, kAbortTag,
+                    comm_, &request) == MPI_SUCCESS) {
+        MPI_Request_free(&request);
+      }
+    }
+    AbandonAll();
+  }
+
+ private:
+  struct Operation {
+    enum class Kind { kSend, kRecv };
+    Kind kind;
+    int peer;
+    size_t bytes;
+    MPI_Request request = MPI_REQUEST_NULL;
+    absl::Status status;
+  };
+
+  // A look at the abort channel costs as much as a test of the operation.
+  static constexpr int kTestsPerAbortCheck = 64;
+
+  Operation& At(Request request) { return operations_[request - 1]; }
+
+  Request Claim(Operation::Kind kind, int peer, size_t bytes) {
+    if (free_.empty()) {
+      operations_.emplace_back();
+      free_.push_back(operations_.size());
+    }
+    const Request request = free_.back();
+    free_.pop_back();
+    At(request) = Operation{kind, peer, bytes, MPI_REQUEST_NULL, broken_};
+    return request;
+  }
+
+  // Otherwise the operation's status says why not.
+  static bool Startable(Operation& operation, size_t bytes) {
+    if (operation.status.ok() && bytes > INT_MAX) {
+      operation.status = absl::InvalidArgumentError(
+          absl::StrCat("a message of ", bytes, " bytes is too long for MPI"));
+    }
+    return operation.status.ok();
+  }
+
+  static absl::Status CheckSize(const Operation& operation,
+                                MPI_Status& received) {
+    int count = 0;
+    MPI_Get_count(&received, MPI_BYTE, &count);
+    if (static_cast<size_t>(count) == operation.bytes) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("rank ", operation.peer, " sent ", count, " bytes where ",
+                     operation.bytes, " were expected"));
+  }
+
+  absl::Status CheckForAbort() {
+    int complete = 0;
+    if (abort_request_ == MPI_REQUEST_NULL ||
+        MPI_Test(&abort_request_, &complete, MPI_STATUS_IGNORE) !=
+            MPI_SUCCESS ||
+        !complete) {
+      return absl::OkStatus();
+    }
+    // The rank that aborted has told everyone: no need to pass it on.
+    broken_ = absl::UnavailableError(abort_received_.data());
+    AbandonAll();
+    return broken_;
+  }
+
+  void AbandonAll() {
+    for (Operation& operation : operations_) {
+      Abandon(operation.request);
+      operation.status = broken_;
+    }
+  }
+
+  // Ends an operation that nobody will complete.
+  static void Abandon(MPI_Request& request) {
+    if (request == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&request);
+    const Clock::time_point deadline = Clock::now() + kAbortGrace;
+    int complete = 0;
+    while (!complete && Clock::now() < deadline) {
+      if (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+        break;
+      }
+    }
+    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+  }
+
+  MPI_Comm comm_;
+  const double timeout_seconds_;
+  int rank_ = 0, size_ = 0;
+  std::vector<Operation> operations_;
+  std::vector<Request> free_;  // operations_ that are not in use
+  int64_t tests_ = 0;
+  MPI_Request abort_request_ = MPI_REQUEST_NULL;
+  AbortText abort_received_{};
+  absl::Status broken_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
+    int32_t comm, double timeout_seconds) {
+  MPI_Comm duplicate = MPI_COMM_NULL;
+  TFRING_RETURN_IF_ERROR(FromMpi(
+      MPI_Comm_dup(MPI_Comm_f2c(comm), &duplicate), "MPI_Comm_dup"));
+  return std::make_unique<MpiTransport>(duplicate, timeout_seconds);
+}
+
+std::string MpiBuildVersion() {
+#if defined(OMPI_MAJOR_VERSION)
+  return absl::StrCat("Open MPI ", OMPI_MAJOR_VERSION, ".", OMPI_MINOR_VERSION,
+                      ".", OMPI_RELEASE_VERSION);
+#elif defined(MPICH_VERSION)
+  return absl::StrCat("MPICH ", MPICH_VERSION);
+#else
+  return absl::StrCat("MPI standard ", MPI_VERSION, ".", MPI_SUBVERSION);
+#endif
+}
+
+}  // namespace tfring

@@ -1,0 +1,62 @@
+// Point-to-point messages between the ranks of one process set: the one
+// interface between the algorithms and the outside world.
+//
+// Not thread-safe: one thread makes every call.
+//
+// Invariants:
+// - Messages from one peer arrive in the order in which it started them.
+// - A receive takes a message of exactly its own size; zero bytes are legal.
+// - Posting a receive never waits on a send.
+// - Nothing aborts the process: what goes wrong is a Status, and after the
+//   first error every later call on any rank fails with it too.
+// - Waiting never burns a core that a computation could use for long.
+#ifndef TFRING_OPS_TRANSPORT_TRANSPORT_H_
+#define TFRING_OPS_TRANSPORT_TRANSPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace tfring {
+
+using Bytes = absl::Span<std::byte>;
+using ConstBytes = absl::Span<const std::byte>;
+
+// An operation in flight.  Copyable; waited for at most once.
+using Request = uint64_t;
+inline constexpr Request kNoRequest = 0;
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // REQUIRES: `data` stays alive and unchanged until the request is complete.
+  // What goes wrong at the start is reported by Test or Wait.
+  virtual Request StartSend(int peer, ConstBytes data) = 0;
+
+  // REQUIRES: `data` stays alive and untouched until the request is complete.
+  virtual Request StartRecv(int peer, Bytes data) = 0;
+
+  // Whether the operation is complete.  Once true (or an error), the request
+  // is gone.  kNoRequest is always complete.
+  virtual absl::StatusOr<bool> Test(Request request) = 0;
+
+  // Returns when the operation is complete; the request is gone.
+  // DeadlineExceeded after the transport's time-out, where it has one.
+  virtual absl::Status Wait(Request request) = 0;
+
+  // Fails every operation, in flight or later, on this rank and on every peer,
+  // with `reason`.  Buffers in flight are free again when it returns.  The
+  // first call counts.
+  virtual void Abort(const absl::Status& reason) = 0;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_TRANSPORT_H_
