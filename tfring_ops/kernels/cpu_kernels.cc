@@ -4,11 +4,11 @@
 // - The minimum and maximum of a NaN and anything is NaN, as in np.minimum and
 //   np.maximum.
 // - A byte of a bool is true unless it is zero; the result is 0 or 1.
-// - Scale multiplies every dtype as double and rounds once to the dtype (half
-//   and bfloat16 by way of float), so that the average of equal floats is that
-//   float.  An integer that leaves its range stops at the end of it, and NaN
-//   becomes 0.  A factor of exactly 1 changes nothing, not even an int64 that
-//   no double can hold.
+// - Scale multiplies every dtype as double and rounds to the dtype (float16 and
+//   bfloat16 by way of float): a sum of equal floats that was exact averages to
+//   that float.  An integer that would leave its range stops at the end of it,
+//   and NaN becomes 0.  A factor of exactly 1 changes nothing, not even an
+//   int64 that no double can hold.
 #include <cassert>
 #include <cmath>
 #include <cstddef>
@@ -36,8 +36,6 @@ class Bool {
   uint8_t byte_;
 };
 static_assert(sizeof(Bool) == 1 && std::is_trivial_v<Bool>);
-
-// ---- dtype to type ----
 
 template <typename T>
 struct Tag {
@@ -91,8 +89,8 @@ struct ComputeType<Bool> : Tag<bool> {};
 template <typename T>
 using Compute = typename ComputeType<T>::type;
 
-// ---- operations, on compute types ----
-
+// The operations take and return compute types.
+//
 // Integers wrap round as unsigned numbers of at least 32 bits: signed overflow
 // is undefined, and C++ would multiply two uint16_t as int.  For bool, the
 // conversion back makes + "or" and * "and".
@@ -157,8 +155,6 @@ void Dispatch(ReduceOp op, const Visitor& visit) {
   assert(false && "not a ReduceOp");
 }
 
-// ---- scaling ----
-
 template <typename T>
 T FromDouble(double value) {
   if constexpr (std::is_integral_v<T>) {
@@ -175,8 +171,6 @@ T FromDouble(double value) {
     return static_cast<T>(static_cast<Compute<T>>(value));
   }
 }
-
-// ---- loops ----
 
 // Calls body(i) for every i in [0, count), many at a time: an element that one
 // call writes, no other call may touch.

@@ -2,7 +2,8 @@
 //
 // Thread-safe: kernels hold no state.  An operand may be `dst` itself; any
 // other overlap is undefined.  Counts are elements; zero is legal.
-// float16 and bfloat16 are computed in float and rounded to nearest even.
+// Buffers are aligned to their elements.  float16 and bfloat16 are added and
+// multiplied in float and rounded to nearest even.
 #ifndef TFRING_OPS_KERNELS_KERNELS_H_
 #define TFRING_OPS_KERNELS_KERNELS_H_
 
@@ -20,8 +21,8 @@ class Kernels {
   virtual void Reduce(void* dst, const void* a, const void* b, int64_t count,
                       DataType dtype, ReduceOp op) const = 0;
 
-  // data[i] *= factor.  Integers are multiplied as double and truncated;
-  // bool is left as it is.
+  // data[i] *= factor, multiplied as double.  Integers are truncated and stop
+  // at the ends of their range; bool is left as it is.
   virtual void Scale(void* data, int64_t count, DataType dtype,
                      double factor) const = 0;
 
