@@ -22,10 +22,10 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-template <CollectiveKind kind>
 class StartOp : public OpKernel {
  public:
-  explicit StartOp(OpKernelConstruction* context) : OpKernel(context) {
+  StartOp(OpKernelConstruction* context, CollectiveKind kind)
+      : OpKernel(context) {
     absl::StatusOr<CollectiveRequest> request = ReadRequest(context, kind);
     OP_REQUIRES_OK(context, request.status());
     request_ = *std::move(request);
@@ -50,8 +50,8 @@ class StartOp : public OpKernel {
     OP_REQUIRES_OK(context,
                    context->allocate_output(index, TensorShape({}), &output));
     const Handle previous = context->input(count()).scalar<int64_t>()();
-    absl::StatusOr<Handle> handle = Handles::Global().Start(
-        std::move(entry), previous, std::move(tensors));
+    absl::StatusOr<Handle> handle =
+        Handles::Global().Start(std::move(entry), previous, std::move(tensors));
     OP_REQUIRES_OK(context, handle.status());
     output->scalar<int64_t>()() = *handle;
   }
@@ -62,14 +62,15 @@ class StartOp : public OpKernel {
 
 // Allreduce and broadcast: in place where nobody else holds the input.
 template <CollectiveKind kind>
-class InPlaceStartOp : public StartOp<kind> {
+class InPlaceStartOp : public StartOp {
  public:
-  using StartOp<kind>::StartOp;
+  explicit InPlaceStartOp(OpKernelConstruction* context)
+      : StartOp(context, kind) {}
 
   void Compute(OpKernelContext* context) override {
-    TensorEntry entry = this->NewEntry(context);
+    TensorEntry entry = NewEntry(context);
     auto tensors = std::make_shared<EntryTensors>();
-    for (int i = 0; i < this->count(); ++i) {
+    for (int i = 0; i < count(); ++i) {
       // No Tensor of ours may hold the input while it is asked for forwarding.
       const void* input = context->input(i).data();
       const TensorShape shape = context->input(i).shape();
@@ -81,14 +82,14 @@ class InPlaceStartOp : public StartOp<kind> {
       tensors->in_use.push_back(*output);
       entry.buffers.push_back({input, output->data()});
     }
-    this->Start(context, /*index=*/this->count(), std::move(entry),
-                std::move(tensors));
+    Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
   }
 };
 
-class AllgatherStartOp : public StartOp<CollectiveKind::kAllgather> {
+class AllgatherStartOp : public StartOp {
  public:
-  using StartOp::StartOp;
+  explicit AllgatherStartOp(OpKernelConstruction* context)
+      : StartOp(context, CollectiveKind::kAllgather) {}
 
   void Compute(OpKernelContext* context) override {
     TensorEntry entry = NewEntry(context);

@@ -88,10 +88,12 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
   absl::MutexLock lock(&mutex_);
   auto it = pending_.find(handle);
   if (it == pending_.end()) {
-    return Outcome{absl::InternalError(absl::StrCat(
+    Outcome unknown;
+    unknown.status = absl::InternalError(absl::StrCat(
         "No request with handle ", handle,
         " is waiting to be collected. Was it collected before, or was a "
-        "request of the same name started twice in one step?"))};
+        "request of the same name started meanwhile?"));
+    return unknown;
   }
   std::shared_ptr<Pending> pending = it->second;
   Forget(handle);

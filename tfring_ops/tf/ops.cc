@@ -20,7 +20,7 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-#define TFRING_DTYPES                                                      \
+#define TFRING_DTYPES                                                     \
   "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, " \
   "uint16, uint32, uint64, bool}"
 
@@ -114,8 +114,8 @@ REGISTER_OP("TfringAllgatherDone")
       for (int i = 0; i < TensorCount(context); ++i) {
         ShapeHandle shape = context->input(i);
         if (context->RankKnown(shape)) {
-          TF_RETURN_IF_ERROR(context->ReplaceDim(
-              shape, 0, context->UnknownDim(), &shape));
+          TF_RETURN_IF_ERROR(
+              context->ReplaceDim(shape, 0, context->UnknownDim(), &shape));
         }
         context->set_output(i, shape);
       }

@@ -1,0 +1,99 @@
+"""Every rank runs every test: `tfringrun -np 4 pytest tests/parallel`.
+
+A test is a collective. What fails on one rank leaves the others waiting, so
+that rank says why, and ends the job.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import tfring
+
+# Of one test, unless it has a mark `timeout`; less than pytest-timeout's own,
+# which cannot interrupt a rank that waits inside TensorFlow.
+_TIMEOUT_SECONDS = 100
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _initialized() -> None:
+    tfring.init()
+
+
+@pytest.fixture
+def rank() -> int:
+    return tfring.rank()
+
+
+@pytest.fixture
+def size() -> int:
+    return tfring.size()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # Before output is captured: what must be seen when a rank dies goes here.
+    config._tfring_stderr = os.fdopen(os.dup(2), "w")
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank > 0:
+        reporter = config.pluginmanager.getplugin("terminalreporter")
+        # The writer itself, as pytest has no option for no output at all.
+        reporter._tw._file = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    mark = item.get_closest_marker("timeout")
+    seconds = mark.args[0] - 5 if mark else _TIMEOUT_SECONDS
+    faulthandler.dump_traceback_later(
+        seconds, exit=True, file=item.config._tfring_stderr
+    )
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _end_job(f"{report.nodeid} ({report.when})", report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        _end_job(report.nodeid, report)
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    _end_job("pytest itself", excrepr)
+
+
+def _end_job(what: str, report: object) -> None:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.size == 1:
+        return  # pytest goes on, and reports at the end
+    text = getattr(report, "longreprtext", None) or str(report)
+    sections = [
+        f"--- {title} ---\n{content}"
+        for title, content in getattr(report, "sections", [])
+    ]
+    print(
+        f"\n=== rank {world.rank} of {world.size}: {what} failed ===",
+        text,
+        *sections,
+        sep="\n",
+        file=sys.stderr,
+        flush=True,
+    )
+    # Most failures happen on all ranks; let each say its own.
+    time.sleep(1)
+    world.Abort(1)

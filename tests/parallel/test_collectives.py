@@ -1,0 +1,411 @@
+"""The collectives against NumPy, on every rank, eagerly and in graphs."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from mpi4py import MPI
+
+import tfring
+from tfring import collectives
+
+DTYPES = sorted(collectives.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+MODES = ["eager", "graph"]
+
+
+def each_mode(mode, function):
+    return function if mode == "eager" else tf.function(function)
+
+
+def values_of(rank, shape, dtype=tf.float32, seed=0):
+    """What a rank contributes: small whole numbers, exact in any dtype."""
+    generator = np.random.default_rng([seed, rank])
+    if dtype == tf.bool:
+        return generator.integers(0, 2, shape).astype(bool)
+    lowest = 1 if dtype.is_unsigned else -3
+    return generator.integers(lowest, 4, shape).astype(dtype.as_numpy_dtype)
+
+
+def expected_of(op, arrays):
+    stacked = np.stack(arrays)
+    if stacked.dtype == bool:
+        either = op in (tfring.Sum, tfring.Max)
+        return stacked.any(axis=0) if either else stacked.all(axis=0)
+    wide = stacked.astype(np.float64)
+    return {
+        tfring.Average: lambda: wide.mean(axis=0),
+        tfring.Sum: lambda: wide.sum(axis=0),
+        tfring.Min: lambda: wide.min(axis=0),
+        tfring.Max: lambda: wide.max(axis=0),
+        tfring.Product: lambda: wide.prod(axis=0),
+    }[op]()
+
+
+def check(result, op, arrays):
+    expected = expected_of(op, arrays)
+    result = result.numpy()
+    assert result.dtype == arrays[0].dtype
+    if op is not tfring.Average:
+        np.testing.assert_array_equal(result.astype(expected.dtype), expected)
+    elif np.issubdtype(result.dtype, np.integer):
+        np.testing.assert_array_equal(result, np.trunc(expected))
+    else:
+        tolerance = 1e-6 if result.dtype.itemsize >= 4 else 1e-2
+        np.testing.assert_allclose(
+            result.astype(np.float64), expected, rtol=tolerance
+        )
+        # To the bit, whatever the rounding.
+        everywhere = MPI.COMM_WORLD.allgather(result.tobytes())
+        assert len(set(everywhere)) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_allreduce_of_every_dtype_and_op(dtype, mode, rank, size):
+    ops = [
+        op
+        for op in tfring.ReduceOp
+        if not (op is tfring.Average and dtype == tf.bool)
+    ]
+
+    def reduce(tensor):
+        return [tfring.allreduce(tensor, op=op) for op in ops]
+
+    arrays = [values_of(r, (3, 37), dtype) for r in range(size)]
+    results = each_mode(mode, reduce)(tf.constant(arrays[rank]))
+    for op, result in zip(ops, results, strict=True):
+        check(result, op, arrays)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_allreduce_of_every_size(mode, rank, size):
+    shapes = [(), (0,), (0, 3), (1,), (2,), (7,), (1000,), (4097,), (786433,)]
+
+    def reduce(*tensors):
+        return [tfring.allreduce(tensor) for tensor in tensors]
+
+    arrays = [
+        [values_of(r, s, seed=i) for i, s in enumerate(shapes)]
+        for r in range(size)
+    ]
+    results = each_mode(mode, reduce)(*map(tf.constant, arrays[rank]))
+    for i, result in enumerate(results):
+        assert result.shape == shapes[i]
+        check(result, tfring.Average, [of_rank[i] for of_rank in arrays])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scale_factors_keep_all_64_bits(mode, rank, size):
+    before, after = np.nextafter(1 / 3, 1), np.nextafter(1e-300, 1)
+
+    def reduce(tensor):
+        return tfring.allreduce(
+            tensor,
+            op=tfring.Max,
+            prescale_factor=before,
+            postscale_factor=after,
+        )
+
+    result = each_mode(mode, reduce)(tf.constant([rank + 0.1], tf.float64))
+    assert result.numpy()[0] == (size - 1 + 0.1) * before * after
+
+
+def test_inputs_stay_as_they_are(rank):
+    tensor = tf.fill([5], rank + 1.0)
+    variable = tf.Variable(tensor)
+
+    @tf.function
+    def reduce(argument):
+        computed = argument * 2
+        summed = tfring.allreduce(computed, op=tfring.Sum)
+        return computed, summed, tfring.allreduce(variable, op=tfring.Sum)
+
+    tfring.allreduce(tensor, op=tfring.Sum)
+    tfring.broadcast(tensor, 0)
+    computed, _, _ = reduce(tensor)
+    np.testing.assert_array_equal(tensor, np.full(5, rank + 1.0))
+    np.testing.assert_array_equal(variable, np.full(5, rank + 1.0))
+    np.testing.assert_array_equal(computed, np.full(5, 2 * (rank + 1.0)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_grouped_allreduce_of_mixed_dtypes(mode, rank, size):
+    kinds = [
+        (tf.float32, (3,)),
+        (tf.int64, ()),
+        (tf.float32, (0,)),
+        (tf.float16, (2, 2)),
+        (tf.int64, (5,)),
+    ]
+
+    def reduce(*tensors):
+        return tfring.grouped_allreduce(iter(tensors), op=tfring.Sum)
+
+    arrays = [
+        [
+            values_of(r, shape, dtype, i)
+            for i, (dtype, shape) in enumerate(kinds)
+        ]
+        for r in range(size)
+    ]
+    results = each_mode(mode, reduce)(*map(tf.constant, arrays[rank]))
+    for i, result in enumerate(results):
+        check(result, tfring.Sum, [of_rank[i] for of_rank in arrays])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_allgather_of_different_lengths(dtype, mode, rank, size):
+    # Rank 0 has no rows at all.
+    arrays = [values_of(r, (2 * r, 3), dtype) for r in range(size)]
+    gather = each_mode(mode, tfring.allgather)
+    result = gather(tf.constant(arrays[rank], dtype))
+    np.testing.assert_array_equal(result, np.concatenate(arrays))
+
+
+def test_allgather_knows_its_shape_but_for_the_rows():
+    @tf.function
+    def gather(tensor):
+        gathered = tfring.allgather(tensor)
+        assert gathered.shape.as_list() == [None, 3]
+        return gathered
+
+    gather(tf.ones([2, 3]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_broadcast_from_every_root(dtype, mode, rank, size):
+    def broadcast(tensor):
+        return [tfring.broadcast(tensor, root) for root in range(size)]
+
+    arrays = [values_of(r, (2, 5), dtype) for r in range(size)]
+    results = each_mode(mode, broadcast)(tf.constant(arrays[rank]))
+    for root, result in enumerate(results):
+        np.testing.assert_array_equal(result, arrays[root])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", [tfring.Average, tfring.Sum])
+def test_allreduce_of_indexed_slices(mode, op, rank, size):
+    def reduce(values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant([10, 4]))
+        reduced = tfring.allreduce(slices, op=op, prescale_factor=0.5)
+        assert isinstance(reduced, tf.IndexedSlices)
+        return tf.convert_to_tensor(reduced)
+
+    def slices_of(r):
+        return values_of(r, (r + 1, 4)), np.arange(r + 1) * 2
+
+    dense = np.zeros((10, 4), np.float32)
+    for r in range(size):
+        values, indices = slices_of(r)
+        np.add.at(dense, indices, values * 0.5)
+    if op is tfring.Average:
+        dense /= size
+    result = each_mode(mode, reduce)(*map(tf.constant, slices_of(rank)))
+    np.testing.assert_allclose(result, dense, rtol=1e-6)
+
+
+def test_starts_in_any_order_on_each_rank(rank, size):
+    count = 60
+    order = random.Random(rank).sample(range(count), count)
+    started = {
+        i: collectives.start_allreduce(
+            [tf.fill([i + 1], float(i * (rank + 1)))],
+            request_name=f"any_order/{i}",
+            tensor_names=[f"any_order/{i}"],
+            previous=None,
+            op=tfring.Sum,
+        )
+        for i in order
+    }
+    random.Random(rank + size).shuffle(order)
+    for i in order:
+        [result] = collectives.finish(*started[i])
+        expected = i * size * (size + 1) / 2
+        np.testing.assert_array_equal(result, np.full(i + 1, expected))
+
+
+def test_calls_from_threads_in_any_order(rank, size):
+    count = 24
+    order = random.Random(rank).sample(range(count), count)
+
+    def reduce(i):
+        tensor = tf.constant([i, rank])
+        return i, tfring.allreduce(tensor, op=tfring.Sum, name=f"threads/{i}")
+
+    # As many threads as names, as a call blocks until all ranks have made it.
+    with ThreadPoolExecutor(count) as pool:
+        for i, result in pool.map(reduce, order):
+            assert result.numpy().tolist() == [i * size, sum(range(size))]
+
+
+def test_chain_in_a_graph(rank, size):
+    @tf.function
+    def step(scale):
+        started = None
+        in_flight = []
+        for bucket in range(5):
+            tensors = [tf.fill([10**i], scale * (bucket + 1)) for i in range(4)]
+            buffers, started = collectives.start_allreduce(
+                tensors,
+                request_name=f"chain/{bucket}",
+                tensor_names=[f"chain/{bucket}/{i}" for i in range(4)],
+                previous=started,
+                op=tfring.Sum,
+                last=bucket == 4,
+            )
+            in_flight.append((buffers, started))
+        return [collectives.finish(*pair) for pair in in_flight]
+
+    ranks = size * (size + 1) / 2
+    for scale in range(10):
+        results = step(tf.constant(float(scale * (rank + 1))))
+        for bucket, tensors in enumerate(results):
+            for tensor in tensors:
+                assert np.all(tensor == scale * (bucket + 1) * ranks)
+
+
+def disagreements(rank):
+    """What rank 1 does otherwise than the others, and the words for it."""
+    odd = rank == 1
+    name = "disagreement"
+    ones = tf.ones([4])
+    return {
+        "shapes": lambda: tfring.allreduce(
+            tf.ones([5 if odd else 4]), name=name
+        ),
+        "dtypes": lambda: tfring.allreduce(
+            tf.cast(ones, tf.float64 if odd else tf.float32), name=name
+        ),
+        "op": lambda: tfring.allreduce(
+            ones, op=tfring.Min if odd else tfring.Max, name=name
+        ),
+        "factor": lambda: tfring.allreduce(
+            ones, prescale_factor=2.0 if odd else 1.0, name=name
+        ),
+        "root": lambda: tfring.broadcast(ones, int(odd), name=name),
+        "kind": lambda: (
+            tfring.broadcast(ones, 0, name=name)
+            if odd
+            else tfring.allreduce(ones, name=name)
+        ),
+        "columns": lambda: tfring.allgather(
+            tf.ones([2, 4 if odd else 3]), name=name
+        ),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("what", disagreements(0))
+def test_every_rank_learns_of_a_disagreement(what, mode, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+    call = each_mode(mode, disagreements(rank)[what])
+    for _ in range(2):
+        with pytest.raises(tf.errors.FailedPreconditionError) as error:
+            call()
+        assert "'disagreement'" in error.value.message
+        assert "ank 1 " in error.value.message
+    # And goes on, with the same name.
+    result = tfring.allreduce(tf.ones([2]), op=tfring.Sum, name="disagreement")
+    np.testing.assert_array_equal(result, [size, size])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+
+    def step(first_length):
+        first, started = collectives.start_allreduce(
+            [tf.ones([first_length])],
+            request_name="fails",
+            tensor_names=["fails"],
+            previous=None,
+            op=tfring.Sum,
+            last=False,
+        )
+        second, last = collectives.start_allreduce(
+            [tf.ones([500_000])],
+            request_name="follows",
+            tensor_names=["follows"],
+            previous=started,
+            op=tfring.Sum,
+        )
+        return [
+            *collectives.finish(first, started),
+            *collectives.finish(second, last),
+        ]
+
+    step = each_mode(mode, step)
+    for _ in range(5):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="'fails'"):
+            step(3 + rank)
+        first, second = step(2)
+        assert np.all(first == size)
+        assert np.all(second == size)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (
+            TypeError,
+            "complex64",
+            lambda: tfring.allreduce(tf.ones(2, tf.complex64)),
+        ),
+        (TypeError, "string", lambda: tfring.broadcast(tf.constant("a"), 0)),
+        (TypeError, "string", lambda: tfring.allgather(tf.constant(["a"]))),
+        (TypeError, "tfring.Average", lambda: tfring.allreduce(1.0, op="sum")),
+        (
+            TypeError,
+            "factor",
+            lambda: tfring.allreduce(1.0, prescale_factor="2"),
+        ),
+        (TypeError, "name", lambda: tfring.allreduce(1.0, name=3)),
+        (TypeError, "name", lambda: tfring.allreduce(1.0, name="")),
+        (TypeError, "root_rank", lambda: tfring.broadcast(1.0, 0.0)),
+        (TypeError, "list", lambda: tfring.grouped_allreduce(tf.ones(2))),
+        (ValueError, "empty", lambda: tfring.grouped_allreduce([])),
+        (ValueError, "root_rank", lambda: tfring.broadcast(1.0, -1)),
+        (ValueError, "root_rank", lambda: tfring.broadcast(1.0, tfring.size())),
+        (ValueError, "scalar", lambda: tfring.allgather(1.0)),
+        (ValueError, "bool", lambda: tfring.allreduce(tf.constant(True))),
+        (
+            ValueError,
+            "IndexedSlices",
+            lambda: tfring.allreduce(
+                tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])),
+                op=tfring.Max,
+            ),
+        ),
+    ],
+)
+def test_bad_arguments_raise_before_anything_starts(
+    error, words, call, rank, size
+):
+    # On one rank alone: the others do not wait for it, and it has not counted
+    # as a call without a name.
+    if rank == 0:
+        with pytest.raises(error, match=words):
+            call()
+    assert tfring.allreduce(size, op=tfring.Max) == size
+
+
+def test_automatic_names_do_not_depend_on_the_number_of_traces(rank, size):
+    def step(tensor):
+        return tfring.allreduce(tensor, op=tfring.Sum) + tfring.allreduce(
+            tensor * 2, op=tfring.Sum
+        )
+
+    traced = tf.function(step)
+    if rank == 0:
+        for length in range(1, 4):
+            traced.get_concrete_function(tf.TensorSpec([length]))
+    assert traced(tf.ones([5])).numpy().tolist() == [3.0 * size] * 5

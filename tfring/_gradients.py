@@ -1,0 +1,114 @@
+"""Gradients of the collectives; importing it registers them.
+
+The loss of a job is the sum of the ranks' losses, so what reached a rank from
+others sends its gradient back to them: each gradient is a collective itself,
+and all ranks must take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfring import _runtime, chains
+from tfring.chains import ReduceOp
+
+tf.no_gradient("TfringAllgatherStart")
+
+
+@tf.RegisterGradient("TfringDone")
+def _done_gradient(op: Any, *gradients: Any) -> list[Any]:
+    del op
+    return [*gradients[:-1], None, None]
+
+
+@tf.RegisterGradient("TfringAllreduceStart")
+def _allreduce_gradient(op: Any, *gradients: Any) -> list[Any]:
+    reduce_op = ReduceOp(_text_attr(op, "reduce_op"))
+    if reduce_op not in (ReduceOp.Average, ReduceOp.Sum):
+        raise NotImplementedError(
+            f"allreduce of '{_text_attr(op, 'request_name')}': only Average "
+            f"and Sum have a gradient, and op is {reduce_op.name}. Use "
+            "tf.stop_gradient on the result if none is wanted."
+        )
+    reduced = _allreduce(
+        op,
+        gradients[:-1],
+        reduce_op=reduce_op,
+        prescale_factor=float(_text_attr(op, "prescale_factor")),
+        postscale_factor=float(_text_attr(op, "postscale_factor")),
+    )
+    return [*reduced, None]
+
+
+@tf.RegisterGradient("TfringBroadcastStart")
+def _broadcast_gradient(op: Any, *gradients: Any) -> list[Any]:
+    summed = _allreduce(op, gradients[:-1], reduce_op=ReduceOp.Sum)
+    if _runtime.rank() != op.get_attr("root_rank"):
+        summed = [tf.zeros_like(gradient) for gradient in summed]
+    return [*summed, None]
+
+
+@tf.RegisterGradient("TfringAllgatherDone")
+def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
+    inputs = op.inputs[: len(gradients)]
+    summed = _allreduce(op, gradients, reduce_op=ReduceOp.Sum)
+    # A row for each rank: how many rows of each result are its own.
+    own_rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
+    rows_name = _gradient_name(op) + "/rows"
+    started = chains.start_allgather(
+        [own_rows[tf.newaxis]],
+        request_name=rows_name,
+        tensor_names=[rows_name],
+        previous=None,
+    )
+    [rows] = chains.finish_allgather(
+        [own_rows[tf.newaxis]], started, request_name=rows_name
+    )
+    begins = tf.reduce_sum(rows[: _runtime.rank()], axis=0)
+    result = []
+    for i, tensor in enumerate(inputs):
+        own = summed[i][begins[i] : begins[i] + own_rows[i]]
+        own.set_shape(tensor.shape)
+        result.append(own)
+    return [*result, None, None]
+
+
+def _allreduce(
+    op: Any,
+    gradients: Sequence[Any],
+    *,
+    reduce_op: ReduceOp,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    tensors = []
+    for gradient, output in zip(gradients, op.outputs, strict=False):
+        if gradient is None:
+            gradient = tf.zeros_like(output)
+        tensors.append(tf.convert_to_tensor(gradient))  # or tf.IndexedSlices
+    name = _gradient_name(op)
+    buffers, started = chains.start_allreduce(
+        tensors,
+        request_name=name,
+        tensor_names=[f"{name}/{i}" for i in range(len(tensors))],
+        previous=None,
+        op=reduce_op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+    return chains.finish(buffers, started)
+
+
+def _gradient_name(op: Any) -> str:
+    name = _text_attr(op, "request_name") + "/gradient"
+    if tf.executing_eagerly():
+        return name
+    # A graph may hold more than one gradient of an op.
+    return str(tf.compat.v1.get_default_graph().unique_name(name))
+
+
+def _text_attr(op: Any, name: str) -> str:
+    return str(tf.compat.as_str(op.get_attr(name)))

@@ -1,0 +1,39 @@
+"""The op library, opened once as TensorFlow ops and once as a C library."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from tfring import _abi
+
+
+@functools.cache
+def ops() -> Any:
+    """The generated wrappers of the ops: `ops().tfring_done(...)`."""
+    import tensorflow as tf
+
+    # Before the library: it maps the one libmpi of the process and initializes
+    # it; the library then finds the same one by its soname.
+    from mpi4py import MPI  # noqa: F401
+
+    return tf.load_op_library(str(_abi.LIBRARY))
+
+
+@functools.cache
+def capi() -> ctypes.CDLL:
+    """The functions of `tfring_ops/capi/capi.h`."""
+    # As ops first: TensorFlow sees only those ops that are registered while it
+    # opens the library itself.
+    ops()
+    library = ctypes.CDLL(str(_abi.LIBRARY))
+    library.tfring_init.argtypes = [ctypes.c_int32]
+    library.tfring_init.restype = ctypes.c_char_p
+    library.tfring_shutdown.argtypes = []
+    library.tfring_shutdown.restype = None
+    library.tfring_fusion_threshold_bytes.argtypes = []
+    library.tfring_fusion_threshold_bytes.restype = ctypes.c_int64
+    library.tfring_mpi_build_version.argtypes = []
+    library.tfring_mpi_build_version.restype = ctypes.c_char_p
+    return library

@@ -1,0 +1,240 @@
+"""The ops of a collective, start and done, and the order between them.
+
+A start hands tensors to the engine and returns at once; a done waits for them.
+Several starts, each given the handle of the one before it, are a chain; the
+dones of a chain come after its last start.
+
+Note [Order under XLA]: without XLA the stateful ops of a graph run in the order
+in which they were traced. XLA:CPU knows only data, and runs what is independent
+in an order that differs between steps and between ranks. So the order is data
+there: a start takes the handle of the start before it, a done the handle of its
+chain's last start, and the first start of a chain what the dones of the chains
+before it in the same graph return. The ranks thus start everything in one
+order; and when a done fails, and XLA frees all memory of the step, nothing that
+still uses it is in flight. Graphs inside a graph, such as the branches of
+`tf.cond`, are ordered each by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from tfring import _native
+
+# Those that the engine computes with, in TensorFlow's words.
+SUPPORTED_DTYPES = frozenset(
+    {
+        tf.float16,
+        tf.bfloat16,
+        tf.float32,
+        tf.float64,
+        tf.int8,
+        tf.int16,
+        tf.int32,
+        tf.int64,
+        tf.uint8,
+        tf.uint16,
+        tf.uint32,
+        tf.uint64,
+        tf.bool,
+    }
+)
+
+# The attribute of a graph under which the dones of its chains are kept, until
+# the first start of the next chain takes them.
+_ENDED = "_tfring_ended"
+
+
+class ReduceOp(enum.Enum):
+    """What an allreduce computes from the tensors of all ranks.
+
+    For `tf.bool`, `Sum` and `Max` are "or", `Product` and `Min` are "and", and
+    there is no `Average`.
+    """
+
+    # Written like the constants of the package, tfring.Average and so on.
+    Average = "average"
+    Sum = "sum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+
+
+@dataclasses.dataclass
+class _Chain:
+    last_handle: tf.Tensor | None = None
+    open: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A start, as its done and the next start of its chain need it."""
+
+    handle: tf.Tensor
+    chain: _Chain
+
+
+def start_allreduce(
+    tensors: Sequence[tf.Tensor],
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    op: ReduceOp,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    last: bool = True,
+) -> tuple[list[tf.Tensor], Started]:
+    """Starts an allreduce of tensors of one dtype.
+
+    Args:
+        tensors: What is reduced, in place where nothing else uses it.
+        request_name: Equal on all ranks, and unique among those in flight.
+        tensor_names: As errors shall call the tensors.
+        previous: The start before it in the chain; None begins a chain.
+        op: The reduction.
+        prescale_factor: Multiplies each tensor before the reduction.
+        postscale_factor: Multiplies the result.
+        last: Whether it ends the chain; dones may follow.
+
+    Returns:
+        Buffers that must not be read, and the start: both are for `finish`.
+    """
+    result = _native.ops().tfring_allreduce_start(
+        x=tensors,
+        prev=_handle_before(previous),
+        request_name=request_name,
+        tensor_names=tensor_names,
+        reduce_op=op.value,
+        # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
+        prescale_factor=repr(float(prescale_factor)),
+        postscale_factor=repr(float(postscale_factor)),
+    )
+    return list(result.buf), _started(result.handle, previous, last)
+
+
+def start_broadcast(
+    tensors: Sequence[tf.Tensor],
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    root_rank: int,
+    last: bool = True,
+) -> tuple[list[tf.Tensor], Started]:
+    """Starts a broadcast of tensors of one dtype; see `start_allreduce`."""
+    result = _native.ops().tfring_broadcast_start(
+        x=tensors,
+        prev=_handle_before(previous),
+        request_name=request_name,
+        tensor_names=tensor_names,
+        root_rank=root_rank,
+    )
+    return list(result.buf), _started(result.handle, previous, last)
+
+
+def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
+    """The results of `start_allreduce` or `start_broadcast`."""
+    result = _native.ops().tfring_done(
+        buf=buffers,
+        handle=started.handle,
+        last=_last_handle(started),
+    )
+    if not tf.executing_eagerly():
+        _ended(tf.compat.v1.get_default_graph()).append(result.ended)
+    return list(result.y)
+
+
+def start_allgather(
+    tensors: Sequence[tf.Tensor],
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    last: bool = True,
+) -> Started:
+    """Starts an allgather of tensors of one dtype; see `start_allreduce`.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+    """
+    if traced_for_xla():
+        raise NotImplementedError(
+            f"allgather of '{request_name}': XLA needs static shapes, and the "
+            "first dimension of the result is known only when all ranks have "
+            "met. Call it outside of jit_compile=True."
+        )
+    handle = _native.ops().tfring_allgather_start(
+        x=tensors,
+        prev=_handle_before(previous),
+        request_name=request_name,
+        tensor_names=tensor_names,
+    )
+    return _started(handle, previous, last)
+
+
+def finish_allgather(
+    tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
+) -> list[tf.Tensor]:
+    """The results of `start_allgather`, which had the same `tensors`."""
+    return list(
+        _native.ops().tfring_allgather_done(
+            x=tensors,
+            handle=started.handle,
+            last=_last_handle(started),
+            request_name=request_name,
+        )
+    )
+
+
+def traced_for_xla() -> bool:
+    """Whether a function is being traced under `jit_compile=True`."""
+    # Not public in TensorFlow, which has no other way to ask.
+    return bool(
+        control_flow_util.GraphOrParentsInXlaContext(
+            tf.compat.v1.get_default_graph()
+        )
+    )
+
+
+def _handle_before(previous: Started | None) -> tf.Tensor:
+    """The input `prev` of a start; see Note [Order under XLA]."""
+    if previous is not None:
+        return previous.handle
+    ended = []
+    if not tf.executing_eagerly():
+        ended = _ended(tf.compat.v1.get_default_graph())
+    if not ended:
+        return tf.constant(0, tf.int64)
+    handle = tf.add_n(ended)  # each is 0
+    ended.clear()
+    return handle
+
+
+def _started(
+    handle: tf.Tensor, previous: Started | None, last: bool
+) -> Started:
+    chain = _Chain() if previous is None else previous.chain
+    assert chain.open, "a start after the last of its chain"
+    chain.last_handle = handle
+    chain.open = not last
+    return Started(handle, chain)
+
+
+def _last_handle(started: Started) -> tf.Tensor:
+    assert not started.chain.open, "a done before the last start of its chain"
+    return started.chain.last_handle
+
+
+def _ended(graph: Any) -> list[tf.Tensor]:
+    # On the graph itself, so that it dies with it.
+    if not hasattr(graph, _ENDED):
+        setattr(graph, _ENDED, [])
+    ended: list[tf.Tensor] = getattr(graph, _ENDED)
+    return ended

@@ -1,0 +1,13 @@
+// The names under which the lowering finds the FFI handlers.
+#ifndef TFRING_OPS_XLA_CUSTOM_CALLS_H_
+#define TFRING_OPS_XLA_CUSTOM_CALLS_H_
+
+namespace tfring {
+
+inline constexpr char kAllreduceStartCall[] = "tfring_allreduce_start";
+inline constexpr char kBroadcastStartCall[] = "tfring_broadcast_start";
+inline constexpr char kDoneCall[] = "tfring_done";
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_XLA_CUSTOM_CALLS_H_

@@ -1,0 +1,159 @@
+// The ops under jit_compile: each becomes a custom call to ffi_handlers.cc.
+//
+// Note [Custom calls that stay in place]
+//
+// - The typed FFI is the one custom call API that XLA:CPU still supports; with
+//   the status-returning one of old, XLA of TensorFlow 2.21 segfaults.
+// - Without `has_side_effect` XLA merges and removes calls.
+// - Output i aliases operand i, so the reduction is in place with no copy, and
+//   the buffer stays where it is between Start and Done.  XLA copies arguments
+//   and values that something else reads.
+// - Layouts are fixed to row-major, so that the order of the elements does not
+//   depend on what else a rank's program does.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/casts.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "tensorflow/compiler/tf2xla/xla_op_registry.h"
+#include "tfring_ops/tf/request.h"
+#include "tfring_ops/xla/custom_calls.h"
+#include "xla/hlo/builder/xla_builder.h"
+#include "xla/layout_util.h"
+#include "xla/shape_util.h"
+
+namespace tfring {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::XlaOpKernel;
+using tensorflow::XlaOpKernelContext;
+
+// MLIR's syntax for an attribute's value.
+std::string Quoted(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (absl::ascii_isalnum(c)) {
+      quoted += c;
+    } else {
+      absl::StrAppendFormat(&quoted, "\\%02X", static_cast<uint8_t>(c));
+    }
+  }
+  return quoted + "\"";
+}
+
+// In hexadecimal, which keeps every bit and can say infinity.
+std::string Exact(double value) {
+  return absl::StrFormat("0x%016X : f64", absl::bit_cast<uint64_t>(value));
+}
+
+std::string Attributes(const CollectiveRequest& request) {
+  std::vector<std::string> tensor_names;
+  for (const TensorInfo& tensor : request.tensors) {
+    tensor_names.push_back(absl::StrFormat("\"%d\" = %s", tensor_names.size(),
+                                           Quoted(tensor.name)));
+  }
+  std::string attributes = absl::StrCat(
+      "{request_name = ", Quoted(request.name), ", tensor_names = {",
+      absl::StrJoin(tensor_names, ", "), "}");
+  if (request.kind == CollectiveKind::kAllreduce) {
+    absl::StrAppend(&attributes, ", reduce_op = ", Quoted(Name(request.op)),
+                    ", prescale_factor = ", Exact(request.prescale_factor),
+                    ", postscale_factor = ", Exact(request.postscale_factor));
+  }
+  if (request.kind == CollectiveKind::kBroadcast) {
+    absl::StrAppend(&attributes, ", root_rank = ", request.root_rank, " : i32");
+  }
+  return attributes + "}";
+}
+
+// Calls `target` with all of the op's inputs.  Its outputs are the first
+// `count` of them, in place, and an int64.
+void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
+                     const std::string& attributes) {
+  std::vector<xla::XlaOp> operands;
+  std::vector<xla::Shape> operand_shapes;
+  for (int i = 0; i < context->num_inputs(); ++i) {
+    operands.push_back(context->Input(i));
+    absl::StatusOr<xla::Shape> shape =
+        context->builder()->GetShape(operands.back());
+    OP_REQUIRES_OK(context, shape.status());
+    xla::LayoutUtil::SetToDefaultLayout(&*shape);
+    operand_shapes.push_back(*std::move(shape));
+  }
+  std::vector<xla::Shape> output_shapes(operand_shapes.begin(),
+                                        operand_shapes.begin() + count);
+  output_shapes.push_back(xla::ShapeUtil::MakeShapeWithDenseLayout(
+      xla::S64, /*dimensions=*/{}, /*minor_to_major=*/{}));
+  std::vector<std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>>
+      aliasing(count);
+  for (int i = 0; i < count; ++i) {
+    aliasing[i].first.push_back(i);
+    aliasing[i].second.first = i;
+  }
+
+  const xla::XlaOp call = xla::CustomCallWithLayout(
+      context->builder(), target, operands,
+      xla::ShapeUtil::MakeTupleShape(output_shapes), operand_shapes, attributes,
+      /*has_side_effect=*/true, aliasing, /*literal=*/nullptr,
+      xla::CustomCallSchedule::SCHEDULE_NONE,
+      xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
+  for (int i = 0; i <= count; ++i) {
+    context->SetOutput(i, xla::GetTupleElement(call, i));
+  }
+}
+
+template <CollectiveKind kind>
+class StartXlaOp : public XlaOpKernel {
+ public:
+  explicit StartXlaOp(OpKernelConstruction* context) : XlaOpKernel(context) {
+    absl::StatusOr<CollectiveRequest> request = ReadRequest(context, kind);
+    OP_REQUIRES_OK(context, request.status());
+    request_ = *std::move(request);
+  }
+
+  void Compile(XlaOpKernelContext* context) override {
+    EmitInPlaceCall(context,
+                    kind == CollectiveKind::kAllreduce ? kAllreduceStartCall
+                                                       : kBroadcastStartCall,
+                    static_cast<int>(request_.tensors.size()),
+                    Attributes(request_));
+  }
+
+ private:
+  CollectiveRequest request_;
+};
+
+class DoneXlaOp : public XlaOpKernel {
+ public:
+  explicit DoneXlaOp(OpKernelConstruction* context) : XlaOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
+  }
+
+  void Compile(XlaOpKernelContext* context) override {
+    EmitInPlaceCall(context, kDoneCall, count_, /*attributes=*/"");
+  }
+
+ private:
+  int count_;
+};
+
+// Not by REGISTER_XLA_OP: TensorFlow reads that registry once, when it makes
+// its devices, and the op library may be opened later.
+REGISTER_KERNEL_BUILDER(
+    Name("TfringAllreduceStart").Device(tensorflow::DEVICE_CPU_XLA_JIT),
+    StartXlaOp<CollectiveKind::kAllreduce>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringBroadcastStart").Device(tensorflow::DEVICE_CPU_XLA_JIT),
+    StartXlaOp<CollectiveKind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringDone").Device(tensorflow::DEVICE_CPU_XLA_JIT), DoneXlaOp);
+
+}  // namespace
+}  // namespace tfring
