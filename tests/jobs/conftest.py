@@ -1,0 +1,120 @@
+"""Starts whole jobs from a test, and bounds them in time."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tfring import _build_info
+from tfring.run import mpi_launchers
+
+TFRINGRUN = [sys.executable, "-m", "tfring.run"]
+
+
+def mpirun(ranks):
+    """How a user starts a job without tfringrun."""
+    launcher = mpi_launchers.find_launcher(
+        _build_info.MPI_VERSION, _build_info.MPIRUN
+    )
+    line = [str(launcher.path), "-np", str(ranks)]
+    if launcher.family is mpi_launchers.Family.OPEN_MPI:
+        line += ["--oversubscribe", "--bind-to", "none"]
+        if os.geteuid() == 0:
+            line += ["--allow-run-as-root"]
+    return line
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns a function that starts a command line and gives its `Popen`.
+
+    stdout and stderr are one pipe. What still runs after the test is killed.
+    """
+    started = []
+
+    def start(command, *, env=None, stdin=subprocess.DEVNULL):
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env={
+                **os.environ,
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                # The tests have more ranks than cores.
+                "TF_NUM_INTRAOP_THREADS": "1",
+                **(env or {}),
+            },
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def run_job(start, write_script):
+    """Returns a function that runs a script on some ranks, to its end.
+
+    `run_job(2, script, timeout=30)` gives a `subprocess.CompletedProcess` whose
+    `stdout` has stderr in it; a job that takes longer fails the test.
+    """
+
+    def run_job(ranks, script, *, timeout=60, env=None, plain_mpirun=False):
+        launcher = (
+            mpirun(ranks) if plain_mpirun else [*TFRINGRUN, "-np", str(ranks)]
+        )
+        process = start(
+            [*launcher, sys.executable, write_script(script)], env=env
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            written = (error.stdout or b"").decode(errors="replace")
+            pytest.fail(f"still running after {timeout} s:\n{written}")
+        return subprocess.CompletedProcess(
+            process.args, process.returncode, output
+        )
+
+    return run_job
+
+
+@pytest.fixture
+def write_script(tmp_path):
+    """Returns a function that writes a Python program and gives its path."""
+
+    def write_script(text):
+        path = tmp_path / f"script{len(list(tmp_path.glob('*.py')))}.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write_script
+
+
+def running(marker):
+    """The processes that have `marker` in their environment."""
+    pids = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (directory / "environ").read_bytes()
+            state = (directory / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if marker.encode() in environment and state[0] != "Z":
+            pids.append(int(directory.name))
+    return pids

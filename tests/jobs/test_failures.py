@@ -1,0 +1,252 @@
+"""What goes wrong on one rank: every rank hears of it, and nothing hangs."""
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+
+import pytest
+from conftest import TFRINGRUN, mpirun, running
+
+JOB = """
+import os, sys, time
+import tensorflow as tf
+import tfring
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("no error")
+"""
+
+
+def test_errors_that_a_job_survives(run_job):
+    """One job, since what is shown is that it goes on after each."""
+    job = run_job(
+        3,
+        JOB
+        + """
+# Before init.
+for call in (tfring.rank, tfring.size, lambda: tfring.allreduce(1.0)):
+    error = error_of(call)
+    assert isinstance(error, tfring.NotInitializedError), error
+    assert "tfring.init()" in str(error)
+tfring.shutdown()
+
+tfring.init()
+rank = tfring.rank()
+
+def sum_of_ranks():
+    return int(tfring.allreduce(tf.constant(rank), op=tfring.Sum))
+
+def jit_allreduce():
+    x = tf.ones([2 + (rank == 2)])
+    tf.function(
+        lambda x: tfring.allreduce(x, name="jit"), jit_compile=True
+    )(x)
+
+one = tf.ones([2])
+mismatches = {
+    "dtypes": lambda: tfring.allreduce(
+        tf.cast(one, tf.int32 if rank == 2 else tf.float32),
+        op=tfring.Sum, name="dtypes"),
+    "shapes": lambda: tfring.allreduce(
+        tf.ones([2, 3 + (rank == 2)]), name="shapes"),
+    "ops": lambda: tfring.allreduce(
+        one, op=tfring.Max if rank == 2 else tfring.Sum, name="ops"),
+    "factors": lambda: tfring.allreduce(
+        one, prescale_factor=1.0 + (rank == 2), name="factors"),
+    "root ranks": lambda: tfring.broadcast(one, rank // 2, name="root ranks"),
+    "collectives": lambda: (
+        tfring.allgather(one, name="collectives") if rank == 2
+        else tfring.broadcast(one, 0, name="collectives")),
+    "numbers of tensors": lambda: tfring.grouped_allreduce(
+        [one] * (2 + (rank == 2)), name="numbers of tensors"),
+    "shapes of rows": lambda: tfring.allgather(
+        tf.ones([5, 2 + (rank == 2)]), name="shapes of rows"),
+    "function": lambda: tf.function(
+        lambda: tfring.allreduce(tf.ones([2 + (rank == 2)]), name="function")
+    )(),
+    "jit": jit_allreduce,
+}
+for name, call in mismatches.items():
+    error = error_of(call)
+    # Without what TensorFlow adds about the op.
+    text = str(error).partition("}} ")[2].partition(" [Op:")[0]
+    print(f"{name}|{type(error).__name__}|{text}".replace("\\n", " "))
+    assert sum_of_ranks() == 3, name
+
+# Left, and joined again.
+tfring.shutdown()
+error = error_of(sum_of_ranks)
+assert isinstance(error, tfring.NotInitializedError), error
+assert not tfring.is_initialized()
+tfring.init()
+assert sum_of_ranks() == 3
+
+# An idle engine uses no CPU.
+sum_of_ranks()
+begin = time.process_time()
+time.sleep(10)
+idle = time.process_time() - begin
+sum_of_ranks()
+print("idle", idle)
+assert idle < 0.05, f"{idle} s of CPU in 10 s without work"
+print("done")
+""",
+        timeout=90,
+    )
+    assert job.returncode == 0, job.stdout
+    # What rank 0 and 1 sent, and rank 2.
+    expected = {
+        "dtypes": "dtypes differ. Rank 0 sent float32; rank 2 sent int32",
+        "shapes": "shapes differ. Rank 0 sent float32 (2, 3); "
+        "rank 2 sent float32 (2, 4)",
+        "ops": "ops differ. Rank 0 sent sum; rank 2 sent max",
+        "factors": "factors differ. Rank 0 sent prescale 1,",
+        "root ranks": "root ranks differ. Rank 0 sent 0; rank 2 sent 1",
+        "collectives": "collectives differ. Rank 0 sent broadcast; "
+        "rank 2 sent allgather",
+        "numbers of tensors": "numbers of tensors differ. Rank 0 sent 2 ",
+        "shapes of rows": "shapes differ. Rank 0 sent float32 (5, 2); "
+        "rank 2 sent float32 (5, 3)",
+        "function": "shapes differ. Rank 0 sent float32 (2,); ",
+        "jit": "shapes differ. Rank 0 sent float32 (2,); ",
+    }
+    for name, message in expected.items():
+        told = re.findall(
+            rf"^\[(\d)\] {name}\|(\w+)\|(.*)$", job.stdout, re.MULTILINE
+        )
+        assert sorted(rank for rank, _, _ in told) == ["0", "1", "2"], name
+        assert len({text for _, _, text in told}) == 1, (name, told)
+        for _, kind, text in told:
+            assert kind == "FailedPreconditionError", (name, kind, text)
+            assert message in in_any_order(text), text
+            assert f"'{name}" in text
+    assert job.stdout.count("done") == 3
+
+
+def in_any_order(text):
+    """Adds the same comparison seen from the other side."""
+    # Rank 2 may have been first.
+    swapped = re.sub(
+        r"Rank (\d) sent (.*?); rank (\d) sent (.*?)(\. Run| \()",
+        r"Rank \3 sent \4; rank \1 sent \2\5",
+        text,
+    )
+    return f"{text} {swapped}".replace("Rank 1", "Rank 0")
+
+
+def test_a_missing_rank(run_job):
+    job = run_job(
+        3,
+        JOB
+        + """
+tfring.init()
+rank = tfring.rank()
+begin = time.monotonic()
+if rank != 2:
+    error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="lonely"))
+    print("waited", round(time.monotonic() - begin, 1), type(error).__name__)
+    print("got", str(error).replace("\\n", " "))
+    assert 2 < time.monotonic() - begin < 8
+else:
+    time.sleep(4.5)
+assert int(tfring.allreduce(tf.constant(1), op=tfring.Sum, name="next")) == 3
+# And one that ends early.
+if rank != 2:
+    error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="late"))
+    print("left", str(error).replace("\\n", " "))
+print("done")
+""",
+        env={
+            "TFRING_STALL_CHECK_TIME_SECONDS": "1",
+            "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "3",
+        },
+    )
+    assert job.returncode == 0, job.stdout
+    assert job.stdout.count("done") == 3
+    for rank in (0, 1):
+        said = [
+            line for line in job.stdout.splitlines() if f"[{rank}] " in line
+        ]
+        warnings = [line for line in said if "warning" in line]
+        assert "'lonely'" in warnings[0]
+        assert "for rank 2; ranks 0 and 1 asked for it" in warnings[0]
+        (got,) = (line for line in said if line.startswith(f"[{rank}] got"))
+        assert "'lonely'" in got
+        assert "for rank 2" in got
+        (left,) = (line for line in said if line.startswith(f"[{rank}] left"))
+        assert "rank 2 has shut down" in left
+
+
+TRAINING = (
+    JOB
+    + """
+tfring.init()
+rank = tfring.rank()
+for step in range(10**9):
+    tfring.allreduce(tf.ones([1000]))
+    if step == 10:
+        print("training", flush=True)
+        END
+"""
+)
+
+
+@pytest.mark.parametrize("plain_mpirun", [False, True])
+def test_an_exception_on_one_rank(run_job, plain_mpirun):
+    script = TRAINING.replace(
+        "END", "if rank == 1: raise ValueError(f'boom {time.time()}')"
+    )
+    job = run_job(2, script, plain_mpirun=plain_mpirun)
+    assert job.returncode == 1, job.stdout
+    ended = time.time()
+    raised = re.search(r"ValueError: boom ([\d.]+)$", job.stdout, re.MULTILINE)
+    assert raised, job.stdout
+    assert ended - float(raised[1]) < 10
+    # Nothing of the other ranks, or of MPI, before the traceback.
+    before = job.stdout[: raised.start()]
+    assert len(re.findall(r"\bTraceback \(", before)) == 1
+    assert not re.search(r"abort|mpirun|terminated", before, re.IGNORECASE)
+    if not plain_mpirun:
+        assert "[1] ValueError: boom" in job.stdout
+
+
+def test_a_killed_rank(run_job):
+    script = TRAINING.replace(
+        "END",
+        "if rank == 1: print('killed', time.time(), flush=True); "
+        "os.kill(os.getpid(), 9)",
+    )
+    job = run_job(2, script)
+    killed = re.search(r"killed ([\d.]+)", job.stdout)
+    assert killed, job.stdout
+    assert time.time() - float(killed[1]) < 10
+    assert job.returncode == 137, job.stdout
+
+
+@pytest.mark.parametrize("plain_mpirun", [False, True])
+def test_ctrl_c_leaves_no_process(start, write_script, plain_mpirun):
+    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
+    launcher = mpirun(2) if plain_mpirun else [*TFRINGRUN, "-np", "2"]
+    process = start(
+        [*launcher, sys.executable, write_script(TRAINING.replace("END", ""))],
+        env=dict([marker.split("=")]),
+    )
+    output = ""
+    while output.count("training") < 2:
+        line = process.stdout.readline()
+        assert line, output
+        output += line
+    # As a terminal does it: to all that are in the foreground.
+    os.killpg(process.pid, signal.SIGINT)
+    begin = time.monotonic()
+    process.communicate(timeout=20)
+    assert time.monotonic() - begin < 15
+    assert process.returncode == 1 if plain_mpirun else 130
+    assert running(marker) == []

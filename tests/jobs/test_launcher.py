@@ -1,0 +1,260 @@
+"""`tfringrun` starts real jobs. Their ranks import neither TensorFlow nor MPI,
+unless that is what is tested.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from conftest import TFRINGRUN, running
+
+# The rank, as any of the MPI launchers tells it.
+RANK = """
+import os, sys, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+"""
+
+
+def wait_for(condition, *, timeout, what):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} took over {timeout} s"
+        time.sleep(0.05)
+
+
+def test_output_and_arguments(start, write_script):
+    script = write_script(
+        RANK
+        + """
+print("arguments", sys.argv[1:], "home is", os.environ["MY_HOME"])
+print("to stderr", file=sys.stderr)
+print(len(os.sched_getaffinity(0)), "cores")
+"""
+    )
+    process = start(
+        [
+            *TFRINGRUN,
+            *("-H", "localhost:2", "--verbose"),
+            *(sys.executable, script, "-np", "a b", "--", "--verbose"),
+        ],
+        env={"MY_HOME": "x;y, z"},
+    )
+    output, _ = process.communicate(timeout=30)
+    lines = output.splitlines()
+    assert process.returncode == 0, output
+    for rank in (0, 1):
+        assert (
+            f"[{rank}] arguments ['-np', 'a b', '--', '--verbose'] "
+            "home is x;y, z"
+        ) in lines
+        assert f"[{rank}] to stderr" in lines
+        # A single core would strangle TensorFlow.
+        cores = re.search(rf"^\[{rank}\] (\d+) cores", output, re.MULTILINE)
+        assert int(cores[1]) >= min(2, len(os.sched_getaffinity(0)))
+    assert any("2 ranks on localhost:2" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("sys.exit(3)", 3),
+        ("raise ValueError('boom')", 1),
+        ("os.kill(os.getpid(), 9)", 137),
+        ("os.kill(os.getpid(), 11)", 139),
+    ],
+)
+def test_exit_status(run_job, end, status):
+    begin = time.monotonic()
+    job = run_job(
+        2,
+        RANK + f"if rank == 1: {end}\ntime.sleep(50)\nprint('lived on')",
+        timeout=30,
+    )
+    assert job.returncode == status, job.stdout
+    assert "lived on" not in job.stdout
+    assert time.monotonic() - begin < 15
+    if status == 1:
+        assert "[1] ValueError: boom" in job.stdout.splitlines()
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_signal_leaves_no_process(start, write_script, how):
+    # Of the two ranks one does not listen and has a child; a launcher that is
+    # killed cannot kill those that do not listen.
+    stubborn = "rank == 1" if how != "SIGKILL" else "False"
+    script = write_script(
+        RANK
+        + f"""
+import signal, subprocess
+if {stubborn}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "100"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(100)
+"""
+    )
+    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
+    process = start(
+        [*TFRINGRUN, "-np", "2", sys.executable, script],
+        env=dict([marker.split("=")]),
+    )
+    ready = {process.stdout.readline() for _ in range(2)}
+    assert ready == {"[0] ready\n", "[1] ready\n"}
+    assert len(running(marker)) >= 4
+    number = signal.Signals[how]
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    if how == "SIGKILL":
+        assert process.returncode == -number
+        wait_for(
+            lambda: not running(marker), timeout=10, what="the end of the ranks"
+        )
+    else:
+        assert process.returncode == 128 + number
+        assert running(marker) == []
+
+
+def test_a_progress_bar_moves(start, write_script):
+    script = write_script(
+        RANK
+        + """
+if rank == 0:
+    for i in range(3):
+        sys.stdout.write(f"\\r{i + 1}/3 " + "=" * i)
+        sys.stdout.flush()
+        time.sleep(1)
+    print()
+"""
+    )
+    process = start([*TFRINGRUN, "-np", "2", sys.executable, script])
+    seen = ""
+    begin = None
+    while "3/3" not in seen:
+        data = os.read(process.stdout.fileno(), 1000).decode()
+        assert data, seen
+        seen += data
+        if begin is None and "1/3" in seen:
+            begin = time.monotonic()
+    # They came one by one, and not all at the end of the line.
+    assert time.monotonic() - begin > 1
+    assert re.search(r"\r\[0\] 1/3 .*\r\[0\] 2/3 =.*\r\[0\] 3/3 ==", seen)
+
+
+def test_stdin_is_empty(start, write_script):
+    script = write_script(RANK + "print(repr(sys.stdin.read()))")
+    process = start(
+        [*TFRINGRUN, "-np", "2", sys.executable, script],
+        stdin=subprocess.PIPE,
+    )
+    output, _ = process.communicate("some text", timeout=30)
+    assert set(output.splitlines()) == {"[0] ''", "[1] ''"}
+
+
+def test_a_closed_pipe_ends_the_job(start, write_script):
+    script = write_script(RANK + "while True: print('y', flush=True)")
+    process = start([*TFRINGRUN, "-np", "2", sys.executable, script])
+    assert process.stdout.readline()[3:] == " y\n"
+    process.stdout.close()
+    assert process.wait(timeout=20) == 128 + signal.SIGPIPE
+
+
+def _new_hostname():
+    """A command that runs another under a hostname of its own, or None."""
+    for options in (["-u"], ["-ru"]):
+        line = ["unshare", *options, "hostname", "node1"]
+        if (
+            shutil.which("unshare")
+            and subprocess.run(line, capture_output=True).returncode == 0
+        ):
+            return " ".join(line[:2])
+    return None
+
+
+@pytest.mark.skipif(_new_hostname() is None, reason="needs unshare -u")
+def test_several_hosts(start, write_script, tmp_path):
+    # In place of ssh: a new hostname and an empty environment on this machine.
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        'while case "$1" in -*) true ;; *) false ;; esac; do shift; done\n'
+        "host=$1\n"
+        "shift\n"
+        f'exec env -i HOME="$HOME" PATH=/usr/bin:/bin {_new_hostname()} '
+        """sh -c 'hostname "$0"; exec sh -c "$1"' "$host" "$*"\n"""
+    )
+    ssh.chmod(0o755)
+    script = write_script(
+        """
+        import os
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+        total = world.allreduce(world.rank)
+        print(os.uname().nodename, os.environ["MY_DATA"], total)
+        """
+    )
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("node1 slots=1\nnode2 slots=2\n")
+    process = start(
+        [*TFRINGRUN, "--hostfile", hostfile, sys.executable, script],
+        env={
+            "MY_DATA": 'a b;"c",d',
+            "PRTE_MCA_plm_ssh_agent": str(ssh),
+            "OMPI_MCA_plm_rsh_agent": str(ssh),
+            "HYDRA_LAUNCHER_EXEC": str(ssh),
+        },
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    lines = output.splitlines()
+    assert {line for line in lines if re.match(r"\[\d\] ", line)} == {
+        '[0] node1 a b;"c",d 3',
+        '[1] node2 a b;"c",d 3',
+        '[2] node2 a b;"c",d 3',
+    }
+
+
+def test_starts_without_tensorflow_and_mpi():
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, tfring.run.launcher; print(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert "tfring.run.launcher" in loaded
+    assert not {"tensorflow", "keras", "numpy", "mpi4py"} & set(loaded)
+
+
+def test_check_build(start):
+    process = start([*TFRINGRUN, "--check-build"])
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    facts = dict(line.strip().split(maxsplit=1) for line in output.splitlines())
+    assert re.match(r"\d+\.\d+\.\d+ \(built with \d", facts["TensorFlow"])
+    assert re.match(r"3\.\d+.*, backend tensorflow", facts["Keras"])
+    assert "MPI_THREAD_MULTIPLE" in facts["MPI"]
+    assert "mpirun" in facts["mpirun"]
+    assert facts["XLA"].startswith("yes")
+    assert facts["CUDA"].startswith(("yes", "no"))
+
+
+def test_self_test(start):
+    process = start([*TFRINGRUN, "-np", "2", "--self-test"])
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("[0]   ")]
+    checks = [line for line in lines if line.endswith(" ok")]
+    assert len(checks) == 6, output
+    assert re.search(r"allreduce of 4 bytes +\d+ us", output)
+    assert re.search(r"allreduce of 64 MiB +\d+ ms, \d+\.\d+ GB/s", output)
+    assert re.search(r"ranks 0 and 1 +\d+ us, \d+\.\d+ GB/s", output)

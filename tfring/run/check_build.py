@@ -1,0 +1,101 @@
+"""What this build of tfring has: `tfringrun --check-build`.
+
+It loads TensorFlow and MPI, so that what it says is what a job would find. Each
+line is printed when it is known: a library that does not load shows where.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+
+def main() -> int:
+    """Prints the report; returns the exit status."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tfring
+    from tfring import _build_info
+
+    print(f"tfring {tfring.__version__}")
+    _say("Python", platform.python_version())
+    _say("compiler", _build_info.COMPILER)
+    return max(_check_mpi(), _check_tensorflow())
+
+
+def _check_mpi() -> int:
+    from mpi4py import MPI
+
+    from tfring import _build_info
+    from tfring.run import mpi_launchers
+
+    levels = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
+    }
+    library = MPI.Get_library_version().partition(",")[0].splitlines()[0]
+    level = levels[MPI.Query_thread()]
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        level += ", too low: tfring needs MPI_THREAD_MULTIPLE"
+    _say("MPI", f"{library} (built with {_build_info.MPI_VERSION}), {level}")
+    try:
+        launcher = mpi_launchers.find_launcher(
+            _build_info.MPI_VERSION, _build_info.MPIRUN
+        )
+    except mpi_launchers.LauncherNotFoundError as error:
+        _say("mpirun", str(error))
+        return 1
+    _say(
+        "mpirun",
+        f"{launcher.path} ({launcher.family.value} {launcher.version})",
+    )
+    return 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else 1
+
+
+def _check_tensorflow() -> int:
+    import keras
+    import tensorflow as tf
+    from tensorflow.python.framework import kernels
+
+    from tfring import _build_info, _native
+
+    _say(
+        "TensorFlow",
+        f"{tf.__version__} (built with {_build_info.TENSORFLOW_VERSION})",
+    )
+    _say("Keras", f"{keras.__version__}, backend {keras.backend.backend()}")
+    _native.ops()
+    # TensorFlow registers the kernels for XLA when it first compiles.
+    tf.function(lambda: tf.zeros([]), jit_compile=True)()
+    devices = {
+        kernel.device_type
+        for kernel in kernels.get_registered_kernels_for_op(
+            "TfringAllreduceStart"
+        ).kernel
+    }
+    _say(
+        "XLA",
+        "yes: works under jit_compile=True"
+        if "XLA_CPU_JIT" in devices
+        else "no: not under jit_compile=True",
+    )
+    _say(
+        "CUDA",
+        "yes"
+        if "GPU" in devices
+        else "no: this version reduces tensors in host memory only",
+    )
+    if keras.backend.backend() != "tensorflow":
+        print("Keras must use TensorFlow: set KERAS_BACKEND=tensorflow.")
+        return 1
+    return 0
+
+
+def _say(what: str, text: str) -> None:
+    print(f"  {what:<12}{text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

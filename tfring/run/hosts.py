@@ -1,0 +1,116 @@
+"""The machines of a job, and the cores of this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+    def is_local(self) -> bool:
+        """Whether it is, by its name, the machine that this runs on."""
+        here = socket.gethostname()
+        return self.name in {
+            "localhost",
+            "127.0.0.1",
+            here,
+            here.partition(".")[0],
+        }
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Reads `-H`: `node1:4,node2:4`; a host without a number takes one rank.
+
+    Raises:
+        ValueError: An entry is empty or its number is not a positive integer.
+    """
+    return [_parse_host(entry) for entry in text.split(",")]
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """Reads `--hostfile`: a host per line, `node1 slots=4` or `node1:4`.
+
+    `#` starts a comment. What else Open MPI knows (`max_slots=8`) is ignored.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: A line cannot be understood, or there is none.
+    """
+    hosts = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        slots = [word for word in words[1:] if word.startswith("slots=")]
+        entry = words[0] + "".join(
+            word.replace("slots=", ":") for word in slots[:1]
+        )
+        try:
+            hosts.append(_parse_host(entry))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+    if not hosts:
+        raise ValueError(f"{path} names no hosts.")
+    return hosts
+
+
+def _parse_host(entry: str) -> Host:
+    name, colon, slots = entry.strip().partition(":")
+    if not name:
+        raise ValueError(f"expected host:slots, got {entry!r}.")
+    if not colon:
+        return Host(name, 1)
+    if not slots.isdecimal() or int(slots) < 1:
+        raise ValueError(
+            f"expected host:slots with at least one slot, got {entry!r}."
+        )
+    return Host(name, int(slots))
+
+
+def manages_hosts(environment: Mapping[str, str]) -> bool:
+    """Whether a batch system tells the MPI launcher which hosts to use."""
+    return any(
+        name in environment
+        for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+    )
+
+
+def cores_per_package() -> list[int]:
+    """Counts the physical cores that this process may use, by CPU package."""
+    packages: dict[int, set[int]] = {}
+    for cpu in os.sched_getaffinity(0):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            package = int((topology / "physical_package_id").read_text())
+            core = int((topology / "core_id").read_text())
+        except (OSError, ValueError):  # A sandbox that hides the topology.
+            package, core = 0, cpu
+        packages.setdefault(package, set()).add(core)
+    return [len(cores) for cores in packages.values()]
+
+
+def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
+    """Says how many cores each rank of this machine should be bound to.
+
+    Bound to its own cores a rank starts as many TensorFlow threads as it has
+    cores, and does not push others out of their caches. A single core would
+    strangle it, though: the engine and Python run beside TensorFlow. And no MPI
+    launcher binds a rank across two packages, so where that leaves cores idle
+    the kernel's scheduler does better.
+
+    Returns:
+        The number of cores, or 0 for no binding.
+    """
+    package_cores = list(package_cores)
+    share = sum(package_cores) // ranks
+    fitting = sum(cores // share for cores in package_cores) if share else 0
+    return share if share > 1 and fitting >= ranks else 0

