@@ -1,0 +1,177 @@
+"""Callbacks in `fit`: one state to start from, one set of metrics to read."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import tfring
+
+
+class Unbuilt(keras.Model):
+    """Has no variables before it has seen a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4)
+        self.dropout = keras.layers.Dropout(0.5)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, inputs, training=False):
+        hidden = self.hidden(inputs)
+        return self.head(self.dropout(hidden, training=training))
+
+
+def built():
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def fit(model, rank, **arguments):
+    rng = np.random.default_rng(rank)
+    return model.fit(
+        rng.normal(size=(8, 3)),
+        rng.normal(size=(8, 1)),
+        batch_size=4,
+        **({"verbose": 0} | arguments),
+    )
+
+
+def assert_same_on_all_ranks(variables):
+    for variable in variables:
+        everyone = tfring.allgather(np.asarray(variable)[np.newaxis])
+        for other in everyone:
+            np.testing.assert_array_equal(other, variable)
+
+
+class StateBeforeTheFirstBatch(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.state = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.state is None:
+            variables = self.model.variables + self.model.optimizer.variables
+            self.state = [v.numpy() for v in variables]
+
+
+@pytest.mark.parametrize("make_model", [built, Unbuilt])
+def test_training_starts_from_the_root(make_model, rank, size):
+    keras.utils.set_random_seed(rank)
+    model = make_model()
+    rate = 0.1 * (rank + 1)
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.Adam(rate)), "mse"
+    )
+    state = StateBeforeTheFirstBatch()
+    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(size - 1)
+    fit(model, rank, callbacks=[broadcast, state])
+    if make_model is built:
+        assert_same_on_all_ranks(state.state)
+    # BatchNormalization's statistics are of each rank's own batches.
+    assert_same_on_all_ranks(model.trainable_variables)
+    assert_same_on_all_ranks(model.optimizer.variables)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1 * size)
+
+
+def test_every_fit_starts_from_the_root(rank):
+    keras.utils.set_random_seed(0)
+    model = built()
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback()
+    fit(model, rank, callbacks=[broadcast])
+    if rank == 0:  # as from a checkpoint
+        model.set_weights([w + 1 for w in model.get_weights()])
+    fit(model, rank, callbacks=[broadcast])
+    assert_same_on_all_ranks(model.trainable_variables)
+
+
+class LogsOfEpochs(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(dict(logs))
+
+
+def test_metrics_are_averages(rank, size):
+    model = built()
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.SGD()),
+        "mse",
+        metrics=["mae"],
+    )
+    own, averaged = LogsOfEpochs(), LogsOfEpochs()
+    history = fit(
+        model,
+        rank,
+        epochs=2,
+        validation_split=0.5,
+        callbacks=[own, tfring.callbacks.MetricAverageCallback(), averaged],
+    ).history
+    assert set(history) == {"loss", "mae", "val_loss", "val_mae"}
+    for epoch, logs in enumerate(own.logs):
+        for name, value in logs.items():
+            everyone = tfring.allgather(np.array([value]))
+            average = averaged.logs[epoch][name]
+            assert average == pytest.approx(np.mean(everyone))
+            assert history[name][epoch] == average
+
+
+def test_ranks_stop_early_together(rank, size):
+    callback = tfring.callbacks.MetricAverageCallback()
+    stop = keras.callbacks.EarlyStopping("loss")
+    model = built()
+    model.compile("sgd", "mse")
+    for each in (callback, stop):
+        each.set_model(model)
+    stop.on_train_begin()
+    # The loss of the last rank alone gets worse, and the average with it.
+    for epoch in range(2):
+        grows = epoch * 10.0 if rank == size - 1 else -epoch * 0.1
+        logs = {"loss": 1.0 + grows}
+        callback.on_epoch_end(epoch, logs)
+        stop.on_epoch_end(epoch, logs)
+    assert model.stop_training
+
+
+def test_metrics_of_one_rank_alone_are_an_error_on_all(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    logs = {"loss": 1.0}
+    if rank == 0:
+        logs["val_loss"] = 2.0
+    with pytest.raises(ValueError, match=r"Rank 0 has \['loss', 'val_loss'\]"):
+        tfring.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+
+
+def test_warmup_ends_at_the_scaled_rate(rank, size):
+    model = built()
+    target = 0.01 * size
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(target, momentum=0.9)),
+        "mse",
+    )
+    history = fit(
+        model,
+        rank,
+        epochs=2,
+        callbacks=[
+            tfring.callbacks.BroadcastGlobalVariablesCallback(),
+            tfring.callbacks.LearningRateWarmupCallback(target, 2),
+        ],
+    ).history
+    np.testing.assert_allclose(
+        history["learning_rate"], [(0.01 + target) / 2, target], rtol=1e-6
+    )
+    assert_same_on_all_ranks(model.trainable_variables)
+    assert_same_on_all_ranks(model.optimizer.variables)

@@ -1,0 +1,64 @@
+"""What the documents show is run: README's script, the docstrings' examples."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tfring
+import tfring.callbacks
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def _code_blocks(text: str) -> list[str]:
+    return [
+        textwrap.dedent(block)
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
+
+
+def _documented() -> dict[str, Any]:
+    modules = {"tfring": tfring, "tfring.callbacks": tfring.callbacks}
+    return {
+        f"{module}.{name}": getattr(within, name)
+        for module, within in modules.items()
+        for name in dir(within)
+        if "```python" in (getattr(getattr(within, name), "__doc__", "") or "")
+    }
+
+
+# What the examples take as given: a compiled model and its data.
+def _context() -> dict[str, Any]:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+    data = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+    return {"keras": keras, "tfring": tfring, "model": model} | dict(
+        zip("xy", data, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", _documented())
+def test_example_of(name: str) -> None:
+    [*blocks] = _code_blocks(_documented()[name].__doc__)
+    assert blocks
+    for block in blocks:
+        # Epochs enough to see a schedule, not to wait for it.
+        exec(block.replace("epochs=90", "epochs=2"), _context())
+
+
+def test_readme() -> None:
+    [script] = _code_blocks(README.read_text())
+    namespace: dict[str, Any] = {}
+    exec(script, namespace)
+    loss = namespace["model"].history.history["loss"]
+    assert loss[-1] < loss[0]
+    # Averaged over the ranks, so the same on each.
+    assert np.ptp(tfring.allgather([loss[-1]]).numpy()) == 0

@@ -1,0 +1,233 @@
+"""DistributedOptimizer and DistributedGradientTape, step by step."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import _runtime
+
+MODES = {
+    "eager": lambda function: function,
+    "traced": tf.function,
+    "compiled": lambda function: tf.function(function, jit_compile=True),
+}
+
+
+@pytest.fixture(params=list(MODES))
+def mode(request):
+    return MODES[request.param]
+
+
+@pytest.fixture
+def mean_rank(size):
+    return (size - 1) / 2
+
+
+def applied(optimizer, gradients_of_steps, mode, shape=(2,)):
+    """The value of a variable after each step, from zero."""
+    variable = keras.Variable(np.zeros(shape, np.float32))
+    optimizer.build([variable])
+
+    @mode
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    values = []
+    for gradient in gradients_of_steps:
+        step(tf.constant(gradient, tf.float32))
+        values.append(variable.numpy().copy())
+    return values
+
+
+def test_applies_the_average(mode, rank, mean_rank):
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    [value] = applied(sgd, [[rank, 1.0]], mode)
+    np.testing.assert_allclose(value, [-mean_rank, -1.0])
+
+
+def test_clips_the_average(mode, rank, size):
+    # Each rank's own gradient is far above the norm; the average is not.
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0, clipnorm=10.0))
+    own = 1000.0 if rank == 0 else -1000.0 / max(size - 1, 1)
+    [value] = applied(sgd, [[own if size > 1 else 0.0, 3.0]], mode)
+    np.testing.assert_allclose(value, [0.0, -3.0], atol=1e-3)
+
+
+def test_accumulates_before_it_averages(mode, rank, mean_rank):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    )
+    values = applied(sgd, [[rank, 2.0], [rank, 4.0]] * 2, mode)
+    update = np.array([-mean_rank, -3.0])
+    np.testing.assert_allclose(values, [0 * update, update, update, 2 * update])
+
+
+def test_skips_together_while_accumulating(mode, rank, size):
+    lso = keras.optimizers.LossScaleOptimizer(
+        tfring.DistributedOptimizer(
+            keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        ),
+        initial_scale=4.0,
+    )
+    overflow = [np.inf if rank == size - 1 else 4.0, 4.0]
+    values = applied(lso, [[8.0, 8.0], overflow, [4.0, 4.0]], mode)
+    # The scale was 4, and is 2 after the step that all have skipped.
+    np.testing.assert_allclose(values, [[0, 0], [0, 0], [-2, -2]])
+
+
+def test_loss_scale_factor(mode, rank, mean_rank):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, loss_scale_factor=8.0)
+    )
+    [value] = applied(sgd, [[8.0 * rank, 8.0]], mode)
+    np.testing.assert_allclose(value, [-mean_rank, -1.0])
+
+
+def test_buckets_of_many_sizes_and_dtypes(mode, rank, mean_rank, monkeypatch):
+    monkeypatch.setattr(_runtime, "fusion_threshold_bytes", lambda: 256)
+    dtypes = ("float32", "float16", "bfloat16", "float64")
+    variables = [
+        keras.Variable(np.zeros([count]), dtype=dtypes[i % 4])
+        for i, count in enumerate((0, 1, 7, 100, 3, 2, 65, 1, 1, 1, 30, 64))
+    ]
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    sgd.build(variables)
+
+    @mode
+    def step():
+        sgd.apply(
+            [
+                tf.fill(v.shape, tf.cast(rank + i, v.dtype))
+                for i, v in enumerate(variables)
+            ],
+            variables,
+        )
+
+    step()
+    for i, variable in enumerate(variables):
+        np.testing.assert_array_equal(
+            np.asarray(variable.numpy(), np.float64), -(mean_rank + i)
+        )
+
+
+@pytest.mark.parametrize("sparse_as_dense", [True, False])
+def test_rows_of_an_embedding(sparse_as_dense, mode, rank, size):
+    # As many rows as the rank's number and one: ranks need not agree on it.
+    rows = list(range(rank + 1))
+    table = keras.Variable(np.zeros((5, 2), np.float32))
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(float(size)), sparse_as_dense=sparse_as_dense
+    )
+    sgd.build([table])
+
+    @mode
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table.value, rows))
+        sgd.apply([tape.gradient(loss, table.value)], [table])
+
+    step()
+    expected = [-float(max(size - row, 0)) for row in range(5)]
+    np.testing.assert_allclose(table.numpy(), np.transpose([expected] * 2))
+
+
+def test_two_optimizers_in_one_step(mode, rank, mean_rank):
+    pairs = [
+        (
+            tfring.DistributedOptimizer(keras.optimizers.SGD(rate)),
+            keras.Variable(np.zeros(2, np.float32)),
+        )
+        for rate in (1.0, 10.0)
+    ]
+    for optimizer, variable in pairs:
+        optimizer.build([variable])
+
+    @mode
+    def step():
+        for optimizer, variable in pairs:
+            optimizer.apply([tf.fill([2], float(rank))], [variable])
+
+    step()
+    step()
+    np.testing.assert_allclose(pairs[0][1].numpy(), -2 * mean_rank)
+    np.testing.assert_allclose(pairs[1][1].numpy(), -20 * mean_rank)
+
+
+def test_gradient_of_a_shape_known_on_one_rank_alone(rank, mean_rank):
+    variables = [keras.Variable(np.zeros(2, np.float32)) for _ in range(3)]
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    sgd.build(variables)
+    shape = [2] if rank == 0 else None
+
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.float32)] * 3)
+    def step(*gradients):
+        sgd.apply(gradients, variables)
+
+    step(*[tf.fill([2], float(rank))] * 3)
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), -mean_rank)
+
+
+def test_models_that_differ_are_named_on_every_rank(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    head = keras.Variable(np.zeros(2 + rank, np.float32), name="head")
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with pytest.raises(tf.errors.FailedPreconditionError) as error:
+        sgd.apply([tf.zeros([2 + rank])], [head])
+    for part in ("head", "(2,)", "ank 0"):
+        assert part in str(error.value)
+
+
+def test_tape_averages_in_the_structure_of_its_sources(mode, rank, mean_rank):
+    weights = {"a": tf.Variable([1.0, 2.0]), "b": (tf.Variable(3.0),)}
+    unused = tf.Variable(1.0)
+    zero = tf.UnconnectedGradients.ZERO
+
+    @mode
+    def gradients():
+        with tfring.DistributedGradientTape(
+            tf.GradientTape(persistent=True)
+        ) as tape:
+            loss = rank * tf.reduce_sum(weights["a"]) + weights["b"][0]
+        return (
+            tape.gradient(loss, weights),
+            tape.gradient(loss, weights["a"]),
+            tape.gradient(loss, [unused], unconnected_gradients=zero),
+            tape.gradient(loss, weights["b"][0], output_gradients=2.0 * rank),
+        )
+
+    nested, one, unconnected, weighted = gradients()
+    np.testing.assert_allclose(nested["a"], [mean_rank, mean_rank])
+    np.testing.assert_allclose(nested["b"][0], 1.0)
+    np.testing.assert_allclose(one, [mean_rank, mean_rank])
+    np.testing.assert_allclose(unconnected[0], 0.0)
+    np.testing.assert_allclose(weighted, 2.0 * mean_rank)
+
+
+def test_tape_of_an_embedding(mode, rank, size):
+    table = tf.Variable(tf.zeros([5]))
+
+    @mode
+    def gradient():
+        with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank, 4]))
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    expected = np.zeros(5)
+    expected[:size] = 1 / size
+    expected[4] += 1.0
+    np.testing.assert_allclose(gradient(), expected, rtol=1e-6)
+
+
+def test_jacobians_are_the_ranks_own(rank):
+    source = tf.Variable([1.0, 2.0])
+    with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
+        target = source * source * float(rank)
+    np.testing.assert_allclose(
+        tape.jacobian(target, source), np.diag([2.0 * rank, 4.0 * rank])
+    )

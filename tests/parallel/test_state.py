@@ -1,0 +1,85 @@
+"""broadcast_variables: every dtype, from any rank."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import _runtime
+
+DTYPES = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    # Not dtypes of the engine's: they travel as bytes.
+    "complex64",
+    "float8_e4m3fn",
+]
+
+
+def values_of(rank, dtype):
+    return [
+        tf.cast(tf.constant(array, tf.float32) % 2 ** rank.bit_length(), dtype)
+        for array in (rank + 1, [[rank, 1, 0], [1, 0, rank]], np.zeros((0, 2)))
+    ]
+
+
+@pytest.mark.parametrize("limit_bytes", [8, 64 << 20])
+def test_every_dtype_from_the_last_rank(limit_bytes, rank, size, monkeypatch):
+    monkeypatch.setattr(_runtime, "fusion_threshold_bytes", lambda: limit_bytes)
+    variables = [
+        tf.Variable(value)
+        for dtype in DTYPES
+        for value in values_of(rank, dtype)
+    ]
+    tfring.broadcast_variables(variables, root_rank=size - 1)
+    expected = [
+        value for dtype in DTYPES for value in values_of(size - 1, dtype)
+    ]
+    for variable, value in zip(variables, expected, strict=True):
+        assert variable.dtype == value.dtype
+        assert variable.shape == value.shape
+        np.testing.assert_array_equal(variable.numpy(), value.numpy())
+
+
+def test_keras_variables_and_seeds(rank):
+    keras.utils.set_random_seed(100 + rank)
+    generator = keras.random.SeedGenerator()
+    weight = keras.Variable([float(rank)])
+    tfring.broadcast_variables([generator.state, weight])
+    assert weight.numpy() == 0.0
+    drawn = keras.random.uniform((3,), seed=generator)
+    everyone = tfring.allgather(drawn[tf.newaxis])
+    np.testing.assert_array_equal(everyone, [drawn] * len(everyone))
+
+
+def test_nothing_to_broadcast():
+    tfring.broadcast_variables([])
+
+
+def test_variables_that_differ_are_named_on_every_rank(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    units = 4 if rank == size - 1 else 3
+    same = tf.Variable(float(rank), name="same")
+    other = tf.Variable(tf.zeros([units]), name="head")
+    with pytest.raises(tf.errors.FailedPreconditionError) as error:
+        tfring.broadcast_variables([same, other])
+    for part in ("head", "(3,)", "(4,)", f"ank {size - 1}"):
+        assert part in str(error.value)
+    # And the job goes on.
+    tfring.broadcast_variables([same])
+    assert same.numpy() == 0.0

@@ -1,0 +1,243 @@
+"""Ranks that train on shards end with the weights of one that had it all.
+
+Note [How close]: float32 sums taken in another order differ by some 1e-7 of
+their terms, so 20 steps of SGD agree within 1e-5 of a tensor's largest weight.
+Adam divides a gradient by its own size, so that a component that is nothing but
+rounding errors, where terms cancel, moves its weight as far as any other: in
+the wide model one process, too, is 1e-2 away from itself once it adds up its
+batch in another order. With epsilon=1e-3 noise stays noise, and the bound of
+SGD holds for Adam and AdamW.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mpi4py import MPI
+
+import tfring
+
+BATCH = 24  # of all ranks together; 1, 2, 3 and 4 ranks have equal shares
+STEPS = 20
+RATE = 1e-2
+
+
+def mlp():
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(16, activation="tanh")(inputs)
+    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
+    return keras.Model([inputs], keras.layers.Dense(1)(hidden))
+
+
+def cnn_beside_embedding():
+    image = keras.Input((8, 8, 1))
+    words = keras.Input((3,), dtype="int32")
+    seen = keras.layers.Conv2D(4, 3, activation="tanh")(image)
+    seen = keras.layers.GlobalAveragePooling2D()(seen)
+    read = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(words))
+    both = keras.layers.Concatenate()([seen, read])
+    return keras.Model([image, words], keras.layers.Dense(1)(both))
+
+
+def many_variables():
+    """36 variables of 4 bytes to 8 MiB, in two buckets and more."""
+    inputs = keras.Input((6,))
+    heads = []
+    for width in (1, 2, 3, 16, 64, 256, 1024):
+        hidden = keras.layers.Dense(width, activation="tanh")(inputs)
+        heads.append(keras.layers.Dense(1)(hidden))
+    deep = keras.layers.Dense(1024, activation="tanh")(inputs)
+    for width in (2048, 4):
+        deep = keras.layers.Dense(width, activation="tanh")(deep)
+    heads.append(keras.layers.Dense(1)(deep))
+    model = keras.Model([inputs], keras.layers.Average()(heads))
+    sizes = [4 * int(np.prod(v.shape)) for v in model.trainable_variables]
+    assert (len(sizes), min(sizes), max(sizes)) == (36, 4, 8 << 20)
+    return model
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(RATE, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-3),
+    "adamw": lambda: keras.optimizers.AdamW(
+        RATE, epsilon=1e-3, weight_decay=0.01, clipnorm=0.1
+    ),
+}
+
+
+def data_for(model):
+    rng = np.random.default_rng(0)
+    rows = STEPS * BATCH
+    inputs = [
+        rng.integers(0, 50, (rows, *x.shape[1:]))
+        if x.dtype == "int32"
+        else rng.normal(size=(rows, *x.shape[1:])).astype("float32")
+        for x in model.inputs
+    ]
+    return inputs, rng.normal(size=(rows, 1)).astype("float32")
+
+
+def shard(array):
+    """This rank's rows of every batch."""
+    batches = array.reshape(STEPS, BATCH, *array.shape[1:])
+    own = batches[:, tfring.rank() :: tfring.size()]
+    return own.reshape(-1, *array.shape[1:])
+
+
+@functools.cache
+def trained_alone(make_model, optimizer_name, sparse_as_dense):
+    """The weights after plain TensorFlow steps on the global batches."""
+    keras.utils.set_random_seed(0)
+    model = make_model()
+    optimizer = OPTIMIZERS[optimizer_name]()
+    optimizer.build(model.trainable_variables)
+    inputs, targets = data_for(model)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if sparse_as_dense:
+            gradients = [tf.convert_to_tensor(g) for g in gradients]
+        optimizer.apply(gradients, model.trainable_variables)
+
+    for i in range(0, STEPS * BATCH, BATCH):
+        step([x[i : i + BATCH] for x in inputs], targets[i : i + BATCH])
+    return model.get_weights()
+
+
+def trained_together(make_model, optimizer_name, **how):
+    # Rank 0's weights alone are those of `trained_alone`.
+    keras.utils.set_random_seed(tfring.rank())
+    model = make_model()
+    model.compile(
+        tfring.DistributedOptimizer(OPTIMIZERS[optimizer_name]()), "mse", **how
+    )
+    inputs, targets = data_for(model)
+    model.fit(
+        [shard(x) for x in inputs],
+        shard(targets),
+        batch_size=BATCH // tfring.size(),
+        shuffle=False,
+        verbose=0,
+        callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+    return model
+
+
+def assert_same_on_all_ranks(variables):
+    digest = hashlib.sha256()
+    for variable in variables:
+        digest.update(np.asarray(variable).tobytes())
+    digests = MPI.COMM_WORLD.allgather(digest.hexdigest())
+    assert len(set(digests)) == 1, digests
+
+
+def assert_close(weights, expected):
+    """See Note [How close]."""
+    for got, want in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(
+            got, want, rtol=0, atol=1e-5 * np.abs(want).max()
+        )
+
+
+COMPILED = {"jit_compile": True}
+PLAIN = {"jit_compile": False}
+EAGER = {"run_eagerly": True}
+
+
+@pytest.mark.parametrize(
+    ("make_model", "optimizer_name", "how"),
+    [
+        (mlp, "sgd", PLAIN),
+        (mlp, "sgd", COMPILED),
+        (mlp, "sgd", EAGER),
+        (mlp, "adam", PLAIN),
+        (mlp, "adamw", PLAIN),
+        (cnn_beside_embedding, "sgd", PLAIN),
+        (cnn_beside_embedding, "adam", EAGER),
+        (cnn_beside_embedding, "adamw", PLAIN),
+        (cnn_beside_embedding, "adamw", COMPILED),
+        (many_variables, "sgd", PLAIN),
+        (many_variables, "sgd", COMPILED),
+        (many_variables, "adam", PLAIN),
+    ],
+)
+def test_weights_are_those_of_one_process(make_model, optimizer_name, how):
+    # TensorFlow clips sparse gradients by a norm that counts repeated rows one
+    # by one. Under XLA ours are dense, and so clipped by their true norm.
+    sparse_as_dense = make_model is cnn_beside_embedding and how is COMPILED
+    expected = trained_alone(make_model, optimizer_name, sparse_as_dense)
+    model = trained_together(make_model, optimizer_name, **how)
+    assert_close(model.get_weights(), expected)
+    assert_same_on_all_ranks([*model.variables, *model.optimizer.variables])
+
+
+@pytest.fixture
+def mixed_float16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+class Steps(keras.callbacks.Callback):
+    """The loss scale and the weights after each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = []
+        self.weights = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.scales.append(float(self.model.optimizer.dynamic_scale.numpy()))
+        self.weights.append(self.model.get_weights())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "how"),
+    [
+        (lambda: tfring.DistributedOptimizer(keras.optimizers.Adam()), PLAIN),
+        (
+            lambda: tfring.DistributedOptimizer(keras.optimizers.Adam()),
+            COMPILED,
+        ),
+        (
+            lambda: tfring.DistributedOptimizer(
+                keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+            ),
+            PLAIN,
+        ),
+    ],
+    ids=["inside, plain", "inside, compiled", "outside, plain"],
+)
+def test_all_ranks_skip_the_overflow_of_one(
+    mixed_float16, optimizer, how, rank, size
+):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer(), "mse", **how)
+    inputs = np.full((4 * 2, 4), 1e-2, np.float32)
+    if rank == size - 1:
+        inputs[2:4] = 6e4  # the second batch, near the end of float16
+    steps = Steps()
+    model.fit(
+        inputs,
+        np.zeros((4 * 2, 1)),
+        batch_size=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[steps],
+    )
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert steps.scales == [2.0**15, 2.0**14, 2.0**14, 2.0**14]
+    before, after, later = (steps.weights[i] for i in (0, 1, 2))
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert any((a != b).any() for a, b in zip(after, later, strict=True))
+    assert_same_on_all_ranks([*model.variables, *model.optimizer.variables])

@@ -1,0 +1,55 @@
+"""Buckets: equal on all ranks, of one dtype, no larger than they may be."""
+
+import tensorflow as tf
+
+from tfring.buckets import cut_into_buckets
+
+
+def floats(*counts, dtype=tf.float32):
+    return [tf.zeros([count], dtype) for count in counts]
+
+
+def test_tensors_share_a_bucket_up_to_the_limit():
+    assert cut_into_buckets(floats(1, 1, 2, 1), 16) == [[0, 1, 2], [3]]
+
+
+def test_first_bucket_may_be_smaller():
+    buckets = cut_into_buckets(floats(1, 1, 1, 1, 1), 12, first_limit_bytes=4)
+    assert buckets == [[0], [1, 2, 3], [4]]
+
+
+def test_tensor_above_the_limit_travels_alone():
+    assert cut_into_buckets(floats(1, 9, 1, 1), 8) == [[0], [1], [2, 3]]
+
+
+def test_limit_of_zero_gives_every_tensor_a_bucket():
+    assert cut_into_buckets(floats(1, 1, 1), 0) == [[0], [1], [2]]
+
+
+def test_empty_tensors_need_no_room():
+    assert cut_into_buckets(floats(1, 0, 0), 4) == [[0, 1, 2]]
+
+
+def test_a_bucket_has_one_dtype():
+    mixed = floats(1, dtype=tf.float16) + floats(1, 1)
+    mixed += floats(1, dtype=tf.float16)
+    # Ordered by their last tensors: the first bucket waits for the fourth.
+    assert cut_into_buckets(mixed, 100) == [[1, 2], [0, 3]]
+
+
+def test_tensor_of_unknown_shape_travels_alone():
+    @tf.function
+    def cut(unknown):
+        assert unknown.shape.num_elements() is None
+        known = floats(1, 1)
+        assert cut_into_buckets([known[0], unknown, known[1]], 100) == [
+            [0],
+            [1],
+            [2],
+        ]
+
+    cut.get_concrete_function(tf.TensorSpec([None], tf.float32))
+
+
+def test_nothing_to_cut():
+    assert cut_into_buckets([], 100) == []

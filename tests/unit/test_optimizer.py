@@ -1,0 +1,277 @@
+"""DistributedOptimizer in one process: what it changes and what it keeps."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import optimizer
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    tfring.init()
+
+
+class Averages:
+    """Takes the place of reduce_gradients: counts, and multiplies."""
+
+    def __init__(self):
+        self.count = 0
+        self.factor = 1.0
+        self.sparse_as_dense = None
+
+    def __call__(self, gradients, variables, *, sparse_as_dense):
+        assert len(gradients) == len(variables)
+        self.count += 1
+        self.sparse_as_dense = sparse_as_dense
+        return [g if g is None else g * self.factor for g in gradients]
+
+
+@pytest.fixture
+def averages(monkeypatch):
+    averages = Averages()
+    monkeypatch.setattr(optimizer, "reduce_gradients", averages)
+    return averages
+
+
+@keras.saving.register_keras_serializable("tfring_test")
+class Registered(keras.optimizers.SGD):
+    pass
+
+
+class Unregistered(keras.optimizers.SGD):
+    pass
+
+
+class OwnApply(keras.optimizers.SGD):
+    """Accumulates in its own way, past Keras's hooks."""
+
+    def apply(self, grads, trainable_variables=None):
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            variable.assign_sub(gradient)
+
+
+def small_model(wrapped, **arguments):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(wrapped, "mse", **arguments)
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    return model
+
+
+def test_returns_the_same_optimizer_with_its_settings():
+    adamw = keras.optimizers.AdamW(0.1)
+    adamw.exclude_from_weight_decay(var_names=["bias"])
+    distributed = tfring.DistributedOptimizer(adamw)
+    assert distributed is adamw
+    assert isinstance(distributed, keras.optimizers.AdamW)
+    assert type(distributed).__name__ == "AdamW"
+    assert not distributed._use_weight_decay(tf.Variable(1.0, name="bias"))
+
+
+def test_refuses_what_is_no_keras_optimizer():
+    for other in ("adam", None, tf.compat.v1.train.AdamOptimizer(), OwnApply):
+        with pytest.raises(TypeError, match="Keras 3"):
+            tfring.DistributedOptimizer(other)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda distributed: distributed,
+        keras.optimizers.LossScaleOptimizer,
+        lambda distributed: keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(distributed)
+        ),
+    ],
+    ids=["itself", "LossScaleOptimizer", "MultiOptimizer"],
+)
+def test_refuses_to_wrap_twice(again):
+    distributed = tfring.DistributedOptimizer(keras.optimizers.Adam())
+    with pytest.raises(ValueError, match="distributed already"):
+        tfring.DistributedOptimizer(again(distributed))
+
+
+def test_needs_init():
+    tfring.shutdown()
+    try:
+        with pytest.raises(tfring.NotInitializedError, match="not initialized"):
+            tfring.DistributedOptimizer(keras.optimizers.Adam())
+    finally:
+        tfring.init()
+
+
+def test_averages_before_clipping(averages):
+    averages.factor = 100.0
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0, clipnorm=1.0))
+    variable = keras.Variable([0.0, 0.0])
+    sgd.apply([tf.constant([3.0, 4.0])], [variable])
+    np.testing.assert_allclose(variable.numpy(), [-0.6, -0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_averages_once_for_each_accumulated_update(averages, traced):
+    averages.factor = 10.0
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    )
+    variable = keras.Variable([0.0])
+    sgd.build([variable])
+
+    def step(gradient):
+        sgd.apply([gradient], [variable])
+
+    if traced:
+        step = tf.function(step)
+    values = []
+    for gradient in (2.0, 1.0, 4.0, 3.0):
+        step(tf.constant([gradient]))
+        values.append(float(variable.numpy()[0]))
+    assert values == [0.0, -15.0, -15.0, -50.0]
+    assert averages.count == (1 if traced else 2)
+
+
+def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):
+    averages.factor = 10.0
+    own = tfring.DistributedOptimizer(
+        OwnApply(1.0, gradient_accumulation_steps=2)
+    )
+    variable = keras.Variable([0.0])
+    own.apply([tf.constant([2.0])], [variable])
+    assert variable.numpy()[0] == -20.0
+
+
+def test_sparse_as_dense_is_handed_on(averages):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(), sparse_as_dense=True
+    )
+    sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+    assert averages.sparse_as_dense is True
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_built_optimizer_takes_gradients_alone(averages):
+    averages.factor = 2.0
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    variables = [keras.Variable([0.0]), keras.Variable([0.0])]
+    sgd.build(variables)
+    sgd.apply([tf.constant([1.0]), None])
+    assert [float(v.numpy()[0]) for v in variables] == [-2.0, 0.0]
+
+
+def test_every_optimizer_of_a_multi_optimizer_gets_averages(averages):
+    averages.factor = 2.0
+    inner = [keras.optimizers.SGD(1.0), keras.optimizers.SGD(10.0)]
+    multi = tfring.DistributedOptimizer(
+        keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(inner[0], {"b": inner[1]})
+        )
+    )
+    variables = [keras.Variable([0.0], name=name) for name in "ab"]
+    multi.apply([tf.constant([1.0])] * 2, variables)
+    assert [float(v.numpy()[0]) for v in variables] == [-2.0, -20.0]
+    assert averages.count == 1
+
+
+@pytest.mark.parametrize(
+    "scale_loss",
+    [
+        lambda sgd: tfring.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(sgd, initial_scale=8.0)
+        ),
+        lambda sgd: keras.optimizers.LossScaleOptimizer(
+            tfring.DistributedOptimizer(sgd), initial_scale=8.0
+        ),
+    ],
+    ids=["wrapped", "around"],
+)
+@pytest.mark.parametrize("accumulation_steps", [None, 2])
+def test_loss_scale_optimizer_looks_at_averages(
+    averages, scale_loss, accumulation_steps
+):
+    sgd = scale_loss(
+        keras.optimizers.SGD(
+            1.0, gradient_accumulation_steps=accumulation_steps
+        )
+    )
+    variable = keras.Variable([0.0])
+    averages.factor = np.inf  # Another rank has overflowed.
+    sgd.apply([tf.constant([8.0])], [variable])
+    assert variable.numpy()[0] == 0.0
+    assert float(sgd.dynamic_scale.numpy()) == 4.0
+    assert averages.count == 1
+    averages.factor = 2.0
+    for _ in range(accumulation_steps or 1):
+        sgd.apply([tf.constant([4.0])], [variable])
+    assert variable.numpy()[0] == -2.0
+    assert averages.count == 1 + (accumulation_steps or 1)
+
+
+def test_plain_loss_scale_optimizer_is_left_alone(averages):
+    tfring.DistributedOptimizer(keras.optimizers.SGD())
+    plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    plain.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+    assert averages.count == 0
+
+
+def test_float8_scales_are_refused():
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD())
+    scale = keras.Variable([1.0], name="scale")
+    scale.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match=r"'scale'.*float8"):
+        sgd.apply([tf.constant([1.0])], [scale])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.AdamW(0.1, gradient_accumulation_steps=2),
+        lambda: Registered(0.1, momentum=0.9),
+        lambda: Unregistered(0.1, momentum=0.9),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+    ],
+    ids=["SGD", "AdamW", "Registered", "Unregistered", "LossScaleOptimizer"],
+)
+def test_saved_model_loads_as_plain_keras_with_state(make, tmp_path):
+    plain_class = type(make())
+    model = small_model(tfring.DistributedOptimizer(make()))
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(
+        path, custom_objects={"Unregistered": Unregistered}
+    )
+    assert type(loaded.optimizer) is plain_class
+    saved, restored = model.optimizer.variables, loaded.optimizer.variables
+    for before, after in zip(saved, restored, strict=True):
+        np.testing.assert_array_equal(before.numpy(), after.numpy())
+    # And goes on, wrapped again.
+    tfring.DistributedOptimizer(loaded.optimizer)
+    loaded.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))],
+)
+def test_copies_average_too(averages, duplicate):
+    adam = tfring.DistributedOptimizer(
+        keras.optimizers.Adam(0.25), sparse_as_dense=True
+    )
+    same = duplicate(adam)
+    assert same is not adam
+    assert same.get_config() == adam.get_config()
+    same.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+    assert averages.count == 1
+    assert averages.sparse_as_dense
+
+
+def test_from_config_gives_a_distributed_optimizer():
+    adam = tfring.DistributedOptimizer(keras.optimizers.Adam(0.25))
+    again = type(adam).from_config(adam.get_config())
+    with pytest.raises(ValueError, match="distributed already"):
+        tfring.DistributedOptimizer(again)

@@ -1,0 +1,255 @@
+"""The reducer's plan: order, buckets, names. Collectives are stand-ins here."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tfring import _runtime, chains, collectives, reducer
+
+
+class Recorder:
+    """Takes the place of the collectives; what it "reduces" is unchanged."""
+
+    def __init__(self):
+        self.events = []
+        self.starts = []
+
+    def start_allreduce(self, tensors, **arguments):
+        self.starts.append(arguments | {"tensors": tensors})
+        self.events.append("start")
+        return list(tensors), f"start {len(self.starts)}"
+
+    def finish(self, buffers, *_, **__):
+        self.events.append("done")
+        return list(buffers)
+
+    def allreduce(self, tensor, *, op, name):
+        self.events.append("sparse" if is_sparse(tensor) else "dense")
+        return tensor
+
+
+def is_sparse(gradient):
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(_runtime, "fusion_threshold_bytes", lambda: 64)
+    monkeypatch.setattr(chains, "start_allreduce", recorder.start_allreduce)
+    monkeypatch.setattr(chains, "finish", recorder.finish)
+    monkeypatch.setattr(collectives, "allreduce", recorder.allreduce)
+    return recorder
+
+
+def variables_of_chain(count):
+    return [tf.Variable([1.0] * 8, name=f"layer_{i}") for i in range(count)]
+
+
+def gradients_of_chain(variables):
+    with tf.GradientTape() as tape:
+        value = tf.ones([8])
+        for variable in variables:
+            value = tf.tanh(value * variable)
+    return tape.gradient(value, variables)
+
+
+def reduced_names(recorder):
+    return [name for start in recorder.starts for name in start["tensor_names"]]
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_last_layer_is_reduced_first(recorder, traced):
+    variables = variables_of_chain(5)
+
+    def step():
+        return reducer.reduce_gradients(
+            gradients_of_chain(variables), variables
+        )
+
+    result = (tf.function(step) if traced else step)()
+    assert len(recorder.starts) == 3
+    names = [f"layer_{i}:0" for i in reversed(range(5))]
+    assert reduced_names(recorder) == names
+    for got, expected in zip(
+        result, gradients_of_chain(variables), strict=True
+    ):
+        tf.debugging.assert_equal(got, expected)
+
+
+def test_order_follows_the_graph_and_not_the_list(recorder):
+    variables = variables_of_chain(4)
+
+    @tf.function
+    def step():
+        gradients = gradients_of_chain(variables)
+        shuffled = [2, 0, 3, 1]
+        reducer.reduce_gradients(
+            [gradients[i] for i in shuffled], [variables[i] for i in shuffled]
+        )
+
+    step()
+    assert reduced_names(recorder) == [
+        f"layer_{i}:0" for i in reversed(range(4))
+    ]
+
+
+def test_all_starts_come_before_the_first_done_in_one_chain(recorder):
+    variables = variables_of_chain(6)
+    reducer.reduce_gradients(gradients_of_chain(variables), variables)
+    assert recorder.events == ["start"] * 3 + ["done"] * 3
+    previous = [start["previous"] for start in recorder.starts]
+    assert previous == [None, "start 1", "start 2"]
+    assert [start["last"] for start in recorder.starts] == [False, False, True]
+
+
+def test_first_bucket_is_small(recorder, monkeypatch):
+    monkeypatch.setattr(_runtime, "fusion_threshold_bytes", lambda: 1 << 30)
+    variables = [tf.Variable(tf.zeros([1 << 18])) for _ in range(4)]
+    gradients = [tf.zeros([1 << 18]) for _ in range(4)]
+    reducer.reduce_gradients(gradients, variables)
+    assert [len(start["tensors"]) for start in recorder.starts] == [1, 3]
+
+
+def test_none_stays_none(recorder):
+    variables = variables_of_chain(3)
+    gradients = [None, tf.ones([8]), None]
+    result = reducer.reduce_gradients(gradients, variables)
+    assert result[0] is None
+    assert result[2] is None
+    assert reduced_names(recorder) == ["layer_1:0"]
+
+
+def test_nothing_to_reduce(recorder):
+    assert reducer.reduce_gradients([None], variables_of_chain(1)) == [None]
+    assert recorder.events == []
+
+
+def test_one_rank_is_an_identity(recorder, monkeypatch):
+    monkeypatch.setattr(_runtime, "size", lambda: 1)
+    gradients = [tf.ones([2]), None]
+    result = reducer.reduce_gradients(gradients, variables_of_chain(2))
+    assert result[0] is gradients[0]
+    assert result[1] is None
+    assert recorder.events == []
+
+
+def embedding_step(recorder, **arguments):
+    """Returns whether the table's gradient left the reducer sparse."""
+    table = tf.Variable(tf.ones([4, 2]))
+    weight = tf.Variable([1.0, 2.0])
+    left_sparse = []
+
+    def step():
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, [1, 3, 1])
+            loss = tf.reduce_sum(rows * weight)
+        gradients = reducer.reduce_gradients(
+            tape.gradient(loss, [table, weight]), [table, weight], **arguments
+        )
+        left_sparse.append(is_sparse(gradients[0]))
+        return tf.convert_to_tensor(gradients[0])
+
+    return step, left_sparse
+
+
+def test_sparse_gradients_are_gathered_between_starts_and_dones(recorder):
+    step, left_sparse = embedding_step(recorder)
+    step()
+    assert left_sparse == [True]
+    assert recorder.events == ["start", "sparse", "done"]
+
+
+@pytest.mark.parametrize("how", ["by choice", "under XLA"])
+def test_sparse_gradients_made_dense(recorder, how):
+    step, left_sparse = embedding_step(
+        recorder, sparse_as_dense=how == "by choice"
+    )
+    step = tf.function(step, jit_compile=how == "under XLA")
+    tf.debugging.assert_equal(
+        step(), [[0.0, 0.0], [2.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
+    )
+    assert not any(left_sparse)
+    assert "sparse" not in recorder.events
+
+
+def test_xla_is_noticed_in_nested_functions(recorder):
+    step, left_sparse = embedding_step(recorder)
+    inner = tf.function(step)
+    tf.function(lambda: inner(), jit_compile=True)()
+    assert not any(left_sparse)
+
+
+def request_names(recorder):
+    return [start["request_name"] for start in recorder.starts]
+
+
+def test_request_names_are_the_same_in_every_trace(recorder):
+    # A rank may have traced once more than another, or named its model apart.
+    variables = variables_of_chain(3)
+
+    @tf.function
+    def step(scope):
+        with tf.name_scope(scope):
+            reducer.reduce_gradients(gradients_of_chain(variables), variables)
+
+    step("adam")
+    once = request_names(recorder)
+    step("adam_1")
+    assert request_names(recorder) == once + once
+
+
+def test_request_names_are_unique_within_a_step(recorder):
+    variables = variables_of_chain(3)
+
+    def reduce():
+        reducer.reduce_gradients(gradients_of_chain(variables), variables)
+        return tf.constant(True)
+
+    @tf.function
+    def step(flag):
+        reduce()
+        tf.function(reduce)()
+        tf.cond(flag, reduce, lambda: tf.constant(False))
+        reduce()
+
+    step(tf.constant(True))
+    names = request_names(recorder)
+    assert len(set(names)) == len(names) == 4 * 2
+
+
+def test_shape_comes_from_the_variable_where_the_trace_does_not_know(recorder):
+    variable = tf.Variable(tf.ones([3, 2]))
+
+    @tf.function
+    def step(gradient):
+        reducer.reduce_gradients([gradient], [variable])
+
+    step.get_concrete_function(tf.TensorSpec(None, tf.float32))
+    assert recorder.starts[0]["tensors"][0].shape == (3, 2)
+
+
+def test_gradient_of_wholly_unknown_shape(recorder):
+    @tf.function
+    def step(gradient):
+        return reducer.reduce_gradients([gradient], [None])
+
+    spec = tf.TensorSpec(None, tf.float32)
+    step.get_concrete_function(spec)
+    assert reduced_names(recorder) == ["gradient 0"]
+
+
+def test_errors_speak_of_keras_variables_by_path(recorder):
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, name="head")], name="net"
+    )
+    kernel = model.trainable_variables[0]
+    reducer.reduce_gradients([tf.ones([2, 1])], [kernel])
+    assert reduced_names(recorder) == ["net/head/kernel"]
+
+
+def test_ragged_gradient_is_refused(recorder):
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    with pytest.raises(TypeError, match="'gradient 0' is a RaggedTensor"):
+        reducer.reduce_gradients([ragged], [None])

@@ -1,0 +1,44 @@
+"""broadcast_variables: what it refuses before anything is sent."""
+
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    tfring.init()
+
+
+def test_one_rank_keeps_its_variables():
+    variable = tf.Variable([1.0, 2.0])
+    tfring.broadcast_variables([variable])
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_root_rank_must_exist():
+    for root_rank in (-1, 1):
+        with pytest.raises(ValueError, match=r"root_rank must be in \[0, 1\)"):
+            tfring.broadcast_variables([tf.Variable(0.0)], root_rank)
+
+
+def test_tensors_are_refused():
+    with pytest.raises(TypeError, match="variables, got"):
+        tfring.broadcast_variables([tf.constant(0.0)])
+
+
+def test_strings_are_refused_by_name():
+    with pytest.raises(TypeError, match="'label:0' holds strings"):
+        tfring.broadcast_variables([tf.Variable("text", name="label")])
+
+
+def test_tracing_is_refused():
+    variable = tf.Variable(0.0)
+
+    @tf.function
+    def broadcast():
+        tfring.broadcast_variables([variable])
+
+    with pytest.raises(RuntimeError, match=r"while tracing a tf\.function"):
+        broadcast()

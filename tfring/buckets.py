@@ -1,0 +1,63 @@
+"""Cuts a list of tensors into buckets, each of which travels as one request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class _Bucket:
+    indices: list[int]
+    nbytes: int | None  # None where the trace does not know a shape
+
+
+def cut_into_buckets(
+    tensors: Sequence[tf.Tensor],
+    limit_bytes: int,
+    *,
+    first_limit_bytes: int | None = None,
+) -> list[list[int]]:
+    """Groups tensors of one dtype, in order, up to a size.
+
+    All ranks cut alike if their tensors have the same dtypes and static shapes.
+    A tensor above the limit, or of a shape that the trace does not know, gets a
+    bucket of its own.
+
+    Args:
+        tensors: The tensors in the order in which they become ready.
+        limit_bytes: The size that a bucket of several tensors may have.
+        first_limit_bytes: The same for the first bucket; default `limit_bytes`.
+
+    Returns:
+        For each bucket the indices of its tensors, ascending. The buckets are
+        in the order in which their last tensors become ready.
+    """
+    if first_limit_bytes is None:
+        first_limit_bytes = limit_bytes
+    buckets: list[_Bucket] = []
+    # The bucket of each dtype that may still grow.
+    growing: dict[tf.DType, _Bucket] = {}
+    for index, tensor in enumerate(tensors):
+        nbytes = _static_bytes(tensor)
+        bucket = growing.get(tensor.dtype)
+        limit = first_limit_bytes if bucket in buckets[:1] else limit_bytes
+        if (
+            bucket is None
+            or bucket.nbytes is None
+            or nbytes is None
+            or bucket.nbytes + nbytes > limit
+        ):
+            growing[tensor.dtype] = _Bucket([index], nbytes)
+            buckets.append(growing[tensor.dtype])
+        else:
+            bucket.indices.append(index)
+            bucket.nbytes += nbytes
+    return sorted((b.indices for b in buckets), key=lambda indices: indices[-1])
+
+
+def _static_bytes(tensor: tf.Tensor) -> int | None:
+    count = tensor.shape.num_elements()
+    return None if count is None else count * tensor.dtype.size

@@ -1,0 +1,168 @@
+"""Averages gradients over the ranks while backpropagation still runs.
+
+Note [Backward order]: the gradients of the last layers are ready first. Reduced
+in that order, each travels while the ones before it in the model are still
+being computed. TensorFlow runs stateful operations of a graph in the order in
+which they were traced, so a reduction traced too early holds up all after it.
+
+Note [Starts before dones]: a bucket is a start and a done operation. All starts
+are traced before the first done, as one chain (see tfring/chains.py), so that
+no bucket waits for the result of another.
+
+Note [Request names]: ranks find each other's buckets by name, so a name must
+not depend on what else a rank has done: Keras numbers layers and optimizers by
+how many the process has made, and rank 0 may well have made one more. Buckets
+are therefore numbered within the function being traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfring import _runtime, chains, collectives
+from tfring.buckets import cut_into_buckets
+
+# Small, so that the wire has work soon after backpropagation has begun.
+_FIRST_BUCKET_BYTES = 1 << 20
+
+_Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
+
+
+def reduce_gradients(
+    gradients: Sequence[_Gradient],
+    variables: Sequence[Any],
+    *,
+    sparse_as_dense: bool = False,
+) -> list[_Gradient]:
+    """Averages each gradient over the ranks.
+
+    Collective: every rank must call it, with gradients of the same dtypes and
+    shapes, in a graph or eagerly. On one rank it returns what it was given.
+
+    Args:
+        gradients: Tensors, `tf.IndexedSlices` or `None`.
+        variables: The variable, or other source, of each gradient. It gives the
+            name by which errors speak of the gradient, and the shape where the
+            trace does not know it.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense and summed
+            up, instead of gathered from all ranks. Under XLA, whose shapes are
+            static, they always are.
+
+    Returns:
+        The averages. `None` stays `None`, and what is not made dense stays
+        `tf.IndexedSlices`.
+
+    Raises:
+        TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
+    """
+    result = list(gradients)
+    if _runtime.size() == 1:
+        return result
+    names = [_name(v, i) for i, v in enumerate(variables)]
+    order = _backward_order(result)
+    make_dense = sparse_as_dense or chains.traced_for_xla()
+    dense: list[int] = []
+    sparse: list[int] = []
+    for i in order:
+        if isinstance(result[i], tf.IndexedSlices) and not make_dense:
+            sparse.append(i)
+        else:
+            result[i] = _dense(result[i], variables[i], names[i])
+            dense.append(i)
+
+    limit_bytes = _runtime.fusion_threshold_bytes()
+    buckets = cut_into_buckets(
+        [result[i] for i in dense],
+        limit_bytes,
+        first_limit_bytes=min(limit_bytes, _FIRST_BUCKET_BYTES),
+    )
+    request_names = _request_names(len(buckets) + len(sparse))
+
+    # See Note [Starts before dones].
+    started = []
+    previous = None
+    for number, bucket in enumerate(buckets):
+        indices = [dense[position] for position in bucket]
+        buffers, previous = chains.start_allreduce(
+            [result[i] for i in indices],
+            request_name=next(request_names),
+            tensor_names=[names[i] for i in indices],
+            previous=previous,
+            op=chains.ReduceOp.Average,
+            last=number == len(buckets) - 1,
+        )
+        started.append((indices, buffers, previous))
+    for i in sparse:
+        result[i] = collectives.allreduce(
+            result[i], op=chains.ReduceOp.Average, name=next(request_names)
+        )
+    for indices, buffers, start in started:
+        reduced = chains.finish(buffers, start)
+        for i, tensor in zip(indices, reduced, strict=True):
+            result[i] = tensor
+    return result
+
+
+def _backward_order(gradients: Sequence[_Gradient]) -> list[int]:
+    """The indices of the gradients that exist; see Note [Backward order]."""
+    last_first = [
+        i for i in reversed(range(len(gradients))) if gradients[i] is not None
+    ]
+    if tf.executing_eagerly():
+        return last_first
+    graph = tf.compat.v1.get_default_graph()
+    position_of = {
+        operation.name: position
+        for position, operation in enumerate(graph.get_operations())
+    }
+
+    def position(index: int) -> int:
+        gradient = gradients[index]
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = gradient.values
+        if not tf.is_symbolic_tensor(gradient) or gradient.graph is not graph:
+            return -1  # From outside of this graph: ready before it starts.
+        return position_of[gradient.op.name]
+
+    return sorted(last_first, key=position)
+
+
+def _dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
+    if not isinstance(gradient, tf.Tensor | tf.IndexedSlices):
+        raise TypeError(
+            f"The gradient of '{name}' is a {type(gradient).__name__}; only "
+            "tf.Tensor and tf.IndexedSlices can be averaged over the ranks."
+        )
+    tensor = tf.convert_to_tensor(gradient)
+    shape = getattr(variable, "shape", None)
+    if shape is not None and not tensor.shape.is_fully_defined():
+        # All ranks must cut their gradients into the same buckets, even if one
+        # has traced for a batch of unknown size and another has not.
+        tensor.set_shape(shape)
+    return tensor
+
+
+def _name(variable: Any, index: int) -> str:
+    if isinstance(variable, keras.Variable):
+        return str(variable.path)
+    if isinstance(variable, tf.Variable):
+        return str(variable.name)
+    return f"gradient {index}"
+
+
+def _request_names(count: int) -> Iterator[str]:
+    """Names that no other reduction of this function has; see the Note."""
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly():
+        first = 0  # Each call has ended before the next one begins.
+    else:
+        while graph.building_function and graph.outer_graph.building_function:
+            graph = graph.outer_graph
+        taken = graph.get_collection_ref("tfring_requests")
+        first = len(taken)
+        taken.extend([None] * count)
+    return (f"gradients/{number}" for number in range(first, first + count))

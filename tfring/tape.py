@@ -1,0 +1,97 @@
+"""DistributedGradientTape: tf.GradientTape, whose gradients are averaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfring.reducer import reduce_gradients
+
+
+def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
+    gradtape: tf.GradientTape, *, sparse_as_dense: bool = False
+) -> tf.GradientTape:
+    """Makes the gradients of a tape averages over all ranks.
+
+    For training loops of one's own, with any optimizer. Use it instead of
+    `DistributedOptimizer`, not together with it: gradients would be averaged
+    twice, which is right, but wasted.
+
+    `gradient` is collective: every rank must call it, for the same sources.
+    `jacobian` and `batch_jacobian` are this rank's own.
+
+    Args:
+        gradtape: A `tf.GradientTape`, recording already or not; persistent or
+            not.
+        sparse_as_dense: Whether gradients of embeddings, `tf.IndexedSlices`,
+            are made dense. Must agree across ranks. Under `jit_compile` they
+            always are.
+
+    Returns:
+        An object that does all that `gradtape` does.
+
+    Raises:
+        TypeError: `gradtape` is not a `tf.GradientTape`.
+        ValueError: `gradtape` is wrapped already.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    weight = tf.Variable(1.0)
+    with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = weight * float(tfring.rank())
+    mean = tape.gradient(loss, weight)  # (0 + 1 + ... + size - 1) / size
+    ```
+    """
+    if isinstance(gradtape, _DistributedGradientTape):
+        raise ValueError(
+            "This tape is distributed already. Wrap a tf.GradientTape once."
+        )
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(
+            "DistributedGradientTape wraps an instance of tf.GradientTape, "
+            f"got {gradtape!r} of type {type(gradtape).__name__}."
+        )
+    return _DistributedGradientTape(gradtape, sparse_as_dense)
+
+
+class _DistributedGradientTape:
+    # Not a subclass: tf.GradientTape.jacobian calls self.gradient in a
+    # vectorised loop, where nothing may be reduced.
+
+    def __init__(self, tape: tf.GradientTape, sparse_as_dense: bool) -> None:
+        self._tape = tape
+        self._sparse_as_dense = sparse_as_dense
+
+    def __enter__(self) -> _DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._tape.__exit__(*exception)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As `tf.GradientTape.gradient`, then averaged over the ranks."""
+        gradients = self._tape.gradient(
+            target, sources, output_gradients, unconnected_gradients
+        )
+        averages = reduce_gradients(
+            tf.nest.flatten(gradients),
+            tf.nest.flatten(sources),
+            sparse_as_dense=self._sparse_as_dense,
+        )
+        return tf.nest.pack_sequence_as(gradients, averages)
