@@ -1,6 +1,7 @@
 // DescribeDifference: the words of a mismatch.
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "tfring_ops/engine/coordinator.h"
 
@@ -21,8 +22,9 @@ std::string Compare(absl::string_view what, int rank_a, absl::string_view a,
 }
 
 std::string Factors(const CollectiveRequest& request) {
-  return absl::StrCat("prescale ", request.prescale_factor, ", postscale ",
-                      request.postscale_factor);
+  // All digits: factors that differ in the last bit give different sums.
+  return absl::StrFormat("prescale %.17g, postscale %.17g",
+                         request.prescale_factor, request.postscale_factor);
 }
 
 std::string Tensors(const CollectiveRequest& request) {
@@ -48,8 +50,7 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
     return Compare(what, rank_a, of_a, rank_b, of_b);
   };
   if (a.kind != b.kind) {
-    return compare("collectives", absl::StrCat("an ", Name(a.kind)),
-                   absl::StrCat("an ", Name(b.kind)));
+    return compare("collectives", Name(a.kind), Name(b.kind));
   }
   if (a.tensors.size() != b.tensors.size()) {
     return compare("numbers of tensors", Tensors(a), Tensors(b));

@@ -122,9 +122,11 @@ class RingEngine final : public Engine {
       list.requests.push_back(entry.request);
       in_flight_.emplace(name, InFlight{std::move(entry), now});
     }
+    // The goodbye was the last message that the coordinator listens for: what
+    // comes after it fails at the farewell.
+    if (left_[rank()]) return absl::OkStatus();
     // After a farewell too: the coordinator waits for every rank's goodbye.
-    list.goodbye =
-        !left_[rank()] && (!ended_.ok() || submissions_.ShutdownRequested());
+    list.goodbye = !ended_.ok() || submissions_.ShutdownRequested();
     if (list.requests.empty() && !list.goodbye) return absl::OkStatus();
     progressed_ = true;
     if (list.goodbye) left_[rank()] = true;
@@ -162,6 +164,8 @@ class RingEngine final : public Engine {
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
       }
+      // Or this rank would wait for data from one that was not told to send.
+      TFRING_RETURN_IF_ERROR(mailbox_.Collect());
       TFRING_RETURN_IF_ERROR(Apply(verdict));
     }
     if (all_left && !ended_.ok()) finished_ = true;
@@ -300,8 +304,14 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(
   std::vector<std::byte> scratch;
   const RingContext context{*process_set.control, kernels,
                             static_cast<int64_t>(sizeof(of_rank_0)), scratch};
-  TFRING_RETURN_IF_ERROR(RingBroadcast(context, &of_rank_0, sizeof(of_rank_0),
-                                       kCoordinatorRank));
+  if (absl::Status status = RingBroadcast(
+          context, &of_rank_0, sizeof(of_rank_0), kCoordinatorRank);
+      !status.ok()) {
+    // Peers may be waiting for this rank.
+    process_set.data->Abort(status);
+    process_set.control->Abort(status);
+    return status;
+  }
   return std::make_unique<RingEngine>(of_rank_0, std::move(process_set),
                                       kernels);
 }

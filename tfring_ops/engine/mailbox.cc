@@ -64,13 +64,14 @@ absl::Status Mailbox::Flush() {
 }
 
 absl::Status Mailbox::Collect() {
-  while (!outgoing_.empty()) {
-    Outgoing& out = outgoing_.front();
+  for (Outgoing& out : outgoing_) {
     for (Request* request : {&out.length_sent, &out.message_sent}) {
       TFRING_ASSIGN_OR_RETURN(const bool complete, transport_.Test(*request));
-      if (!complete) return absl::OkStatus();
-      *request = kNoRequest;
+      if (complete) *request = kNoRequest;
     }
+  }
+  while (!outgoing_.empty() && outgoing_.front().length_sent == kNoRequest &&
+         outgoing_.front().message_sent == kNoRequest) {
     outgoing_.pop_front();
   }
   return absl::OkStatus();

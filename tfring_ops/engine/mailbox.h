@@ -29,6 +29,9 @@ class Mailbox {
   // it is not: after the peer's last message, do not ask again.
   absl::StatusOr<std::optional<std::string>> Poll(int peer);
 
+  // Forgets messages that have left.  An error if one of them cannot.
+  absl::Status Collect();
+
   // Returns when every message has left.
   absl::Status Flush();
 
@@ -46,9 +49,6 @@ class Mailbox {
     std::string message;
     Request request;
   };
-
-  // Forgets messages that have left.
-  absl::Status Collect();
 
   Transport& transport_;
   // std::deque: `length` must not move while it is on its way.

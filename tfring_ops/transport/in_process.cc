@@ -23,6 +23,7 @@ struct Operation {
   const size_t size;
   bool complete = false;
   absl::Status status;
+  std::condition_variable completed;
 };
 
 // What all ranks share.  Thread-safe.
@@ -57,8 +58,8 @@ class Fabric {
 
   absl::Status Wait(const Handle& operation, int rank) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!changed_.wait_for(lock, kTimeout,
-                           [&] { return operation->complete; })) {
+    if (!operation->completed.wait_for(
+            lock, kTimeout, [&] { return operation->complete; })) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", rank, " waited too long"));
     }
@@ -71,14 +72,10 @@ class Fabric {
     broken_ = reason;
     for (auto& [pair, channel] : channels_) {
       for (auto* queue : {&channel.sends, &channel.recvs}) {
-        for (Handle& operation : *queue) {
-          operation->complete = true;
-          operation->status = reason;
-        }
+        for (const Handle& operation : *queue) Complete(*operation, reason);
         queue->clear();
       }
     }
-    changed_.notify_all();
   }
 
  private:
@@ -92,20 +89,26 @@ class Fabric {
       const Handle recv = std::move(channel.recvs.front());
       channel.sends.pop_front();
       channel.recvs.pop_front();
+      absl::Status status;
       if (send->size != recv->size) {
-        send->status = recv->status = absl::InternalError(
+        status = absl::InternalError(
             absl::StrCat("a message of ", send->size, " bytes met a receive of ",
                          recv->size));
       } else if (send->size > 0) {
         std::memcpy(recv->data, send->data, send->size);
       }
-      send->complete = recv->complete = true;
+      Complete(*send, status);
+      Complete(*recv, status);
     }
-    changed_.notify_all();
+  }
+
+  static void Complete(Operation& operation, const absl::Status& status) {
+    operation.complete = true;
+    operation.status = status;
+    operation.completed.notify_one();
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
   std::map<std::pair<int, int>, Channel> channels_;
   absl::Status broken_;
 };

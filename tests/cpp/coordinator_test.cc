@@ -1,0 +1,232 @@
+// The agreement without messages or threads, and with a clock of its own.
+#include "tfring_ops/engine/coordinator.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tfring {
+namespace {
+
+using Names = std::vector<std::vector<std::string>>;
+using Ranks = std::vector<int32_t>;
+
+CollectiveRequest MakeRequest(const std::string& name,
+                              std::vector<int64_t> dims = {4}) {
+  CollectiveRequest request;
+  request.name = name;
+  request.tensors = {{name, std::move(dims)}};
+  return request;
+}
+
+CollectiveRequest OfKind(CollectiveKind kind, CollectiveRequest request) {
+  request.kind = kind;
+  return request;
+}
+
+class CoordinatorTest : public testing::Test {
+ protected:
+  static constexpr int kSize = 3;
+
+  static Options MakeOptions() {
+    Options options;
+    options.fusion_threshold_bytes = 100;
+    options.stall_check_seconds = 30;
+    options.stall_shutdown_seconds = 600;
+    return options;
+  }
+
+  void Add(int rank, CollectiveRequest request) {
+    coordinator_.Add(rank, std::move(request), now_);
+  }
+  void AddOnAllRanks(const CollectiveRequest& request) {
+    for (int rank = 0; rank < kSize; ++rank) Add(rank, request);
+  }
+  void Pass(int seconds) {
+    now_ += std::chrono::seconds(seconds);
+    coordinator_.CheckStalls(now_);
+  }
+  // The names in the buckets of the next verdict, which has nothing else.
+  Names TakeBuckets() {
+    const Verdict verdict = coordinator_.TakeVerdict();
+    EXPECT_TRUE(verdict.failures.empty());
+    EXPECT_TRUE(verdict.reports.empty());
+    Names names;
+    for (const auto& bucket : verdict.buckets) names.push_back(bucket.names);
+    return names;
+  }
+  // The one failure of the next verdict, which has nothing else.
+  Verdict::Failure TakeFailure() {
+    const Verdict verdict = coordinator_.TakeVerdict();
+    EXPECT_TRUE(verdict.buckets.empty());
+    EXPECT_EQ(verdict.failures.size(), 1u);
+    return verdict.failures.empty() ? Verdict::Failure() : verdict.failures[0];
+  }
+
+  Coordinator::Time now_;
+  Coordinator coordinator_{MakeOptions(), kSize};
+};
+
+TEST_F(CoordinatorTest, ARequestRunsOnceEveryRankHasSubmittedIt) {
+  Add(2, MakeRequest("a"));
+  Add(0, MakeRequest("a"));
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+  Add(1, MakeRequest("a"));
+  EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+}
+
+TEST_F(CoordinatorTest, TheOrderIsThatOfTheLastRankToCome) {
+  for (const char* name : {"a", "b", "c"}) Add(0, MakeRequest(name, {20}));
+  for (const char* name : {"b", "c", "a"}) Add(2, MakeRequest(name, {20}));
+  for (const char* name : {"c", "a", "b"}) Add(1, MakeRequest(name, {20}));
+  EXPECT_EQ(TakeBuckets(), (Names{{"c"}, {"a"}, {"b"}}));
+}
+
+TEST_F(CoordinatorTest, SmallRequestsShareABucketUpToTheThreshold) {
+  // 40, 40, 20; 4 of another dtype; 40, 40; 400 bytes; 40.
+  AddOnAllRanks(MakeRequest("a", {10}));
+  AddOnAllRanks(MakeRequest("b", {10}));
+  AddOnAllRanks(MakeRequest("c", {5}));
+  CollectiveRequest other = MakeRequest("d", {4});
+  other.dtype = DataType::kInt8;
+  AddOnAllRanks(other);
+  AddOnAllRanks(MakeRequest("e", {10}));
+  AddOnAllRanks(MakeRequest("f", {10}));
+  AddOnAllRanks(MakeRequest("g", {100}));
+  AddOnAllRanks(MakeRequest("h", {10}));
+  EXPECT_EQ(TakeBuckets(),
+            (Names{{"a", "b", "c"}, {"d"}, {"e", "f"}, {"g"}, {"h"}}));
+}
+
+TEST_F(CoordinatorTest, AnAllgatherTellsEveryRanksFirstDimension) {
+  for (int rank = 0; rank < kSize; ++rank) {
+    CollectiveRequest request = MakeRequest("a", {10 * rank, 2});
+    request.kind = CollectiveKind::kAllgather;
+    request.tensors.push_back({"b", {rank + 1}});
+    Add(rank, request);
+  }
+  const Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.buckets.size(), 1u);
+  EXPECT_EQ(verdict.buckets[0].first_dims,
+            (std::vector<std::vector<int64_t>>{{0, 10, 20}, {1, 2, 3}}));
+}
+
+TEST_F(CoordinatorTest, ADifferenceFailsOnEveryRank) {
+  Add(1, MakeRequest("dense/kernel", {784, 128}));
+  Add(0, MakeRequest("dense/kernel", {784, 128}));
+  Add(2, MakeRequest("dense/kernel", {784, 64}));
+  const Verdict::Failure failure = TakeFailure();
+  EXPECT_EQ(failure.ranks, (Ranks{0, 1, 2}));
+  EXPECT_EQ(failure.name, "dense/kernel");
+  EXPECT_EQ(failure.status,
+            absl::FailedPreconditionError(
+                "allreduce of 'dense/kernel': shapes differ. Rank 1 sent "
+                "float32 (784, 128); rank 2 sent float32 (784, 64). Run the "
+                "same model and the same calls on every rank."));
+  AddOnAllRanks(MakeRequest("dense/kernel"));
+  EXPECT_EQ(TakeBuckets(), (Names{{"dense/kernel"}}));
+}
+
+TEST_F(CoordinatorTest, ADifferenceNamesAllRanksThatDiffer) {
+  Add(0, MakeRequest("a", {1}));
+  Add(1, MakeRequest("a", {2}));
+  Add(2, MakeRequest("a", {3}));
+  EXPECT_NE(TakeFailure().status.message().find(
+                "(ranks 1 and 2 differ from rank 0)"),
+            absl::string_view::npos);
+}
+
+TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {
+  Add(0, MakeRequest("a"));
+  Pass(10);
+  Add(2, MakeRequest("a"));
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+  Pass(20);
+  const Verdict verdict = coordinator_.TakeVerdict();
+  EXPECT_TRUE(verdict.failures.empty());
+  ASSERT_EQ(verdict.reports.size(), 1u);
+  EXPECT_EQ(verdict.reports[0].ranks, (Ranks{0, 2}));
+  EXPECT_NE(verdict.reports[0].text.find("allreduce of 'a' has waited 30 s for "
+                                         "rank 1; ranks 0 and 2 asked for it"),
+            std::string::npos)
+      << verdict.reports[0].text;
+  Pass(500);
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+  Pass(70);
+  const Verdict::Failure failure = TakeFailure();
+  EXPECT_EQ(failure.ranks, (Ranks{0, 2}));
+  EXPECT_EQ(failure.status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(failure.status.message().find("'a' has waited 600 s for rank 1"),
+            absl::string_view::npos);
+}
+
+TEST_F(CoordinatorTest, ALateRankGetsTheFailureThatItMissed) {
+  Add(0, MakeRequest("a"));
+  Pass(600);
+  const absl::Status status = TakeFailure().status;
+  // The others have gone on, and even used the name again.
+  Add(0, MakeRequest("a"));
+  Add(1, MakeRequest("a"));
+  Verdict::Failure failure = TakeFailure();
+  EXPECT_EQ(failure.ranks, Ranks{1});
+  EXPECT_EQ(failure.status, status);
+  Add(1, MakeRequest("a"));
+  Add(2, MakeRequest("a"));
+  failure = TakeFailure();
+  EXPECT_EQ(failure.ranks, Ranks{2});
+  EXPECT_EQ(failure.status, status);
+  Add(2, MakeRequest("a"));
+  EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
+}
+
+TEST_F(CoordinatorTest, ARankThatMissedTwoFailuresGetsTheOlderFirst) {
+  for (const int64_t length : {4, 5}) {
+    Add(0, MakeRequest("a", {length}));
+    Add(2, OfKind(length == 4 ? CollectiveKind::kAllreduce
+                              : CollectiveKind::kBroadcast,
+                  MakeRequest("a", {length})));
+    Pass(length == 4 ? 600 : 700);
+  }
+  const Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.failures.size(), 2u);
+  for (const Verdict::Failure& missed : verdict.failures) {
+    Add(1, MakeRequest("a"));
+    EXPECT_EQ(TakeFailure().status, missed.status);
+  }
+  EXPECT_NE(verdict.failures[0].status, verdict.failures[1].status);
+  AddOnAllRanks(MakeRequest("a"));
+  EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
+}
+
+TEST_F(CoordinatorTest, ADepartureIsTheLastWord) {
+  Add(0, MakeRequest("waiting"));
+  AddOnAllRanks(MakeRequest("agreed"));
+  coordinator_.Depart(2);
+  const Verdict verdict = coordinator_.TakeVerdict();
+  // What was agreed before still runs.
+  ASSERT_EQ(verdict.buckets.size(), 1u);
+  EXPECT_EQ(verdict.farewell.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(verdict.farewell.message().find("rank 2 has shut down"),
+            absl::string_view::npos);
+  coordinator_.Depart(0);
+  AddOnAllRanks(MakeRequest("late"));
+  Pass(1000);
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+}
+
+TEST(CoordinatorOptionsTest, ZeroSecondsIsNever) {
+  Options options;
+  options.stall_check_seconds = options.stall_shutdown_seconds = 0;
+  Coordinator coordinator(options, 2);
+  Coordinator::Time now;
+  coordinator.Add(0, MakeRequest("a"), now);
+  coordinator.CheckStalls(now + std::chrono::hours(1000));
+  EXPECT_TRUE(coordinator.TakeVerdict().empty());
+}
+
+}  // namespace
+}  // namespace tfring

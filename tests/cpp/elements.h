@@ -1,0 +1,184 @@
+// Values of every dtype, and what a reduction of them must give: written with
+// plain C++ arithmetic, apart from the kernels.
+#ifndef TESTS_CPP_ELEMENTS_H_
+#define TESTS_CPP_ELEMENTS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "tfring_ops/base/half.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+inline constexpr DataType kDataTypes[] = {
+    DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32,
+    DataType::kFloat64, DataType::kInt8,     DataType::kInt16,
+    DataType::kInt32,   DataType::kInt64,    DataType::kUint8,
+    DataType::kUint16,  DataType::kUint32,   DataType::kUint64,
+    DataType::kBool};
+inline constexpr DataType kFloatTypes[] = {
+    DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32,
+    DataType::kFloat64};
+inline constexpr ReduceOp kReduceOps[] = {ReduceOp::kAverage, ReduceOp::kSum,
+                                          ReduceOp::kMin, ReduceOp::kMax,
+                                          ReduceOp::kProduct};
+
+// The elements of a tensor, of a dtype known at run time.
+using Elements = std::vector<std::byte>;
+
+// Returns visit(T()) with the type of one element.
+template <typename Visitor>
+auto VisitType(DataType dtype, const Visitor& visit) {
+  switch (dtype) {
+    case DataType::kFloat16:
+      return visit(Float16());
+    case DataType::kBfloat16:
+      return visit(Bfloat16());
+    case DataType::kFloat32:
+      return visit(float());
+    case DataType::kFloat64:
+      return visit(double());
+    case DataType::kInt8:
+      return visit(int8_t());
+    case DataType::kInt16:
+      return visit(int16_t());
+    case DataType::kInt32:
+      return visit(int32_t());
+    case DataType::kInt64:
+      return visit(int64_t());
+    case DataType::kUint8:
+      return visit(uint8_t());
+    case DataType::kUint16:
+      return visit(uint16_t());
+    case DataType::kUint32:
+      return visit(uint32_t());
+    case DataType::kUint64:
+      return visit(uint64_t());
+    case DataType::kBool:
+      break;
+  }
+  return visit(bool());
+}
+
+// The same on every machine and in every run, unlike <random>'s distributions.
+inline uint64_t RandomBits(uint64_t rank, uint64_t index) {
+  // splitmix64's finalizer, http://xorshift.di.unimi.it/splitmix64.c
+  uint64_t bits = (index * 64 + rank + 1) * 0x9e3779b97f4a7c15;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  return bits ^ (bits >> 31);
+}
+
+// Element `index` of rank `rank`'s input.  Integers are random bits, so that
+// sums wrap round.  Floating-point numbers are such that the order of the
+// additions or multiplications of 8 ranks makes no difference in any dtype.
+template <typename T>
+T InputElement(ReduceOp op, int rank, int64_t index) {
+  const uint64_t bits = RandomBits(rank, index);
+  if constexpr (std::is_same_v<T, bool>) {
+    // Mostly false, then mostly true: "or" and "and" of 8 ranks give both.
+    return (bits % 8 == 0) != (index % 2 == 0);
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(bits);
+  } else {
+    constexpr float kFactors[] = {1, -1, 2, 0.5};
+    return op == ReduceOp::kProduct
+               ? T(kFactors[bits % 4])
+               : T(static_cast<float>(static_cast<int>(bits % 17) - 8));
+  }
+}
+
+// A number in [-1, 1) of full precision: here the order does matter.
+template <typename T>
+T RandomElement(int rank, int64_t index) {
+  const auto bits = static_cast<int64_t>(RandomBits(rank, index));
+  return T(static_cast<float>(static_cast<double>(bits) * 0x1p-63));
+}
+
+template <typename T>
+T Reduced(ReduceOp op, T a, T b) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return op == ReduceOp::kMin || op == ReduceOp::kProduct ? a && b : a || b;
+  } else {
+    // The low bits of sums and products do not depend on the high ones; and
+    // floating-point inputs are exact in double.
+    using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
+    const auto wide = [](T value) {
+      if constexpr (std::is_arithmetic_v<T>) return static_cast<Wide>(value);
+      else return static_cast<Wide>(static_cast<float>(value));
+    };
+    const auto narrow = [](Wide value) {
+      if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(value);
+      else return T(static_cast<float>(value));
+    };
+    const auto less = [&](T x, T y) {
+      if constexpr (std::is_arithmetic_v<T>) return x < y;
+      else return wide(x) < wide(y);
+    };
+    switch (op) {
+      case ReduceOp::kAverage:
+      case ReduceOp::kSum:
+        return narrow(wide(a) + wide(b));
+      case ReduceOp::kMin:
+        return less(b, a) ? b : a;
+      case ReduceOp::kMax:
+        return less(a, b) ? b : a;
+      case ReduceOp::kProduct:
+        return narrow(wide(a) * wide(b));
+    }
+    return a;
+  }
+}
+
+template <typename T>
+T Scaled(T value, double factor) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value;
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return factor == 1.0 ? value : static_cast<T>(value * factor);
+  } else {
+    return T(static_cast<float>(static_cast<float>(value) * factor));
+  }
+}
+
+// `count` elements, the i-th being element(T(), i).
+template <typename Element>
+Elements MakeElements(DataType dtype, int64_t count, const Element& element) {
+  Elements elements(count * SizeInBytes(dtype));
+  VisitType(dtype, [&](auto type) {
+    using T = decltype(type);
+    T* const typed = reinterpret_cast<T*>(elements.data());
+    for (int64_t i = 0; i < count; ++i) typed[i] = element(type, i);
+  });
+  return elements;
+}
+
+// Rank `rank`'s input to an allreduce.
+inline Elements AllreduceInput(DataType dtype, ReduceOp op, int64_t count,
+                               int rank) {
+  return MakeElements(dtype, count, [&](auto type, int64_t i) {
+    return InputElement<decltype(type)>(op, rank, i);
+  });
+}
+
+// What an allreduce of AllreduceInput over `size` ranks must give.
+inline Elements AllreduceOutput(DataType dtype, ReduceOp op, int64_t count,
+                                int size, double postscale = 1.0) {
+  const double factor = op == ReduceOp::kAverage ? postscale / size : postscale;
+  return MakeElements(dtype, count, [&](auto type, int64_t i) {
+    using T = decltype(type);
+    T whole = InputElement<T>(op, 0, i);
+    for (int rank = 1; rank < size; ++rank) {
+      whole = Reduced(op, whole, InputElement<T>(op, rank, i));
+    }
+    return Scaled(whole, factor);
+  });
+}
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_ELEMENTS_H_

@@ -1,0 +1,136 @@
+// A transport fails at its k-th operation, for every k: no entry is left
+// undone, none is done twice, and nothing hangs.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tfring_ops/transport/faulty.h"
+#include "tfring_ops/transport/in_process.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSize = 3;
+enum class Channel { kControl, kData };
+
+class EngineFaultTest
+    : public testing::TestWithParam<std::tuple<Channel, int>> {
+ protected:
+  // Every kind of collective; the first of them in several segments.
+  static std::vector<Entries> MakeWork() {
+    std::vector<Entries> work;
+    work.push_back(MakeEntries(kSize, "long", 1500));
+    work.push_back(MakeEntries(kSize, "gather", 10));
+    work.push_back(MakeEntries(kSize, "broadcast", 400));
+    work.push_back(MakeEntries(kSize, "short", 10));
+    for (const auto& entry : work[1]) {
+      entry->request.kind = CollectiveKind::kAllgather;
+    }
+    for (const auto& entry : work[2]) {
+      entry->request.kind = CollectiveKind::kBroadcast;
+      entry->request.root_rank = 1;
+    }
+    return work;
+  }
+
+  static Job MakeFaultyJob(int64_t failing_operation) {
+    const auto [channel, rank] = GetParam();
+    auto control = MakeInProcessTransports(kSize);
+    auto data = MakeInProcessTransports(kSize);
+    auto& faulty = channel == Channel::kControl ? control[rank] : data[rank];
+    faulty = MakeFaultyTransport(std::move(faulty), failing_operation);
+    return Job(std::move(control), std::move(data), Job::ShortOptions());
+  }
+
+  // Whether anything failed that was not asked to end.
+  static bool Run(int64_t failing_operation) {
+    // Outlives the job, which holds its memory.
+    const std::vector<Entries> work = MakeWork();
+    const std::vector<Entries> after = MakeWork();
+    const Clock::time_point begin = Clock::now();
+    Job job = MakeFaultyJob(failing_operation);
+    bool failed = false;
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (job.started(rank).ok()) {
+        for (const Entries& entries : work) {
+          entries[rank]->SubmitTo(job.engine(rank));
+        }
+      } else {
+        EXPECT_EQ(job.started(rank).code(), absl::StatusCode::kUnavailable);
+        failed = true;
+      }
+    }
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (!job.started(rank).ok()) continue;
+      for (const Entries& entries : work) {
+        const absl::Status status = entries[rank]->outcome.Wait();
+        if (status.ok()) continue;
+        failed = true;
+        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      }
+    }
+    if (failed) ExpectEveryRankFails(job, after);
+    job.Shutdown();
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    for (int rank = 0; rank < kSize; ++rank) {
+      for (const Entries& entries : work) {
+        EXPECT_EQ(entries[rank]->outcome.calls(), job.started(rank).ok());
+      }
+    }
+    return failed;
+  }
+
+  // From the failure on, with one message.
+  static void ExpectEveryRankFails(Job& job,
+                                   const std::vector<Entries>& entries) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (!job.started(rank).ok()) continue;
+      absl::Status first;
+      for (const Entries& more : entries) {
+        more[rank]->SubmitTo(job.engine(rank));
+        // The first may be waiting for the news of the failure.
+        if (!first.ok()) {
+          EXPECT_EQ(more[rank]->outcome.calls(), 1);
+        }
+        const absl::Status status = more[rank]->outcome.Wait();
+        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+        if (first.ok()) first = status;
+        EXPECT_EQ(status, first);
+      }
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    ChannelAndRank, EngineFaultTest,
+    testing::Combine(testing::Values(Channel::kControl, Channel::kData),
+                     testing::Values(0, kSize - 1)));
+
+TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
+  // An entry may well succeed although a later operation fails; and the
+  // operations of the shutdown fail no entry.
+  constexpr int kEnough = 16;
+  int failures = 0, successes = 0;
+  for (int64_t k = 1; successes < kEnough; ++k) {
+    SCOPED_TRACE(testing::Message() << "operation " << k << " fails");
+    if (Run(k)) {
+      ++failures;
+      successes = 0;
+    } else {
+      ++successes;
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GE(failures, 5);
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,223 @@
+// What an engine does when all goes well.
+#include "tfring_ops/engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <time.h>
+
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+
+namespace tfring {
+namespace {
+
+class EngineTest : public testing::TestWithParam<int> {
+ protected:
+  int size() const { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Sizes, EngineTest, testing::Values(1, 2, 3, 4));
+
+TEST_P(EngineTest, EveryRankHasTheOptionsOfRankZero) {
+  auto control = MakeInProcessTransports(size());
+  auto data = MakeInProcessTransports(size());
+  OnThreads(size(), [&](int rank) {
+    Options options;
+    options.segment_bytes = 100 + rank;
+    options.stall_check_seconds = 7 + rank;
+    ProcessSet process_set;
+    process_set.control = std::move(control[rank]);
+    process_set.data = std::move(data[rank]);
+    const auto engine =
+        Engine::Start(options, std::move(process_set), CpuKernels()).value();
+    EXPECT_EQ(engine->rank(), rank);
+    EXPECT_EQ(engine->size(), size());
+    EXPECT_EQ(engine->options().segment_bytes, 100);
+    EXPECT_EQ(engine->options().stall_check_seconds, 7);
+  });
+}
+
+TEST_P(EngineTest, EveryRankMaySubmitInAnOrderOfItsOwn) {
+  constexpr int kCount = 41;
+  for (const int64_t threshold : {0, 3000, 64 << 20}) {
+    Options options = Job::ShortOptions();
+    options.fusion_threshold_bytes = threshold;
+    Job job(size(), options);
+    std::vector<Entries> all;
+    for (int i = 0; i < kCount; ++i) {
+      all.push_back(MakeEntries(size(), "t" + std::to_string(i), 1 + 37 * i));
+    }
+    OnThreads(size(), [&](int rank) {
+      // 41 is a prime, so that every step meets every entry.
+      const int step = 7 + 4 * rank;
+      for (int i = 0; i < kCount; ++i) {
+        all[(i * step + rank) % kCount][rank]->SubmitTo(job.engine(rank));
+      }
+    });
+    for (const Entries& entries : all) ExpectSums(entries);
+  }
+}
+
+TEST_P(EngineTest, ManyThreadsMaySubmitTheSameNamesAgainAndAgain) {
+  constexpr int kThreads = 3;
+  Options options = Job::ShortOptions();
+  options.fusion_threshold_bytes = 1000;
+  Job job(size(), options);
+  OnThreads(size() * kThreads, [&](int worker) {
+    const int rank = worker / kThreads;
+    const std::string name = "thread " + std::to_string(worker % kThreads);
+    for (int round = 0; round < 30; ++round) {
+      FloatEntry entry(name, std::vector<float>(50, round));
+      entry.SubmitTo(job.engine(rank));
+      const absl::Status status = entry.outcome.Wait();
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(entry.result(), std::vector<float>(50, round * size()));
+    }
+  });
+}
+
+TEST_P(EngineTest, AllgatherPutsDifferingLengthsOneAfterTheOther) {
+  Job job(size());
+  Entries entries;
+  std::vector<float> expected;
+  for (int rank = 0; rank < size(); ++rank) {
+    const std::vector<float> values(rank == 1 ? 0 : 300 * rank + 2, rank);
+    expected.insert(expected.end(), values.begin(), values.end());
+    entries.push_back(std::make_unique<FloatEntry>("gather", values));
+    entries.back()->request.kind = CollectiveKind::kAllgather;
+  }
+  job.Submit(entries);
+  for (const auto& entry : entries) {
+    EXPECT_TRUE(entry->outcome.Wait().ok());
+    EXPECT_EQ(entry->result(), expected);
+  }
+}
+
+TEST_P(EngineTest, BroadcastFromEveryRoot) {
+  Job job(size());
+  for (int root = 0; root < size(); ++root) {
+    const Entries entries = MakeEntries(size(), "broadcast", 1000);
+    for (const auto& entry : entries) {
+      entry->request.kind = CollectiveKind::kBroadcast;
+      entry->request.root_rank = root;
+    }
+    job.Submit(entries);
+    for (const auto& entry : entries) {
+      EXPECT_TRUE(entry->outcome.Wait().ok());
+      EXPECT_EQ(entry->result(), std::vector<float>(1000, root + 1));
+    }
+  }
+}
+
+TEST_P(EngineTest, ScalesBeforeAndAfter) {
+  Job job(size());
+  for (const ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax}) {
+    const Entries entries = MakeEntries(size(), "scaled", 500);
+    for (const auto& entry : entries) {
+      entry->request.op = op;
+      entry->request.prescale_factor = 2;
+      entry->request.postscale_factor = 0.25;
+    }
+    job.Submit(entries);
+    float whole = 0.5f * size();  // the maximum
+    if (op != ReduceOp::kMax) whole *= 0.5f * (size() + 1);
+    if (op == ReduceOp::kAverage) whole /= size();
+    for (const auto& entry : entries) {
+      EXPECT_TRUE(entry->outcome.Wait().ok());
+      EXPECT_EQ(entry->result(), std::vector<float>(500, whole)) << Name(op);
+    }
+  }
+}
+
+// Of any size, fused with their neighbours or not.
+TEST_P(EngineTest, ARequestMayHaveManyTensorsInAndOutOfPlace) {
+  // Of float64, 70'000 elements are too many to be copied to a common buffer.
+  const std::vector<int64_t> counts = {3, 0, 70'000, 1, 1000};
+  for (const int64_t threshold : {0, 100, 64 << 20}) {
+    Options options = Job::ShortOptions();
+    options.fusion_threshold_bytes = threshold;
+    options.segment_bytes = 16 << 10;
+    Job job(size(), options);
+    OnThreads(size(), [&](int rank) {
+      for (const DataType dtype :
+           {DataType::kFloat64, DataType::kBfloat16, DataType::kInt8}) {
+        for (const bool in_place : {false, true}) {
+          std::vector<Elements> inputs, outputs, expected;
+          TensorEntry entry;
+          entry.request.name = "many";
+          entry.request.dtype = dtype;
+          entry.request.op = ReduceOp::kSum;
+          for (const int64_t count : counts) {
+            entry.request.tensors.push_back({"tensor", {count}});
+            inputs.push_back(
+                AllreduceInput(dtype, ReduceOp::kSum, count, rank));
+            outputs.emplace_back(inputs.back().size());
+            expected.push_back(
+                AllreduceOutput(dtype, ReduceOp::kSum, count, size()));
+          }
+          const std::vector<Elements> untouched = inputs;
+          std::vector<Elements>& results = in_place ? inputs : outputs;
+          for (size_t i = 0; i < counts.size(); ++i) {
+            entry.buffers.push_back({inputs[i].data(), results[i].data()});
+          }
+          Outcome outcome;
+          entry.done = [&](const absl::Status& status) {
+            outcome.Done(status);
+          };
+          job.engine(rank).Submit(std::move(entry));
+          ASSERT_TRUE(outcome.Wait().ok());
+          EXPECT_TRUE(results == expected) << Name(dtype) << ", " << threshold;
+          EXPECT_TRUE(in_place || inputs == untouched) << Name(dtype);
+        }
+      }
+    });
+  }
+}
+
+TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
+  Job job(size());
+  OnThreads(size(), [&](int rank) {
+    Outcome last;
+    std::vector<float> data(10, 1);
+    std::function<void(int)> submit = [&](int round) {
+      TensorEntry entry;
+      entry.request.name = "again";
+      entry.request.tensors = {{"again", {10}}};
+      entry.buffers = {{data.data(), data.data()}};
+      entry.done = [&, round](const absl::Status& status) {
+        if (status.ok() && round < 4) return submit(round + 1);
+        last.Done(status);
+      };
+      job.engine(rank).Submit(std::move(entry));
+    };
+    submit(1);
+    EXPECT_TRUE(last.Wait().ok());
+    EXPECT_EQ(data, std::vector<float>(10, size() * size() * size() * size()));
+  });
+}
+
+TEST_P(EngineTest, AnIdleEngineUsesNoCpu) {
+  Job job(size());
+  ExpectWorks(job);
+  const auto cpu_seconds = [] {
+    timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * time.tv_nsec;
+  };
+  const double before = cpu_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  // A thread that polls without sleep would take all 0.5 s.
+  EXPECT_LT(cpu_seconds() - before, 0.05 * size());
+  ExpectWorks(job);
+}
+
+}  // namespace
+}  // namespace tfring

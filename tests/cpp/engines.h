@@ -1,0 +1,185 @@
+// Engines of an in-process job, and what becomes of the entries given to them.
+//
+// Submit never blocks, so one test thread can play every rank.
+#ifndef TESTS_CPP_ENGINES_H_
+#define TESTS_CPP_ENGINES_H_
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/engine.h"
+#include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+
+// What `done` was told, and how often.  Thread-safe.
+class Outcome {
+ public:
+  void Done(const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    status_ = status;
+    ++calls_;
+    called_.notify_all();
+  }
+
+  // Waits for `done`; gives up after half a minute.
+  absl::Status Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!called_.wait_for(lock, std::chrono::seconds(30),
+                          [this] { return calls_ > 0; })) {
+      return absl::UnknownError("done was never called");
+    }
+    return status_;
+  }
+
+  int calls() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return calls_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable called_;
+  absl::Status status_;
+  int calls_ = 0;
+};
+
+// One rank's part in a collective of floats: its request, memory and outcome.
+// Must outlive the collective.
+class FloatEntry {
+ public:
+  // In place.
+  FloatEntry(std::string name, std::vector<float> values)
+      : data_(std::move(values)) {
+    request.name = name;
+    request.tensors = {{std::move(name), {static_cast<int64_t>(data_.size())}}};
+  }
+
+  void SubmitTo(Engine& engine) {
+    TensorEntry entry;
+    entry.request = request;
+    entry.buffers = {{data_.data(), data_.data()}};
+    entry.allocate_output = [this](int, const std::vector<int64_t>& dims) {
+      gathered_.resize(dims[0]);
+      return gathered_.data();
+    };
+    entry.done = [this](const absl::Status& status) {
+      // At once, so that AddressSanitizer sees who still uses it.
+      if (!status.ok()) std::vector<float>().swap(data_);
+      outcome.Done(status);
+    };
+    engine.Submit(std::move(entry));
+  }
+
+  const std::vector<float>& result() const {
+    return request.kind == CollectiveKind::kAllgather ? gathered_ : data_;
+  }
+
+  CollectiveRequest request;  // may be changed before it is submitted
+  Outcome outcome;
+
+ private:
+  std::vector<float> data_, gathered_;
+};
+
+// The same entry on every rank.
+using Entries = std::vector<std::unique_ptr<FloatEntry>>;
+
+// `count` floats, each of them `rank` + 1.
+inline Entries MakeEntries(int size, const std::string& name, size_t count) {
+  Entries entries;
+  for (int rank = 0; rank < size; ++rank) {
+    entries.push_back(std::make_unique<FloatEntry>(
+        name, std::vector<float>(count, static_cast<float>(rank + 1))));
+  }
+  return entries;
+}
+
+// A whole job.
+class Job {
+ public:
+  using Transports = std::vector<std::unique_ptr<Transport>>;
+
+  explicit Job(int size, const Options& options = ShortOptions())
+      : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
+            options) {}
+
+  Job(Transports control, Transports data, const Options& options)
+      : engines_(control.size()), started_(control.size()) {
+    OnThreads(size(), [&](int rank) {
+      ProcessSet process_set;
+      process_set.control = std::move(control[rank]);
+      process_set.data = std::move(data[rank]);
+      auto engine =
+          Engine::Start(options, std::move(process_set), CpuKernels());
+      started_[rank] = engine.status();
+      if (engine.ok()) engines_[rank] = *std::move(engine);
+    });
+  }
+
+  // Nothing stalls and nothing is fused unless a test wants it.
+  static Options ShortOptions() {
+    Options options;
+    options.fusion_threshold_bytes = 0;
+    options.segment_bytes = 1000;
+    return options;
+  }
+
+  int size() const { return static_cast<int>(engines_.size()); }
+  // What Engine::Start said.
+  const absl::Status& started(int rank) const { return started_[rank]; }
+  // REQUIRES: started(rank) is OK.
+  Engine& engine(int rank) { return *engines_[rank]; }
+
+  void Submit(const Entries& entries) {
+    for (int rank = 0; rank < size(); ++rank) {
+      entries[rank]->SubmitTo(engine(rank));
+    }
+  }
+
+  void Shutdown() {
+    for (const auto& engine : engines_) {
+      if (engine != nullptr) engine->Shutdown();
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<absl::Status> started_;
+};
+
+// That an allreduce of `entries` gave the sum on every rank.
+inline void ExpectSums(const Entries& entries) {
+  const auto size = static_cast<float>(entries.size());
+  const float sum = size * (size + 1) / 2;
+  for (const auto& entry : entries) {
+    const absl::Status status = entry->outcome.Wait();
+    EXPECT_TRUE(status.ok()) << entry->request.name << ": " << status;
+    EXPECT_EQ(entry->outcome.calls(), 1) << entry->request.name;
+    const std::vector<float> expected(entry->result().size(), sum);
+    EXPECT_TRUE(entry->result() == expected) << entry->request.name;
+  }
+}
+
+// That the job still works.
+inline void ExpectWorks(Job& job, const std::string& name = "still works") {
+  const Entries entries = MakeEntries(job.size(), name, 100);
+  job.Submit(entries);
+  ExpectSums(entries);
+}
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_ENGINES_H_

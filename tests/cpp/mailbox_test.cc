@@ -1,0 +1,102 @@
+#include "tfring_ops/engine/mailbox.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/faulty.h"
+#include "tfring_ops/transport/in_process.h"
+
+namespace tfring {
+namespace {
+
+std::shared_ptr<const std::string> Message(std::string text) {
+  return std::make_shared<const std::string>(std::move(text));
+}
+
+// Both ends on one thread, which works because a mailbox never waits.
+class MailboxTest : public testing::Test {
+ protected:
+  // The next message from rank `from` to rank `to`; nothing if it is not here
+  // after as many looks as a message can need.
+  std::optional<std::string> Receive(int to, int from) {
+    for (int look = 0; look < 3; ++look) {
+      auto message = mailboxes_[to].Poll(from);
+      EXPECT_TRUE(message.ok()) << message.status();
+      if (!message.ok() || *message) return *std::move(message);
+    }
+    return std::nullopt;
+  }
+
+  std::vector<std::unique_ptr<Transport>> transports_ =
+      MakeInProcessTransports(3);
+  Mailbox mailboxes_[3] = {Mailbox(*transports_[0]), Mailbox(*transports_[1]),
+                           Mailbox(*transports_[2])};
+};
+
+TEST_F(MailboxTest, MessagesOfAnyLengthArriveInOrder) {
+  const std::string texts[] = {"first", "", std::string(1 << 20, 'x'), "last"};
+  for (const std::string& text : texts) {
+    mailboxes_[0].Send(1, Message(text));
+  }
+  for (const std::string& text : texts) EXPECT_EQ(Receive(1, 0), text);
+  EXPECT_EQ(Receive(1, 0), std::nullopt);
+  EXPECT_TRUE(mailboxes_[0].Flush().ok());
+}
+
+TEST_F(MailboxTest, ALookBeforeTheMessageFindsNothing) {
+  EXPECT_EQ(Receive(1, 0), std::nullopt);
+  mailboxes_[0].Send(1, Message("now"));
+  EXPECT_EQ(Receive(1, 0), "now");
+}
+
+TEST_F(MailboxTest, PeersDoNotWaitForEachOther) {
+  EXPECT_EQ(Receive(1, 0), std::nullopt);
+  const auto message = Message("to all");
+  for (const int peer : {0, 1}) mailboxes_[2].Send(peer, message);
+  EXPECT_EQ(Receive(1, 2), "to all");
+  mailboxes_[1].Send(2, Message("answer"));
+  EXPECT_EQ(Receive(2, 1), "answer");
+  EXPECT_EQ(Receive(0, 2), "to all");
+}
+
+TEST_F(MailboxTest, FlushWaitsUntilThePeerHasTakenEverything) {
+  OnThreads(2, [this](int rank) {
+    if (rank == 0) {
+      mailboxes_[0].Send(1, Message("a"));
+      mailboxes_[0].Send(1, Message("b"));
+      EXPECT_TRUE(mailboxes_[0].Flush().ok());
+    } else {
+      std::string received;
+      while (received.size() < 2) received += Receive(1, 0).value_or("");
+      EXPECT_EQ(received, "ab");
+    }
+  });
+}
+
+TEST_F(MailboxTest, AFailedSendIsSeenAtTheNextLookOrFlush) {
+  for (const bool flush : {false, true}) {
+    // The length leaves, the text does not.
+    const auto faulty = MakeFaultyTransport(
+        std::move(MakeInProcessTransports(2)[0]), /*failing_operation=*/1);
+    Mailbox mailbox(*faulty);
+    mailbox.Send(1, Message("lost"));
+    const absl::Status status =
+        flush ? mailbox.Flush() : mailbox.Poll(1).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  }
+}
+
+TEST_F(MailboxTest, AnAbortReachesEveryLook) {
+  EXPECT_EQ(Receive(1, 0), std::nullopt);
+  transports_[2]->Abort(absl::UnavailableError("gone"));
+  EXPECT_EQ(mailboxes_[1].Poll(0).status(), absl::UnavailableError("gone"));
+  EXPECT_EQ(mailboxes_[0].Poll(1).status(), absl::UnavailableError("gone"));
+}
+
+}  // namespace
+}  // namespace tfring

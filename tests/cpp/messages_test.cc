@@ -1,0 +1,102 @@
+#include "tfring_ops/engine/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace tfring {
+namespace {
+
+ReadyList MakeReadyList() {
+  CollectiveRequest request;
+  request.name = "bucket 1";
+  request.kind = CollectiveKind::kBroadcast;
+  request.dtype = DataType::kBfloat16;
+  request.op = ReduceOp::kMax;
+  request.root_rank = 3;
+  request.prescale_factor = 0.1;
+  request.postscale_factor = -2e300;
+  request.tensors = {{"dense/kernel", {784, 128}}, {"scalar", {}}, {"", {0}}};
+  ReadyList list;
+  list.requests = {request, CollectiveRequest()};
+  list.goodbye = true;
+  return list;
+}
+
+Verdict MakeVerdict() {
+  Verdict verdict;
+  verdict.buckets = {{{"a", "b"}, {}}, {{"c"}, {{1, 0, 5}, {2, 2, 2}}}};
+  verdict.failures = {
+      {{0, 2}, "d", absl::FailedPreconditionError("shapes differ")}};
+  verdict.reports = {{{1}, "rank 0 is late"}};
+  verdict.farewell = absl::UnavailableError("the end");
+  return verdict;
+}
+
+TEST(MessagesTest, AReadyListComesBackAsItWas) {
+  const ReadyList list = MakeReadyList();
+  const ReadyList copy = DecodeReadyList(Encode(list)).value();
+  EXPECT_TRUE(copy.goodbye);
+  ASSERT_EQ(copy.requests.size(), 2u);
+  const CollectiveRequest& sent = list.requests[0];
+  const CollectiveRequest& received = copy.requests[0];
+  EXPECT_EQ(received.name, sent.name);
+  EXPECT_EQ(received.kind, sent.kind);
+  EXPECT_EQ(received.dtype, sent.dtype);
+  EXPECT_EQ(received.op, sent.op);
+  EXPECT_EQ(received.root_rank, sent.root_rank);
+  EXPECT_EQ(received.prescale_factor, sent.prescale_factor);
+  EXPECT_EQ(received.postscale_factor, sent.postscale_factor);
+  ASSERT_EQ(received.tensors.size(), sent.tensors.size());
+  for (size_t i = 0; i < sent.tensors.size(); ++i) {
+    EXPECT_EQ(received.tensors[i].name, sent.tensors[i].name);
+    EXPECT_EQ(received.tensors[i].dims, sent.tensors[i].dims);
+  }
+}
+
+TEST(MessagesTest, AVerdictComesBackAsItWas) {
+  const Verdict verdict = MakeVerdict();
+  const Verdict copy = DecodeVerdict(Encode(verdict)).value();
+  ASSERT_EQ(copy.buckets.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(copy.buckets[i].names, verdict.buckets[i].names);
+    EXPECT_EQ(copy.buckets[i].first_dims, verdict.buckets[i].first_dims);
+  }
+  ASSERT_EQ(copy.failures.size(), 1u);
+  EXPECT_EQ(copy.failures[0].ranks, verdict.failures[0].ranks);
+  EXPECT_EQ(copy.failures[0].name, "d");
+  EXPECT_EQ(copy.failures[0].status, verdict.failures[0].status);
+  ASSERT_EQ(copy.reports.size(), 1u);
+  EXPECT_EQ(copy.reports[0].ranks, verdict.reports[0].ranks);
+  EXPECT_EQ(copy.reports[0].text, "rank 0 is late");
+  EXPECT_EQ(copy.farewell, verdict.farewell);
+}
+
+TEST(MessagesTest, EmptyMessagesComeBackEmpty) {
+  const ReadyList list = DecodeReadyList(Encode(ReadyList())).value();
+  EXPECT_TRUE(list.requests.empty());
+  EXPECT_FALSE(list.goodbye);
+  EXPECT_TRUE(DecodeVerdict(Encode(Verdict())).value().empty());
+  EXPECT_FALSE(MakeVerdict().empty());
+}
+
+TEST(MessagesTest, ACutOrPaddedMessageIsAnError) {
+  const std::string list = Encode(MakeReadyList());
+  const std::string verdict = Encode(MakeVerdict());
+  for (size_t size = 0; size < list.size(); ++size) {
+    EXPECT_EQ(DecodeReadyList(list.substr(0, size)).status().code(),
+              absl::StatusCode::kInternal);
+  }
+  for (size_t size = 0; size < verdict.size(); ++size) {
+    EXPECT_EQ(DecodeVerdict(verdict.substr(0, size)).status().code(),
+              absl::StatusCode::kInternal);
+  }
+  EXPECT_FALSE(DecodeReadyList(list + '\0').ok());
+  EXPECT_FALSE(DecodeVerdict(verdict + '\0').ok());
+  // A list that claims more items than memory has.
+  EXPECT_FALSE(DecodeReadyList(std::string(64, '\xff')).ok());
+}
+
+}  // namespace
+}  // namespace tfring

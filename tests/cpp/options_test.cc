@@ -1,0 +1,72 @@
+#include "tfring_ops/base/options.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace tfring {
+namespace {
+
+class OptionsTest : public testing::Test {
+ protected:
+  void SetUp() override { Clear(); }
+  void TearDown() override { Clear(); }
+
+  static constexpr const char* kVariables[] = {
+      "TFRING_FUSION_THRESHOLD", "TFRING_SEGMENT_BYTES",
+      "TFRING_STALL_CHECK_TIME_SECONDS", "TFRING_STALL_SHUTDOWN_TIME_SECONDS"};
+
+ private:
+  static void Clear() {
+    for (const char* variable : kVariables) unsetenv(variable);
+  }
+};
+
+TEST_F(OptionsTest, HasDefaults) {
+  const Options options = Options::FromEnvironment().value();
+  EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
+  EXPECT_EQ(options.segment_bytes, 512 << 10);
+  EXPECT_EQ(options.stall_check_seconds, 30);
+  EXPECT_EQ(options.stall_shutdown_seconds, 600);
+}
+
+TEST_F(OptionsTest, ReadsEveryVariable) {
+  setenv("TFRING_FUSION_THRESHOLD", "0", 1);
+  setenv("TFRING_SEGMENT_BYTES", "8", 1);
+  setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
+  setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
+  const Options options = Options::FromEnvironment().value();
+  EXPECT_EQ(options.fusion_threshold_bytes, 0);
+  EXPECT_EQ(options.segment_bytes, 8);
+  EXPECT_EQ(options.stall_check_seconds, 1.5);
+  EXPECT_EQ(options.stall_shutdown_seconds, 0);
+}
+
+TEST_F(OptionsTest, AnEmptyVariableIsAsIfUnset) {
+  for (const char* variable : kVariables) setenv(variable, "", 1);
+  EXPECT_EQ(Options::FromEnvironment().value().segment_bytes, 512 << 10);
+}
+
+TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {
+  for (const char* variable : kVariables) {
+    for (const char* value : {"x", "-1", "1e999", "nan", "3 MiB"}) {
+      setenv(variable, value, 1);
+      const absl::Status status = Options::FromEnvironment().status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << value;
+      EXPECT_NE(status.message().find(std::string(variable) + "='" + value),
+                absl::string_view::npos)
+          << status;
+    }
+    unsetenv(variable);
+  }
+}
+
+// A segment holds at least one element of any type.
+TEST_F(OptionsTest, ASegmentHasEightBytesAtLeast) {
+  setenv("TFRING_SEGMENT_BYTES", "7", 1);
+  EXPECT_FALSE(Options::FromEnvironment().ok());
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,138 @@
+// What every ring collective must do, checked on one rank of a job whose ranks
+// all make the same calls: threads in ring_test.cc, processes under mpirun in
+// mpi_ring_test.cc.
+#ifndef TESTS_CPP_RING_CHECKS_H_
+#define TESTS_CPP_RING_CHECKS_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/ring/allgather.h"
+#include "tfring_ops/ring/allreduce.h"
+#include "tfring_ops/ring/broadcast.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+struct AllreduceCase {
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int64_t count = 0;
+  double postscale = 1.0;
+};
+
+// A case with its outcome on `size` ranks, known without a ring.
+struct SolvedAllreduce : AllreduceCase {
+  SolvedAllreduce(const AllreduceCase& c, int size)
+      : AllreduceCase(c),
+        expected(AllreduceOutput(dtype, op, count, size, postscale)) {}
+
+  Elements expected;
+};
+
+// Every segment size, in and out of place.
+inline void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
+                           const std::vector<int64_t>& segment_sizes) {
+  const Elements input =
+      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
+  Elements source, output;
+  std::vector<std::byte> scratch;
+  for (const int64_t segment_bytes : segment_sizes) {
+    const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+    for (const bool in_place : {false, true}) {
+      source = input;
+      output.assign(input.size(), std::byte{0x5a});
+      Elements& result = in_place ? source : output;
+      const absl::Status status = RingAllreduce(
+          context, {source.data(), result.data(), c.count, c.dtype, c.op,
+                    c.postscale});
+      const auto what = [&] {
+        return testing::Message()
+               << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
+               << " on rank " << transport.rank() << " of " << transport.size()
+               << (in_place ? " in place" : "") << ", segments of "
+               << segment_bytes << " bytes";
+      };
+      ASSERT_TRUE(status.ok()) << what() << ": " << status;
+      ASSERT_TRUE(result == c.expected) << what();
+      ASSERT_TRUE(in_place || source == input) << what() << ": input changed";
+    }
+  }
+}
+
+// Numbers whose sum depends on the order of the additions.
+inline void CheckAllreduceIsTheSameOnAllRanks(Transport& transport,
+                                              const AllreduceCase& c,
+                                              int64_t segment_bytes) {
+  Elements data = MakeElements(c.dtype, c.count, [&](auto type, int64_t i) {
+    return RandomElement<decltype(type)>(transport.rank(), i);
+  });
+  std::vector<std::byte> scratch;
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  absl::Status status = RingAllreduce(
+      context,
+      {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
+  ASSERT_TRUE(status.ok()) << status;
+
+  Elements of_rank_0 = data;
+  const auto bytes = static_cast<int64_t>(data.size());
+  status = RingBroadcast(context, of_rank_0.data(), bytes, /*root=*/0);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(data == of_rank_0)
+      << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
+      << " differs between rank " << transport.rank() << " and rank 0";
+}
+
+// Byte `index` of what rank `rank` has to say.
+inline std::byte ByteOf(int rank, int64_t index) {
+  return static_cast<std::byte>(RandomBits(rank, index));
+}
+
+inline Elements BytesOf(int rank, int64_t count) {
+  Elements bytes(count);
+  for (int64_t i = 0; i < count; ++i) bytes[i] = ByteOf(rank, i);
+  return bytes;
+}
+
+inline void CheckAllgather(Transport& transport,
+                           const std::vector<int64_t>& bytes_of_rank,
+                           int64_t segment_bytes) {
+  Elements expected;
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    const Elements run = BytesOf(rank, bytes_of_rank[rank]);
+    expected.insert(expected.end(), run.begin(), run.end());
+  }
+  const int rank = transport.rank();
+  const Elements input = BytesOf(rank, bytes_of_rank[rank]);
+  Elements output(expected.size());
+  std::vector<std::byte> scratch;
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  const absl::Status status =
+      RingAllgather(context, input.data(), output.data(), bytes_of_rank);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(output == expected)
+      << "rank " << rank << " of " << transport.size() << ", segments of "
+      << segment_bytes << " bytes";
+}
+
+inline void CheckBroadcast(Transport& transport, int64_t bytes, int root,
+                           int64_t segment_bytes) {
+  Elements data = BytesOf(transport.rank(), bytes);
+  std::vector<std::byte> scratch;
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  const absl::Status status =
+      RingBroadcast(context, data.data(), bytes, root);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(data == BytesOf(root, bytes))
+      << bytes << " bytes from rank " << root << " on rank "
+      << transport.rank() << " of " << transport.size() << ", segments of "
+      << segment_bytes << " bytes";
+}
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_RING_CHECKS_H_

@@ -1,0 +1,149 @@
+// The collectives of the ring on 1 to 8 ranks, as threads.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/ring_checks.h"
+#include "tfring_ops/ring/chunks.h"
+
+namespace tfring {
+namespace {
+
+// Every test at every number of ranks.
+class RingTest : public testing::TestWithParam<int> {
+ protected:
+  int size() const { return GetParam(); }
+
+  static std::vector<AllreduceCase> EveryTypeAndOp(
+      const std::vector<int64_t>& counts) {
+    std::vector<AllreduceCase> cases;
+    for (const DataType dtype : kDataTypes) {
+      for (const ReduceOp op : kReduceOps) {
+        for (const int64_t count : counts) cases.push_back({dtype, op, count});
+      }
+    }
+    return cases;
+  }
+
+  void CheckAllreduces(const std::vector<AllreduceCase>& cases,
+                       const std::vector<int64_t>& segment_sizes) const {
+    std::vector<SolvedAllreduce> solved;
+    for (const AllreduceCase& c : cases) solved.emplace_back(c, size());
+    OnRanks(size(), [&](Transport& transport) {
+      for (const SolvedAllreduce& c : solved) {
+        CheckAllreduce(transport, c, segment_sizes);
+      }
+    });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Sizes, RingTest, testing::Range(1, 9));
+
+TEST(ChunkOfTest, CoversTheBufferInOrderWithEqualParts) {
+  for (int parts = 1; parts <= 8; ++parts) {
+    for (const int64_t count : {0, 1, 7, 8, 9, 1000, 1'000'003}) {
+      int64_t end = 0;
+      for (int index = 0; index < parts; ++index) {
+        const Range chunk = ChunkOf(count, parts, index);
+        EXPECT_EQ(chunk.offset, end);
+        EXPECT_GE(chunk.count, count / parts);
+        EXPECT_LE(chunk.count, (count + parts - 1) / parts);
+        end += chunk.count;
+      }
+      EXPECT_EQ(end, count);
+    }
+  }
+}
+
+// Segments of less than an element still carry one.
+TEST_P(RingTest, AllreduceOfFewElements) {
+  CheckAllreduces(EveryTypeAndOp({0, 1, 2, 3, 7}), {1, 512 << 10});
+}
+
+TEST_P(RingTest, AllreduceOfManyElements) {
+  CheckAllreduces(EveryTypeAndOp({1000, 4097}), {1000, 64 << 10});
+}
+
+TEST_P(RingTest, AllreduceInManySegments) {
+  CheckAllreduces({{DataType::kFloat64, ReduceOp::kSum, 1000},
+                   {DataType::kInt8, ReduceOp::kMax, 1000}},
+                  {8, 13, 24});
+}
+
+TEST_P(RingTest, AllreduceOfAMillionElements) {
+  CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 1'000'003},
+                   {DataType::kUint8, ReduceOp::kSum, 1'000'003}},
+                  {64 << 10, 512 << 10});
+}
+
+TEST_P(RingTest, AllreduceScalesOnce) {
+  std::vector<AllreduceCase> cases = {
+      {DataType::kInt32, ReduceOp::kSum, 1000, /*postscale=*/0.5}};
+  for (const DataType dtype : kFloatTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      cases.push_back({dtype, op, 1000, /*postscale=*/0.25});
+      cases.push_back({dtype, op, 7, /*postscale=*/3});
+    }
+  }
+  CheckAllreduces(cases, {1000});
+}
+
+TEST_P(RingTest, AllreduceIsTheSameOnAllRanks) {
+  OnRanks(size(), [](Transport& transport) {
+    for (const DataType dtype : kFloatTypes) {
+      for (const ReduceOp op : kReduceOps) {
+        CheckAllreduceIsTheSameOnAllRanks(
+            transport, {dtype, op, 4097, /*postscale=*/1.0 / 3}, 1000);
+      }
+    }
+  });
+}
+
+TEST_P(RingTest, AllgatherOfDifferingLengths) {
+  // By rank: all empty, one empty, one alone, equal, rising, mixed.
+  const std::vector<std::vector<int64_t>> cases = {
+      {0, 0, 0, 0, 0, 0, 0, 0},         {5, 0, 7, 1, 2, 3, 4, 5},
+      {0, 0, 9, 0, 0, 0, 0, 0},         {64, 64, 64, 64, 64, 64, 64, 64},
+      {1, 2, 3, 4, 5, 6, 7, 8},         {100'003, 0, 1, 4096, 0, 70'000, 3, 0},
+      {0, 200'000, 8, 8, 8, 8, 8, 1'000}};
+  OnRanks(size(), [&](Transport& transport) {
+    for (std::vector<int64_t> bytes_of_rank : cases) {
+      bytes_of_rank.resize(transport.size());
+      for (const int64_t segment_bytes : {1000, 64 << 10}) {
+        CheckAllgather(transport, bytes_of_rank, segment_bytes);
+      }
+    }
+    CheckAllgather(transport, std::vector<int64_t>(transport.size(), 50), 8);
+  });
+}
+
+TEST_P(RingTest, BroadcastFromEveryRoot) {
+  OnRanks(size(), [](Transport& transport) {
+    for (int root = 0; root < transport.size(); ++root) {
+      for (const int64_t bytes : {0, 1, 7, 1000, 100'003}) {
+        for (const int64_t segment_bytes : {1000, 64 << 10}) {
+          CheckBroadcast(transport, bytes, root, segment_bytes);
+        }
+      }
+      CheckBroadcast(transport, 100, root, 8);
+    }
+  });
+}
+
+// The scratch of the ring is bounded whatever the size of the buffer.
+TEST(RingScratchTest, IsTwoSegments) {
+  OnRanks(3, [](Transport& transport) {
+    std::vector<float> data(100'000);
+    std::vector<std::byte> scratch;
+    const RingContext context{transport, CpuKernels(), 1000, scratch};
+    const absl::Status status =
+        RingAllreduce(context, {data.data(), data.data(), 100'000});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(scratch.size(), 2000u);
+  });
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,140 @@
+// The contract of transport.h, on the transports made for tests.
+#include "tfring_ops/transport/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/faulty.h"
+#include "tfring_ops/transport/in_process.h"
+
+namespace tfring {
+namespace {
+
+class InProcessTransportTest : public testing::Test {
+ protected:
+  static Bytes BytesOf(int64_t& number) {
+    return Bytes(reinterpret_cast<std::byte*>(&number), sizeof(number));
+  }
+
+  Transport& rank(int rank) { return *transports_[rank]; }
+
+  std::vector<std::unique_ptr<Transport>> transports_ =
+      MakeInProcessTransports(3);
+};
+
+TEST_F(InProcessTransportTest, KnowsItsPlace) {
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(rank(i).rank(), i);
+    EXPECT_EQ(rank(i).size(), 3);
+  }
+}
+
+TEST_F(InProcessTransportTest, MessagesOfOnePeerArriveInOrder) {
+  int64_t sent[] = {1, 2, 3}, received[] = {0, 0, 0}, other = 9, of_other = 0;
+  std::vector<Request> requests;
+  for (int64_t& number : sent) {
+    requests.push_back(rank(0).StartSend(1, BytesOf(number)));
+  }
+  // Another peer's message does not come between.
+  const Request other_send = rank(2).StartSend(1, BytesOf(other));
+  const Request other_receive = rank(1).StartRecv(2, BytesOf(of_other));
+  for (int64_t& number : received) {
+    EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(0, BytesOf(number))).ok());
+  }
+  for (const Request request : requests) {
+    EXPECT_TRUE(rank(0).Wait(request).ok());
+  }
+  EXPECT_TRUE(rank(2).Wait(other_send).ok());
+  EXPECT_TRUE(rank(1).Wait(other_receive).ok());
+  EXPECT_EQ(std::vector<int64_t>(received, received + 3),
+            (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(of_other, 9);
+}
+
+TEST_F(InProcessTransportTest, ASendCompletesOnlyWhenItsReceiveHasCopied) {
+  int64_t sent = 5, received = 0;
+  const Request send = rank(0).StartSend(1, BytesOf(sent));
+  EXPECT_FALSE(rank(0).Test(send).value());
+  EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(0, BytesOf(received))).ok());
+  EXPECT_TRUE(rank(0).Test(send).value());
+  EXPECT_EQ(received, 5);
+}
+
+TEST_F(InProcessTransportTest, AReceiveIsNotCompleteBeforeItsMessage) {
+  int64_t sent = 5, received = 0;
+  const Request receive = rank(1).StartRecv(0, BytesOf(received));
+  EXPECT_FALSE(rank(1).Test(receive).value());
+  EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());
+  EXPECT_TRUE(rank(1).Test(receive).value());
+  EXPECT_EQ(received, 5);
+}
+
+TEST_F(InProcessTransportTest, ZeroBytesAndNoRequestAreLegal) {
+  const Request send = rank(0).StartSend(1, {});
+  EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(0, {})).ok());
+  EXPECT_TRUE(rank(0).Wait(send).ok());
+  EXPECT_TRUE(rank(0).Wait(kNoRequest).ok());
+  EXPECT_TRUE(rank(0).Test(kNoRequest).value());
+}
+
+TEST_F(InProcessTransportTest, AMessageOfAnotherSizeIsAnErrorOfBoth) {
+  int64_t sent = 5, received = 0;
+  const Request send = rank(0).StartSend(1, BytesOf(sent));
+  const Request receive =
+      rank(1).StartRecv(0, BytesOf(received).subspan(0, 4));
+  EXPECT_EQ(rank(0).Wait(send).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(rank(1).Test(receive).status().code(),
+            absl::StatusCode::kInternal);
+}
+
+TEST_F(InProcessTransportTest, WaitsForAnotherThread) {
+  OnThreads(2, [this](int self) {
+    int64_t number = self;
+    const Request request = self == 0 ? rank(0).StartSend(1, BytesOf(number))
+                                      : rank(1).StartRecv(0, BytesOf(number));
+    EXPECT_TRUE(rank(self).Wait(request).ok());
+    EXPECT_EQ(number, 0);
+  });
+}
+
+TEST_F(InProcessTransportTest, AbortFailsEverythingWithTheFirstReason) {
+  int64_t number = 0;
+  const Request send = rank(0).StartSend(1, BytesOf(number));
+  const Request receive = rank(2).StartRecv(1, BytesOf(number));
+  rank(1).Abort(absl::UnavailableError("first"));
+  rank(2).Abort(absl::UnavailableError("second"));
+  const Request later = rank(0).StartRecv(2, BytesOf(number));
+  for (const absl::Status& status :
+       {rank(0).Wait(send), rank(2).Test(receive).status(),
+        rank(0).Wait(later)}) {
+    EXPECT_EQ(status, absl::UnavailableError("first"));
+  }
+}
+
+TEST_F(InProcessTransportTest, AFaultFailsThatOperationAndAllAfterIt) {
+  int64_t sent = 5, received = 0;
+  const auto faulty = MakeFaultyTransport(std::move(transports_[0]), 3);
+  EXPECT_EQ(faulty->rank(), 0);
+  EXPECT_EQ(faulty->size(), 3);
+  const Request peer_receive = rank(1).StartRecv(0, BytesOf(received));
+  const Request peer_send = rank(2).StartSend(0, BytesOf(sent));
+  EXPECT_TRUE(faulty->Wait(faulty->StartSend(1, BytesOf(sent))).ok());
+  EXPECT_TRUE(faulty->Wait(faulty->StartRecv(2, BytesOf(received))).ok());
+  EXPECT_TRUE(rank(1).Wait(peer_receive).ok());
+  EXPECT_TRUE(rank(2).Wait(peer_send).ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(faulty->Wait(faulty->StartSend(1, BytesOf(sent))).code(),
+              absl::StatusCode::kUnavailable);
+    EXPECT_EQ(
+        faulty->Test(faulty->StartRecv(2, BytesOf(received))).status().code(),
+        absl::StatusCode::kUnavailable);
+  }
+}
+
+}  // namespace
+}  // namespace tfring
