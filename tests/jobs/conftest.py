@@ -5,27 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-
-from tfring import _build_info
-from tfring.run import mpi_launchers
-
-TFRINGRUN = [sys.executable, "-m", "tfring.run"]
-
-
-def mpirun(ranks):
-    """How a user starts a job without tfringrun."""
-    launcher = mpi_launchers.find_launcher(
-        _build_info.MPI_VERSION, _build_info.MPIRUN
-    )
-    line = [str(launcher.path), "-np", str(ranks)]
-    if launcher.family is mpi_launchers.Family.OPEN_MPI:
-        line += ["--oversubscribe", "--bind-to", "none"]
-        if os.geteuid() == 0:
-            line += ["--allow-run-as-root"]
-    return line
+from jobs import TFRINGRUN, mpirun
 
 
 @pytest.fixture
@@ -104,17 +86,3 @@ def write_script(tmp_path):
         return path
 
     return write_script
-
-
-def running(marker):
-    """The processes that have `marker` in their environment."""
-    pids = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (directory / "environ").read_bytes()
-            state = (directory / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if marker.encode() in environment and state[0] != "Z":
-            pids.append(int(directory.name))
-    return pids

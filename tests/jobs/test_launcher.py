@@ -12,7 +12,7 @@ import time
 import uuid
 
 import pytest
-from conftest import TFRINGRUN, running
+from jobs import TFRINGRUN, running
 
 # The rank, as any of the MPI launchers tells it.
 RANK = """

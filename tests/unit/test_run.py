@@ -9,15 +9,13 @@ import pytest
 
 from tfring.run import hosts as hosts_lib
 from tfring.run import launcher as launcher_lib
-from tfring.run import mpi_launchers
+from tfring.run import mpi_launchers, self_test
 from tfring.run.hosts import Host
 from tfring.run.mpi_launchers import Family, Job, MpiLauncher
-from tfring.run.output import Screen, StreamReader
 
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
 MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
-LAUNCHERS = [OPEN_MPI_4, OPEN_MPI_5, MPICH]
 
 
 class TestHosts:
@@ -235,114 +233,6 @@ class TestCommandLine:
         assert set(mpi_launchers.exported_names(job | login)) == job
 
 
-class FakeTerminal:
-    """Takes what a launcher writes and keeps what a user would see."""
-
-    def __init__(self, launcher):
-        self.written = b""
-        self.now = 0.0
-        screen = Screen(self._write)
-        marks = mpi_launchers.marks(launcher)
-        self.out, self.err = (
-            StreamReader(stream, marks, screen, clock=lambda: self.now)
-            for stream in (1, 2)
-        )
-        self.screen = screen
-
-    def _write(self, stream, data):
-        self.written += data
-
-    def wait(self, seconds):
-        self.now += seconds
-        self.out.tick()
-        self.err.tick()
-
-
-def mark(launcher, rank):
-    if launcher is MPICH:
-        return b"\x1e%d\x1f" % rank
-    space = b" " if launcher is OPEN_MPI_5 else b""
-    return b"[1,%d]<stdout>:" % rank + space
-
-
-@pytest.mark.parametrize(
-    "launcher", LAUNCHERS, ids=["openmpi4", "openmpi5", "mpich"]
-)
-class TestOutput:
-    def test_lines_get_their_rank(self, launcher):
-        terminal = FakeTerminal(launcher)
-        one, eleven = mark(launcher, 1), mark(launcher, 11)
-        terminal.out.feed(one + b"a\n" + one + b"\n" + eleven + b"[1,2] b\r\n")
-        assert terminal.written == b"[1] a\n[1] \n[11] [1,2] b\r\n"
-
-    def test_cut_anywhere(self, launcher):
-        one, two = mark(launcher, 1), mark(launcher, 2)
-        text = one + b"some text\n" + two + b"and [x] more\n" + one + b"end\n"
-        for cut in range(len(text)):
-            terminal = FakeTerminal(launcher)
-            terminal.out.feed(text[:cut])
-            terminal.out.feed(text[cut:])
-            assert terminal.written == (
-                b"[1] some text\n[2] and [x] more\n[1] end\n"
-            ), f"cut at {cut}"
-
-    def test_lines_do_not_mix(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"half")
-        terminal.out.feed(mark(launcher, 1) + b"whole\n")
-        terminal.out.feed(mark(launcher, 0) + b" line\n")
-        assert terminal.written == b"[1] whole\n[0] half line\n"
-
-    def test_progress_bar(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"\r1/3 =")
-        assert terminal.written == b""
-        assert terminal.out.tick() == pytest.approx(0.1)
-        terminal.wait(0.11)
-        terminal.out.feed(mark(launcher, 0) + b"\b\b\r2/3 ==\r")
-        terminal.wait(0.11)
-        assert terminal.out.tick() is None
-        assert terminal.written == b"[0] \r[0] 1/3 =\b\b\r[0] 2/3 =="
-        # Another rank speaks, and the bar goes on below.
-        terminal.written = b""
-        terminal.err.feed(mark(launcher, 1) + b"warning\n")
-        terminal.out.feed(mark(launcher, 0) + b"3/3 ===\n")
-        assert terminal.written == b"\n[1] warning\n[0] \r[0] 3/3 ===\n"
-
-    def test_newline_of_an_interrupted_line(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"bar")
-        terminal.wait(0.2)
-        terminal.out.feed(mark(launcher, 1) + b"text\n")
-        terminal.out.feed(mark(launcher, 0) + b"\n")
-        terminal.out.feed(mark(launcher, 0) + b"next\n")
-        assert terminal.written == b"[0] bar\n[1] text\n[0] next\n"
-
-    def test_end_without_newline(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"last [")
-        terminal.out.close()
-        terminal.screen.close()
-        assert terminal.written == b"[0] last [\n"
-
-    def test_the_launchers_own_words(self, launcher):
-        terminal = FakeTerminal(launcher)
-        ruler = b"-" * 74 + b"\n"
-        terminal.err.feed(mark(launcher, 1) + b"rank's\n")
-        terminal.err.feed(ruler + b"mpirun's\n" + ruler)
-        terminal.err.feed(mark(launcher, 1) + b"rank's\n")
-        assert terminal.written == (
-            b"[1] rank's\n" + ruler + b"mpirun's\n" + ruler + b"[1] rank's\n"
-        )
-
-
-def test_mpich_reports_a_failed_rank():
-    terminal = FakeTerminal(MPICH)
-    terminal.err.feed(b"\x1e1\x1ferror\n\x1e1\x1f\x1eexit 3\x1f\n\n===\n")
-    assert terminal.err.failed_ranks == [(1, 3)]
-    assert terminal.written == b"[1] error\n\n===\n"
-
-
 class TestUsage:
     @pytest.fixture(autouse=True)
     def _machine(self, monkeypatch):
@@ -434,3 +324,51 @@ class TestUsage:
             launcher_lib.main(arguments)
         assert exit_info.value.code == 2
         assert message in capsys.readouterr().err
+
+
+class TestSelfTest:
+    VERSIONS = (("tfring", "0.1.0"), ("TensorFlow", "2.21.0"))
+
+    def place(self, host="node1", *, cores=4, versions=VERSIONS):
+        return self_test._Place(host, cores, 4, versions)
+
+    def link(self, source, speed):
+        return self_test._Link(source, source + 1, True, 1.0, speed)
+
+    def test_nothing_to_mend(self):
+        links = [self.link(0, 10.0), self.link(1, 3.0), self.link(2, 9.0)]
+        assert self_test._advice([self.place()] * 4, links) == []
+
+    def test_versions_differ(self):
+        other = (("tfring", "0.1.0"), ("TensorFlow", "2.20.0"))
+        places = [self.place(), self.place(), self.place(versions=other)]
+        (advice,) = self_test._advice(places, [])
+        assert advice.startswith(
+            "TensorFlow is 2.21.0 on rank 0, but not on ra"
+        )
+        assert "rank 2" in advice
+
+    def test_too_many_ranks(self):
+        places = [self.place("node1")] * 5 + [self.place("node2")] * 2
+        (advice,) = self_test._advice(places, [])
+        assert advice.startswith("node1 runs 5 ranks on 4 cores")
+
+    def test_bound_to_a_single_core(self):
+        (advice,) = self_test._advice([self.place(cores=1)] * 2, [])
+        assert advice.startswith("ranks 0-1 may use one core each of 4")
+
+    def test_a_slow_link(self):
+        links = [self.link(0, 10.0), self.link(1, 2.0), self.link(2, 11.0)]
+        (advice,) = self_test._advice([self.place()] * 4, links)
+        assert "the link of ranks 1 and 2 (node1, node1) has 2.00" in advice
+
+    def test_what_failed_and_where(self, capsys):
+        report = self_test._Report(speaks=True)
+        failures = report.check("allgather", [None, "no", "no", None, "no"])
+        assert failures == ["allgather, ranks 1, 2, 4: no"]
+        assert report.check("broadcast", [None] * 5) == []
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split() for line in lines] == [
+            ["allgather", "FAILED"],
+            ["broadcast", "ok"],
+        ]
