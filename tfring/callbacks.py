@@ -55,14 +55,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         self._done = True
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
         of_metrics = {id(v) for v in self.model.metrics_variables}
         variables = [v for v in self.model.variables if id(v) not in of_metrics]
-        broadcast_variables(
-            [*variables, *optimizer.variables], root_rank=self.root_rank
-        )
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            if not optimizer.built:
+                optimizer.build(self.model.trainable_variables)
+            variables += optimizer.variables
+        broadcast_variables(variables, root_rank=self.root_rank)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

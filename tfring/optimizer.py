@@ -1,6 +1,6 @@
 """DistributedOptimizer: any Keras optimizer, on averaged gradients.
 
-Note [One class, two doors]: a wrapped optimizer is the same object, whose class
+Note [One class]: a wrapped optimizer is the same object, whose class
 has been exchanged for a subclass of the class it had, with the same name and
 module. So it keeps its state, and a saved file names the class that Keras
 knows. Gradients are averaged where they come in, in `apply`; but an optimizer
@@ -56,7 +56,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             copied, so that its state and settings remain.
         sparse_as_dense: Whether gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Worth it where most rows are used in every step.
-            Must agree across ranks. Under `jit_compile` they always are.
+            Must agree across ranks. Under `jit_compile` they always are. What
+            is dense is clipped by its true norm; of `tf.IndexedSlices` Keras
+            counts repeated rows one by one.
 
     Returns:
         `optimizer` itself. What is saved from it loads in plain Keras, and must
@@ -112,7 +114,7 @@ def _distribute(optimizer: Any, sparse_as_dense: bool) -> Any:
 
 
 class _Distributed(_Optimizer):
-    """Stands before a Keras optimizer's class; see Note [One class, ...]."""
+    """Stands before a Keras optimizer's class; see Note [One class]."""
 
     # Not constructor arguments, so that configurations remain Keras's own.
     _tfring_sparse_as_dense = False
