@@ -75,6 +75,16 @@ TEST(DifferenceTest, OfTensorNames) {
             "tensors differ. Rank 0 sent 'kernel'; rank 2 sent 'bias'");
 }
 
+TEST(DifferenceTest, NumbersInNamesMayDiffer) {
+  CollectiveRequest a = MakeRequest();
+  CollectiveRequest b = a;
+  a.tensors[0].name = "model/dense/kernel";
+  b.tensors[0].name = "model_1/dense_12/kernel";
+  EXPECT_EQ(Difference(a, b), "");
+  b.tensors[0].name = "model/dense/kernel2";
+  EXPECT_NE(Difference(a, b), "");
+}
+
 TEST(DifferenceTest, OfNumberOfTensors) {
   EXPECT_EQ(DifferenceAfter([](CollectiveRequest& request) {
               request.tensors.push_back({"bias", {128}});

@@ -355,6 +355,17 @@ TEST(CpuKernelsTest, AverageOfEqualFloatsIsThatFloat) {
   }
 }
 
+TEST(CpuKernelsTest, AverageOfEqualIntegersIsThatInteger) {
+  for (int ranks = 1; ranks <= 128; ++ranks) {
+    for (const int value : {0, 1, -1, 7, 16'777'215}) {
+      ASSERT_EQ(
+          ScaleOne<int32_t>(value * ranks, DataType::kInt32, 1.0 / ranks),
+          value)
+          << ranks;
+    }
+  }
+}
+
 TEST(CpuKernelsTest, ScaledIntegersAreTruncatedAndStayInRange) {
   EXPECT_EQ(ScaleOne<int32_t>(7, DataType::kInt32, 0.5), 3);
   EXPECT_EQ(ScaleOne<int32_t>(-7, DataType::kInt32, 0.5), -3);
@@ -362,6 +373,8 @@ TEST(CpuKernelsTest, ScaledIntegersAreTruncatedAndStayInRange) {
   EXPECT_EQ(ScaleOne<int8_t>(100, DataType::kInt8, -2.0), -128);
   EXPECT_EQ(ScaleOne<uint8_t>(100, DataType::kUint8, -2.0), 0);
   EXPECT_EQ(ScaleOne<int32_t>(100, DataType::kInt32, NAN), 0);
+  EXPECT_EQ(ScaleOne<int32_t>(1, DataType::kInt32, 0x1.fffffffffffffp30),
+            INT32_MAX);
   EXPECT_EQ(ScaleOne<int64_t>(1, DataType::kInt64, 0x1p63), INT64_MAX);
   EXPECT_EQ(ScaleOne<uint64_t>(1, DataType::kUint64, 0x1p64), UINT64_MAX);
   EXPECT_EQ(ScaleOne<uint64_t>(1, DataType::kUint64, 0x1p63),

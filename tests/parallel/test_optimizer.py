@@ -183,6 +183,23 @@ def test_models_that_differ_are_named_on_every_rank(rank, size):
         assert part in str(error.value)
 
 
+def test_one_rank_has_built_other_models_before(rank):
+    # So Keras numbers its layers differently: "dense_1/kernel" here.
+    for _ in range(2 if rank == 0 else 1):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse"
+    )
+    model.fit(
+        np.ones((4, 3)),
+        np.full((4, 2), rank),
+        verbose=0,
+        callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+    kernels = tfring.allgather(model.get_weights()[0][np.newaxis]).numpy()
+    assert (kernels == kernels[0]).all()
+
+
 def test_tape_averages_in_the_structure_of_its_sources(mode, rank, mean_rank):
     weights = {"a": tf.Variable([1.0, 2.0]), "b": (tf.Variable(3.0),)}
     unused = tf.Variable(1.0)

@@ -84,7 +84,8 @@ class Coordinator {
 
 // What is wrong between two ranks' requests of one name: "shapes differ. Rank
 // 0 sent float32 (784, 128); rank 2 sent float32 (784, 64)".  Empty if they
-// agree.  The first dimensions of an allgather may differ.
+// agree.  The first dimensions of an allgather may differ, and so may the
+// numbers in names: "dense_1/kernel" and "dense/kernel".
 std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
                                const CollectiveRequest& b, int rank_b);
 

@@ -1,5 +1,9 @@
 // DescribeDifference: the words of a mismatch.
 
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -34,6 +38,22 @@ std::string Tensors(const CollectiveRequest& request) {
                       "' to '", request.tensors.back().name, "'");
 }
 
+// Keras numbers layers by how many the process has made: on a rank that has
+// built another model before, "dense/kernel" is "dense_1/kernel".
+std::string WithoutNumbers(absl::string_view name) {
+  std::string kept;
+  for (size_t i = 0; i < name.size(); ++i) {
+    size_t end = i + 1;
+    while (end < name.size() && absl::ascii_isdigit(name[end])) ++end;
+    if (name[i] == '_' && end > i + 1) {
+      i = end - 1;
+    } else {
+      kept += name[i];
+    }
+  }
+  return kept;
+}
+
 bool ShapesAgree(CollectiveKind kind, const TensorInfo& a,
                  const TensorInfo& b) {
   if (kind != CollectiveKind::kAllgather) return a.dims == b.dims;
@@ -61,7 +81,7 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorInfo& of_a = a.tensors[i];
     const TensorInfo& of_b = b.tensors[i];
-    if (of_a.name != of_b.name) {
+    if (WithoutNumbers(of_a.name) != WithoutNumbers(of_b.name)) {
       return compare("tensors", absl::StrCat("'", of_a.name, "'"),
                      absl::StrCat("'", of_b.name, "'"));
     }

@@ -5,8 +5,8 @@
 //   np.maximum.
 // - A byte of a bool is true unless it is zero; the result is 0 or 1.
 // - Scale multiplies every dtype as double and rounds to the dtype (float16 and
-//   bfloat16 by way of float): a sum of equal floats that was exact averages to
-//   that float.  An integer that would leave its range stops at the end of it,
+//   bfloat16 by way of float): a sum of equal numbers that was exact averages to
+//   that number.  An integer that would leave its range stops at the end of it,
 //   and NaN becomes 0.  A factor of exactly 1 changes nothing, not even an
 //   int64 that no double can hold.
 #include <cassert>
@@ -164,6 +164,12 @@ T FromDouble(double value) {
     constexpr auto kLowest = static_cast<double>(Limits::lowest());
     constexpr double kEnd =
         2.0 * static_cast<double>(uint64_t{1} << (Limits::digits - 1));
+    // 49 * (1.0 / 49) is a little less than 1, and means 1.
+    constexpr double kRounding = 2 * std::numeric_limits<double>::epsilon();
+    const double nearest = std::nearbyint(value);
+    if (std::abs(value - nearest) <= kRounding * std::abs(value)) {
+      value = nearest;
+    }
     if (value >= kEnd) return Limits::max();
     if (value <= kLowest) return Limits::lowest();
     return IsNan(value) ? 0 : static_cast<T>(value);
