@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import tensorflow as tf
 
 import tfring
 
@@ -23,6 +24,9 @@ _TIMEOUT_SECONDS = 100
 
 @pytest.fixture(scope="session", autouse=True)
 def _initialized() -> None:
+    # TensorFlow makes its devices at its first op. XLA must know the op library
+    # also when it is opened after that.
+    tf.zeros([])
     tfring.init()
 
 

@@ -1,5 +1,6 @@
 // The ops on the CPU.  Conversion only: tensors to a TensorEntry and back.
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 

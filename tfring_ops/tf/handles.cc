@@ -58,7 +58,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   }
   Handle handle;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     if (previous == kNoHandle) {
       pending->chain = std::make_shared<Chain>();
     } else if (auto it = pending_.find(previous); it != pending_.end()) {
@@ -85,7 +85,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
 }
 
 std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   auto it = pending_.find(handle);
   if (it == pending_.end()) {
     Outcome unknown;
@@ -108,7 +108,7 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
   std::vector<tensorflow::Tensor> in_use;
   std::vector<std::shared_ptr<Pending>> deliverable;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     Chain& chain = *pending->chain;
     pending->complete = true;
     pending->outcome.status = status;

@@ -15,15 +15,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
@@ -74,15 +73,15 @@ class Handles {
   struct Pending;
 
   void Complete(const std::shared_ptr<Pending>& pending,
-                const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Forget(Handle handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                const absl::Status& status);
+  // REQUIRES: mutex_ is held.
+  void Forget(Handle handle);
 
-  absl::Mutex mutex_;
-  Handle last_handle_ ABSL_GUARDED_BY(mutex_) = kNoHandle;
+  std::mutex mutex_;  // of all that follows, and of every Pending and Chain
+  Handle last_handle_ = kNoHandle;
   // Those not collected yet, and the newest of them by request name.
-  std::unordered_map<Handle, std::shared_ptr<Pending>> pending_
-      ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, Handle> newest_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<Handle, std::shared_ptr<Pending>> pending_;
+  std::unordered_map<std::string, Handle> newest_;
 };
 
 }  // namespace tfring

@@ -2,6 +2,9 @@
 #ifndef TFRING_OPS_TF_REQUEST_H_
 #define TFRING_OPS_TF_REQUEST_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -11,7 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "tensorflow/core/platform/cpu_info.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/threadpool.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/tf/request.h"
@@ -181,6 +183,16 @@ void Fulfil(ffi::Promise promise, const absl::Status& status) {
   }
 }
 
+// XLA:CPU runs what follows a future, up to the rest of the program, on the
+// thread that fulfils the promise.  That must not be the engine's, so it is one
+// of these, as many as XLA has itself.
+tensorflow::thread::ThreadPool& Continuations() {
+  static auto* pool = new tensorflow::thread::ThreadPool(
+      tensorflow::Env::Default(), tensorflow::ThreadOptions(), "tfring_xla",
+      tensorflow::port::MaxParallelism(), /*low_latency_hint=*/false);
+  return *pool;
+}
+
 // Returns a future, so that no thread of XLA is blocked meanwhile.
 ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   ffi::Promise promise;
@@ -195,13 +207,10 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   for (const ffi::AnyBuffer& buffer : call->buffers) {
     buffers.push_back(buffer.untyped_data());
   }
-  // XLA:CPU runs what follows on the thread that fulfils the promise, up to the
-  // rest of the program.  That must not be the engine's.
-  auto callback = [promise, buffers](Outcome outcome) {
-    tensorflow::Env::Default()->SchedClosure(
-        [promise, status = Check(outcome, buffers)] {
-          Fulfil(promise, status);
-        });
+  auto callback = [promise, buffers](const Outcome& outcome) {
+    Continuations().Schedule([promise, status = Check(outcome, buffers)] {
+      Fulfil(promise, status);
+    });
   };
   std::optional<Outcome> outcome =
       Handles::Global().Take(call->handles[0], std::move(callback));
