@@ -93,9 +93,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("tfring.callbacks")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tfring' has no attribute {name!r}")
-    value = getattr(
-        importlib.import_module(f"tfring.{_MODULE_OF[name]}"), name
-    )
+    value = getattr(importlib.import_module(f"tfring.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

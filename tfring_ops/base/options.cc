@@ -41,8 +41,8 @@ absl::Status ReadSeconds(const char* variable, double& value) {
 
 absl::StatusOr<Options> Options::FromEnvironment() {
   Options options;
-  TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_FUSION_THRESHOLD", 0,
-                                   options.fusion_threshold_bytes));
+  TFRING_RETURN_IF_ERROR(
+      ReadBytes("TFRING_FUSION_THRESHOLD", 0, options.fusion_threshold_bytes));
   // A segment holds at least one element of any type.
   TFRING_RETURN_IF_ERROR(
       ReadBytes("TFRING_SEGMENT_BYTES", 8, options.segment_bytes));

@@ -1,6 +1,7 @@
 #include "tfring_ops/engine/coordinator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,21 +14,21 @@ namespace {
 // "rank 2", "ranks 0, 1 and 3"
 std::string Ranks(const std::vector<int32_t>& ranks) {
   if (ranks.size() == 1) return absl::StrCat("rank ", ranks[0]);
-  return absl::StrCat(
-      "ranks ", absl::StrJoin(ranks.begin(), ranks.end() - 1, ", "), " and ",
-      ranks.back());
+  return absl::StrCat("ranks ",
+                      absl::StrJoin(ranks.begin(), ranks.end() - 1, ", "),
+                      " and ", ranks.back());
 }
 
-// "allreduce of 'dense_3/kernel' (process set 0)"
+// "allreduce of 'metrics'", "allreduce of 'gradients/0' ('bias' to 'kernel')"
 std::string What(const CollectiveRequest& request) {
-  std::string tensors = absl::StrCat("'", request.name, "'");
-  const auto& list = request.tensors;
-  if (!list.empty() && (list.size() > 1 || list[0].name != request.name)) {
-    absl::StrAppend(&tensors, " ('", list[0].name, "'");
-    if (list.size() > 1) absl::StrAppend(&tensors, " to '", list.back().name, "'");
-    absl::StrAppend(&tensors, ")");
+  const std::string what =
+      absl::StrCat(Name(request.kind), " of '", request.name, "'");
+  const std::string& first = request.tensors.front().name;
+  if (request.tensors.size() > 1) {
+    return absl::StrCat(what, " ('", first, "' to '",
+                        request.tensors.back().name, "')");
   }
-  return absl::StrCat(Name(request.kind), " of ", tensors);
+  return first == request.name ? what : absl::StrCat(what, " ('", first, "')");
 }
 
 std::vector<int32_t> RanksThat(const std::vector<bool>& submitted,
@@ -76,8 +77,8 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
                                 std::vector<int64_t>(size_));
     }
   }
-  std::string difference = DescribeDifference(
-      waiting.request, waiting.first_rank, request, rank);
+  std::string difference =
+      DescribeDifference(waiting.request, waiting.first_rank, request, rank);
   if (!difference.empty()) {
     waiting.differing_ranks.push_back(rank);
     if (waiting.difference.empty()) waiting.difference = std::move(difference);
@@ -127,8 +128,8 @@ void Coordinator::CheckStalls(Time now) {
     if (options_.stall_check_seconds > 0 && !waiting.reported &&
         waited >= options_.stall_check_seconds) {
       waiting.reported = true;
-      verdict_.reports.push_back({RanksThat(waiting.submitted, true),
-                                  DescribeStall(waiting, now)});
+      verdict_.reports.push_back(
+          {RanksThat(waiting.submitted, true), DescribeStall(waiting, now)});
     }
     if (options_.stall_shutdown_seconds > 0 &&
         waited >= options_.stall_shutdown_seconds) {
@@ -175,14 +176,12 @@ void Coordinator::Fail(std::vector<int32_t> ranks, const std::string& name,
   verdict_.failures.push_back({std::move(ranks), name, std::move(status)});
 }
 
-std::string Coordinator::DescribeStall(const Waiting& waiting,
-                                       Time now) const {
+std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {
   const std::vector<int32_t> missing = RanksThat(waiting.submitted, false);
   return absl::StrCat(
       What(waiting.request), " has waited ",
-      static_cast<int64_t>(SecondsBetween(waiting.since, now) + 0.5),
-      " s for ", Ranks(missing), "; ",
-      Ranks(RanksThat(waiting.submitted, true)),
+      std::lround(SecondsBetween(waiting.since, now)), " s for ",
+      Ranks(missing), "; ", Ranks(RanksThat(waiting.submitted, true)),
       " asked for it. All ranks must make the same calls: look for a branch "
       "or an early end of the data on ",
       Ranks(missing), ", or for a process that hangs.");

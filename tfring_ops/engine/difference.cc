@@ -32,10 +32,12 @@ std::string Factors(const CollectiveRequest& request) {
 }
 
 std::string Tensors(const CollectiveRequest& request) {
+  const std::string& first = request.tensors.front().name;
+  const std::string& last = request.tensors.back().name;
   const size_t count = request.tensors.size();
-  if (count == 1) return absl::StrCat("1 tensor, '", request.tensors[0].name, "'");
-  return absl::StrCat(count, " tensors, '", request.tensors.front().name,
-                      "' to '", request.tensors.back().name, "'");
+  return count == 1
+             ? absl::StrCat("1 tensor, '", first, "'")
+             : absl::StrCat(count, " tensors, '", first, "' to '", last, "'");
 }
 
 // Keras numbers layers by how many the process has made: on a rank that has

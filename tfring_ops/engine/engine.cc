@@ -102,8 +102,7 @@ class RingEngine final : public Engine {
       TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
                               mailbox_.Poll(kCoordinatorRank));
       if (message) {
-        TFRING_ASSIGN_OR_RETURN(const Verdict verdict,
-                                DecodeVerdict(*message));
+        TFRING_ASSIGN_OR_RETURN(const Verdict verdict, DecodeVerdict(*message));
         TFRING_RETURN_IF_ERROR(Apply(verdict));
       }
       TFRING_RETURN_IF_ERROR(CheckCoordinator());
@@ -159,8 +158,7 @@ class RingEngine final : public Engine {
     }
     const Verdict verdict = coordinator_->TakeVerdict();
     if (!verdict.empty()) {
-      const auto message =
-          std::make_shared<const std::string>(Encode(verdict));
+      const auto message = std::make_shared<const std::string>(Encode(verdict));
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
       }
@@ -212,9 +210,9 @@ class RingEngine final : public Engine {
     for (const std::string& name : bucket.names) {
       const auto found = in_flight_.find(name);
       if (found == in_flight_.end()) {
-        return absl::InternalError(absl::StrCat(
-            "rank ", rank(), " was told to run '", name,
-            "', which it has not submitted"));
+        return absl::InternalError(
+            absl::StrCat("rank ", rank(), " was told to run '", name,
+                         "', which it has not submitted"));
       }
       entries.push_back(&found->second.entry);
     }
@@ -298,14 +296,15 @@ class RingEngine final : public Engine {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(
-    const Options& options, ProcessSet process_set, const Kernels& kernels) {
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
+                                                      ProcessSet process_set,
+                                                      const Kernels& kernels) {
   Options of_rank_0 = options;
   std::vector<std::byte> scratch;
   const RingContext context{*process_set.control, kernels,
                             static_cast<int64_t>(sizeof(of_rank_0)), scratch};
-  if (absl::Status status = RingBroadcast(
-          context, &of_rank_0, sizeof(of_rank_0), kCoordinatorRank);
+  if (absl::Status status = RingBroadcast(context, &of_rank_0,
+                                          sizeof(of_rank_0), kCoordinatorRank);
       !status.ok()) {
     // Peers may be waiting for this rank.
     process_set.data->Abort(status);

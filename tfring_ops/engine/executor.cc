@@ -95,9 +95,8 @@ absl::Status Executor::Allgather(
       part.dims[0] = first_dim;
       bytes_of_rank.push_back(SizeInBytes(request.dtype, part));
     }
-    TFRING_ASSIGN_OR_RETURN(
-        void* const output,
-        entry.allocate_output(static_cast<int>(i), dims));
+    TFRING_ASSIGN_OR_RETURN(void* const output,
+                            entry.allocate_output(static_cast<int>(i), dims));
     TFRING_RETURN_IF_ERROR(
         RingAllgather(ring_, entry.buffers[i].input, output, bytes_of_rank));
   }

@@ -29,9 +29,8 @@ class Executor {
   absl::Status Allreduce(absl::Span<TensorEntry* const> entries);
 
   // `first_dims[i][r]` is the first dimension of tensor i on rank r.
-  absl::Status Allgather(
-      TensorEntry& entry,
-      absl::Span<const std::vector<int64_t>> first_dims);
+  absl::Status Allgather(TensorEntry& entry,
+                         absl::Span<const std::vector<int64_t>> first_dims);
 
   absl::Status Broadcast(TensorEntry& entry);
 

@@ -35,8 +35,8 @@ absl::StatusOr<std::optional<std::string>> Mailbox::Poll(int peer) {
   Incoming& in = incoming_[peer];
   if (in.phase == Incoming::Phase::kIdle) {
     in.request = transport_.StartRecv(
-        peer, Bytes(reinterpret_cast<std::byte*>(&in.length),
-                    sizeof(in.length)));
+        peer,
+        Bytes(reinterpret_cast<std::byte*>(&in.length), sizeof(in.length)));
     in.phase = Incoming::Phase::kLength;
   }
   if (in.phase == Incoming::Phase::kLength) {

@@ -36,7 +36,7 @@ struct CollectiveRequest {
   int32_t root_rank = 0;         // broadcast
   double prescale_factor = 1.0;  // allreduce, before and after the reduction
   double postscale_factor = 1.0;
-  std::vector<TensorInfo> tensors;
+  std::vector<TensorInfo> tensors;  // at least one
 };
 
 struct TensorEntry {

@@ -5,9 +5,9 @@
 //   np.maximum.
 // - A byte of a bool is true unless it is zero; the result is 0 or 1.
 // - Scale multiplies every dtype as double and rounds to the dtype (float16 and
-//   bfloat16 by way of float): a sum of equal numbers that was exact averages to
-//   that number.  An integer that would leave its range stops at the end of it,
-//   and NaN becomes 0.  A factor of exactly 1 changes nothing, not even an
+//   bfloat16 by way of float): a sum of equal numbers that was exact averages
+//   to that number.  An integer that would leave its range stops at the end of
+//   it, and NaN becomes 0.  A factor of exactly 1 changes nothing, not even an
 //   int64 that no double can hold.
 #include <cassert>
 #include <cmath>

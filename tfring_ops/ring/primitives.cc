@@ -60,7 +60,8 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
     const int slot = index % kSlots;
     const Range range = segment(index);
     receives[slot] = transport.StartRecv(
-        prev_, Bytes(Landing(range, slot, moves), range.count * element_bytes_));
+        prev_,
+        Bytes(Landing(range, slot, moves), range.count * element_bytes_));
   };
 
   std::vector<Request> sends;

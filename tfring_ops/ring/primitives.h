@@ -28,7 +28,7 @@ namespace tfring {
 struct RingContext {
   Transport& transport;
   const Kernels& kernels;
-  int64_t segment_bytes;       // the same on every rank
+  int64_t segment_bytes;            // the same on every rank
   std::vector<std::byte>& scratch;  // the caller's, so that it stays resident
 };
 

@@ -46,10 +46,9 @@ class FaultyTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> MakeFaultyTransport(
-    std::unique_ptr<Transport> inner, int64_t failing_operation) {
-  return std::make_unique<FaultyTransport>(std::move(inner),
-                                           failing_operation);
+std::unique_ptr<Transport> MakeFaultyTransport(std::unique_ptr<Transport> inner,
+                                               int64_t failing_operation) {
+  return std::make_unique<FaultyTransport>(std::move(inner), failing_operation);
 }
 
 }  // namespace tfring

@@ -58,8 +58,8 @@ class Fabric {
 
   absl::Status Wait(const Handle& operation, int rank) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!operation->completed.wait_for(
-            lock, kTimeout, [&] { return operation->complete; })) {
+    if (!operation->completed.wait_for(lock, kTimeout,
+                                       [&] { return operation->complete; })) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", rank, " waited too long"));
     }
@@ -91,9 +91,9 @@ class Fabric {
       channel.recvs.pop_front();
       absl::Status status;
       if (send->size != recv->size) {
-        status = absl::InternalError(
-            absl::StrCat("a message of ", send->size, " bytes met a receive of ",
-                         recv->size));
+        status = absl::InternalError(absl::StrCat("a message of ", send->size,
+                                                  " bytes met a receive of ",
+                                                  recv->size));
       } else if (send->size > 0) {
         std::memcpy(recv->data, send->data, send->size);
       }

@@ -49,8 +49,11 @@ class MpiTransport final : public Transport {
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (finalized) return;
-    Abandon(abort_request_);
-    MPI_Comm_free(&comm_);
+    Abandon(abort_request_, Clock::now() + kAbortGrace);
+    // After an abort, messages that nobody will receive may still be on their
+    // way: a later communicator must not get this one's context id, and with
+    // it those messages.
+    if (broken_.ok()) MPI_Comm_free(&comm_);
   }
 
   int rank() const override { return rank_; }
@@ -85,8 +88,8 @@ class MpiTransport final : public Transport {
     int complete = 0;
     MPI_Status received;
     if (status.ok()) {
-      status =
-          FromMpi(MPI_Test(&operation.request, &complete, &received), "MPI_Test");
+      status = FromMpi(MPI_Test(&operation.request, &complete, &received),
+                       "MPI_Test");
     }
     if (status.ok() && !complete) {
       if (++tests_ % kTestsPerAbortCheck == 0) status = CheckForAbort();
@@ -175,9 +178,9 @@ class MpiTransport final : public Transport {
     int count = 0;
     MPI_Get_count(&received, MPI_BYTE, &count);
     if (static_cast<size_t>(count) == operation.bytes) return absl::OkStatus();
-    return absl::InternalError(
-        absl::StrCat("rank ", operation.peer, " sent ", count, " bytes where ",
-                     operation.bytes, " were expected"));
+    return absl::InternalError(absl::StrCat("rank ", operation.peer, " sent ",
+                                            count, " bytes where ",
+                                            operation.bytes, " were expected"));
   }
 
   absl::Status CheckForAbort() {
@@ -195,23 +198,24 @@ class MpiTransport final : public Transport {
   }
 
   void AbandonAll() {
+    // One for all, as a pipeline may have many sends under way.
+    const Clock::time_point deadline = Clock::now() + kAbortGrace;
     for (Operation& operation : operations_) {
-      Abandon(operation.request);
+      Abandon(operation.request, deadline);
       operation.status = broken_;
     }
   }
 
-  // Ends an operation that nobody will complete.
-  static void Abandon(MPI_Request& request) {
+  // Ends an operation that nobody will complete, by `deadline` at the latest.
+  static void Abandon(MPI_Request& request, Clock::time_point deadline) {
     if (request == MPI_REQUEST_NULL) return;
     MPI_Cancel(&request);
-    const Clock::time_point deadline = Clock::now() + kAbortGrace;
     int complete = 0;
-    while (!complete && Clock::now() < deadline) {
+    do {
       if (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
         break;
       }
-    }
+    } while (!complete && Clock::now() < deadline);
     if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
   }
 
@@ -231,8 +235,8 @@ class MpiTransport final : public Transport {
 absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
     int32_t comm, double timeout_seconds) {
   MPI_Comm duplicate = MPI_COMM_NULL;
-  TFRING_RETURN_IF_ERROR(FromMpi(
-      MPI_Comm_dup(MPI_Comm_f2c(comm), &duplicate), "MPI_Comm_dup"));
+  TFRING_RETURN_IF_ERROR(
+      FromMpi(MPI_Comm_dup(MPI_Comm_f2c(comm), &duplicate), "MPI_Comm_dup"));
   return std::make_unique<MpiTransport>(duplicate, timeout_seconds);
 }
 
