@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -135,9 +134,9 @@ TEST_F(CoordinatorTest, ADifferenceNamesAllRanksThatDiffer) {
   Add(0, MakeRequest("a", {1}));
   Add(1, MakeRequest("a", {2}));
   Add(2, MakeRequest("a", {3}));
-  EXPECT_NE(TakeFailure().status.message().find(
-                "(ranks 1 and 2 differ from rank 0)"),
-            absl::string_view::npos);
+  EXPECT_NE(
+      TakeFailure().status.message().find("(ranks 1 and 2 differ from rank 0)"),
+      absl::string_view::npos);
 }
 
 TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {

@@ -3,7 +3,6 @@
 #ifndef TESTS_CPP_ELEMENTS_H_
 #define TESTS_CPP_ELEMENTS_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -83,7 +82,10 @@ T InputElement(ReduceOp op, int rank, int64_t index) {
     // Mostly false, then mostly true: "or" and "and" of 8 ranks give both.
     return (bits % 8 == 0) != (index % 2 == 0);
   } else if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(bits);
+    // An average is computed as double, which does not hold every int64.
+    using Narrow = std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>;
+    return op == ReduceOp::kAverage ? static_cast<T>(static_cast<Narrow>(bits))
+                                    : static_cast<T>(bits);
   } else {
     constexpr float kFactors[] = {1, -1, 2, 0.5};
     return op == ReduceOp::kProduct
@@ -107,28 +109,21 @@ T Reduced(ReduceOp op, T a, T b) {
     // The low bits of sums and products do not depend on the high ones; and
     // floating-point inputs are exact in double.
     using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
-    const auto wide = [](T value) {
-      if constexpr (std::is_arithmetic_v<T>) return static_cast<Wide>(value);
-      else return static_cast<Wide>(static_cast<float>(value));
-    };
-    const auto narrow = [](Wide value) {
-      if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(value);
-      else return T(static_cast<float>(value));
-    };
-    const auto less = [&](T x, T y) {
-      if constexpr (std::is_arithmetic_v<T>) return x < y;
-      else return wide(x) < wide(y);
-    };
+    using Number =
+        std::conditional_t<std::is_arithmetic_v<T>, T, float>;  // half as float
+    const auto x = static_cast<Number>(a);
+    const auto y = static_cast<Number>(b);
+    const auto narrow = [](Wide wide) { return T(static_cast<Number>(wide)); };
     switch (op) {
       case ReduceOp::kAverage:
       case ReduceOp::kSum:
-        return narrow(wide(a) + wide(b));
+        return narrow(static_cast<Wide>(x) + static_cast<Wide>(y));
       case ReduceOp::kMin:
-        return less(b, a) ? b : a;
+        return y < x ? b : a;
       case ReduceOp::kMax:
-        return less(a, b) ? b : a;
+        return x < y ? b : a;
       case ReduceOp::kProduct:
-        return narrow(wide(a) * wide(b));
+        return narrow(static_cast<Wide>(x) * static_cast<Wide>(y));
     }
     return a;
   }
@@ -142,6 +137,15 @@ T Scaled(T value, double factor) {
     return factor == 1.0 ? value : static_cast<T>(value * factor);
   } else {
     return T(static_cast<float>(static_cast<float>(value) * factor));
+  }
+}
+
+template <typename T>
+T Average(T sum, int size) {
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    return static_cast<T>(sum / static_cast<T>(size));
+  } else {
+    return Scaled(sum, 1.0 / size);
   }
 }
 
@@ -168,14 +172,15 @@ inline Elements AllreduceInput(DataType dtype, ReduceOp op, int64_t count,
 // What an allreduce of AllreduceInput over `size` ranks must give.
 inline Elements AllreduceOutput(DataType dtype, ReduceOp op, int64_t count,
                                 int size, double postscale = 1.0) {
-  const double factor = op == ReduceOp::kAverage ? postscale / size : postscale;
   return MakeElements(dtype, count, [&](auto type, int64_t i) {
     using T = decltype(type);
     T whole = InputElement<T>(op, 0, i);
     for (int rank = 1; rank < size; ++rank) {
       whole = Reduced(op, whole, InputElement<T>(op, rank, i));
     }
-    return Scaled(whole, factor);
+    if (op != ReduceOp::kAverage) return Scaled(whole, postscale);
+    return postscale == 1.0 ? Average(whole, size)
+                            : Scaled(whole, postscale / size);
   });
 }
 

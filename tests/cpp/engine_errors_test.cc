@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/engines.h"
@@ -146,8 +149,8 @@ class EngineShutdownTest : public testing::TestWithParam<int> {
   static void ExpectFarewell(FloatEntry& entry, int left) {
     const absl::Status status = entry.outcome.Wait();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_TRUE(Contains(status.message(), "rank " + std::to_string(left) +
-                                               " has shut down"));
+    EXPECT_TRUE(Contains(status.message(),
+                         "rank " + std::to_string(left) + " has shut down"));
     EXPECT_EQ(entry.outcome.calls(), 1);
   }
 };
@@ -176,6 +179,40 @@ TEST_P(EngineShutdownTest, MayBeAskedForTwiceAndFromTwoThreads) {
   OnThreads(2, [&](int) { job.engine(GetParam()).Shutdown(); });
   job.Shutdown();
   job.Shutdown();
+}
+
+// Between a rank's goodbye and the farewell, entries are still accepted.
+TEST_P(EngineShutdownTest, MayOverlapWithASubmit) {
+  const int leaving = GetParam();
+  const Entries hold = MakeEntries(kSize, "hold", 4);
+  const Entries late = MakeEntries(kSize, "late", 4);
+  Job job(kSize);
+  // The coordinator answers nobody while it is held up in `done`.
+  std::promise<void> held, release;
+  TensorEntry entry;
+  entry.request = hold[0]->request;
+  std::vector<float> data(4);
+  entry.buffers = {{data.data(), data.data()}};
+  entry.done = [&](const absl::Status&) {
+    held.set_value();
+    release.get_future().wait();
+  };
+  job.engine(0).Submit(std::move(entry));
+  for (const int rank : {1, 2}) hold[rank]->SubmitTo(job.engine(rank));
+  held.get_future().wait();
+
+  std::thread leaver([&] { job.engine(leaving).Shutdown(); });
+  const auto time_for_a_message = std::chrono::milliseconds(100);
+  std::this_thread::sleep_for(time_for_a_message);
+  late[leaving]->SubmitTo(job.engine(leaving));
+  std::this_thread::sleep_for(time_for_a_message);
+  release.set_value();
+  const auto released = std::chrono::steady_clock::now();
+  leaver.join();
+  job.Shutdown();
+  EXPECT_LT(std::chrono::steady_clock::now() - released,
+            std::chrono::seconds(5));
+  ExpectFarewell(*late[leaving], leaving);
 }
 
 TEST_P(EngineShutdownTest, LeavesNoEntryUndone) {

@@ -109,10 +109,10 @@ class EngineFaultTest
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(
-    ChannelAndRank, EngineFaultTest,
-    testing::Combine(testing::Values(Channel::kControl, Channel::kData),
-                     testing::Values(0, kSize - 1)));
+INSTANTIATE_TEST_SUITE_P(ChannelAndRank, EngineFaultTest,
+                         testing::Combine(testing::Values(Channel::kControl,
+                                                          Channel::kData),
+                                          testing::Values(0, kSize - 1)));
 
 TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
   // An entry may well succeed although a later operation fails; and the

@@ -2,12 +2,11 @@
 #include "tfring_ops/engine/engine.h"
 
 #include <gtest/gtest.h>
-
 #include <time.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>

@@ -48,9 +48,8 @@ TEST(FusibleTest, WantsAllreducesThatDifferInTensorsAlone) {
     change(changed);
     return Fusible(a, changed) || Fusible(changed, a);
   };
-  EXPECT_FALSE(fusible_after([](CollectiveRequest& request) {
-    request.dtype = DataType::kFloat64;
-  }));
+  EXPECT_FALSE(fusible_after(
+      [](CollectiveRequest& request) { request.dtype = DataType::kFloat64; }));
   EXPECT_FALSE(fusible_after(
       [](CollectiveRequest& request) { request.op = ReduceOp::kMax; }));
   EXPECT_FALSE(fusible_after(

@@ -358,9 +358,8 @@ TEST(CpuKernelsTest, AverageOfEqualFloatsIsThatFloat) {
 TEST(CpuKernelsTest, AverageOfEqualIntegersIsThatInteger) {
   for (int ranks = 1; ranks <= 128; ++ranks) {
     for (const int value : {0, 1, -1, 7, 16'777'215}) {
-      ASSERT_EQ(
-          ScaleOne<int32_t>(value * ranks, DataType::kInt32, 1.0 / ranks),
-          value)
+      ASSERT_EQ(ScaleOne<int32_t>(value * ranks, DataType::kInt32, 1.0 / ranks),
+                value)
           << ranks;
     }
   }

@@ -48,8 +48,8 @@ inline void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
       output.assign(input.size(), std::byte{0x5a});
       Elements& result = in_place ? source : output;
       const absl::Status status = RingAllreduce(
-          context, {source.data(), result.data(), c.count, c.dtype, c.op,
-                    c.postscale});
+          context,
+          {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale});
       const auto what = [&] {
         return testing::Message()
                << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
@@ -74,8 +74,7 @@ inline void CheckAllreduceIsTheSameOnAllRanks(Transport& transport,
   std::vector<std::byte> scratch;
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   absl::Status status = RingAllreduce(
-      context,
-      {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
+      context, {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
   ASSERT_TRUE(status.ok()) << status;
 
   Elements of_rank_0 = data;
@@ -124,13 +123,12 @@ inline void CheckBroadcast(Transport& transport, int64_t bytes, int root,
   Elements data = BytesOf(transport.rank(), bytes);
   std::vector<std::byte> scratch;
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status =
-      RingBroadcast(context, data.data(), bytes, root);
+  const absl::Status status = RingBroadcast(context, data.data(), bytes, root);
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_TRUE(data == BytesOf(root, bytes))
-      << bytes << " bytes from rank " << root << " on rank "
-      << transport.rank() << " of " << transport.size() << ", segments of "
-      << segment_bytes << " bytes";
+      << bytes << " bytes from rank " << root << " on rank " << transport.rank()
+      << " of " << transport.size() << ", segments of " << segment_bytes
+      << " bytes";
 }
 
 }  // namespace tfring

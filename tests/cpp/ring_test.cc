@@ -57,19 +57,24 @@ TEST(ChunkOfTest, CoversTheBufferInOrderWithEqualParts) {
   }
 }
 
-// Segments of less than an element still carry one.
+// 8 bytes are one segment or many, as the dtype will have it.
 TEST_P(RingTest, AllreduceOfFewElements) {
-  CheckAllreduces(EveryTypeAndOp({0, 1, 2, 3, 7}), {1, 512 << 10});
+  CheckAllreduces(EveryTypeAndOp({0, 1, 2, 3, 7}), {8});
 }
 
 TEST_P(RingTest, AllreduceOfManyElements) {
   CheckAllreduces(EveryTypeAndOp({1000, 4097}), {1000, 64 << 10});
 }
 
-TEST_P(RingTest, AllreduceInManySegments) {
+TEST_P(RingTest, AllreduceInSegmentsOfAnySize) {
+  // A segment of less than an element still carries one.
   CheckAllreduces({{DataType::kFloat64, ReduceOp::kSum, 1000},
                    {DataType::kInt8, ReduceOp::kMax, 1000}},
-                  {8, 13, 24});
+                  {1, 13, 24, 512 << 10});
+  CheckAllreduces({{DataType::kFloat32, ReduceOp::kSum, 1},
+                   {DataType::kFloat32, ReduceOp::kSum, 7},
+                   {DataType::kFloat16, ReduceOp::kProduct, 7}},
+                  {1, 512 << 10});
 }
 
 TEST_P(RingTest, AllreduceOfAMillionElements) {
@@ -104,9 +109,9 @@ TEST_P(RingTest, AllreduceIsTheSameOnAllRanks) {
 TEST_P(RingTest, AllgatherOfDifferingLengths) {
   // By rank: all empty, one empty, one alone, equal, rising, mixed.
   const std::vector<std::vector<int64_t>> cases = {
-      {0, 0, 0, 0, 0, 0, 0, 0},         {5, 0, 7, 1, 2, 3, 4, 5},
-      {0, 0, 9, 0, 0, 0, 0, 0},         {64, 64, 64, 64, 64, 64, 64, 64},
-      {1, 2, 3, 4, 5, 6, 7, 8},         {100'003, 0, 1, 4096, 0, 70'000, 3, 0},
+      {0, 0, 0, 0, 0, 0, 0, 0},          {5, 0, 7, 1, 2, 3, 4, 5},
+      {0, 0, 9, 0, 0, 0, 0, 0},          {64, 64, 64, 64, 64, 64, 64, 64},
+      {1, 2, 3, 4, 5, 6, 7, 8},          {100'003, 0, 1, 4096, 0, 70'000, 3, 0},
       {0, 200'000, 8, 8, 8, 8, 8, 1'000}};
   OnRanks(size(), [&](Transport& transport) {
     for (std::vector<int64_t> bytes_of_rank : cases) {

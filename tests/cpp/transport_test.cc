@@ -85,11 +85,9 @@ TEST_F(InProcessTransportTest, ZeroBytesAndNoRequestAreLegal) {
 TEST_F(InProcessTransportTest, AMessageOfAnotherSizeIsAnErrorOfBoth) {
   int64_t sent = 5, received = 0;
   const Request send = rank(0).StartSend(1, BytesOf(sent));
-  const Request receive =
-      rank(1).StartRecv(0, BytesOf(received).subspan(0, 4));
+  const Request receive = rank(1).StartRecv(0, BytesOf(received).subspan(0, 4));
   EXPECT_EQ(rank(0).Wait(send).code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(rank(1).Test(receive).status().code(),
-            absl::StatusCode::kInternal);
+  EXPECT_EQ(rank(1).Test(receive).status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(InProcessTransportTest, WaitsForAnotherThread) {

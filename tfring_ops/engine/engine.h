@@ -9,8 +9,8 @@
 // - The order of execution comes from the agreement alone.
 // - An error that every rank received leaves the engine as it was; after a
 //   lost peer every later entry fails at once, with the same message.
-// - An idle engine uses no CPU worth the name: it looks for a peer's message a
-//   hundred times a second.
+// - An idle engine uses no CPU worth the name: it looks for a peer's message
+//   fifty times a second.
 #ifndef TFRING_OPS_ENGINE_ENGINE_H_
 #define TFRING_OPS_ENGINE_ENGINE_H_
 

@@ -1,0 +1,163 @@
+// The MPI transport and the ring over it, on as many ranks as mpirun starts.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/mpi_world.h"
+#include "tests/cpp/ring_checks.h"
+#include "tfring_ops/transport/mpi.h"
+
+namespace tfring {
+namespace {
+
+class MpiRingTest : public testing::Test {
+ protected:
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  int next() const { return (rank() + 1) % size(); }
+  int previous() const { return (rank() + size() - 1) % size(); }
+
+  static Bytes BytesOf(int64_t& number) {
+    return Bytes(reinterpret_cast<std::byte*>(&number), sizeof(number));
+  }
+
+  void Check(const AllreduceCase& c,
+             const std::vector<int64_t>& segment_sizes) const {
+    CheckAllreduce(*transport_, SolvedAllreduce(c, size()), segment_sizes);
+  }
+
+  const std::unique_ptr<Transport> transport_ = MakeWorldTransport();
+};
+
+TEST_F(MpiRingTest, KnowsItsPlace) {
+  int rank_in_world = -1, world_size = -1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_in_world);
+  MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+  EXPECT_EQ(rank(), rank_in_world);
+  EXPECT_EQ(size(), world_size);
+  EXPECT_FALSE(MpiBuildVersion().empty());
+}
+
+TEST_F(MpiRingTest, MessagesArriveInOrderAndMayBeEmpty) {
+  int64_t sent[] = {1, 2, 3}, received[] = {0, 0, 0};
+  std::vector<Request> requests;
+  for (int64_t& number : received) {
+    requests.push_back(transport_->StartRecv(previous(), BytesOf(number)));
+  }
+  requests.push_back(transport_->StartRecv(previous(), {}));
+  for (int64_t& number : sent) {
+    requests.push_back(transport_->StartSend(next(), BytesOf(number)));
+  }
+  requests.push_back(transport_->StartSend(next(), {}));
+  requests.push_back(kNoRequest);
+  for (const Request request : requests) {
+    const absl::Status status = transport_->Wait(request);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(received[i], sent[i]);
+}
+
+TEST_F(MpiRingTest, AMessageOfAnotherSizeIsAnError) {
+  if (size() == 1) GTEST_SKIP() << "Open MPI cuts a message to oneself short";
+  for (const size_t bytes : {4, 16}) {
+    int64_t sent = 5, received[] = {0, 0};
+    const Request receive = transport_->StartRecv(
+        previous(), Bytes(reinterpret_cast<std::byte*>(received), bytes));
+    const Request send = transport_->StartSend(next(), BytesOf(sent));
+    EXPECT_FALSE(transport_->Wait(receive).ok());
+    EXPECT_TRUE(transport_->Wait(send).ok());
+  }
+}
+
+TEST_F(MpiRingTest, AnAbortReachesEveryRank) {
+  if (size() == 1) GTEST_SKIP() << "nobody to tell";
+  int64_t never = 0;
+  if (rank() == size() - 1) {
+    transport_->Abort(absl::UnavailableError("first"));
+  } else {
+    // From a rank that lives, but has nothing to say.
+    const int peer = (rank() + 1) % (size() - 1);
+    const absl::Status status =
+        transport_->Wait(transport_->StartRecv(peer, BytesOf(never)));
+    EXPECT_EQ(status, absl::UnavailableError("first"));
+  }
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(transport_->Wait(transport_->StartSend(next(), BytesOf(never))),
+              absl::UnavailableError("first"));
+    EXPECT_EQ(transport_->Test(transport_->StartRecv(next(), BytesOf(never)))
+                  .status(),
+              absl::UnavailableError("first"));
+  }
+  // No rank leaves before the others have heard.
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST_F(MpiRingTest, AWaitEndsAtItsTimeout) {
+  const auto hasty =
+      MakeMpiTransport(MPI_Comm_c2f(MPI_COMM_WORLD), /*timeout_seconds=*/0.2)
+          .value();
+  int64_t never = 0;
+  const absl::Status status =
+      hasty->Wait(hasty->StartRecv(previous(), BytesOf(never)));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  MPI_Barrier(MPI_COMM_WORLD);
+  hasty->Abort(status);
+}
+
+TEST_F(MpiRingTest, AllreduceOfEveryTypeAndOp) {
+  for (const DataType dtype : kDataTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      for (const int64_t count : {0, 1, 2, 3, 7}) {
+        Check({dtype, op, count}, {1, 512 << 10});
+      }
+      for (const int64_t count : {1000, 4097}) {
+        Check({dtype, op, count}, {1000, 64 << 10});
+      }
+    }
+  }
+}
+
+// Below and above the size at which MPI changes to rendezvous.
+TEST_F(MpiRingTest, AllreduceOfAMillionElements) {
+  Check({DataType::kFloat32, ReduceOp::kAverage, 1'000'003},
+        {1000, 64 << 10, 512 << 10, 64 << 20});
+  Check({DataType::kUint8, ReduceOp::kSum, 1'000'003}, {64 << 10, 512 << 10});
+}
+
+TEST_F(MpiRingTest, AllreduceIsTheSameOnAllRanks) {
+  for (const DataType dtype : kFloatTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      CheckAllreduceIsTheSameOnAllRanks(
+          *transport_, {dtype, op, 4097, /*postscale=*/1.0 / 3}, 1000);
+    }
+  }
+}
+
+TEST_F(MpiRingTest, AllgatherOfDifferingLengths) {
+  for (std::vector<int64_t> bytes_of_rank : {std::vector<int64_t>{0, 0, 0, 0},
+                                             {3, 0, 500'000, 1},
+                                             {0, 9, 0, 0},
+                                             {64, 64, 64, 64}}) {
+    bytes_of_rank.resize(size());
+    for (const int64_t segment_bytes : {1000, 512 << 10}) {
+      CheckAllgather(*transport_, bytes_of_rank, segment_bytes);
+    }
+  }
+}
+
+TEST_F(MpiRingTest, BroadcastFromEveryRoot) {
+  for (int root = 0; root < size(); ++root) {
+    for (const int64_t bytes : {0, 1, 1000, 1'000'003}) {
+      CheckBroadcast(*transport_, bytes, root, 64 << 10);
+    }
+    CheckBroadcast(*transport_, 1000, root, 8);
+  }
+}
+
+}  // namespace
+}  // namespace tfring
+
+int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }
