@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 from tfring import _abi
+
+
+@functools.cache
+def mpi() -> Any:
+    """`mpi4py.MPI` on the libmpi of the op library, initialized."""
+    # There may be several, of which mpi4py would take the first it finds.
+    os.environ.setdefault("MPI4PY_LIBMPI", str(_abi.mpi_library()))
+    from mpi4py import MPI
+
+    return MPI
 
 
 @functools.cache
@@ -14,10 +25,8 @@ def ops() -> Any:
     """The generated wrappers of the ops: `ops().tfring_done(...)`."""
     import tensorflow as tf
 
-    # Before the library: it maps the one libmpi of the process and initializes
-    # it; the library then finds the same one by its soname.
-    from mpi4py import MPI  # noqa: F401
-
+    # Before the library, which then finds the same libmpi by its soname.
+    mpi()
     return tf.load_op_library(str(_abi.LIBRARY))
 
 

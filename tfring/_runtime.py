@@ -30,9 +30,7 @@ class _Topology:
 
     @classmethod
     def of(cls, comm: MPI.Intracomm) -> _Topology:
-        from mpi4py import MPI
-
-        local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+        local = comm.Split_type(_native.mpi().COMM_TYPE_SHARED, key=comm.rank)
         cross = comm.Split(color=local.rank, key=comm.rank)
         topology = cls(
             comm.rank,
@@ -82,8 +80,7 @@ def init(comm: MPI.Intracomm | None = None) -> None:
     ```
     """
     global _topology
-    from mpi4py import MPI
-
+    MPI = _native.mpi()  # noqa: N806
     with _lock:
         if _topology is not None:
             return
@@ -184,13 +181,12 @@ def _install_process_hooks() -> None:
     previous_hook = sys.excepthook
 
     def abort_job(kind: Any, value: Any, traceback: Any) -> None:
-        from mpi4py import MPI
-
         previous_hook(kind, value, traceback)
         sys.stdout.flush()
         sys.stderr.flush()
-        if MPI.COMM_WORLD.size > 1:
+        world = _native.mpi().COMM_WORLD
+        if world.size > 1:
             interrupted = issubclass(kind, KeyboardInterrupt)
-            MPI.COMM_WORLD.Abort(130 if interrupted else 1)
+            world.Abort(130 if interrupted else 1)
 
     sys.excepthook = abort_job

@@ -24,10 +24,10 @@ def main() -> int:
 
 
 def _check_mpi() -> int:
-    from mpi4py import MPI
-
-    from tfring import _build_info
+    from tfring import _build_info, _native
     from tfring.run import mpi_launchers
+
+    MPI = _native.mpi()  # noqa: N806
 
     levels = {
         MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
