@@ -76,11 +76,15 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 # ---- The C++ tests ----
 
 # Those that need MPI are called mpi_*_test.cc.  They are run by the launcher,
-# and not under the sanitizers: MPI libraries leak and race by themselves.
-PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TEST_SOURCES:%.cc=%))
-MPI_TESTS := $(if $(filter plain,$(VARIANT)),\
-  $(filter tests/cpp/mpi_%,$(TEST_SOURCES:%.cc=%)))
-MPI_RANKS := 1 2 3 4
+# and not under the sanitizers: MPI libraries leak and race by themselves.  Nor
+# are those called large_*_test.cc, which would take minutes there.
+TESTS := $(TEST_SOURCES:%.cc=%)
+ifneq ($(VARIANT),plain)
+TESTS := $(filter-out tests/cpp/mpi_% tests/cpp/large_%,$(TESTS))
+endif
+PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
+MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
+MPI_RANKS := 1 2 3 4 5 6 7 8
 TFRINGRUN := python3 -m tfring.run
 TEST_TIMEOUT := 300
 
