@@ -57,7 +57,8 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
     summed = _allreduce(op, gradients, reduce_op=ReduceOp.Sum)
     # A row for each rank: how many rows of each result are its own.
     own_rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
-    rows_name = _gradient_name(op) + "/rows"
+    name = _gradient_name(op)
+    rows_name = f"{name}/rows" if name else ""
     started = chains.start_allgather(
         [own_rows[tf.newaxis]],
         request_name=rows_name,
@@ -93,7 +94,7 @@ def _allreduce(
     buffers, started = chains.start_allreduce(
         tensors,
         request_name=name,
-        tensor_names=[f"{name}/{i}" for i in range(len(tensors))],
+        tensor_names=[f"tensor {i}" for i in range(len(tensors))],
         previous=None,
         op=reduce_op,
         prescale_factor=prescale_factor,
@@ -103,7 +104,10 @@ def _allreduce(
 
 
 def _gradient_name(op: Any) -> str:
-    name = _text_attr(op, "request_name") + "/gradient"
+    name = _text_attr(op, "request_name")
+    if not name:
+        return ""  # Eager, as the op was.
+    name += "/gradient"
     if tf.executing_eagerly():
         return name
     # A graph may hold more than one gradient of an op.

@@ -11,7 +11,6 @@ brought what; the job may go on afterwards.
 
 from __future__ import annotations
 
-import itertools
 import numbers
 from collections.abc import Iterable
 from typing import Any
@@ -33,10 +32,6 @@ Sum = ReduceOp.Sum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
-
-_eager_counters = {
-    kind: itertools.count() for kind in ("allreduce", "allgather", "broadcast")
-}
 
 
 def allreduce(
@@ -175,12 +170,12 @@ def grouped_allreduce(
     started: Started | None = None
     in_flight = []
     for group, (dtype, of_dtype) in enumerate(positions.items()):
-        if group > 0:
+        if name and group > 0:
             request_name = f"{name}/{dtype.name}"
         buffers, started = start_allreduce(
             [tensors[position] for position in of_dtype],
             request_name=request_name,
-            tensor_names=[f"{name}/{position}" for position in of_dtype],
+            tensor_names=[f"tensor {position}" for position in of_dtype],
             previous=started,
             op=op,
             prescale_factor=prescale_factor,
@@ -308,7 +303,7 @@ def _allreduce_slices(
             f"got {op.name}. Pass tf.convert_to_tensor(slices)."
         )
     name = _request_name("allreduce", name)
-    indices_name = f"{name}/indices"
+    indices_name = f"{name}/indices" if name else ""
     values_started = start_allgather(
         [values],
         request_name=name,
@@ -388,7 +383,9 @@ def _request_name(kind: str, name: str | None) -> str:
             )
         return name
     if tf.executing_eagerly():
-        return f"{kind}.noname.{next(_eager_counters[kind])}"
+        # Named by the engine, as it comes: for every new name here TensorFlow
+        # would make a new kernel, and keep it.
+        return ""
     # By the position in this graph, so that every trace of a function gives
     # the same names, however often a rank traces it.
     return str(tf.compat.v1.get_default_graph().unique_name(kind))

@@ -64,6 +64,31 @@ TEST_P(EngineTest, EveryRankMaySubmitInAnOrderOfItsOwn) {
   }
 }
 
+TEST_P(EngineTest, NamelessEntriesMeetByTheOrderOfSubmission) {
+  Job job(size());
+  std::vector<Entries> all;
+  for (const size_t count : {3, 1, 700}) {
+    all.push_back(MakeEntries(size(), "", count));
+  }
+  // A kind of its own has an order of its own.
+  const Entries broadcasts = MakeEntries(size(), "", 5);
+  for (const auto& entry : broadcasts) {
+    entry->request.kind = CollectiveKind::kBroadcast;
+  }
+  OnThreads(size(), [&](int rank) {
+    if (rank == 0) broadcasts[rank]->SubmitTo(job.engine(rank));
+    for (const Entries& entries : all) {
+      entries[rank]->SubmitTo(job.engine(rank));
+    }
+    if (rank != 0) broadcasts[rank]->SubmitTo(job.engine(rank));
+  });
+  for (const Entries& entries : all) ExpectSums(entries);
+  for (const auto& entry : broadcasts) {
+    EXPECT_TRUE(entry->outcome.Wait().ok());
+    EXPECT_EQ(entry->result(), std::vector<float>(5, 1));
+  }
+}
+
 TEST_P(EngineTest, ManyThreadsMaySubmitTheSameNamesAgainAndAgain) {
   constexpr int kThreads = 3;
   Options options = Job::ShortOptions();

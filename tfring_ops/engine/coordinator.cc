@@ -28,7 +28,9 @@ std::string What(const CollectiveRequest& request) {
     return absl::StrCat(what, " ('", first, "' to '",
                         request.tensors.back().name, "')");
   }
-  return first == request.name ? what : absl::StrCat(what, " ('", first, "')");
+  return first.empty() || first == request.name
+             ? what
+             : absl::StrCat(what, " ('", first, "')");
 }
 
 std::vector<int32_t> RanksThat(const std::vector<bool>& submitted,

@@ -10,6 +10,11 @@ absl::Status Submissions::Add(TensorEntry& entry) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!closed_.ok()) return closed_;
+    CollectiveRequest& request = entry.request;
+    if (request.name.empty()) {
+      request.name =
+          absl::StrCat(Name(request.kind), " ", ++nameless_[request.kind]);
+    }
     if (!in_flight_.insert(entry.request.name).second) {
       return absl::InvalidArgumentError(absl::StrCat(
           Name(entry.request.kind), " of '", entry.request.name,

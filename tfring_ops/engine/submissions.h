@@ -8,8 +8,10 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -22,6 +24,7 @@ class Submissions {
  public:
   // Puts `entry` in flight.  An error leaves it with the caller:
   // InvalidArgument for a name that is in flight, or what Close was told.
+  // A request without a name gets one by the order of calls, "allreduce 7".
   absl::Status Add(TensorEntry& entry);
 
   // What has been added since the last call.
@@ -46,6 +49,7 @@ class Submissions {
   std::condition_variable changed_;
   std::vector<TensorEntry> added_;
   std::unordered_set<std::string> in_flight_;
+  std::unordered_map<CollectiveKind, int64_t> nameless_;  // so far
   absl::Status closed_;
   bool shutdown_requested_ = false;
 };

@@ -19,7 +19,7 @@ enum class CollectiveKind : uint8_t { kAllreduce, kAllgather, kBroadcast };
 const char* Name(CollectiveKind kind);
 
 struct TensorInfo {
-  std::string name;  // as the user knows it: "dense_3/kernel"
+  std::string name;  // as the user knows it: "dense_3/kernel"; may be empty
   std::vector<int64_t> dims;
 };
 
@@ -29,7 +29,9 @@ int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor);
 // What the ranks must agree on before anything moves.  All tensors of a
 // request have one dtype and travel together.
 struct CollectiveRequest {
-  std::string name;  // the same on every rank, unique among those in flight
+  // The same on every rank, unique among those in flight.  Empty: named by the
+  // order in which the engine is given those without a name.
+  std::string name;
   CollectiveKind kind = CollectiveKind::kAllreduce;
   DataType dtype = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;  // allreduce

@@ -75,7 +75,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
     }
     handle = ++last_handle_;
     pending_[handle] = pending;
-    newest_[pending->name] = handle;
+    if (!pending->name.empty()) newest_[pending->name] = handle;
   }
   entry.done = [this, pending](const absl::Status& status) {
     Complete(pending, status);
