@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <chrono>
+#include <cstdint>
 #include <thread>
 
 namespace tfring {
