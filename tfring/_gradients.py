@@ -26,21 +26,41 @@ def _done_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("TfringAllreduceStart")
 def _allreduce_gradient(op: Any, *gradients: Any) -> list[Any]:
-    reduce_op = ReduceOp(_text_attr(op, "reduce_op"))
-    if reduce_op not in (ReduceOp.Average, ReduceOp.Sum):
-        raise NotImplementedError(
-            f"allreduce of '{_text_attr(op, 'request_name')}': only Average "
-            f"and Sum have a gradient, and op is {reduce_op.name}. Use "
-            "tf.stop_gradient on the result if none is wanted."
-        )
     reduced = _allreduce(
         op,
         gradients[:-1],
-        reduce_op=reduce_op,
+        reduce_op=_differentiable("allreduce", op),
         prescale_factor=float(_text_attr(op, "prescale_factor")),
         postscale_factor=float(_text_attr(op, "postscale_factor")),
     )
     return [*reduced, None]
+
+
+@tf.RegisterGradient("TfringReducescatterStart")
+def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
+    reduce_op = _differentiable("reducescatter", op)
+    # As that of the allreduce whose first half it is.
+    factor = float(_text_attr(op, "prescale_factor"))
+    factor *= float(_text_attr(op, "postscale_factor"))
+    if reduce_op is ReduceOp.Average:
+        factor /= _runtime.size()
+    shares = _dense(op, gradients[:-1])
+    name = _gradient_name(op)
+    started = chains.start_allgather(
+        shares,
+        request_name=name,
+        tensor_names=[f"tensor {i}" for i in range(len(shares))],
+        previous=None,
+    )
+    gathered = chains.finish_allgather(shares, started, request_name=name)
+    result = []
+    for tensor, whole in zip(op.inputs, gathered, strict=False):
+        whole.set_shape(tensor.shape)
+        if factor != 1:
+            scaled = tf.cast(whole, tf.float64) * factor  # as the engine does
+            whole = tf.cast(scaled, whole.dtype)
+        result.append(whole)
+    return [*result, None]
 
 
 @tf.RegisterGradient("TfringBroadcastStart")
@@ -77,6 +97,17 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
     return [*result, None, None]
 
 
+def _differentiable(kind: str, op: Any) -> ReduceOp:
+    reduce_op = ReduceOp(_text_attr(op, "reduce_op"))
+    if reduce_op not in (ReduceOp.Average, ReduceOp.Sum):
+        raise NotImplementedError(
+            f"{kind} of '{_text_attr(op, 'request_name')}': only Average "
+            f"and Sum have a gradient, and op is {reduce_op.name}. Use "
+            "tf.stop_gradient on the result if none is wanted."
+        )
+    return reduce_op
+
+
 def _allreduce(
     op: Any,
     gradients: Sequence[Any],
@@ -85,11 +116,7 @@ def _allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    tensors = []
-    for gradient, output in zip(gradients, op.outputs, strict=False):
-        if gradient is None:
-            gradient = tf.zeros_like(output)
-        tensors.append(tf.convert_to_tensor(gradient))  # or tf.IndexedSlices
+    tensors = _dense(op, gradients)
     name = _gradient_name(op)
     buffers, started = chains.start_allreduce(
         tensors,
@@ -101,6 +128,16 @@ def _allreduce(
         postscale_factor=postscale_factor,
     )
     return chains.finish(buffers, started)
+
+
+def _dense(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Of the first outputs of `op`; some may be None or tf.IndexedSlices."""
+    return [
+        tf.zeros_like(output)
+        if gradient is None
+        else tf.convert_to_tensor(gradient)
+        for gradient, output in zip(gradients, op.outputs, strict=False)
+    ]
 
 
 def _gradient_name(op: Any) -> str:

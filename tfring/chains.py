@@ -139,8 +139,42 @@ def start_broadcast(
     return list(result.buf), _started(result.handle, previous, last)
 
 
+def start_reducescatter(
+    tensors: Sequence[tf.Tensor],
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    op: ReduceOp,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    last: bool = True,
+) -> tuple[list[tf.Tensor], Started]:
+    """Starts a reducescatter of tensors of one dtype; see `start_allreduce`.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+    """
+    if traced_for_xla():
+        raise NotImplementedError(
+            f"reducescatter of '{request_name}': XLA runs one program on every "
+            "rank, and the shape of the result may differ between ranks. Call "
+            "it outside of jit_compile=True."
+        )
+    result = _native.ops().tfring_reducescatter_start(
+        x=tensors,
+        prev=_handle_before(previous),
+        request_name=request_name,
+        tensor_names=tensor_names,
+        reduce_op=op.value,
+        prescale_factor=repr(float(prescale_factor)),
+        postscale_factor=repr(float(postscale_factor)),
+    )
+    return list(result.buf), _started(result.handle, previous, last)
+
+
 def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
-    """The results of `start_allreduce` or `start_broadcast`."""
+    """The results of any start but `start_allgather`."""
     result = _native.ops().tfring_done(
         buf=buffers,
         handle=started.handle,

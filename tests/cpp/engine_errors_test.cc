@@ -60,6 +60,9 @@ TEST(EngineMismatchTest, EveryRankGetsTheTextAndTheJobGoesOn) {
       {"shapes differ. Rank 0 sent float32 (8,); rank 2 sent float32 (8, 1)",
        [](auto& request) { request.tensors[0].dims = {8, 1}; },
        CollectiveKind::kAllgather},
+      {"shapes differ. Rank 0 sent float32 (8,); rank 2 sent float32 (7,)",
+       [](auto& request) { request.tensors[0].dims = {7}; },
+       CollectiveKind::kReduceScatter},
   };
   Job job(kSize);
   for (const Mismatch& mismatch : mismatches) {

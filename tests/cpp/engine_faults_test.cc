@@ -31,6 +31,7 @@ class EngineFaultTest
     work.push_back(MakeEntries(kSize, "long", 1500));
     work.push_back(MakeEntries(kSize, "gather", 10));
     work.push_back(MakeEntries(kSize, "broadcast", 400));
+    work.push_back(MakeEntries(kSize, "scatter", 1000));
     work.push_back(MakeEntries(kSize, "short", 10));
     for (const auto& entry : work[1]) {
       entry->request.kind = CollectiveKind::kAllgather;
@@ -38,6 +39,9 @@ class EngineFaultTest
     for (const auto& entry : work[2]) {
       entry->request.kind = CollectiveKind::kBroadcast;
       entry->request.root_rank = 1;
+    }
+    for (const auto& entry : work[3]) {
+      entry->request.kind = CollectiveKind::kReduceScatter;
     }
     return work;
   }

@@ -140,6 +140,47 @@ TEST_P(EngineTest, BroadcastFromEveryRoot) {
   }
 }
 
+TEST_P(EngineTest, ReducescatterGivesEveryRankItsRows) {
+  Job job(size());
+  for (const int64_t rows : {0, 1, 2, 7, 8}) {
+    for (const double prescale : {1.0, 2.0}) {
+      OnThreads(size(), [&](int rank) {
+        constexpr int64_t kColumns = 150;
+        const std::vector<float> untouched(rows * kColumns, rank + 1.0f);
+        std::vector<float> input = untouched;
+        TensorEntry entry;
+        entry.request.name = "scatter";
+        entry.request.kind = CollectiveKind::kReduceScatter;
+        entry.request.op = ReduceOp::kAverage;
+        entry.request.prescale_factor = prescale;
+        entry.request.postscale_factor = 4;
+        entry.request.tensors = {
+            {"first", {rows, kColumns}}, {"none", {rows, 0}}, {"flat", {rows}}};
+        std::vector<std::vector<float>> outputs;
+        for (const TensorInfo& tensor : entry.request.tensors) {
+          const int64_t own = RowsOfRank(tensor, rank, size()).count;
+          EXPECT_EQ(own, rows / size() + (rank < rows % size() ? 1 : 0));
+          outputs.emplace_back(tensor.dims.size() == 1 ? own
+                                                       : own * tensor.dims[1]);
+        }
+        for (std::vector<float>& output : outputs) {
+          entry.buffers.push_back({input.data(), output.data()});
+        }
+        Outcome outcome;
+        entry.done = [&](const absl::Status& status) { outcome.Done(status); };
+        job.engine(rank).Submit(std::move(entry));
+        const absl::Status status = outcome.Wait();
+        ASSERT_TRUE(status.ok()) << status;
+        const auto whole = static_cast<float>(prescale * 2 * (size() + 1));
+        for (const std::vector<float>& output : outputs) {
+          EXPECT_EQ(output, std::vector<float>(output.size(), whole));
+        }
+        EXPECT_EQ(input, untouched);
+      });
+    }
+  }
+}
+
 TEST_P(EngineTest, ScalesBeforeAndAfter) {
   Job job(size());
   for (const ReduceOp op :

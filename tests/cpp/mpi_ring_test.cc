@@ -8,6 +8,7 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/mpi_world.h"
 #include "tests/cpp/ring_checks.h"
+#include "tfring_ops/ring/chunks.h"
 #include "tfring_ops/transport/mpi.h"
 
 namespace tfring {
@@ -136,6 +137,22 @@ TEST_F(MpiRingTest, AllreduceIsTheSameOnAllRanks) {
     for (const ReduceOp op : kReduceOps) {
       CheckAllreduceIsTheSameOnAllRanks(
           *transport_, {dtype, op, 4097, /*postscale=*/1.0 / 3}, 1000);
+    }
+  }
+}
+
+TEST_F(MpiRingTest, ReduceScatter) {
+  for (const DataType dtype : kDataTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      for (const int64_t count : {3, 100'003}) {
+        std::vector<Range> chunks;
+        for (int rank = 0; rank < size(); ++rank) {
+          chunks.push_back(ChunkOf(count, size(), rank));
+        }
+        CheckReduceScatter(*transport_,
+                           SolvedAllreduce({dtype, op, count}, size()), chunks,
+                           64 << 10);
+      }
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
 #include "tfring_ops/ring/broadcast.h"
+#include "tfring_ops/ring/reduce_scatter.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -84,6 +85,41 @@ inline void CheckAllreduceIsTheSameOnAllRanks(Transport& transport,
   ASSERT_TRUE(data == of_rank_0)
       << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
       << " differs between rank " << transport.rank() << " and rank 0";
+}
+
+// In and out of place; chunks[r] is rank r's.
+inline void CheckReduceScatter(Transport& transport, const SolvedAllreduce& c,
+                               const std::vector<Range>& chunks,
+                               int64_t segment_bytes) {
+  const Elements input =
+      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
+  const int64_t element_bytes = SizeInBytes(c.dtype);
+  const Range own = chunks[transport.rank()];
+  const auto share = [&](const Elements& all) {
+    const auto begin = all.begin() + own.offset * element_bytes;
+    return Elements(begin, begin + own.count * element_bytes);
+  };
+  std::vector<std::byte> scratch;
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  for (const bool in_place : {false, true}) {
+    Elements source = input;
+    Elements output(input.size(), std::byte{0x5a});
+    Elements& result = in_place ? source : output;
+    const absl::Status status = RingReduceScatter(
+        context,
+        {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale},
+        chunks);
+    const auto what = [&] {
+      return testing::Message()
+             << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
+             << ", of which " << own.count << " go to rank " << transport.rank()
+             << " of " << transport.size() << (in_place ? ", in place" : "")
+             << ", segments of " << segment_bytes << " bytes";
+    };
+    ASSERT_TRUE(status.ok()) << what() << ": " << status;
+    ASSERT_TRUE(share(result) == share(c.expected)) << what();
+    ASSERT_TRUE(in_place || source == input) << what() << ": input changed";
+  }
 }
 
 // Byte `index` of what rank `rank` has to say.

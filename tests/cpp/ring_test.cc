@@ -137,6 +137,51 @@ TEST_P(RingTest, BroadcastFromEveryRoot) {
   });
 }
 
+TEST_P(RingTest, ReduceScatterInEqualChunks) {
+  std::vector<SolvedAllreduce> solved;
+  for (const AllreduceCase& c : EveryTypeAndOp({0, 1, 7, 4097})) {
+    solved.emplace_back(c, size());
+  }
+  solved.emplace_back(
+      AllreduceCase{DataType::kFloat32, ReduceOp::kAverage, 1000, 0.25},
+      size());
+  solved.emplace_back(AllreduceCase{DataType::kInt64, ReduceOp::kSum, 300'007},
+                      size());
+  OnRanks(size(), [&](Transport& transport) {
+    for (const SolvedAllreduce& c : solved) {
+      std::vector<Range> chunks;
+      for (int rank = 0; rank < size(); ++rank) {
+        chunks.push_back(ChunkOf(c.count, size(), rank));
+      }
+      CheckReduceScatter(transport, c, chunks, 1000);
+    }
+  });
+}
+
+TEST_P(RingTest, ReduceScatterInChunksOfAnyLength) {
+  // By rank: one has all, rising, some have none.
+  const std::vector<std::vector<int64_t>> cases = {
+      {0, 3000, 0, 0, 0, 0, 0, 0},
+      {1, 2, 3, 4, 5, 6, 7, 8},
+      {700, 0, 1, 4096, 0, 70, 0, 250}};
+  for (std::vector<int64_t> lengths : cases) {
+    lengths.resize(size());
+    std::vector<Range> chunks;
+    int64_t count = 0;
+    for (const int64_t length : lengths) {
+      chunks.push_back({count, length});
+      count += length;
+    }
+    const SolvedAllreduce solved({DataType::kInt32, ReduceOp::kSum, count},
+                                 size());
+    OnRanks(size(), [&](Transport& transport) {
+      for (const int64_t segment_bytes : {8, 1000, 64 << 10}) {
+        CheckReduceScatter(transport, solved, chunks, segment_bytes);
+      }
+    });
+  }
+}
+
 // The scratch of the ring is bounded whatever the size of the buffer.
 TEST(RingScratchTest, IsTwoSegments) {
   OnRanks(3, [](Transport& transport) {

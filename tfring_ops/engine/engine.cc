@@ -227,6 +227,9 @@ class RingEngine final : public Engine {
       case CollectiveKind::kBroadcast:
         TFRING_RETURN_IF_ERROR(executor_.Broadcast(*entries[0]));
         break;
+      case CollectiveKind::kReduceScatter:
+        TFRING_RETURN_IF_ERROR(executor_.ReduceScatter(*entries[0]));
+        break;
     }
     for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
     return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
 #include "tfring_ops/ring/broadcast.h"
+#include "tfring_ops/ring/reduce_scatter.h"
 
 namespace tfring {
 
@@ -53,10 +54,7 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
       buffers.input = buffers.output;
     }
   } else {
-    if (static_cast<int64_t>(fusion_buffer_.size()) < bytes) {
-      fusion_buffer_.resize(bytes);
-    }
-    std::byte* position = fusion_buffer_.data();
+    std::byte* position = FusionBuffer(bytes);
     for (const Piece& piece : pieces) {
       kernels.Copy(position, piece.input, piece.bytes);
       position += piece.bytes;
@@ -116,6 +114,53 @@ absl::Status Executor::Broadcast(TensorEntry& entry) {
         RingBroadcast(ring_, buffer.output, bytes, request.root_rank));
   }
   return absl::OkStatus();
+}
+
+absl::Status Executor::ReduceScatter(TensorEntry& entry) {
+  const Kernels& kernels = ring_.kernels;
+  const CollectiveRequest& request = entry.request;
+  const int size = ring_.transport.size();
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorInfo& tensor = request.tensors[i];
+    const int64_t bytes = SizeInBytes(request.dtype, tensor);
+    if (bytes == 0) continue;
+    const int64_t element_bytes = SizeInBytes(request.dtype);
+    const int64_t count = bytes / element_bytes;
+    const int64_t row_count = count / tensor.dims[0];
+    std::vector<Range> chunks;
+    for (int rank = 0; rank < size; ++rank) {
+      const Range rows = RowsOfRank(tensor, rank, size);
+      chunks.push_back({rows.offset * row_count, rows.count * row_count});
+    }
+
+    std::byte* const sums = FusionBuffer(bytes);
+    RingBuffers buffers{
+        entry.buffers[i].input, sums,       count,
+        request.dtype,          request.op, request.postscale_factor};
+    if (request.prescale_factor != 1.0) {
+      kernels.Copy(sums, buffers.input, bytes);
+      kernels.Scale(sums, count, request.dtype, request.prescale_factor);
+      kernels.Synchronize();
+      buffers.input = sums;
+    }
+    TFRING_RETURN_IF_ERROR(RingReduceScatter(ring_, buffers, chunks));
+    const Range own = chunks[ring_.transport.rank()];
+    kernels.Copy(entry.buffers[i].output, sums + own.offset * element_bytes,
+                 own.count * element_bytes);
+    kernels.Synchronize();
+  }
+  // Nothing limits these tensors as the threshold limits an allreduce's packs.
+  if (static_cast<int64_t>(fusion_buffer_.size()) > fusion_threshold_bytes_) {
+    std::vector<std::byte>().swap(fusion_buffer_);
+  }
+  return absl::OkStatus();
+}
+
+std::byte* Executor::FusionBuffer(int64_t bytes) {
+  if (static_cast<int64_t>(fusion_buffer_.size()) < bytes) {
+    fusion_buffer_.resize(bytes);
+  }
+  return fusion_buffer_.data();
 }
 
 }  // namespace tfring

@@ -34,6 +34,8 @@ class Executor {
 
   absl::Status Broadcast(TensorEntry& entry);
 
+  absl::Status ReduceScatter(TensorEntry& entry);
+
  private:
   // A tensor of the entries, wherever it lies.
   struct Piece {
@@ -45,10 +47,13 @@ class Executor {
   absl::Status AllreducePack(const CollectiveRequest& request,
                              absl::Span<const Piece> pieces);
 
+  // At least `bytes` of fusion_buffer_.
+  std::byte* FusionBuffer(int64_t bytes);
+
   const int64_t fusion_threshold_bytes_;
   // Kept from call to call: fresh memory costs a page fault every 4 KiB.
   std::vector<std::byte> scratch_;
-  std::vector<std::byte> fusion_buffer_;
+  std::vector<std::byte> fusion_buffer_;  // also for partial sums
   const RingContext ring_;
 };
 

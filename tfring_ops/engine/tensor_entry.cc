@@ -1,5 +1,7 @@
 #include "tfring_ops/engine/tensor_entry.h"
 
+#include "tfring_ops/ring/chunks.h"
+
 namespace tfring {
 
 const char* Name(CollectiveKind kind) {
@@ -10,6 +12,8 @@ const char* Name(CollectiveKind kind) {
       return "allgather";
     case CollectiveKind::kBroadcast:
       return "broadcast";
+    case CollectiveKind::kReduceScatter:
+      return "reducescatter";
   }
   return "unknown collective";
 }
@@ -18,6 +22,10 @@ int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
   int64_t count = 1;
   for (const int64_t dim : tensor.dims) count *= dim;
   return count * SizeInBytes(dtype);
+}
+
+Range RowsOfRank(const TensorInfo& tensor, int rank, int size) {
+  return ChunkOf(tensor.dims[0], size, rank);
 }
 
 }  // namespace tfring

@@ -14,7 +14,12 @@
 
 namespace tfring {
 
-enum class CollectiveKind : uint8_t { kAllreduce, kAllgather, kBroadcast };
+enum class CollectiveKind : uint8_t {
+  kAllreduce,
+  kAllgather,
+  kBroadcast,
+  kReduceScatter,
+};
 
 const char* Name(CollectiveKind kind);
 
@@ -26,6 +31,11 @@ struct TensorInfo {
 // The size of all its elements; a scalar has one.
 int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor);
 
+// The rows of `tensor` that a reducescatter gives to `rank`: equally many for
+// each, and one more for the first ranks if they cannot be.
+// REQUIRES: it is no scalar.
+Range RowsOfRank(const TensorInfo& tensor, int rank, int size);
+
 // What the ranks must agree on before anything moves.  All tensors of a
 // request have one dtype and travel together.
 struct CollectiveRequest {
@@ -34,9 +44,10 @@ struct CollectiveRequest {
   std::string name;
   CollectiveKind kind = CollectiveKind::kAllreduce;
   DataType dtype = DataType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;  // allreduce
-  int32_t root_rank = 0;         // broadcast
-  double prescale_factor = 1.0;  // allreduce, before and after the reduction
+  int32_t root_rank = 0;  // broadcast
+  // Allreduce and reducescatter; the factors for before and after it.
+  ReduceOp op = ReduceOp::kSum;
+  double prescale_factor = 1.0;
   double postscale_factor = 1.0;
   std::vector<TensorInfo> tensors;  // at least one
 };
@@ -44,7 +55,9 @@ struct CollectiveRequest {
 struct TensorEntry {
   struct Buffer {
     const void* input = nullptr;
-    void* output = nullptr;  // may be `input`; unused for allgather
+    // May be `input`.  For reducescatter this rank's rows alone; unused for
+    // allgather.
+    void* output = nullptr;
   };
 
   CollectiveRequest request;

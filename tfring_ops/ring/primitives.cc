@@ -28,6 +28,10 @@ absl::Status Primitives::RecvReduceSend(Range chunk) {
   return Run(chunk, kRecv | kReduce | kSend);
 }
 
+absl::Status Primitives::RecvReduceCopy(Range chunk) {
+  return Run(chunk, kRecv | kReduce | kScale);
+}
+
 absl::Status Primitives::RecvReduceCopySend(Range chunk) {
   return Run(chunk, kRecv | kReduce | kScale | kSend);
 }
@@ -90,9 +94,10 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
 
 // Note [Partial sums go to the output]
 // A segment that is to be reduced lands in a slot of the scratch, and the sum
-// goes to the output even in a move that does not keep it: the allgather
-// overwrites it later.  A sum kept in the slot would tie the slot's next
-// receive to the end of its send, and such waits close a circle round the ring.
+// goes to the output even in a move that does not keep it: an allreduce
+// overwrites it later, a reduce-scatter leaves it there.  A sum kept in the
+// slot would tie the slot's next receive to the end of its send, and such waits
+// close a circle round the ring.
 std::byte* Primitives::Landing(Range segment, int slot, unsigned moves) {
   if (!(moves & kReduce)) return Output(segment.offset);
   return context_.scratch.data() + slot * segment_count_ * element_bytes_;

@@ -1,4 +1,4 @@
-// The five moves of a ring, named as in NCCL.
+// The six moves of a ring, named as in NCCL.
 //
 // Every rank has a previous and a next neighbour.  A move works on one chunk
 // of the buffer and takes it from `prev`, to `next`, or both.  It is pipelined:
@@ -51,6 +51,8 @@ class Primitives {
   absl::Status Send(Range chunk);
   // prev + input -> next
   absl::Status RecvReduceSend(Range chunk);
+  // (prev + input) * scale -> output
+  absl::Status RecvReduceCopy(Range chunk);
   // (prev + input) * scale -> output and next
   absl::Status RecvReduceCopySend(Range chunk);
   // prev -> output and next

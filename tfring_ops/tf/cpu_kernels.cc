@@ -9,6 +9,7 @@
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tfring_ops/capi/global_engine.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/tf/request.h"
 
@@ -124,6 +125,38 @@ class AllgatherStartOp : public StartOp {
   }
 };
 
+class ReducescatterStartOp : public StartOp {
+ public:
+  explicit ReducescatterStartOp(OpKernelConstruction* context)
+      : StartOp(context, CollectiveKind::kReduceScatter) {}
+
+  void Compute(OpKernelContext* context) override {
+    const std::shared_ptr<Engine> engine = GlobalEngine();
+    OP_REQUIRES(context, engine != nullptr,
+                absl::FailedPreconditionError(
+                    "tfring is not initialized. Call tfring.init() first."));
+    TensorEntry entry = NewEntry(context);
+    auto tensors = std::make_shared<EntryTensors>();
+    for (int i = 0; i < count(); ++i) {
+      const Tensor& input = context->input(i);
+      const TensorInfo& tensor = entry.request.tensors[i];
+      OP_REQUIRES(context, input.dims() >= 1,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "reducescatter of '", tensor.name,
+                      "': a scalar has no first dimension to scatter.")));
+      TensorShape shape = input.shape();
+      shape.set_dim(0,
+                    RowsOfRank(tensor, engine->rank(), engine->size()).count);
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(i, shape, &output));
+      tensors->in_use.push_back(input);
+      tensors->in_use.push_back(*output);
+      entry.buffers.push_back({input.data(), output->data()});
+    }
+    Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
+  }
+};
+
 // REQUIRES of subclasses: input number N is the handle.
 class CollectOp : public AsyncOpKernel {
  public:
@@ -188,6 +221,9 @@ REGISTER_KERNEL_BUILDER(
 REGISTER_KERNEL_BUILDER(
     Name("TfringBroadcastStart").Device(tensorflow::DEVICE_CPU),
     InPlaceStartOp<CollectiveKind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringReducescatterStart").Device(tensorflow::DEVICE_CPU),
+    ReducescatterStartOp);
 REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(tensorflow::DEVICE_CPU),
                         DoneOp);
 REGISTER_KERNEL_BUILDER(

@@ -38,6 +38,20 @@ absl::Status LikeInputsAndScalar(InferenceContext* context) {
   return absl::OkStatus();
 }
 
+// N outputs of the inputs' shapes, each with its own number of rows.
+absl::Status LikeInputsButForTheRows(InferenceContext* context) {
+  for (int i = 0; i < TensorCount(context); ++i) {
+    ShapeHandle shape;
+    TF_RETURN_IF_ERROR(context->WithRankAtLeast(context->input(i), 1, &shape));
+    if (context->RankKnown(shape)) {
+      TF_RETURN_IF_ERROR(
+          context->ReplaceDim(shape, 0, context->UnknownDim(), &shape));
+    }
+    context->set_output(i, shape);
+  }
+  return absl::OkStatus();
+}
+
 REGISTER_OP("TfringAllreduceStart")
     .Input("x: N * T")
     .Input("prev: int64")
@@ -66,8 +80,28 @@ REGISTER_OP("TfringBroadcastStart")
     .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
-// Of an allreduce or a broadcast.  `buf` may be read only here: the engine is
-// writing to it until this op has run.
+// `buf` has this rank's rows, how many of them is known at run time.
+REGISTER_OP("TfringReducescatterStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("tensor_names: list(string)")
+    .Attr("reduce_op: {'average', 'sum', 'min', 'max', 'product'}")
+    .Attr("prescale_factor: string = '1.0'")
+    .Attr("postscale_factor: string = '1.0'")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      TF_RETURN_IF_ERROR(LikeInputsButForTheRows(context));
+      context->set_output(TensorCount(context), context->Scalar());
+      return absl::OkStatus();
+    });
+
+// Of an allreduce, a broadcast or a reducescatter.  `buf` may be read only
+// here: the engine is writing to it until this op has run.
 REGISTER_OP("TfringDone")
     .Input("buf: N * T")
     .Input("handle: int64")
@@ -110,17 +144,7 @@ REGISTER_OP("TfringAllgatherDone")
     .Attr("N: int >= 1")
     .Attr("request_name: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* context) {
-      for (int i = 0; i < TensorCount(context); ++i) {
-        ShapeHandle shape = context->input(i);
-        if (context->RankKnown(shape)) {
-          TF_RETURN_IF_ERROR(
-              context->ReplaceDim(shape, 0, context->UnknownDim(), &shape));
-        }
-        context->set_output(i, shape);
-      }
-      return absl::OkStatus();
-    });
+    .SetShapeFn(LikeInputsButForTheRows);
 
 }  // namespace
 }  // namespace tfring

@@ -98,7 +98,8 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
   for (const std::string& name : tensor_names) {
     request.tensors.push_back(TensorInfo{name, {}});
   }
-  if (kind == CollectiveKind::kAllreduce) {
+  if (kind == CollectiveKind::kAllreduce ||
+      kind == CollectiveKind::kReduceScatter) {
     TFRING_ASSIGN_OR_RETURN(const std::string op,
                             Attribute<std::string>(context, "reduce_op"));
     TFRING_ASSIGN_OR_RETURN(request.op, ParseReduceOp(op));

@@ -1,0 +1,239 @@
+"""The collectives that give every rank something of its own, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import chains
+
+DTYPES = sorted(chains.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+MODES = ["eager", "graph"]
+
+
+def each_mode(mode, function):
+    return function if mode == "eager" else tf.function(function)
+
+
+def values_of(rank, shape, dtype=tf.float32):
+    """What a rank contributes: small whole numbers, exact in any dtype."""
+    generator = np.random.default_rng(rank)
+    if dtype == tf.bool:
+        return generator.integers(0, 2, shape).astype(bool)
+    lowest = 1 if dtype.is_unsigned else -3
+    return generator.integers(lowest, 4, shape).astype(dtype.as_numpy_dtype)
+
+
+def rows_of(rank, size, whole):
+    """As NumPy shares out rows: the first parts are the longer ones."""
+    return np.array_split(whole, size)[rank]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_reducescatter_of_every_dtype_and_op(dtype, mode, rank, size):
+    reductions = {
+        tfring.Sum: np.any if dtype == tf.bool else np.sum,
+        tfring.Min: np.min,
+        tfring.Max: np.max,
+        tfring.Product: np.prod,
+    }
+
+    def scatter(tensor):
+        return [tfring.reducescatter(tensor, op=op) for op in reductions]
+
+    arrays = [values_of(r, (3 * size + 1, 37), dtype) for r in range(size)]
+    stacked = np.stack(arrays)
+    if dtype.is_floating:
+        stacked = stacked.astype(np.float64)
+    results = each_mode(mode, scatter)(tf.constant(arrays[rank]))
+    for reduction, result in zip(reductions.values(), results, strict=True):
+        assert result.dtype == dtype
+        expected = reduction(stacked, axis=0).astype(dtype.as_numpy_dtype)
+        np.testing.assert_array_equal(result, rows_of(rank, size, expected))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [tf.float64, tf.int32, tf.bfloat16])
+def test_reducescatter_averages_and_scales(dtype, mode, rank, size):
+    def scatter(tensor):
+        return (
+            tfring.reducescatter(tensor),
+            tfring.reducescatter(
+                tensor, op=tfring.Sum, prescale_factor=4, postscale_factor=0.5
+            ),
+        )
+
+    arrays = [values_of(r, (2 * size, 5), dtype) for r in range(size)]
+    total = sum(array.astype(np.float64) for array in arrays)
+    own = rows_of(rank, size, total)
+    average, scaled = each_mode(mode, scatter)(tf.constant(arrays[rank]))
+    expected = np.trunc(own / size) if dtype.is_integer else own / size
+    tolerance = 1e-2 if dtype == tf.bfloat16 else 1e-12
+    np.testing.assert_allclose(
+        average.numpy().astype(np.float64), expected, rtol=tolerance
+    )
+    np.testing.assert_array_equal(scaled.numpy().astype(np.float64), 2 * own)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reducescatter_of_every_number_of_rows(mode, rank, size):
+    shapes = [(0,), (0, 3), (3, 0), (786_433,)]
+    shapes += [(rows, 2, 3) for rows in range(1, 2 * size + 2)]
+
+    def scatter(*tensors):
+        return [tfring.reducescatter(t, op=tfring.Sum) for t in tensors]
+
+    arrays = [[values_of(r, shape) for shape in shapes] for r in range(size)]
+    results = each_mode(mode, scatter)(*map(tf.constant, arrays[rank]))
+    for i, result in enumerate(results):
+        whole = sum(of_rank[i] for of_rank in arrays)
+        expected = rows_of(rank, size, whole)
+        assert result.shape == expected.shape
+        np.testing.assert_array_equal(result, expected)
+    # And the inputs stay as they are.
+    np.testing.assert_array_equal(arrays[rank][-1], values_of(rank, shapes[-1]))
+
+
+def test_reducescatter_knows_its_shape(rank, size):
+    rows = 3 if rank == 0 else 2
+
+    @tf.function
+    def static(tensor):
+        result = tfring.reducescatter(tensor)
+        assert result.shape.as_list() == [rows, 3]
+        return result
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def dynamic(tensor):
+        result = tfring.reducescatter(tensor)
+        assert result.shape.as_list() == [None, 3]
+        return result
+
+    ones = tf.ones([2 * size + 1, 3])
+    for result in static(ones), dynamic(ones):
+        np.testing.assert_array_equal(result, np.ones([rows, 3]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", [tfring.Average, tfring.Sum])
+def test_gradient_of_reducescatter(op, mode, rank, size):
+    rows = 2 * size + 1
+    # Every rank's loss weighs its rows with its own weights.
+    weights = [
+        np.arange(len(own) * 3).reshape(-1, 3) + 10.0 * r
+        for r, own in enumerate(np.array_split(np.zeros(rows), size))
+    ]
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tfring.reducescatter(
+                x, op=op, prescale_factor=2.0, postscale_factor=3.0
+            )
+            loss = tf.reduce_sum(y * weights[rank])
+        return tape.gradient(loss, x)
+
+    expected = 6 * np.concatenate(weights)
+    if op is tfring.Average:
+        expected /= size
+    result = each_mode(mode, gradients)(tf.ones([rows, 3], tf.float64))
+    assert result.shape == [rows, 3]
+    np.testing.assert_allclose(result, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_is_that_of_the_allreduce_it_is_half_of(mode, rank, size):
+    def gradients(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            halves = tfring.allgather(tfring.reducescatter(x**2))
+            whole = tfring.allreduce(x**2)
+            losses = [
+                tf.reduce_sum(y**2) * (rank + 1.0) for y in (halves, whole)
+            ]
+        return [tape.gradient(loss, x) for loss in losses]
+
+    x = tf.constant(np.arange(size + 1) + rank + 1.0)
+    by_halves, at_once = each_mode(mode, gradients)(x)
+    np.testing.assert_allclose(by_halves, at_once)
+
+
+def test_other_reductions_have_no_gradient(size):
+    with tf.GradientTape() as tape:
+        x = tf.ones([size])
+        tape.watch(x)
+        y = tfring.reducescatter(x, op=tfring.Max, name="extreme")
+    with pytest.raises(NotImplementedError, match=r"'extreme'.*Max"):
+        tape.gradient(y, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reducescatters_that_disagree(mode, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+    odd = rank == 1
+    calls = {
+        "shapes": lambda: tfring.reducescatter(
+            tf.ones([5 if odd else 4]), name="odd"
+        ),
+        "ops": lambda: tfring.reducescatter(
+            tf.ones([4]), op=tfring.Min if odd else tfring.Max, name="odd"
+        ),
+        "collectives": lambda: (
+            tfring.allreduce(tf.ones([4]), name="odd")
+            if odd
+            else tfring.reducescatter(tf.ones([4]), name="odd")
+        ),
+    }
+    for what, call in calls.items():
+        with pytest.raises(tf.errors.FailedPreconditionError) as error:
+            each_mode(mode, call)()
+        assert "of 'odd'" in error.value.message
+        assert f"{what} differ" in error.value.message
+    # And goes on, with the same name.
+    result = tfring.reducescatter(tf.ones([size]), op=tfring.Sum, name="odd")
+    np.testing.assert_array_equal(result, [size])
+
+
+def test_xla_is_refused():
+    compiled = tf.function(tfring.reducescatter, jit_compile=True)
+    with pytest.raises(NotImplementedError, match="jit_compile"):
+        compiled(tf.ones([4]))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (ValueError, "scalar", lambda: tfring.reducescatter(1.0)),
+        (TypeError, "op must", lambda: tfring.reducescatter([1.0], op="sum")),
+        (TypeError, "string", lambda: tfring.reducescatter(["a"])),
+        (ValueError, "bool", lambda: tfring.reducescatter([True])),
+        (
+            TypeError,
+            "factor",
+            lambda: tfring.reducescatter([1.0], postscale_factor="2"),
+        ),
+    ],
+)
+def test_bad_arguments_raise_before_anything_starts(
+    error, words, call, rank, size
+):
+    # On one rank alone: the others do not wait for it.
+    if rank == 0:
+        with pytest.raises(error, match=words):
+            call()
+    result = tfring.reducescatter(tf.ones([size]), op=tfring.Max)
+    assert result.numpy().tolist() == [1]
+
+
+def test_a_scalar_of_unknown_rank_is_an_error_too(rank):
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def scatter(tensor):
+        return tfring.reducescatter(tensor, name="scalar")
+
+    if rank == 0:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="scalar"):
+            scatter(tf.constant(1.0))

@@ -1,0 +1,97 @@
+"""Collectives in which every rank gets something of its own.
+
+As those of `tfring.collectives`, which every rank gets the same from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfring import _runtime
+from tfring.chains import ReduceOp, finish, start_reducescatter
+from tfring.collectives import (
+    Average,
+    _check_reduction,
+    _checked_tensor,
+    _factor,
+    _request_name,
+)
+
+
+def reducescatter(
+    tensor: Any,
+    *,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks; every rank gets some rows of the result.
+
+    Half the traffic of an `allreduce`, for when each rank goes on with a part.
+
+    Collective: every rank must call it, with the same dtype, shape, `op`,
+    factors and `name`. Not supported under `jit_compile=True`.
+
+    Its gradient is an allgather, with the factors of `op`, `prescale_factor`
+    and `postscale_factor`: for the sum of the losses of all ranks, as that of
+    `allreduce` is. Horovod's is `size()` times that.
+
+    Args:
+        tensor: A tensor with at least one dimension; otherwise as for
+            `allreduce`, but no `tf.IndexedSlices`.
+        op: As for `allreduce`.
+        prescale_factor: As for `allreduce`.
+        postscale_factor: As for `allreduce`.
+        name: As for `allreduce`.
+
+    Returns:
+        This rank's rows of what `allreduce` would return: the first for rank
+        0, those behind them for rank 1, and so on. All ranks get equally many;
+        where the rows cannot be shared out so, the first
+        `tensor.shape[0] % size()` ranks get one more.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+        TypeError: As for `allreduce`.
+        ValueError: `tensor` is a scalar, or as for `allreduce`.
+        tf.errors.FailedPreconditionError: The ranks did not agree.
+
+    Example:
+    ```python
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    rows = tf.range(2 * tfring.size())
+    mine = tfring.reducescatter(rows, op=tfring.Max)
+    assert mine.numpy().tolist() == [2 * tfring.rank(), 2 * tfring.rank() + 1]
+    ```
+    """
+    prescale_factor = _factor("reducescatter", prescale_factor)
+    postscale_factor = _factor("reducescatter", postscale_factor)
+    tensor = _checked_tensor("reducescatter", tensor)
+    _check_reduction("reducescatter", op, tensor.dtype)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "reducescatter: a scalar has no first dimension to share out. Pass "
+            "a tensor with a row for each rank, or use allreduce."
+        )
+    name = _request_name("reducescatter", name)
+    buffers, started = start_reducescatter(
+        [tensor],
+        request_name=name,
+        tensor_names=[name],
+        previous=None,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+    [result] = finish(buffers, started)
+    if tensor.shape.rank is not None and tensor.shape[0] is not None:
+        rows, more = divmod(tensor.shape[0], _runtime.size())
+        rows += _runtime.rank() < more
+        result.set_shape([rows, *tensor.shape[1:]])
+    return result
