@@ -227,6 +227,31 @@ def finish_allgather(
     )
 
 
+def start_barrier(*, request_name: str) -> Started:
+    """Starts a barrier, a chain by itself.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+    """
+    if traced_for_xla():
+        raise NotImplementedError(
+            f"barrier '{request_name}': XLA runs what does not depend on each "
+            "other in any order, so there is no before and after. Call it "
+            "outside of jit_compile=True."
+        )
+    handle = _native.ops().tfring_barrier_start(
+        prev=_handle_before(None), request_name=request_name
+    )
+    return _started(handle, None, last=True)
+
+
+def finish_barrier(started: Started) -> Any:
+    """Waits for `start_barrier`: None eagerly, an operation in a graph."""
+    return _native.ops().tfring_barrier_done(
+        handle=started.handle, last=_last_handle(started)
+    )
+
+
 def traced_for_xla() -> bool:
     """Whether a function is being traced under `jit_compile=True`."""
     # Not public in TensorFlow, which has no other way to ask.

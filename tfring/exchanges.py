@@ -1,4 +1,4 @@
-"""Collectives in which every rank gets something of its own.
+"""Collectives in which every rank gets something of its own, or nothing.
 
 As those of `tfring.collectives`, which every rank gets the same from.
 """
@@ -10,7 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _runtime
-from tfring.chains import ReduceOp, finish, start_reducescatter
+from tfring.chains import (
+    ReduceOp,
+    finish,
+    finish_barrier,
+    start_barrier,
+    start_reducescatter,
+)
 from tfring.collectives import (
     Average,
     _check_reduction,
@@ -95,3 +101,41 @@ def reducescatter(
         rows += _runtime.rank() < more
         result.set_shape([rows, *tensor.shape[1:]])
     return result
+
+
+def barrier(*, name: str | None = None) -> Any:
+    """Waits until every rank has come here.
+
+    For what ranks do to each other without a collective: rank 0 writes a file,
+    and the others read it behind the barrier.
+
+    Collective: every rank must call it. In a `tf.function` it waits in its
+    place among the collectives, variables, prints and files; what only computes
+    may run before or after. Not supported under `jit_compile=True`.
+
+    Args:
+        name: As for `allreduce`.
+
+    Returns:
+        None; in a graph of TensorFlow 1, the operation to be run.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+        TypeError: `name` is not a string.
+        ValueError: `init` has not been called.
+        tf.errors.FailedPreconditionError: The ranks did not agree.
+
+    Example:
+    ```python
+    import tfring
+
+    tfring.init()
+    if tfring.rank() == 0:
+        print("Rank 0 prepares something.")
+    tfring.barrier()
+    ```
+    """
+    _runtime.size()  # raises before init
+    return finish_barrier(
+        start_barrier(request_name=_request_name("barrier", name))
+    )

@@ -63,6 +63,11 @@ TEST(EngineMismatchTest, EveryRankGetsTheTextAndTheJobGoesOn) {
       {"shapes differ. Rank 0 sent float32 (8,); rank 2 sent float32 (7,)",
        [](auto& request) { request.tensors[0].dims = {7}; },
        CollectiveKind::kReduceScatter},
+      {"collectives differ. Rank 0 sent allreduce; rank 2 sent barrier",
+       [](auto& request) {
+         request.kind = CollectiveKind::kBarrier;
+         request.tensors.clear();
+       }},
   };
   Job job(kSize);
   for (const Mismatch& mismatch : mismatches) {

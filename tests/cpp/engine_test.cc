@@ -181,6 +181,31 @@ TEST_P(EngineTest, ReducescatterGivesEveryRankItsRows) {
   }
 }
 
+TEST_P(EngineTest, ABarrierIsDoneWhenTheLastRankHasCome) {
+  Job job(size());
+  for (int last = 0; last < size(); ++last) {
+    std::vector<Outcome> outcomes(size());
+    const auto submit = [&](int rank) {
+      TensorEntry entry;
+      entry.request.kind = CollectiveKind::kBarrier;
+      entry.done = [&outcome = outcomes[rank]](const absl::Status& status) {
+        outcome.Done(status);
+      };
+      job.engine(rank).Submit(std::move(entry));
+    };
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank != last) submit(rank);
+    }
+    ExpectWorks(job);
+    for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.calls(), 0);
+    submit(last);
+    for (Outcome& outcome : outcomes) {
+      const absl::Status status = outcome.Wait();
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST_P(EngineTest, ScalesBeforeAndAfter) {
   Job job(size());
   for (const ReduceOp op :

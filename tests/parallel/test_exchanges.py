@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from mpi4py import MPI
 
 import tfring
 from tfring import chains
@@ -171,6 +175,45 @@ def test_other_reductions_have_no_gradient(size):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_no_rank_passes_a_barrier_before_the_last_has_come(mode, rank, size):
+    @functools.partial(each_mode, mode)
+    def wait():
+        tfring.barrier()
+        tfring.barrier(name="second")
+
+    for last in range(size):
+        if rank == last:
+            time.sleep(0.2)
+        # One clock for all processes of a machine.
+        came = time.monotonic()
+        wait()
+        went = time.monotonic()
+        times = MPI.COMM_WORLD.allgather((came, went))
+        assert min(went for _, went in times) >= max(came for came, _ in times)
+
+
+def test_a_barrier_in_a_graph_of_tensorflow_1():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        session.run(tfring.barrier())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_barrier_is_no_allreduce(mode, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+
+    def call():
+        if rank == 1:
+            tfring.barrier(name="odd")
+        else:
+            tfring.allreduce(1.0, name="odd")
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="barrier"):
+        each_mode(mode, call)()
+    tfring.barrier(name="odd")
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_reducescatters_that_disagree(mode, rank, size):
     if size == 1:
         pytest.skip("one rank agrees with itself")
@@ -202,6 +245,8 @@ def test_xla_is_refused():
     compiled = tf.function(tfring.reducescatter, jit_compile=True)
     with pytest.raises(NotImplementedError, match="jit_compile"):
         compiled(tf.ones([4]))
+    with pytest.raises(NotImplementedError, match="jit_compile"):
+        tf.function(tfring.barrier, jit_compile=True)()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +256,7 @@ def test_xla_is_refused():
         (TypeError, "op must", lambda: tfring.reducescatter([1.0], op="sum")),
         (TypeError, "string", lambda: tfring.reducescatter(["a"])),
         (ValueError, "bool", lambda: tfring.reducescatter([True])),
+        (TypeError, "name", lambda: tfring.barrier(name="")),
         (
             TypeError,
             "factor",

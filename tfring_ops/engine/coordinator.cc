@@ -23,6 +23,7 @@ std::string Ranks(const std::vector<int32_t>& ranks) {
 std::string What(const CollectiveRequest& request) {
   const std::string what =
       absl::StrCat(Name(request.kind), " of '", request.name, "'");
+  if (request.tensors.empty()) return what;
   const std::string& first = request.tensors.front().name;
   if (request.tensors.size() > 1) {
     return absl::StrCat(what, " ('", first, "' to '",

@@ -230,6 +230,8 @@ class RingEngine final : public Engine {
       case CollectiveKind::kReduceScatter:
         TFRING_RETURN_IF_ERROR(executor_.ReduceScatter(*entries[0]));
         break;
+      case CollectiveKind::kBarrier:
+        break;  // That all ranks have agreed on it is all there is to it.
     }
     for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
     return absl::OkStatus();

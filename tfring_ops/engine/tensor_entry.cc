@@ -14,6 +14,8 @@ const char* Name(CollectiveKind kind) {
       return "broadcast";
     case CollectiveKind::kReduceScatter:
       return "reducescatter";
+    case CollectiveKind::kBarrier:
+      return "barrier";
   }
   return "unknown collective";
 }

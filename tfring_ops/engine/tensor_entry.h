@@ -19,6 +19,7 @@ enum class CollectiveKind : uint8_t {
   kAllgather,
   kBroadcast,
   kReduceScatter,
+  kBarrier,
 };
 
 const char* Name(CollectiveKind kind);
@@ -49,7 +50,7 @@ struct CollectiveRequest {
   ReduceOp op = ReduceOp::kSum;
   double prescale_factor = 1.0;
   double postscale_factor = 1.0;
-  std::vector<TensorInfo> tensors;  // at least one
+  std::vector<TensorInfo> tensors;  // at least one; for a barrier none
 };
 
 struct TensorEntry {

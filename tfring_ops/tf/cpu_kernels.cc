@@ -157,11 +157,24 @@ class ReducescatterStartOp : public StartOp {
   }
 };
 
-// REQUIRES of subclasses: input number N is the handle.
+class BarrierStartOp : public StartOp {
+ public:
+  explicit BarrierStartOp(OpKernelConstruction* context)
+      : StartOp(context, CollectiveKind::kBarrier) {}
+
+  void Compute(OpKernelContext* context) override {
+    Start(context, /*index=*/0, NewEntry(context), nullptr);
+  }
+};
+
+// REQUIRES of subclasses: input number N is the handle; 0 without that
+// attribute.
 class CollectOp : public AsyncOpKernel {
  public:
   explicit CollectOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
+    if (context->HasAttr("N")) {
+      OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
+    }
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -184,7 +197,7 @@ class CollectOp : public AsyncOpKernel {
  private:
   virtual void SetOutputs(OpKernelContext* context, Outcome outcome) = 0;
 
-  int count_;
+  int count_ = 0;
 };
 
 class DoneOp : public CollectOp {
@@ -215,6 +228,14 @@ class AllgatherDoneOp : public CollectOp {
   }
 };
 
+class BarrierDoneOp : public CollectOp {
+ public:
+  using CollectOp::CollectOp;
+
+ private:
+  void SetOutputs(OpKernelContext*, Outcome) override {}
+};
+
 REGISTER_KERNEL_BUILDER(
     Name("TfringAllreduceStart").Device(tensorflow::DEVICE_CPU),
     InPlaceStartOp<CollectiveKind::kAllreduce>);
@@ -232,6 +253,10 @@ REGISTER_KERNEL_BUILDER(
 REGISTER_KERNEL_BUILDER(
     Name("TfringAllgatherDone").Device(tensorflow::DEVICE_CPU),
     AllgatherDoneOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringBarrierStart").Device(tensorflow::DEVICE_CPU), BarrierStartOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringBarrierDone").Device(tensorflow::DEVICE_CPU), BarrierDoneOp);
 
 }  // namespace
 }  // namespace tfring

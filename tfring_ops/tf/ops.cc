@@ -11,6 +11,7 @@
 //   Note [Why a failure waits for its chain] in handles.cc.
 // - `ended` of a Done: always 0, the `prev` of the first Start of a later
 //   chain, which thereby starts when this one is over.
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -145,6 +146,22 @@ REGISTER_OP("TfringAllgatherDone")
     .Attr("request_name: string")
     .SetIsStateful()
     .SetShapeFn(LikeInputsButForTheRows);
+
+REGISTER_OP("TfringBarrierStart")
+    .Input("prev: int64")
+    .Output("handle: int64")
+    .Attr("request_name: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("TfringBarrierDone")
+    .Input("handle: int64")
+    .Input("last: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 }  // namespace
 }  // namespace tfring

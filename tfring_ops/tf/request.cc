@@ -83,6 +83,7 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
   request.kind = kind;
   TFRING_ASSIGN_OR_RETURN(request.name,
                           Attribute<std::string>(context, "request_name"));
+  if (kind == CollectiveKind::kBarrier) return request;
   TFRING_ASSIGN_OR_RETURN(const auto dtype,
                           Attribute<tensorflow::DataType>(context, "T"));
   TFRING_ASSIGN_OR_RETURN(request.dtype, FromTensorFlow(dtype));
