@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tfring.collectives import broadcast as broadcast
     from tfring.collectives import grouped_allreduce as grouped_allreduce
     from tfring.errors import NotInitializedError as NotInitializedError
+    from tfring.exchanges import alltoall as alltoall
     from tfring.exchanges import barrier as barrier
     from tfring.exchanges import reducescatter as reducescatter
     from tfring.optimizer import DistributedOptimizer as DistributedOptimizer
@@ -83,6 +84,7 @@ _MODULE_OF = {
     "allgather": "collectives",
     "broadcast": "collectives",
     "reducescatter": "exchanges",
+    "alltoall": "exchanges",
     "barrier": "exchanges",
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",

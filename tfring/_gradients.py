@@ -16,6 +16,7 @@ from tfring import _runtime, chains
 from tfring.chains import ReduceOp
 
 tf.no_gradient("TfringAllgatherStart")
+tf.no_gradient("TfringAlltoallStart")
 
 
 @tf.RegisterGradient("TfringDone")
@@ -61,6 +62,24 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
             whole = tf.cast(scaled, whole.dtype)
         result.append(whole)
     return [*result, None]
+
+
+@tf.RegisterGradient("TfringAlltoallDone")
+def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
+    # Back by the way that the rows came.
+    rows = _dense(op, gradients[:-1])
+    name = _gradient_name(op)
+    started = chains.start_alltoall(
+        rows,
+        op.outputs[-1],
+        request_name=name,
+        tensor_names=[f"tensor {i}" for i in range(len(rows))],
+        previous=None,
+    )
+    result, _ = chains.finish_alltoall(rows, started, request_name=name)
+    for tensor, own in zip(op.inputs, result, strict=False):
+        own.set_shape(tensor.shape)
+    return [*result, None, None]
 
 
 @tf.RegisterGradient("TfringBroadcastStart")

@@ -174,7 +174,7 @@ def start_reducescatter(
 
 
 def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
-    """The results of any start but `start_allgather`."""
+    """The results of a start that gave `buffers`."""
     result = _native.ops().tfring_done(
         buf=buffers,
         handle=started.handle,
@@ -225,6 +225,55 @@ def finish_allgather(
             request_name=request_name,
         )
     )
+
+
+def start_alltoall(
+    tensors: Sequence[tf.Tensor],
+    splits: tf.Tensor,
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    last: bool = True,
+) -> Started:
+    """Starts an alltoall of tensors of one dtype; see `start_allreduce`.
+
+    `splits`, of int64, says how many rows of each tensor go to each rank. If it
+    is empty, equally many do.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+    """
+    if traced_for_xla():
+        raise NotImplementedError(
+            f"alltoall of '{request_name}': XLA needs static shapes, and the "
+            "first dimension of the result is known only when all ranks have "
+            "met. Call it outside of jit_compile=True."
+        )
+    handle = _native.ops().tfring_alltoall_start(
+        x=tensors,
+        prev=_handle_before(previous),
+        splits=splits,
+        request_name=request_name,
+        tensor_names=tensor_names,
+    )
+    return _started(handle, previous, last)
+
+
+def finish_alltoall(
+    tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The results of `start_alltoall`, which had the same `tensors`.
+
+    Behind them, of int64, how many rows came from each rank.
+    """
+    result = _native.ops().tfring_alltoall_done(
+        x=tensors,
+        handle=started.handle,
+        last=_last_handle(started),
+        request_name=request_name,
+    )
+    return list(result.y), result.received_splits
 
 
 def start_barrier(*, request_name: str) -> Started:

@@ -13,7 +13,9 @@ from tfring import _runtime
 from tfring.chains import (
     ReduceOp,
     finish,
+    finish_alltoall,
     finish_barrier,
+    start_alltoall,
     start_barrier,
     start_reducescatter,
 )
@@ -101,6 +103,103 @@ def reducescatter(
         rows += _runtime.rank() < more
         result.set_shape([rows, *tensor.shape[1:]])
     return result
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, *, name: str | None = None
+) -> Any:
+    """Gives every rank the rows that each rank has for it.
+
+    Collective: every rank must call it, with the same dtype, `name` and
+    dimensions but for the first. Not supported under `jit_compile=True`, where
+    shapes are static.
+
+    Args:
+        tensor: A tensor with at least one dimension, of a dtype that
+            `allreduce` takes. First in it are the rows for rank 0, behind them
+            those for rank 1, and so on.
+        splits: An integer tensor of shape (`size()`,): how many rows are for
+            each rank, which are all rows. May differ between ranks. By
+            default equally many.
+        name: As for `allreduce`.
+
+    Returns:
+        The rows from rank 0, behind them those from rank 1, and so on. With
+        `splits` a pair: that, and an int32 tensor of shape (`size()`,), how
+        many rows came from each rank.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+        TypeError: The dtype is not supported, or `splits` are no integers.
+        ValueError: `tensor` is a scalar, the rows cannot be split evenly, the
+            splits are not those of this tensor, or `init` has not been called.
+        tf.errors.InvalidArgumentError: The same, where shapes or splits are
+            not known before a graph is run.
+        tf.errors.FailedPreconditionError: The ranks did not agree.
+
+    Example:
+    ```python
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    names = tf.fill([tfring.size()], tfring.rank())
+    one_of_each = tfring.alltoall(names)
+    assert one_of_each.numpy().tolist() == list(range(tfring.size()))
+    ```
+    """
+    tensor = _checked_tensor("alltoall", tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "alltoall: a scalar has no first dimension to split. Pass a tensor "
+            "with rows for each rank."
+        )
+    counts = _checked_splits(tensor, splits)
+    name = _request_name("alltoall", name)
+    started = start_alltoall(
+        [tensor],
+        counts,
+        request_name=name,
+        tensor_names=[name],
+        previous=None,
+    )
+    [result], received = finish_alltoall([tensor], started, request_name=name)
+    if splits is None:
+        return result
+    received.set_shape([_runtime.size()])
+    return result, tf.cast(received, tf.int32)
+
+
+def _checked_splits(tensor: tf.Tensor, splits: Any) -> tf.Tensor:
+    size = _runtime.size()
+    rows = None if tensor.shape.rank is None else tensor.shape[0]
+    if splits is None:
+        if rows is not None and rows % size:
+            raise ValueError(
+                f"alltoall: {rows} rows cannot be split evenly between {size} "
+                "ranks. Pass splits=."
+            )
+        return tf.zeros([0], tf.int64)
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer:
+        raise TypeError(
+            "alltoall: splits must be integers, got a tensor of dtype "
+            f"{splits.dtype.name}."
+        )
+    if not splits.shape.is_compatible_with([size]):
+        raise ValueError(
+            f"alltoall: splits must have the shape ({size},), a number for "
+            f"each rank, got {splits.shape}."
+        )
+    known = tf.get_static_value(splits)
+    if known is not None and (
+        (known < 0).any() or (rows is not None and known.sum() != rows)
+    ):
+        raise ValueError(
+            "alltoall: splits must be numbers of rows, none negative and "
+            f"{'all' if rows is None else rows} in all, got {known.tolist()}."
+        )
+    return tf.cast(splits, tf.int64)
 
 
 def barrier(*, name: str | None = None) -> Any:

@@ -114,6 +114,19 @@ TEST_F(CoordinatorTest, AnAllgatherTellsEveryRanksFirstDimension) {
             (std::vector<std::vector<int64_t>>{{0, 10, 20}, {1, 2, 3}}));
 }
 
+TEST_F(CoordinatorTest, AnAlltoallTellsEveryRanksSplits) {
+  for (const int rank : {1, 2, 0}) {
+    CollectiveRequest request = MakeRequest("a", {rank + 1, 2});
+    request.kind = CollectiveKind::kAlltoall;
+    request.splits = {rank, 1, 0};
+    Add(rank, request);
+  }
+  const Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.buckets.size(), 1u);
+  EXPECT_EQ(verdict.buckets[0].splits, (std::vector<std::vector<int64_t>>{
+                                           {0, 1, 0}, {1, 1, 0}, {2, 1, 0}}));
+}
+
 TEST_F(CoordinatorTest, ADifferenceFailsOnEveryRank) {
   Add(1, MakeRequest("dense/kernel", {784, 128}));
   Add(0, MakeRequest("dense/kernel", {784, 128}));

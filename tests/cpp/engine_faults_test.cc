@@ -32,6 +32,7 @@ class EngineFaultTest
     work.push_back(MakeEntries(kSize, "gather", 10));
     work.push_back(MakeEntries(kSize, "broadcast", 400));
     work.push_back(MakeEntries(kSize, "scatter", 1000));
+    work.push_back(MakeEntries(kSize, "alltoall", 600));
     work.push_back(MakeEntries(kSize, "short", 10));
     for (const auto& entry : work[1]) {
       entry->request.kind = CollectiveKind::kAllgather;
@@ -42,6 +43,10 @@ class EngineFaultTest
     }
     for (const auto& entry : work[3]) {
       entry->request.kind = CollectiveKind::kReduceScatter;
+    }
+    for (const auto& entry : work[4]) {
+      entry->request.kind = CollectiveKind::kAlltoall;
+      entry->request.splits = {300, 0, 300};
     }
     return work;
   }

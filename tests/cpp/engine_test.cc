@@ -181,6 +181,46 @@ TEST_P(EngineTest, ReducescatterGivesEveryRankItsRows) {
   }
 }
 
+TEST_P(EngineTest, AlltoallGivesEveryRankWhatEachHasForIt) {
+  // Rank r has (r + 2 s) % 5 rows of two columns for rank s.
+  const auto split = [](int from, int to) { return (from + 2 * to) % 5; };
+  Job job(size());
+  for (int round = 0; round < 3; ++round) {
+    OnThreads(size(), [&](int rank) {
+      TensorEntry entry;
+      entry.request.kind = CollectiveKind::kAlltoall;
+      std::vector<float> input, output, expected;
+      std::vector<int64_t> received, expected_splits;
+      for (int peer = 0; peer < size(); ++peer) {
+        entry.request.splits.push_back(split(rank, peer));
+        input.insert(input.end(), 2 * split(rank, peer), 10.f * rank + peer);
+        expected_splits.push_back(split(peer, rank));
+        expected.insert(expected.end(), 2 * split(peer, rank),
+                        10.f * peer + rank);
+      }
+      entry.request.tensors = {
+          {"rows", {static_cast<int64_t>(input.size()) / 2, 2}}};
+      entry.buffers = {{input.data(), nullptr}};
+      entry.on_received_splits = [&](const std::vector<int64_t>& splits) {
+        received = splits;
+      };
+      entry.allocate_output = [&](int index, const std::vector<int64_t>& dims) {
+        EXPECT_EQ(index, 0);
+        EXPECT_EQ(dims[1], 2);
+        output.resize(dims[0] * dims[1]);
+        return output.data();
+      };
+      Outcome outcome;
+      entry.done = [&](const absl::Status& status) { outcome.Done(status); };
+      job.engine(rank).Submit(std::move(entry));
+      const absl::Status status = outcome.Wait();
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(received, expected_splits);
+      EXPECT_EQ(output, expected);
+    });
+  }
+}
+
 TEST_P(EngineTest, ABarrierIsDoneWhenTheLastRankHasCome) {
   Job job(size());
   for (int last = 0; last < size(); ++last) {

@@ -75,6 +75,7 @@ class FloatEntry {
       gathered_.resize(dims[0]);
       return gathered_.data();
     };
+    entry.on_received_splits = [](const std::vector<int64_t>&) {};
     entry.done = [this](const absl::Status& status) {
       // At once, so that AddressSanitizer sees who still uses it.
       if (!status.ok()) std::vector<float>().swap(data_);
@@ -84,7 +85,10 @@ class FloatEntry {
   }
 
   const std::vector<float>& result() const {
-    return request.kind == CollectiveKind::kAllgather ? gathered_ : data_;
+    return request.kind == CollectiveKind::kAllgather ||
+                   request.kind == CollectiveKind::kAlltoall
+               ? gathered_
+               : data_;
   }
 
   CollectiveRequest request;  // may be changed before it is submitted

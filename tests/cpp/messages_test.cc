@@ -18,6 +18,7 @@ ReadyList MakeReadyList() {
   request.prescale_factor = 0.1;
   request.postscale_factor = -2e300;
   request.tensors = {{"dense/kernel", {784, 128}}, {"scalar", {}}, {"", {0}}};
+  request.splits = {300, 0, 484};
   ReadyList list;
   list.requests = {request, CollectiveRequest()};
   list.goodbye = true;
@@ -26,7 +27,8 @@ ReadyList MakeReadyList() {
 
 Verdict MakeVerdict() {
   Verdict verdict;
-  verdict.buckets = {{{"a", "b"}, {}}, {{"c"}, {{1, 0, 5}, {2, 2, 2}}}};
+  verdict.buckets = {{{"a", "b"}, {}, {{1, 2}, {0, 9}}},
+                     {{"c"}, {{1, 0, 5}, {2, 2, 2}}, {}}};
   verdict.failures = {
       {{0, 2}, "d", absl::FailedPreconditionError("shapes differ")}};
   verdict.reports = {{{1}, "rank 0 is late"}};
@@ -48,6 +50,7 @@ TEST(MessagesTest, AReadyListComesBackAsItWas) {
   EXPECT_EQ(received.root_rank, sent.root_rank);
   EXPECT_EQ(received.prescale_factor, sent.prescale_factor);
   EXPECT_EQ(received.postscale_factor, sent.postscale_factor);
+  EXPECT_EQ(received.splits, sent.splits);
   ASSERT_EQ(received.tensors.size(), sent.tensors.size());
   for (size_t i = 0; i < sent.tensors.size(); ++i) {
     EXPECT_EQ(received.tensors[i].name, sent.tensors[i].name);
@@ -62,6 +65,7 @@ TEST(MessagesTest, AVerdictComesBackAsItWas) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(copy.buckets[i].names, verdict.buckets[i].names);
     EXPECT_EQ(copy.buckets[i].first_dims, verdict.buckets[i].first_dims);
+    EXPECT_EQ(copy.buckets[i].splits, verdict.buckets[i].splits);
   }
   ASSERT_EQ(copy.failures.size(), 1u);
   EXPECT_EQ(copy.failures[0].ranks, verdict.failures[0].ranks);

@@ -169,6 +169,23 @@ TEST_F(MpiRingTest, AllgatherOfDifferingLengths) {
   }
 }
 
+TEST_F(MpiRingTest, AlltoallOfDifferingLengths) {
+  // Equal ones, none, and some of every kind.
+  for (const int64_t unit : {40, 0, 1001}) {
+    std::vector<std::vector<int64_t>> bytes(size());
+    for (int from = 0; from < size(); ++from) {
+      for (int to = 0; to < size(); ++to) {
+        const bool equal = unit == 40;
+        bytes[from].push_back(
+            unit * (equal ? 1 : (3 * from + 5 * to + from * to) % 7));
+      }
+    }
+    for (const int64_t segment_bytes : {1000, 512 << 10}) {
+      CheckAlltoall(*transport_, bytes, segment_bytes);
+    }
+  }
+}
+
 TEST_F(MpiRingTest, BroadcastFromEveryRoot) {
   for (int root = 0; root < size(); ++root) {
     for (const int64_t bytes : {0, 1, 1000, 1'000'003}) {

@@ -13,6 +13,7 @@
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
+#include "tfring_ops/ring/alltoall.h"
 #include "tfring_ops/ring/broadcast.h"
 #include "tfring_ops/ring/reduce_scatter.h"
 #include "tfring_ops/transport/transport.h"
@@ -152,6 +153,32 @@ inline void CheckAllgather(Transport& transport,
   ASSERT_TRUE(output == expected)
       << "rank " << rank << " of " << transport.size() << ", segments of "
       << segment_bytes << " bytes";
+}
+
+// bytes[s][r] go from rank s to rank r.
+inline void CheckAlltoall(Transport& transport,
+                          const std::vector<std::vector<int64_t>>& bytes,
+                          int64_t segment_bytes) {
+  const int size = transport.size();
+  const int rank = transport.rank();
+  Elements input, expected;
+  std::vector<int64_t> received_bytes;
+  for (int peer = 0; peer < size; ++peer) {
+    const Elements sent = BytesOf(rank * size + peer, bytes[rank][peer]);
+    input.insert(input.end(), sent.begin(), sent.end());
+    received_bytes.push_back(bytes[peer][rank]);
+    const Elements received = BytesOf(peer * size + rank, bytes[peer][rank]);
+    expected.insert(expected.end(), received.begin(), received.end());
+  }
+  Elements output(expected.size());
+  std::vector<std::byte> scratch;
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  const absl::Status status = RingAlltoall(context, input.data(), output.data(),
+                                           bytes[rank], received_bytes);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(output == expected)
+      << "rank " << rank << " of " << size << ", segments of " << segment_bytes
+      << " bytes";
 }
 
 inline void CheckBroadcast(Transport& transport, int64_t bytes, int root,

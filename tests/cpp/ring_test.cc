@@ -124,6 +124,25 @@ TEST_P(RingTest, AllgatherOfDifferingLengths) {
   });
 }
 
+TEST_P(RingTest, AlltoallOfDifferingLengths) {
+  // Equal ones, none, and some of every kind.
+  for (const int64_t unit : {40, 0, 1001}) {
+    std::vector<std::vector<int64_t>> bytes(size());
+    for (int from = 0; from < size(); ++from) {
+      for (int to = 0; to < size(); ++to) {
+        const bool equal = unit == 40;
+        bytes[from].push_back(
+            unit * (equal ? 1 : (3 * from + 5 * to + from * to) % 7));
+      }
+    }
+    OnRanks(size(), [&](Transport& transport) {
+      for (const int64_t segment_bytes : {8, 1000, 64 << 10}) {
+        CheckAlltoall(transport, bytes, segment_bytes);
+      }
+    });
+  }
+}
+
 TEST_P(RingTest, BroadcastFromEveryRoot) {
   OnRanks(size(), [](Transport& transport) {
     for (int root = 0; root < transport.size(); ++root) {

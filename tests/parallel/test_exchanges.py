@@ -174,6 +174,107 @@ def test_other_reductions_have_no_gradient(size):
         tape.gradient(y, x)
 
 
+def split_of(sender, receiver):
+    """How many rows a rank has for another; some have none."""
+    return (sender + 2 * receiver) % 4
+
+
+def exchanged(rank, size, dtype=tf.float32):
+    """A rank's rows, their splits, and what it must get."""
+    parts = [
+        [
+            values_of(s * size + r, (split_of(s, r), 3), dtype)
+            for r in range(size)
+        ]
+        for s in range(size)
+    ]
+    splits = [split_of(rank, r) for r in range(size)]
+    received = [split_of(s, rank) for s in range(size)]
+    rows = np.concatenate(parts[rank])
+    return rows, splits, np.concatenate([p[rank] for p in parts]), received
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_alltoall_of_every_dtype(dtype, mode, rank, size):
+    rows, splits, expected, expected_splits = exchanged(rank, size, dtype)
+    exchange = each_mode(mode, tfring.alltoall)
+    result, received = exchange(tf.constant(rows), tf.constant(splits))
+    np.testing.assert_array_equal(result, expected)
+    assert received.dtype == tf.int32
+    np.testing.assert_array_equal(received, expected_splits)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 50_000])
+def test_alltoall_is_even_by_default(rows, mode, rank, size):
+    exchange = each_mode(mode, tfring.alltoall)
+    whole = np.arange(rows * size * 2).reshape(-1, 2) * (rank + 1)
+    result = exchange(tf.constant(whole))
+    expected = [
+        np.arange(rows * size * 2).reshape(-1, 2)[rank * rows :][:rows]
+        * (r + 1)
+        for r in range(size)
+    ]
+    np.testing.assert_array_equal(result, np.concatenate(expected))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_of_alltoall(mode, rank, size):
+    def gradient(x, splits):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y, _ = tfring.alltoall(x, splits)
+            loss = tf.reduce_sum(y**2) * (rank + 1.0)
+        return tape.gradient(loss, x)
+
+    rows, splits, _, _ = exchanged(rank, size, tf.float64)
+    result = each_mode(mode, gradient)(tf.constant(rows), tf.constant(splits))
+    factors = np.repeat(np.arange(1.0, size + 1), splits)[:, np.newaxis]
+    np.testing.assert_allclose(result, 2 * rows * factors)
+
+
+def test_alltoall_with_splits_known_only_at_run_time(rank, size):
+    @tf.function(
+        input_signature=[tf.TensorSpec(None), tf.TensorSpec(None, tf.int64)]
+    )
+    def exchange(tensor, splits):
+        return tfring.alltoall(tensor, splits, name="late")
+
+    if rank == 0:
+        for tensor, splits in [
+            (1.0, [1] * size),
+            ([1.0] * size, [1] * (size + 1)),
+            ([1.0] * size, [2] * size),
+            ([1.0] * size, [-1] + [2] * (size - 1)),
+        ]:
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="alltoall"
+            ):
+                exchange(tf.constant(tensor), tf.constant(splits, tf.int64))
+    result, _ = exchange(
+        tf.fill([size], float(rank)), tf.ones([size], tf.int64)
+    )
+    np.testing.assert_array_equal(result, np.arange(size))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_alltoalls_that_disagree(mode, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+
+    def call():
+        return tfring.alltoall(
+            tf.ones([size, 2 if rank == 1 else 3]), name="odd"
+        )
+
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="shapes differ"
+    ):
+        each_mode(mode, call)()
+    assert tfring.alltoall(tf.ones([size]), name="odd").shape == [size]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_rank_passes_a_barrier_before_the_last_has_come(mode, rank, size):
     @functools.partial(each_mode, mode)
@@ -241,12 +342,27 @@ def test_reducescatters_that_disagree(mode, rank, size):
     np.testing.assert_array_equal(result, [size])
 
 
+def split_badly(first):
+    """One row, and splits that are not those of one row."""
+    return tfring.alltoall([1.0], [first] + [0] * (tfring.size() - 1))
+
+
+def test_rows_that_cannot_be_split_evenly(rank, size):
+    if size == 1:
+        pytest.skip("one rank takes any number of rows")
+    if rank == 0:
+        with pytest.raises(ValueError, match="evenly"):
+            tfring.alltoall(tf.ones([size + 1]))
+
+
 def test_xla_is_refused():
     compiled = tf.function(tfring.reducescatter, jit_compile=True)
     with pytest.raises(NotImplementedError, match="jit_compile"):
         compiled(tf.ones([4]))
     with pytest.raises(NotImplementedError, match="jit_compile"):
         tf.function(tfring.barrier, jit_compile=True)()
+    with pytest.raises(NotImplementedError, match="jit_compile"):
+        tf.function(tfring.alltoall, jit_compile=True)(tf.ones([tfring.size()]))
 
 
 @pytest.mark.parametrize(
@@ -257,6 +373,12 @@ def test_xla_is_refused():
         (TypeError, "string", lambda: tfring.reducescatter(["a"])),
         (ValueError, "bool", lambda: tfring.reducescatter([True])),
         (TypeError, "name", lambda: tfring.barrier(name="")),
+        (ValueError, "scalar", lambda: tfring.alltoall(1.0)),
+        (TypeError, "string", lambda: tfring.alltoall(["a"])),
+        (TypeError, "integers", lambda: tfring.alltoall([1.0], [1.0])),
+        (ValueError, "shape", lambda: tfring.alltoall([1.0], [[1]])),
+        (ValueError, "1 in all", lambda: split_badly(2)),
+        (ValueError, "negative", lambda: split_badly(-1)),
         (
             TypeError,
             "factor",

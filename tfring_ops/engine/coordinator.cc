@@ -79,6 +79,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
       waiting.first_dims.resize(request.tensors.size(),
                                 std::vector<int64_t>(size_));
     }
+    if (request.kind == CollectiveKind::kAlltoall) waiting.splits.resize(size_);
   }
   std::string difference =
       DescribeDifference(waiting.request, waiting.first_rank, request, rank);
@@ -88,6 +89,9 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   } else {
     for (size_t i = 0; i < waiting.first_dims.size(); ++i) {
       waiting.first_dims[i][rank] = request.tensors[i].dims[0];
+    }
+    if (!waiting.splits.empty()) {
+      waiting.splits[rank] = std::move(request.splits);
     }
   }
   waiting.submitted[rank] = true;
@@ -167,6 +171,7 @@ Verdict Coordinator::TakeVerdict() {
     Verdict::Bucket& bucket = verdict.buckets.back();
     bucket.names.push_back(ready.request.name);
     bucket.first_dims = std::move(ready.first_dims);
+    bucket.splits = std::move(ready.splits);
     bucket_bytes += bytes;
     previous = &ready.request;
   }

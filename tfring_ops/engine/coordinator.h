@@ -56,6 +56,8 @@ class Coordinator {
     bool reported = false;
     // Allgather: by tensor and rank.
     std::vector<std::vector<int64_t>> first_dims;
+    // Alltoall: by rank.
+    std::vector<std::vector<int64_t>> splits;
     // How other ranks' requests differ from `request`; empty if they do not.
     std::string difference;
     std::vector<int32_t> differing_ranks;
@@ -84,8 +86,8 @@ class Coordinator {
 
 // What is wrong between two ranks' requests of one name: "shapes differ. Rank
 // 0 sent float32 (784, 128); rank 2 sent float32 (784, 64)".  Empty if they
-// agree.  The first dimensions of an allgather may differ, and so may the
-// numbers in names: "dense_1/kernel" and "dense/kernel".
+// agree.  The first dimensions of an allgather or an alltoall may differ, and
+// so may the numbers in names: "dense_1/kernel" and "dense/kernel".
 std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
                                const CollectiveRequest& b, int rank_b);
 

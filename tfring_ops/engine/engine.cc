@@ -230,6 +230,9 @@ class RingEngine final : public Engine {
       case CollectiveKind::kReduceScatter:
         TFRING_RETURN_IF_ERROR(executor_.ReduceScatter(*entries[0]));
         break;
+      case CollectiveKind::kAlltoall:
+        TFRING_RETURN_IF_ERROR(executor_.Alltoall(*entries[0], bucket.splits));
+        break;
       case CollectiveKind::kBarrier:
         break;  // That all ranks have agreed on it is all there is to it.
     }

@@ -1,9 +1,12 @@
 #include "tfring_ops/engine/executor.h"
 
+#include <numeric>
+
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/fusion.h"
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
+#include "tfring_ops/ring/alltoall.h"
 #include "tfring_ops/ring/broadcast.h"
 #include "tfring_ops/ring/reduce_scatter.h"
 
@@ -152,6 +155,38 @@ absl::Status Executor::ReduceScatter(TensorEntry& entry) {
   // Nothing limits these tensors as the threshold limits an allreduce's packs.
   if (static_cast<int64_t>(fusion_buffer_.size()) > fusion_threshold_bytes_) {
     std::vector<std::byte>().swap(fusion_buffer_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::Alltoall(TensorEntry& entry,
+                                absl::Span<const std::vector<int64_t>> splits) {
+  const CollectiveRequest& request = entry.request;
+  const int rank = ring_.transport.rank();
+  std::vector<int64_t> received_splits;
+  for (const std::vector<int64_t>& of_rank : splits) {
+    received_splits.push_back(of_rank[rank]);
+  }
+  entry.on_received_splits(received_splits);
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    TensorInfo rows = request.tensors[i];
+    const auto bytes_of = [&](const std::vector<int64_t>& rows_of_rank) {
+      std::vector<int64_t> bytes;
+      for (const int64_t count : rows_of_rank) {
+        rows.dims[0] = count;
+        bytes.push_back(SizeInBytes(request.dtype, rows));
+      }
+      return bytes;
+    };
+    const std::vector<int64_t> sent_bytes = bytes_of(splits[rank]);
+    const std::vector<int64_t> received_bytes = bytes_of(received_splits);
+    rows.dims[0] = std::accumulate(received_splits.begin(),
+                                   received_splits.end(), int64_t{0});
+    TFRING_ASSIGN_OR_RETURN(
+        void* const output,
+        entry.allocate_output(static_cast<int>(i), rows.dims));
+    TFRING_RETURN_IF_ERROR(RingAlltoall(ring_, entry.buffers[i].input, output,
+                                        sent_bytes, received_bytes));
   }
   return absl::OkStatus();
 }

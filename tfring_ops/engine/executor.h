@@ -36,6 +36,10 @@ class Executor {
 
   absl::Status ReduceScatter(TensorEntry& entry);
 
+  // `splits[r]` are those of rank r.
+  absl::Status Alltoall(TensorEntry& entry,
+                        absl::Span<const std::vector<int64_t>> splits);
+
  private:
   // A tensor of the entries, wherever it lies.
   struct Piece {

@@ -36,10 +36,12 @@ class Writer {
     Put(request.prescale_factor);
     Put(request.postscale_factor);
     Put(request.tensors);
+    Put(request.splits);
   }
   void Put(const Verdict::Bucket& bucket) {
     Put(bucket.names);
     Put(bucket.first_dims);
+    Put(bucket.splits);
   }
   void Put(const Verdict::Failure& failure) {
     Put(failure.ranks);
@@ -102,10 +104,12 @@ class Reader {
     Get(request.prescale_factor);
     Get(request.postscale_factor);
     Get(request.tensors);
+    Get(request.splits);
   }
   void Get(Verdict::Bucket& bucket) {
     Get(bucket.names);
     Get(bucket.first_dims);
+    Get(bucket.splits);
   }
   void Get(Verdict::Failure& failure) {
     Get(failure.ranks);

@@ -29,6 +29,8 @@ struct Verdict {
     std::vector<std::string> names;
     // Allgather alone: the first dimension of each tensor on each rank.
     std::vector<std::vector<int64_t>> first_dims;
+    // Alltoall alone: the splits of each rank.
+    std::vector<std::vector<int64_t>> splits;
   };
   struct Failure {
     std::vector<int32_t> ranks;

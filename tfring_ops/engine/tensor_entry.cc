@@ -16,6 +16,8 @@ const char* Name(CollectiveKind kind) {
       return "reducescatter";
     case CollectiveKind::kBarrier:
       return "barrier";
+    case CollectiveKind::kAlltoall:
+      return "alltoall";
   }
   return "unknown collective";
 }

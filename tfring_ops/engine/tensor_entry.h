@@ -20,6 +20,7 @@ enum class CollectiveKind : uint8_t {
   kBroadcast,
   kReduceScatter,
   kBarrier,
+  kAlltoall,
 };
 
 const char* Name(CollectiveKind kind);
@@ -51,20 +52,25 @@ struct CollectiveRequest {
   double prescale_factor = 1.0;
   double postscale_factor = 1.0;
   std::vector<TensorInfo> tensors;  // at least one; for a barrier none
+  // Alltoall alone: how many of its rows go to each rank, which are all rows.
+  std::vector<int64_t> splits;
 };
 
 struct TensorEntry {
   struct Buffer {
     const void* input = nullptr;
     // May be `input`.  For reducescatter this rank's rows alone; unused for
-    // allgather.
+    // allgather and alltoall.
     void* output = nullptr;
   };
 
   CollectiveRequest request;
   // One for each of request.tensors.  Alive until `done`.
   std::vector<Buffer> buffers;
-  // Allgather alone, on the engine's thread, before `done`: returns memory for
+  // Alltoall alone, on the engine's thread, before allocate_output: how many
+  // rows come from each rank.
+  std::function<void(const std::vector<int64_t>& splits)> on_received_splits;
+  // Allgather and alltoall, on the engine's thread, before `done`: memory for
   // the output of tensor `index`, whose first dimension is known only now.
   std::function<absl::StatusOr<void*>(int index,
                                       const std::vector<int64_t>& dims)>

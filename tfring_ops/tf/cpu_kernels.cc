@@ -1,11 +1,14 @@
 // The ops on the CPU.  Conversion only: tensors to a TensorEntry and back.
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -88,6 +91,26 @@ class InPlaceStartOp : public StartOp {
   }
 };
 
+// The engine allocates the outputs, into tensors->gathered.
+void AllocateWhenKnown(OpKernelContext* context, TensorEntry& entry,
+                       const std::shared_ptr<EntryTensors>& tensors) {
+  // The device and its allocator outlive every step.
+  entry.allocate_output =
+      [tensors, kind = entry.request.kind, dtype = context->input_dtype(0),
+       allocator = context->get_allocator(AllocatorAttributes())](
+          int index,
+          const std::vector<int64_t>& dims) -> absl::StatusOr<void*> {
+    Tensor output(allocator, dtype, TensorShape(dims));
+    if (!output.IsInitialized()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(Name(kind), ": no memory for an output of shape ",
+                       output.shape().DebugString(), "."));
+    }
+    tensors->gathered[index] = output;
+    return output.data();
+  };
+}
+
 class AllgatherStartOp : public StartOp {
  public:
   explicit AllgatherStartOp(OpKernelConstruction* context)
@@ -106,21 +129,7 @@ class AllgatherStartOp : public StartOp {
       entry.buffers.push_back({input.data(), nullptr});
     }
     tensors->gathered.resize(count());
-    // The device and its allocator outlive every step.
-    entry.allocate_output =
-        [tensors, dtype = context->input_dtype(0),
-         allocator = context->get_allocator(AllocatorAttributes())](
-            int index,
-            const std::vector<int64_t>& dims) -> absl::StatusOr<void*> {
-      Tensor output(allocator, dtype, TensorShape(dims));
-      if (!output.IsInitialized()) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("allgather: no memory for an output of shape ",
-                         output.shape().DebugString(), "."));
-      }
-      tensors->gathered[index] = output;
-      return output.data();
-    };
+    AllocateWhenKnown(context, entry, tensors);
     Start(context, /*index=*/0, std::move(entry), tensors);
   }
 };
@@ -154,6 +163,77 @@ class ReducescatterStartOp : public StartOp {
       entry.buffers.push_back({input.data(), output->data()});
     }
     Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
+  }
+};
+
+class AlltoallStartOp : public StartOp {
+ public:
+  explicit AlltoallStartOp(OpKernelConstruction* context)
+      : StartOp(context, CollectiveKind::kAlltoall) {}
+
+  void Compute(OpKernelContext* context) override {
+    const std::shared_ptr<Engine> engine = GlobalEngine();
+    OP_REQUIRES(context, engine != nullptr,
+                absl::FailedPreconditionError(
+                    "tfring is not initialized. Call tfring.init() first."));
+    TensorEntry entry = NewEntry(context);
+    const auto given = context->input(count() + 1).vec<int64_t>();
+    entry.request.splits.assign(given.data(), given.data() + given.size());
+    auto tensors = std::make_shared<EntryTensors>();
+    for (int i = 0; i < count(); ++i) {
+      const Tensor& input = context->input(i);
+      OP_REQUIRES_OK(context, CheckSplits(entry.request, i, engine->size()));
+      tensors->in_use.push_back(input);
+      entry.buffers.push_back({input.data(), nullptr});
+    }
+    if (entry.request.splits.empty()) {
+      entry.request.splits.assign(
+          engine->size(), context->input(0).dim_size(0) / engine->size());
+    }
+    tensors->gathered.resize(count() + 1);
+    AllocateWhenKnown(context, entry, tensors);
+    entry.on_received_splits = [tensors](const std::vector<int64_t>& splits) {
+      Tensor received(tensorflow::DT_INT64,
+                      TensorShape({static_cast<int64_t>(splits.size())}));
+      std::copy(splits.begin(), splits.end(), received.vec<int64_t>().data());
+      tensors->gathered.back() = std::move(received);
+    };
+    Start(context, /*index=*/0, std::move(entry), tensors);
+  }
+
+ private:
+  static absl::Status CheckSplits(const CollectiveRequest& request, int index,
+                                  int size) {
+    const TensorInfo& tensor = request.tensors[index];
+    const std::string what = absl::StrCat("alltoall of '", tensor.name, "': ");
+    if (tensor.dims.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, "a scalar has no first dimension to split."));
+    }
+    const int64_t rows = tensor.dims[0];
+    const std::vector<int64_t>& splits = request.splits;
+    if (splits.empty()) {
+      if (rows % size == 0) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, rows, " rows cannot be split evenly between ",
+                       size, " ranks. Pass splits=."));
+    }
+    // One by one, as a sum might wrap round.
+    int64_t left = rows;
+    for (const int64_t split : splits) {
+      if (split < 0 || split > left) {
+        left = -1;
+        break;
+      }
+      left -= split;
+    }
+    if (static_cast<int>(splits.size()) == size && left == 0) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, "splits must be ", size, " numbers of rows, one for each rank, ",
+        "none negative and ", rows, " in all, as the tensor has; got [",
+        absl::StrJoin(splits, ", "), "]."));
   }
 };
 
@@ -216,13 +296,14 @@ class DoneOp : public CollectOp {
   }
 };
 
-class AllgatherDoneOp : public CollectOp {
+// Whatever AllocateWhenKnown or the start itself put there.
+class GatheredDoneOp : public CollectOp {
  public:
   using CollectOp::CollectOp;
 
  private:
   void SetOutputs(OpKernelContext* context, Outcome outcome) override {
-    for (int i = 0; i < count(); ++i) {
+    for (int i = 0; i < context->num_outputs(); ++i) {
       context->set_output(i, std::move(outcome.gathered[i]));
     }
   }
@@ -251,8 +332,12 @@ REGISTER_KERNEL_BUILDER(
     Name("TfringAllgatherStart").Device(tensorflow::DEVICE_CPU),
     AllgatherStartOp);
 REGISTER_KERNEL_BUILDER(
-    Name("TfringAllgatherDone").Device(tensorflow::DEVICE_CPU),
-    AllgatherDoneOp);
+    Name("TfringAllgatherDone").Device(tensorflow::DEVICE_CPU), GatheredDoneOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringAlltoallStart").Device(tensorflow::DEVICE_CPU),
+    AlltoallStartOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfringAlltoallDone").Device(tensorflow::DEVICE_CPU), GatheredDoneOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfringBarrierStart").Device(tensorflow::DEVICE_CPU), BarrierStartOp);
 REGISTER_KERNEL_BUILDER(

@@ -147,6 +147,49 @@ REGISTER_OP("TfringAllgatherDone")
     .SetIsStateful()
     .SetShapeFn(LikeInputsButForTheRows);
 
+// Every tensor has as many rows as `splits` have in all; each rank gets so many
+// of them.  No `splits` are equal ones.
+REGISTER_OP("TfringAlltoallStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Input("splits: int64")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("tensor_names: list(string)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      const int count = TensorCount(context);
+      ShapeHandle unused;
+      for (int i = 0; i < count; ++i) {
+        TF_RETURN_IF_ERROR(
+            context->WithRankAtLeast(context->input(i), 1, &unused));
+      }
+      TF_RETURN_IF_ERROR(
+          context->WithRank(context->input(count + 1), 1, &unused));
+      context->set_output(0, context->Scalar());
+      return absl::OkStatus();
+    });
+
+// See TfringAllgatherDone.
+REGISTER_OP("TfringAlltoallDone")
+    .Input("x: N * T")
+    .Input("handle: int64")
+    .Input("last: int64")
+    .Output("y: N * T")
+    .Output("received_splits: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      TF_RETURN_IF_ERROR(LikeInputsButForTheRows(context));
+      context->set_output(TensorCount(context),
+                          context->Vector(context->UnknownDim()));
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("TfringBarrierStart")
     .Input("prev: int64")
     .Output("handle: int64")
