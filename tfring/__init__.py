@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tfring.collectives import allreduce as allreduce
     from tfring.collectives import broadcast as broadcast
     from tfring.collectives import grouped_allreduce as grouped_allreduce
+    from tfring.compression import Compression as Compression
     from tfring.errors import NotInitializedError as NotInitializedError
     from tfring.exchanges import alltoall as alltoall
     from tfring.exchanges import barrier as barrier
@@ -86,6 +87,7 @@ _MODULE_OF = {
     "reducescatter": "exchanges",
     "alltoall": "exchanges",
     "barrier": "exchanges",
+    "Compression": "compression",
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
     "broadcast_variables": "state",

@@ -11,7 +11,6 @@ brought what; the job may go on afterwards.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +18,10 @@ import tensorflow as tf
 
 from tfring import _gradients as _gradients  # registers them
 from tfring import _runtime
+from tfring._arguments import check_reduction as _check_reduction
+from tfring._arguments import checked_tensor as _checked_tensor
+from tfring._arguments import factor as _factor
+from tfring._arguments import request_name as _request_name
 from tfring.chains import SUPPORTED_DTYPES as SUPPORTED_DTYPES
 from tfring.chains import ReduceOp as ReduceOp
 from tfring.chains import Started as Started
@@ -26,6 +29,8 @@ from tfring.chains import finish as finish
 from tfring.chains import finish_allgather, start_allgather, traced_for_xla
 from tfring.chains import start_allreduce as start_allreduce
 from tfring.chains import start_broadcast as start_broadcast
+from tfring.compression import Compression
+from tfring.compression import checked as _checked_compression
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum
@@ -40,12 +45,13 @@ def allreduce(
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Compression = Compression.none,
     name: str | None = None,
 ) -> Any:
     """Reduces a tensor over all ranks; every rank gets the same bits.
 
     Collective: every rank must call it, with the same dtype, shape, `op`,
-    factors and `name`.
+    factors, `compression` and `name`.
 
     `tf.IndexedSlices` are gathered, not added up: the result has the slices of
     every rank. Under `jit_compile=True` they are made dense.
@@ -58,6 +64,8 @@ def allreduce(
             integers is rounded towards zero.
         prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
+        compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
+            larger floats travel, and are reduced.
         name: Identifies the call, and names the tensor in errors. By default
             it comes from the order of calls, which must then be the same on
             all ranks.
@@ -84,16 +92,19 @@ def allreduce(
     """
     prescale_factor = _factor("allreduce", prescale_factor)
     postscale_factor = _factor("allreduce", postscale_factor)
+    compression = _compression("allreduce", compression)
     if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
         return _allreduce_slices(
             tensor,
             op=op,
             factor=prescale_factor * postscale_factor,
+            compression=compression,
             name=name,
         )
     tensor = _checked_tensor("allreduce", tensor)
     _check_reduction("allreduce", op, tensor.dtype)
     name = _request_name("allreduce", name)
+    tensor, dtype = compression.compress(tensor)
     buffers, started = start_allreduce(
         [tensor],
         request_name=name,
@@ -104,7 +115,7 @@ def allreduce(
         postscale_factor=postscale_factor,
     )
     [result] = finish(buffers, started)
-    return result
+    return compression.decompress(result, dtype)
 
 
 def grouped_allreduce(
@@ -113,6 +124,7 @@ def grouped_allreduce(
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Compression = Compression.none,
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """Reduces several tensors over all ranks, those of one dtype together.
@@ -120,7 +132,7 @@ def grouped_allreduce(
     Faster than as many calls of `allreduce`.
 
     Collective: every rank must call it, with the same number of tensors and
-    the same dtypes, shapes, `op`, factors and `name`.
+    the same dtypes, shapes, `op`, factors, `compression` and `name`.
 
     Args:
         tensors: As for `allreduce`; dtypes may be mixed. `tf.IndexedSlices` are
@@ -128,6 +140,7 @@ def grouped_allreduce(
         op: As for `allreduce`.
         prescale_factor: As for `allreduce`.
         postscale_factor: As for `allreduce`.
+        compression: As for `allreduce`.
         name: As for `allreduce`.
 
     Returns:
@@ -160,10 +173,13 @@ def grouped_allreduce(
         raise ValueError("grouped_allreduce: the list of tensors is empty.")
     prescale_factor = _factor("grouped_allreduce", prescale_factor)
     postscale_factor = _factor("grouped_allreduce", postscale_factor)
+    compression = _compression("grouped_allreduce", compression)
+    dtypes = [tensor.dtype for tensor in tensors]
     positions: dict[tf.DType, list[int]] = {}
     for position, tensor in enumerate(tensors):
         _check_reduction("grouped_allreduce", op, tensor.dtype)
-        positions.setdefault(tensor.dtype, []).append(position)
+        tensors[position], _ = compression.compress(tensor)
+        positions.setdefault(tensors[position].dtype, []).append(position)
 
     name = _request_name("allreduce", name)
     request_name = name
@@ -187,7 +203,7 @@ def grouped_allreduce(
         for position, result in zip(
             of_dtype, finish(buffers, started), strict=True
         ):
-            tensors[position] = result
+            tensors[position] = compression.decompress(result, dtypes[position])
     return tensors
 
 
@@ -292,7 +308,12 @@ def broadcast(
 
 
 def _allreduce_slices(
-    slices: tf.IndexedSlices, *, op: ReduceOp, factor: float, name: str | None
+    slices: tf.IndexedSlices,
+    *,
+    op: ReduceOp,
+    factor: float,
+    compression: Compression,
+    name: str | None,
 ) -> tf.IndexedSlices:
     values = _checked_tensor("allreduce", slices.values)
     indices = _checked_tensor("allreduce", slices.indices)
@@ -303,6 +324,7 @@ def _allreduce_slices(
             f"got {op.name}. Pass tf.convert_to_tensor(slices)."
         )
     name = _request_name("allreduce", name)
+    values, dtype = compression.compress(values)
     indices_name = f"{name}/indices" if name else ""
     values_started = start_allgather(
         [values],
@@ -321,6 +343,7 @@ def _allreduce_slices(
     [all_indices] = finish_allgather(
         [indices], indices_started, request_name=indices_name
     )
+    all_values = compression.decompress(all_values, dtype)
     if op is Average:
         factor /= _runtime.size()
     return tf.IndexedSlices(
@@ -339,53 +362,7 @@ def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     )
 
 
-def _checked_tensor(function: str, value: Any) -> tf.Tensor:
-    _runtime.size()  # raises before init
-    tensor = tf.convert_to_tensor(value)
-    if tensor.dtype not in SUPPORTED_DTYPES:
-        raise TypeError(
-            f"{function}: tensors of dtype {tensor.dtype.name} are not "
-            "supported, only floating-point numbers, integers and bool."
-        )
-    return tensor
-
-
-def _check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
-    if not isinstance(op, ReduceOp):
-        raise TypeError(
-            f"{function}: op must be one of tfring.Average, Sum, Min, Max and "
-            f"Product, got {op!r}."
-        )
-    if op is Average and dtype == tf.bool:
-        raise ValueError(
-            f"{function}: bool has no average. Use op=tfring.Max for 'any', "
-            "op=tfring.Min for 'all'."
-        )
-
-
-def _factor(function: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"{function}: scale factors must be Python numbers, got {value!r} "
-            f"of type {type(value).__name__}. Multiply the tensor instead."
-        )
-    return float(value)
-
-
-def _request_name(kind: str, name: str | None) -> str:
-    # After all other checks: a rank whose call raises has not counted it, or
-    # from then on its names would be other than those of the other ranks.
-    if name is not None:
-        if not isinstance(name, str) or not name:
-            raise TypeError(
-                f"{kind}: name must be a string that is not empty, got "
-                f"{name!r}."
-            )
-        return name
-    if tf.executing_eagerly():
-        # Named by the engine, as it comes: for every new name here TensorFlow
-        # would make a new kernel, and keep it.
-        return ""
-    # By the position in this graph, so that every trace of a function gives
-    # the same names, however often a rank traces it.
-    return str(tf.compat.v1.get_default_graph().unique_name(kind))
+def _compression(function: str, compression: Any) -> Compression:
+    compression = _checked_compression(function, compression)
+    # One rank sends nothing, and keeps all its bits.
+    return Compression.none if _runtime.size() == 1 else compression

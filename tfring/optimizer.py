@@ -18,13 +18,14 @@ LossScaleOptimizer of Keras's own around ours; hence the patch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tfring import _runtime
+from tfring.compression import Compression, checked
 from tfring.reducer import reduce_gradients
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ else:
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
-    optimizer: keras.optimizers.Optimizer, *, sparse_as_dense: bool = False
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    sparse_as_dense: bool = False,
+    compression: Compression = Compression.none,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
@@ -59,6 +63,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             Must agree across ranks. Under `jit_compile` they always are. What
             is dense is clipped by its true norm; of `tf.IndexedSlices` Keras
             counts repeated rows one by one.
+        compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
+            larger floats travel, and are added. Must agree across ranks.
 
     Returns:
         `optimizer` itself. What is saved from it loads in plain Keras, and must
@@ -66,7 +72,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
 
     Raises:
         NotInitializedError: `tfring.init()` has not been called.
-        TypeError: `optimizer` is not a Keras 3 optimizer.
+        TypeError: `optimizer` is not a Keras 3 optimizer, or another argument
+            is of a wrong type.
         ValueError: `optimizer` is wrapped already, or Keras does not run on
             TensorFlow.
 
@@ -102,14 +109,18 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             "DistributedOptimizer changes the optimizer that it is given. "
             "Wrap an optimizer once."
         )
-    return _distribute(optimizer, sparse_as_dense)
+    options = {
+        "sparse_as_dense": sparse_as_dense,
+        "compression": checked("DistributedOptimizer", compression),
+    }
+    return _distribute(optimizer, options)
 
 
-def _distribute(optimizer: Any, sparse_as_dense: bool) -> Any:
+def _distribute(optimizer: Any, options: dict[str, Any]) -> Any:
     _teach_loss_scale_optimizer()
     base: Any = type(optimizer)
     optimizer.__class__ = _distributed_class(base)
-    optimizer._tfring_sparse_as_dense = sparse_as_dense
+    optimizer._tfring_options = options
     return optimizer
 
 
@@ -117,7 +128,7 @@ class _Distributed(_Optimizer):
     """Stands before a Keras optimizer's class; see Note [One class]."""
 
     # Not constructor arguments, so that configurations remain Keras's own.
-    _tfring_sparse_as_dense = False
+    _tfring_options: Mapping[str, Any] = {}  # of reduce_gradients
     _tfring_paused = False
     # Set for each class: whether `_clip_gradients` is certain to be called.
     _tfring_follows_keras = False
@@ -146,7 +157,7 @@ class _Distributed(_Optimizer):
         # self. A copy that no longer averages would train without a word.
         _, (saved,) = super().__reduce__()
         base = type(self).__mro__[2]
-        return _restore, (base, saved, self._tfring_sparse_as_dense)
+        return _restore, (base, saved, dict(self._tfring_options))
 
     def _averages_accumulated(self) -> bool:
         return bool(
@@ -170,13 +181,11 @@ class _Distributed(_Optimizer):
                     "quantization), of which there is no average over ranks. "
                     "Train in bfloat16 or float16 instead."
                 )
-        return reduce_gradients(
-            grads, variables, sparse_as_dense=self._tfring_sparse_as_dense
-        )
+        return reduce_gradients(grads, variables, **self._tfring_options)
 
 
-def _restore(base: Any, saved: Any, sparse_as_dense: bool) -> Any:
-    return _distribute(base._unpickle_model(saved), sparse_as_dense)
+def _restore(base: Any, saved: Any, options: dict[str, Any]) -> Any:
+    return _distribute(base._unpickle_model(saved), options)
 
 
 @functools.cache

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfring import _runtime, chains, collectives
 from tfring.buckets import cut_into_buckets
+from tfring.compression import Compression
 
 # Small, so that the wire has work soon after backpropagation has begun.
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -37,6 +38,7 @@ def reduce_gradients(
     variables: Sequence[Any],
     *,
     sparse_as_dense: bool = False,
+    compression: Compression = Compression.none,
 ) -> list[_Gradient]:
     """Averages each gradient over the ranks.
 
@@ -51,6 +53,7 @@ def reduce_gradients(
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense and summed
             up, instead of gathered from all ranks. Under XLA, whose shapes are
             static, they always are.
+        compression: In which dtype larger floats travel, and are added.
 
     Returns:
         The averages. `None` stays `None`, and what is not made dense stays
@@ -65,13 +68,15 @@ def reduce_gradients(
     names = [_name(v, i) for i, v in enumerate(variables)]
     order = _backward_order(result)
     make_dense = sparse_as_dense or chains.traced_for_xla()
+    dtypes: dict[int, tf.DType] = {}
     dense: list[int] = []
     sparse: list[int] = []
     for i in order:
         if isinstance(result[i], tf.IndexedSlices) and not make_dense:
             sparse.append(i)
         else:
-            result[i] = _dense(result[i], variables[i], names[i])
+            tensor = _dense(result[i], variables[i], names[i])
+            result[i], dtypes[i] = compression.compress(tensor)
             dense.append(i)
 
     limit_bytes = _runtime.fusion_threshold_bytes()
@@ -98,12 +103,15 @@ def reduce_gradients(
         started.append((indices, buffers, previous))
     for i in sparse:
         result[i] = collectives.allreduce(
-            result[i], op=chains.ReduceOp.Average, name=next(request_names)
+            result[i],
+            op=chains.ReduceOp.Average,
+            compression=compression,
+            name=next(request_names),
         )
     for indices, buffers, start in started:
         reduced = chains.finish(buffers, start)
         for i, tensor in zip(indices, reduced, strict=True):
-            result[i] = tensor
+            result[i] = compression.decompress(tensor, dtypes[i])
     return result
 
 

@@ -6,11 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfring.compression import Compression, checked
 from tfring.reducer import reduce_gradients
 
 
 def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
-    gradtape: tf.GradientTape, *, sparse_as_dense: bool = False
+    gradtape: tf.GradientTape,
+    *,
+    sparse_as_dense: bool = False,
+    compression: Compression = Compression.none,
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
 
@@ -27,12 +31,14 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         sparse_as_dense: Whether gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Must agree across ranks. Under `jit_compile` they
             always are.
+        compression: As for `tfring.DistributedOptimizer`.
 
     Returns:
         An object that does all that `gradtape` does.
 
     Raises:
-        TypeError: `gradtape` is not a `tf.GradientTape`.
+        TypeError: `gradtape` is not a `tf.GradientTape`, or another argument
+            is of a wrong type.
         ValueError: `gradtape` is wrapped already.
 
     Example:
@@ -57,16 +63,20 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
             "DistributedGradientTape wraps an instance of tf.GradientTape, "
             f"got {gradtape!r} of type {type(gradtape).__name__}."
         )
-    return _DistributedGradientTape(gradtape, sparse_as_dense)
+    options = {
+        "sparse_as_dense": sparse_as_dense,
+        "compression": checked("DistributedGradientTape", compression),
+    }
+    return _DistributedGradientTape(gradtape, options)
 
 
 class _DistributedGradientTape:
     # Not a subclass: tf.GradientTape.jacobian calls self.gradient in a
     # vectorised loop, where nothing may be reduced.
 
-    def __init__(self, tape: tf.GradientTape, sparse_as_dense: bool) -> None:
+    def __init__(self, tape: tf.GradientTape, options: dict[str, Any]) -> None:
         self._tape = tape
-        self._sparse_as_dense = sparse_as_dense
+        self._options = options  # of reduce_gradients
 
     def __enter__(self) -> _DistributedGradientTape:
         self._tape.__enter__()
@@ -92,6 +102,6 @@ class _DistributedGradientTape:
         averages = reduce_gradients(
             tf.nest.flatten(gradients),
             tf.nest.flatten(sources),
-            sparse_as_dense=self._sparse_as_dense,
+            **self._options,
         )
         return tf.nest.pack_sequence_as(gradients, averages)

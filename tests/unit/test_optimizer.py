@@ -23,12 +23,12 @@ class Averages:
     def __init__(self):
         self.count = 0
         self.factor = 1.0
-        self.sparse_as_dense = None
+        self.options = None
 
-    def __call__(self, gradients, variables, *, sparse_as_dense):
+    def __call__(self, gradients, variables, **options):
         assert len(gradients) == len(variables)
         self.count += 1
-        self.sparse_as_dense = sparse_as_dense
+        self.options = options
         return [g if g is None else g * self.factor for g in gradients]
 
 
@@ -145,12 +145,21 @@ def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):
     assert variable.numpy()[0] == -20.0
 
 
-def test_sparse_as_dense_is_handed_on(averages):
-    sgd = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(), sparse_as_dense=True
-    )
+OPTIONS = {
+    "sparse_as_dense": True,
+    "compression": tfring.Compression.bf16,
+}
+
+
+def test_options_are_handed_on(averages):
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(), **OPTIONS)
     sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
-    assert averages.sparse_as_dense is True
+    assert averages.options == OPTIONS
+
+
+def test_refuses_another_compression():
+    with pytest.raises(TypeError, match=r"Compression\.none, fp16 and bf16"):
+        tfring.DistributedOptimizer(keras.optimizers.SGD(), compression="fp16")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -259,15 +268,13 @@ def test_saved_model_loads_as_plain_keras_with_state(make, tmp_path):
     [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))],
 )
 def test_copies_average_too(averages, duplicate):
-    adam = tfring.DistributedOptimizer(
-        keras.optimizers.Adam(0.25), sparse_as_dense=True
-    )
+    adam = tfring.DistributedOptimizer(keras.optimizers.Adam(0.25), **OPTIONS)
     same = duplicate(adam)
     assert same is not adam
     assert same.get_config() == adam.get_config()
     same.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     assert averages.count == 1
-    assert averages.sparse_as_dense
+    assert averages.options == OPTIONS
 
 
 def test_from_config_gives_a_distributed_optimizer():

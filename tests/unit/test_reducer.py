@@ -23,7 +23,7 @@ class Recorder:
         self.events.append("done")
         return list(buffers)
 
-    def allreduce(self, tensor, *, op, name):
+    def allreduce(self, tensor, **_):
         self.events.append("sparse" if is_sparse(tensor) else "dense")
         return tensor
 

@@ -1,0 +1,233 @@
+"""Compression on the wire: its error, in every way in which it is used."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mpi4py import MPI
+
+import tfring
+from tfring import Compression, chains
+
+MODES = {
+    "eager": lambda function: function,
+    "graph": tf.function,
+    "xla": lambda function: tf.function(function, jit_compile=True),
+}
+WIRES = {Compression.fp16: tf.float16, Compression.bf16: tf.bfloat16}
+# Half the distance from 1 to the next number.
+UNIT_ROUNDOFF = {Compression.fp16: 2.0**-11, Compression.bf16: 2.0**-8}
+# The same among the numbers too small for the full precision.
+SMALLEST_STEP = {Compression.fp16: 2.0**-25, Compression.bf16: 2.0**-134}
+
+
+@pytest.fixture(params=list(MODES))
+def mode(request):
+    return MODES[request.param]
+
+
+@pytest.fixture(params=list(WIRES), ids=lambda c: c.name)
+def compression(request):
+    return request.param
+
+
+@pytest.fixture
+def wires(monkeypatch):
+    """The dtypes of what has been sent."""
+    wires = []
+    start_allreduce = chains.start_allreduce
+
+    def recording(tensors, **arguments):
+        wires.append(tensors[0].dtype)
+        return start_allreduce(tensors, **arguments)
+
+    monkeypatch.setattr(chains, "start_allreduce", recording)
+    monkeypatch.setattr(tfring.collectives, "start_allreduce", recording)
+    return wires
+
+
+def values_of(rank, dtype=np.float64, count=10_007):
+    """Of very different sizes, and of both signs, so that sums cancel."""
+    generator = np.random.default_rng([7, rank])
+    sizes = 2.0 ** generator.integers(-20, 8, count)
+    return (generator.normal(size=count) * sizes).astype(dtype)
+
+
+def check(result, arrays, op, compression):
+    """Holds a result against float64, by the bound that Compression states."""
+    stacked = np.stack(arrays).astype(np.float64)
+    exact, magnitude = stacked.sum(axis=0), np.abs(stacked).sum(axis=0)
+    if op is tfring.Average:
+        exact, magnitude = exact / len(arrays), magnitude / len(arrays)
+    roundings = len(arrays) + 1
+    unit = UNIT_ROUNDOFF[compression]
+    # The first order, and what the higher ones can add to it.
+    bound = roundings * unit * (1 + roundings * unit) * magnitude
+    bound += roundings * SMALLEST_STEP[compression]
+    error = np.abs(np.asarray(result, np.float64) - exact)
+    assert np.all(error <= bound), np.max(error / bound)
+    if len(arrays) > 1:
+        # It has been rounded, or the bound would say nothing.
+        assert np.max(error / magnitude) > unit / 8
+    everywhere = MPI.COMM_WORLD.allgather(np.asarray(result).tobytes())
+    assert len(set(everywhere)) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("op", [tfring.Average, tfring.Sum])
+def test_error_of_allreduce(op, dtype, compression, mode, rank, size, wires):
+    @mode
+    def reduce(x):
+        return tfring.allreduce(x, op=op, compression=compression)
+
+    result = reduce(tf.constant(values_of(rank, dtype)))
+    assert result.dtype == dtype
+    arrays = [values_of(r, dtype) for r in range(size)]
+    if size == 1:
+        np.testing.assert_array_equal(result, arrays[0])
+        return
+    assert wires == [WIRES[compression]]
+    check(result, arrays, op, compression)
+
+
+def test_group_of_many_dtypes(compression, mode, rank, size, wires):
+    dtypes = [tf.float64, tf.int32, tf.float32, tf.bool, tf.int64, tf.float16]
+
+    @mode
+    def reduce(tensors):
+        return tfring.grouped_allreduce(
+            tensors, op=tfring.Sum, compression=compression
+        )
+
+    # What an int64 holds, and no float: it must not be cast.
+    large = 2**53 + 1
+    results = reduce(
+        [
+            tf.cast(large if dtype == tf.int64 else rank + 1, dtype)
+            for dtype in dtypes
+        ]
+    )
+    total = size * (size + 1) // 2
+    expected = [total, total, total, True, large * size, total]
+    assert [result.dtype for result in results] == dtypes
+    assert [result.numpy() for result in results] == expected
+    if size > 1:
+        assert tf.float32 not in wires
+        assert tf.float64 not in wires
+        assert {tf.int32, tf.bool, tf.int64, tf.float16} <= set(wires)
+        # Those of one wire travel together.
+        assert len(wires) == len(set(wires))
+
+
+def test_indexed_slices(compression, rank, size):
+    slices = tf.IndexedSlices(
+        tf.fill([1, 2], 1 + 2.0**-20), tf.constant([rank]), tf.constant([5, 2])
+    )
+    result = tfring.allreduce(slices, op=tfring.Sum, compression=compression)
+    assert result.values.dtype == tf.float32
+    assert result.indices.numpy().tolist() == list(range(size))
+    expected = 1.0 if size > 1 else 1 + 2.0**-20
+    np.testing.assert_array_equal(result.values, np.full([size, 2], expected))
+
+
+def test_gradient(compression, mode, rank, size):
+    @mode
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tfring.allreduce(x, op=tfring.Sum, compression=compression)
+            loss = tf.reduce_sum(y) * (rank + 1.0)
+        return tape.gradient(loss, x)
+
+    result = gradient(tf.ones([3]))
+    assert result.dtype == tf.float32
+    np.testing.assert_array_equal(result, np.full(3, size * (size + 1) / 2))
+
+
+def test_optimizer(compression, mode, rank, size, wires):
+    dtypes = ("float32", "float64", "float16", "float32")
+    variables = [
+        keras.Variable(np.zeros(10_007), dtype=dtype) for dtype in dtypes
+    ]
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), compression=compression
+    )
+    sgd.build(variables)
+
+    @mode
+    def step(*gradients):
+        sgd.apply(gradients, variables)
+
+    def gradients_of(r):
+        return [values_of(r, dtype) for dtype in dtypes]
+
+    step(*(tf.constant(g) for g in gradients_of(rank)))
+    if size == 1:
+        return
+    assert set(wires) == {WIRES[compression], tf.float16}
+    for i in (0, 1, 3):
+        arrays = [-gradients_of(r)[i] for r in range(size)]
+        check(variables[i].numpy(), arrays, tfring.Average, compression)
+
+
+def test_tape(compression, mode, rank, size, wires):
+    weight = tf.Variable(np.zeros(10_007))
+
+    @mode
+    def gradient(own):
+        with tfring.DistributedGradientTape(
+            tf.GradientTape(), compression=compression
+        ) as tape:
+            loss = tf.reduce_sum(weight * own)
+        return tape.gradient(loss, weight)
+
+    result = gradient(tf.constant(values_of(rank)))
+    assert result.dtype == tf.float64
+    if size > 1:
+        assert wires == [WIRES[compression]]
+        arrays = [values_of(r) for r in range(size)]
+        check(result, arrays, tfring.Average, compression)
+
+
+@pytest.mark.parametrize("sparse_as_dense", [True, False])
+def test_tape_of_an_embedding(sparse_as_dense, compression, mode, rank, size):
+    table = tf.Variable(tf.zeros([5]))
+
+    @mode
+    def gradient():
+        with tfring.DistributedGradientTape(
+            tf.GradientTape(),
+            sparse_as_dense=sparse_as_dense,
+            compression=compression,
+        ) as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank, 4]))
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    expected = np.zeros(5)
+    expected[:size] = 1 / size
+    expected[4] += 1.0
+    tolerance = 2 * UNIT_ROUNDOFF[compression]
+    np.testing.assert_allclose(gradient(), expected, rtol=tolerance)
+
+
+def test_model_trains(compression, size):
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), compression=compression
+    )
+    model.compile(optimizer, "mse", jit_compile=True)
+    history = model.fit(
+        x,
+        y,
+        epochs=10,
+        verbose=0,
+        shuffle=False,
+        callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
+    ).history["loss"]
+    assert history[-1] < history[0] / 10
+    kernels = tfring.allgather(model.get_weights()[0][np.newaxis]).numpy()
+    assert (kernels == kernels[0]).all()

@@ -1,0 +1,61 @@
+"""What compression casts, and what it leaves alone."""
+
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import Compression, chains
+
+UNTOUCHED = sorted(
+    chains.SUPPORTED_DTYPES - {tf.float32, tf.float64}, key=lambda d: d.name
+)
+
+
+@pytest.mark.parametrize(
+    ("compression", "wire"),
+    [(Compression.fp16, tf.float16), (Compression.bf16, tf.bfloat16)],
+)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_larger_floats_are_cast_and_cast_back(compression, wire, dtype):
+    tensor = tf.constant([1.0, 1 + 2**-5, 1 + 2**-20], dtype)
+    compressed, before = compression.compress(tensor)
+    assert compressed.dtype == wire
+    again = compression.decompress(compressed, before)
+    assert again.dtype == dtype
+    assert again.numpy().tolist() == [1.0, 1 + 2**-5, 1.0]
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("dtype", UNTOUCHED, ids=lambda d: d.name)
+def test_all_others_are_left_alone(compression, dtype):
+    tensor = tf.cast(tf.constant([0, 1]), dtype)
+    compressed, before = compression.compress(tensor)
+    assert compressed is tensor
+    assert compression.decompress(compressed, before) is tensor
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_none_changes_nothing(dtype):
+    tensor = tf.constant([1.0], dtype)
+    compressed, before = Compression.none.compress(tensor)
+    assert compressed is tensor
+    assert Compression.none.decompress(compressed, before) is tensor
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_one_rank_keeps_all_its_bits(compression):
+    tfring.init()
+    tensor = tf.constant([1 + 2**-20])
+    result = tfring.allreduce(tensor, compression=compression)
+    assert result.numpy()[0] == 1 + 2**-20
+
+
+def test_another_compression_is_refused():
+    tfring.init()
+    match = r"Compression\.none, fp16 and bf16, got 'fp16'"
+    with pytest.raises(TypeError, match=f"^allreduce: .*{match}"):
+        tfring.allreduce(tf.ones([1]), compression="fp16")
+    with pytest.raises(TypeError, match=f"^grouped_allreduce: .*{match}"):
+        tfring.grouped_allreduce([tf.ones([1])], compression="fp16")
+    with pytest.raises(TypeError, match=f"^DistributedGradientTape: .*{match}"):
+        tfring.DistributedGradientTape(tf.GradientTape(), compression="fp16")
