@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfring import _runtime
-from tfring.compression import Compression, checked
+from tfring._arguments import gradient_options
+from tfring.chains import ReduceOp
+from tfring.compression import Compression
 from tfring.reducer import reduce_gradients
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     *,
     sparse_as_dense: bool = False,
     compression: Compression = Compression.none,
+    op: ReduceOp = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
@@ -65,6 +70,14 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             counts repeated rows one by one.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
             larger floats travel, and are added. Must agree across ranks.
+        op: `tfring.Average` or `tfring.Sum` of the ranks' gradients. Must agree
+            across ranks.
+        gradient_predivide_factor: Splits the division of an average: gradients
+            are divided by it before they are added, and the sum by
+            `size() / gradient_predivide_factor`. So the sum of many ranks stays
+            within the range of float16. Must agree across ranks.
+        backward_passes_per_step: 1. To accumulate the gradients of several
+            batches, give `optimizer` its `gradient_accumulation_steps`.
 
     Returns:
         `optimizer` itself. What is saved from it loads in plain Keras, and must
@@ -74,8 +87,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: `optimizer` is not a Keras 3 optimizer, or another argument
             is of a wrong type.
-        ValueError: `optimizer` is wrapped already, or Keras does not run on
-            TensorFlow.
+        ValueError: `optimizer` is wrapped already, Keras does not run on
+            TensorFlow, `op` is neither average nor sum, or there is nothing
+            for `gradient_predivide_factor` to divide.
 
     Example:
 
@@ -109,10 +123,22 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             "DistributedOptimizer changes the optimizer that it is given. "
             "Wrap an optimizer once."
         )
-    options = {
-        "sparse_as_dense": sparse_as_dense,
-        "compression": checked("DistributedOptimizer", compression),
-    }
+    if backward_passes_per_step != 1:
+        raise ValueError(
+            "DistributedOptimizer: backward_passes_per_step must be 1, got "
+            f"{backward_passes_per_step!r}. Keras 3 accumulates by itself: "
+            f"make the optimizer '{optimizer.name}' with "
+            f"gradient_accumulation_steps={backward_passes_per_step!r}. It "
+            "applies the mean of that many batches, where Horovod applied, by "
+            "default, their sum."
+        )
+    options = gradient_options(
+        "DistributedOptimizer",
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+    )
     return _distribute(optimizer, options)
 
 

@@ -1,4 +1,4 @@
-"""Averages gradients over the ranks while backpropagation still runs.
+"""Reduces gradients over the ranks while backpropagation still runs.
 
 Note [Backward order]: the gradients of the last layers are ready first. Reduced
 in that order, each travels while the ones before it in the model are still
@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfring import _runtime, chains, collectives
 from tfring.buckets import cut_into_buckets
+from tfring.chains import ReduceOp
 from tfring.compression import Compression
 
 # Small, so that the wire has work soon after backpropagation has begun.
@@ -38,9 +39,11 @@ def reduce_gradients(
     variables: Sequence[Any],
     *,
     sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.Average,
+    predivide_factor: float = 1.0,
     compression: Compression = Compression.none,
 ) -> list[_Gradient]:
-    """Averages each gradient over the ranks.
+    """Averages each gradient over the ranks, or adds it up.
 
     Collective: every rank must call it, with gradients of the same dtypes and
     shapes, in a graph or eagerly. On one rank it returns what it was given.
@@ -53,11 +56,15 @@ def reduce_gradients(
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense and summed
             up, instead of gathered from all ranks. Under XLA, whose shapes are
             static, they always are.
+        op: `Average` or `Sum`.
+        predivide_factor: What an average is divided by before the reduction
+            already, and multiplied with afterwards. `tf.IndexedSlices`, which
+            are not added up, are not.
         compression: In which dtype larger floats travel, and are added.
 
     Returns:
-        The averages. `None` stays `None`, and what is not made dense stays
-        `tf.IndexedSlices`.
+        The averages or sums. `None` stays `None`, and what is not made dense
+        stays `tf.IndexedSlices`.
 
     Raises:
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
@@ -97,14 +104,16 @@ def reduce_gradients(
             request_name=next(request_names),
             tensor_names=[names[i] for i in indices],
             previous=previous,
-            op=chains.ReduceOp.Average,
+            op=op,
+            prescale_factor=1 / predivide_factor,
+            postscale_factor=predivide_factor,
             last=number == len(buckets) - 1,
         )
         started.append((indices, buffers, previous))
     for i in sparse:
         result[i] = collectives.allreduce(
             result[i],
-            op=chains.ReduceOp.Average,
+            op=op,
             compression=compression,
             name=next(request_names),
         )

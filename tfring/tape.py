@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring.compression import Compression, checked
+from tfring._arguments import gradient_options
+from tfring.chains import ReduceOp
+from tfring.compression import Compression
 from tfring.reducer import reduce_gradients
 
 
@@ -15,6 +17,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     *,
     sparse_as_dense: bool = False,
     compression: Compression = Compression.none,
+    op: ReduceOp = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
 
@@ -32,6 +36,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
             are made dense. Must agree across ranks. Under `jit_compile` they
             always are.
         compression: As for `tfring.DistributedOptimizer`.
+        op: As for `tfring.DistributedOptimizer`.
+        gradient_predivide_factor: As for `tfring.DistributedOptimizer`.
 
     Returns:
         An object that does all that `gradtape` does.
@@ -39,7 +45,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     Raises:
         TypeError: `gradtape` is not a `tf.GradientTape`, or another argument
             is of a wrong type.
-        ValueError: `gradtape` is wrapped already.
+        ValueError: `gradtape` is wrapped already, `op` is neither average nor
+            sum, or there is nothing for `gradient_predivide_factor` to divide.
 
     Example:
 
@@ -63,10 +70,13 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
             "DistributedGradientTape wraps an instance of tf.GradientTape, "
             f"got {gradtape!r} of type {type(gradtape).__name__}."
         )
-    options = {
-        "sparse_as_dense": sparse_as_dense,
-        "compression": checked("DistributedGradientTape", compression),
-    }
+    options = gradient_options(
+        "DistributedGradientTape",
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+    )
     return _DistributedGradientTape(gradtape, options)
 
 

@@ -49,6 +49,34 @@ def test_applies_the_average(mode, rank, mean_rank):
     np.testing.assert_allclose(value, [-mean_rank, -1.0])
 
 
+def test_applies_the_sum(mode, rank, mean_rank, size):
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0), op=tfring.Sum)
+    [value] = applied(sgd, [[rank, 1.0]], mode)
+    np.testing.assert_allclose(value, [-mean_rank * size, -size])
+
+
+@pytest.mark.parametrize("factor", [0.5, 4, 10.0])
+def test_predivided_average(factor, mode, rank, mean_rank):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), gradient_predivide_factor=factor
+    )
+    [value] = applied(sgd, [[rank, 1.0]], mode)
+    np.testing.assert_allclose(value, [-mean_rank, -1.0], rtol=1e-6)
+
+
+def test_predivided_average_stays_in_the_range_of_float16(mode, size):
+    # On two ranks already, the sum is more than float16 holds.
+    for factor in (1.0, size):
+        sgd = tfring.DistributedOptimizer(
+            keras.optimizers.SGD(1.0),
+            compression=tfring.Compression.fp16,
+            gradient_predivide_factor=factor,
+        )
+        [value] = applied(sgd, [[61440.0, -61440.0]], mode)
+        largest = np.inf if factor < size else 61440.0
+        np.testing.assert_allclose(value, [-largest, largest], rtol=2**-9)
+
+
 def test_clips_the_average(mode, rank, size):
     # Each rank's own gradient is far above the norm; the average is not.
     sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0, clipnorm=10.0))
@@ -133,6 +161,28 @@ def test_rows_of_an_embedding(sparse_as_dense, mode, rank, size):
     step()
     expected = [-float(max(size - row, 0)) for row in range(5)]
     np.testing.assert_allclose(table.numpy(), np.transpose([expected] * 2))
+
+
+@pytest.mark.parametrize("sparse_as_dense", [True, False])
+def test_tape_sums_and_predivides(sparse_as_dense, mode, rank, size):
+    table = tf.Variable(tf.zeros([2, 2]))
+
+    @mode
+    def gradient(**options):
+        with tfring.DistributedGradientTape(
+            tf.GradientTape(), sparse_as_dense=sparse_as_dense, **options
+        ) as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1])) * (rank + 1.0)
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    total = size * (size + 1) / 2
+    for options, expected in (
+        ({"op": tfring.Sum}, total),
+        ({"gradient_predivide_factor": 10.0}, total / size),
+    ):
+        np.testing.assert_allclose(
+            gradient(**options), [[0, 0], [expected] * 2], rtol=1e-6
+        )
 
 
 def test_two_optimizers_in_one_step(mode, rank, mean_rank):

@@ -148,13 +148,67 @@ def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):
 OPTIONS = {
     "sparse_as_dense": True,
     "compression": tfring.Compression.bf16,
+    "gradient_predivide_factor": 2.0,
+}
+OPTIONS_OF_REDUCER = {
+    "sparse_as_dense": True,
+    "compression": tfring.Compression.bf16,
+    "predivide_factor": 2.0,
+    "op": tfring.Average,
 }
 
 
 def test_options_are_handed_on(averages):
     sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(), **OPTIONS)
     sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
-    assert averages.options == OPTIONS
+    assert averages.options == OPTIONS_OF_REDUCER
+
+
+WRAPPERS = {
+    "DistributedOptimizer": lambda **options: tfring.DistributedOptimizer(
+        keras.optimizers.SGD(), **options
+    ),
+    "DistributedGradientTape": lambda **options: tfring.DistributedGradientTape(
+        tf.GradientTape(), **options
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("op", [tfring.Min, tfring.Max, tfring.Product])
+def test_refuses_other_reductions(name, op):
+    with pytest.raises(ValueError, match=f"^{name}: .*Sum, got {op.name}"):
+        WRAPPERS[name](op=op)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_refuses_what_is_no_reduction(name):
+    with pytest.raises(TypeError, match=f"^{name}: .*Sum, got 'sum'"):
+        WRAPPERS[name](op="sum")
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_predivides_averages_alone(name):
+    with pytest.raises(ValueError, match=f"^{name}: .*op is Sum"):
+        WRAPPERS[name](op=tfring.Sum, gradient_predivide_factor=2.0)
+    for factor in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=f"^{name}: .*above 0"):
+            WRAPPERS[name](gradient_predivide_factor=factor)
+    with pytest.raises(TypeError, match=f"^{name}: .*Python numbers"):
+        WRAPPERS[name](gradient_predivide_factor="2")
+
+
+@pytest.mark.parametrize("passes", [0, 4, None])
+def test_accumulation_is_left_to_keras(passes):
+    with pytest.raises(
+        ValueError, match=f"gradient_accumulation_steps={passes}"
+    ):
+        tfring.DistributedOptimizer(
+            keras.optimizers.SGD(), backward_passes_per_step=passes
+        )
+    tfring.DistributedOptimizer(
+        keras.optimizers.SGD(), backward_passes_per_step=1
+    )
 
 
 def test_refuses_another_compression():
@@ -274,7 +328,7 @@ def test_copies_average_too(averages, duplicate):
     assert same.get_config() == adam.get_config()
     same.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     assert averages.count == 1
-    assert averages.options == OPTIONS
+    assert averages.options == OPTIONS_OF_REDUCER
 
 
 def test_from_config_gives_a_distributed_optimizer():
