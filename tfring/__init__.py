@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from tfring.exchanges import alltoall as alltoall
     from tfring.exchanges import barrier as barrier
     from tfring.exchanges import reducescatter as reducescatter
+    from tfring.objects import allgather_object as allgather_object
+    from tfring.objects import broadcast_object as broadcast_object
+    from tfring.objects import broadcast_object_fn as broadcast_object_fn
     from tfring.optimizer import DistributedOptimizer as DistributedOptimizer
     from tfring.state import broadcast_variables as broadcast_variables
     from tfring.tape import DistributedGradientTape as DistributedGradientTape
@@ -91,6 +94,9 @@ _MODULE_OF = {
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
     "broadcast_variables": "state",
+    "broadcast_object": "objects",
+    "broadcast_object_fn": "objects",
+    "allgather_object": "objects",
 }
 
 __all__ = ["__version__", "callbacks", *_MODULE_OF]

@@ -37,6 +37,19 @@ def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
         )
 
 
+def check_root_rank(function: str, root_rank: Any) -> None:
+    if isinstance(root_rank, bool) or not isinstance(root_rank, int):
+        raise TypeError(
+            f"{function}: root_rank must be an integer, got "
+            f"{root_rank!r} of type {type(root_rank).__name__}."
+        )
+    if not 0 <= root_rank < _runtime.size():
+        raise ValueError(
+            f"{function}: root_rank must be in [0, {_runtime.size()}), the "
+            f"ranks of this job, got {root_rank}."
+        )
+
+
 def factor(function: str, value: Any) -> float:
     if not isinstance(value, numbers.Real):
         raise TypeError(

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfring import _gradients as _gradients  # registers them
 from tfring import _runtime
 from tfring._arguments import check_reduction as _check_reduction
+from tfring._arguments import check_root_rank as _check_root_rank
 from tfring._arguments import checked_tensor as _checked_tensor
 from tfring._arguments import factor as _factor
 from tfring._arguments import request_name as _request_name
@@ -285,16 +286,7 @@ def broadcast(
     ```
     """
     tensor = _checked_tensor("broadcast", tensor)
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int):
-        raise TypeError(
-            "broadcast: root_rank must be an integer, got "
-            f"{root_rank!r} of type {type(root_rank).__name__}."
-        )
-    if not 0 <= root_rank < _runtime.size():
-        raise ValueError(
-            f"broadcast: root_rank must be in [0, {_runtime.size()}), the "
-            f"ranks of this job, got {root_rank}."
-        )
+    _check_root_rank("broadcast", root_rank)
     name = _request_name("broadcast", name)
     buffers, started = start_broadcast(
         [tensor],

@@ -1,0 +1,91 @@
+"""Python objects of all kinds and sizes, and those that cannot be sent."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+def object_of(rank):
+    return {
+        "rank": rank,
+        "text": "\u00e9" * (1000 * rank),
+        "array": np.arange(rank * 100_000).reshape(rank, -1 if rank else 0),
+        "nested": [(None, {rank}, tfring.Average)] * 2,
+    }
+
+
+def check(obj, rank):
+    expected = object_of(rank)
+    np.testing.assert_array_equal(obj.pop("array"), expected.pop("array"))
+    assert obj == expected
+
+
+@pytest.mark.parametrize("name", [None, "settings"])
+def test_broadcast_from_each_rank(name, rank, size):
+    for root in range(size):
+        own = object_of(rank)
+        result = tfring.broadcast_object(own, root, name=name)
+        assert (result is own) == (rank == root)
+        check(result, root)
+
+
+def test_broadcast_needs_no_object_elsewhere(rank, size):
+    root = size - 1
+    unpicklable = threading.Lock()
+    result = tfring.broadcast_object(
+        "here" if rank == root else unpicklable, root_rank=root
+    )
+    assert result == "here"
+
+
+def test_broadcast_object_fn(rank, size):
+    from_last = tfring.broadcast_object_fn(root_rank=size - 1, name="last")
+    assert from_last(rank) == size - 1
+    assert from_last([rank]) == [size - 1]
+
+
+@pytest.mark.parametrize("name", [None, "settings"])
+def test_allgather(name, rank, size):
+    results = tfring.allgather_object(object_of(rank), name=name)
+    assert len(results) == size
+    for r, result in enumerate(results):
+        check(result, r)
+
+
+def test_what_cannot_be_pickled_fails_on_every_rank(rank, size):
+    root = size - 1
+    own = threading.Lock() if rank == root else "fine"
+    if rank == root:
+        raises = pytest.raises(TypeError, match="pickle")
+    else:
+        raises = pytest.raises(RuntimeError, match=f": rank {root} could not")
+    with raises:
+        tfring.broadcast_object(own, root)
+    with raises:
+        tfring.allgather_object(own)
+    # And the job goes on.
+    assert tfring.allgather_object(rank) == list(range(size))
+
+
+def test_root_rank_is_checked(size):
+    for function in (
+        tfring.broadcast_object_fn,
+        lambda root: tfring.broadcast_object(None, root),
+    ):
+        for root in (-1, size):
+            with pytest.raises(ValueError, match=r"_object.*root_rank"):
+                function(root)
+        with pytest.raises(TypeError, match=r"_object.*integer"):
+            function("0")
+
+
+def test_tracing_is_refused():
+    for function in (tfring.broadcast_object, tfring.allgather_object):
+        with pytest.raises(RuntimeError, match=r"tracing a tf\.function"):
+            tf.function(function)("object")
