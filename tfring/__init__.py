@@ -61,6 +61,18 @@ if TYPE_CHECKING:
     from tfring.objects import broadcast_object as broadcast_object
     from tfring.objects import broadcast_object_fn as broadcast_object_fn
     from tfring.optimizer import DistributedOptimizer as DistributedOptimizer
+    from tfring.probes import ccl_built as ccl_built
+    from tfring.probes import cuda_built as cuda_built
+    from tfring.probes import ddl_built as ddl_built
+    from tfring.probes import gloo_built as gloo_built
+    from tfring.probes import gloo_enabled as gloo_enabled
+    from tfring.probes import gpu_available as gpu_available
+    from tfring.probes import is_homogeneous as is_homogeneous
+    from tfring.probes import mpi_built as mpi_built
+    from tfring.probes import mpi_enabled as mpi_enabled
+    from tfring.probes import mpi_threads_supported as mpi_threads_supported
+    from tfring.probes import nccl_built as nccl_built
+    from tfring.probes import rocm_built as rocm_built
     from tfring.state import broadcast_variables as broadcast_variables
     from tfring.tape import DistributedGradientTape as DistributedGradientTape
 
@@ -97,6 +109,18 @@ _MODULE_OF = {
     "broadcast_object": "objects",
     "broadcast_object_fn": "objects",
     "allgather_object": "objects",
+    "mpi_built": "probes",
+    "mpi_enabled": "probes",
+    "mpi_threads_supported": "probes",
+    "gloo_built": "probes",
+    "gloo_enabled": "probes",
+    "nccl_built": "probes",
+    "ddl_built": "probes",
+    "ccl_built": "probes",
+    "cuda_built": "probes",
+    "rocm_built": "probes",
+    "gpu_available": "probes",
+    "is_homogeneous": "probes",
 }
 
 __all__ = ["__version__", "callbacks", *_MODULE_OF]

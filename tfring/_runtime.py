@@ -27,11 +27,14 @@ class _Topology:
     local_size: int
     cross_rank: int
     cross_size: int
+    # Whether all nodes have the same local size.
+    is_homogeneous: bool
 
     @classmethod
     def of(cls, comm: MPI.Intracomm) -> _Topology:
         local = comm.Split_type(_native.mpi().COMM_TYPE_SHARED, key=comm.rank)
         cross = comm.Split(color=local.rank, key=comm.rank)
+        local_sizes = comm.allgather(local.size)
         topology = cls(
             comm.rank,
             comm.size,
@@ -39,6 +42,7 @@ class _Topology:
             local.size,
             cross.rank,
             cross.size,
+            is_homogeneous=len(set(local_sizes)) == 1,
         )
         local.Free()
         cross.Free()
@@ -155,6 +159,11 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """The number of machines that have a process with this `local_rank`."""
     return _joined().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all machines of the job have the same number of ranks."""
+    return _joined().is_homogeneous
 
 
 def fusion_threshold_bytes() -> int:

@@ -51,3 +51,8 @@ def test_engine_of_part_of_the_ranks_and_back() -> None:
     # By the order of calls, which counts anew with each engine.
     total = tfring.allreduce([1.0], op=tfring.Sum)
     assert total.numpy().tolist() == [world.size]
+
+
+def test_ranks_of_one_machine_are_homogeneous(size: int) -> None:
+    assert tfring.is_homogeneous() or tfring.local_size() < size
+    assert tfring.mpi_threads_supported()

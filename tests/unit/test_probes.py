@@ -1,0 +1,90 @@
+"""What the probes say, held against the library itself."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+import tfring
+from tfring import _abi, _native, _runtime
+
+
+@pytest.fixture(scope="module")
+def linked_libraries():
+    return subprocess.run(
+        ["ldd", _abi.LIBRARY], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_what_is_built_in(linked_libraries):
+    assert tfring.mpi_built() is True
+    assert "libmpi" in linked_libraries
+    for name, built in (
+        ("nccl", tfring.nccl_built()),
+        ("gloo", tfring.gloo_built()),
+        ("libddl", tfring.ddl_built()),
+        ("libccl", tfring.ccl_built()),
+    ):
+        # Falsy, and of Horovod's type: the version of NCCL is a number.
+        assert built == 0
+        assert type(built) is (int if name == "nccl" else bool)
+        assert name not in linked_libraries
+
+
+def test_devices_are_those_of_the_kernels():
+    _native.ops()
+    registered = kernels.get_registered_kernels_for_op("TfringAllreduceStart")
+    devices = {kernel.device_type for kernel in registered.kernel}
+    assert "CPU" in devices
+    on_gpus = "GPU" in devices
+    assert (tfring.cuda_built() or tfring.rocm_built()) == on_gpus
+
+
+def test_gpu_available():
+    devices = {d.device_type for d in tf.config.list_logical_devices()}
+    assert tfring.gpu_available() == ("GPU" in devices)
+
+
+def test_what_the_job_has():
+    tfring.shutdown()
+    try:
+        assert tfring.mpi_enabled() is True
+        assert tfring.gloo_enabled() is False
+        for probe in (tfring.mpi_threads_supported, tfring.is_homogeneous):
+            with pytest.raises(tfring.NotInitializedError):
+                probe()
+    finally:
+        tfring.init()
+    assert tfring.mpi_threads_supported() is True
+    assert tfring.is_homogeneous() is True
+
+
+class Communicator(SimpleNamespace):
+    """Rank 0 of a job, whose machines have the given numbers of ranks."""
+
+    def Split_type(self, *_, **__):  # noqa: N802
+        return part(0, self.local_sizes[0])
+
+    def Split(self, *_, **__):  # noqa: N802
+        return part(0, len(self.local_sizes))
+
+    def allgather(self, value):
+        assert value == self.local_sizes[0]
+        return [size for size in self.local_sizes for _ in range(size)]
+
+
+def part(rank, size):
+    return SimpleNamespace(rank=rank, size=size, Free=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("local_sizes", "homogeneous"),
+    [([4], True), ([2, 2, 2], True), ([2, 1], False), ([1, 3, 1], False)],
+)
+def test_homogeneous_jobs(local_sizes, homogeneous):
+    comm = Communicator(rank=0, size=sum(local_sizes), local_sizes=local_sizes)
+    topology = _runtime._Topology.of(comm)
+    assert topology.is_homogeneous is homogeneous
+    assert topology.cross_size == len(local_sizes)

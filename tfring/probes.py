@@ -1,0 +1,89 @@
+"""What this build can do, by the names that Horovod's users ask with.
+
+All but `is_homogeneous` and `mpi_threads_supported` may be asked before `init`.
+`tfringrun --check-build` shows more, for people.
+"""
+
+from __future__ import annotations
+
+from tfring import _native, _runtime
+
+
+def mpi_built() -> bool:
+    """Whether ranks can talk through MPI: true, there is no other way yet."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Whether ranks of this job talk through MPI: true, as they all do."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads at once.
+
+    True after `init`, which refuses an MPI that says otherwise: mpi4py and
+    tfring may be used side by side.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
+    _runtime.size()
+    MPI = _native.mpi()  # noqa: N806
+    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
+
+
+def gloo_built() -> bool:
+    """Whether ranks can talk through Gloo: false, tfring does not use it."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether ranks of this job talk through Gloo: false."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that was built in: 0, tfring does not use it."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL was built in: false."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether Intel's oneCCL was built in: false."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether collectives have kernels for CUDA: false, for CPUs alone."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether collectives have kernels for ROCm: false, for CPUs alone."""
+    return False
+
+
+def gpu_available() -> bool:
+    """Whether TensorFlow sees a GPU in this process.
+
+    Collectives run on the CPU nevertheless: see `cuda_built`.
+    """
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def is_homogeneous() -> bool:
+    """Whether all machines of the job have the same number of ranks.
+
+    Not collective: `init` has found out.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
+    return _runtime.is_homogeneous()
