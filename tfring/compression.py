@@ -14,6 +14,9 @@ class Compression(enum.Enum):
     That concerns floats that are larger than the wire's: float32 and float64.
     All other tensors travel as they are. Must agree across ranks.
 
+    Worth it where the network is the limit. Inside one machine casting, and
+    adding float16 above all, may take longer than what it saves.
+
     Each addition on the way is done in float32 and rounded to the dtype of the
     wire, and so are scale factors and the division of an average. Over n ranks
     a sum or an average has, to first order, an error of at most (n + 1) u times
