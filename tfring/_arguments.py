@@ -50,7 +50,7 @@ def check_root_rank(function: str, root_rank: Any) -> None:
         )
 
 
-def factor(function: str, value: Any) -> float:
+def checked_factor(function: str, value: Any) -> float:
     if not isinstance(value, numbers.Real):
         raise TypeError(
             f"{function}: scale factors must be Python numbers, got {value!r} "
@@ -77,7 +77,7 @@ def gradient_options(
             f"{function}: gradients can be reduced with op=tfring.Average or "
             f"tfring.Sum, got {op.name}."
         )
-    predivide_factor = factor(function, gradient_predivide_factor)
+    predivide_factor = checked_factor(function, gradient_predivide_factor)
     if not (math.isfinite(predivide_factor) and predivide_factor > 0):
         raise ValueError(
             f"{function}: gradient_predivide_factor must be above 0 and "
@@ -97,7 +97,7 @@ def gradient_options(
     }
 
 
-def request_name(kind: str, name: str | None) -> str:
+def checked_name(kind: str, name: str | None) -> str:
     # After all other checks: a rank whose call raises has not counted it, or
     # from then on its names would be other than those of the other ranks.
     if name is not None:

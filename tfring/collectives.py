@@ -18,11 +18,13 @@ import tensorflow as tf
 
 from tfring import _gradients as _gradients  # registers them
 from tfring import _runtime
-from tfring._arguments import check_reduction as _check_reduction
-from tfring._arguments import check_root_rank as _check_root_rank
-from tfring._arguments import checked_tensor as _checked_tensor
-from tfring._arguments import factor as _factor
-from tfring._arguments import request_name as _request_name
+from tfring._arguments import (
+    check_reduction,
+    check_root_rank,
+    checked_factor,
+    checked_name,
+    checked_tensor,
+)
 from tfring.chains import SUPPORTED_DTYPES as SUPPORTED_DTYPES
 from tfring.chains import ReduceOp as ReduceOp
 from tfring.chains import Started as Started
@@ -91,8 +93,8 @@ def allreduce(
     assert total.numpy().tolist() == [tfring.size()] * 3
     ```
     """
-    prescale_factor = _factor("allreduce", prescale_factor)
-    postscale_factor = _factor("allreduce", postscale_factor)
+    prescale_factor = checked_factor("allreduce", prescale_factor)
+    postscale_factor = checked_factor("allreduce", postscale_factor)
     compression = _compression("allreduce", compression)
     if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
         return _allreduce_slices(
@@ -102,9 +104,9 @@ def allreduce(
             compression=compression,
             name=name,
         )
-    tensor = _checked_tensor("allreduce", tensor)
-    _check_reduction("allreduce", op, tensor.dtype)
-    name = _request_name("allreduce", name)
+    tensor = checked_tensor("allreduce", tensor)
+    check_reduction("allreduce", op, tensor.dtype)
+    name = checked_name("allreduce", name)
     tensor, dtype = compression.compress(tensor)
     buffers, started = start_allreduce(
         [tensor],
@@ -169,20 +171,20 @@ def grouped_allreduce(
             "grouped_allreduce takes a list of tensors, got a single "
             f"{type(tensors).__name__}. Use allreduce for it."
         )
-    tensors = [_checked_tensor("grouped_allreduce", t) for t in tensors]
+    tensors = [checked_tensor("grouped_allreduce", t) for t in tensors]
     if not tensors:
         raise ValueError("grouped_allreduce: the list of tensors is empty.")
-    prescale_factor = _factor("grouped_allreduce", prescale_factor)
-    postscale_factor = _factor("grouped_allreduce", postscale_factor)
+    prescale_factor = checked_factor("grouped_allreduce", prescale_factor)
+    postscale_factor = checked_factor("grouped_allreduce", postscale_factor)
     compression = _compression("grouped_allreduce", compression)
     dtypes = [tensor.dtype for tensor in tensors]
     positions: dict[tf.DType, list[int]] = {}
     for position, tensor in enumerate(tensors):
-        _check_reduction("grouped_allreduce", op, tensor.dtype)
+        check_reduction("grouped_allreduce", op, tensor.dtype)
         tensors[position], _ = compression.compress(tensor)
         positions.setdefault(tensors[position].dtype, []).append(position)
 
-    name = _request_name("allreduce", name)
+    name = checked_name("allreduce", name)
     request_name = name
     started: Started | None = None
     in_flight = []
@@ -239,13 +241,13 @@ def allgather(tensor: Any, *, name: str | None = None) -> tf.Tensor:
     assert ranks.numpy().tolist() == list(range(tfring.size()))
     ```
     """
-    tensor = _checked_tensor("allgather", tensor)
+    tensor = checked_tensor("allgather", tensor)
     if tensor.shape.rank == 0:
         raise ValueError(
             "allgather: a scalar has no first dimension to gather along. Pass "
             "a tensor of shape (1,)."
         )
-    name = _request_name("allgather", name)
+    name = checked_name("allgather", name)
     started = start_allgather(
         [tensor], request_name=name, tensor_names=[name], previous=None
     )
@@ -285,9 +287,9 @@ def broadcast(
     assert seed == 100
     ```
     """
-    tensor = _checked_tensor("broadcast", tensor)
-    _check_root_rank("broadcast", root_rank)
-    name = _request_name("broadcast", name)
+    tensor = checked_tensor("broadcast", tensor)
+    check_root_rank("broadcast", root_rank)
+    name = checked_name("broadcast", name)
     buffers, started = start_broadcast(
         [tensor],
         request_name=name,
@@ -307,15 +309,15 @@ def _allreduce_slices(
     compression: Compression,
     name: str | None,
 ) -> tf.IndexedSlices:
-    values = _checked_tensor("allreduce", slices.values)
-    indices = _checked_tensor("allreduce", slices.indices)
-    _check_reduction("allreduce", op, values.dtype)
+    values = checked_tensor("allreduce", slices.values)
+    indices = checked_tensor("allreduce", slices.indices)
+    check_reduction("allreduce", op, values.dtype)
     if op not in (Average, Sum):
         raise ValueError(
             "allreduce: tf.IndexedSlices can be reduced with Average or Sum, "
             f"got {op.name}. Pass tf.convert_to_tensor(slices)."
         )
-    name = _request_name("allreduce", name)
+    name = checked_name("allreduce", name)
     values, dtype = compression.compress(values)
     indices_name = f"{name}/indices" if name else ""
     values_started = start_allgather(

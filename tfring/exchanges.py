@@ -10,6 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _runtime
+from tfring._arguments import (
+    check_reduction,
+    checked_factor,
+    checked_name,
+    checked_tensor,
+)
 from tfring.chains import (
     ReduceOp,
     finish,
@@ -19,19 +25,12 @@ from tfring.chains import (
     start_barrier,
     start_reducescatter,
 )
-from tfring.collectives import (
-    Average,
-    _check_reduction,
-    _checked_tensor,
-    _factor,
-    _request_name,
-)
 
 
 def reducescatter(
     tensor: Any,
     *,
-    op: ReduceOp = Average,
+    op: ReduceOp = ReduceOp.Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -78,16 +77,16 @@ def reducescatter(
     assert mine.numpy().tolist() == [2 * tfring.rank(), 2 * tfring.rank() + 1]
     ```
     """
-    prescale_factor = _factor("reducescatter", prescale_factor)
-    postscale_factor = _factor("reducescatter", postscale_factor)
-    tensor = _checked_tensor("reducescatter", tensor)
-    _check_reduction("reducescatter", op, tensor.dtype)
+    prescale_factor = checked_factor("reducescatter", prescale_factor)
+    postscale_factor = checked_factor("reducescatter", postscale_factor)
+    tensor = checked_tensor("reducescatter", tensor)
+    check_reduction("reducescatter", op, tensor.dtype)
     if tensor.shape.rank == 0:
         raise ValueError(
             "reducescatter: a scalar has no first dimension to share out. Pass "
             "a tensor with a row for each rank, or use allreduce."
         )
-    name = _request_name("reducescatter", name)
+    name = checked_name("reducescatter", name)
     buffers, started = start_reducescatter(
         [tensor],
         request_name=name,
@@ -148,14 +147,14 @@ def alltoall(
     assert one_of_each.numpy().tolist() == list(range(tfring.size()))
     ```
     """
-    tensor = _checked_tensor("alltoall", tensor)
+    tensor = checked_tensor("alltoall", tensor)
     if tensor.shape.rank == 0:
         raise ValueError(
             "alltoall: a scalar has no first dimension to split. Pass a tensor "
             "with rows for each rank."
         )
     counts = _checked_splits(tensor, splits)
-    name = _request_name("alltoall", name)
+    name = checked_name("alltoall", name)
     started = start_alltoall(
         [tensor],
         counts,
@@ -236,5 +235,5 @@ def barrier(*, name: str | None = None) -> Any:
     """
     _runtime.size()  # raises before init
     return finish_barrier(
-        start_barrier(request_name=_request_name("barrier", name))
+        start_barrier(request_name=checked_name("barrier", name))
     )
