@@ -33,6 +33,7 @@ _abi.check()
 
 if TYPE_CHECKING:
     from tfring import callbacks as callbacks
+    from tfring import data as data
     from tfring._runtime import cross_rank as cross_rank
     from tfring._runtime import cross_size as cross_size
     from tfring._runtime import init as init
@@ -123,12 +124,15 @@ _MODULE_OF = {
     "is_homogeneous": "probes",
 }
 
-__all__ = ["__version__", "callbacks", *_MODULE_OF]
+# Modules that are part of the public interface.
+_MODULES = ("callbacks", "data")
+
+__all__ = ["__version__", *_MODULES, *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "callbacks":
-        return importlib.import_module("tfring.callbacks")
+    if name in _MODULES:
+        return importlib.import_module(f"tfring.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tfring' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tfring.{_MODULE_OF[name]}"), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfring import _runtime, collectives
+from tfring._agreement import gather_json
 from tfring.state import broadcast_variables
 
 
@@ -108,13 +108,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 def _check_same_metrics(names: list[str]) -> None:
     # Validation on rank 0 alone is a common mistake, and averaging by position
     # would hide it.
-    own = json.dumps(names).encode() + b"\n"
-    gathered = collectives.allgather(
-        tf.constant(np.frombuffer(own, np.uint8)), name="metrics/names"
-    )
-    of_rank = [
-        json.loads(line) for line in bytes(gathered.numpy()).splitlines()
-    ]
+    of_rank = gather_json(names, name="metrics/names")
     for rank, others in enumerate(of_rank):
         if others != of_rank[0]:
             raise ValueError(

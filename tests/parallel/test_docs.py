@@ -13,6 +13,7 @@ import pytest
 
 import tfring
 import tfring.callbacks
+import tfring.data
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -25,7 +26,11 @@ def _code_blocks(text: str) -> list[str]:
 
 
 def _documented() -> dict[str, Any]:
-    modules = {"tfring": tfring, "tfring.callbacks": tfring.callbacks}
+    modules = {
+        "tfring": tfring,
+        "tfring.callbacks": tfring.callbacks,
+        "tfring.data": tfring.data,
+    }
     return {
         f"{module}.{name}": getattr(within, name)
         for module, within in modules.items()

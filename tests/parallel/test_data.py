@@ -1,0 +1,163 @@
+"""`shard`: parts that do not overlap, of one length, new in every epoch."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+def everyones(elements):
+    """What each rank has, a row for each; fails unless equally many."""
+    return tfring.allgather(np.array([elements], np.int64)).numpy()
+
+
+def unknown_cardinality(dataset):
+    return dataset.filter(lambda x: True)
+
+
+@pytest.fixture(params=["known", "unknown"])
+def count(request):
+    """A function that makes a dataset of the numbers below its argument."""
+    if request.param == "known":
+        return tf.data.Dataset.range
+    return lambda n: unknown_cardinality(tf.data.Dataset.range(n))
+
+
+@pytest.mark.parametrize("left_over", [0, 1, 3])
+def test_the_remainder_is_dropped(left_over, count, size):
+    n = 5 * size + left_over % size
+    mine = tfring.data.shard(count(n), seed=7, buffer_size=n)
+    seen = set()
+    for _ in range(3):
+        parts = everyones(list(mine.as_numpy_iterator()))
+        assert parts.shape == (size, 5)
+        assert len(set(parts.flat)) == 5 * size
+        assert set(parts.flat) <= set(range(n))
+        seen.add(tuple(parts.flat))
+    assert len(seen) == 3  # reshuffled in every epoch
+
+
+@pytest.mark.parametrize("left_over", [0, 1, 2])
+def test_the_remainder_is_padded(left_over, count, size):
+    n = 5 * size + left_over % size
+    mine = tfring.data.shard(count(n), seed=7, buffer_size=n, remainder="pad")
+    steps = -(-n // size)
+    parts = everyones(list(mine.as_numpy_iterator()))
+    assert parts.shape == (size, steps)
+    assert set(parts.flat) == set(range(n))
+    assert len(set(parts[:, :5].flat)) == 5 * size  # no repeats but the last
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_cardinality(remainder, size):
+    n = 5 * size + 1 % size
+    dataset = tf.data.Dataset.range(n)
+    mine = tfring.data.shard(dataset, seed=0, remainder=remainder)
+    expected = n // size if remainder == "drop" else -(-n // size)
+    assert mine.cardinality() == expected
+    assert len(list(mine)) == expected
+
+
+def test_without_a_seed_the_order_stays(rank, size, count):
+    mine = tfring.data.shard(count(4 * size), seed=None)
+    for _ in range(2):
+        expected = list(range(rank, 4 * size, size))
+        assert list(mine.as_numpy_iterator()) == expected
+
+
+def test_the_order_is_that_of_the_seed_alone(rank, size):
+    tf.random.set_seed(None)
+    one_order = tf.data.Dataset.range(4 * size).shuffle(4 * size, seed=3)
+    expected = np.array(list(one_order.as_numpy_iterator()))
+    keras.utils.set_random_seed(rank)  # as is usual, for dropout
+    mine = tfring.data.shard(tf.data.Dataset.range(4 * size), seed=3)
+    parts = everyones(list(mine.as_numpy_iterator()))
+    np.testing.assert_array_equal(parts.T.ravel(), expected)
+    tf.random.set_seed(None)
+
+
+def test_infinite(size):
+    dataset = tf.data.Dataset.range(2 * size).repeat()
+    mine = tfring.data.shard(dataset, seed=0, buffer_size=size)
+    assert mine.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert everyones(list(mine.take(9).as_numpy_iterator())).shape == (size, 9)
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        lambda x: (x,),
+        lambda x: (x, {"label": -x}),
+        lambda x: {"image": tf.fill([x], x), "name": tf.strings.as_string(x)},
+        lambda x: tf.RaggedTensor.from_row_lengths(tf.range(x), [x, 0]),
+    ],
+)
+def test_every_kind_of_element(element, rank, size):
+    dataset = tf.data.Dataset.range(2 * size + 1).map(element)
+    for mine in (
+        tfring.data.shard(dataset, seed=0),
+        tfring.data.shard(dataset, seed=None, remainder="pad"),
+    ):
+        assert mine.element_spec == dataset.element_spec
+        assert len(list(mine)) >= 2
+    if size > 1:
+        last = list(mine)[-1]  # the one that is left over, on every rank
+        want = list(dataset)[-1]
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_array_equal(a, b),
+            tf.nest.flatten(last, expand_composites=True),
+            tf.nest.flatten(want, expand_composites=True),
+        )
+
+
+def test_in_fit(size):
+    n = 8 * size
+    x = np.arange(n * 3, dtype=np.float32).reshape(n, 3) / n
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    mine = tfring.data.shard(dataset, seed=0).batch(4)
+    model.fit(mine, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 4
+
+
+def test_ranks_that_differ_are_an_error_on_all(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    dataset = tf.data.Dataset.range(8)
+    with pytest.raises(ValueError, match=r"rank 1 has .*'seed': 1"):
+        tfring.data.shard(dataset, seed=rank)
+    dataset = tf.data.Dataset.range(8 + rank)
+    with pytest.raises(ValueError, match=r"'cardinality': 8.*'cardinality': 9"):
+        tfring.data.shard(dataset, seed=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments"),
+    [
+        (TypeError, r"takes a tf.data.Dataset, got .* list", {"dataset": [1]}),
+        (TypeError, "seed must be an integer or None", {"seed": 0.5}),
+        (ValueError, "'drop' or 'pad', got 'keep'", {"remainder": "keep"}),
+        (ValueError, "must be positive, got 0", {"buffer_size": 0}),
+        (
+            ValueError,
+            "Pass buffer_size=",
+            {"dataset": unknown_cardinality(tf.data.Dataset.range(1))},
+        ),
+    ],
+)
+def test_bad_arguments(error, match, arguments):
+    good = {"dataset": tf.data.Dataset.range(4), "seed": 0}
+    with pytest.raises(error, match=match):
+        tfring.data.shard(**{**good, **arguments})
+
+
+def test_not_in_a_function():
+    with pytest.raises(RuntimeError, match="Call it eagerly"):
+        tf.function(
+            lambda: tfring.data.shard(tf.data.Dataset.range(4), seed=0) and 0
+        )()

@@ -1,0 +1,194 @@
+"""Gives each rank its part of a dataset."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tfring import _runtime
+from tfring._agreement import gather_json
+
+# The seed that TensorFlow combines with an operation's where `tf.random` has
+# none. So one has the order of `Dataset.shuffle(buffer_size, seed)`.
+_GLOBAL_SEED = 87654321
+
+
+def shard(
+    dataset: tf.data.Dataset,
+    *,
+    seed: int | None,
+    remainder: Literal["drop", "pad"] = "drop",
+    buffer_size: int | None = None,
+) -> tf.data.Dataset:
+    """Shuffles a dataset alike on all ranks, and gives each its part.
+
+    In every epoch the dataset gets a new order, the same on all ranks; of every
+    `size()` elements that follow each other the first is rank 0's, the next
+    rank 1's, and so on. No two ranks have the same element, and all have
+    equally many, so that they take equally many steps.
+
+    The elements that are left over when the dataset does not divide by the
+    number of ranks, fewer than `size()`, are dropped or padded. With a new
+    order in every epoch they are others each time.
+
+    What is shuffled is read on every rank. So shard what is small, file names
+    or indices, and load, `map`, `batch` and `prefetch` after it. The new order
+    comes with a new iterator: iterate over the result equally often on every
+    rank. It does not depend on `tf.random.set_seed` or
+    `keras.utils.set_random_seed`, which may have other seeds on every rank.
+
+    Collective: every rank must call it, eagerly, with the same arguments.
+
+    Args:
+        dataset: Elements, not batches, in the same order on every rank. May be
+            infinite, or of unknown cardinality.
+        seed: Of the orders. None leaves the order as it is, in every epoch.
+        remainder: "drop" leaves out the elements that are left over. "pad"
+            keeps them, and gives the ranks that have none left one of them
+            again: for that one element two or more ranks agree.
+        buffer_size: Elements in the buffer of the shuffle, as in
+            `Dataset.shuffle`; by default all of them. Needed with a seed where
+            the dataset is infinite or its cardinality is unknown.
+
+    Returns:
+        A dataset of this rank's elements. Its cardinality is known if that of
+        `dataset` is.
+
+    Raises:
+        RuntimeError: It was called while tracing a `tf.function`.
+        TypeError: `dataset` is no `tf.data.Dataset`, or `seed` no integer.
+        ValueError: `buffer_size` is missing or not positive, `remainder` is
+            neither "drop" nor "pad", or, on every rank, the ranks have
+            different datasets or arguments.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    images = tf.data.Dataset.range(1000 * tfring.size())
+    mine = tfring.data.shard(images, seed=0).batch(50)
+    assert mine.cardinality() == 20
+    ```
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "shard was called while tracing a tf.function. Call it eagerly, "
+            "before training starts."
+        )
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "shard takes a tf.data.Dataset, got an object of type "
+            f"{type(dataset).__name__}. Use "
+            "tf.data.Dataset.from_tensor_slices for arrays."
+        )
+    if remainder not in ("drop", "pad"):
+        raise ValueError(
+            f"shard: remainder must be 'drop' or 'pad', got {remainder!r}."
+        )
+    cardinality = int(dataset.cardinality())
+    if seed is not None:
+        buffer_size = _checked_buffer_size(buffer_size, cardinality)
+        dataset = _shuffle(dataset, buffer_size, seed)
+    _check_same(
+        {
+            "cardinality": _cardinality_name(cardinality),
+            "seed": seed if seed is None else int(seed),
+            "remainder": remainder,
+            "buffer_size": buffer_size,
+        }
+    )
+    rank, size = _runtime.rank(), _runtime.size()
+    if size == 1:
+        return dataset
+    if cardinality == tf.data.INFINITE_CARDINALITY:
+        return dataset.shard(size, rank)
+    known = cardinality != tf.data.UNKNOWN_CARDINALITY
+    if known and (remainder == "drop" or cardinality % size == 0):
+        return dataset.shard(size, rank).take(cardinality // size)
+    mine = _one_of_each(dataset, size, rank, drop_remainder=remainder == "drop")
+    if known:
+        steps = -(-cardinality // size)
+        mine = mine.apply(tf.data.experimental.assert_cardinality(steps))
+    return mine
+
+
+def _checked_buffer_size(buffer_size: int | None, cardinality: int) -> int:
+    if buffer_size is None:
+        if cardinality < 0:
+            raise ValueError(
+                "shard: the dataset is infinite or of unknown cardinality, so "
+                "that it cannot be shuffled as a whole. Pass buffer_size=, or "
+                "seed=None to leave its order."
+            )
+        return max(cardinality, 1)
+    if buffer_size < 1:
+        raise ValueError(
+            f"shard: buffer_size must be positive, got {buffer_size}."
+        )
+    return int(buffer_size)
+
+
+def _shuffle(
+    dataset: tf.data.Dataset, buffer_size: int, seed: int
+) -> tf.data.Dataset:
+    """`dataset.shuffle(buffer_size, seed)`, whatever the global seed is.
+
+    With `Dataset.shuffle`, ranks that have called `tf.random.set_seed(rank())`
+    would have different orders, and elements in common.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise TypeError(
+            "shard: seed must be an integer or None, got "
+            f"{seed!r} of type {type(seed).__name__}."
+        )
+    shuffled = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        buffer_size=tf.constant(buffer_size, tf.int64),
+        seed=tf.constant(_GLOBAL_SEED, tf.int64),
+        seed2=tf.constant(seed, tf.int64),
+        seed_generator=tf.raw_ops.DummySeedGenerator(),
+        reshuffle_each_iteration=True,
+        **dataset._flat_structure,  # as TensorFlow's own datasets do
+    )
+    return tf.data.experimental.from_variant(
+        shuffled, dataset.element_spec
+    ).with_options(dataset.options())
+
+
+def _one_of_each(
+    dataset: tf.data.Dataset, size: int, rank: int, *, drop_remainder: bool
+) -> tf.data.Dataset:
+    """Of every `size` elements the one at `rank`; of fewer, one that is there.
+
+    Without batches of elements, which may differ in shape.
+    """
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def element(*window: Any) -> tf.data.Dataset:
+        elements = tf.data.Dataset.zip(window if is_tuple else window[0])
+        return elements.repeat().skip(rank).take(1)
+
+    return dataset.window(size, drop_remainder=drop_remainder).flat_map(element)
+
+
+def _cardinality_name(cardinality: int) -> str | int:
+    return {
+        tf.data.INFINITE_CARDINALITY: "infinite",
+        tf.data.UNKNOWN_CARDINALITY: "unknown",
+    }.get(cardinality, cardinality)
+
+
+def _check_same(own: dict[str, Any]) -> None:
+    of_rank = gather_json(own, name="shard")
+    for rank, others in enumerate(of_rank):
+        if others != of_rank[0]:
+            raise ValueError(
+                "shard: the ranks have different datasets or arguments, and "
+                f"so would have elements in common. Rank 0 has {of_rank[0]}; "
+                f"rank {rank} has {others}. Give every rank the same."
+            )
