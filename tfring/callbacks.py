@@ -11,6 +11,10 @@ import tensorflow as tf
 
 from tfring import _runtime, collectives
 from tfring._agreement import gather_json
+from tfring.checkpoint import BestModelCheckpoint as BestModelCheckpoint
+from tfring.consistency import (
+    ConsistencyCheckCallback as ConsistencyCheckCallback,
+)
 from tfring.state import broadcast_variables
 
 

@@ -51,7 +51,10 @@ def _context() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", _documented())
-def test_example_of(name: str) -> None:
+def test_example_of(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some save files
     [*blocks] = _code_blocks(_documented()[name].__doc__)
     assert blocks
     for block in blocks:

@@ -1,0 +1,156 @@
+"""Ranks that drift apart are noticed; the best model is saved once."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import tfring
+from tfring.callbacks import BestModelCheckpoint, ConsistencyCheckCallback
+
+
+def make_model(optimizer=None):
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, name="first"),
+            keras.layers.Dense(1, name="second"),
+        ]
+    )
+    model.compile(
+        optimizer or tfring.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+        "mse",
+    )
+    tfring.broadcast_variables(model.variables)
+    return model
+
+
+def fit(model, rank, **arguments):
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
+    return model.fit(x, y, batch_size=4, verbose=0, **arguments)
+
+
+class Poison(keras.callbacks.Callback):
+    """Changes one weight on one rank after some batches, by one bit."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.after:
+            bias = self.model.get_layer("second").bias
+            bias.assign(np.nextafter(bias.numpy(), np.float32(9)))
+
+
+def poisoned(model, rank, at_rank, after, **arguments):
+    callbacks = [ConsistencyCheckCallback(**arguments)]
+    if rank == at_rank:
+        callbacks.insert(0, Poison(after))
+    return fit(model, rank, callbacks=callbacks)
+
+
+def test_the_same_weights_pass(rank):
+    model = make_model()
+    fit(model, rank, epochs=2, callbacks=[ConsistencyCheckCallback(every=1)])
+    assert int(model.optimizer.iterations) == 8
+
+
+def test_one_bit_on_one_rank_is_an_error_on_all(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    others = list(range(size - 1))
+    model = make_model()
+    with pytest.raises(RuntimeError, match="after 2 batches") as error:
+        poisoned(model, rank, size - 1, after=2, every=2)
+    assert "/second/bias', float32 (1,): it is the same" in str(error.value)
+    assert f"the ranks {others}, [{size - 1}]. " in str(error.value)
+    # All were told at the same batch, so the job can go on.
+    assert int(model.optimizer.iterations) == 2
+    tfring.broadcast_variables(model.variables)
+    fit(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
+
+
+def test_epochs_are_checked_at_their_end(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    with pytest.raises(RuntimeError, match="at the end of epoch 1 "):
+        poisoned(make_model(), rank, 0, after=4, every=None)
+
+
+def test_an_optimizer_that_is_not_distributed_is_noticed(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    model = make_model(keras.optimizers.SGD(0.01))
+    with pytest.raises(RuntimeError, match=r"first/kernel.*Use Distributed"):
+        fit(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
+
+
+def test_models_of_different_depth(rank, size):
+    if size == 1:
+        pytest.skip("One rank agrees with itself.")
+    model = keras.Sequential([keras.Input((3,))])
+    for _ in range(1 + (rank == 0)):
+        model.add(keras.layers.Dense(3))
+    callback = ConsistencyCheckCallback()
+    callback.set_model(model)
+    with pytest.raises(RuntimeError, match=r"have \[4, 2.* variables"):
+        callback.on_epoch_end(0)
+
+
+def test_moving_statistics_may_be_left_out(rank, size):
+    def with_batch_norm():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization()]
+        )
+        optimizer = keras.optimizers.SGD(0.01)
+        model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+        return model
+
+    callback = ConsistencyCheckCallback(every=1, trainable_only=True)
+    fit(with_batch_norm(), rank, callbacks=[callback])
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"moving_mean.*trainable_only"):
+            fit(with_batch_norm(), rank, callbacks=[ConsistencyCheckCallback()])
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_every_must_be_positive(every):
+    with pytest.raises(ValueError, match="positive number of batches or None"):
+        ConsistencyCheckCallback(every=every)
+
+
+def test_rank_0_alone_saves_the_best_model(rank, tmp_path):
+    model = make_model()
+    # A directory for each rank: who writes is seen.
+    callback = BestModelCheckpoint(tmp_path / "of{epoch}.keras", "loss")
+    callback.set_model(model)
+    for epoch, loss in enumerate([3.0, 2.0, 2.5, 1.0]):
+        callback.on_epoch_begin(epoch)
+        callback.on_epoch_end(epoch, {"loss": loss})
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ([] if rank else ["of1.keras", "of2.keras", "of4.keras"])
+    if rank == 0:
+        saved = keras.models.load_model(tmp_path / "of4.keras")
+        for a, b in zip(saved.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_best_model_in_fit(rank, tmp_path):
+    fit(
+        make_model(),
+        rank,
+        epochs=2,
+        callbacks=[
+            tfring.callbacks.MetricAverageCallback(),
+            BestModelCheckpoint(tmp_path / "best.keras", monitor="loss"),
+        ],
+    )
+    assert (tmp_path / "best.keras").exists() == (rank == 0)
+
+
+def test_best_model_needs_a_model_file():
+    with pytest.raises(ValueError, match=r"must end in `\.keras`"):
+        BestModelCheckpoint("best")
