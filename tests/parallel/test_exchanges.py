@@ -97,8 +97,6 @@ def test_reducescatter_of_every_number_of_rows(mode, rank, size):
         expected = rows_of(rank, size, whole)
         assert result.shape == expected.shape
         np.testing.assert_array_equal(result, expected)
-    # And the inputs stay as they are.
-    np.testing.assert_array_equal(arrays[rank][-1], values_of(rank, shapes[-1]))
 
 
 def test_reducescatter_knows_its_shape(rank, size):
@@ -117,8 +115,7 @@ def test_reducescatter_knows_its_shape(rank, size):
         return result
 
     ones = tf.ones([2 * size + 1, 3])
-    for result in static(ones), dynamic(ones):
-        np.testing.assert_array_equal(result, np.ones([rows, 3]))
+    assert static(ones).shape == dynamic(ones).shape == [rows, 3]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -209,14 +206,11 @@ def test_alltoall_of_every_dtype(dtype, mode, rank, size):
 @pytest.mark.parametrize("rows", [0, 1, 3, 50_000])
 def test_alltoall_is_even_by_default(rows, mode, rank, size):
     exchange = each_mode(mode, tfring.alltoall)
-    whole = np.arange(rows * size * 2).reshape(-1, 2) * (rank + 1)
-    result = exchange(tf.constant(whole))
-    expected = [
-        np.arange(rows * size * 2).reshape(-1, 2)[rank * rows :][:rows]
-        * (r + 1)
-        for r in range(size)
-    ]
-    np.testing.assert_array_equal(result, np.concatenate(expected))
+    whole = np.arange(rows * size * 2).reshape(-1, 2)
+    own = whole[rank * rows :][:rows]
+    result = exchange(tf.constant(whole * (rank + 1)))
+    expected = np.concatenate([own * (r + 1) for r in range(size)])
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,15 +257,11 @@ def test_alltoalls_that_disagree(mode, rank, size):
     if size == 1:
         pytest.skip("one rank agrees with itself")
 
-    def call():
-        return tfring.alltoall(
-            tf.ones([size, 2 if rank == 1 else 3]), name="odd"
-        )
-
+    exchange = each_mode(mode, functools.partial(tfring.alltoall, name="odd"))
     with pytest.raises(
         tf.errors.FailedPreconditionError, match="shapes differ"
     ):
-        each_mode(mode, call)()
+        exchange(tf.ones([size, 2 if rank == 1 else 3]))
     assert tfring.alltoall(tf.ones([size]), name="odd").shape == [size]
 
 
@@ -343,14 +333,11 @@ def test_reducescatters_that_disagree(mode, rank, size):
 
 
 def split_badly(first):
-    """One row, and splits that are not those of one row."""
     return tfring.alltoall([1.0], [first] + [0] * (tfring.size() - 1))
 
 
 def test_rows_that_cannot_be_split_evenly(rank, size):
-    if size == 1:
-        pytest.skip("one rank takes any number of rows")
-    if rank == 0:
+    if rank == 0 and size > 1:
         with pytest.raises(ValueError, match="evenly"):
             tfring.alltoall(tf.ones([size + 1]))
 
@@ -397,11 +384,14 @@ def test_bad_arguments_raise_before_anything_starts(
     assert result.numpy().tolist() == [1]
 
 
-def test_a_scalar_of_unknown_rank_is_an_error_too(rank):
-    @tf.function(input_signature=[tf.TensorSpec(None)])
-    def scatter(tensor):
-        return tfring.reducescatter(tensor, name="scalar")
-
+def test_shapes_known_only_at_run_time_are_checked_then(rank, size):
+    unknown = [tf.TensorSpec(None)]
+    scatter = tf.function(tfring.reducescatter, input_signature=unknown)
+    exchange = tf.function(tfring.alltoall, input_signature=unknown)
     if rank == 0:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="scalar"):
-            scatter(tf.constant(1.0))
+        for call in scatter, exchange:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="scalar"):
+                call(tf.constant(1.0))
+        if size > 1:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="evenly"):
+                exchange(tf.ones([size + 1]))

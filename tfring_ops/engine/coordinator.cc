@@ -21,7 +21,7 @@ std::string Ranks(const std::vector<int32_t>& ranks) {
 
 // "allreduce of 'metrics'", "allreduce of 'gradients/0' ('bias' to 'kernel')"
 std::string What(const CollectiveRequest& request) {
-  const std::string what =
+  std::string what =
       absl::StrCat(Name(request.kind), " of '", request.name, "'");
   if (request.tensors.empty()) return what;
   const std::string& first = request.tensors.front().name;

@@ -179,16 +179,22 @@ class AlltoallStartOp : public StartOp {
     TensorEntry entry = NewEntry(context);
     const auto given = context->input(count() + 1).vec<int64_t>();
     entry.request.splits.assign(given.data(), given.data() + given.size());
+    if (entry.request.splits.empty()) {
+      const Tensor& first = context->input(0);
+      const int64_t rows = first.dims() == 0 ? 0 : first.dim_size(0);
+      OP_REQUIRES(context, rows % engine->size() == 0,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "alltoall of '", entry.request.tensors[0].name,
+                      "': ", rows, " rows cannot be split evenly between ",
+                      engine->size(), " ranks. Pass splits=.")));
+      entry.request.splits.assign(engine->size(), rows / engine->size());
+    }
     auto tensors = std::make_shared<EntryTensors>();
     for (int i = 0; i < count(); ++i) {
       const Tensor& input = context->input(i);
       OP_REQUIRES_OK(context, CheckSplits(entry.request, i, engine->size()));
       tensors->in_use.push_back(input);
       entry.buffers.push_back({input.data(), nullptr});
-    }
-    if (entry.request.splits.empty()) {
-      entry.request.splits.assign(
-          engine->size(), context->input(0).dim_size(0) / engine->size());
     }
     tensors->gathered.resize(count() + 1);
     AllocateWhenKnown(context, entry, tensors);
@@ -212,12 +218,6 @@ class AlltoallStartOp : public StartOp {
     }
     const int64_t rows = tensor.dims[0];
     const std::vector<int64_t>& splits = request.splits;
-    if (splits.empty()) {
-      if (rows % size == 0) return absl::OkStatus();
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, rows, " rows cannot be split evenly between ",
-                       size, " ranks. Pass splits=."));
-    }
     // One by one, as a sum might wrap round.
     int64_t left = rows;
     for (const int64_t split : splits) {
