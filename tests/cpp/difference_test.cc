@@ -75,11 +75,11 @@ TEST(DifferenceTest, OfTensorNames) {
             "tensors differ. Rank 0 sent 'kernel'; rank 2 sent 'bias'");
 }
 
-TEST(DifferenceTest, NumbersInNamesMayDiffer) {
+TEST(DifferenceTest, NamesMayDifferButForTheLastPart) {
   CollectiveRequest a = MakeRequest();
   CollectiveRequest b = a;
   a.tensors[0].name = "model/dense/kernel";
-  b.tensors[0].name = "model_1/dense_12/kernel";
+  b.tensors[0].name = "dense_12/kernel_1";
   EXPECT_EQ(Difference(a, b), "");
   b.tensors[0].name = "model/dense/kernel2";
   EXPECT_NE(Difference(a, b), "");

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -40,20 +39,18 @@ std::string Tensors(const CollectiveRequest& request) {
              : absl::StrCat(count, " tensors, '", first, "' to '", last, "'");
 }
 
-// Keras numbers layers by how many the process has made: on a rank that has
-// built another model before, "dense/kernel" is "dense_1/kernel".
-std::string WithoutNumbers(absl::string_view name) {
-  std::string kept;
-  for (size_t i = 0; i < name.size(); ++i) {
-    size_t end = i + 1;
-    while (end < name.size() && absl::ascii_isdigit(name[end])) ++end;
-    if (name[i] == '_' && end > i + 1) {
-      i = end - 1;
-    } else {
-      kept += name[i];
-    }
+// What a tensor is in its layer, "kernel" or "bias".  Where the layer stands
+// may be told differently: Keras numbers layers by how many the process has
+// made, and a model that was loaded has other paths than one that was built.
+std::string Role(absl::string_view name) {
+  const size_t slash = name.rfind('/');
+  if (slash != absl::string_view::npos) name.remove_prefix(slash + 1);
+  const size_t end = name.find_last_not_of("0123456789");
+  if (end != absl::string_view::npos && end + 1 < name.size() &&
+      name[end] == '_') {
+    name = name.substr(0, end);
   }
-  return kept;
+  return std::string(name);
 }
 
 bool ShapesAgree(CollectiveKind kind, const TensorInfo& a,
@@ -85,7 +82,7 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorInfo& of_a = a.tensors[i];
     const TensorInfo& of_b = b.tensors[i];
-    if (WithoutNumbers(of_a.name) != WithoutNumbers(of_b.name)) {
+    if (Role(of_a.name) != Role(of_b.name)) {
       return compare("tensors", absl::StrCat("'", of_a.name, "'"),
                      absl::StrCat("'", of_b.name, "'"));
     }
