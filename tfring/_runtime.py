@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -69,8 +70,9 @@ def init(comm: MPI.Intracomm | None = None) -> None:
             the world. The engine works on a duplicate of it.
 
     Raises:
-        RuntimeError: MPI gives no `MPI_THREAD_MULTIPLE`, or the engine cannot
-            start; the message says why.
+        RuntimeError: MPI gives no `MPI_THREAD_MULTIPLE`, does not see the other
+            tasks of an `srun`, or the engine cannot start; the message says
+            why.
         TypeError: `comm` is not an mpi4py communicator.
         ValueError: A `TFRING_*` environment variable has an unusable value.
 
@@ -90,6 +92,7 @@ def init(comm: MPI.Intracomm | None = None) -> None:
             return
         if comm is None:
             comm = MPI.COMM_WORLD
+            _check_all_tasks_are_ranks(comm.size)
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(
                 "tfring.init: comm must be an mpi4py intracommunicator or "
@@ -178,6 +181,19 @@ def _joined() -> _Topology:
             "tfring is not initialized. Call tfring.init() first."
         )
     return _topology
+
+
+def _check_all_tasks_are_ranks(world_size: int) -> None:
+    # With a plain `srun`, an MPI that Slurm does not speak to starts every task
+    # as a job of its own: each would train alone without a word.
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if world_size == 1 and tasks > 1:
+        raise RuntimeError(
+            f"srun started {tasks} tasks, but to MPI each is a job of one "
+            "rank. Start them with `srun --mpi=pmix`, or with `tfringrun` "
+            "inside of the allocation. For independent jobs pass "
+            "comm=mpi4py.MPI.COMM_SELF to tfring.init."
+        )
 
 
 def _install_process_hooks() -> None:

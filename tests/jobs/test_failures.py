@@ -239,3 +239,23 @@ def test_ctrl_c_leaves_no_process(start, write_script, plain_mpirun):
     assert time.monotonic() - begin < 15
     assert process.returncode == 1 if plain_mpirun else 130
     assert running(marker) == []
+
+
+def test_tasks_of_srun_that_mpi_does_not_see(start, write_script):
+    script = write_script("""
+        import tfring
+        from mpi4py import MPI
+
+        try:
+            tfring.init()
+        except RuntimeError as error:
+            print(error)
+        tfring.init(MPI.COMM_SELF)
+        print("size", tfring.size())
+    """)
+    job = start([sys.executable, script], env={"SLURM_STEP_NUM_TASKS": "2"})
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert "srun started 2 tasks" in output
+    assert "srun --mpi=pmix" in output
+    assert "size 1" in output

@@ -120,8 +120,10 @@ def missing_requirements() -> list[str]:
         name = os.environ.get("TENSORFLOW", "tensorflow-cpu")
         missing.append(name + TENSORFLOW_VERSIONS)
     try:
-        find_mpi()
+        _find_mpicc()
     except NotFoundError:
+        if os.environ.get("MPICC"):  # The user's own, and misspelt.
+            raise
         missing.append(MPI_WHEEL)
     return missing
 
