@@ -87,8 +87,8 @@ class Coordinator {
 // What is wrong between two ranks' requests of one name: "shapes differ. Rank
 // 0 sent float32 (784, 128); rank 2 sent float32 (784, 64)".  Empty if they
 // agree.  The first dimensions of an allgather or an alltoall may differ, and
-// so may all of a tensor's name before its last part: "dense_1/kernel" and
-// "model/dense/kernel".
+// so may all of a tensor's name before its last part, "dense_1/kernel" and
+// "model/dense/kernel", and the names of what is broadcast.
 std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
                                const CollectiveRequest& b, int rank_b);
 

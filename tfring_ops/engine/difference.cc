@@ -53,6 +53,12 @@ std::string Role(absl::string_view name) {
   return std::string(name);
 }
 
+// What is broadcast includes optimizers' variables, whose names hold the whole
+// path in one part.
+bool CompareRoles(CollectiveKind kind) {
+  return kind != CollectiveKind::kBroadcast;
+}
+
 bool ShapesAgree(CollectiveKind kind, const TensorInfo& a,
                  const TensorInfo& b) {
   if (kind != CollectiveKind::kAllgather && kind != CollectiveKind::kAlltoall) {
@@ -82,7 +88,7 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorInfo& of_a = a.tensors[i];
     const TensorInfo& of_b = b.tensors[i];
-    if (Role(of_a.name) != Role(of_b.name)) {
+    if (CompareRoles(a.kind) && Role(of_a.name) != Role(of_b.name)) {
       return compare("tensors", absl::StrCat("'", of_a.name, "'"),
                      absl::StrCat("'", of_b.name, "'"));
     }
