@@ -10,6 +10,11 @@ import pytest
 from jobs import TFRINGRUN, mpirun
 
 
+def _heed_interrupts():
+    # A shell's job in the background ignores them, and so does all it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Returns a function that starts a command line and gives its `Popen`.
@@ -34,6 +39,7 @@ def start(tmp_path):
             text=True,
             cwd=tmp_path,
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
         started.append(process)
         return process

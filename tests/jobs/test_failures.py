@@ -237,7 +237,7 @@ def test_ctrl_c_leaves_no_process(start, write_script, plain_mpirun):
     begin = time.monotonic()
     process.communicate(timeout=20)
     assert time.monotonic() - begin < 15
-    assert process.returncode == 1 if plain_mpirun else 130
+    assert process.returncode == (1 if plain_mpirun else 130)
     assert running(marker) == []
 
 
