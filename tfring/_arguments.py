@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from typing import Any
 
@@ -10,7 +9,6 @@ import tensorflow as tf
 
 from tfring import _runtime
 from tfring.chains import SUPPORTED_DTYPES, ReduceOp
-from tfring.compression import checked
 
 
 def checked_tensor(function: str, value: Any) -> tf.Tensor:
@@ -57,44 +55,6 @@ def checked_factor(function: str, value: Any) -> float:
             f"of type {type(value).__name__}. Multiply the tensor instead."
         )
     return float(value)
-
-
-def gradient_options(
-    function: str,
-    *,
-    op: Any,
-    gradient_predivide_factor: Any,
-    compression: Any,
-    sparse_as_dense: bool,
-) -> dict[str, Any]:
-    """The options of `reduce_gradients`, of which `function` was given some."""
-    if not isinstance(op, ReduceOp):
-        raise TypeError(
-            f"{function}: op must be tfring.Average or tfring.Sum, got {op!r}."
-        )
-    if op not in (ReduceOp.Average, ReduceOp.Sum):
-        raise ValueError(
-            f"{function}: gradients can be reduced with op=tfring.Average or "
-            f"tfring.Sum, got {op.name}."
-        )
-    predivide_factor = checked_factor(function, gradient_predivide_factor)
-    if not (math.isfinite(predivide_factor) and predivide_factor > 0):
-        raise ValueError(
-            f"{function}: gradient_predivide_factor must be above 0 and "
-            f"finite, got {predivide_factor}."
-        )
-    if predivide_factor != 1 and op is not ReduceOp.Average:
-        raise ValueError(
-            f"{function}: gradient_predivide_factor splits the division of an "
-            f"average, and op is {op.name}. Use op=tfring.Average, or divide "
-            "the loss."
-        )
-    return {
-        "op": op,
-        "predivide_factor": predivide_factor,
-        "compression": checked(function, compression),
-        "sparse_as_dense": sparse_as_dense,
-    }
 
 
 def checked_name(kind: str, name: str | None) -> str:

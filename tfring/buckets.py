@@ -58,6 +58,25 @@ def cut_into_buckets(
     return sorted((b.indices for b in buckets), key=lambda indices: indices[-1])
 
 
+def cut_by_groups(
+    tensors: Sequence[tf.Tensor], groups: Sequence[int]
+) -> list[list[int]]:
+    """Groups tensors as the caller wishes, whatever their size.
+
+    Args:
+        tensors: The tensors in the order in which they become ready.
+        groups: The number of each tensor's group. Tensors of one group and of
+            one dtype travel together.
+
+    Returns:
+        As `cut_into_buckets`.
+    """
+    buckets: dict[tuple[int, tf.DType], list[int]] = {}
+    for index, (tensor, group) in enumerate(zip(tensors, groups, strict=True)):
+        buckets.setdefault((group, tensor.dtype), []).append(index)
+    return sorted(buckets.values(), key=lambda indices: indices[-1])
+
+
 def _static_bytes(tensor: tf.Tensor) -> int | None:
     count = tensor.shape.num_elements()
     return None if count is None else count * tensor.dtype.size

@@ -1,56 +1,45 @@
-"""DistributedOptimizer: any Keras optimizer, on averaged gradients.
-
-Note [One class]: a wrapped optimizer is the same object, whose class
-has been exchanged for a subclass of the class it had, with the same name and
-module. So it keeps its state, and a saved file names the class that Keras
-knows. Gradients are averaged where they come in, in `apply`; but an optimizer
-that accumulates the gradients of several batches averages once for each update,
-in `_clip_gradients`, which Keras calls after accumulating and before clipping.
-
-Note [Loss scaling]: LossScaleOptimizer skips a step whose gradients are not all
-finite, inside a conditional. Each rank must come to the same decision, or some
-would wait in a reduction that others skip. So gradients are averaged before
-that check, where infinity and NaN spread to all ranks, and the optimizer inside
-averages no more. `compile()` under the policy "mixed_float16" puts a
-LossScaleOptimizer of Keras's own around ours; hence the patch.
-"""
+"""DistributedOptimizer: any Keras optimizer, on averaged gradients."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 
 from tfring import _runtime
-from tfring._arguments import gradient_options
+from tfring._gradient_options import gradient_options
+from tfring._optimizer_class import (
+    Distributed,
+    accumulates_as_keras,
+    distribute,
+    with_inner,
+)
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
-from tfring.reducer import reduce_gradients
-
-if TYPE_CHECKING:
-    from keras.optimizers import Optimizer as _Optimizer
-else:
-    _Optimizer = object  # The class to come next is found in each instance's.
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     optimizer: keras.optimizers.Optimizer,
-    *,
-    sparse_as_dense: bool = False,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: Compression = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
     op: ReduceOp = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
-    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
     Use it in place of the optimizer, in `model.compile` or in a training loop.
     Every rank then applies the same update, provided that all have started from
     the same weights (`BroadcastGlobalVariablesCallback`). Gradients are clipped
-    after they have been averaged. With `gradient_accumulation_steps` they are
+    after they have been averaged. Of several accumulated batches they are
     averaged once for each update; inside a `LossScaleOptimizer` for each batch,
     since the ranks must skip a batch together.
 
@@ -63,21 +52,36 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     Args:
         optimizer: Any Keras 3 optimizer. It is changed and returned, not
             copied, so that its state and settings remain.
+        name: A new name for `optimizer`; default the one that it has.
+        use_locking: False. Keras 3 does not know it.
+        device_dense: Where dense gradients are reduced: "" or a CPU.
+        device_sparse: The same for sparse gradients.
+        compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
+            larger floats travel, and are added. Must agree across ranks.
         sparse_as_dense: Whether gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Worth it where most rows are used in every step.
             Must agree across ranks. Under `jit_compile` they always are. What
             is dense is clipped by its true norm; of `tf.IndexedSlices` Keras
             counts repeated rows one by one.
-        compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
-            larger floats travel, and are added. Must agree across ranks.
+        backward_passes_per_step: How many batches are accumulated for each
+            update, by Keras's `gradient_accumulation_steps`. So `iterations`
+            and schedules count updates, where Horovod's count batches.
         op: `tfring.Average` or `tfring.Sum` of the ranks' gradients. Must agree
             across ranks.
         gradient_predivide_factor: Splits the division of an average: gradients
             are divided by it before they are added, and the sum by
             `size() / gradient_predivide_factor`. So the sum of many ranks stays
             within the range of float16. Must agree across ranks.
-        backward_passes_per_step: 1. To accumulate the gradients of several
-            batches, give `optimizer` its `gradient_accumulation_steps`.
+        average_aggregated_gradients: Whether an update is made with the mean of
+            the gradients that `backward_passes_per_step` has accumulated, and
+            not, as by default, with their sum. Keras's own
+            `gradient_accumulation_steps` takes the mean.
+        num_groups: Horovod's old name of `groups`, if that is a number.
+        groups: Which gradients travel together: lists of variables, or into
+            how many parts all are cut, in the order in which they become ready.
+            A variable in no list travels alone, and so does a sparse gradient;
+            a group of several dtypes travels as one request for each. Default:
+            buckets of up to `TFRING_FUSION_THRESHOLD`. Must agree across ranks.
 
     Returns:
         `optimizer` itself. What is saved from it loads in plain Keras, and must
@@ -88,8 +92,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         TypeError: `optimizer` is not a Keras 3 optimizer, or another argument
             is of a wrong type.
         ValueError: `optimizer` is wrapped already, Keras does not run on
-            TensorFlow, `op` is neither average nor sum, or there is nothing
-            for `gradient_predivide_factor` to divide.
+            TensorFlow, or an argument has a value that cannot be; the message
+            says which.
 
     Example:
 
@@ -117,172 +121,70 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             "the optimizer with keras.optimizers; with any other, average the "
             "gradients by tfring.DistributedGradientTape."
         )
-    if any(isinstance(o, _Distributed) for o in _with_inner(optimizer)):
+    if any(isinstance(o, Distributed) for o in with_inner(optimizer)):
         raise ValueError(
             f"The optimizer '{optimizer.name}' is distributed already: "
             "DistributedOptimizer changes the optimizer that it is given. "
             "Wrap an optimizer once."
         )
-    if backward_passes_per_step != 1:
+    if use_locking:
         raise ValueError(
-            "DistributedOptimizer: backward_passes_per_step must be 1, got "
-            f"{backward_passes_per_step!r}. Keras 3 accumulates by itself: "
-            f"make the optimizer '{optimizer.name}' with "
-            f"gradient_accumulation_steps={backward_passes_per_step!r}. It "
-            "applies the mean of that many batches, where Horovod applied, by "
-            "default, their sum."
+            "DistributedOptimizer: use_locking=True is for TensorFlow 1's "
+            "optimizers; those of Keras 3 update variables without locks. "
+            "Leave it out."
         )
     options = gradient_options(
         "DistributedOptimizer",
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
     )
-    return _distribute(optimizer, options)
+    _accumulate(optimizer, backward_passes_per_step)
+    if name is not None:
+        optimizer.name = name
+    return distribute(
+        optimizer,
+        options,
+        summed_passes=(
+            1 if average_aggregated_gradients else backward_passes_per_step
+        ),
+    )
 
 
-def _distribute(optimizer: Any, options: dict[str, Any]) -> Any:
-    _teach_loss_scale_optimizer()
-    base: Any = type(optimizer)
-    optimizer.__class__ = _distributed_class(base)
-    optimizer._tfring_options = options
-    return optimizer
-
-
-class _Distributed(_Optimizer):
-    """Stands before a Keras optimizer's class; see Note [One class]."""
-
-    # Not constructor arguments, so that configurations remain Keras's own.
-    _tfring_options: Mapping[str, Any] = {}  # of reduce_gradients
-    _tfring_paused = False
-    # Set for each class: whether `_clip_gradients` is certain to be called.
-    _tfring_follows_keras = False
-
-    def apply(
-        self, grads: Sequence[Any], trainable_variables: Any = None
-    ) -> None:
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        if not self._averages_accumulated():
-            grads = self._average(
-                grads,
-                self._trainable_variables
-                if trainable_variables is None
-                else trainable_variables,
-            )
-        super().apply(grads, trainable_variables)
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        if self._averages_accumulated():
-            grads = self._average(grads, self._trainable_variables)
-        return super()._clip_gradients(grads)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Keras copies and pickles an optimizer as it saves one, as its plain
-        # self. A copy that no longer averages would train without a word.
-        _, (saved,) = super().__reduce__()
-        base = type(self).__mro__[2]
-        return _restore, (base, saved, dict(self._tfring_options))
-
-    def _averages_accumulated(self) -> bool:
-        return bool(
-            self.gradient_accumulation_steps and self._tfring_follows_keras
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Sets up Keras's accumulation of gradients, for more passes than one."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(
+            "DistributedOptimizer: backward_passes_per_step must be a whole "
+            f"number of batches, at least 1, got {passes!r}."
         )
-
-    def _average(
-        self, grads: Sequence[Any], variables: Sequence[Any]
-    ) -> Sequence[Any]:
-        if self._tfring_paused:
-            return grads
-        grads = list(grads)
-        if len(grads) != len(variables):
-            # Keras leaves out variables without a gradient when it accumulates.
-            variables = [None] * len(grads)
-        for variable in variables:
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise ValueError(
-                    f"DistributedOptimizer cannot train '{variable.path}': "
-                    "the variable is overwritten by its gradient (float8 "
-                    "quantization), of which there is no average over ranks. "
-                    "Train in bfloat16 or float16 instead."
-                )
-        return reduce_gradients(grads, variables, **self._tfring_options)
-
-
-def _restore(base: Any, saved: Any, options: dict[str, Any]) -> Any:
-    return _distribute(base._unpickle_model(saved), options)
-
-
-@functools.cache
-def _distributed_class(base: Any) -> Any:
-    of_keras = getattr(keras.optimizers, base.__name__, None) is base
-    distributed = type(
-        base.__name__,
-        (_Distributed, base),
-        {
-            "__module__": "keras.optimizers" if of_keras else base.__module__,
-            "__doc__": base.__doc__,
-            "_tfring_follows_keras": all(
-                getattr(base, method, None)
-                is getattr(keras.optimizers.Optimizer, method, method)
-                for method in ("apply", "_backend_apply_gradients")
-            ),
-        },
-    )
-    registered_name = keras.saving.get_registered_name(base)
-    if keras.saving.get_registered_object(registered_name) is base:
-        # Saved under the same name, which goes on to stand for `base`.
-        package, name = registered_name.split(">", maxsplit=1)
-        keras.saving.register_keras_serializable(package, name)(distributed)
-        keras.saving.get_custom_objects()[registered_name] = base
-    return distributed
-
-
-def _with_inner(optimizer: Any) -> Iterator[Any]:
-    """The optimizer, and those inside a LossScale- or a MultiOptimizer."""
-    yield optimizer
-    inner = [getattr(optimizer, "inner_optimizer", None)]
-    for each in [*inner, *getattr(optimizer, "optimizers", ())]:
-        if each is not None:
-            yield from _with_inner(each)
-
-
-@functools.cache
-def _teach_loss_scale_optimizer() -> None:
-    """Lets it average before it looks; see Note [Loss scaling]."""
-    loss_scale_optimizer = keras.optimizers.LossScaleOptimizer
-    keras_apply = loss_scale_optimizer.apply
-
-    @functools.wraps(keras_apply)
-    def apply(
-        self: Any, grads: Sequence[Any], trainable_variables: Any = None
-    ) -> None:
-        inside = [
-            optimizer
-            for optimizer in _with_inner(self)
-            if isinstance(optimizer, _Distributed)
-        ]
-        if not inside or self in inside:
-            keras_apply(self, grads, trainable_variables)
-            return
-        if trainable_variables is None:
-            variables = self._trainable_variables
-        else:
-            variables = trainable_variables = list(trainable_variables)
-        grads = inside[0]._average(grads, variables)
-        with _paused(inside):
-            keras_apply(self, grads, trainable_variables)
-
-    loss_scale_optimizer.apply = apply
-
-
-@contextmanager
-def _paused(optimizers: Sequence[_Distributed]) -> Iterator[None]:
-    for optimizer in optimizers:
-        optimizer._tfring_paused = True
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            optimizer._tfring_paused = False
+    if passes == 1 or optimizer.gradient_accumulation_steps == passes:
+        return
+    problem = None
+    if optimizer.gradient_accumulation_steps:
+        problem = (
+            "has gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps}. Give one of the two"
+        )
+    elif not accumulates_as_keras(type(optimizer)):
+        problem = (
+            "applies gradients by a method of its own. Wrap the optimizer "
+            "inside it, if there is one"
+        )
+    elif optimizer.built:
+        # Its variables would come in another order than after loading.
+        problem = (
+            "is built, without variables to accumulate in. Wrap it before its "
+            "first use"
+        )
+    if problem is not None:
+        raise ValueError(
+            f"DistributedOptimizer: backward_passes_per_step={passes}, but "
+            f"the optimizer '{optimizer.name}' {problem}."
+        )
+    optimizer.gradient_accumulation_steps = passes

@@ -24,7 +24,8 @@ import keras
 import tensorflow as tf
 
 from tfring import _runtime, chains, collectives
-from tfring.buckets import cut_into_buckets
+from tfring._gradient_options import variable_key
+from tfring.buckets import cut_by_groups, cut_into_buckets
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
 
@@ -42,6 +43,7 @@ def reduce_gradients(
     op: ReduceOp = ReduceOp.Average,
     predivide_factor: float = 1.0,
     compression: Compression = Compression.none,
+    groups: int | Sequence[Sequence[Any]] | None = None,
 ) -> list[_Gradient]:
     """Averages each gradient over the ranks, or adds it up.
 
@@ -61,6 +63,8 @@ def reduce_gradients(
             already, and multiplied with afterwards. `tf.IndexedSlices`, which
             are not added up, are not.
         compression: In which dtype larger floats travel, and are added.
+        groups: Lists of variables whose gradients travel together, or a number
+            of groups; default buckets of the size that the engine wishes.
 
     Returns:
         The averages or sums. `None` stays `None`, and what is not made dense
@@ -86,12 +90,18 @@ def reduce_gradients(
             result[i], dtypes[i] = compression.compress(tensor)
             dense.append(i)
 
-    limit_bytes = _runtime.fusion_threshold_bytes()
-    buckets = cut_into_buckets(
-        [result[i] for i in dense],
-        limit_bytes,
-        first_limit_bytes=min(limit_bytes, _FIRST_BUCKET_BYTES),
-    )
+    if groups is None:
+        limit_bytes = _runtime.fusion_threshold_bytes()
+        buckets = cut_into_buckets(
+            [result[i] for i in dense],
+            limit_bytes,
+            first_limit_bytes=min(limit_bytes, _FIRST_BUCKET_BYTES),
+        )
+    else:
+        buckets = cut_by_groups(
+            [result[i] for i in dense],
+            _group_numbers([variables[i] for i in dense], groups),
+        )
     request_names = _request_names(len(buckets) + len(sparse))
 
     # See Note [Starts before dones].
@@ -161,6 +171,24 @@ def _dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
         # has traced for a batch of unknown size and another has not.
         tensor.set_shape(shape)
     return tensor
+
+
+def _group_numbers(
+    variables: Sequence[Any], groups: int | Sequence[Sequence[Any]]
+) -> list[int]:
+    """Which group the gradient of each variable belongs to."""
+    if isinstance(groups, int):  # parts of equal length, in backward order
+        return [i * groups // len(variables) for i in range(len(variables))]
+    number_of = {
+        variable_key(variable): number
+        for number, group in enumerate(groups)
+        for variable in group
+    }
+    alone = range(len(number_of), len(number_of) + len(variables))
+    return [
+        number_of.get(variable_key(variable), other)
+        for variable, other in zip(variables, alone, strict=True)
+    ]
 
 
 def _name(variable: Any, index: int) -> str:

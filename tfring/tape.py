@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfring._arguments import gradient_options
+from tfring._gradient_options import gradient_options
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
 from tfring.reducer import reduce_gradients
@@ -14,11 +15,14 @@ from tfring.reducer import reduce_gradients
 
 def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     gradtape: tf.GradientTape,
-    *,
-    sparse_as_dense: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: Compression = Compression.none,
+    sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
 
@@ -32,12 +36,14 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     Args:
         gradtape: A `tf.GradientTape`, recording already or not; persistent or
             not.
-        sparse_as_dense: Whether gradients of embeddings, `tf.IndexedSlices`,
-            are made dense. Must agree across ranks. Under `jit_compile` they
-            always are.
-        compression: As for `tfring.DistributedOptimizer`.
-        op: As for `tfring.DistributedOptimizer`.
-        gradient_predivide_factor: As for `tfring.DistributedOptimizer`.
+        device_dense: As all that follow, as for `tfring.DistributedOptimizer`.
+        device_sparse: Where sparse gradients are reduced.
+        compression: In which dtype larger floats travel.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        op: Average or sum.
+        gradient_predivide_factor: Splits the division of an average.
+        num_groups: Horovod's old name of `groups`, if that is a number.
+        groups: Which gradients travel together; lists hold sources.
 
     Returns:
         An object that does all that `gradtape` does.
@@ -45,8 +51,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     Raises:
         TypeError: `gradtape` is not a `tf.GradientTape`, or another argument
             is of a wrong type.
-        ValueError: `gradtape` is wrapped already, `op` is neither average nor
-            sum, or there is nothing for `gradient_predivide_factor` to divide.
+        ValueError: `gradtape` is wrapped already, or an argument has a value
+            that cannot be; the message says which.
 
     Example:
 
@@ -72,10 +78,14 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         )
     options = gradient_options(
         "DistributedGradientTape",
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
     )
     return _DistributedGradientTape(gradtape, options)
 

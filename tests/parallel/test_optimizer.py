@@ -94,6 +94,46 @@ def test_accumulates_before_it_averages(mode, rank, mean_rank):
     np.testing.assert_allclose(values, [0 * update, update, update, 2 * update])
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_accumulates_passes(average, mode, rank, mean_rank):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0),
+        backward_passes_per_step=3,
+        average_aggregated_gradients=average,
+    )
+    values = applied(sgd, [[rank, 2.0], [rank, 4.0], [rank, 3.0]] * 2, mode)
+    update = np.array([-mean_rank, -3.0]) * (1 if average else 3)
+    expected = [0, 0, update, update, update, 2 * update]
+    for value, expect in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, np.broadcast_to(expect, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("by_lists", [True, False])
+def test_groups(by_lists, mode, rank, mean_rank):
+    dtypes = ["float32", "float16", "float32", "float64", "float32"]
+    variables = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in dtypes]
+    v = variables
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0),
+        groups=[[v[4], v[0], v[3]], [v[1]]] if by_lists else 2,
+    )
+    sgd.build(variables)
+
+    @mode
+    def step():
+        gradients = [
+            tf.fill([3], tf.cast(rank + i, dtype))
+            for i, dtype in enumerate(dtypes)
+        ]
+        sgd.apply(gradients, variables)
+
+    step()
+    for i, variable in enumerate(variables):
+        np.testing.assert_array_equal(
+            np.asarray(variable.numpy(), np.float64), -(mean_rank + i)
+        )
+
+
 def test_skips_together_while_accumulating(mode, rank, size):
     lso = keras.optimizers.LossScaleOptimizer(
         tfring.DistributedOptimizer(

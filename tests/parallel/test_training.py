@@ -67,6 +67,9 @@ OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(
         RATE, epsilon=1e-3, weight_decay=0.01, clipnorm=0.1
     ),
+    "accumulating": lambda: keras.optimizers.SGD(
+        RATE, momentum=0.9, gradient_accumulation_steps=2
+    ),
 }
 
 
@@ -112,13 +115,11 @@ def trained_alone(make_model, optimizer_name, sparse_as_dense):
     return model.get_weights()
 
 
-def trained_together(make_model, optimizer_name, **how):
+def trained_together(make_model, optimizer, **how):
     # Rank 0's weights alone are those of `trained_alone`.
     keras.utils.set_random_seed(tfring.rank())
     model = make_model()
-    model.compile(
-        tfring.DistributedOptimizer(OPTIMIZERS[optimizer_name]()), "mse", **how
-    )
+    model.compile(optimizer, "mse", **how)
     inputs, targets = data_for(model)
     model.fit(
         [shard(x) for x in inputs],
@@ -177,9 +178,23 @@ def test_weights_are_those_of_one_process(make_model, optimizer_name, how):
     # by one. Under XLA ours are dense, and so clipped by their true norm.
     sparse_as_dense = tfring.size() > 1 and how == "compiled"
     expected = trained_alone(make_model, optimizer_name, sparse_as_dense)
-    model = trained_together(make_model, optimizer_name, **HOW[how])
+    optimizer = tfring.DistributedOptimizer(OPTIMIZERS[optimizer_name]())
+    model = trained_together(make_model, optimizer, **HOW[how])
     assert_close(model.get_weights(), expected)
     assert_same_on_all_ranks([*model.variables, *model.optimizer.variables])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_several_passes_for_each_step(how):
+    expected = trained_alone(mlp, "accumulating", False)
+    # The sum of two gradients at half the rate is their mean at the whole.
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(RATE / 2, momentum=0.9), backward_passes_per_step=2
+    )
+    model = trained_together(mlp, optimizer, **HOW[how])
+    assert_close(model.get_weights(), expected)
+    assert int(optimizer.iterations) == STEPS // 2
+    assert_same_on_all_ranks([*model.variables, *optimizer.variables])
 
 
 @pytest.fixture

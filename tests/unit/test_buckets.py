@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfring.buckets import cut_into_buckets
+from tfring.buckets import cut_by_groups, cut_into_buckets
 
 
 def floats(*counts, dtype=tf.float32):
@@ -53,3 +53,9 @@ def test_tensor_of_unknown_shape_travels_alone():
 
 def test_nothing_to_cut():
     assert cut_into_buckets([], 100) == []
+
+
+def test_groups_travel_together_by_dtype():
+    mixed = floats(1, 1, 1) + floats(1, 1, dtype=tf.float16)
+    assert cut_by_groups(mixed, [7, 3, 7, 7, 3]) == [[1], [0, 2], [3], [4]]
+    assert cut_by_groups([], []) == []

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring import optimizer
+from tfring import _optimizer_class
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,11 @@ class Averages:
         self.count = 0
         self.factor = 1.0
         self.options = None
+        self.variables = None
 
     def __call__(self, gradients, variables, **options):
         assert len(gradients) == len(variables)
+        self.variables = variables
         self.count += 1
         self.options = options
         return [g if g is None else g * self.factor for g in gradients]
@@ -35,7 +37,7 @@ class Averages:
 @pytest.fixture
 def averages(monkeypatch):
     averages = Averages()
-    monkeypatch.setattr(optimizer, "reduce_gradients", averages)
+    monkeypatch.setattr(_optimizer_class, "reduce_gradients", averages)
     return averages
 
 
@@ -149,12 +151,14 @@ OPTIONS = {
     "sparse_as_dense": True,
     "compression": tfring.Compression.bf16,
     "gradient_predivide_factor": 2.0,
+    "groups": 2,
 }
 OPTIONS_OF_REDUCER = {
     "sparse_as_dense": True,
     "compression": tfring.Compression.bf16,
     "predivide_factor": 2.0,
     "op": tfring.Average,
+    "groups": 2,
 }
 
 
@@ -198,17 +202,131 @@ def test_predivides_averages_alone(name):
         WRAPPERS[name](gradient_predivide_factor="2")
 
 
-@pytest.mark.parametrize("passes", [0, 4, None])
-def test_accumulation_is_left_to_keras(passes):
-    with pytest.raises(
-        ValueError, match=f"gradient_accumulation_steps={passes}"
-    ):
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("clipnorm", [None, 1.0])
+def test_accumulates_passes(averages, average, clipnorm):
+    averages.factor = 10.0
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, clipnorm=clipnorm),
+        backward_passes_per_step=2,
+        average_aggregated_gradients=average,
+    )
+    variables = [keras.Variable([0.0]), keras.Variable([0.0])]
+    values = []
+    for gradient in (2.0, 1.0):
+        # A variable without a gradient moves no other's out of its place.
+        with pytest.warns(UserWarning, match="do not exist"):
+            sgd.apply([None, tf.constant([gradient])], variables)
+        values.append(float(variables[1].numpy()[0]))
+    update = 1.0 if clipnorm else (15.0 if average else 30.0)
+    assert values == [0.0, -update]
+    assert averages.count == 1
+    assert averages.variables == variables[1:]
+    assert int(sgd.iterations) == 1
+
+
+def test_passes_inside_of_loss_scaling(averages):
+    averages.factor = 10.0
+    lso = keras.optimizers.LossScaleOptimizer(
+        tfring.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), backward_passes_per_step=2
+        ),
+        initial_scale=4.0,
+    )
+    variable = keras.Variable([0.0])
+    for gradient in (8.0, 4.0):
+        lso.apply([tf.constant([gradient])], [variable])
+    assert variable.numpy()[0] == -30.0
+
+
+@pytest.mark.parametrize("passes", [0, -1, None, 2.0, True])
+def test_refuses_what_is_no_number_of_passes(passes):
+    with pytest.raises(ValueError, match="at least 1, got"):
         tfring.DistributedOptimizer(
             keras.optimizers.SGD(), backward_passes_per_step=passes
         )
-    tfring.DistributedOptimizer(
-        keras.optimizers.SGD(), backward_passes_per_step=1
+
+
+def built_sgd():
+    sgd = keras.optimizers.SGD()
+    sgd.build([keras.Variable([0.0])])
+    return sgd
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=3),
+            "gradient_accumulation_steps=3",
+        ),
+        (built_sgd, "is built"),
+        (lambda: OwnApply(1.0), "method of its own"),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+            "method of its own",
+        ),
+    ],
+)
+def test_refuses_to_accumulate(make, problem):
+    optimizer = make()
+    with pytest.raises(ValueError, match=f"'{optimizer.name}' .*{problem}"):
+        tfring.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_groups_are_checked(name):
+    variable = keras.Variable([0.0])
+    for groups in ("ab", 1.5, [variable], [1], True):
+        with pytest.raises(TypeError, match=f"^{name}: groups must be"):
+            WRAPPERS[name](groups=groups)
+    with pytest.raises(ValueError, match=f"^{name}: .*more than once"):
+        WRAPPERS[name](groups=[[variable], [variable.value]])
+    with pytest.raises(ValueError, match=f"^{name}: .*Leave num_groups out"):
+        WRAPPERS[name](groups=1, num_groups=1)
+    with pytest.raises(ValueError, match=f"^{name}: .*at least 0"):
+        WRAPPERS[name](num_groups=-1)
+    WRAPPERS[name](groups=0)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("argument", ["device_dense", "device_sparse"])
+def test_gradients_are_reduced_on_cpus(name, argument):
+    for device in ("", "/cpu:0", "/device:CPU:0"):
+        WRAPPERS[name](**{argument: device})
+    with pytest.raises(ValueError, match=f"^{name}: {argument}='/gpu:0'"):
+        WRAPPERS[name](**{argument: "/gpu:0"})
+    with pytest.raises(TypeError, match=f"^{name}: {argument} must be"):
+        WRAPPERS[name](**{argument: None})
+
+
+def test_arguments_have_the_order_of_horovod(averages):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(),
+        "distributed",
+        False,
+        "",
+        "",
+        tfring.Compression.bf16,
+        True,
+        2,
+        tfring.Average,
+        2.0,
+        True,
+        0,
+        2,
     )
+    for _ in range(2):
+        sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+        sgd.built = False
+    assert sgd.name == "distributed"
+    assert averages.options == OPTIONS_OF_REDUCER
+    assert sgd.gradient_accumulation_steps == 2
+
+
+def test_locking_is_refused():
+    with pytest.raises(ValueError, match="use_locking"):
+        tfring.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
 
 
 def test_refuses_another_compression():
@@ -329,6 +447,28 @@ def test_copies_average_too(averages, duplicate):
     same.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     assert averages.count == 1
     assert averages.options == OPTIONS_OF_REDUCER
+
+
+def test_copies_accumulate_too(averages):
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=2
+    )
+    same = copy.deepcopy(sgd)
+    variable = keras.Variable([0.0])
+    for _ in range(2):
+        same.apply([tf.constant([1.0])], [variable])
+    assert variable.numpy()[0] == -2.0
+
+
+def test_groups_of_one_model_are_not_copied():
+    variable = keras.Variable([0.0])
+    sgd = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(), groups=[[variable]]
+    )
+    with pytest.raises(TypeError, match="groups are lists of one model's"):
+        copy.deepcopy(sgd)
+    sgd.build([variable])
+    assert len(sgd.variables) == 2  # and the groups are not its own
 
 
 def test_from_config_gives_a_distributed_optimizer():

@@ -112,6 +112,36 @@ def test_first_bucket_is_small(recorder, monkeypatch):
     assert [len(start["tensors"]) for start in recorder.starts] == [1, 3]
 
 
+def test_groups_are_not_cut(recorder):
+    variables = variables_of_chain(5)
+    gradients = [tf.ones([8])] * 5  # 32 bytes each, and buckets of 64
+    keras_variable = keras.Variable(tf.ones([8]))
+    groups = [[variables[0], variables[4], variables[2]], [keras_variable]]
+    reducer.reduce_gradients(
+        [*gradients, gradients[0]],
+        [*variables, keras_variable.value],
+        groups=groups,
+    )
+    names = [start["tensor_names"] for start in recorder.starts]
+    assert [len(name) for name in names] == [1, 1, 1, 3]
+    assert names[1:] == [
+        ["layer_3:0"],
+        ["layer_1:0"],
+        ["layer_4:0", "layer_2:0", "layer_0:0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes"), [(1, [5]), (2, [3, 2]), (9, [1] * 5)]
+)
+def test_number_of_groups(recorder, groups, sizes):
+    variables = variables_of_chain(5)
+    gradients = [tf.ones([8])] * 5
+    reducer.reduce_gradients(gradients, variables, groups=groups)
+    assert [len(start["tensors"]) for start in recorder.starts] == sizes
+    assert reduced_names(recorder)[0] == "layer_4:0"
+
+
 def test_none_stays_none(recorder):
     variables = variables_of_chain(3)
     gradients = [None, tf.ones([8]), None]

@@ -1,0 +1,115 @@
+"""What DistributedOptimizer and DistributedGradientTape are told, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfring._arguments import checked_factor
+from tfring.chains import ReduceOp
+from tfring.compression import checked
+
+
+def gradient_options(
+    function: str,
+    *,
+    device_dense: str,
+    device_sparse: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: Any,
+    gradient_predivide_factor: Any,
+    num_groups: int,
+    groups: Any,
+) -> dict[str, Any]:
+    """The options of `reduce_gradients`, of which `function` was given some."""
+    _check_device(function, "device_dense", device_dense)
+    _check_device(function, "device_sparse", device_sparse)
+    if not isinstance(op, ReduceOp):
+        raise TypeError(
+            f"{function}: op must be tfring.Average or tfring.Sum, got {op!r}."
+        )
+    if op not in (ReduceOp.Average, ReduceOp.Sum):
+        raise ValueError(
+            f"{function}: gradients can be reduced with op=tfring.Average or "
+            f"tfring.Sum, got {op.name}."
+        )
+    predivide_factor = checked_factor(function, gradient_predivide_factor)
+    if not (math.isfinite(predivide_factor) and predivide_factor > 0):
+        raise ValueError(
+            f"{function}: gradient_predivide_factor must be above 0 and "
+            f"finite, got {predivide_factor}."
+        )
+    if predivide_factor != 1 and op is not ReduceOp.Average:
+        raise ValueError(
+            f"{function}: gradient_predivide_factor splits the division of an "
+            f"average, and op is {op.name}. Use op=tfring.Average, or divide "
+            "the loss."
+        )
+    return {
+        "op": op,
+        "predivide_factor": predivide_factor,
+        "compression": checked(function, compression),
+        "sparse_as_dense": sparse_as_dense,
+        "groups": _checked_groups(function, num_groups, groups),
+    }
+
+
+def variable_key(variable: Any) -> Any:
+    """Equal for a Keras variable and for the TensorFlow variable inside it."""
+    if isinstance(variable, keras.Variable):
+        # Not `value`, which may be cast, in a scope of mixed precision.
+        variable = variable._value
+    return id(variable)
+
+
+def _check_device(function: str, argument: str, device: Any) -> None:
+    if not isinstance(device, str):
+        raise TypeError(
+            f"{function}: {argument} must be the name of a device, or '' for "
+            f"any, got {device!r}."
+        )
+    kind = tf.DeviceSpec.from_string(device).device_type
+    if kind not in (None, "CPU"):
+        raise ValueError(
+            f"{function}: {argument}={device!r}: gradients are reduced on the "
+            "CPU, as tfring has no kernels for other devices yet. Leave the "
+            "argument out."
+        )
+
+
+def _checked_groups(
+    function: str, num_groups: Any, groups: Any
+) -> int | list[list[Any]] | None:
+    if num_groups and groups is not None:
+        raise ValueError(
+            f"{function}: num_groups is Horovod's old name of groups; got both "
+            "of them. Leave num_groups out."
+        )
+    given = num_groups if groups is None else groups
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 0:
+            raise ValueError(
+                f"{function}: the number of groups must be at least 0, which "
+                f"is none, got {given}."
+            )
+        return given or None
+    if not isinstance(given, Sequence) or not all(
+        isinstance(group, Sequence) and not isinstance(group, str)
+        for group in given
+    ):
+        raise TypeError(
+            f"{function}: groups must be a number or a list of lists of "
+            f"variables, got {given!r}."
+        )
+    keys = [variable_key(v) for group in given for v in group]
+    if len(set(keys)) < len(keys):
+        raise ValueError(
+            f"{function}: a variable is in groups more than once. Its gradient "
+            "can travel with one group only."
+        )
+    return [list(group) for group in given]
