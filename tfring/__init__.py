@@ -75,6 +75,9 @@ if TYPE_CHECKING:
     from tfring.probes import nccl_built as nccl_built
     from tfring.probes import rocm_built as rocm_built
     from tfring.state import broadcast_variables as broadcast_variables
+    from tfring.sync_batch_norm import (
+        SyncBatchNormalization as SyncBatchNormalization,
+    )
     from tfring.tape import DistributedGradientTape as DistributedGradientTape
 
 # Loaded when first used, so that `import tfring` alone costs no TensorFlow and
@@ -122,6 +125,7 @@ _MODULE_OF = {
     "rocm_built": "probes",
     "gpu_available": "probes",
     "is_homogeneous": "probes",
+    "SyncBatchNormalization": "sync_batch_norm",
 }
 
 # Modules that are part of the public interface.
