@@ -49,15 +49,17 @@ if TYPE_CHECKING:
     from tfring.collectives import Product as Product
     from tfring.collectives import ReduceOp as ReduceOp
     from tfring.collectives import Sum as Sum
-    from tfring.collectives import allgather as allgather
     from tfring.collectives import allreduce as allreduce
-    from tfring.collectives import broadcast as broadcast
     from tfring.collectives import grouped_allreduce as grouped_allreduce
     from tfring.compression import Compression as Compression
     from tfring.errors import NotInitializedError as NotInitializedError
     from tfring.exchanges import alltoall as alltoall
     from tfring.exchanges import barrier as barrier
+    from tfring.exchanges import grouped_reducescatter as grouped_reducescatter
     from tfring.exchanges import reducescatter as reducescatter
+    from tfring.gathers import allgather as allgather
+    from tfring.gathers import broadcast as broadcast
+    from tfring.gathers import grouped_allgather as grouped_allgather
     from tfring.objects import allgather_object as allgather_object
     from tfring.objects import broadcast_object as broadcast_object
     from tfring.objects import broadcast_object_fn as broadcast_object_fn
@@ -101,9 +103,11 @@ _MODULE_OF = {
     "Product": "collectives",
     "allreduce": "collectives",
     "grouped_allreduce": "collectives",
-    "allgather": "collectives",
-    "broadcast": "collectives",
+    "allgather": "gathers",
+    "grouped_allgather": "gathers",
+    "broadcast": "gathers",
     "reducescatter": "exchanges",
+    "grouped_reducescatter": "exchanges",
     "alltoall": "exchanges",
     "barrier": "exchanges",
     "Compression": "compression",

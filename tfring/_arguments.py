@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tfring import _runtime
 from tfring.chains import SUPPORTED_DTYPES, ReduceOp
+from tfring.compression import Compression, checked
 
 
 def checked_tensor(function: str, value: Any) -> tf.Tensor:
@@ -20,6 +24,51 @@ def checked_tensor(function: str, value: Any) -> tf.Tensor:
             "supported, only floating-point numbers, integers and bool."
         )
     return tensor
+
+
+def checked_tensors(function: str, tensors: Any) -> list[Any]:
+    """The tensors of a grouped collective, not yet checked one by one."""
+    single = tf.Tensor | tf.IndexedSlices | tf.Variable | str | bytes
+    if isinstance(tensors, single) or not isinstance(tensors, Iterable):
+        instead = function.removeprefix("grouped_")
+        raise TypeError(
+            f"{function} takes a list of tensors, got a single "
+            f"{type(tensors).__name__}. Use {instead} for it."
+        )
+    return list(tensors)
+
+
+def check_rows(function: str, tensor: tf.Tensor) -> None:
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            f"{function}: a scalar has no first dimension, and the ranks have "
+            "nothing to share out or to join. Pass a tensor of shape (1,), or "
+            "with a row for each rank."
+        )
+
+
+def checked_op(function: str, op: Any, average: Any) -> Any:
+    """What `op` and the older `average` ask for together."""
+    if average is None:
+        return ReduceOp.Average if op is None else op
+    if op is not None:
+        raise ValueError(
+            f"{function}: op takes the place of average; give only one of "
+            f"them, got op={op!r} and average={average!r}."
+        )
+    instead = ReduceOp.Average if average else ReduceOp.Sum
+    warnings.warn(
+        f"{function}: average={average!r} is deprecated, pass "
+        f"op=tfring.{instead.name}.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return instead
+
+
+def on_device(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Where operations are placed; '' leaves it to TensorFlow."""
+    return tf.device(device) if device else contextlib.nullcontext()
 
 
 def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
@@ -57,7 +106,19 @@ def checked_factor(function: str, value: Any) -> float:
     return float(value)
 
 
-def checked_name(kind: str, name: str | None) -> str:
+def checked_compression(function: str, compression: Any) -> Compression:
+    compression = checked(function, compression)
+    # One rank sends nothing, and keeps all its bits.
+    return Compression.none if _runtime.size() == 1 else compression
+
+
+def checked_name(
+    kind: str, name: str | None, ignore_name_scope: bool = False
+) -> str:
+    """What ranks know a collective by.
+
+    Within `tf.name_scope` it begins with the scope.
+    """
     # After all other checks: a rank whose call raises has not counted it, or
     # from then on its names would be other than those of the other ranks.
     if name is not None:
@@ -66,11 +127,16 @@ def checked_name(kind: str, name: str | None) -> str:
                 f"{kind}: name must be a string that is not empty, got "
                 f"{name!r}."
             )
-        return name
+        scope = "" if ignore_name_scope else tf.get_current_name_scope()
+        return f"{scope}/{name}" if scope else name
     if tf.executing_eagerly():
         # Named by the engine, as it comes: for every new name here TensorFlow
         # would make a new kernel, and keep it.
         return ""
     # By the position in this graph, so that every trace of a function gives
     # the same names, however often a rank traces it.
-    return str(tf.compat.v1.get_default_graph().unique_name(kind))
+    graph = tf.compat.v1.get_default_graph()
+    if ignore_name_scope:
+        with graph.name_scope(None):
+            return str(graph.unique_name(kind))
+    return str(graph.unique_name(kind))

@@ -1,8 +1,15 @@
 """Gradients of the collectives; importing it registers them.
 
-The loss of a job is the sum of the ranks' losses, so what reached a rank from
-others sends its gradient back to them: each gradient is a collective itself,
-and all ranks must take it.
+What reached a rank from others sends its gradient back to them: each gradient
+is a collective itself, and all ranks must take it.
+
+Note [Whose loss]: the factors are Horovod's, so that a script that moves here
+trains as before. Those of allreduce and alltoall are exact for the sum of the
+ranks' losses. What allgather and broadcast gave to every rank is taken for one
+replicated tensor, whose gradient is the average of what the ranks have, and
+`1 / size()` of the exact one; that of reducescatter is `size()` times the exact
+one. So a reducescatter with an allgather behind it has the gradient of the
+allreduce that it is.
 """
 
 from __future__ import annotations
@@ -40,11 +47,10 @@ def _allreduce_gradient(op: Any, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("TfringReducescatterStart")
 def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
     reduce_op = _differentiable("reducescatter", op)
-    # As that of the allreduce whose first half it is.
     factor = float(_text_attr(op, "prescale_factor"))
     factor *= float(_text_attr(op, "postscale_factor"))
-    if reduce_op is ReduceOp.Average:
-        factor /= _runtime.size()
+    if reduce_op is ReduceOp.Sum:  # see Note [Whose loss]
+        factor *= _runtime.size()
     shares = _dense(op, gradients[:-1])
     name = _gradient_name(op)
     started = chains.start_allgather(
@@ -84,18 +90,18 @@ def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("TfringBroadcastStart")
 def _broadcast_gradient(op: Any, *gradients: Any) -> list[Any]:
-    summed = _allreduce(op, gradients[:-1], reduce_op=ReduceOp.Sum)
+    means = _allreduce(op, gradients[:-1], reduce_op=ReduceOp.Average)
     if _runtime.rank() != op.get_attr("root_rank"):
-        summed = [tf.zeros_like(gradient) for gradient in summed]
-    return [*summed, None]
+        means = [tf.zeros_like(gradient) for gradient in means]
+    return [*means, None]
 
 
 @tf.RegisterGradient("TfringAllgatherDone")
 def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
     inputs = op.inputs[: len(gradients)]
-    summed = _allreduce(op, gradients, reduce_op=ReduceOp.Sum)
+    means = _allreduce(op, gradients, reduce_op=ReduceOp.Average)
     # A row for each rank: how many rows of each result are its own.
-    own_rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
+    own_rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])
     name = _gradient_name(op)
     rows_name = f"{name}/rows" if name else ""
     started = chains.start_allgather(
@@ -110,7 +116,7 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
     begins = tf.reduce_sum(rows[: _runtime.rank()], axis=0)
     result = []
     for i, tensor in enumerate(inputs):
-        own = summed[i][begins[i] : begins[i] + own_rows[i]]
+        own = means[i][begins[i] : begins[i] + own_rows[i]]
         own.set_shape(tensor.shape)
         result.append(own)
     return [*result, None, None]

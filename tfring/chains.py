@@ -12,7 +12,8 @@ chain's last start, and the first start of a chain what the dones of the chains
 before it in the same graph return. The ranks thus start everything in one
 order; and when a done fails, and XLA frees all memory of the step, nothing that
 still uses it is in flight. Graphs inside a graph, such as the branches of
-`tf.cond`, are ordered each by itself.
+`tf.cond`, are ordered each by itself. A graph of TensorFlow 1 has no order: a
+session runs what is fetched, and ranks meet by name.
 """
 
 from __future__ import annotations
@@ -180,8 +181,7 @@ def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
         handle=started.handle,
         last=_last_handle(started),
     )
-    if not tf.executing_eagerly():
-        _ended(tf.compat.v1.get_default_graph()).append(result.ended)
+    _ended().append(result.ended)
     return list(result.y)
 
 
@@ -315,9 +315,7 @@ def _handle_before(previous: Started | None) -> tf.Tensor:
     """The input `prev` of a start; see Note [Order under XLA]."""
     if previous is not None:
         return previous.handle
-    ended = []
-    if not tf.executing_eagerly():
-        ended = _ended(tf.compat.v1.get_default_graph())
+    ended = _ended()
     if not ended:
         return tf.constant(0, tf.int64)
     handle = tf.add_n(ended)  # each is 0
@@ -340,7 +338,12 @@ def _last_handle(started: Started) -> tf.Tensor:
     return started.chain.last_handle
 
 
-def _ended(graph: Any) -> list[tf.Tensor]:
+def _ended() -> list[tf.Tensor]:
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or not graph.building_function:
+        # A graph of TensorFlow 1 runs what is fetched, and no more: what is
+        # traced first may belong to another step.
+        return []
     # On the graph itself, so that it dies with it.
     if not hasattr(graph, _ENDED):
         setattr(graph, _ENDED, [])

@@ -11,7 +11,7 @@ brought what; the job may go on afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,20 +20,27 @@ from tfring import _gradients as _gradients  # registers them
 from tfring import _runtime
 from tfring._arguments import (
     check_reduction,
-    check_root_rank,
+    checked_compression,
     checked_factor,
     checked_name,
+    checked_op,
     checked_tensor,
+    checked_tensors,
+    on_device,
 )
+from tfring._groups import in_order, requests_of
 from tfring.chains import SUPPORTED_DTYPES as SUPPORTED_DTYPES
 from tfring.chains import ReduceOp as ReduceOp
 from tfring.chains import Started as Started
 from tfring.chains import finish as finish
-from tfring.chains import finish_allgather, start_allgather, traced_for_xla
 from tfring.chains import start_allreduce as start_allreduce
 from tfring.chains import start_broadcast as start_broadcast
+from tfring.chains import traced_for_xla
 from tfring.compression import Compression
-from tfring.compression import checked as _checked_compression
+from tfring.gathers import allgather as allgather
+from tfring.gathers import broadcast as broadcast
+from tfring.gathers import gather
+from tfring.gathers import grouped_allgather as grouped_allgather
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum
@@ -44,12 +51,15 @@ Product = ReduceOp.Product
 
 def allreduce(
     tensor: Any,
-    *,
-    op: ReduceOp = Average,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compression = Compression.none,
+    op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    compression: Compression = Compression.none,
     name: str | None = None,
+    ignore_name_scope: bool = False,
 ) -> Any:
     """Reduces a tensor over all ranks; every rank gets the same bits.
 
@@ -63,25 +73,35 @@ def allreduce(
         tensor: A tensor of any shape, or what `tf.convert_to_tensor` makes
             one of. Floating-point, integer or, but for `Average`, bool. Or
             `tf.IndexedSlices`, for `Average` and `Sum`.
-        op: `tfring.Average`, `Sum`, `Min`, `Max` or `Product`. The average of
-            integers is rounded towards zero.
-        prescale_factor: Multiplies the tensor before the reduction.
-        postscale_factor: Multiplies the result.
+        average: Deprecated: True for `op=tfring.Average`, False for
+            `op=tfring.Sum`.
+        device_dense: Where a tensor is reduced, such as "/cpu:0". By default
+            where TensorFlow likes. XLA places what it compiles itself.
+        device_sparse: The same for `tf.IndexedSlices`.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
             larger floats travel, and are reduced.
-        name: Identifies the call, and names the tensor in errors. By default
-            it comes from the order of calls, which must then be the same on
-            all ranks.
+        op: `tfring.Average`, the default, `Sum`, `Min`, `Max` or `Product`. The
+            average of integers is rounded towards zero.
+        prescale_factor: Multiplies the tensor before the reduction.
+        postscale_factor: Multiplies the result.
+        name: Identifies the call, and names the tensor in errors; within
+            `tf.name_scope` the scope comes before it. By default it comes from
+            the order of calls, which must then be the same on all ranks.
+        ignore_name_scope: Whether the name is without the scope, where scopes
+            differ between ranks.
 
     Returns:
         A tensor like `tensor`, or `tf.IndexedSlices`.
 
     Raises:
+        NotImplementedError: `tf.IndexedSlices` have no such reduction.
         TypeError: The dtype is not supported, or an argument is of a wrong
             type.
-        ValueError: There is no such reduction of this tensor, or `init` has
-            not been called.
+        ValueError: There is no such reduction of this tensor, both `average`
+            and `op` are given, or `init` has not been called.
         tf.errors.FailedPreconditionError: The ranks did not agree.
+        tf.errors.InvalidArgumentError: A collective of that name is under way
+            on this rank already.
 
     Example:
     ```python
@@ -93,66 +113,80 @@ def allreduce(
     assert total.numpy().tolist() == [tfring.size()] * 3
     ```
     """
+    op = checked_op("allreduce", op, average)
     prescale_factor = checked_factor("allreduce", prescale_factor)
     postscale_factor = checked_factor("allreduce", postscale_factor)
-    compression = _compression("allreduce", compression)
+    compression = checked_compression("allreduce", compression)
     if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
-        return _allreduce_slices(
-            tensor,
+        _check_slices("allreduce", tensor, op)
+        name = checked_name("allreduce", name, ignore_name_scope)
+        with on_device(device_sparse):
+            [slices] = _allreduce_slices(
+                [tensor],
+                op=op,
+                factor=prescale_factor * postscale_factor,
+                compression=compression,
+                name=name,
+                tensor_names=[name],
+            )
+        return slices
+    with on_device(device_dense):
+        tensor = checked_tensor("allreduce", tensor)
+        check_reduction("allreduce", op, tensor.dtype)
+        name = checked_name("allreduce", name, ignore_name_scope)
+        [result] = _allreduce_tensors(
+            [tensor],
             op=op,
-            factor=prescale_factor * postscale_factor,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
             compression=compression,
             name=name,
+            tensor_names=[name],
         )
-    tensor = checked_tensor("allreduce", tensor)
-    check_reduction("allreduce", op, tensor.dtype)
-    name = checked_name("allreduce", name)
-    tensor, dtype = compression.compress(tensor)
-    buffers, started = start_allreduce(
-        [tensor],
-        request_name=name,
-        tensor_names=[name],
-        previous=None,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-    )
-    [result] = finish(buffers, started)
-    return compression.decompress(result, dtype)
+    return result
 
 
 def grouped_allreduce(
     tensors: Iterable[Any],
-    *,
-    op: ReduceOp = Average,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compression = Compression.none,
+    op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    compression: Compression = Compression.none,
+    ignore_name_scope: bool = False,
     name: str | None = None,
-) -> list[tf.Tensor]:
+) -> list[Any]:
     """Reduces several tensors over all ranks, those of one dtype together.
 
-    Faster than as many calls of `allreduce`.
+    Faster than as many calls of `allreduce`, which it is like otherwise.
 
     Collective: every rank must call it, with the same number of tensors and
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
 
     Args:
-        tensors: As for `allreduce`; dtypes may be mixed. `tf.IndexedSlices` are
-            made dense.
+        tensors: As for `allreduce`; dtypes may be mixed, and
+            `tf.IndexedSlices` be among them.
+        average: As for `allreduce`.
+        device_dense: As for `allreduce`.
+        device_sparse: As for `allreduce`.
+        compression: As for `allreduce`.
         op: As for `allreduce`.
         prescale_factor: As for `allreduce`.
         postscale_factor: As for `allreduce`.
-        compression: As for `allreduce`.
+        ignore_name_scope: As for `allreduce`.
         name: As for `allreduce`.
 
     Returns:
-        The results, in the order of `tensors`.
+        The results, in the order of `tensors`; of no tensors none.
 
     Raises:
-        TypeError: As for `allreduce`.
-        ValueError: As for `allreduce`, or there are no tensors.
+        NotImplementedError: As for `allreduce`.
+        TypeError: As for `allreduce`, or `tensors` is no list.
+        ValueError: As for `allreduce`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
+        tf.errors.InvalidArgumentError: As for `allreduce`.
 
     Example:
     ```python
@@ -166,183 +200,131 @@ def grouped_allreduce(
     assert count == 32 * tfring.size()
     ```
     """
-    if isinstance(tensors, tf.Tensor | tf.IndexedSlices | tf.Variable):
-        raise TypeError(
-            "grouped_allreduce takes a list of tensors, got a single "
-            f"{type(tensors).__name__}. Use allreduce for it."
-        )
-    tensors = [checked_tensor("grouped_allreduce", t) for t in tensors]
+    function = "grouped_allreduce"
+    op = checked_op(function, op, average)
+    tensors = checked_tensors(function, tensors)
+    prescale_factor = checked_factor(function, prescale_factor)
+    postscale_factor = checked_factor(function, postscale_factor)
+    compression = checked_compression(function, compression)
+    dense, sparse = [], []
+    with on_device(device_dense):
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
+                _check_slices(function, tensor, op)
+                sparse.append(i)
+            else:
+                tensors[i] = checked_tensor(function, tensor)
+                check_reduction(function, op, tensors[i].dtype)
+                dense.append(i)
     if not tensors:
-        raise ValueError("grouped_allreduce: the list of tensors is empty.")
-    prescale_factor = checked_factor("grouped_allreduce", prescale_factor)
-    postscale_factor = checked_factor("grouped_allreduce", postscale_factor)
-    compression = _compression("grouped_allreduce", compression)
-    dtypes = [tensor.dtype for tensor in tensors]
-    positions: dict[tf.DType, list[int]] = {}
-    for position, tensor in enumerate(tensors):
-        check_reduction("grouped_allreduce", op, tensor.dtype)
-        tensors[position], _ = compression.compress(tensor)
-        positions.setdefault(tensors[position].dtype, []).append(position)
+        return []
+    name = checked_name("allreduce", name, ignore_name_scope)
+    results = list(tensors)
+    if dense:
+        with on_device(device_dense):
+            reduced = _allreduce_tensors(
+                [tensors[i] for i in dense],
+                op=op,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+                compression=compression,
+                name=name,
+                tensor_names=[f"tensor {i}" for i in dense],
+            )
+        for i, result in zip(dense, reduced, strict=True):
+            results[i] = result
+    if sparse:
+        with on_device(device_sparse):
+            slices = _allreduce_slices(
+                [tensors[i] for i in sparse],
+                op=op,
+                factor=prescale_factor * postscale_factor,
+                compression=compression,
+                name=f"{name}/slices" if name else "",
+                tensor_names=[f"tensor {i}" for i in sparse],
+            )
+        for i, result in zip(sparse, slices, strict=True):
+            results[i] = result
+    return results
 
-    name = checked_name("allreduce", name)
-    request_name = name
-    started: Started | None = None
+
+def _allreduce_tensors(
+    tensors: Sequence[tf.Tensor],
+    *,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    compression: Compression,
+    name: str,
+    tensor_names: Sequence[str],
+) -> list[tf.Tensor]:
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    started = None
     in_flight = []
-    for group, (dtype, of_dtype) in enumerate(positions.items()):
-        if name and group > 0:
-            request_name = f"{name}/{dtype.name}"
+    for request in requests_of([c for c, _ in compressed], name, tensor_names):
         buffers, started = start_allreduce(
-            [tensors[position] for position in of_dtype],
-            request_name=request_name,
-            tensor_names=[f"tensor {position}" for position in of_dtype],
+            request.tensors,
+            request_name=request.request_name,
+            tensor_names=request.tensor_names,
             previous=started,
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
-            last=group == len(positions) - 1,
+            last=request.last,
         )
-        in_flight.append((of_dtype, buffers, started))
-    for of_dtype, buffers, started in in_flight:
-        for position, result in zip(
-            of_dtype, finish(buffers, started), strict=True
-        ):
-            tensors[position] = compression.decompress(result, dtypes[position])
-    return tensors
+        in_flight.append((request, buffers, started))
+    results = in_order(
+        (request, finish(buffers, started))
+        for request, buffers, started in in_flight
+    )
+    return [
+        compression.decompress(result, dtype)
+        for result, (_, dtype) in zip(results, compressed, strict=True)
+    ]
 
 
-def allgather(tensor: Any, *, name: str | None = None) -> tf.Tensor:
-    """Concatenates the tensors of all ranks along their first dimension.
-
-    Collective: every rank must call it, with the same dtype, `name` and
-    dimensions but for the first, which may differ and may be 0. Not supported
-    under `jit_compile=True`, where shapes are static.
-
-    Args:
-        tensor: A tensor with at least one dimension, of a dtype that
-            `allreduce` takes.
-        name: As for `allreduce`.
-
-    Returns:
-        The rows of rank 0, then those of rank 1, and so on.
-
-    Raises:
-        NotImplementedError: It is being traced for XLA.
-        TypeError: The dtype is not supported.
-        ValueError: `tensor` is a scalar, or `init` has not been called.
-        tf.errors.FailedPreconditionError: The ranks did not agree.
-
-    Example:
-    ```python
-    import tensorflow as tf
-    import tfring
-
-    tfring.init()
-    ranks = tfring.allgather(tf.constant([tfring.rank()]))
-    assert ranks.numpy().tolist() == list(range(tfring.size()))
-    ```
-    """
-    tensor = checked_tensor("allgather", tensor)
-    if tensor.shape.rank == 0:
-        raise ValueError(
-            "allgather: a scalar has no first dimension to gather along. Pass "
-            "a tensor of shape (1,)."
+def _check_slices(function: str, slices: tf.IndexedSlices, op: Any) -> None:
+    for tensor in slices.values, slices.indices:
+        checked_tensor(function, tensor)
+    check_reduction(function, op, slices.values.dtype)
+    if op not in (Average, Sum):
+        raise NotImplementedError(
+            f"{function}: tf.IndexedSlices can be reduced with Average or Sum, "
+            f"got {op.name}. Pass tf.convert_to_tensor(slices)."
         )
-    name = checked_name("allgather", name)
-    started = start_allgather(
-        [tensor], request_name=name, tensor_names=[name], previous=None
-    )
-    [result] = finish_allgather([tensor], started, request_name=name)
-    return result
-
-
-def broadcast(
-    tensor: Any, root_rank: int, *, name: str | None = None
-) -> tf.Tensor:
-    """Gives every rank the tensor of one of them.
-
-    Collective: every rank must call it, with the same dtype, shape,
-    `root_rank` and `name`.
-
-    Args:
-        tensor: A tensor of a dtype that `allreduce` takes. On other ranks than
-            the root only its dtype and shape count.
-        root_rank: Whose tensor it is, from 0 to `size() - 1`.
-        name: As for `allreduce`.
-
-    Returns:
-        The tensor of `root_rank`.
-
-    Raises:
-        TypeError: The dtype is not supported, or `root_rank` is no integer.
-        ValueError: There is no such rank, or `init` has not been called.
-        tf.errors.FailedPreconditionError: The ranks did not agree.
-
-    Example:
-    ```python
-    import tensorflow as tf
-    import tfring
-
-    tfring.init()
-    seed = tfring.broadcast(tf.constant(100 + tfring.rank()), 0)
-    assert seed == 100
-    ```
-    """
-    tensor = checked_tensor("broadcast", tensor)
-    check_root_rank("broadcast", root_rank)
-    name = checked_name("broadcast", name)
-    buffers, started = start_broadcast(
-        [tensor],
-        request_name=name,
-        tensor_names=[name],
-        previous=None,
-        root_rank=root_rank,
-    )
-    [result] = finish(buffers, started)
-    return result
 
 
 def _allreduce_slices(
-    slices: tf.IndexedSlices,
+    slices: Sequence[tf.IndexedSlices],
     *,
     op: ReduceOp,
     factor: float,
     compression: Compression,
-    name: str | None,
-) -> tf.IndexedSlices:
-    values = checked_tensor("allreduce", slices.values)
-    indices = checked_tensor("allreduce", slices.indices)
-    check_reduction("allreduce", op, values.dtype)
-    if op not in (Average, Sum):
-        raise ValueError(
-            "allreduce: tf.IndexedSlices can be reduced with Average or Sum, "
-            f"got {op.name}. Pass tf.convert_to_tensor(slices)."
-        )
-    name = checked_name("allreduce", name)
-    values, dtype = compression.compress(values)
-    indices_name = f"{name}/indices" if name else ""
-    values_started = start_allgather(
-        [values],
-        request_name=name,
-        tensor_names=[name],
-        previous=None,
-        last=False,
+    name: str,
+    tensor_names: Sequence[str],
+) -> list[tf.IndexedSlices]:
+    compressed = [compression.compress(each.values) for each in slices]
+    gathered = gather(
+        [values for values, _ in compressed]
+        + [tf.convert_to_tensor(each.indices) for each in slices],
+        name=name,
+        tensor_names=[
+            *tensor_names,
+            *(each and f"{each}/indices" for each in tensor_names),
+        ],
     )
-    indices_started = start_allgather(
-        [indices],
-        request_name=indices_name,
-        tensor_names=[indices_name],
-        previous=values_started,
-    )
-    [all_values] = finish_allgather([values], values_started, request_name=name)
-    [all_indices] = finish_allgather(
-        [indices], indices_started, request_name=indices_name
-    )
-    all_values = compression.decompress(all_values, dtype)
     if op is Average:
         factor /= _runtime.size()
-    return tf.IndexedSlices(
-        _scaled(all_values, factor), all_indices, slices.dense_shape
-    )
+    results = []
+    for i, (each, (_, dtype)) in enumerate(
+        zip(slices, compressed, strict=True)
+    ):
+        values = compression.decompress(gathered[i], dtype)
+        indices = gathered[len(slices) + i]
+        results.append(
+            tf.IndexedSlices(_scaled(values, factor), indices, each.dense_shape)
+        )
+    return results
 
 
 def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
@@ -354,9 +336,3 @@ def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(
         tf.cast(tensor, wide) * tf.constant(factor, wide), tensor.dtype
     )
-
-
-def _compression(function: str, compression: Any) -> Compression:
-    compression = _checked_compression(function, compression)
-    # One rank sends nothing, and keeps all its bits.
-    return Compression.none if _runtime.size() == 1 else compression

@@ -126,6 +126,7 @@ def reduce_gradients(
             op=op,
             compression=compression,
             name=next(request_names),
+            ignore_name_scope=True,
         )
     for indices, buffers, start in started:
         reduced = chains.finish(buffers, start)

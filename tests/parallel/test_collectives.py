@@ -372,13 +372,20 @@ def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
         (TypeError, "name", lambda: tfring.allreduce(1.0, name="")),
         (TypeError, "root_rank", lambda: tfring.broadcast(1.0, 0.0)),
         (TypeError, "list", lambda: tfring.grouped_allreduce(tf.ones(2))),
-        (ValueError, "empty", lambda: tfring.grouped_allreduce([])),
+        (TypeError, "list", lambda: tfring.grouped_allgather(tf.ones(2))),
+        (ValueError, "scalar", lambda: tfring.grouped_allgather([[1.0], 1.0])),
+        (
+            ValueError,
+            "only one",
+            lambda: tfring.allreduce(1.0, average=False, op=tfring.Sum),
+        ),
+        (ValueError, "Unknown", lambda: tfring.allreduce(1.0, None, "/cpux:0")),
         (ValueError, "root_rank", lambda: tfring.broadcast(1.0, -1)),
         (ValueError, "root_rank", lambda: tfring.broadcast(1.0, tfring.size())),
         (ValueError, "scalar", lambda: tfring.allgather(1.0)),
         (ValueError, "bool", lambda: tfring.allreduce(tf.constant(True))),
         (
-            ValueError,
+            NotImplementedError,
             "IndexedSlices",
             lambda: tfring.allreduce(
                 tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])),

@@ -138,8 +138,8 @@ def test_gradient_of_reducescatter(op, mode, rank, size):
         return tape.gradient(loss, x)
 
     expected = 6 * np.concatenate(weights)
-    if op is tfring.Average:
-        expected /= size
+    if op is tfring.Sum:
+        expected *= size
     result = each_mode(mode, gradients)(tf.ones([rows, 3], tf.float64))
     assert result.shape == [rows, 3]
     np.testing.assert_allclose(result, expected)

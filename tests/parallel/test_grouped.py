@@ -1,0 +1,175 @@
+"""Grouped collectives: mixed dtypes, ragged and uneven rows, gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import chains
+
+DTYPES = sorted(chains.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+MODES = ["eager", "graph"]
+
+
+def each_mode(mode, function):
+    return function if mode == "eager" else tf.function(function)
+
+
+def values_of(rank, shape, dtype):
+    """What a rank contributes: small whole numbers, exact in any dtype."""
+    generator = np.random.default_rng(rank)
+    return generator.integers(0, 4, shape).astype(dtype.as_numpy_dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_allgather_of_every_dtype_at_once(mode, rank, size):
+    # Other numbers of rows for each tensor and rank; some have none.
+    arrays = [
+        [
+            values_of(r, ((r + i) % 3, 2), dtype)
+            for i, dtype in enumerate(DTYPES * 2)
+        ]
+        for r in range(size)
+    ]
+    results = each_mode(mode, tfring.grouped_allgather)(
+        list(map(tf.constant, arrays[rank]))
+    )
+    for i, (result, dtype) in enumerate(zip(results, DTYPES * 2, strict=True)):
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(
+            result, np.concatenate([of_rank[i] for of_rank in arrays])
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reducescatter_of_every_dtype_at_once(mode, rank, size):
+    # From no rows at all to more than there are ranks.
+    shapes = [(i % (2 * size + 2), 3) for i in range(len(DTYPES))]
+
+    def scatter(*tensors):
+        return tfring.grouped_reducescatter(iter(tensors), op=tfring.Sum)
+
+    arrays = [
+        [
+            values_of(r, shape, dtype)
+            for shape, dtype in zip(shapes, DTYPES, strict=True)
+        ]
+        for r in range(size)
+    ]
+    results = each_mode(mode, scatter)(*map(tf.constant, arrays[rank]))
+    for i, (result, dtype) in enumerate(zip(results, DTYPES, strict=True)):
+        assert result.dtype == dtype
+        total = sum(of_rank[i].astype(np.float64) for of_rank in arrays)
+        expected = np.array_split(total, size)[rank]
+        np.testing.assert_array_equal(
+            result, expected.astype(dtype.as_numpy_dtype)
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_allreduce_with_indexed_slices_among_tensors(mode, rank, size):
+    def reduce(values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
+        reduced = tfring.grouped_allreduce(
+            [slices, values, slices, indices], prescale_factor=size
+        )
+        assert isinstance(reduced[0], tf.IndexedSlices)
+        return [tf.convert_to_tensor(each) for each in reduced]
+
+    values = tf.fill([2, 2], rank + 1.0)
+    results = each_mode(mode, reduce)(values, tf.constant([3, 0]))
+    total = size * (size + 1) / 2
+    sparse = np.array([[total] * 2, [0] * 2, [0] * 2, [total] * 2])
+    for i, expected in (0, sparse), (1, np.full([2, 2], total)), (2, sparse):
+        np.testing.assert_allclose(results[i], expected, rtol=1e-6)
+    np.testing.assert_array_equal(results[3], [3 * size, 0])
+
+
+def test_groups_of_nothing():
+    for grouped in (
+        tfring.grouped_allreduce,
+        tfring.grouped_allgather,
+        tfring.grouped_reducescatter,
+    ):
+        assert grouped([]) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_are_those_of_single_collectives(mode, rank, size):
+    """Of float32 and float64, and one result that no loss depends on."""
+
+    def gradients(x, y, unused):
+        groups = [
+            (tfring.grouped_allgather, tfring.allgather),
+            (tfring.grouped_reducescatter, tfring.reducescatter),
+            (
+                lambda tensors: tfring.grouped_reducescatter(
+                    tensors, op=tfring.Sum, prescale_factor=3.0
+                ),
+                lambda tensor: tfring.reducescatter(
+                    tensor, op=tfring.Sum, prescale_factor=3.0
+                ),
+            ),
+        ]
+
+        def loss_of(a, b):
+            a, b = (tf.reduce_sum(tf.cast(t, tf.float64) ** 2) for t in (a, b))
+            return (a + 2 * b) * (rank + 1)
+
+        found = []
+        for grouped, single in groups:
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch([x, y, unused])
+                a, _, b = grouped([x, unused, y])
+                together = loss_of(a, b)
+                apart = loss_of(single(x), single(y))
+            found.append(
+                (
+                    tape.gradient(together, [x, y]),
+                    tape.gradient(apart, [x, y]),
+                )
+            )
+        return found
+
+    x = tf.reshape(tf.range((size + 1) * 2.0), [size + 1, 2]) + rank
+    y = tf.cast(x, tf.float64)[:-1]
+    for together, apart in each_mode(mode, gradients)(x, y, x):
+        for one, other in zip(together, apart, strict=True):
+            assert np.any(one)
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_reducescatter_compresses(size):
+    if size == 1:
+        pytest.skip("one rank sends nothing")
+
+    @tf.function
+    def scatter(x):
+        # 2049 has more bits than float16.
+        return tfring.reducescatter(
+            x, compression=tfring.Compression.fp16, op=tfring.Max
+        )
+
+    result = scatter(tf.fill([size], 2049.0))
+    assert result.dtype == tf.float32
+    np.testing.assert_array_equal(result, [2048.0])
+
+
+def test_group_that_disagrees_names_the_tensor(rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+    calls = {
+        "grouped_allgather": tfring.grouped_allgather,
+        "grouped_reducescatter": tfring.grouped_reducescatter,
+        "grouped_allreduce": tfring.grouped_allreduce,
+    }
+    for call in calls.values():
+        odd = tf.ones([2, 4 if rank == 1 else 3])
+        with pytest.raises(
+            tf.errors.FailedPreconditionError, match="tensor 2"
+        ) as error:
+            call([odd[:, :1], tf.constant([1]), odd], name="odd")
+        assert "'odd'" in error.value.message
+        call([tf.ones([1])], name="odd")  # and goes on
