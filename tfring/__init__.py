@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from tfring.objects import broadcast_object as broadcast_object
     from tfring.objects import broadcast_object_fn as broadcast_object_fn
     from tfring.optimizer import DistributedOptimizer as DistributedOptimizer
+    from tfring.optimizer import (
+        PartialDistributedOptimizer as PartialDistributedOptimizer,
+    )
     from tfring.probes import ccl_built as ccl_built
     from tfring.probes import cuda_built as cuda_built
     from tfring.probes import ddl_built as ddl_built
@@ -81,6 +84,9 @@ if TYPE_CHECKING:
         SyncBatchNormalization as SyncBatchNormalization,
     )
     from tfring.tape import DistributedGradientTape as DistributedGradientTape
+    from tfring.tape import (
+        PartialDistributedGradientTape as PartialDistributedGradientTape,
+    )
 
 # Loaded when first used, so that `import tfring` alone costs no TensorFlow and
 # starts no MPI: the launcher, which is in this package, needs neither.
@@ -113,6 +119,8 @@ _MODULE_OF = {
     "Compression": "compression",
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
+    "PartialDistributedOptimizer": "optimizer",
+    "PartialDistributedGradientTape": "tape",
     "broadcast_variables": "state",
     "broadcast_object": "objects",
     "broadcast_object_fn": "objects",

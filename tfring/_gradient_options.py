@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfring._arguments import checked_factor
+from tfring._local_variables import LocalVariables, variable_key
 from tfring.chains import ReduceOp
 from tfring.compression import checked
 
@@ -25,6 +25,7 @@ def gradient_options(
     gradient_predivide_factor: Any,
     num_groups: int,
     groups: Any,
+    scale_local_gradients: bool,
 ) -> dict[str, Any]:
     """The options of `reduce_gradients`, of which `function` was given some."""
     _check_device(function, "device_dense", device_dense)
@@ -56,15 +57,9 @@ def gradient_options(
         "compression": checked(function, compression),
         "sparse_as_dense": sparse_as_dense,
         "groups": _checked_groups(function, num_groups, groups),
+        "local_variables": LocalVariables(),
+        "scale_local_gradients": scale_local_gradients,
     }
-
-
-def variable_key(variable: Any) -> Any:
-    """Equal for a Keras variable and for the TensorFlow variable inside it."""
-    if isinstance(variable, keras.Variable):
-        # Not `value`, which may be cast, in a scope of mixed precision.
-        variable = variable._value
-    return id(variable)
 
 
 def _check_device(function: str, argument: str, device: Any) -> None:

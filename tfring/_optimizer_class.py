@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from tfring.reducer import reduce_gradients
 
@@ -79,13 +80,24 @@ class Distributed(_Optimizer):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         if not self._averages_accumulated():
-            grads = self._average(
-                grads,
-                self._trainable_variables
-                if trainable_variables is None
-                else trainable_variables,
-            )
+            variables = trainable_variables
+            if variables is None:
+                variables = self._trainable_variables
+            if isinstance(self, keras.optimizers.LossScaleOptimizer):
+                grads = self._average_overflowing(grads, variables)
+            else:
+                grads = self._average(grads, variables)
         super().apply(grads, trainable_variables)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradient of a variable to each rank.
+
+        Call it on every rank, before the first step.
+
+        Args:
+            var: A variable that this optimizer trains.
+        """
+        self._tfring_options["local_variables"].add(var)
 
     def _backend_apply_gradients(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any]
@@ -101,18 +113,45 @@ class Distributed(_Optimizer):
                 grads = [g * self._tfring_summed_passes for g in grads]
         return super()._clip_gradients(grads)
 
+    def _average_overflowing(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> Sequence[Any]:
+        """As `_average`, for a check whether all gradients are finite.
+
+        One that is not, and is local to a rank, is so on all ranks.
+        """
+        grads = list(grads)
+        local = [
+            i
+            for i, variable in enumerate(variables)
+            if grads[i] is not None
+            and variable in self._tfring_options["local_variables"]
+        ]
+        if not local or self._tfring_paused:
+            return self._average(grads, variables)
+        for i in local:
+            grads[i] = tf.convert_to_tensor(grads[i])
+        finite = [tf.reduce_all(tf.math.is_finite(grads[i])) for i in local]
+        zero_or_nan = tf.where(tf.reduce_all(finite), 0.0, float("nan"))
+        *grads, zero_or_nan = self._average(
+            [*grads, zero_or_nan], [*variables, None]
+        )
+        for i in local:
+            grads[i] += tf.cast(zero_or_nan, grads[i].dtype)
+        return grads
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Keras copies and pickles an optimizer as it saves one, as its plain
         # self. A copy that no longer averages would train without a word.
-        if isinstance(self._tfring_options.get("groups"), list):
+        options = dict(self._tfring_options)
+        if isinstance(options["groups"], list) or options["local_variables"]:
             raise TypeError(
-                f"The optimizer '{self.name}' cannot be copied: its groups are "
-                "lists of one model's variables. Copy it before "
+                f"The optimizer '{self.name}' cannot be copied: its groups or "
+                "local variables are those of one model. Copy it before "
                 "DistributedOptimizer."
             )
         _, (saved,) = super().__reduce__()
         base = type(self).__mro__[2]
-        options = dict(self._tfring_options)
         return _restore, (base, saved, options, self._tfring_summed_passes)
 
     def _averages_accumulated(self) -> bool:
@@ -134,7 +173,17 @@ class Distributed(_Optimizer):
                     "quantization), of which there is no average over ranks. "
                     "Train in bfloat16 or float16 instead."
                 )
-        return reduce_gradients(grads, variables, **self._tfring_options)
+        options = self._tfring_options
+        if options["local_variables"]:
+            for optimizer in with_inner(self):
+                if optimizer.global_clipnorm:
+                    raise ValueError(
+                        f"The optimizer '{optimizer.name}' has a "
+                        "global_clipnorm and local variables. The norm would "
+                        "differ between ranks, and drive the variables apart "
+                        "that they share. Use clipnorm."
+                    )
+        return reduce_gradients(grads, variables, **options)
 
 
 def _restore(
@@ -196,7 +245,7 @@ def _teach_loss_scale_optimizer() -> None:
             variables = self._trainable_variables
         else:
             variables = trainable_variables = list(trainable_variables)
-        grads = inside[0]._average(grads, variables)
+        grads = inside[0]._average_overflowing(grads, variables)
         with _paused(inside):
             keras_apply(self, grads, trainable_variables)
 

@@ -9,6 +9,7 @@ import keras
 
 from tfring import _runtime
 from tfring._gradient_options import gradient_options
+from tfring._local_variables import checked_layers
 from tfring._optimizer_class import (
     Distributed,
     accumulates_as_keras,
@@ -33,6 +34,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
@@ -82,10 +84,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             A variable in no list travels alone, and so does a sparse gradient;
             a group of several dtypes travels as one request for each. Default:
             buckets of up to `TFRING_FUSION_THRESHOLD`. Must agree across ranks.
+        scale_local_gradients: Whether the gradients of local variables, see
+            `PartialDistributedOptimizer`, are divided by `size()`.
 
     Returns:
-        `optimizer` itself. What is saved from it loads in plain Keras, and must
-        then be wrapped again.
+        `optimizer` itself, which now has a method `register_local_var(var)`:
+        the gradient of that variable stays each rank's own. What is saved from
+        the optimizer loads in plain Keras, and must then be wrapped again.
 
     Raises:
         NotInitializedError: `tfring.init()` has not been called.
@@ -143,6 +148,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        scale_local_gradients=scale_local_gradients,
     )
     _accumulate(optimizer, backward_passes_per_step)
     if name is not None:
@@ -154,6 +160,93 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             1 if average_aggregated_gradients else backward_passes_per_step
         ),
     )
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compression = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = ReduceOp.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> keras.optimizers.Optimizer:
+    """A `DistributedOptimizer` that leaves some layers to each rank.
+
+    For models of which every rank has a part of its own. The gradients of the
+    local layers are not reduced, but divided by `size()`, as the average of the
+    others is: all are then gradients of one loss, the mean over the ranks.
+    Such models cannot be clipped by `global_clipnorm`: the norm would contain
+    the local gradients, differ between ranks, and drive the shared weights
+    apart.
+
+    Args:
+        optimizer: As all that is not below, as for `DistributedOptimizer`.
+            The order is that of Horovod, whose Keras module alone has this.
+        name: A new name for `optimizer`.
+        device_dense: Where dense gradients are reduced.
+        device_sparse: Where sparse gradients are reduced.
+        compression: In which dtype larger floats travel.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        gradient_predivide_factor: Splits the division of an average.
+        op: Average or sum.
+        backward_passes_per_step: How many batches are accumulated.
+        average_aggregated_gradients: Whether their mean is taken.
+        num_groups: Horovod's old name of `groups`, if that is a number.
+        groups: Which gradients travel together.
+        local_layers: A Keras layer, or a list of them. Need not agree across
+            ranks, but each rank needs as many others, of the same shapes.
+        scale_local_gradients: Whether local gradients are divided by `size()`.
+
+    Returns:
+        As `DistributedOptimizer`.
+
+    Raises:
+        TypeError: As `DistributedOptimizer`.
+        ValueError: As `DistributedOptimizer`, or one of `local_layers` is not a
+            Keras layer. In the first step, if `optimizer` clips by a global
+            norm.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    own, shared = keras.layers.Dense(4), keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((4,)), own, shared])
+    optimizer = tfring.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.01), local_layers=[own]
+    )
+    model.compile(optimizer, "mse")
+    ```
+    """
+    layers = checked_layers("PartialDistributedOptimizer", local_layers)
+    distributed = DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=backward_passes_per_step,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        scale_local_gradients=scale_local_gradients,
+    )
+    distributed._tfring_options["local_variables"].add_layers(layers)
+    return distributed
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

@@ -17,14 +17,14 @@ are therefore numbered within the function being traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfring import _runtime, chains, collectives
-from tfring._gradient_options import variable_key
+from tfring._local_variables import variable_key
 from tfring.buckets import cut_by_groups, cut_into_buckets
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
@@ -44,6 +44,8 @@ def reduce_gradients(
     predivide_factor: float = 1.0,
     compression: Compression = Compression.none,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    local_variables: Container[Any] = (),
+    scale_local_gradients: bool = True,
 ) -> list[_Gradient]:
     """Averages each gradient over the ranks, or adds it up.
 
@@ -65,6 +67,8 @@ def reduce_gradients(
         compression: In which dtype larger floats travel, and are added.
         groups: Lists of variables whose gradients travel together, or a number
             of groups; default buckets of the size that the engine wishes.
+        local_variables: Those whose gradients are not reduced.
+        scale_local_gradients: Whether these are divided by the number of ranks.
 
     Returns:
         The averages or sums. `None` stays `None`, and what is not made dense
@@ -77,7 +81,12 @@ def reduce_gradients(
     if _runtime.size() == 1:
         return result
     names = [_name(v, i) for i, v in enumerate(variables)]
-    order = _backward_order(result)
+    order = []
+    for i in _backward_order(result):
+        if variables[i] not in local_variables:
+            order.append(i)
+        elif scale_local_gradients:
+            result[i] = tf.math.scalar_mul(1 / _runtime.size(), result[i])
     make_dense = sparse_as_dense or chains.traced_for_xla()
     dtypes: dict[int, tf.DType] = {}
     dense: list[int] = []

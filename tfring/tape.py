@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._gradient_options import gradient_options
+from tfring._local_variables import checked_layers
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
 from tfring.reducer import reduce_gradients
@@ -23,6 +24,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
 
@@ -44,9 +46,13 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
         groups: Which gradients travel together; lists hold sources.
+        scale_local_gradients: Whether the gradients of local sources are
+            divided by `size()`.
 
     Returns:
-        An object that does all that `gradtape` does.
+        An object that does all that `gradtape` does. It also has a method
+        `register_local_source(source)`: the gradient of that source stays each
+        rank's own.
 
     Raises:
         TypeError: `gradtape` is not a `tf.GradientTape`, or another argument
@@ -86,8 +92,84 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        scale_local_gradients=scale_local_gradients,
     )
     return _DistributedGradientTape(gradtape, options)
+
+
+def PartialDistributedGradientTape(  # noqa: N802
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compression = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """A `DistributedGradientTape` that leaves some layers to each rank.
+
+    For models of which every rank has a part of its own. The gradients of the
+    local layers are not reduced, but divided by `size()`, as the average of the
+    others is: all are then gradients of one loss, the mean over the ranks.
+
+    Args:
+        gradtape: As all that is not below, as for `DistributedGradientTape`.
+        device_dense: Where dense gradients are reduced.
+        device_sparse: Where sparse gradients are reduced.
+        compression: In which dtype larger floats travel.
+        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        op: Average or sum.
+        gradient_predivide_factor: Splits the division of an average.
+        num_groups: Horovod's old name of `groups`, if that is a number.
+        groups: Which gradients travel together.
+        local_layers: A Keras layer, or a list of them. Need not agree across
+            ranks, but each rank needs as many others, of the same shapes.
+        scale_local_gradients: Whether local gradients are divided by `size()`.
+
+    Returns:
+        As `DistributedGradientTape`.
+
+    Raises:
+        TypeError: As `DistributedGradientTape`.
+        ValueError: As `DistributedGradientTape`, or one of `local_layers` is
+            not a Keras layer.
+
+    Example:
+
+    ```python
+    import keras
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    own, shared = keras.layers.Dense(4), keras.layers.Dense(1)
+    with tfring.PartialDistributedGradientTape(
+        tf.GradientTape(), local_layers=own
+    ) as tape:
+        loss = tf.reduce_sum(shared(own(tf.ones([2, 3]))))
+    weights = own.trainable_weights + shared.trainable_weights
+    gradients = tape.gradient(loss, weights)
+    ```
+    """
+    layers = checked_layers("PartialDistributedGradientTape", local_layers)
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        scale_local_gradients=scale_local_gradients,
+    )
+    tape.local_variables.add_layers(layers)
+    return tape
 
 
 class _DistributedGradientTape:
@@ -97,6 +179,7 @@ class _DistributedGradientTape:
     def __init__(self, tape: tf.GradientTape, options: dict[str, Any]) -> None:
         self._tape = tape
         self._options = options  # of reduce_gradients
+        self.local_variables = options["local_variables"]
 
     def __enter__(self) -> _DistributedGradientTape:
         self._tape.__enter__()
@@ -107,6 +190,14 @@ class _DistributedGradientTape:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves the gradient of a source to each rank.
+
+        Args:
+            source: One of the sources of `gradient` calls to come.
+        """
+        self.local_variables.add(source)
 
     def gradient(
         self,

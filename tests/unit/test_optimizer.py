@@ -30,6 +30,7 @@ class Averages:
         assert len(gradients) == len(variables)
         self.variables = variables
         self.count += 1
+        self.local = options.pop("local_variables")
         self.options = options
         return [g if g is None else g * self.factor for g in gradients]
 
@@ -152,6 +153,7 @@ OPTIONS = {
     "compression": tfring.Compression.bf16,
     "gradient_predivide_factor": 2.0,
     "groups": 2,
+    "scale_local_gradients": False,
 }
 OPTIONS_OF_REDUCER = {
     "sparse_as_dense": True,
@@ -159,6 +161,7 @@ OPTIONS_OF_REDUCER = {
     "predivide_factor": 2.0,
     "op": tfring.Average,
     "groups": 2,
+    "scale_local_gradients": False,
 }
 
 
@@ -166,40 +169,6 @@ def test_options_are_handed_on(averages):
     sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(), **OPTIONS)
     sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     assert averages.options == OPTIONS_OF_REDUCER
-
-
-WRAPPERS = {
-    "DistributedOptimizer": lambda **options: tfring.DistributedOptimizer(
-        keras.optimizers.SGD(), **options
-    ),
-    "DistributedGradientTape": lambda **options: tfring.DistributedGradientTape(
-        tf.GradientTape(), **options
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.parametrize("op", [tfring.Min, tfring.Max, tfring.Product])
-def test_refuses_other_reductions(name, op):
-    with pytest.raises(ValueError, match=f"^{name}: .*Sum, got {op.name}"):
-        WRAPPERS[name](op=op)
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_refuses_what_is_no_reduction(name):
-    with pytest.raises(TypeError, match=f"^{name}: .*Sum, got 'sum'"):
-        WRAPPERS[name](op="sum")
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_predivides_averages_alone(name):
-    with pytest.raises(ValueError, match=f"^{name}: .*op is Sum"):
-        WRAPPERS[name](op=tfring.Sum, gradient_predivide_factor=2.0)
-    for factor in (0.0, -1.0, np.inf, np.nan):
-        with pytest.raises(ValueError, match=f"^{name}: .*above 0"):
-            WRAPPERS[name](gradient_predivide_factor=factor)
-    with pytest.raises(TypeError, match=f"^{name}: .*Python numbers"):
-        WRAPPERS[name](gradient_predivide_factor="2")
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -239,67 +208,6 @@ def test_passes_inside_of_loss_scaling(averages):
     assert variable.numpy()[0] == -30.0
 
 
-@pytest.mark.parametrize("passes", [0, -1, None, 2.0, True])
-def test_refuses_what_is_no_number_of_passes(passes):
-    with pytest.raises(ValueError, match="at least 1, got"):
-        tfring.DistributedOptimizer(
-            keras.optimizers.SGD(), backward_passes_per_step=passes
-        )
-
-
-def built_sgd():
-    sgd = keras.optimizers.SGD()
-    sgd.build([keras.Variable([0.0])])
-    return sgd
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (
-            lambda: keras.optimizers.SGD(gradient_accumulation_steps=3),
-            "gradient_accumulation_steps=3",
-        ),
-        (built_sgd, "is built"),
-        (lambda: OwnApply(1.0), "method of its own"),
-        (
-            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
-            "method of its own",
-        ),
-    ],
-)
-def test_refuses_to_accumulate(make, problem):
-    optimizer = make()
-    with pytest.raises(ValueError, match=f"'{optimizer.name}' .*{problem}"):
-        tfring.DistributedOptimizer(optimizer, backward_passes_per_step=2)
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_groups_are_checked(name):
-    variable = keras.Variable([0.0])
-    for groups in ("ab", 1.5, [variable], [1], True):
-        with pytest.raises(TypeError, match=f"^{name}: groups must be"):
-            WRAPPERS[name](groups=groups)
-    with pytest.raises(ValueError, match=f"^{name}: .*more than once"):
-        WRAPPERS[name](groups=[[variable], [variable.value]])
-    with pytest.raises(ValueError, match=f"^{name}: .*Leave num_groups out"):
-        WRAPPERS[name](groups=1, num_groups=1)
-    with pytest.raises(ValueError, match=f"^{name}: .*at least 0"):
-        WRAPPERS[name](num_groups=-1)
-    WRAPPERS[name](groups=0)
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.parametrize("argument", ["device_dense", "device_sparse"])
-def test_gradients_are_reduced_on_cpus(name, argument):
-    for device in ("", "/cpu:0", "/device:CPU:0"):
-        WRAPPERS[name](**{argument: device})
-    with pytest.raises(ValueError, match=f"^{name}: {argument}='/gpu:0'"):
-        WRAPPERS[name](**{argument: "/gpu:0"})
-    with pytest.raises(TypeError, match=f"^{name}: {argument} must be"):
-        WRAPPERS[name](**{argument: None})
-
-
 def test_arguments_have_the_order_of_horovod(averages):
     sgd = tfring.DistributedOptimizer(
         keras.optimizers.SGD(),
@@ -315,6 +223,7 @@ def test_arguments_have_the_order_of_horovod(averages):
         True,
         0,
         2,
+        False,
     )
     for _ in range(2):
         sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
@@ -322,16 +231,6 @@ def test_arguments_have_the_order_of_horovod(averages):
     assert sgd.name == "distributed"
     assert averages.options == OPTIONS_OF_REDUCER
     assert sgd.gradient_accumulation_steps == 2
-
-
-def test_locking_is_refused():
-    with pytest.raises(ValueError, match="use_locking"):
-        tfring.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
-
-
-def test_refuses_another_compression():
-    with pytest.raises(TypeError, match=r"Compression\.none, fp16 and bf16"):
-        tfring.DistributedOptimizer(keras.optimizers.SGD(), compression="fp16")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -465,10 +364,37 @@ def test_groups_of_one_model_are_not_copied():
     sgd = tfring.DistributedOptimizer(
         keras.optimizers.SGD(), groups=[[variable]]
     )
-    with pytest.raises(TypeError, match="groups are lists of one model's"):
+    with pytest.raises(TypeError, match="are those of one model"):
         copy.deepcopy(sgd)
     sgd.build([variable])
     assert len(sgd.variables) == 2  # and the groups are not its own
+
+
+def test_local_variables_are_known_by_layer_and_by_name(averages):
+    own, late = keras.layers.Dense(2), keras.layers.Dense(2)
+    partial = tfring.PartialDistributedOptimizer(
+        keras.optimizers.SGD(), local_layers=[own, late]
+    )
+    model = keras.Sequential([keras.Input((3,)), own, keras.layers.Dense(2)])
+    kernel, bias = model.layers[1].trainable_variables
+    partial.register_local_var(bias)
+    late.build((2,))
+    model.compile(partial, "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    local = averages.local
+    assert all(v in local for v in own.variables + late.variables + [bias])
+    assert bias.value in local
+    assert kernel not in local
+    with pytest.raises(TypeError, match="are those of one model"):
+        copy.copy(partial)
+
+
+def test_local_variables_have_no_global_norm():
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(global_clipnorm=1.0))
+    variable = keras.Variable([0.0])
+    sgd.register_local_var(variable)
+    with pytest.raises(ValueError, match=r"global_clipnorm.*Use clipnorm"):
+        sgd.apply([tf.constant([1.0])], [variable])
 
 
 def test_from_config_gives_a_distributed_optimizer():

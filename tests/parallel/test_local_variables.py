@@ -1,0 +1,107 @@
+"""Local variables stay each rank's own, beside those that all share."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+def everyones(variable):
+    return tfring.allgather(np.asarray(variable)[np.newaxis]).numpy()
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_local_sources(scaled, jit_compile, rank, size):
+    own, shared = tf.Variable([1.0, 2.0]), keras.Variable([3.0])
+    table = tf.Variable(tf.zeros([3, 2]))
+
+    @tf.function(jit_compile=jit_compile)
+    def gradients():
+        tape = tfring.DistributedGradientTape(
+            tf.GradientTape(), scale_local_gradients=scaled
+        )
+        tape.register_local_source(own)
+        tape.register_local_source(table)
+        with tape:
+            loss = tf.reduce_sum(own) + shared.value[0]
+            loss = (loss + tf.reduce_sum(tf.gather(table, [1, 1]))) * (rank + 1)
+        result = tape.gradient(loss, [own, shared.value, table])
+        return [tf.convert_to_tensor(gradient) for gradient in result]
+
+    of_own, of_shared, of_table = gradients()
+    local = (rank + 1) / (size if scaled else 1)
+    np.testing.assert_allclose(of_own, [local] * 2)
+    np.testing.assert_allclose(of_shared, [(size + 1) / 2])
+    np.testing.assert_allclose(of_table[:, 0], [0, 2 * local, 0])
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_local_layers_go_their_own_way(jit_compile, rank, size):
+    keras.utils.set_random_seed(0)
+    own = keras.layers.Dense(4, activation="tanh")
+    model = keras.Sequential(
+        [keras.Input((3,)), own, keras.layers.Dense(2), keras.layers.Dense(1)]
+    )
+    model.compile(
+        tfring.PartialDistributedOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            local_layers=own,
+            backward_passes_per_step=2,
+        ),
+        "mse",
+        jit_compile=jit_compile,
+    )
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
+    model.fit(x, y, batch_size=4, verbose=0)
+    local = everyones(own.kernel)
+    for other in range(1, size):
+        assert (local[other] != local[0]).all()
+    for layer in model.layers[1:]:
+        for variable in layer.variables:
+            shared = everyones(variable)
+            assert (shared == shared[0]).all()
+
+
+def test_partial_tape(rank, size):
+    own, shared = keras.layers.Dense(1), keras.layers.Dense(1)
+    with tfring.PartialDistributedGradientTape(
+        tf.GradientTape(), local_layers=[own]
+    ) as tape:
+        both = own(tf.ones([1, 2])) + shared(tf.ones([1, 2]))
+        loss = tf.reduce_sum(both) * (rank + 1)
+    [of_own, of_shared] = tape.gradient(loss, [own.bias.value, shared.bias])
+    np.testing.assert_allclose(of_own, [(rank + 1) / size])
+    np.testing.assert_allclose(of_shared, [(size + 1) / 2])
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_overflow_of_a_local_gradient_is_skipped_by_all(inside, rank, size):
+    optimizer = keras.optimizers.SGD(1.0)
+    if not inside:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer, initial_scale=4.0
+        )
+    optimizer = distributed = tfring.DistributedOptimizer(optimizer)
+    if inside:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer, initial_scale=4.0
+        )
+    own, shared = keras.Variable([0.0]), keras.Variable([0.0])
+    distributed.register_local_var(own)
+
+    @tf.function
+    def step(gradient):
+        optimizer.apply([gradient, tf.constant([4.0])], [own, shared])
+
+    step(tf.constant([np.inf if rank == size - 1 else 4.0]))
+    assert own.numpy()[0] == shared.numpy()[0] == 0
+    assert optimizer.dynamic_scale.numpy() == 2.0
+    step(tf.constant([2.0]))
+    np.testing.assert_allclose(own, [-1.0 / size])
+    np.testing.assert_allclose(shared, [-2.0])

@@ -1,0 +1,53 @@
+"""Variables that each rank trains by itself, beside those that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+
+def variable_key(variable: Any) -> Any:
+    """Equal for a Keras variable and for the TensorFlow variable inside it."""
+    if isinstance(variable, keras.Variable):
+        # Not `value`, which may be cast, in a scope of mixed precision.
+        variable = variable._value
+    return id(variable)
+
+
+class LocalVariables:
+    """Variables, and layers whose variables may be yet to come."""
+
+    def __init__(self) -> None:
+        self._layers: list[Any] = []
+        self._variables: list[Any] = []  # held, so that no key is used again
+
+    def __bool__(self) -> bool:
+        return bool(self._layers or self._variables)
+
+    def __contains__(self, variable: Any) -> bool:
+        of_layers = [v for layer in self._layers for v in layer.variables]
+        key = variable_key(variable)
+        return any(key == variable_key(v) for v in self._variables + of_layers)
+
+    def add(self, variable: Any) -> None:
+        self._variables.append(variable)
+
+    def add_layers(self, layers: Sequence[Any]) -> None:
+        self._layers.extend(layers)
+
+
+def checked_layers(function: str, layers: Any) -> list[Any]:
+    """The layers as a list, of which `function` was given one, some or None."""
+    if layers is None:
+        return []
+    if not isinstance(layers, Sequence):
+        layers = [layers]
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                f"{function}: local_layers must be Keras layers, got "
+                f"{layer!r} of type {type(layer).__name__}."
+            )
+    return list(layers)
