@@ -79,6 +79,13 @@ if TYPE_CHECKING:
     from tfring.probes import mpi_threads_supported as mpi_threads_supported
     from tfring.probes import nccl_built as nccl_built
     from tfring.probes import rocm_built as rocm_built
+    from tfring.sessions import (
+        BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+    )
+    from tfring.sessions import (
+        broadcast_global_variables as broadcast_global_variables,
+    )
+    from tfring.state import broadcast_ as broadcast_
     from tfring.state import broadcast_variables as broadcast_variables
     from tfring.sync_batch_norm import (
         SyncBatchNormalization as SyncBatchNormalization,
@@ -122,6 +129,9 @@ _MODULE_OF = {
     "PartialDistributedOptimizer": "optimizer",
     "PartialDistributedGradientTape": "tape",
     "broadcast_variables": "state",
+    "broadcast_": "state",
+    "broadcast_global_variables": "sessions",
+    "BroadcastGlobalVariablesHook": "sessions",
     "broadcast_object": "objects",
     "broadcast_object_fn": "objects",
     "allgather_object": "objects",

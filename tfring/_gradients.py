@@ -92,7 +92,10 @@ def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
 def _broadcast_gradient(op: Any, *gradients: Any) -> list[Any]:
     means = _allreduce(op, gradients[:-1], reduce_op=ReduceOp.Average)
     if _runtime.rank() != op.get_attr("root_rank"):
-        means = [tf.zeros_like(gradient) for gradient in means]
+        # Zeros that depend on the others' reduction: who fetches them in a
+        # graph of TensorFlow 1 takes part in it.
+        with tf.control_dependencies(means):
+            means = [tf.zeros_like(gradient) for gradient in means]
     return [*means, None]
 
 

@@ -83,3 +83,41 @@ def test_variables_that_differ_are_named_on_every_rank(rank, size):
     # And the job goes on.
     tfring.broadcast_variables([same])
     assert same.numpy() == 0.0
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_broadcast_in_place_and_returns(mode, rank, size):
+    dtypes = ["float32", "int32", "bool", "complex64", "float32"]
+    if mode == "xla":
+        dtypes.remove("complex64")  # which XLA casts to no bytes
+    variables = [tf.Variable(values_of(rank, dtype)[1]) for dtype in dtypes]
+    variables.append(keras.Variable([float(rank)]))
+
+    def broadcast():
+        values = tfring.broadcast_(variables, size - 1, name="in_place")
+        variables[0].assign_add(variables[0])
+        return values
+
+    if mode != "eager":
+        broadcast = tf.function(broadcast, jit_compile=mode == "xla")
+    values = broadcast()
+    expected = [values_of(size - 1, dtype)[1] for dtype in dtypes]
+    expected.append(tf.constant([size - 1.0]))
+    for value, correct in zip(values, expected, strict=True):
+        assert value.dtype == correct.dtype
+        np.testing.assert_array_equal(value, correct)
+    for variable, correct in zip(variables[1:], expected[1:], strict=True):
+        np.testing.assert_array_equal(variable.numpy(), correct)
+    np.testing.assert_array_equal(variables[0], expected[0] * 2)
+
+
+def test_broadcast_variables_in_a_function(rank, size):
+    variables = [tf.Variable(rank), keras.Variable([float(rank)])]
+
+    @tf.function
+    def from_root():
+        tfring.broadcast_variables(variables, size - 1)
+        return variables[0] + 1
+
+    assert from_root() == size
+    assert [v.numpy().item() for v in variables] == [size - 1] * 2

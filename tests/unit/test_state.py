@@ -33,12 +33,7 @@ def test_strings_are_refused_by_name():
         tfring.broadcast_variables([tf.Variable("text", name="label")])
 
 
-def test_tracing_is_refused():
-    variable = tf.Variable(0.0)
-
-    @tf.function
-    def broadcast():
-        tfring.broadcast_variables([variable])
-
-    with pytest.raises(RuntimeError, match=r"while tracing a tf\.function"):
-        broadcast()
+def test_broadcast_returns_the_values_also_on_one_rank():
+    variable = tf.Variable([1.0, 2.0])
+    [value] = tfring.broadcast_([variable], 0)
+    assert value.numpy().tolist() == [1.0, 2.0]
