@@ -28,8 +28,8 @@ def gradient_options(
     scale_local_gradients: bool,
 ) -> dict[str, Any]:
     """The options of `reduce_gradients`, of which `function` was given some."""
-    _check_device(function, "device_dense", device_dense)
-    _check_device(function, "device_sparse", device_sparse)
+    check_device(function, "device_dense", device_dense)
+    check_device(function, "device_sparse", device_sparse)
     if not isinstance(op, ReduceOp):
         raise TypeError(
             f"{function}: op must be tfring.Average or tfring.Sum, got {op!r}."
@@ -62,7 +62,7 @@ def gradient_options(
     }
 
 
-def _check_device(function: str, argument: str, device: Any) -> None:
+def check_device(function: str, argument: str, device: Any) -> None:
     if not isinstance(device, str):
         raise TypeError(
             f"{function}: {argument} must be the name of a device, or '' for "
@@ -71,9 +71,8 @@ def _check_device(function: str, argument: str, device: Any) -> None:
     kind = tf.DeviceSpec.from_string(device).device_type
     if kind not in (None, "CPU"):
         raise ValueError(
-            f"{function}: {argument}={device!r}: gradients are reduced on the "
-            "CPU, as tfring has no kernels for other devices yet. Leave the "
-            "argument out."
+            f"{function}: {argument}={device!r}: tfring has kernels for the "
+            "CPU only. Leave the argument out."
         )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-from tfring import _runtime, collectives
-from tfring._agreement import gather_json
+from tfring import _runtime
+from tfring._gradient_options import check_device
+from tfring._local_variables import LocalVariables
 from tfring.checkpoint import BestModelCheckpoint as BestModelCheckpoint
 from tfring.consistency import (
     ConsistencyCheckCallback as ConsistencyCheckCallback,
+)
+from tfring.metric_average import (
+    MetricAverageCallback as MetricAverageCallback,
 )
 from tfring.state import broadcast_variables
 
@@ -30,6 +32,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Args:
         root_rank: The rank whose state all others take. Must agree across
             ranks.
+        device: Where values are broadcast: "" or a CPU.
+        local_variables: Those of the model that remain each rank's own, as do
+            those of `tfring.PartialDistributedOptimizer`'s local layers. The
+            optimizer's state for them is broadcast nevertheless.
+
+    Raises:
+        TypeError: `device` is not a string.
+        ValueError: `device` is not a CPU.
 
     Example:
 
@@ -39,10 +49,23 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, root_rank: int = 0) -> None:
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Iterable[Any] = (),
+    ) -> None:
         super().__init__()
+        check_device("BroadcastGlobalVariablesCallback", "device", device)
         self.root_rank = root_rank
+        self._local_variables = LocalVariables()
+        for variable in local_variables:
+            self.register_local_var(variable)
         self._done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable to each rank, as one of `local_variables`."""
+        self._local_variables.add(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._done = False
@@ -60,66 +83,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def _broadcast(self) -> None:
         self._done = True
         of_metrics = {id(v) for v in self.model.metrics_variables}
-        variables = [v for v in self.model.variables if id(v) not in of_metrics]
+        variables = [
+            v
+            for v in self.model.variables
+            if id(v) not in of_metrics and v not in self._local_variables
+        ]
         optimizer = self.model.optimizer
         if optimizer is not None:
             if not optimizer.built:
                 optimizer.build(self.model.trainable_variables)
             variables += optimizer.variables
         broadcast_variables(variables, root_rank=self.root_rank)
-
-
-class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over the ranks.
-
-    Each rank sees its own part of the data; the plain average of its metrics is
-    that of the whole where the parts have equal size and the metric is a mean.
-    Put it before callbacks that read metrics (`ReduceLROnPlateau`,
-    `EarlyStopping`, `ModelCheckpoint`), so that they decide alike on every
-    rank. Collective: pass it on every rank.
-
-    Raises:
-        ValueError: At the end of an epoch, on every rank, if the ranks have
-            different metrics.
-
-    Example:
-
-    ```python
-    model.fit(x, y, callbacks=[
-        tfring.callbacks.MetricAverageCallback(),
-        keras.callbacks.EarlyStopping("loss")])
-    ```
-    """
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not logs or _runtime.size() == 1:
-            return
-        names = sorted(
-            name
-            for name, value in logs.items()
-            if isinstance(value, float | np.floating)
-        )
-        _check_same_metrics(names)
-        averages = collectives.allreduce(
-            tf.constant([logs[name] for name in names], tf.float64),
-            op=collectives.Average,
-            name="metrics/values",
-        )
-        for name, average in zip(names, averages.numpy(), strict=True):
-            logs[name] = float(average)
-
-
-def _check_same_metrics(names: list[str]) -> None:
-    # Validation on rank 0 alone is a common mistake, and averaging by position
-    # would hide it.
-    of_rank = gather_json(names, name="metrics/names")
-    for rank, others in enumerate(of_rank):
-        if others != of_rank[0]:
-            raise ValueError(
-                "MetricAverageCallback: the ranks have different metrics. "
-                f"Rank 0 has {of_rank[0]}; rank {rank} has {others}. Give "
-                "every rank the same metrics and validation data."
-            )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -82,6 +82,21 @@ def test_training_starts_from_the_root(make_model, rank, size):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1 * size)
 
 
+def test_local_variables_are_not_broadcast(rank):
+    keras.utils.set_random_seed(rank)
+    model = built()
+    own = model.layers[0].kernel
+    before = own.numpy()
+    model.compile("sgd", "mse")
+    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(
+        0, "", local_variables=[own]
+    )
+    broadcast.set_model(model)
+    broadcast.on_train_batch_begin(0)
+    np.testing.assert_array_equal(own, before)
+    assert_same_on_all_ranks(model.layers[-1].variables)
+
+
 def test_every_fit_starts_from_the_root(rank):
     keras.utils.set_random_seed(0)
     model = built()

@@ -1,0 +1,158 @@
+"""Metrics of ranks with more and less data are those of all data."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+class Largest(keras.metrics.Metric):
+    """Nothing that could be added up."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        largest = tf.reduce_max(tf.cast(y_true, tf.float32))
+        self.largest.assign(tf.maximum(self.largest, largest))
+
+    def result(self):
+        return self.largest + 0.0
+
+
+METRICS = {
+    "accuracy": lambda: keras.metrics.BinaryAccuracy(name="accuracy"),
+    "auc": lambda: keras.metrics.AUC(name="auc"),
+    "rmse": lambda: keras.metrics.RootMeanSquaredError(name="rmse"),
+    "largest": Largest,
+}
+BATCHES = 2
+
+
+def data(rank):
+    """Of the later ranks every batch has more samples, and larger ones."""
+    rng = np.random.default_rng(rank)
+    rows = BATCHES * (2 + 3 * rank)
+    x = rng.normal(rank, 1, (rows, 3)).astype(np.float32)
+    return x, (rng.random((rows, 1)) * (rank + 1) / 2 > 0.3).astype(np.float32)
+
+
+def small_model(rate, metrics):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")]
+    )
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(rate)),
+        "binary_crossentropy",
+        metrics=[METRICS[name]() for name in metrics],
+    )
+    return model
+
+
+def fit(model, rank, callbacks, **arguments):
+    x, y = data(rank)
+    validation = tuple(rows[: rank + 1] for rows in data(rank))
+    return model.fit(
+        *(x, y),
+        batch_size=len(x) // BATCHES,
+        validation_data=validation,
+        callbacks=[tfring.callbacks.MetricAverageCallback(), *callbacks],
+        verbose=0,
+        **arguments,
+    ).history
+
+
+def test_metrics_are_those_of_one_rank_with_all_data(rank, size):
+    # Nothing is learnt, so that one model can look at all data afterwards.
+    model = small_model(0.0, METRICS)
+    history = fit(model, rank, [], epochs=2, validation_freq=2)
+    of_ranks = [data(r) for r in range(size)]
+    for prefix, parts in (
+        ("", of_ranks),
+        (
+            "val_",
+            [(x[: r + 1], y[: r + 1]) for r, (x, y) in enumerate(of_ranks)],
+        ),
+    ):
+        x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        expected = model.evaluate(x, y, verbose=0, return_dict=True)
+        rows = [len(part[0]) for part in parts]
+        expected["largest"] = np.average(
+            [part[1].max() for part in parts], weights=rows
+        )
+        for name, value in expected.items():
+            everyones = history[prefix + name]
+            assert len(everyones) == (1 if prefix else 2)
+            np.testing.assert_allclose(everyones, value, rtol=1e-5)
+
+
+def test_the_rank_keeps_its_own_state(rank, size):
+    model = small_model(0.0, ["auc"])
+    x, y = data(rank)
+    own = model.evaluate(x, y, verbose=0, return_dict=True)
+    fit(model, rank, [], validation_freq=2)
+    for name, value in model.get_metrics_result().items():
+        np.testing.assert_allclose(value, own[name], rtol=1e-6)
+
+
+class OwnNumbers(keras.callbacks.Callback):
+    def __init__(self, logs):
+        super().__init__()
+        self.logs = logs
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs.update(self.logs)
+
+
+def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
+    model = small_model(0.0, [])
+    x, y = data(rank)
+    history = model.fit(
+        *(x, y),
+        batch_size=len(x) // BATCHES,
+        verbose=0,
+        callbacks=[
+            OwnNumbers({"loss": float(rank), "val_f1": 10.0 * rank}),
+            tfring.callbacks.MetricAverageCallback(),
+        ],
+    ).history
+    rows = [len(data(r)[0]) for r in range(size)]
+    expected = np.average(np.arange(size), weights=rows)
+    np.testing.assert_allclose(history["loss"], [expected])
+    np.testing.assert_allclose(history["val_f1"], [10 * expected])
+
+
+def test_callbacks_decide_alike(rank, size, tmp_path):
+    model = small_model(1.0, ["accuracy"])
+    history = fit(
+        model,
+        rank,
+        [
+            keras.callbacks.ReduceLROnPlateau(
+                "val_loss", patience=0, min_delta=0.05, cooldown=1
+            ),
+            keras.callbacks.EarlyStopping("val_accuracy", patience=2),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / f"{rank}-{{epoch}}.weights.h5"),
+                monitor="val_loss",
+                save_best_only=True,
+                save_weights_only=True,
+            ),
+        ],
+        epochs=8,
+    )
+    saved = sorted(path.name.split("-")[1] for path in tmp_path.iterdir())
+    everyones = tfring.allgather_object((history, saved))
+    assert all(others == everyones[0] for others in everyones)
+    assert saved
+
+
+def test_a_device_is_a_cpu():
+    with pytest.raises(ValueError, match="MetricAverageCallback: device="):
+        tfring.callbacks.MetricAverageCallback("/gpu:0")
