@@ -1,0 +1,160 @@
+"""What tfring-bench computes and shows; that it measures is in tests/jobs."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tfring.bench import cli, report, sizes, statistics
+from tfring.bench.measure import expect
+from tfring.bench.statistics import Row, Spread
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4", 4), ("64k", 64 << 10), ("16M", 16 << 20), (" 1g ", 1 << 30)],
+)
+def test_parse_bytes(text, expected):
+    assert sizes.parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "k", "0", "-4", "1.5m", "4t", "m4"])
+def test_parse_bytes_refuses(text):
+    with pytest.raises(ValueError, match="such as 4096, 64k"):
+        sizes.parse_bytes(text)
+
+
+def test_steps():
+    assert sizes.steps(4, 4, 4) == [4]
+    assert sizes.steps(4, 63, 4) == [4, 16]
+    assert sizes.steps(4, 64, 4) == [4, 16, 64]
+    with pytest.raises(ValueError, match="factor must be 2 or more, got 1"):
+        sizes.steps(4, 64, 1)
+    with pytest.raises(ValueError, match="8 bytes, is over the largest, 4"):
+        sizes.steps(8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (4, "4 B"),
+        (1024, "1 KiB"),
+        (1536, "1536 B"),
+        (64 << 20, "64 MiB"),
+        (1 << 30, "1 GiB"),
+        (102_228_128, "102.2 MB"),
+    ],
+)
+def test_format_bytes(count, expected):
+    assert sizes.format_bytes(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "count", "parameters"),
+    # The parameters as the papers' own code counts them.
+    [("resnet50", 161, 25_557_032), ("bert-base", 199, 109_482_240)],
+)
+def test_presets(preset, count, parameters):
+    shapes = sizes.PRESETS[preset]()
+    assert len(shapes) == count
+    assert sum(map(sizes.elements, shapes)) == parameters
+
+
+def test_bus_factors():
+    ring = statistics.BUS_FACTORS
+    assert ring["allreduce"](2) == 1
+    assert ring["allreduce"](4) == 1.5
+    assert ring["broadcast"](4) == 1
+    for kind in ("allgather", "reducescatter", "alltoall"):
+        assert ring[kind](4) == 0.75
+
+
+def test_spread():
+    assert Spread.of([3.0, 1.0, 2.0, 9.0]) == Spread(2.5, 1.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (1.234e-6, "1.23 us"),
+        (45.67e-6, "45.7 us"),
+        (456.7e-6, "457 us"),
+        (1.2e-3, "1.20 ms"),
+        (2.5, "2.50 s"),
+        (0, "0.00 us"),
+    ],
+)
+def test_format_seconds(seconds, expected):
+    assert statistics.format_seconds(seconds) == expected
+
+
+def row(case="4 MiB", count_bytes=4 << 20, who="mpi", **more):
+    return Row(case, count_bytes, who, Spread(2e-3, 1e-3, 4e-3), 1e-3, **more)
+
+
+def test_table():
+    rows = [
+        row(algorithm_bandwidth=2.1e9, bus_bandwidth=3.1e9),
+        row(who="empty function"),
+    ]
+    head, first, second = report.table(rows).splitlines()
+    # Nobody had memory to report, so there is no such column.
+    assert head.split() == ["median", "min", "max", "algbw", "busbw", "CPU"]
+    assert first.split("  ")[0] == "4 MiB"
+    assert "2.00 ms  1.00 ms  4.00 ms  2.10 GB/s  3.10 GB/s  1.00 ms" in first
+    assert second.split()[-4:] == ["-", "-", "1.00", "ms"]
+
+
+def test_table_has_memory_where_it_is_known():
+    assert "2.0 MiB" in report.table([row(added_bytes=2 << 20)])
+
+
+def test_json(tmp_path):
+    path = tmp_path / "figures.json"
+    machine = report.machine(ranks=2)
+    report.write_json(path, machine, ["model"], [row()], {"efficiency": 0.5})
+    content = json.loads(path.read_text())
+    assert content["machine"]["ranks"] == 2
+    assert content["command"] == ["model"]
+    assert content["rows"][0]["seconds"]["median"] == 2e-3
+    assert content["rows"][0]["who"] == "mpi"
+    assert content["summary"] == {"efficiency": 0.5}
+    assert report.describe(machine).startswith("2 ranks, ")
+
+
+def test_expect():
+    expect([[1, 2], [3]], [np.array([1, 2]), np.array([3])])
+    expect([1.001], np.array([1.0]), relative=1e-2)
+    expect([5], None)
+    with pytest.raises(AssertionError):
+        expect([1.001], np.array([1.0]))
+    with pytest.raises(ValueError, match="longer"):
+        expect([[1]], [np.array([1]), np.array([2])])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["train"], "expected one of the commands allreduce, .*, got train"),
+        (["allreduce", "model"], "got allreduce model"),
+        (["allreduce", "--peers=nccl"], "--peers: there is no nccl"),
+        (["allreduce", "--modes=lazy"], "--modes: there is no lazy"),
+        (["allreduce", "--max_bytes=1"], "4 bytes, is over the largest, 1"),
+        (["model", "--rounds=0"], "--rounds, --steps and"),
+        (["model", "--preset=vgg"], "preset"),
+        (["model", "--sise=4"], "sise"),
+    ],
+)
+def test_what_cannot_be_done(arguments, complaint, capsys):
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tfring-bench: ")
+    assert re.search(complaint, error)
+
+
+def test_help(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "tfringrun -np 2 tfring-bench allreduce" in text
+    assert "--min_bytes" in text

@@ -1,0 +1,322 @@
+"""Measures tfring on this machine, on the ranks that a launcher starts.
+
+  tfringrun -np 2 tfring-bench allreduce --peers=mpi
+  tfringrun -np 2 tfring-bench model --preset=resnet50 --json=resnet50.json
+  tfringrun -np 2 tfring-bench step --model=mlp --jit
+  tfringrun -np 2 tfring-bench roofline
+
+  allreduce, allgather, broadcast, reducescatter, alltoall
+             one collective, by size: 4 bytes to 64 MiB
+  model      all gradients of a known model, as a training step reduces them
+  step       training steps: all ranks, one alone, as many copies that do not
+             communicate; each bound to one core
+  roofline   what the memory gives at best: copy, add, and an allreduce that
+             waits for nobody
+
+Results are checked before anything is timed. Times are medians of rounds, in
+which all contestants have their turn, of the slowest rank. algbw is bytes by
+time; busbw that times the share of the bytes that has to leave each rank, as in
+nccl-tests. CPU is what all threads of a rank used for one operation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tfring.bench import sizes, statistics
+from tfring.bench.statistics import Row
+
+_COMMANDS = (*statistics.BUS_FACTORS, "model", "step", "roofline")
+_KNOWN_MODES = ("eager", "function", "jit", "inplace")
+_KNOWN_PEERS = ("mpi", "gloo")
+
+# Apart from those of the process, which has flags of absl's own.
+_FLAGS = flags.FlagValues()  # type: ignore[no-untyped-call]
+_FLAGS.set_gnu_getopt()  # flags may stand behind the command
+
+
+def _flag(
+    define: Callable[..., flags.FlagHolder[Any]], *words: Any
+) -> flags.FlagHolder[Any]:
+    return define(*words, flag_values=_FLAGS)
+
+
+_MIN_BYTES = _flag(
+    flags.DEFINE_string, "min_bytes", "4", "The smallest size: 4, 64k, 16m, 1g."
+)
+_MAX_BYTES = _flag(flags.DEFINE_string, "max_bytes", "64m", "The largest size.")
+_FACTOR = _flag(flags.DEFINE_integer, "factor", 4, "From one size to the next.")
+_DTYPE = _flag(
+    flags.DEFINE_string, "dtype", "float32", "Of collectives, as tf.as_dtype's."
+)
+_MODES = _flag(
+    flags.DEFINE_list,
+    "modes",
+    "eager,function,inplace",
+    "How tfring is called: eager, function (a tf.function), jit (one compiled "
+    "by XLA), inplace (allreduces of what nothing else uses).",
+)
+_PEERS = _flag(
+    flags.DEFINE_list,
+    "peers",
+    "",
+    "Others in the same rounds: mpi (mpi4py), gloo (PyTorch).",
+)
+_PRESET = _flag(
+    flags.DEFINE_enum,
+    "preset",
+    "resnet50",
+    list(sizes.PRESETS),
+    "Whose gradients `model` reduces.",
+)
+_MODEL = _flag(
+    flags.DEFINE_enum, "model", "mlp", ["mlp", "cnn"], "What `step` trains."
+)
+_JIT = _flag(
+    flags.DEFINE_bool, "jit", False, "Whether XLA compiles the step of `step`."
+)
+_BATCH_SIZE = _flag(
+    flags.DEFINE_integer, "batch_size", 64, "Of each rank, in `step`."
+)
+_STEPS = _flag(
+    flags.DEFINE_integer, "steps", 10, "Training steps of a turn, in `step`."
+)
+_ROUNDS = _flag(
+    flags.DEFINE_integer, "rounds", 9, "How many turns each contestant has."
+)
+_JSON = _flag(flags.DEFINE_string, "json", None, "A file for all figures.")
+_PLOT = _flag(
+    flags.DEFINE_string, "plot", None, "A picture of them, as PNG or SVG."
+)
+
+
+class _UsageError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `tfring-bench` on this rank; returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _FLAGS.unparse_flags()
+    try:
+        if {"-h", "--help"} & set(arguments) or not arguments:
+            _FLAGS.mark_as_parsed()
+            print(__doc__, _FLAGS.module_help(__name__), sep="\n")
+            return 0
+        command = _parse(arguments)
+    except (flags.Error, ValueError, _UsageError) as error:
+        print(f"tfring-bench: {error}", file=sys.stderr)
+        return 2
+    return _run(command, arguments)
+
+
+def _parse(arguments: Sequence[str]) -> str:
+    """Checks the command line, before TensorFlow is loaded for it."""
+    _, *words = _FLAGS(["tfring-bench", *arguments])
+    if len(words) != 1 or words[0] not in _COMMANDS:
+        raise _UsageError(
+            f"expected one of the commands {', '.join(_COMMANDS)}, got "
+            f"{' '.join(words) or 'none'}. --help says more."
+        )
+    if _ROUNDS.value < 1 or _STEPS.value < 1 or _BATCH_SIZE.value < 1:
+        raise _UsageError("--rounds, --steps and --batch_size start from 1.")
+    for flag, known in (
+        (_MODES, _KNOWN_MODES),
+        (_PEERS, _KNOWN_PEERS),
+    ):
+        unknown = set(filter(None, flag.value)) - set(known)
+        if unknown:
+            raise _UsageError(
+                f"--{flag.name}: there is no {', '.join(sorted(unknown))}; "
+                f"known are {', '.join(known)}."
+            )
+    _sizes()
+    return str(words[0])
+
+
+def _sizes() -> list[int]:
+    return sizes.steps(
+        sizes.parse_bytes(_MIN_BYTES.value),
+        sizes.parse_bytes(_MAX_BYTES.value),
+        _FACTOR.value,
+    )
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
+    import tfring
+    from tfring.bench import report
+
+    if command == "step":
+        from tfring.bench.step import use_one_core
+
+        use_one_core()
+    tfring.init()
+    first = tfring.rank() == 0
+    if tfring.size() == 1 and command != "roofline":
+        print(
+            "tfring-bench: one rank has nobody to talk to. Start several: "
+            f"tfringrun -np 2 tfring-bench {' '.join(arguments)}",
+            file=sys.stderr,
+        )
+        return 2
+    machine = report.machine(tfring.size())
+    if first:
+        print(report.describe(machine), flush=True)
+    measure = {"model": _model, "step": _step, "roofline": _roofline}
+    rows, summary = measure.get(command, _collective)(command)
+    if first:
+        print(report.table(rows), flush=True)
+        for name, value in summary.items():
+            print(f"{name}: {value:.3g}", flush=True)
+        if _JSON.value:
+            path = Path(_JSON.value)
+            report.write_json(path, machine, arguments, rows, summary)
+        if _PLOT.value:
+            _plot(report.describe(machine), rows)
+    tfring.shutdown()
+    return 0
+
+
+_Measured = tuple[list[Row], dict[str, float]]
+
+
+def _collective(kind: str) -> _Measured:
+    import tfring
+    from tfring.bench import collectives, peers
+    from tfring.bench.measure import measure
+
+    present = _present_peers(_DTYPE.value)
+    all_sizes = _sizes()
+    progress = _Progress(len(all_sizes) * _ROUNDS.value)
+    rows = []
+    for count_bytes in all_sizes:
+        problem = collectives.Problem.of(
+            kind, count_bytes, _DTYPE.value, tfring.rank(), tfring.size()
+        )
+        contestants = collectives.contestants(problem, _MODES.value)
+        for peer in present:
+            contestants += peers.contestants(
+                peer, kind, [problem.mine], [problem.expected]
+            )
+        rows += measure(
+            contestants,
+            rounds=_ROUNDS.value,
+            case=sizes.format_bytes(problem.count_bytes),
+            count_bytes=problem.count_bytes,
+            bus_factor=statistics.BUS_FACTORS[kind](tfring.size()),
+            progress=progress,
+        )
+    return rows, {}
+
+
+def _model(command: str) -> _Measured:
+    import tfring
+    from tfring.bench import gradients, peers
+    from tfring.bench.measure import measure
+
+    mine, sums = gradients.arrays(
+        sizes.PRESETS[_PRESET.value](), tfring.rank(), tfring.size()
+    )
+    count_bytes = sum(array.nbytes for array in mine)
+    contestants = gradients.contestants(mine, sums, _MODES.value)
+    for peer in _present_peers("float32"):
+        contestants += peers.contestants(peer, "allreduce", mine, sums)
+    rows = measure(
+        contestants,
+        rounds=_ROUNDS.value,
+        case=f"{_PRESET.value}, {len(mine)} gradients, "
+        f"{sizes.format_bytes(count_bytes)}",
+        count_bytes=count_bytes,
+        bus_factor=statistics.BUS_FACTORS["allreduce"](tfring.size()),
+        progress=_Progress(_ROUNDS.value),
+    )
+    return rows, {}
+
+
+def _step(command: str) -> _Measured:
+    from tfring.bench.step import measure_step
+
+    result = measure_step(
+        _MODEL.value,
+        batch_size=_BATCH_SIZE.value,
+        jit_compile=_JIT.value,
+        rounds=_ROUNDS.value,
+        steps=_STEPS.value,
+        progress=_Progress(_ROUNDS.value),
+    )
+    return result.rows, {
+        "scaling efficiency": result.efficiency,
+        "of copies that do not communicate": result.efficiency_apart,
+        "CPU seconds of communication per step and rank": (
+            result.communication_cpu_seconds
+        ),
+    }
+
+
+def _roofline(command: str) -> _Measured:
+    import tfring
+    from tfring.bench import roofline
+    from tfring.bench.measure import measure
+
+    count_bytes = _sizes()[-1]
+    rows = measure(
+        roofline.contestants(count_bytes, tfring.size()),
+        rounds=_ROUNDS.value,
+        case=sizes.format_bytes(count_bytes),
+        count_bytes=count_bytes,
+        progress=_Progress(_ROUNDS.value),
+    )
+    return rows, {}
+
+
+def _present_peers(dtype: str) -> list[str]:
+    import tfring
+    from tfring.bench import peers
+
+    present = []
+    for peer in filter(None, _PEERS.value):
+        reason = peers.missing(peer, dtype)
+        if reason is None:
+            present.append(peer)
+        elif tfring.rank() == 0:
+            print(f"tfring-bench: without {reason}.", file=sys.stderr)
+    return present
+
+
+class _Progress:
+    """A bar on rank 0, where people look; a line now and then in a file."""
+
+    def __init__(self, total: int) -> None:
+        import keras
+
+        import tfring
+
+        self._bar = None
+        if tfring.rank() == 0:
+            self._bar = keras.utils.Progbar(
+                total, interval=0.1 if sys.stdout.isatty() else 5
+            )
+
+    def __call__(self) -> None:
+        if self._bar is not None:
+            self._bar.add(1)
+
+
+def _plot(title: str, rows: Sequence[Row]) -> None:
+    from tfring.bench import report
+
+    try:
+        report.plot(Path(_PLOT.value), title, rows)
+    except ImportError:
+        print(
+            "tfring-bench: no plot, as matplotlib is not installed: pip "
+            "install matplotlib. --json keeps the figures.",
+            file=sys.stderr,
+        )

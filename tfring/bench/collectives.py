@@ -1,0 +1,145 @@
+"""`tfring-bench allreduce` and its like: a collective, by size and by mode."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfring
+from tfring.bench.measure import Contestant, Simple, expect
+
+# Those that XLA, whose shapes are static, can compile.
+_WITH_JIT = ("allreduce", "broadcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One collective on arrays of one size, and its result."""
+
+    kind: str
+    mine: np.ndarray[Any, Any]  # what this rank brings
+    expected: np.ndarray[Any, Any]  # and what it gets
+    # As nccl-tests counts: what all ranks together give, or get, once.
+    count_bytes: int
+
+    @classmethod
+    def of(
+        cls, kind: str, count_bytes: int, dtype: str, rank: int, size: int
+    ) -> Problem:
+        """About `count_bytes` of small whole numbers, which add up exactly."""
+        numpy_dtype = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
+        count = max(1, count_bytes // numpy_dtype.itemsize)
+        if kind in ("allgather", "reducescatter", "alltoall"):
+            # As many for each rank.
+            part = max(1, count // size)
+            count = part * size
+        else:
+            part = count
+
+        brought = part if kind == "allgather" else count
+        base = np.arange(brought) % 5
+
+        def of_rank(number: int) -> np.ndarray[Any, Any]:
+            return (base + (number + 1)).astype(numpy_dtype)
+
+        total = (base * size + size * (size + 1) // 2).astype(numpy_dtype)
+        own = slice(rank * part, (rank + 1) * part)
+        match kind:
+            case "allreduce":
+                expected = total
+            case "reducescatter":
+                expected = total[own]
+            case "broadcast":
+                expected = of_rank(0)
+            case "allgather":
+                expected = np.concatenate([of_rank(r) for r in range(size)])
+            case _:  # alltoall
+                expected = np.concatenate(
+                    [of_rank(r)[own] for r in range(size)]
+                )
+        return cls(kind, of_rank(rank), expected, count * numpy_dtype.itemsize)
+
+
+def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
+    """Does it with tfring in each of `modes` that exists for it.
+
+    With those of a `tf.function` comes one that does nothing: what a call of a
+    function costs is no part of the collective.
+    """
+    x = tf.constant(problem.mine)
+    operation = _OPERATIONS[problem.kind]
+    result: list[Contestant] = []
+
+    def add(name: str, function: Callable[[], Any], expected: Any) -> None:
+        result.append(Simple(name, function, expected))
+
+    if "eager" in modes:
+        add("tfring eager", lambda: operation(x), problem.expected)
+    if "function" in modes:
+        function = tf.function(operation)
+        add("tfring function", lambda: function(x), problem.expected)
+        empty = tf.function(tf.identity)
+        nothing = Simple("empty function", lambda: empty(x), problem.mine)
+        nothing.moves_bytes = False
+        result.append(nothing)
+    if "jit" in modes and problem.kind in _WITH_JIT:
+        compiled = tf.function(operation, jit_compile=True)
+        add("tfring jit", lambda: compiled(x), problem.expected)
+    if "inplace" in modes and problem.kind == "allreduce":
+        result.append(InPlace([x], [problem.expected]))
+    return result
+
+
+class InPlace(Contestant):
+    """Allreduces in a `tf.function` whose tensors nothing else uses.
+
+    What is given to a function belongs to the caller, so that the first
+    reduction makes a copy; those behind it work in the result of the one
+    before. They alone are timed, inside of the function.
+    """
+
+    _CHAIN = 4
+
+    def __init__(
+        self, tensors: Sequence[tf.Tensor], totals: Sequence[Any]
+    ) -> None:
+        super().__init__("tfring in place")
+        self.operations_per_call = 1 + self._CHAIN
+        self._tensors = list(tensors)
+        # Whole numbers times a power of the size: they overflow to infinity in
+        # float16 at worst, which the ranks agree on.
+        factor = tfring.size() ** self._CHAIN
+        self._expected = [total * factor for total in totals]
+
+        def chain(tensors: list[tf.Tensor]) -> Any:
+            tensors = tfring.grouped_allreduce(tensors, op=tfring.Sum)
+            start = tf.timestamp()
+            for _ in range(self._CHAIN):
+                tensors = tfring.grouped_allreduce(tensors, op=tfring.Sum)
+            return tensors, tf.timestamp() - start
+
+        self._chain = tf.function(chain)
+
+    def call(self) -> Any:
+        return self._chain(self._tensors)
+
+    def check(self) -> None:
+        tensors, _ = self.call()
+        expect(tensors, self._expected, relative=1e-2)
+
+    def seconds(self, calls: int) -> float:
+        inside = sum(float(self.call()[1]) for _ in range(calls))
+        return inside / calls / self._CHAIN
+
+
+_OPERATIONS: dict[str, Callable[[tf.Tensor], Any]] = {
+    "allreduce": lambda x: tfring.allreduce(x, op=tfring.Sum),
+    "allgather": tfring.allgather,
+    "broadcast": lambda x: tfring.broadcast(x, 0),
+    "reducescatter": lambda x: tfring.reducescatter(x, op=tfring.Sum),
+    "alltoall": tfring.alltoall,
+}

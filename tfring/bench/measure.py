@@ -1,0 +1,223 @@
+"""Takes the times of contestants, all ranks together.
+
+Rounds are interleaved: each contestant has its turn in each round, so that load
+which comes and goes meets all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import dataclasses
+import gc
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfring import _native
+from tfring.bench.statistics import Row, Spread
+
+# How long a contestant's turn in a round takes, if one call takes less.
+_TURN_SECONDS = 0.05
+_MOST_CALLS = 200
+_WARM_UP_CALLS = 3
+
+
+class Contestant(abc.ABC):
+    """One way to do what is measured; every rank has its part in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # How often a call does what is measured.
+        self.operations_per_call = 1
+        # What does nothing has no bandwidth.
+        self.moves_bytes = True
+
+    @abc.abstractmethod
+    def call(self) -> Any:
+        """Does it once, to its end."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Does it once and compares the result.
+
+        Raises:
+            AssertionError: It is wrong.
+        """
+
+    def seconds(self, calls: int) -> float:
+        """How long it took each time, in `calls` calls."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            self.call()
+        return (time.perf_counter() - start) / calls
+
+
+class Simple(Contestant):
+    """One that is no more than a function, and what it must return."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        expected: Any = None,
+    ) -> None:
+        super().__init__(name)
+        self._function = function
+        self._expected = expected
+
+    def call(self) -> Any:
+        return self._function()
+
+    def check(self) -> None:
+        expect(self._function(), self._expected)
+
+
+def expect(result: Any, expected: Any, relative: float = 0) -> None:
+    """Compares arrays, or lists of them; None is not looked at.
+
+    Raises:
+        AssertionError: They differ, by more than the part `relative`.
+    """
+    if isinstance(expected, list | tuple):
+        for part, expected_part in zip(result, expected, strict=True):
+            expect(part, expected_part, relative)
+    elif expected is not None:
+        np.testing.assert_allclose(np.asarray(result), expected, rtol=relative)
+
+
+@dataclasses.dataclass
+class _Rounds:
+    contestant: Contestant
+    calls: int
+    added_bytes: int | None
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu_seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    case: str,
+    count_bytes: int = 0,
+    bus_factor: float = 0.0,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Row]:
+    """Checks the contestants, warms them up, and times them.
+
+    Collective.
+
+    Args:
+        contestants: The same on every rank, in the same order.
+        rounds: How many turns each has.
+        case: What they do, for the rows.
+        count_bytes: How many bytes they move; 0 leaves out bandwidths.
+        bus_factor: See `statistics.BUS_FACTORS`.
+        progress: Called after each round.
+
+    Returns:
+        A row for each contestant, the same on every rank.
+
+    Raises:
+        RuntimeError: A contestant's result is wrong on some rank.
+    """
+    world = _native.mpi().COMM_WORLD
+    taken = []
+    for contestant in contestants:
+        _give_free_memory_back()
+        before = _memory_bytes("VmRSS")
+        _check(world, contestant, case)
+        added_bytes = _added_bytes(world, contestant, before)
+        # Warm by now.
+        once = max(world.allgather(contestant.seconds(_WARM_UP_CALLS)))
+        calls = round(_TURN_SECONDS / max(once, _TURN_SECONDS / _MOST_CALLS))
+        calls = max(1, calls)
+        taken.append(_Rounds(contestant, calls, added_bytes))
+    for _ in range(rounds):
+        for turn in taken:
+            world.Barrier()
+            cpu_before = cpu_seconds()
+            seconds = turn.contestant.seconds(turn.calls)
+            operations = turn.calls * turn.contestant.operations_per_call
+            cpu = (cpu_seconds() - cpu_before) / operations
+            both = world.allgather((seconds, cpu))
+            turn.seconds.append(max(wall for wall, _ in both))
+            turn.cpu_seconds.append(sum(cpu for _, cpu in both) / len(both))
+        progress()
+    rows = []
+    for turn in taken:
+        spread = Spread.of(turn.seconds)
+        moved_bytes = count_bytes if turn.contestant.moves_bytes else 0
+        bandwidth = moved_bytes / spread.median
+        rows.append(
+            Row(
+                case,
+                count_bytes,
+                turn.contestant.name,
+                spread,
+                Spread.of(turn.cpu_seconds).median,
+                bandwidth,
+                bandwidth * bus_factor,
+                turn.added_bytes,
+            )
+        )
+    return rows
+
+
+def cpu_seconds() -> float:
+    """What all threads of this process have used of the cores."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _check(world: Any, contestant: Contestant, case: str) -> None:
+    complaint = None
+    try:
+        contestant.check()
+    except AssertionError as error:
+        complaint = str(error)
+    for rank, text in enumerate(world.allgather(complaint)):
+        if text is not None:
+            raise RuntimeError(
+                f"{contestant.name}, {case}: wrong result on rank {rank}: "
+                f"{text}"
+            )
+
+
+def _added_bytes(world: Any, contestant: Contestant, before: int) -> int | None:
+    """Peak memory of a few calls beyond `before`."""
+    try:
+        # Sets the peak to what is in use now.
+        Path("/proc/self/clear_refs").write_text("5")
+        is_reset = True
+    except OSError:  # No Linux, or not allowed.
+        is_reset = False
+    contestant.seconds(_WARM_UP_CALLS)
+    added = _memory_bytes("VmHWM") - before
+    of_ranks = world.allgather(added if is_reset else None)
+    return None if None in of_ranks else max(0, *of_ranks)
+
+
+def _give_free_memory_back() -> None:
+    gc.collect()
+    # glibc's: or what somebody else has freed would be used unnoticed.
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _memory_bytes(field: str) -> int:
+    """VmRSS is what is in use, VmHWM the peak; 0 where Linux is not."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,169 @@
+"""Shows rows: as a table, as JSON, as a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfring.bench.sizes import format_bytes
+from tfring.bench.statistics import Row, format_bandwidth, format_seconds
+
+_HEADINGS = ("", "", "median", "min", "max", "algbw", "busbw", "CPU", "memory")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each row, and one of headings; columns without news left out.
+
+    CPU is the time that all threads of a rank were busy, memory what calls
+    added to what was in use, results included.
+    """
+    lines = [list(_HEADINGS)]
+    for row in rows:
+        lines.append(
+            [
+                row.case,
+                row.who,
+                format_seconds(row.seconds.median),
+                format_seconds(row.seconds.least),
+                format_seconds(row.seconds.most),
+                format_bandwidth(row.algorithm_bandwidth),
+                format_bandwidth(row.bus_bandwidth),
+                format_seconds(row.cpu_seconds),
+                _format_memory(row.added_bytes),
+            ]
+        )
+    columns = [
+        column for column in zip(*lines, strict=True) if set(column[1:]) - {"-"}
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    shown = []
+    for cells in zip(*columns, strict=True):
+        # Words to the left, figures to the right.
+        aligned = [
+            cell.ljust(width) if number < 2 else cell.rjust(width)
+            for number, (cell, width) in enumerate(
+                zip(cells, widths, strict=True)
+            )
+        ]
+        shown.append("  ".join(aligned).rstrip())
+    return "\n".join(shown)
+
+
+def _format_memory(count_bytes: int | None) -> str:
+    return "-" if count_bytes is None else f"{count_bytes / 2**20:.1f} MiB"
+
+
+def machine(ranks: int) -> dict[str, Any]:
+    """What the figures belong to."""
+    import keras
+    import tensorflow as tf
+
+    import tfring
+
+    return {
+        "host": socket.gethostname(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "ranks": ranks,
+        "tfring": tfring.__version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """`machine` in one line."""
+    return (
+        f"{machine['ranks']} ranks, {machine['host']}: {machine['processor']}, "
+        f"{machine['cores']} cores, load {machine['load_before']:.1f}; "
+        f"TensorFlow {machine['tensorflow']}, tfring {machine['tfring']}"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def write_json(
+    path: Path,
+    machine: dict[str, Any],
+    command: Sequence[str],
+    rows: Sequence[Row],
+    summary: dict[str, float],
+) -> None:
+    """Everything, times in seconds and bandwidths in bytes per second."""
+    content = {
+        "machine": machine,
+        "command": list(command),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "summary": summary,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
+    """Times by size as lines, or as bars if there is but one case.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize="small")
+    by_who: dict[str, list[Row]] = {}
+    for row in rows:
+        by_who.setdefault(row.who, []).append(row)
+    if len({row.case for row in rows}) == 1:
+        medians = [row.seconds.median * 1e3 for row in rows]
+        spread = [
+            [row.seconds.median - row.seconds.least for row in rows],
+            [row.seconds.most - row.seconds.median for row in rows],
+        ]
+        axes.barh(
+            [row.who for row in rows],
+            medians,
+            xerr=[[value * 1e3 for value in side] for side in spread],
+        )
+        axes.invert_yaxis()
+        axes.set_xlabel(f"ms, {rows[0].case}; median, min and max")
+    else:
+        for who, of_who in by_who.items():
+            sizes = [row.count_bytes for row in of_who]
+            axes.plot(
+                sizes,
+                [row.seconds.median * 1e6 for row in of_who],
+                marker=".",
+                label=who,
+            )
+            axes.fill_between(
+                sizes,
+                [row.seconds.least * 1e6 for row in of_who],
+                [row.seconds.most * 1e6 for row in of_who],
+                alpha=0.2,
+            )
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(
+            lambda value, _: format_bytes(int(value))
+        )
+        axes.set_yscale("log")
+        axes.set_ylabel("us; median, min and max")
+        axes.grid(visible=True, which="major", alpha=0.3)
+        axes.legend()
+    figure.savefig(path)

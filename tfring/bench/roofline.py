@@ -1,0 +1,56 @@
+"""`tfring-bench roofline`: what this machine's memory gives, at best.
+
+All ranks at once, in NumPy, one thread each. The last, "staged", does a ring
+allreduce's share of copies and additions between a tensor in memory and a slot
+that stays in the cache, as ranks on one machine must, and waits for nobody: no
+allreduce through shared memory can be faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfring.bench.measure import Contestant, Simple
+
+_SEGMENT_BYTES = 256 << 10
+
+
+def contestants(count_bytes: int, size: int) -> list[Contestant]:
+    """Copy, add and staged allreduce of `count_bytes` of float32."""
+    source = np.ones(max(1, count_bytes // 4), np.float32)
+    target = np.ones_like(source)
+    slot = np.empty(_SEGMENT_BYTES // 4, np.float32)
+
+    def copy() -> Any:
+        np.copyto(target, source)
+        return target
+
+    def add() -> Any:
+        return np.add(target, source, out=target)
+
+    def staged(in_place: bool) -> Any:
+        """Each of `size` - 1 chunks: copied in, added; copied in, copied out.
+
+        A chunk is a `size`-th of the tensor.
+        """
+        chunk = len(source) // size
+        initial = target if in_place else source
+        for start in range(0, chunk * (size - 1), len(slot)):
+            piece = slice(start, min(start + len(slot), chunk * (size - 1)))
+            part = slot[: piece.stop - piece.start]
+            # Reduce-scatter: what is sent on, and what has been received.
+            np.copyto(part, initial[piece])
+            np.add(initial[piece], part, out=target[piece])
+            # Allgather.
+            np.copyto(part, target[piece])
+            np.copyto(target[piece], part)
+        return target
+
+    return [
+        Simple("copy", copy, np.ones_like(source)),
+        Simple("add", add),
+        Simple("staged", lambda: staged(in_place=False)),
+        Simple("staged in place", lambda: staged(in_place=True)),
+    ]

@@ -1,0 +1,70 @@
+"""From the times of some rounds to what a table shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+
+# Of the bytes of a collective, as nccl-tests counts them, the share that has to
+# leave each rank, by the number of ranks. What is moved by a second, times
+# this, is the bus bandwidth: it can be held against the speed of a link
+# whatever the number of ranks.
+# Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "allreduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "allgather": lambda ranks: (ranks - 1) / ranks,
+    "reducescatter": lambda ranks: (ranks - 1) / ranks,
+    "alltoall": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The middle of some rounds, and how far they are from each other."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What has been measured of one way to do one thing."""
+
+    case: str  # what is done: "4 MiB"
+    count_bytes: int
+    who: str  # and by whom: "tfring eager"
+    seconds: Spread  # a call, on the slowest rank of each round
+    cpu_seconds: float  # a call, of all of a rank's threads; the ranks' mean
+    # Of bytes by second: 0 where no bytes are moved.
+    algorithm_bandwidth: float = 0.0
+    bus_bandwidth: float = 0.0
+    # How much the memory in use grew from before the very first call to the
+    # peak of a call, the result included; the largest of the ranks. Buffers
+    # that are kept count for the first who needs them. None if not known.
+    added_bytes: int | None = None
+
+
+def format_seconds(seconds: float) -> str:
+    """In three digits or so, of a unit that fits: 12.3 us, 4.56 ms."""
+    if seconds < 1e-3:
+        value, unit = seconds * 1e6, "us"
+    elif seconds < 1:
+        value, unit = seconds * 1e3, "ms"
+    else:
+        value, unit = seconds, "s"
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """In units of 1e9 bytes, as nccl-tests: 1.25 GB/s; "-" for none."""
+    if bytes_per_second == 0:
+        return "-"
+    return f"{bytes_per_second / 1e9:.2f} GB/s"

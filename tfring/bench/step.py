@@ -1,0 +1,164 @@
+"""`tfring-bench step`: a training step of all ranks, against one rank alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfring
+from tfring import _native
+from tfring.bench.measure import cpu_seconds
+from tfring.bench.statistics import Row, Spread
+
+_WARM_UP_STEPS = 3
+# How often a rank that has no part in a turn looks whether it is over.
+_LOOK_SECONDS = 0.002
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    rows: list[Row]
+    # The time of one rank alone, over that of all of them together, with a
+    # batch for each: 1 if communication costs nothing.
+    efficiency: float
+    # The same of as many copies that do not communicate: what the machine
+    # gives at best.
+    efficiency_apart: float
+    # Of a step, on each rank.
+    communication_cpu_seconds: float
+
+
+def use_one_core() -> None:
+    """Binds this process to a core of its own, and TensorFlow to one thread.
+
+    Before TensorFlow runs anything. Where ranks are more than cores, some share
+    one.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    world = _native.mpi().COMM_WORLD
+    local = world.Split_type(_native.mpi().COMM_TYPE_SHARED)
+    # tfringrun may have bound the ranks already, each to its own.
+    apart = len(set(local.allgather(tuple(cores)))) == local.size > 1
+    core = cores[0 if apart else local.rank % len(cores)]
+    local.Free()
+    # Threads that are there already, MPI's, stay with the one that made them.
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+        os.sched_setaffinity(int(thread), {core})
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def measure_step(
+    model: str,
+    *,
+    batch_size: int,
+    jit_compile: bool,
+    rounds: int,
+    steps: int,
+    progress: Callable[[], None] = lambda: None,
+) -> Result:
+    """Times training steps: together, one rank alone, all of them apart.
+
+    Collective. Rounds are interleaved, as in `measure`.
+
+    Args:
+        model: "mlp" or "cnn".
+        batch_size: Of each rank.
+        jit_compile: Whether the step is compiled by XLA.
+        rounds: How many turns each of the three has.
+        steps: How many training steps a turn has.
+        progress: Called after each round.
+    """
+    world = _native.mpi().COMM_WORLD
+    together = _trainer(model, batch_size, jit_compile, distributed=True)
+    apart = _trainer(model, batch_size, jit_compile, distributed=False)
+    for _ in range(_WARM_UP_STEPS):
+        together()
+        apart()
+    first = world.rank == 0
+    turns = {
+        f"{world.size} ranks together": (together, True),
+        "1 rank alone": (apart, first),
+        f"{world.size} copies apart": (apart, True),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    cpu: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(rounds):
+        for name, (train, takes_part) in turns.items():
+            world.Barrier()
+            cpu_before, start = cpu_seconds(), time.perf_counter()
+            for _ in range(steps if takes_part else 0):
+                train()
+            taken = (time.perf_counter() - start) / steps
+            cpu_taken = (cpu_seconds() - cpu_before) / steps
+            _wait_for_all(world)
+            of_ranks = world.allgather((taken, cpu_taken))
+            if name == "1 rank alone":
+                of_ranks = of_ranks[:1]
+            seconds[name].append(max(wall for wall, _ in of_ranks))
+            cpu[name].append(statistics.mean(used for _, used in of_ranks))
+        progress()
+    rows = [
+        Row(
+            f"{model}{' jit' if jit_compile else ''}",
+            0,
+            name,
+            Spread.of(seconds[name]),
+            statistics.median(cpu[name]),
+        )
+        for name in turns
+    ]
+    all_together, alone, all_apart = rows
+    return Result(
+        rows,
+        alone.seconds.median / all_together.seconds.median,
+        alone.seconds.median / all_apart.seconds.median,
+        all_together.cpu_seconds - all_apart.cpu_seconds,
+    )
+
+
+def _wait_for_all(world: Any) -> None:
+    # MPI's own barrier would keep the core of a rank that waits busy.
+    barrier = world.Ibarrier()
+    while not barrier.Test():
+        time.sleep(_LOOK_SECONDS)
+
+
+def _trainer(
+    name: str, batch_size: int, jit_compile: bool, *, distributed: bool
+) -> Callable[[], Any]:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    if name == "mlp":  # 40 MB of gradients
+        shape: tuple[int, ...] = (784,)
+        hidden = [layers.Dense(2048, "relu") for _ in range(3)]
+    else:  # 4.8 MB, most of it in the first dense layer
+        shape = (28, 28, 1)
+        hidden = [
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(128, "relu"),
+        ]
+    model = keras.Sequential([keras.Input(shape), *hidden, layers.Dense(10)])
+    optimizer = keras.optimizers.SGD(1e-3)
+    if distributed:
+        optimizer = tfring.DistributedOptimizer(optimizer)
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+    random = np.random.default_rng(tfring.rank())
+    x = tf.constant(random.random((batch_size, *shape), np.float32))
+    y = tf.constant(random.integers(10, size=batch_size))
+    return lambda: model.train_on_batch(x, y)
