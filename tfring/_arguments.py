@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -66,9 +66,9 @@ def checked_op(function: str, op: Any, average: Any) -> Any:
     return instead
 
 
-def on_device(device: str) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: str) -> AbstractContextManager[Any]:
     """Where operations are placed; '' leaves it to TensorFlow."""
-    return tf.device(device) if device else contextlib.nullcontext()
+    return tf.device(device) if device else nullcontext()
 
 
 def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
@@ -121,22 +121,20 @@ def checked_name(
     """
     # After all other checks: a rank whose call raises has not counted it, or
     # from then on its names would be other than those of the other ranks.
-    if name is not None:
-        if not isinstance(name, str) or not name:
-            raise TypeError(
-                f"{kind}: name must be a string that is not empty, got "
-                f"{name!r}."
-            )
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(
+            f"{kind}: name must be a string that is not empty, got {name!r}."
+        )
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or (name and graph.building_function):
+        if name is None:
+            # Named by the engine, as it comes: for every new name here
+            # TensorFlow would make a new kernel, and keep it.
+            return ""
         scope = "" if ignore_name_scope else tf.get_current_name_scope()
         return f"{scope}/{name}" if scope else name
-    if tf.executing_eagerly():
-        # Named by the engine, as it comes: for every new name here TensorFlow
-        # would make a new kernel, and keep it.
-        return ""
     # By the position in this graph, so that every trace of a function gives
-    # the same names, however often a rank traces it.
-    graph = tf.compat.v1.get_default_graph()
-    if ignore_name_scope:
-        with graph.name_scope(None):
-            return str(graph.unique_name(kind))
-    return str(graph.unique_name(kind))
+    # the same names, however often a rank traces it. So are explicit ones in a
+    # graph of TensorFlow 1, where two of one name could run at the same time.
+    with graph.name_scope(None) if ignore_name_scope else nullcontext():
+        return str(graph.unique_name(name or kind))

@@ -86,7 +86,8 @@ def allreduce(
         postscale_factor: Multiplies the result.
         name: Identifies the call, and names the tensor in errors; within
             `tf.name_scope` the scope comes before it. By default it comes from
-            the order of calls, which must then be the same on all ranks.
+            the order of calls, which must then be the same on all ranks. In
+            graphs of TensorFlow 1 it is made unique, as operations' names are.
         ignore_name_scope: Whether the name is without the scope, where scopes
             differ between ranks.
 

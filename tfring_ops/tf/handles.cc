@@ -57,6 +57,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
     pending->outcome.outputs.push_back(buffer.output);
   }
   Handle handle;
+  absl::Status status;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (previous == kNoHandle) {
@@ -71,11 +72,26 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
     ++pending->chain->in_flight;
     if (auto it = newest_.find(pending->name); it != newest_.end()) {
       const Handle earlier = it->second;
-      if (pending_.at(earlier)->complete) Forget(earlier);
+      if (pending_.at(earlier)->chain == pending->chain) {
+        // Whether or not the engine has completed it: all ranks must decide
+        // alike, or some would wait for what others have refused.
+        status = absl::InvalidArgumentError(absl::StrCat(
+            "'", pending->name,
+            "': a collective of that name has been started and not collected. "
+            "Give each its own name=."));
+      } else if (pending_.at(earlier)->complete) {
+        Forget(earlier);
+      }
     }
     handle = ++last_handle_;
     pending_[handle] = pending;
-    if (!pending->name.empty()) newest_[pending->name] = handle;
+    if (status.ok() && !pending->name.empty()) {
+      newest_[pending->name] = handle;
+    }
+  }
+  if (!status.ok()) {
+    Complete(pending, status);
+    return handle;
   }
   entry.done = [this, pending](const absl::Status& status) {
     Complete(pending, status);
@@ -89,10 +105,10 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
   auto it = pending_.find(handle);
   if (it == pending_.end()) {
     Outcome unknown;
-    unknown.status = absl::InternalError(absl::StrCat(
-        "No request with handle ", handle,
-        " is waiting to be collected. Was it collected before, or was a "
-        "request of the same name started meanwhile?"));
+    unknown.status = absl::InvalidArgumentError(absl::StrCat(
+        "No collective with handle ", handle,
+        " is waiting to be collected: another of the same name was started "
+        "meanwhile. Give each its own name=, or wait for the first."));
     return unknown;
   }
   std::shared_ptr<Pending> pending = it->second;

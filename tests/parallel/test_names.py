@@ -1,0 +1,125 @@
+"""The same name twice at the same time is an error on this rank, not a hang."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from mpi4py import MPI
+
+import tfring
+from tfring import chains
+
+
+def test_two_threads(rank, size):
+    """The second call fails while the first one still waits for the others."""
+    if size == 1:
+        pytest.skip("on one rank nothing waits")
+
+    def reduce():
+        return tfring.allreduce(rank, op=tfring.Sum, name="twice")
+
+    if rank == 0:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            calls = {pool.submit(reduce), pool.submit(reduce)}
+            refused, waiting = concurrent.futures.wait(
+                calls, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"'twice'.*in flight"
+            ):
+                refused.pop().result()
+            MPI.COMM_WORLD.Barrier()
+            result = waiting.pop().result()
+    else:
+        MPI.COMM_WORLD.Barrier()
+        result = reduce()
+    assert result == sum(range(size))
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_one_chain(mode, rank, size):
+    """Where the first may have run to its end before the second starts."""
+
+    def step():
+        started = None
+        in_flight = []
+        for i, name in enumerate(["before", "same", "same", "behind"]):
+            buffers, started = chains.start_allreduce(
+                [tf.fill([3], i + 1.0)],
+                request_name=f"one_chain/{name}",
+                tensor_names=[name],
+                previous=started,
+                op=tfring.Sum,
+                last=name == "behind",
+            )
+            in_flight.append((buffers, started))
+        return [chains.finish(*pair)[0] for pair in in_flight]
+
+    if mode != "eager":
+        step = tf.function(step, jit_compile=mode == "xla")
+    for _ in range(20):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="'one_chain/same'"
+        ):
+            step()
+    # And goes on, with the same name.
+    for name in "before", "same", "behind":
+        result = tfring.allreduce(1, op=tfring.Sum, name=f"one_chain/{name}")
+        assert result == size
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_one_graph_of_tensorflow_1(explicit, rank, size):
+    """There a name is made unique, as TensorFlow does with operations."""
+    name = "same" if explicit else None
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        results = [
+            tfring.allreduce(tf.constant(i), op=tfring.Sum, name=name)
+            for i in range(20)
+        ]
+        np.testing.assert_array_equal(
+            session.run(results), np.arange(20) * size
+        )
+
+
+def test_two_sessions_run_one_graph(rank, size):
+    if size == 1:
+        pytest.skip("on one rank nothing waits")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        total = tfring.allreduce(tf.constant(1), op=tfring.Sum, name="shared")
+        if rank == 0:
+            outcomes = []
+            failed = threading.Event()
+
+            def run():
+                try:
+                    outcomes.append(session.run(total))
+                except tf.errors.InvalidArgumentError:
+                    failed.set()
+
+            threads = [threading.Thread(target=run) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            assert failed.wait(60)
+            MPI.COMM_WORLD.Barrier()
+            for thread in threads:
+                thread.join()
+            assert outcomes == [size]
+        else:
+            MPI.COMM_WORLD.Barrier()
+            assert session.run(total) == size
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_one_after_the_other_is_no_mistake(mode, size):
+    @tf.function(jit_compile=mode == "xla")
+    def step(x):
+        for _ in range(3):
+            x = tfring.allreduce(x, op=tfring.Sum, name="again")
+        return x
+
+    assert step(tf.constant(1)) == size**3
