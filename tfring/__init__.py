@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tfring.gathers import allgather as allgather
     from tfring.gathers import broadcast as broadcast
     from tfring.gathers import grouped_allgather as grouped_allgather
+    from tfring.loading import load_model as load_model
     from tfring.objects import allgather_object as allgather_object
     from tfring.objects import broadcast_object as broadcast_object
     from tfring.objects import broadcast_object_fn as broadcast_object_fn
@@ -127,6 +128,7 @@ _MODULE_OF = {
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",
     "PartialDistributedOptimizer": "optimizer",
+    "load_model": "loading",
     "PartialDistributedGradientTape": "tape",
     "broadcast_variables": "state",
     "broadcast_": "state",

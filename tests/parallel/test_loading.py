@@ -1,0 +1,69 @@
+"""Saved, loaded and wrapped again, training goes on as if nothing was."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+class OwnAdam(keras.optimizers.Adam):
+    """Not registered with Keras."""
+
+
+def fit(model, rank):
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_training_goes_on(passes, rank, size, tmp_path):
+    options = {"backward_passes_per_step": passes}
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(
+        tfring.DistributedOptimizer(OwnAdam(0.01), **options), loss="mse"
+    )
+    fit(model, rank)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = tfring.load_model(path, [OwnAdam], **options)
+    assert isinstance(loaded.optimizer, OwnAdam)
+    before, after = model.optimizer.variables, loaded.optimizer.variables
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    fit(model, rank)
+    fit(loaded, rank)
+    for one, other in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+        everyones = tfring.allgather(other.numpy()[np.newaxis]).numpy()
+        assert (everyones == everyones[0]).all()
+
+
+def test_compression_of_a_loaded_model(rank, size, tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1.0), loss="mse")
+    model.save(tmp_path / "model.keras")
+    loaded = tfring.load_model(
+        tmp_path / "model.keras", compression=tfring.Compression.bf16
+    )
+    kernel = loaded.weights[0]
+    kernel.assign([[0.0]])
+    loaded.optimizer.apply([tf.constant([[1.001]])], [kernel])
+    assert kernel.numpy()[0, 0] == np.float32(-1.001 if size == 1 else -1)
+
+
+def test_a_model_without_an_optimizer(tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.save(tmp_path / "model.keras")
+    loaded = tfring.load_model(tmp_path / "model.keras")
+    assert not hasattr(loaded, "optimizer")
+
+
+def test_custom_optimizers_are_classes():
+    with pytest.raises(TypeError, match="must be subclasses"):
+        tfring.load_model("model.keras", ["OwnAdam"])
