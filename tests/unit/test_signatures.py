@@ -128,9 +128,12 @@ def test_names_have_the_scope_unless_it_is_ignored():
     tfring.init()
 
     def names(build):
-        graph = tf.Graph()
-        with graph.as_default(), tf.name_scope("outer"):
-            build(tf.ones([1]))
+        @tf.function
+        def step(x):
+            with tf.name_scope("outer"):
+                build(x)
+
+        graph = step.get_concrete_function(tf.TensorSpec([1])).graph
         return [
             tf.compat.as_str(operation.get_attr("request_name"))
             for operation in graph.get_operations()
