@@ -80,6 +80,12 @@ if TYPE_CHECKING:
     from tfring.probes import mpi_threads_supported as mpi_threads_supported
     from tfring.probes import nccl_built as nccl_built
     from tfring.probes import rocm_built as rocm_built
+    from tfring.process_set_registry import add_process_set as add_process_set
+    from tfring.process_set_registry import (
+        remove_process_set as remove_process_set,
+    )
+    from tfring.process_sets import ProcessSet as ProcessSet
+    from tfring.process_sets import global_process_set as global_process_set
     from tfring.sessions import (
         BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
     )
@@ -108,6 +114,10 @@ _MODULE_OF = {
     "local_size": "_runtime",
     "cross_rank": "_runtime",
     "cross_size": "_runtime",
+    "ProcessSet": "process_sets",
+    "global_process_set": "process_sets",
+    "add_process_set": "process_set_registry",
+    "remove_process_set": "process_set_registry",
     "NotInitializedError": "errors",
     "ReduceOp": "collectives",
     "Average": "collectives",

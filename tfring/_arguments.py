@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _runtime
-from tfring.chains import SUPPORTED_DTYPES, ReduceOp
+from tfring.chains import SUPPORTED_DTYPES, ReduceOp, unique_name
 from tfring.compression import Compression, checked
+from tfring.process_sets import ProcessSet, global_process_set
 
 
 def checked_tensor(function: str, value: Any) -> tf.Tensor:
@@ -84,7 +85,11 @@ def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
         )
 
 
-def check_root_rank(function: str, root_rank: Any) -> None:
+def check_root_rank(
+    function: str,
+    root_rank: Any,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     if isinstance(root_rank, bool) or not isinstance(root_rank, int):
         raise TypeError(
             f"{function}: root_rank must be an integer, got "
@@ -94,6 +99,11 @@ def check_root_rank(function: str, root_rank: Any) -> None:
         raise ValueError(
             f"{function}: root_rank must be in [0, {_runtime.size()}), the "
             f"ranks of this job, got {root_rank}."
+        )
+    if root_rank not in (process_set.ranks or []):
+        raise ValueError(
+            f"{function}: root_rank {root_rank} is not in {process_set}. It "
+            "counts as tfring.rank() does."
         )
 
 
@@ -112,8 +122,25 @@ def checked_compression(function: str, compression: Any) -> Compression:
     return Compression.none if _runtime.size() == 1 else compression
 
 
+def check_process_set(function: str, process_set: Any) -> None:
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"{function}: process_set must be a tfring.ProcessSet, got "
+            f"{process_set!r} of type {type(process_set).__name__}."
+        )
+    if not process_set.included():
+        raise ValueError(
+            f"{function}: this rank, {_runtime.rank()}, is not in "
+            f"{process_set}. Only its ranks may call it: ask its included() "
+            "first."
+        )
+
+
 def checked_name(
-    kind: str, name: str | None, ignore_name_scope: bool = False
+    kind: str,
+    name: str | None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> str:
     """What ranks know a collective by.
 
@@ -137,4 +164,4 @@ def checked_name(
     # the same names, however often a rank traces it. So are explicit ones in a
     # graph of TensorFlow 1, where two of one name could run at the same time.
     with graph.name_scope(None) if ignore_name_scope else nullcontext():
-        return str(graph.unique_name(name or kind))
+        return unique_name(name or kind, process_set)

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfring import _runtime, chains
 from tfring.chains import ReduceOp
+from tfring.process_sets import ProcessSet, by_id
 
 tf.no_gradient("TfringAllgatherStart")
 tf.no_gradient("TfringAlltoallStart")
@@ -50,7 +51,7 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
     factor = float(_text_attr(op, "prescale_factor"))
     factor *= float(_text_attr(op, "postscale_factor"))
     if reduce_op is ReduceOp.Sum:  # see Note [Whose loss]
-        factor *= _runtime.size()
+        factor *= _process_set(op).size()
     shares = _dense(op, gradients[:-1])
     name = _gradient_name(op)
     started = chains.start_allgather(
@@ -58,6 +59,7 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
         request_name=name,
         tensor_names=[f"tensor {i}" for i in range(len(shares))],
         previous=None,
+        process_set=_process_set(op),
     )
     gathered = chains.finish_allgather(shares, started, request_name=name)
     result = []
@@ -81,6 +83,7 @@ def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
         request_name=name,
         tensor_names=[f"tensor {i}" for i in range(len(rows))],
         previous=None,
+        process_set=_process_set(op),
     )
     result, _ = chains.finish_alltoall(rows, started, request_name=name)
     for tensor, own in zip(op.inputs, result, strict=False):
@@ -112,11 +115,12 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
         request_name=rows_name,
         tensor_names=[rows_name],
         previous=None,
+        process_set=_process_set(op),
     )
     [rows] = chains.finish_allgather(
         [own_rows[tf.newaxis]], started, request_name=rows_name
     )
-    begins = tf.reduce_sum(rows[: _runtime.rank()], axis=0)
+    begins = tf.reduce_sum(rows[: _process_set(op).rank()], axis=0)
     result = []
     for i, tensor in enumerate(inputs):
         own = means[i][begins[i] : begins[i] + own_rows[i]]
@@ -151,6 +155,7 @@ def _allreduce(
         request_name=name,
         tensor_names=[f"tensor {i}" for i in range(len(tensors))],
         previous=None,
+        process_set=_process_set(op),
         op=reduce_op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -176,7 +181,11 @@ def _gradient_name(op: Any) -> str:
     if tf.executing_eagerly():
         return name
     # A graph may hold more than one gradient of an op.
-    return str(tf.compat.v1.get_default_graph().unique_name(name))
+    return chains.unique_name(name, _process_set(op))
+
+
+def _process_set(op: Any) -> ProcessSet:
+    return by_id(op.get_attr("process_set_id"))
 
 
 def _text_attr(op: Any, name: str) -> str:

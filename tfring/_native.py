@@ -41,6 +41,15 @@ def capi() -> ctypes.CDLL:
     library.tfring_init.restype = ctypes.c_char_p
     library.tfring_shutdown.argtypes = []
     library.tfring_shutdown.restype = None
+    library.tfring_add_process_set.argtypes = [
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int32),
+        ctypes.c_int32,
+        ctypes.c_int32,
+    ]
+    library.tfring_add_process_set.restype = ctypes.c_char_p
+    library.tfring_remove_process_set.argtypes = [ctypes.c_int32]
+    library.tfring_remove_process_set.restype = None
     library.tfring_fusion_threshold_bytes.argtypes = []
     library.tfring_fusion_threshold_bytes.restype = ctypes.c_int64
     library.tfring_mpi_build_version.argtypes = []

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -16,6 +17,8 @@ from tfring.errors import NotInitializedError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from tfring.process_sets import ProcessSet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +54,17 @@ class _Topology:
 
 
 _topology: _Topology | None = None
+# A duplicate, as that of the caller may be freed.
+_job: MPI.Intracomm | None = None
+_shutdown_hooks: list[Callable[[], None]] = []
 _lock = threading.Lock()
 _process_hooks_installed = False
 
 
-def init(comm: MPI.Intracomm | None = None) -> None:
+def init(
+    comm: MPI.Intracomm | Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+) -> None:
     """Joins this process to the job; call it before anything else of tfring.
 
     Collective: every rank of `comm` must call it. A process that no launcher
@@ -66,15 +75,21 @@ def init(comm: MPI.Intracomm | None = None) -> None:
     this one for ever.
 
     Args:
-        comm: An mpi4py communicator whose ranks train together; the default is
-            the world. The engine works on a duplicate of it.
+        comm: An mpi4py communicator whose ranks train together, or a list of
+            ranks of the world; the default is the world. Those of a list alone
+            may call `init` with it. The engine works on a duplicate of it.
+        process_sets: Process sets that the job shall have from the start, the
+            same on every rank: as with `tfring.add_process_set` for each. Or
+            "dynamic", Horovod's word for those to come, which needs no saying.
 
     Raises:
         RuntimeError: MPI gives no `MPI_THREAD_MULTIPLE`, does not see the other
             tasks of an `srun`, or the engine cannot start; the message says
             why.
-        TypeError: `comm` is not an mpi4py communicator.
-        ValueError: A `TFRING_*` environment variable has an unusable value.
+        TypeError: `comm` is neither an mpi4py communicator nor a list.
+        ValueError: A `TFRING_*` environment variable has an unusable value,
+            this process is not in the list `comm`, or as for
+            `tfring.add_process_set`; then there is no job.
 
     Example:
 
@@ -85,34 +100,71 @@ def init(comm: MPI.Intracomm | None = None) -> None:
     print(f"rank {tfring.rank()} of {tfring.size()}")
     ```
     """
-    global _topology
-    MPI = _native.mpi()  # noqa: N806
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise ValueError(
+            "tfring.init: process_sets must be a list of process sets or "
+            f"'dynamic', got {process_sets!r}."
+        )
     with _lock:
         if _topology is not None:
             return
-        if comm is None:
-            comm = MPI.COMM_WORLD
-            _check_all_tasks_are_ranks(comm.size)
-        if not isinstance(comm, MPI.Intracomm):
-            raise TypeError(
-                "tfring.init: comm must be an mpi4py intracommunicator or "
-                f"None, got {type(comm).__name__}."
-            )
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise RuntimeError(
-                "tfring needs MPI_THREAD_MULTIPLE, as its engine talks to MPI "
-                "from a thread of its own. Leave mpi4py.rc.thread_level at "
-                "'multiple', or use an MPI library that provides it."
-            )
-        error = _native.capi().tfring_init(comm.py2f())
-        if error is not None:
-            message = error.decode()
-            if "TFRING_" in message:
-                raise ValueError(message)
-            raise RuntimeError(f"tfring.init failed: {message}")
-        _topology = _Topology.of(comm)
-        _install_process_hooks()
-        logging.debug("tfring: rank %d of %d", comm.rank, comm.size)
+        _join(comm)
+    if process_sets is None or isinstance(process_sets, str):
+        return
+    # Made of collectives, which need the job.
+    from tfring.process_set_registry import add_process_set
+
+    try:
+        for process_set in process_sets:
+            add_process_set(process_set)
+    except Exception:
+        shutdown()
+        raise
+
+
+def _join(comm: Any) -> None:
+    """Makes `comm` the job of this process."""
+    global _topology, _job
+    MPI = _native.mpi()  # noqa: N806
+    if comm is None:
+        comm = MPI.COMM_WORLD
+        _check_all_tasks_are_ranks(comm.size)
+    if isinstance(comm, Sequence):
+        comm = _part_of_the_world(comm)
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(
+            "tfring.init: comm must be an mpi4py intracommunicator, a list of "
+            f"ranks or None, got {type(comm).__name__}."
+        )
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "tfring needs MPI_THREAD_MULTIPLE, as its engine talks to MPI "
+            "from a thread of its own. Leave mpi4py.rc.thread_level at "
+            "'multiple', or use an MPI library that provides it."
+        )
+    error = _native.capi().tfring_init(comm.py2f())
+    if error is not None:
+        message = error.decode()
+        if "TFRING_" in message:
+            raise ValueError(message)
+        raise RuntimeError(f"tfring.init failed: {message}")
+    _job = comm.Dup()
+    _topology = _Topology.of(comm)
+    _install_process_hooks()
+    logging.debug("tfring: rank %d of %d", comm.rank, comm.size)
+
+
+def _part_of_the_world(ranks: Sequence[int]) -> MPI.Intracomm:
+    world = _native.mpi().COMM_WORLD
+    if world.rank not in ranks:
+        raise ValueError(
+            f"tfring.init: this process, rank {world.rank} of the world, is "
+            f"not in comm={list(ranks)}. Call it on these ranks alone."
+        )
+    part: MPI.Intracomm = world.Create_group(
+        world.Get_group().Incl(list(ranks))
+    )
+    return part
 
 
 def shutdown() -> None:
@@ -121,12 +173,28 @@ def shutdown() -> None:
     Happens by itself when the interpreter exits. Without `init` it does
     nothing. `init` may be called again afterwards, by every rank.
     """
-    global _topology
+    global _topology, _job
     with _lock:
         if _topology is None:
             return
+        for hook in _shutdown_hooks:
+            hook()
         _topology = None
         _native.capi().tfring_shutdown()
+        job().Free()
+        _job = None
+
+
+def at_shutdown(hook: Callable[[], None]) -> Callable[[], None]:
+    """A decorator: `shutdown` calls `hook` before it leaves the job."""
+    _shutdown_hooks.append(hook)
+    return hook
+
+
+def job() -> MPI.Intracomm:
+    """The communicator of the job, for what is not the engine's."""
+    assert _job is not None
+    return _job
 
 
 def is_initialized() -> bool:

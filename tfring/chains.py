@@ -27,6 +27,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from tfring import _native
+from tfring.process_sets import ProcessSet, checked_id, global_process_set
 
 # Those that the engine computes with, in TensorFlow's words.
 SUPPORTED_DTYPES = frozenset(
@@ -79,6 +80,7 @@ class Started:
 
     handle: tf.Tensor
     chain: _Chain
+    process_set_id: int
 
 
 def start_allreduce(
@@ -91,6 +93,7 @@ def start_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     last: bool = True,
+    process_set: ProcessSet = global_process_set,
 ) -> tuple[list[tf.Tensor], Started]:
     """Starts an allreduce of tensors of one dtype.
 
@@ -103,6 +106,8 @@ def start_allreduce(
         prescale_factor: Multiplies each tensor before the reduction.
         postscale_factor: Multiplies the result.
         last: Whether it ends the chain; dones may follow.
+        process_set: Whose ranks take part, this one among them; it need not be
+            that of the rest of the chain.
 
     Returns:
         Buffers that must not be read, and the start: both are for `finish`.
@@ -111,13 +116,16 @@ def start_allreduce(
         x=tensors,
         prev=_handle_before(previous),
         request_name=request_name,
+        process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
         reduce_op=op.value,
         # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
         prescale_factor=repr(float(prescale_factor)),
         postscale_factor=repr(float(postscale_factor)),
     )
-    return list(result.buf), _started(result.handle, previous, last)
+    return list(result.buf), _started(
+        result.handle, process_set, previous, last
+    )
 
 
 def start_broadcast(
@@ -128,16 +136,20 @@ def start_broadcast(
     previous: Started | None,
     root_rank: int,
     last: bool = True,
+    process_set: ProcessSet = global_process_set,
 ) -> tuple[list[tf.Tensor], Started]:
     """Starts a broadcast of tensors of one dtype; see `start_allreduce`."""
     result = _native.ops().tfring_broadcast_start(
         x=tensors,
         prev=_handle_before(previous),
         request_name=request_name,
+        process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
         root_rank=root_rank,
     )
-    return list(result.buf), _started(result.handle, previous, last)
+    return list(result.buf), _started(
+        result.handle, process_set, previous, last
+    )
 
 
 def start_reducescatter(
@@ -150,6 +162,7 @@ def start_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     last: bool = True,
+    process_set: ProcessSet = global_process_set,
 ) -> tuple[list[tf.Tensor], Started]:
     """Starts a reducescatter of tensors of one dtype; see `start_allreduce`.
 
@@ -166,12 +179,15 @@ def start_reducescatter(
         x=tensors,
         prev=_handle_before(previous),
         request_name=request_name,
+        process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
         reduce_op=op.value,
         prescale_factor=repr(float(prescale_factor)),
         postscale_factor=repr(float(postscale_factor)),
     )
-    return list(result.buf), _started(result.handle, previous, last)
+    return list(result.buf), _started(
+        result.handle, process_set, previous, last
+    )
 
 
 def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
@@ -192,6 +208,7 @@ def start_allgather(
     tensor_names: Sequence[str],
     previous: Started | None,
     last: bool = True,
+    process_set: ProcessSet = global_process_set,
 ) -> Started:
     """Starts an allgather of tensors of one dtype; see `start_allreduce`.
 
@@ -208,9 +225,10 @@ def start_allgather(
         x=tensors,
         prev=_handle_before(previous),
         request_name=request_name,
+        process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
     )
-    return _started(handle, previous, last)
+    return _started(handle, process_set, previous, last)
 
 
 def finish_allgather(
@@ -223,6 +241,7 @@ def finish_allgather(
             handle=started.handle,
             last=_last_handle(started),
             request_name=request_name,
+            process_set_id=started.process_set_id,
         )
     )
 
@@ -235,6 +254,7 @@ def start_alltoall(
     tensor_names: Sequence[str],
     previous: Started | None,
     last: bool = True,
+    process_set: ProcessSet = global_process_set,
 ) -> Started:
     """Starts an alltoall of tensors of one dtype; see `start_allreduce`.
 
@@ -255,9 +275,10 @@ def start_alltoall(
         prev=_handle_before(previous),
         splits=splits,
         request_name=request_name,
+        process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
     )
-    return _started(handle, previous, last)
+    return _started(handle, process_set, previous, last)
 
 
 def finish_alltoall(
@@ -272,11 +293,14 @@ def finish_alltoall(
         handle=started.handle,
         last=_last_handle(started),
         request_name=request_name,
+        process_set_id=started.process_set_id,
     )
     return list(result.y), result.received_splits
 
 
-def start_barrier(*, request_name: str) -> Started:
+def start_barrier(
+    *, request_name: str, process_set: ProcessSet = global_process_set
+) -> Started:
     """Starts a barrier, a chain by itself.
 
     Raises:
@@ -289,9 +313,11 @@ def start_barrier(*, request_name: str) -> Started:
             "outside of jit_compile=True."
         )
     handle = _native.ops().tfring_barrier_start(
-        prev=_handle_before(None), request_name=request_name
+        prev=_handle_before(None),
+        request_name=request_name,
+        process_set_id=checked_id(process_set),
     )
-    return _started(handle, None, last=True)
+    return _started(handle, process_set, None, last=True)
 
 
 def finish_barrier(started: Started) -> Any:
@@ -299,6 +325,18 @@ def finish_barrier(started: Started) -> Any:
     return _native.ops().tfring_barrier_done(
         handle=started.handle, last=_last_handle(started)
     )
+
+
+def unique_name(name: str, process_set: ProcessSet) -> str:
+    """A request name that is new in the graph that is being traced.
+
+    Equal on the ranks of the set, whatever collectives of other sets they have
+    in their graphs.
+    """
+    process_set_id = checked_id(process_set)
+    if process_set_id != 0:
+        name = f"process_set_{process_set_id}/{name}"
+    return str(tf.compat.v1.get_default_graph().unique_name(name))
 
 
 def traced_for_xla() -> bool:
@@ -324,13 +362,16 @@ def _handle_before(previous: Started | None) -> tf.Tensor:
 
 
 def _started(
-    handle: tf.Tensor, previous: Started | None, last: bool
+    handle: tf.Tensor,
+    process_set: ProcessSet,
+    previous: Started | None,
+    last: bool,
 ) -> Started:
     chain = _Chain() if previous is None else previous.chain
     assert chain.open, "a start after the last of its chain"
     chain.last_handle = handle
     chain.open = not last
-    return Started(handle, chain)
+    return Started(handle, chain, checked_id(process_set))
 
 
 def _last_handle(started: Started) -> tf.Tensor:

@@ -1,4 +1,5 @@
-// The door for Python (ctypes) and for the rooms above: one engine a process.
+// The door for Python (ctypes) and for the rooms above: the engines of this
+// process.
 //
 // No exception crosses it.  Functions that can fail return nullptr when all is
 // well, else a sentence that lives until the same thread's next call.
@@ -9,12 +10,24 @@
 
 #define TFRING_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Starts the engine on a duplicate of the communicator with Fortran handle
-// `comm` (mpi4py's `comm.py2f()`).  Collective over that communicator.
+// Starts the world's engine on a duplicate of the communicator with Fortran
+// handle `comm` (mpi4py's `comm.py2f()`).  Collective over that communicator.
 TFRING_EXPORT const char* tfring_init(int32_t comm);
 
-// Stops the engine.  Without one, does nothing.
+// Stops all engines.  Without any, does nothing.
 TFRING_EXPORT void tfring_shutdown();
+
+// Makes `id` the process set of `count` ranks of the world, in their order.
+// Every rank of the world must call it, at the same place among such calls;
+// on a rank of the set it is collective over `comm`, which has these ranks in
+// this order, and starts an engine.  Elsewhere `comm` is not used.
+// REQUIRES: `id` was never used since `tfring_init`.
+TFRING_EXPORT const char* tfring_add_process_set(int32_t id,
+                                                 const int32_t* ranks,
+                                                 int32_t count, int32_t comm);
+
+// Forgets the set, and stops its engine.  Without it, does nothing.
+TFRING_EXPORT void tfring_remove_process_set(int32_t id);
 
 // The bucket size that all ranks agreed on, or -1 without an engine.
 TFRING_EXPORT int64_t tfring_fusion_threshold_bytes();

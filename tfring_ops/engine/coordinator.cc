@@ -11,29 +11,6 @@
 namespace tfring {
 namespace {
 
-// "rank 2", "ranks 0, 1 and 3"
-std::string Ranks(const std::vector<int32_t>& ranks) {
-  if (ranks.size() == 1) return absl::StrCat("rank ", ranks[0]);
-  return absl::StrCat("ranks ",
-                      absl::StrJoin(ranks.begin(), ranks.end() - 1, ", "),
-                      " and ", ranks.back());
-}
-
-// "allreduce of 'metrics'", "allreduce of 'gradients/0' ('bias' to 'kernel')"
-std::string What(const CollectiveRequest& request) {
-  std::string what =
-      absl::StrCat(Name(request.kind), " of '", request.name, "'");
-  if (request.tensors.empty()) return what;
-  const std::string& first = request.tensors.front().name;
-  if (request.tensors.size() > 1) {
-    return absl::StrCat(what, " ('", first, "' to '",
-                        request.tensors.back().name, "')");
-  }
-  return first.empty() || first == request.name
-             ? what
-             : absl::StrCat(what, " ('", first, "')");
-}
-
 std::vector<int32_t> RanksThat(const std::vector<bool>& submitted,
                                bool wanted) {
   std::vector<int32_t> ranks;
@@ -49,8 +26,8 @@ double SecondsBetween(Coordinator::Time begin, Coordinator::Time end) {
 
 }  // namespace
 
-Coordinator::Coordinator(const Options& options, int size)
-    : options_(options), size_(size) {}
+Coordinator::Coordinator(const Options& options, Members members)
+    : options_(options), members_(std::move(members)) {}
 
 void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   // After a departure the farewell fails what every rank has in flight.
@@ -74,15 +51,18 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     waiting.request = request;
     waiting.first_rank = rank;
     waiting.since = now;
-    waiting.submitted.resize(size_);
+    waiting.submitted.resize(members_.size());
     if (request.kind == CollectiveKind::kAllgather) {
       waiting.first_dims.resize(request.tensors.size(),
-                                std::vector<int64_t>(size_));
+                                std::vector<int64_t>(members_.size()));
     }
-    if (request.kind == CollectiveKind::kAlltoall) waiting.splits.resize(size_);
+    if (request.kind == CollectiveKind::kAlltoall) {
+      waiting.splits.resize(members_.size());
+    }
   }
-  std::string difference =
-      DescribeDifference(waiting.request, waiting.first_rank, request, rank);
+  std::string difference = DescribeDifference(
+      waiting.request, members_.world_ranks[waiting.first_rank], request,
+      members_.world_ranks[rank]);
   if (!difference.empty()) {
     waiting.differing_ranks.push_back(rank);
     if (waiting.difference.empty()) waiting.difference = std::move(difference);
@@ -95,7 +75,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     }
   }
   waiting.submitted[rank] = true;
-  if (++waiting.submissions == size_) {
+  if (++waiting.submissions == members_.size()) {
     Waiting complete = std::move(waiting);
     waiting_.erase(found);
     Decide(std::move(complete));
@@ -109,8 +89,8 @@ void Coordinator::Decide(Waiting waiting) {
   }
   std::string also;
   if (waiting.differing_ranks.size() > 1) {
-    also = absl::StrCat(" (", Ranks(waiting.differing_ranks),
-                        " differ from rank ", waiting.first_rank, ")");
+    also = absl::StrCat(" (", Ranks(waiting.differing_ranks), " differ from ",
+                        Ranks({waiting.first_rank}), ")");
   }
   Fail(RanksThat(waiting.submitted, true), waiting.request.name,
        absl::FailedPreconditionError(absl::StrCat(
@@ -121,9 +101,9 @@ void Coordinator::Decide(Waiting waiting) {
 void Coordinator::Depart(int rank) {
   if (!departed_.ok()) return;
   departed_ = absl::UnavailableError(absl::StrCat(
-      "rank ", rank,
-      " has shut down tfring, and a collective needs every rank. All ranks "
-      "must make the same calls before the first of them ends."));
+      Ranks({rank}), " has shut down tfring", members_.Suffix(),
+      ", and a collective needs every rank. All ranks must make the same calls "
+      "before the first of them ends."));
   waiting_.clear();
   verdict_.farewell = departed_;
 }
@@ -182,6 +162,33 @@ Verdict Coordinator::TakeVerdict() {
 void Coordinator::Fail(std::vector<int32_t> ranks, const std::string& name,
                        absl::Status status) {
   verdict_.failures.push_back({std::move(ranks), name, std::move(status)});
+}
+
+std::string Coordinator::Ranks(const std::vector<int32_t>& ranks) const {
+  std::vector<int32_t> of_world;
+  for (const int32_t rank : ranks) {
+    of_world.push_back(members_.world_ranks[rank]);
+  }
+  if (of_world.size() == 1) return absl::StrCat("rank ", of_world[0]);
+  return absl::StrCat("ranks ",
+                      absl::StrJoin(of_world.begin(), of_world.end() - 1, ", "),
+                      " and ", of_world.back());
+}
+
+// With several tensors "allreduce of 'gradients/0' ('bias' to 'kernel')".
+std::string Coordinator::What(const CollectiveRequest& request) const {
+  std::string what =
+      absl::StrCat(Name(request.kind), " of '", request.name, "'");
+  if (!request.tensors.empty()) {
+    const std::string& first = request.tensors.front().name;
+    if (request.tensors.size() > 1) {
+      absl::StrAppend(&what, " ('", first, "' to '",
+                      request.tensors.back().name, "')");
+    } else if (!first.empty() && first != request.name) {
+      absl::StrAppend(&what, " ('", first, "')");
+    }
+  }
+  return absl::StrCat(what, members_.Suffix());
 }
 
 std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {

@@ -2,7 +2,8 @@
 // done once all are, or the error that all must get.
 //
 // Pure bookkeeping on one rank of the process set: no messages, no threads, no
-// clock of its own.  Not thread-safe.
+// clock of its own.  Not thread-safe.  Ranks are those in the set, but for the
+// words of messages, which have those of the world.
 //
 // Invariants:
 // - A request runs, or fails, once every rank has submitted it; it fails
@@ -22,6 +23,7 @@
 #include "absl/status/status.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -30,7 +32,7 @@ class Coordinator {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  Coordinator(const Options& options, int size);
+  Coordinator(const Options& options, Members members);
 
   // `rank` is ready for `request`.
   void Add(int rank, CollectiveRequest request, Time now);
@@ -73,9 +75,13 @@ class Coordinator {
   // Every rank has submitted `waiting`.
   void Decide(Waiting waiting);
   std::string DescribeStall(const Waiting& waiting, Time now) const;
+  // "rank 2", "ranks 0, 1 and 3"
+  std::string Ranks(const std::vector<int32_t>& ranks) const;
+  // "allreduce of 'metrics' (process set 2)"
+  std::string What(const CollectiveRequest& request) const;
 
   const Options options_;
-  const int size_;
+  const Members members_;
   std::unordered_map<std::string, Waiting> waiting_;
   std::multimap<std::string, Expired> expired_;
   // Agreed and not yet in a verdict, in the order of execution.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
@@ -38,19 +39,22 @@ class RingEngine final : public Engine {
              const Kernels& kernels)
       : options_(options),
         process_set_(std::move(process_set)),
+        members_(process_set_.id == 0
+                     ? Members(size())
+                     : Members(process_set_.id, process_set_.world_ranks)),
         mailbox_(*process_set_.control),
         executor_(options_, *process_set_.data, kernels),
         left_(size()) {
-    if (rank() == kCoordinatorRank) coordinator_.emplace(options_, size());
+    if (rank() == kCoordinatorRank) coordinator_.emplace(options_, members_);
     thread_ = std::thread([this] { Run(); });
   }
 
   ~RingEngine() override { Shutdown(); }
 
   void Submit(TensorEntry entry) override {
-    if (absl::Status status = submissions_.Add(entry); !status.ok()) {
-      entry.done(status);
-    }
+    absl::Status status = CheckRoot(entry.request);
+    if (status.ok()) status = submissions_.Add(entry);
+    if (!status.ok()) entry.done(status);
   }
 
   void Shutdown() override {
@@ -68,6 +72,20 @@ class RingEngine final : public Engine {
     TensorEntry entry;
     Clock::time_point since;
   };
+
+  absl::Status CheckRoot(const CollectiveRequest& request) const {
+    if (request.kind != CollectiveKind::kBroadcast ||
+        members_.RankOf(request.root_rank) >= 0) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "broadcast of '", request.name, "'", members_.Suffix(),
+        ": root_rank is ", request.root_rank, ", which is not one of its ",
+        "ranks ", absl::StrJoin(members_.world_ranks, ", "),
+        ". Pass a rank as tfring.rank() gives it."));
+  }
+
+  int world_rank() const { return members_.world_ranks[rank()]; }
 
   void Run() {
     Backoff backoff;
@@ -192,7 +210,7 @@ class RingEngine final : public Engine {
       return false;
     };
     for (const Verdict::Report& report : verdict.reports) {
-      if (concerns_me(report.ranks)) LogWarning(rank(), report.text);
+      if (concerns_me(report.ranks)) LogWarning(world_rank(), report.text);
     }
     for (const Verdict::Failure& failure : verdict.failures) {
       if (concerns_me(failure.ranks)) Finish(failure.name, failure.status);
@@ -211,7 +229,7 @@ class RingEngine final : public Engine {
       const auto found = in_flight_.find(name);
       if (found == in_flight_.end()) {
         return absl::InternalError(
-            absl::StrCat("rank ", rank(), " was told to run '", name,
+            absl::StrCat("rank ", world_rank(), " was told to run '", name,
                          "', which it has not submitted"));
       }
       entries.push_back(&found->second.entry);
@@ -225,7 +243,8 @@ class RingEngine final : public Engine {
             executor_.Allgather(*entries[0], bucket.first_dims));
         break;
       case CollectiveKind::kBroadcast:
-        TFRING_RETURN_IF_ERROR(executor_.Broadcast(*entries[0]));
+        TFRING_RETURN_IF_ERROR(executor_.Broadcast(
+            *entries[0], members_.RankOf(entries[0]->request.root_rank)));
         break;
       case CollectiveKind::kReduceScatter:
         TFRING_RETURN_IF_ERROR(executor_.ReduceScatter(*entries[0]));
@@ -276,7 +295,8 @@ class RingEngine final : public Engine {
     for (const auto& [name, waiting] : in_flight_) {
       if (now - waiting.since < limit) continue;
       return absl::DeadlineExceededError(absl::StrCat(
-          "'", name, "': no word from rank ", kCoordinatorRank,
+          "'", name, "'", members_.Suffix(), ": no word from rank ",
+          members_.world_ranks[kCoordinatorRank],
           ", which orders the collectives, for ",
           options_.stall_shutdown_seconds, " s. Its process hangs."));
     }
@@ -285,6 +305,7 @@ class RingEngine final : public Engine {
 
   const Options options_;
   ProcessSet process_set_;
+  const Members members_;
   Submissions submissions_;
   std::mutex join_mutex_;
 

@@ -44,6 +44,7 @@ class Engine {
   // of every rank; the others see it as an error of what they submit later.
   virtual void Shutdown() = 0;
 
+  // In the process set.
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // Rank 0's, the same on every rank.

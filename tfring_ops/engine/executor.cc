@@ -104,17 +104,16 @@ absl::Status Executor::Allgather(
   return absl::OkStatus();
 }
 
-absl::Status Executor::Broadcast(TensorEntry& entry) {
+absl::Status Executor::Broadcast(TensorEntry& entry, int root) {
   const CollectiveRequest& request = entry.request;
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorEntry::Buffer& buffer = entry.buffers[i];
     const int64_t bytes = SizeInBytes(request.dtype, request.tensors[i]);
-    if (ring_.transport.rank() == request.root_rank) {
+    if (ring_.transport.rank() == root) {
       ring_.kernels.Copy(buffer.output, buffer.input, bytes);
       ring_.kernels.Synchronize();
     }
-    TFRING_RETURN_IF_ERROR(
-        RingBroadcast(ring_, buffer.output, bytes, request.root_rank));
+    TFRING_RETURN_IF_ERROR(RingBroadcast(ring_, buffer.output, bytes, root));
   }
   return absl::OkStatus();
 }

@@ -32,7 +32,8 @@ class Executor {
   absl::Status Allgather(TensorEntry& entry,
                          absl::Span<const std::vector<int64_t>> first_dims);
 
-  absl::Status Broadcast(TensorEntry& entry);
+  // From `root`, a rank of the process set.
+  absl::Status Broadcast(TensorEntry& entry, int root);
 
   absl::Status ReduceScatter(TensorEntry& entry);
 

@@ -45,8 +45,10 @@ struct CollectiveRequest {
   // order in which the engine is given those without a name.
   std::string name;
   CollectiveKind kind = CollectiveKind::kAllreduce;
+  // Whose engine gets it.  Not sent: ranks of one engine have one set.
+  int32_t process_set_id = 0;
   DataType dtype = DataType::kFloat32;
-  int32_t root_rank = 0;  // broadcast
+  int32_t root_rank = 0;  // broadcast; in the world
   // Allreduce and reducescatter; the factors for before and after it.
   ReduceOp op = ReduceOp::kSum;
   double prescale_factor = 1.0;

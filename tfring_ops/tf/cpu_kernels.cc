@@ -12,7 +12,7 @@
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tfring_ops/capi/global_engine.h"
+#include "tfring_ops/capi/engines.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/tf/request.h"
 
@@ -140,11 +140,10 @@ class ReducescatterStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kReduceScatter) {}
 
   void Compute(OpKernelContext* context) override {
-    const std::shared_ptr<Engine> engine = GlobalEngine();
-    OP_REQUIRES(context, engine != nullptr,
-                absl::FailedPreconditionError(
-                    "tfring is not initialized. Call tfring.init() first."));
     TensorEntry entry = NewEntry(context);
+    const auto found = EngineOf(entry.request.process_set_id);
+    OP_REQUIRES_OK(context, found.status());
+    const Engine& engine = **found;
     auto tensors = std::make_shared<EntryTensors>();
     for (int i = 0; i < count(); ++i) {
       const Tensor& input = context->input(i);
@@ -154,8 +153,7 @@ class ReducescatterStartOp : public StartOp {
                       "reducescatter of '", tensor.name,
                       "': a scalar has no first dimension to scatter.")));
       TensorShape shape = input.shape();
-      shape.set_dim(0,
-                    RowsOfRank(tensor, engine->rank(), engine->size()).count);
+      shape.set_dim(0, RowsOfRank(tensor, engine.rank(), engine.size()).count);
       Tensor* output = nullptr;
       OP_REQUIRES_OK(context, context->allocate_output(i, shape, &output));
       tensors->in_use.push_back(input);
@@ -172,27 +170,26 @@ class AlltoallStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kAlltoall) {}
 
   void Compute(OpKernelContext* context) override {
-    const std::shared_ptr<Engine> engine = GlobalEngine();
-    OP_REQUIRES(context, engine != nullptr,
-                absl::FailedPreconditionError(
-                    "tfring is not initialized. Call tfring.init() first."));
     TensorEntry entry = NewEntry(context);
+    const auto found = EngineOf(entry.request.process_set_id);
+    OP_REQUIRES_OK(context, found.status());
+    const Engine& engine = **found;
     const auto given = context->input(count() + 1).vec<int64_t>();
     entry.request.splits.assign(given.data(), given.data() + given.size());
     if (entry.request.splits.empty()) {
       const Tensor& first = context->input(0);
       const int64_t rows = first.dims() == 0 ? 0 : first.dim_size(0);
-      OP_REQUIRES(context, rows % engine->size() == 0,
+      OP_REQUIRES(context, rows % engine.size() == 0,
                   absl::InvalidArgumentError(absl::StrCat(
                       "alltoall of '", entry.request.tensors[0].name,
                       "': ", rows, " rows cannot be split evenly between ",
-                      engine->size(), " ranks. Pass splits=.")));
-      entry.request.splits.assign(engine->size(), rows / engine->size());
+                      engine.size(), " ranks. Pass splits=.")));
+      entry.request.splits.assign(engine.size(), rows / engine.size());
     }
     auto tensors = std::make_shared<EntryTensors>();
     for (int i = 0; i < count(); ++i) {
       const Tensor& input = context->input(i);
-      OP_REQUIRES_OK(context, CheckSplits(entry.request, i, engine->size()));
+      OP_REQUIRES_OK(context, CheckSplits(entry.request, i, engine.size()));
       tensors->in_use.push_back(input);
       entry.buffers.push_back({input.data(), nullptr});
     }

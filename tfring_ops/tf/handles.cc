@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tfring_ops/capi/global_engine.h"
+#include "tfring_ops/capi/engines.h"
 
 namespace tfring {
 
@@ -35,7 +35,7 @@ struct Handles::Pending {
     return complete && (outcome.status.ok() || chain->in_flight == 0);
   }
 
-  std::string name;
+  Name name;
   std::shared_ptr<Chain> chain;
   std::shared_ptr<EntryTensors> tensors;
   bool complete = false;
@@ -51,7 +51,7 @@ Handles& Handles::Global() {
 absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
                                       std::shared_ptr<EntryTensors> tensors) {
   auto pending = std::make_shared<Pending>();
-  pending->name = entry.request.name;
+  pending->name = {entry.request.process_set_id, entry.request.name};
   pending->tensors = std::move(tensors);
   for (const TensorEntry::Buffer& buffer : entry.buffers) {
     pending->outcome.outputs.push_back(buffer.output);
@@ -66,8 +66,8 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
       pending->chain = it->second->chain;
     } else {
       return absl::InternalError(absl::StrCat(
-          "Start of '", pending->name, "': no request with handle ", previous,
-          " is waiting to be collected."));
+          "Start of '", pending->name.second, "': no request with handle ",
+          previous, " is waiting to be collected."));
     }
     ++pending->chain->in_flight;
     if (auto it = newest_.find(pending->name); it != newest_.end()) {
@@ -76,7 +76,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
         // Whether or not the engine has completed it: all ranks must decide
         // alike, or some would wait for what others have refused.
         status = absl::InvalidArgumentError(absl::StrCat(
-            "'", pending->name,
+            "'", pending->name.second,
             "': a collective of that name has been started and not collected. "
             "Give each its own name=."));
       } else if (pending_.at(earlier)->complete) {
@@ -85,7 +85,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
     }
     handle = ++last_handle_;
     pending_[handle] = pending;
-    if (status.ok() && !pending->name.empty()) {
+    if (status.ok() && !pending->name.second.empty()) {
       newest_[pending->name] = handle;
     }
   }
@@ -96,7 +96,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   entry.done = [this, pending](const absl::Status& status) {
     Complete(pending, status);
   };
-  SubmitToGlobalEngine(std::move(entry));
+  SubmitToEngine(std::move(entry));
   return handle;
 }
 

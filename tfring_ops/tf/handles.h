@@ -14,11 +14,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -71,6 +73,7 @@ class Handles {
  private:
   struct Chain;
   struct Pending;
+  using Name = std::pair<int32_t, std::string>;  // in a process set
 
   void Complete(const std::shared_ptr<Pending>& pending,
                 const absl::Status& status);
@@ -81,7 +84,7 @@ class Handles {
   Handle last_handle_ = kNoHandle;
   // Those not collected yet, and the newest of them by request name.
   std::unordered_map<Handle, std::shared_ptr<Pending>> pending_;
-  std::unordered_map<std::string, Handle> newest_;
+  std::map<Name, Handle> newest_;
 };
 
 }  // namespace tfring

@@ -83,6 +83,8 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
   request.kind = kind;
   TFRING_ASSIGN_OR_RETURN(request.name,
                           Attribute<std::string>(context, "request_name"));
+  TFRING_ASSIGN_OR_RETURN(request.process_set_id,
+                          Attribute<int32_t>(context, "process_set_id"));
   if (kind == CollectiveKind::kBarrier) return request;
   TFRING_ASSIGN_OR_RETURN(const auto dtype,
                           Attribute<tensorflow::DataType>(context, "T"));

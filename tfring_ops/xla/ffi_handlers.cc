@@ -136,7 +136,7 @@ absl::Status Start(CollectiveRequest request, ffi::RemainingArgs args,
 }
 
 ffi::Error AllreduceStart(ffi::RemainingArgs args, ffi::RemainingRets rets,
-                          std::string_view request_name,
+                          std::string_view request_name, int32_t process_set_id,
                           ffi::Dictionary tensor_names,
                           std::string_view reduce_op, double prescale_factor,
                           double postscale_factor) {
@@ -144,6 +144,7 @@ ffi::Error AllreduceStart(ffi::RemainingArgs args, ffi::RemainingRets rets,
   if (!op.ok()) return ToXla(op.status());
   CollectiveRequest request;
   request.name = std::string(request_name);
+  request.process_set_id = process_set_id;
   request.kind = CollectiveKind::kAllreduce;
   request.op = *op;
   request.prescale_factor = prescale_factor;
@@ -152,10 +153,11 @@ ffi::Error AllreduceStart(ffi::RemainingArgs args, ffi::RemainingRets rets,
 }
 
 ffi::Error BroadcastStart(ffi::RemainingArgs args, ffi::RemainingRets rets,
-                          std::string_view request_name,
+                          std::string_view request_name, int32_t process_set_id,
                           ffi::Dictionary tensor_names, int32_t root_rank) {
   CollectiveRequest request;
   request.name = std::string(request_name);
+  request.process_set_id = process_set_id;
   request.kind = CollectiveKind::kBroadcast;
   request.root_rank = root_rank;
   return ToXla(Start(std::move(request), args, rets, tensor_names));
@@ -223,6 +225,7 @@ XLA_FFI_DEFINE_HANDLER(kAllreduceStart, AllreduceStart,
                            .RemainingArgs()
                            .RemainingRets()
                            .Attr<std::string_view>("request_name")
+                           .Attr<int32_t>("process_set_id")
                            .Attr<ffi::Dictionary>("tensor_names")
                            .Attr<std::string_view>("reduce_op")
                            .Attr<double>("prescale_factor")
@@ -232,6 +235,7 @@ XLA_FFI_DEFINE_HANDLER(kBroadcastStart, BroadcastStart,
                            .RemainingArgs()
                            .RemainingRets()
                            .Attr<std::string_view>("request_name")
+                           .Attr<int32_t>("process_set_id")
                            .Attr<ffi::Dictionary>("tensor_names")
                            .Attr<int32_t>("root_rank"));
 XLA_FFI_DEFINE_HANDLER(kDone, Done,

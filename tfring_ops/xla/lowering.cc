@@ -60,8 +60,9 @@ std::string Attributes(const CollectiveRequest& request) {
                                            Quoted(tensor.name)));
   }
   std::string attributes = absl::StrCat(
-      "{request_name = ", Quoted(request.name), ", tensor_names = {",
-      absl::StrJoin(tensor_names, ", "), "}");
+      "{request_name = ", Quoted(request.name),
+      ", process_set_id = ", request.process_set_id, " : i32",
+      ", tensor_names = {", absl::StrJoin(tensor_names, ", "), "}");
   if (request.kind == CollectiveKind::kAllreduce) {
     absl::StrAppend(&attributes, ", reduce_op = ", Quoted(Name(request.op)),
                     ", prescale_factor = ", Exact(request.prescale_factor),
