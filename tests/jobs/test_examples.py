@@ -41,6 +41,60 @@ def test_keras_resume(start, tmp_path):
     assert names == {"a.weights.h5", "digits.weights.h5"}
 
 
+@pytest.mark.timeout(170)  # two jobs
+def test_transformer_lm(start):
+    code, output = run(start, "transformer_lm.py", "--epochs=2")
+    assert code == 0, output
+    assert "starting with epoch 1" in output
+    assert "weights identical on all ranks: yes" in output
+    first = bits_a_letter(output)
+    code, output = run(start, "transformer_lm.py", "--epochs=3")
+    assert code == 0, output
+    assert "starting with epoch 3" in output
+    assert "weights identical on all ranks: yes" in output
+    second = bits_a_letter(output)
+    assert list(first) == [1, 2]
+    assert list(second) == [3]
+    # Better than what the frequencies of letters alone allow, and ever better.
+    assert first[1] > first[2] > second[3]
+    assert second[3] < 4.2
+
+
+def bits_a_letter(output):
+    epochs = re.findall(r"epoch (\d): (\d\.\d+) bits a letter", output)
+    return {int(epoch): float(bits) for epoch, bits in epochs}
+
+
+@pytest.mark.timeout(170)  # two jobs
+def test_sparse_embeddings(start):
+    def results(output):
+        assert "vectors identical on all ranks: yes" in output
+        norms = re.search(r"norms (\S+) (\S+)", output).groups()
+        ranked = re.search(r"told from strangers: (\S+)", output)[1]
+        return [float(number) for number in [*norms, ranked]]
+
+    code, output = run(start, "sparse_embeddings.py")
+    assert code == 0, output
+    assert "sparse gradients: True" in output
+    sparse = results(output)
+    assert sparse[2] > 0.62  # 0.5 is by chance
+
+    code, output = run(start, "sparse_embeddings.py", "--sparse_as_dense")
+    assert code == 0, output
+    assert "sparse gradients: False" in output
+    assert results(output) == pytest.approx(sparse, abs=0.002)
+
+
+def test_tape_loop(start):
+    code, output = run(start, "tape_loop.py")
+    assert code == 0, output
+    assert "state identical on all ranks: yes" in output
+    epochs = re.findall(r"loss (\d\.\d+), accuracy (0\.\d+)$", output, re.M)
+    assert len(epochs) == 8
+    assert float(epochs[-1][0]) < float(epochs[0][0]) / 4
+    assert float(epochs[-1][1]) > 0.9
+
+
 def test_keras_digits(start):
     command = [*TFRINGRUN, "-np", "2", sys.executable]
     job = start([*command, EXAMPLES / "keras_digits.py"])
