@@ -103,7 +103,7 @@ bazel-test: build $(GTEST_READY)
 # ---- Lint and types ----
 
 CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc tests/cpp/*.h \
-  tests/cpp/*.cc)
+  tests/cpp/*.cc benchmarks/*.cc)
 
 lint: build
 	$(BIN)/ruff check .

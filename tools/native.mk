@@ -33,23 +33,41 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
 XLA_FLAGS := -Wno-maybe-uninitialized \
   -isystem $(TENSORFLOW)/include/external/highwayhash \
   -isystem $(TENSORFLOW)/include/external/farmhash_archive/src
+
+# The kernels' variants: tfring_ops/kernels/cpu_variants.h.
+# fp-contract: so that they all round alike, with FMA or without.
+# maybe-uninitialized: g++ 12 sees one in its own <immintrin.h>.
+ARCHITECTURE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
+KERNELS := tfring_ops/kernels/cpu_
+AVX2_FLAGS := -mavx2 -mf16c
+AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512dq -mavx512vl \
+  -Wno-maybe-uninitialized
+FOREIGN_SOURCES := $(foreach other,$(filter-out $(ARCHITECTURE),x86_64 aarch64),\
+  $(wildcard $(KERNELS)$(other)_*.cc))
+
 extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tfring_ops/transport/mpi% tests/cpp/mpi_%,$1),\
     $(MPI_COMPILE_FLAGS)) \
+  $(if $(filter $(KERNELS)%,$1),-ffp-contract=off) \
+  $(if $(filter %_avx2.cc,$1),$(AVX2_FLAGS)) \
+  $(if $(filter %_avx512.cc,$1),$(AVX512_FLAGS)) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS))
 
 # The lowering to XLA takes longest by far, so it starts first.
 SOURCES := $(wildcard tfring_ops/xla/*.cc) \
-  $(filter-out tfring_ops/xla/%,$(wildcard tfring_ops/*/*.cc))
+  $(filter-out tfring_ops/xla/% $(FOREIGN_SOURCES),$(wildcard \
+    tfring_ops/*/*.cc))
 # The rooms that need neither TensorFlow's runtime nor MPI.
-CORE_SOURCES := $(filter-out tfring_ops/transport/mpi%,$(wildcard \
-  $(patsubst %,tfring_ops/%/*.cc,base kernels transport ring engine)))
+CORE_SOURCES := $(filter-out tfring_ops/transport/mpi%,$(filter \
+  $(patsubst %,tfring_ops/%/%,base kernels transport ring engine),$(SOURCES)))
 MPI_SOURCES := $(wildcard tfring_ops/transport/mpi*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
+BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
 objects = $(1:%.cc=$(OUT)/%.o)
-ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) $(TEST_HELPER_SOURCES))
+ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
+  $(TEST_HELPER_SOURCES) $(BENCHMARK_SOURCES))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -126,6 +144,28 @@ $(MPI_TESTS:%=check/%): check/%: $(OUT)/%
 	  timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks $< --gtest_brief=1; \
 	done
 
+# Note [One definition for each CPU] in tfring_ops/kernels/cpu_loops.h: a unit
+# that is compiled for some CPUs gives the linker nothing but its table.
+VARIANT_OBJECTS := $(filter-out %_variants.o %_kernels.o,$(filter \
+  $(OUT)/$(KERNELS)%.o,$(call objects,$(SOURCES))))
+# Not under the sanitizers, which add some.
+check: $(if $(filter plain,$(VARIANT)),check/symbols)
+.PHONY: check/symbols
+check/symbols: $(VARIANT_OBJECTS)
+	@echo "$@"
+	@nm --defined-only --extern-only --demangle --print-file-name $^ | \
+	  awk '$$NF !~ /^tfring::kCpu/ { print; leaks = 1 } END { exit leaks }'
+
+# ---- Benchmarks ----
+
+BENCHMARKS := $(BENCHMARK_SOURCES:%.cc=%)
+$(BENCHMARKS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
+	@$(CXX) -pthread $(VARIANT_FLAGS) -o $@ $^ -L$(TENSORFLOW) \
+	  -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
+.PHONY: $(BENCHMARKS:%=run/%)
+$(BENCHMARKS:%=run/%): run/%: $(OUT)/%
+	@$<
+
 # ---- clang-tidy ----
 
 # Not over tf/ and xla/, where it would be busy with TensorFlow's headers.
@@ -137,4 +177,5 @@ tidy: $(TIDY)
 $(TIDY): tidy/%: %
 	@echo "clang-tidy: $<"
 	@$(CLANG_TIDY) --quiet $< -- $(FLAGS) \
-	  $(call extra_flags,$<) -Wno-unknown-pragmas 2>&1
+	  $(call extra_flags,$<) -Wno-unknown-pragmas \
+	  -Wno-unknown-warning-option 2>&1

@@ -116,6 +116,8 @@ TYPED_TEST(HalfTest, KeepsNanAndItsSign) {
       EXPECT_EQ(bits >> 15, sign >> 31) << payload;
       EXPECT_NE(bits & (1 << (TypeParam::kMantissaBits - 1)), 0)
           << "a quiet NaN has the mantissa's first bit set: " << payload;
+      const uint32_t kept = payload >> (23 - TypeParam::kMantissaBits);
+      EXPECT_EQ(bits & kept, kept) << payload;
     }
   }
 }

@@ -3,11 +3,15 @@
 //
 // Conversion to float is exact.  Conversion from float rounds to nearest even,
 // overflows to infinity, keeps subnormals and the sign of zero, and turns every
-// NaN into a quiet NaN of the same sign.
+// NaN into a quiet NaN of the same sign, with as much of its payload as fits:
+// to the bit what the CPUs do that have instructions for it (F16C, NEON).
 //
 // Written in software, without branches, so that loops over these conversions
 // are vectorised for any CPU: g++ has _Float16 for x86 only since version 12,
 // and without F16C it calls a library function for every element.
+//
+// Always inlined: kernels/cpu_loops.h compiles them for several CPUs, and of a
+// function that is not inlined the linker keeps the copy of any one of them.
 #ifndef TFRING_OPS_BASE_HALF_H_
 #define TFRING_OPS_BASE_HALF_H_
 
@@ -15,16 +19,18 @@
 #include <cstring>
 #include <type_traits>
 
+#define TFRING_ALWAYS_INLINE [[gnu::always_inline]] inline
+
 namespace tfring {
 namespace half_internal {
 
-inline uint32_t BitsOf(float value) {
+TFRING_ALWAYS_INLINE uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+TFRING_ALWAYS_INLINE float FloatOf(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
@@ -33,8 +39,8 @@ inline float FloatOf(uint32_t bits) {
 // value < limit ? below : otherwise, for values below 2^31.  Not written so,
 // because g++ makes branches of that, and a branch that holds float arithmetic,
 // which might trap, keeps a loop from being vectorised.
-inline uint32_t SelectBelow(uint32_t value, uint32_t limit, uint32_t below,
-                            uint32_t otherwise) {
+TFRING_ALWAYS_INLINE uint32_t SelectBelow(uint32_t value, uint32_t limit,
+                                          uint32_t below, uint32_t otherwise) {
   // The sign of the difference, in every bit.
   const auto mask =
       static_cast<uint32_t>(static_cast<int32_t>(value - limit) >> 31);
@@ -50,15 +56,15 @@ inline constexpr uint32_t kFloatInfinity = 0x7f800000;
 class Float16 {
  public:
   Float16() = default;
-  explicit Float16(float value) : bits_(Round(value)) {}
-  explicit operator float() const { return Widen(bits_); }
+  TFRING_ALWAYS_INLINE explicit Float16(float value) : bits_(Round(value)) {}
+  TFRING_ALWAYS_INLINE explicit operator float() const { return Widen(bits_); }
 
-  static Float16 FromBits(uint16_t bits) {
+  TFRING_ALWAYS_INLINE static Float16 FromBits(uint16_t bits) {
     Float16 value;
     value.bits_ = bits;
     return value;
   }
-  uint16_t bits() const { return bits_; }
+  TFRING_ALWAYS_INLINE uint16_t bits() const { return bits_; }
 
  private:
   // The mantissa moves by this many bits between the two formats, and the
@@ -67,11 +73,12 @@ class Float16 {
   static constexpr uint32_t kRebias = (127u - 15u) << 23;
   static constexpr uint32_t kInfinity = 0x7c00;
   static constexpr uint32_t kQuietNan = 0x7e00;
+  static constexpr uint32_t kMantissa = 0x03ff;
 
   // After Fabian Giesen, "Float->half variants", 2012
   // (https://gist.github.com/rygorous/2156668): every case is computed and the
   // right one chosen at the end.
-  static uint16_t Round(float value) {
+  TFRING_ALWAYS_INLINE static uint16_t Round(float value) {
     using half_internal::BitsOf;
     using half_internal::SelectBelow;
     const uint32_t bits = BitsOf(value);
@@ -85,8 +92,9 @@ class Float16 {
     // rounds to it.
     const uint32_t subnormal =
         BitsOf(half_internal::FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
-    const uint32_t infinity_or_nan = SelectBelow(
-        half_internal::kFloatInfinity, magnitude, kQuietNan, kInfinity);
+    const uint32_t nan = ((magnitude >> kShift) & kMantissa) | kQuietNan;
+    const uint32_t infinity_or_nan =
+        SelectBelow(half_internal::kFloatInfinity, magnitude, nan, kInfinity);
 
     constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);  // 2^-14
     constexpr uint32_t kTooLarge = (127u + 16u) << 23;          // 2^16
@@ -99,7 +107,7 @@ class Float16 {
 
   // After Marat Dukhan's FP16 library, fp16_ieee_to_fp32_value
   // (https://github.com/Maratyszcza/FP16).
-  static float Widen(uint16_t bits) {
+  TFRING_ALWAYS_INLINE static float Widen(uint16_t bits) {
     using half_internal::BitsOf;
     using half_internal::FloatOf;
     const uint32_t sign = (bits & 0x8000u) << 16;
@@ -126,20 +134,20 @@ class Float16 {
 class Bfloat16 {
  public:
   Bfloat16() = default;
-  explicit Bfloat16(float value) : bits_(Round(value)) {}
-  explicit operator float() const {
+  TFRING_ALWAYS_INLINE explicit Bfloat16(float value) : bits_(Round(value)) {}
+  TFRING_ALWAYS_INLINE explicit operator float() const {
     return half_internal::FloatOf(static_cast<uint32_t>(bits_) << 16);
   }
 
-  static Bfloat16 FromBits(uint16_t bits) {
+  TFRING_ALWAYS_INLINE static Bfloat16 FromBits(uint16_t bits) {
     Bfloat16 value;
     value.bits_ = bits;
     return value;
   }
-  uint16_t bits() const { return bits_; }
+  TFRING_ALWAYS_INLINE uint16_t bits() const { return bits_; }
 
  private:
-  static uint16_t Round(float value) {
+  TFRING_ALWAYS_INLINE static uint16_t Round(float value) {
     const uint32_t bits = half_internal::BitsOf(value);
     const uint32_t magnitude = bits & ~half_internal::kFloatSign;
     const uint32_t odd = (bits >> 16) & 1;
@@ -157,5 +165,7 @@ static_assert(sizeof(Float16) == 2 && std::is_trivial_v<Float16>);
 static_assert(sizeof(Bfloat16) == 2 && std::is_trivial_v<Bfloat16>);
 
 }  // namespace tfring
+
+#undef TFRING_ALWAYS_INLINE
 
 #endif  // TFRING_OPS_BASE_HALF_H_

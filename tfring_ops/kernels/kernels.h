@@ -3,7 +3,8 @@
 // Thread-safe: kernels hold no state.  An operand may be `dst` itself; any
 // other overlap is undefined.  Counts are elements; zero is legal.
 // Buffers are aligned to their elements.  float16 and bfloat16 are added and
-// multiplied in float and rounded to nearest even.
+// multiplied in float and rounded to nearest even.  The bits of a result do not
+// depend on the CPU, but for the sign and payload of a NaN.
 #ifndef TFRING_OPS_KERNELS_KERNELS_H_
 #define TFRING_OPS_KERNELS_KERNELS_H_
 

@@ -1,0 +1,281 @@
+// Every variant of the kernels that this CPU can run gives the baseline's bits:
+// kernels_test.cc says what is right, this that there is but one answer.
+#include "tfring_ops/kernels/cpu_variants.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tfring_ops/base/half.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+namespace {
+
+constexpr double kFactors[] = {0.0, 0.5,  1.0 / 3, 1.0 / 49, 1.5, -2.0,
+                               3,   1e30, -1e300,  1e-300,   NAN, INFINITY};
+
+template <typename T>
+constexpr bool kIsFloat =
+    std::is_floating_point_v<T> || std::is_same_v<T, Float16> ||
+    std::is_same_v<T, Bfloat16>;
+template <typename T>
+using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+bool IsNan(T value) {
+  if constexpr (kIsFloat<T>) {
+    return std::isnan(static_cast<Number<T>>(value));
+  } else {
+    return false;
+  }
+}
+
+// Random bits; half of the floating-point numbers are those that arithmetic
+// goes wrong with.
+template <typename T>
+T Interesting(int rank, int64_t index) {
+  const uint64_t random = RandomBits(rank, index);
+  T value;
+  std::memcpy(static_cast<void*>(&value), &random, sizeof(value));
+  if constexpr (kIsFloat<T>) {
+    using Limits = std::numeric_limits<Number<T>>;
+    const Number<T> special[] = {0,
+                                 Limits::denorm_min(),
+                                 Limits::min() / 2,
+                                 Limits::min(),
+                                 1,
+                                 3,
+                                 Limits::max(),
+                                 Limits::infinity(),
+                                 Limits::quiet_NaN(),
+                                 0x1p-24F,
+                                 0x1p-14F,
+                                 65504,
+                                 65520};
+    const uint64_t choice = random >> 32;
+    if (choice % 2 == 0) {
+      const Number<T> number = special[choice / 2 % std::size(special)];
+      value = static_cast<T>(choice % 64 < 32 ? number : -number);
+    }
+  }
+  return value;
+}
+
+Elements InterestingElements(DataType dtype, int64_t count, int rank) {
+  Elements elements(count * SizeInBytes(dtype));
+  VisitType(dtype, [&](auto type) {
+    // A bool's byte may hold anything.
+    using Type = decltype(type);
+    using T = std::conditional_t<std::is_same_v<Type, bool>, uint8_t, Type>;
+    T* const typed = reinterpret_cast<T*>(elements.data());
+    for (int64_t i = 0; i < count; ++i) typed[i] = Interesting<T>(rank, i);
+  });
+  return elements;
+}
+
+// Equal to the bit; but where `any_nan`, one NaN is as good as another.
+void ExpectSameBits(DataType dtype, const std::byte* actual,
+                    const std::byte* expected, int64_t count, bool any_nan) {
+  VisitType(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t i = 0; i < count; ++i) {
+      const std::byte* const a = actual + i * sizeof(T);
+      const std::byte* const e = expected + i * sizeof(T);
+      if (std::memcmp(a, e, sizeof(T)) == 0) continue;
+      T x = {};
+      T y = {};
+      if constexpr (kIsFloat<T>) {
+        std::memcpy(static_cast<void*>(&x), a, sizeof(T));
+        std::memcpy(static_cast<void*>(&y), e, sizeof(T));
+      }
+      if (any_nan && IsNan(x) && IsNan(y)) continue;
+      ADD_FAILURE()
+          << "element " << i << " of " << count << ": got "
+          << testing::PrintToString(std::vector<std::byte>(a, a + sizeof(T)))
+          << ", expected "
+          << testing::PrintToString(std::vector<std::byte>(e, e + sizeof(T)));
+      return;
+    }
+  });
+}
+
+class CpuVariantsTest : public testing::TestWithParam<DataType> {
+ protected:
+  // Each against the last, which is the baseline.
+  static std::vector<const CpuVariant*> Others() {
+    std::vector<const CpuVariant*> variants = SupportedCpuVariants();
+    variants.pop_back();
+    return variants;
+  }
+};
+
+std::string NameOf(const testing::TestParamInfo<DataType>& info) {
+  return Name(info.param);
+}
+INSTANTIATE_TEST_SUITE_P(AllTypes, CpuVariantsTest,
+                         testing::ValuesIn(kDataTypes), NameOf);
+
+TEST_P(CpuVariantsTest, ReduceToTheSameBits) {
+  constexpr int64_t kCount = 5000;
+  const DataType dtype = GetParam();
+  const Elements a = InterestingElements(dtype, kCount, 0);
+  const Elements b = InterestingElements(dtype, kCount, 1);
+  for (const ReduceOp op : kReduceOps) {
+    Elements expected(a.size());
+    kCpuBaseline.reduce(expected.data(), a.data(), b.data(), kCount, dtype, op);
+    for (const CpuVariant* variant : Others()) {
+      SCOPED_TRACE(std::string(variant->name) + ", " + Name(op));
+      Elements actual(a.size());
+      variant->reduce(actual.data(), a.data(), b.data(), kCount, dtype, op);
+      // Of two NaN, a CPU takes the first; which that is, the compiler says.
+      ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
+    }
+  }
+}
+
+TEST_P(CpuVariantsTest, ScaleToTheSameBits) {
+  constexpr int64_t kCount = 5000;
+  const DataType dtype = GetParam();
+  for (const double factor : kFactors) {
+    Elements expected = InterestingElements(dtype, kCount, 0);
+    const Elements data = expected;
+    kCpuBaseline.scale(expected.data(), kCount, dtype, factor);
+    for (const CpuVariant* variant : Others()) {
+      SCOPED_TRACE(std::string(variant->name) + ", " + std::to_string(factor));
+      Elements actual = data;
+      variant->scale(actual.data(), kCount, dtype, factor);
+      ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
+    }
+  }
+}
+
+// Every count up to some vectors, at every distance from what they are aligned
+// to; and nothing beside the range is touched.
+TEST_P(CpuVariantsTest, AnyCountAndAlignment) {
+  constexpr int64_t kMost = 150;
+  const DataType dtype = GetParam();
+  const int64_t size = SizeInBytes(dtype);
+  const Elements a = InterestingElements(dtype, kMost + 64, 0);
+  const Elements b = InterestingElements(dtype, kMost + 64, 1);
+  for (const CpuVariant* variant : Others()) {
+    SCOPED_TRACE(variant->name);
+    for (int64_t count = 0; count <= kMost; ++count) {
+      const int64_t shift = count % (64 / size);
+      Elements expected(a.size(), std::byte{0x5a});
+      Elements actual = expected;
+      const auto at = [&](Elements& elements) {
+        return elements.data() + shift * size;
+      };
+      kCpuBaseline.reduce(at(expected), a.data(), b.data() + size, count, dtype,
+                          ReduceOp::kSum);
+      variant->reduce(at(actual), a.data(), b.data() + size, count, dtype,
+                      ReduceOp::kSum);
+      kCpuBaseline.scale(at(expected), count, dtype, 0.3);
+      variant->scale(at(actual), count, dtype, 0.3);
+      ExpectSameBits(dtype, actual.data(), expected.data(), kMost + 64, true);
+    }
+  }
+}
+
+// Both types whole: the maximum of a number and itself widens and rounds it.
+TEST_P(CpuVariantsTest, ConvertEveryHalf) {
+  const DataType dtype = GetParam();
+  if (SizeInBytes(dtype) != 2) return;
+  constexpr int64_t kCount = 1 << 16;
+  std::vector<uint16_t> all(kCount);
+  for (int64_t i = 0; i < kCount; ++i) all[i] = static_cast<uint16_t>(i);
+  const auto* const data = reinterpret_cast<const std::byte*>(all.data());
+  for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kSum}) {
+    Elements expected(kCount * 2);
+    kCpuBaseline.reduce(expected.data(), data, data, kCount, dtype, op);
+    for (const CpuVariant* variant : Others()) {
+      SCOPED_TRACE(variant->name);
+      Elements actual(kCount * 2);
+      variant->reduce(actual.data(), data, data, kCount, dtype, op);
+      // Here the two NaN are one, and their payload must be right too.
+      ExpectSameBits(dtype, actual.data(), expected.data(), kCount, false);
+    }
+  }
+}
+
+// Products of all pairs of some numbers come near every point where rounding
+// changes its mind.
+TEST_P(CpuVariantsTest, RoundEveryHalf) {
+  const DataType dtype = GetParam();
+  if (SizeInBytes(dtype) != 2) return;
+  constexpr int64_t kCount = 1 << 16;
+  std::vector<uint16_t> all(kCount);
+  for (int64_t i = 0; i < kCount; ++i) all[i] = static_cast<uint16_t>(i);
+  const auto* const data = reinterpret_cast<const std::byte*>(all.data());
+  for (int64_t i = 0; i < 64; ++i) {
+    const std::vector<uint16_t> one(kCount, static_cast<uint16_t>(i * 1027));
+    const auto* const other = reinterpret_cast<const std::byte*>(one.data());
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
+      Elements expected(kCount * 2);
+      kCpuBaseline.reduce(expected.data(), data, other, kCount, dtype, op);
+      for (const CpuVariant* variant : Others()) {
+        SCOPED_TRACE(variant->name);
+        Elements actual(kCount * 2);
+        variant->reduce(actual.data(), data, other, kCount, dtype, op);
+        ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
+      }
+    }
+  }
+}
+
+// Of all that the tests above compare with.  The number came out on x86-64, and
+// on aarch64.
+TEST(CpuBaselineTest, GivesTheSameBitsOnEveryArchitecture) {
+  constexpr int64_t kCount = 1000;
+  uint64_t fingerprint = 14695981039346656037u;  // FNV-1a
+  const auto add = [&](DataType dtype, const Elements& elements) {
+    VisitType(dtype, [&](auto type) {
+      using T = decltype(type);
+      for (size_t i = 0; i < elements.size(); i += sizeof(T)) {
+        T value = {};
+        if constexpr (kIsFloat<T>) {
+          std::memcpy(static_cast<void*>(&value), &elements[i], sizeof(T));
+        }
+        for (size_t j = 0; j < sizeof(T); ++j) {
+          const auto byte = static_cast<uint8_t>(elements[i + j]);
+          fingerprint ^= IsNan(value) ? 0xff : byte;
+          fingerprint *= 1099511628211u;
+        }
+      }
+    });
+  };
+  for (const DataType dtype : kDataTypes) {
+    Elements a = InterestingElements(dtype, kCount, 0);
+    const Elements b = InterestingElements(dtype, kCount, 1);
+    Elements result(a.size());
+    for (const ReduceOp op : kReduceOps) {
+      kCpuBaseline.reduce(result.data(), a.data(), b.data(), kCount, dtype, op);
+      add(dtype, result);
+    }
+    for (const double factor : kFactors) {
+      result = a;
+      kCpuBaseline.scale(result.data(), kCount, dtype, factor);
+      add(dtype, result);
+    }
+  }
+  EXPECT_EQ(fingerprint, 7925098250633114748u);
+}
+
+TEST(SupportedCpuVariantsTest, TheBaselineIsTheLast) {
+  const auto variants = SupportedCpuVariants();
+  ASSERT_FALSE(variants.empty());
+  EXPECT_EQ(variants.back(), &kCpuBaseline);
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,366 @@
+// The loops of the kernels on host memory, to be compiled once for each kind
+// of CPU: cpu_variants.h.
+//
+// Note [One definition for each CPU]
+// The linker keeps one copy of a template or inline function that several units
+// have compiled, and if it kept AVX-512's, every CPU would run it.  So all that
+// is here stands in a template over `Cpu`, a class of the unnamed namespace of
+// the unit that includes it: what is made of that is the unit's own.  half.h's
+// functions are always inlined, and nothing of the standard library is called
+// but constants.  `make -f tools/native.mk check/symbols` looks.
+//
+// Note [The same bits on every CPU]
+// A job's ranks may run on CPUs of several kinds, and the same job on others
+// tomorrow.  Each variant computes an element with the same IEEE operations in
+// the same order, and no contraction (tools/native.mk): so results are the same
+// to the bit, but for the sign and payload of a NaN.
+#ifndef TFRING_OPS_KERNELS_CPU_LOOPS_H_
+#define TFRING_OPS_KERNELS_CPU_LOOPS_H_
+
+#include <cassert>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "tfring_ops/base/half.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+// What CpuLoops asks of `Cpu`: the vectors that hold kFloats floats and
+// kDoubles doubles, which have C++'s operators, and how 16-bit elements become
+// Floats and come back.  This is the portable way, one by one; `Unit` is any
+// class of the unit's own.
+template <typename Unit>
+struct PortableCpu {
+  using Floats = float;
+  static constexpr int64_t kFloats = 1;
+  using Doubles __attribute__((vector_size(16))) = double;
+  static constexpr int64_t kDoubles = 2;
+
+  template <typename Half>
+  static Floats Load(const Half* from) {
+    return static_cast<float>(*from);
+  }
+  template <typename Half>
+  static void Store(Half* to, Floats value) {
+    *to = Half(value);
+  }
+  // As double, and rounded to float.
+  static Floats Multiply(Floats value, double factor) {
+    return static_cast<float>(static_cast<double>(value) * factor);
+  }
+};
+
+template <typename Cpu>
+class CpuLoops {
+ public:
+  static void Reduce(void* dst, const void* a, const void* b, int64_t count,
+                     DataType dtype, ReduceOp op) {
+    Dispatch(dtype, [=](auto tag) {
+      using T = typename decltype(tag)::type;
+      Dispatch(op, [=](auto operation) {
+        ReduceElements(static_cast<T*>(dst), static_cast<const T*>(a),
+                       static_cast<const T*>(b), count, operation);
+      });
+    });
+  }
+
+  static void Scale(void* data, int64_t count, DataType dtype, double factor) {
+    Dispatch(dtype, [=](auto tag) {
+      using T = typename decltype(tag)::type;
+      if constexpr (!std::is_same_v<T, Bool>) {
+        ScaleElements(static_cast<T*>(data), count, factor);
+      }
+    });
+  }
+
+ private:
+  using Doubles = typename Cpu::Doubles;
+
+  // 49 * (1.0 / 49) is a little less than 1, and means 1: what is less than a
+  // whole number by this share of it is not truncated to the one below.
+  static constexpr double kForgiven =
+      2 * std::numeric_limits<double>::epsilon();
+
+  // One byte that may hold anything: to read a `bool` that is neither 0 nor 1
+  // is undefined.
+  class Bool {
+   public:
+    Bool() = default;
+    explicit Bool(bool value) : byte_(value ? 1 : 0) {}
+    explicit operator bool() const { return byte_ != 0; }
+
+   private:
+    uint8_t byte_;
+  };
+  static_assert(sizeof(Bool) == 1 && std::is_trivial_v<Bool>);
+
+  template <typename T>
+  struct Tag {
+    using type = T;
+  };
+
+  // Calls visit(Tag<T>()) with the type of one element in memory.  Without a
+  // `default:`, a new DataType fails to compile here (-Werror=switch).
+  template <typename Visitor>
+  static void Dispatch(DataType dtype, const Visitor& visit) {
+    switch (dtype) {
+      case DataType::kFloat16:
+        return visit(Tag<Float16>());
+      case DataType::kBfloat16:
+        return visit(Tag<Bfloat16>());
+      case DataType::kFloat32:
+        return visit(Tag<float>());
+      case DataType::kFloat64:
+        return visit(Tag<double>());
+      case DataType::kInt8:
+        return visit(Tag<int8_t>());
+      case DataType::kInt16:
+        return visit(Tag<int16_t>());
+      case DataType::kInt32:
+        return visit(Tag<int32_t>());
+      case DataType::kInt64:
+        return visit(Tag<int64_t>());
+      case DataType::kUint8:
+        return visit(Tag<uint8_t>());
+      case DataType::kUint16:
+        return visit(Tag<uint16_t>());
+      case DataType::kUint32:
+        return visit(Tag<uint32_t>());
+      case DataType::kUint64:
+        return visit(Tag<uint64_t>());
+      case DataType::kBool:
+        return visit(Tag<Bool>());
+    }
+    assert(false && "not a DataType");
+  }
+
+  // The type that an element is computed in.
+  template <typename T>
+  using Compute = std::conditional_t<
+      std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>, float,
+      std::conditional_t<std::is_same_v<T, Bool>, bool, T>>;
+
+  // The operations take and return compute types, or Cpu::Floats.
+  //
+  // Integers wrap round as unsigned numbers of at least 32 bits: signed
+  // overflow is undefined, and C++ would multiply two uint16_t as int.
+  template <typename T>
+  using Unsigned =
+      std::conditional_t<sizeof(T) <= sizeof(uint32_t), uint32_t, uint64_t>;
+  template <typename T>
+  using Wrapping = std::conditional_t<std::is_integral_v<T>, Unsigned<T>, T>;
+
+  struct Add {
+    template <typename T>
+    static T Apply(T a, T b) {
+      return static_cast<T>(static_cast<Wrapping<T>>(a) +
+                            static_cast<Wrapping<T>>(b));
+    }
+    static bool Apply(bool a, bool b) { return a | b; }
+  };
+
+  struct Multiply {
+    template <typename T>
+    static T Apply(T a, T b) {
+      return static_cast<T>(static_cast<Wrapping<T>>(a) *
+                            static_cast<Wrapping<T>>(b));
+    }
+    static bool Apply(bool a, bool b) { return a & b; }
+  };
+
+  // `|` rather than `||`, which would be a branch, and not what Floats have.
+  struct Minimum {
+    template <typename T>
+    static T Apply(T a, T b) {
+      return ((a < b) | IsNan(a)) ? a : b;
+    }
+  };
+
+  struct Maximum {
+    template <typename T>
+    static T Apply(T a, T b) {
+      return ((a > b) | IsNan(a)) ? a : b;
+    }
+  };
+
+  template <typename T>
+  static auto IsNan(T value) {
+    if constexpr (std::is_integral_v<T>) {
+      return false;
+    } else {
+      return value != value;
+    }
+  }
+
+  // Calls visit(operation).
+  template <typename Visitor>
+  static void Dispatch(ReduceOp op, const Visitor& visit) {
+    switch (op) {
+      case ReduceOp::kAverage:
+      case ReduceOp::kSum:
+        return visit(Add());
+      case ReduceOp::kMin:
+        return visit(Minimum());
+      case ReduceOp::kMax:
+        return visit(Maximum());
+      case ReduceOp::kProduct:
+        return visit(Multiply());
+    }
+    assert(false && "not a ReduceOp");
+  }
+
+  // Calls body(i) for every i in [0, count), many at a time: an element that
+  // one call writes, no other call may touch.
+  //
+  // At -O2, g++ vectorises only loops whose count it knows, hence the blocks,
+  // and only those that need no check for overlap at run time, hence the
+  // pragma.
+  static constexpr int64_t kBlock = 64;
+  template <typename Body>
+  static void ForEach(int64_t count, const Body& body) {
+    int64_t begin = 0;
+    for (; begin + kBlock <= count; begin += kBlock) {
+#pragma GCC ivdep  // NOLINT(clang-diagnostic-unknown-pragmas)
+      for (int64_t i = 0; i < kBlock; ++i) body(begin + i);
+    }
+    for (; begin < count; ++begin) body(begin);
+  }
+
+  template <typename T>
+  static constexpr bool kIsHalf =
+      std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
+
+  template <typename T, typename Operation>
+  static void ReduceElements(T* dst, const T* a, const T* b, int64_t count,
+                             Operation operation) {
+    if constexpr (kIsHalf<T>) {
+      ForEachFloats(count, [=](auto cpu, int64_t i) {
+        cpu.Store(dst + i, operation.Apply(cpu.Load(a + i), cpu.Load(b + i)));
+      });
+    } else {
+      ForEach(count, [=](int64_t i) {
+        const auto x = static_cast<Compute<T>>(a[i]);
+        const auto y = static_cast<Compute<T>>(b[i]);
+        dst[i] = static_cast<T>(operation.Apply(x, y));
+      });
+    }
+  }
+
+  template <typename T>
+  static void ScaleElements(T* data, int64_t count, double factor) {
+    if constexpr (kIsHalf<T>) {
+      ForEachFloats(count, [=](auto cpu, int64_t i) {
+        cpu.Store(data + i, cpu.Multiply(cpu.Load(data + i), factor));
+      });
+    } else if constexpr (std::is_integral_v<T> && sizeof(T) <= 4) {
+      int64_t begin = 0;
+      for (; begin + kBlock <= count; begin += kBlock) {
+        ScaleBlock(data + begin, factor);
+      }
+      T rest[kBlock] = {};
+      const auto rest_bytes = static_cast<size_t>(count - begin) * sizeof(T);
+      __builtin_memcpy(rest, data + begin, rest_bytes);
+      ScaleBlock(rest, factor);
+      __builtin_memcpy(data + begin, rest, rest_bytes);
+    } else {
+      ForEach(count, [=](int64_t i) {
+        const auto x = static_cast<double>(data[i]);
+        data[i] = FromDouble<T>(x * factor);
+      });
+    }
+  }
+
+  // Calls body(cpu, i) for groups of Cpu::kFloats elements from i on, and, with
+  // the portable cpu, for each of the rest.
+  template <typename Body>
+  static void ForEachFloats(int64_t count, const Body& body) {
+    const int64_t groups = count / Cpu::kFloats;
+    ForEach(groups, [=](int64_t i) { body(Cpu(), i * Cpu::kFloats); });
+    for (int64_t i = groups * Cpu::kFloats; i < count; ++i) {
+      body(PortableCpu<Cpu>(), i);
+    }
+  }
+
+  // kBlock integers of at most 32 bits, in small steps, each of which the
+  // compiler can vectorise.
+  template <typename T>
+  static void ScaleBlock(T* data, double factor) {
+    // Of the types that every CPU converts from and to double, the one that
+    // holds all of T.
+    using Wide =
+        std::conditional_t<std::is_same_v<T, uint32_t>, int64_t, int32_t>;
+    Wide wide[kBlock];
+    double products[kBlock];
+    for (int64_t i = 0; i < kBlock; ++i) {
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse): int8_t is a number.
+      wide[i] = static_cast<Wide>(data[i]);
+    }
+    for (int64_t i = 0; i < kBlock; ++i) {
+      products[i] = static_cast<double>(wide[i]) * factor;
+    }
+    for (int64_t i = 0; i < kBlock; i += Cpu::kDoubles) {
+      Doubles group;
+      __builtin_memcpy(&group, products + i, sizeof(group));
+      group = IntoRange<T>(group);
+      __builtin_memcpy(products + i, &group, sizeof(group));
+    }
+    for (int64_t i = 0; i < kBlock; ++i) {
+      wide[i] = static_cast<Wide>(products[i]);
+    }
+    for (int64_t i = 0; i < kBlock; ++i) data[i] = static_cast<T>(wide[i]);
+  }
+
+  // What integers T of at most 32 bits may be converted from.
+  template <typename T>
+  static Doubles IntoRange(Doubles values) {
+    using Limits = std::numeric_limits<T>;
+    constexpr auto kLowest = static_cast<double>(Limits::lowest());
+    constexpr auto kHighest = static_cast<double>(Limits::max());
+    const Doubles zero = {};
+    values *= 1.0 + kForgiven;
+    values = values == values ? values : zero;
+    values = values > kLowest ? values : zero + kLowest;
+    return values < kHighest ? values : zero + kHighest;
+  }
+
+  // An integer of 64 bits may be too large for kForgiven to be less than 1.
+  static double Forgive(double value) {
+    // Doubles from 2^52 on are whole: so the addition rounds, to nearest even,
+    // and what is beyond needs no rounding.
+    constexpr double kWhole = 0x1p52;
+    const double magnitude = __builtin_fabs(value);
+    const double nearest = (magnitude + kWhole) - kWhole;
+    const bool is_near =
+        (magnitude < kWhole) &
+        (__builtin_fabs(magnitude - nearest) <= kForgiven * magnitude);
+    return is_near ? __builtin_copysign(nearest, value) : value;
+  }
+
+  template <typename T>
+  static T FromDouble(double value) {
+    if constexpr (std::is_integral_v<T>) {
+      using Limits = std::numeric_limits<T>;
+      constexpr T kLowest = Limits::lowest();
+      constexpr T kHighest = Limits::max();
+      // The lowest value of 64 bits is a double; the highest is not, but one
+      // more than it is.
+      constexpr auto kBegin = static_cast<double>(kLowest);
+      constexpr double kEnd =
+          2.0 * static_cast<double>(uint64_t{1} << (Limits::digits - 1));
+      value = Forgive(value);
+      const bool below = value <= kBegin;
+      const bool above = value >= kEnd;
+      const bool outside = below | above | IsNan(value);
+      const auto inside = static_cast<T>(outside ? 0.0 : value);
+      return above ? kHighest : below ? kLowest : inside;
+    } else {
+      return static_cast<T>(value);
+    }
+  }
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_CPU_LOOPS_H_

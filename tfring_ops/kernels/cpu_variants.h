@@ -1,0 +1,37 @@
+// The kernels' loops, compiled for several kinds of CPU into one library, which
+// so runs on any CPU of the architecture, and fast on those that can more.
+//
+// A unit cpu_<architecture>_<kind>.cc is one kind, compiled with flags of its
+// own (tools/native.mk, BUILD); cpu_<architecture>_variants.cc lists them.
+// Thread-safe.
+#ifndef TFRING_OPS_KERNELS_CPU_VARIANTS_H_
+#define TFRING_OPS_KERNELS_CPU_VARIANTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+// As in kernels.h.  Functions rather than a class: a class would bring a unit
+// things that the linker shares between units (cpu_loops.h).
+struct CpuVariant {
+  const char* name;
+  void (*reduce)(void* dst, const void* a, const void* b, int64_t count,
+                 DataType dtype, ReduceOp op);
+  void (*scale)(void* data, int64_t count, DataType dtype, double factor);
+};
+
+// Those that this CPU can run, the fastest first.  The last runs on any.
+std::vector<const CpuVariant*> SupportedCpuVariants();
+
+// Which of them there are depends on the architecture.
+extern const CpuVariant kCpuBaseline;
+extern const CpuVariant kCpuAvx2;
+extern const CpuVariant kCpuAvx512;
+extern const CpuVariant kCpuNeon;
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_CPU_VARIANTS_H_
