@@ -57,6 +57,12 @@ def checked_op(function: str, op: Any, average: Any) -> Any:
             f"{function}: op takes the place of average; give only one of "
             f"them, got op={op!r} and average={average!r}."
         )
+    if average not in (True, False):
+        # As in `hvd.allreduce(tensor, "name")` of horovod.keras.
+        raise TypeError(
+            f"{function}: average must be True or False, got {average!r}. If "
+            "that is the name, pass it as name=."
+        )
     instead = ReduceOp.Average if average else ReduceOp.Sum
     warnings.warn(
         f"{function}: average={average!r} is deprecated, pass "

@@ -95,6 +95,36 @@ def test_tape_loop(start):
     assert float(epochs[-1][1]) > 0.9
 
 
+def test_a_horovod_script_with_another_import(start, tmp_path):
+    before, after = (
+        (EXAMPLES / f"horovod_{when}.py").read_text().splitlines()
+        for when in ("before", "after")
+    )
+    changes = [
+        pair for pair in zip(before, after, strict=True) if len({*pair}) > 1
+    ]
+    assert changes == [
+        ("import horovod.tensorflow as hvd", "import tfring as hvd"),
+        (
+            "import horovod.tensorflow.keras as hvd_keras",
+            "import tfring as hvd_keras",
+        ),
+    ]
+
+    code, output = run(start, "horovod_after.py", "--epochs=5")
+    assert code == 0, output
+    results = re.findall(
+        r"(fit|loop): test accuracy (0\.\d+), same (\w+)", output
+    )
+    assert [(part, same) for part, _, same in results] == [
+        ("fit", "True"),
+        ("loop", "True"),
+    ]
+    assert all(float(accuracy) > 0.9 for _, accuracy, _ in results), output
+    assert "Epoch 3: learning rate warmed up to 0.004." in output
+    assert len([*tmp_path.glob("checkpoint-*.weights.h5")]) == 5
+
+
 def test_keras_digits(start):
     command = [*TFRINGRUN, "-np", "2", sys.executable]
     job = start([*command, EXAMPLES / "keras_digits.py"])
