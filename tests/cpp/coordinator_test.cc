@@ -101,6 +101,18 @@ TEST_F(CoordinatorTest, SmallRequestsShareABucketUpToTheThreshold) {
             (Names{{"a", "b", "c"}, {"d"}, {"e", "f"}, {"g"}, {"h"}}));
 }
 
+TEST_F(CoordinatorTest, ADeterministicBucketHasOneRequest) {
+  Options options = MakeOptions();
+  options.deterministic = true;
+  Coordinator coordinator(options, kSize);
+  for (const char* name : {"a", "b"}) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      coordinator.Add(rank, MakeRequest(name, {10}), now_);
+    }
+  }
+  EXPECT_EQ(coordinator.TakeVerdict().buckets.size(), 2u);
+}
+
 TEST_F(CoordinatorTest, AnAllgatherTellsEveryRanksFirstDimension) {
   for (int rank = 0; rank < kSize; ++rank) {
     CollectiveRequest request = MakeRequest("a", {10 * rank, 2});

@@ -15,7 +15,8 @@ class OptionsTest : public testing::Test {
 
   static constexpr const char* kVariables[] = {
       "TFRING_FUSION_THRESHOLD", "TFRING_SEGMENT_BYTES",
-      "TFRING_STALL_CHECK_TIME_SECONDS", "TFRING_STALL_SHUTDOWN_TIME_SECONDS"};
+      "TFRING_STALL_CHECK_TIME_SECONDS", "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
+      "TFRING_DETERMINISTIC"};
 
  private:
   static void Clear() {
@@ -29,6 +30,7 @@ TEST_F(OptionsTest, HasDefaults) {
   EXPECT_EQ(options.segment_bytes, 512 << 10);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
+  EXPECT_FALSE(options.deterministic);
 }
 
 TEST_F(OptionsTest, ReadsEveryVariable) {
@@ -36,11 +38,13 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_SEGMENT_BYTES", "8", 1);
   setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
   setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
+  setenv("TFRING_DETERMINISTIC", "1", 1);
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 0);
   EXPECT_EQ(options.segment_bytes, 8);
   EXPECT_EQ(options.stall_check_seconds, 1.5);
   EXPECT_EQ(options.stall_shutdown_seconds, 0);
+  EXPECT_TRUE(options.deterministic);
 }
 
 TEST_F(OptionsTest, AnEmptyVariableIsAsIfUnset) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
@@ -37,6 +38,18 @@ absl::Status ReadSeconds(const char* variable, double& value) {
   return absl::OkStatus();
 }
 
+absl::Status ReadSwitch(const char* variable, bool& value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  const absl::string_view word = text;
+  if (word != "0" && word != "1") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(variable, "='", word, "' must be 0 or 1"));
+  }
+  value = word == "1";
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Options> Options::FromEnvironment() {
@@ -50,6 +63,8 @@ absl::StatusOr<Options> Options::FromEnvironment() {
                                      options.stall_check_seconds));
   TFRING_RETURN_IF_ERROR(ReadSeconds("TFRING_STALL_SHUTDOWN_TIME_SECONDS",
                                      options.stall_shutdown_seconds));
+  TFRING_RETURN_IF_ERROR(
+      ReadSwitch("TFRING_DETERMINISTIC", options.deterministic));
   return options;
 }
 

@@ -22,9 +22,12 @@ struct Options {
   double stall_check_seconds = 30;
   // TFRING_STALL_SHUTDOWN_TIME_SECONDS: and fails after this long; 0 is never.
   double stall_shutdown_seconds = 600;
+  // TFRING_DETERMINISTIC: the same run gives the same bits again.  See Note
+  // [What shares a message] in engine/coordinator.cc.
+  bool deterministic = false;
 
   // Defaults, overridden by the environment.  InvalidArgument names a variable
-  // that is not a number in its range.
+  // whose value it cannot have.
   static absl::StatusOr<Options> FromEnvironment();
 };
 

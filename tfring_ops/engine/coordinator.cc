@@ -132,6 +132,12 @@ void Coordinator::CheckStalls(Time now) {
   }
 }
 
+// Note [What shares a message]
+// A ring cuts a message into chunks, and adds up each chunk in an order of
+// ranks of its own.  So the bits of a sum of three and more ranks depend on
+// where in the message its elements lie, and thus on what else is in it.  What
+// one request holds is always the same; which requests become ready together
+// depends on the time.  Options::deterministic keeps requests apart.
 Verdict Coordinator::TakeVerdict() {
   Verdict verdict = std::exchange(verdict_, {});
   const CollectiveRequest* previous = nullptr;
@@ -141,7 +147,7 @@ Verdict Coordinator::TakeVerdict() {
     for (const TensorInfo& tensor : ready.request.tensors) {
       bytes += SizeInBytes(ready.request.dtype, tensor);
     }
-    const bool joins = previous != nullptr &&
+    const bool joins = !options_.deterministic && previous != nullptr &&
                        Fusible(*previous, ready.request) &&
                        bucket_bytes + bytes <= options_.fusion_threshold_bytes;
     if (!joins) {
