@@ -11,6 +11,7 @@ namespace {
 ReadyList MakeReadyList() {
   CollectiveRequest request;
   request.name = "bucket 1";
+  request.process_set_id = 4;
   request.kind = CollectiveKind::kBroadcast;
   request.dtype = DataType::kBfloat16;
   request.op = ReduceOp::kMax;
@@ -44,6 +45,7 @@ TEST(MessagesTest, AReadyListComesBackAsItWas) {
   const CollectiveRequest& sent = list.requests[0];
   const CollectiveRequest& received = copy.requests[0];
   EXPECT_EQ(received.name, sent.name);
+  EXPECT_EQ(received.process_set_id, sent.process_set_id);
   EXPECT_EQ(received.kind, sent.kind);
   EXPECT_EQ(received.dtype, sent.dtype);
   EXPECT_EQ(received.op, sent.op);
@@ -56,6 +58,14 @@ TEST(MessagesTest, AReadyListComesBackAsItWas) {
     EXPECT_EQ(received.tensors[i].name, sent.tensors[i].name);
     EXPECT_EQ(received.tensors[i].dims, sent.tensors[i].dims);
   }
+}
+
+TEST(MessagesTest, ARequestAloneComesBackAsItWas) {
+  const CollectiveRequest request = MakeReadyList().requests[0];
+  const std::string bytes = Encode(request);
+  EXPECT_EQ(Encode(DecodeRequest(bytes).value()), bytes);
+  EXPECT_EQ(DecodeRequest(bytes.substr(1)).status().code(),
+            absl::StatusCode::kInternal);
 }
 
 TEST(MessagesTest, AVerdictComesBackAsItWas) {

@@ -29,6 +29,7 @@ class Writer {
   }
   void Put(const CollectiveRequest& request) {
     Put(request.name);
+    Put(request.process_set_id);
     Put(request.kind);
     Put(request.dtype);
     Put(request.op);
@@ -97,6 +98,7 @@ class Reader {
   }
   void Get(CollectiveRequest& request) {
     Get(request.name);
+    Get(request.process_set_id);
     Get(request.kind);
     Get(request.dtype);
     Get(request.op);
@@ -151,6 +153,12 @@ class Reader {
 
 }  // namespace
 
+std::string Encode(const CollectiveRequest& request) {
+  Writer writer;
+  writer.Put(request);
+  return std::move(writer).Take();
+}
+
 std::string Encode(const ReadyList& list) {
   Writer writer;
   writer.Put(list.requests);
@@ -165,6 +173,14 @@ std::string Encode(const Verdict& verdict) {
   writer.Put(verdict.reports);
   writer.Put(verdict.farewell);
   return std::move(writer).Take();
+}
+
+absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes) {
+  Reader reader(bytes);
+  CollectiveRequest request;
+  reader.Get(request);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return request;
 }
 
 absl::StatusOr<ReadyList> DecodeReadyList(const std::string& bytes) {

@@ -1,4 +1,5 @@
-// The two messages of the agreement, and their form on the wire.
+// The two messages of the agreement, and their form on the wire, which serves
+// wherever a request has to be bytes.
 //
 // A rank tells the coordinator (rank 0 of the process set) what it has become
 // ready for; the coordinator tells every rank what is to be done.
@@ -54,10 +55,12 @@ struct Verdict {
   }
 };
 
+std::string Encode(const CollectiveRequest& request);
 std::string Encode(const ReadyList& list);
 std::string Encode(const Verdict& verdict);
 
 // Internal if the bytes are not such a message.
+absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes);
 absl::StatusOr<ReadyList> DecodeReadyList(const std::string& bytes);
 absl::StatusOr<Verdict> DecodeVerdict(const std::string& bytes);
 

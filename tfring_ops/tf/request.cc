@@ -66,8 +66,6 @@ absl::StatusOr<double> DoubleAttribute(
   return value;
 }
 
-}  // namespace
-
 absl::StatusOr<ReduceOp> ParseReduceOp(absl::string_view name) {
   for (ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
                       ReduceOp::kMax, ReduceOp::kProduct}) {
@@ -76,6 +74,8 @@ absl::StatusOr<ReduceOp> ParseReduceOp(absl::string_view name) {
   return absl::InvalidArgumentError(
       absl::StrCat("'", name, "' is not a reduction."));
 }
+
+}  // namespace
 
 absl::StatusOr<CollectiveRequest> ReadRequest(
     tensorflow::OpKernelConstruction* context, CollectiveKind kind) {

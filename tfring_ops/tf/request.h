@@ -6,15 +6,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
-
-// InvalidArgument for a word that Name(ReduceOp) does not use.
-absl::StatusOr<ReduceOp> ParseReduceOp(absl::string_view name);
 
 // The request of a Start op but for the tensors' dimensions, which are not
 // known before it runs.

@@ -4,8 +4,7 @@
 
 namespace tfring {
 
-inline constexpr char kAllreduceStartCall[] = "tfring_allreduce_start";
-inline constexpr char kBroadcastStartCall[] = "tfring_broadcast_start";
+inline constexpr char kStartCall[] = "tfring_start";
 inline constexpr char kDoneCall[] = "tfring_done";
 
 }  // namespace tfring

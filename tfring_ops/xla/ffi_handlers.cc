@@ -15,8 +15,8 @@
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/threadpool.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/messages.h"
 #include "tfring_ops/tf/handles.h"
-#include "tfring_ops/tf/request.h"
 #include "tfring_ops/xla/custom_calls.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -29,40 +29,6 @@ namespace tfring {
 namespace {
 
 namespace ffi = xla::ffi;
-
-absl::StatusOr<DataType> FromXla(ffi::DataType dtype) {
-  switch (dtype) {
-    case ffi::F16:
-      return DataType::kFloat16;
-    case ffi::BF16:
-      return DataType::kBfloat16;
-    case ffi::F32:
-      return DataType::kFloat32;
-    case ffi::F64:
-      return DataType::kFloat64;
-    case ffi::S8:
-      return DataType::kInt8;
-    case ffi::S16:
-      return DataType::kInt16;
-    case ffi::S32:
-      return DataType::kInt32;
-    case ffi::S64:
-      return DataType::kInt64;
-    case ffi::U8:
-      return DataType::kUint8;
-    case ffi::U16:
-      return DataType::kUint16;
-    case ffi::U32:
-      return DataType::kUint32;
-    case ffi::U64:
-      return DataType::kUint64;
-    case ffi::PRED:
-      return DataType::kBool;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "XLA's dtype ", static_cast<int>(dtype), " is not supported."));
-  }
-}
 
 // The numbers of the codes are the same, gRPC's.
 ffi::Error ToXla(const absl::Status& status) {
@@ -113,19 +79,17 @@ struct InPlaceCall {
   Handle* result;
 };
 
-absl::Status Start(CollectiveRequest request, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets, ffi::Dictionary tensor_names) {
+absl::Status Submit(CollectiveRequest request, ffi::RemainingArgs args,
+                    ffi::RemainingRets rets) {
   TFRING_ASSIGN_OR_RETURN(InPlaceCall call, InPlaceCall::Decode(args, rets));
+  if (call.buffers.size() != request.tensors.size()) {
+    return absl::InternalError("Start of other tensors than were requested.");
+  }
   TensorEntry entry;
   for (size_t i = 0; i < call.buffers.size(); ++i) {
     const ffi::AnyBuffer& buffer = call.buffers[i];
-    TFRING_ASSIGN_OR_RETURN(request.dtype, FromXla(buffer.element_type()));
-    TFRING_ASSIGN_OR_RETURN(
-        auto name,
-        FromXla(tensor_names.get<std::string_view>(absl::StrCat(i))));
     const auto dims = buffer.dimensions();
-    request.tensors.push_back(
-        TensorInfo{std::string(name), {dims.begin(), dims.end()}});
+    request.tensors[i].dims.assign(dims.begin(), dims.end());
     entry.buffers.push_back({buffer.untyped_data(), buffer.untyped_data()});
   }
   entry.request = std::move(request);
@@ -135,32 +99,12 @@ absl::Status Start(CollectiveRequest request, ffi::RemainingArgs args,
   return absl::OkStatus();
 }
 
-ffi::Error AllreduceStart(ffi::RemainingArgs args, ffi::RemainingRets rets,
-                          std::string_view request_name, int32_t process_set_id,
-                          ffi::Dictionary tensor_names,
-                          std::string_view reduce_op, double prescale_factor,
-                          double postscale_factor) {
-  absl::StatusOr<ReduceOp> op = ParseReduceOp(reduce_op);
-  if (!op.ok()) return ToXla(op.status());
-  CollectiveRequest request;
-  request.name = std::string(request_name);
-  request.process_set_id = process_set_id;
-  request.kind = CollectiveKind::kAllreduce;
-  request.op = *op;
-  request.prescale_factor = prescale_factor;
-  request.postscale_factor = postscale_factor;
-  return ToXla(Start(std::move(request), args, rets, tensor_names));
-}
-
-ffi::Error BroadcastStart(ffi::RemainingArgs args, ffi::RemainingRets rets,
-                          std::string_view request_name, int32_t process_set_id,
-                          ffi::Dictionary tensor_names, int32_t root_rank) {
-  CollectiveRequest request;
-  request.name = std::string(request_name);
-  request.process_set_id = process_set_id;
-  request.kind = CollectiveKind::kBroadcast;
-  request.root_rank = root_rank;
-  return ToXla(Start(std::move(request), args, rets, tensor_names));
+ffi::Error Start(ffi::RemainingArgs args, ffi::RemainingRets rets,
+                 std::string_view request_bytes) {
+  absl::StatusOr<CollectiveRequest> request =
+      DecodeRequest(std::string(request_bytes));
+  if (!request.ok()) return ToXla(request.status());
+  return ToXla(Submit(*std::move(request), args, rets));
 }
 
 // What a Done becomes, once the engine wrote to `outcome.outputs` and XLA goes
@@ -177,7 +121,7 @@ absl::Status Check(const Outcome& outcome,
   return absl::OkStatus();
 }
 
-void Fulfil(ffi::Promise promise, const absl::Status& status) {
+void Fulfil(ffi::Promise& promise, const absl::Status& status) {
   if (status.ok()) {
     promise.SetAvailable();
   } else {
@@ -197,11 +141,12 @@ tensorflow::thread::ThreadPool& Continuations() {
 
 // Returns a future, so that no thread of XLA is blocked meanwhile.
 ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  ffi::Promise promise;
-  ffi::Future future(promise);
+  // Shared: the first versions of a Promise cannot be copied.
+  auto promise = std::make_shared<ffi::Promise>();
+  ffi::Future future(*promise);
   absl::StatusOr<InPlaceCall> call = InPlaceCall::Decode(args, rets);
   if (!call.ok()) {
-    Fulfil(promise, call.status());
+    Fulfil(*promise, call.status());
     return future;
   }
   *call->result = kNoHandle;
@@ -211,40 +156,23 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   }
   auto callback = [promise, buffers](const Outcome& outcome) {
     Continuations().Schedule([promise, status = Check(outcome, buffers)] {
-      Fulfil(promise, status);
+      Fulfil(*promise, status);
     });
   };
   std::optional<Outcome> outcome =
       Handles::Global().Take(call->handles[0], std::move(callback));
-  if (outcome.has_value()) Fulfil(promise, Check(*outcome, buffers));
+  if (outcome.has_value()) Fulfil(*promise, Check(*outcome, buffers));
   return future;
 }
 
-XLA_FFI_DEFINE_HANDLER(kAllreduceStart, AllreduceStart,
-                       ffi::Ffi::Bind()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<std::string_view>("request_name")
-                           .Attr<int32_t>("process_set_id")
-                           .Attr<ffi::Dictionary>("tensor_names")
-                           .Attr<std::string_view>("reduce_op")
-                           .Attr<double>("prescale_factor")
-                           .Attr<double>("postscale_factor"));
-XLA_FFI_DEFINE_HANDLER(kBroadcastStart, BroadcastStart,
-                       ffi::Ffi::Bind()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<std::string_view>("request_name")
-                           .Attr<int32_t>("process_set_id")
-                           .Attr<ffi::Dictionary>("tensor_names")
-                           .Attr<int32_t>("root_rank"));
+XLA_FFI_DEFINE_HANDLER(
+    kStart, Start,
+    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<std::string_view>(
+        "request"));
 XLA_FFI_DEFINE_HANDLER(kDone, Done,
                        ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
-XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kAllreduceStartCall, "Host",
-                         kAllreduceStart);
-XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kBroadcastStartCall, "Host",
-                         kBroadcastStart);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "Host", kStart);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "Host", kDone);
 
 }  // namespace

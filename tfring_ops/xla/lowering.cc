@@ -15,13 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/casts.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
+#include "tfring_ops/engine/messages.h"
 #include "tfring_ops/tf/request.h"
 #include "tfring_ops/xla/custom_calls.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -35,43 +34,17 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::XlaOpKernel;
 using tensorflow::XlaOpKernelContext;
 
-// MLIR's syntax for an attribute's value.
-std::string Quoted(absl::string_view text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
+// In MLIR's syntax.  One string, as not every XLA has dictionaries of strings.
+std::string Attribute(absl::string_view name, absl::string_view value) {
+  std::string attribute = absl::StrCat("{", name, " = \"");
+  for (const char c : value) {
     if (absl::ascii_isalnum(c)) {
-      quoted += c;
+      attribute += c;
     } else {
-      absl::StrAppendFormat(&quoted, "\\%02X", static_cast<uint8_t>(c));
+      absl::StrAppendFormat(&attribute, "\\%02X", static_cast<uint8_t>(c));
     }
   }
-  return quoted + "\"";
-}
-
-// In hexadecimal, which keeps every bit and can say infinity.
-std::string Exact(double value) {
-  return absl::StrFormat("0x%016X : f64", absl::bit_cast<uint64_t>(value));
-}
-
-std::string Attributes(const CollectiveRequest& request) {
-  std::vector<std::string> tensor_names;
-  for (const TensorInfo& tensor : request.tensors) {
-    tensor_names.push_back(absl::StrFormat("\"%d\" = %s", tensor_names.size(),
-                                           Quoted(tensor.name)));
-  }
-  std::string attributes = absl::StrCat(
-      "{request_name = ", Quoted(request.name),
-      ", process_set_id = ", request.process_set_id, " : i32",
-      ", tensor_names = {", absl::StrJoin(tensor_names, ", "), "}");
-  if (request.kind == CollectiveKind::kAllreduce) {
-    absl::StrAppend(&attributes, ", reduce_op = ", Quoted(Name(request.op)),
-                    ", prescale_factor = ", Exact(request.prescale_factor),
-                    ", postscale_factor = ", Exact(request.postscale_factor));
-  }
-  if (request.kind == CollectiveKind::kBroadcast) {
-    absl::StrAppend(&attributes, ", root_rank = ", request.root_rank, " : i32");
-  }
-  return attributes + "}";
+  return attribute + "\"}";
 }
 
 // Calls `target` with all of the op's inputs.  Its outputs are the first
@@ -120,11 +93,9 @@ class StartXlaOp : public XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* context) override {
-    EmitInPlaceCall(context,
-                    kind == CollectiveKind::kAllreduce ? kAllreduceStartCall
-                                                       : kBroadcastStartCall,
+    EmitInPlaceCall(context, kStartCall,
                     static_cast<int>(request_.tensors.size()),
-                    Attributes(request_));
+                    Attribute("request", Encode(request_)));
   }
 
  private:
