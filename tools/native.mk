@@ -30,9 +30,11 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
 # What some sources need beyond that.
 # maybe-uninitialized: g++ 12 sees one in absl's InlinedVector, inlined into
 # ours, where -isystem does not quieten it.
+# -idirafter: only for what an older TensorFlow's own headers lack.
 XLA_FLAGS := -Wno-maybe-uninitialized \
   -isystem $(TENSORFLOW)/include/external/highwayhash \
-  -isystem $(TENSORFLOW)/include/external/farmhash_archive/src
+  -isystem $(TENSORFLOW)/include/external/farmhash_archive/src \
+  -idirafter tools/tensorflow_headers $(XLA_HEADERS:%=-idirafter %)
 
 # The kernels' variants: tfring_ops/kernels/cpu_variants.h.
 # fp-contract: so that they all round alike, with FMA or without.

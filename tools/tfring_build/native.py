@@ -7,7 +7,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tfring_build.find import compiler, find_mpi, find_tensorflow
+from tfring_build.find import (
+    compiler,
+    find_mpi,
+    find_tensorflow,
+    find_xla_headers,
+)
 
 LIBRARY = "libtfring_ops.so"
 # Kept between builds: only what has changed is compiled again.
@@ -27,6 +32,7 @@ def write_config(directory: Path = BUILD_DIRECTORY) -> None:
         f"# {mpi.version}",
         f"# {compiler()}",
         f"TENSORFLOW := {tensorflow.directory}",
+        f"XLA_HEADERS := {find_xla_headers() or ''}",
         f"MPI_COMPILE_FLAGS := {' '.join(mpi.compile_flags)}",
         f"MPI_LINK_FLAGS := {' '.join(mpi.link_flags)}",
     ]
