@@ -120,12 +120,18 @@ class Job {
       : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
             options) {}
 
-  Job(Transports control, Transports data, const Options& options)
+  // Of a process set, if it is given which ranks of the world it has.
+  Job(Transports control, Transports data, const Options& options, int id = 0,
+      const std::vector<int32_t>& world_ranks = {},
+      const std::function<void(const absl::Status&)>& on_lost = nullptr)
       : engines_(control.size()), started_(control.size()) {
     OnThreads(size(), [&](int rank) {
       ProcessSet process_set;
       process_set.control = std::move(control[rank]);
       process_set.data = std::move(data[rank]);
+      process_set.id = id;
+      process_set.world_ranks = world_ranks;
+      process_set.on_lost = on_lost;
       auto engine =
           Engine::Start(options, std::move(process_set), CpuKernels());
       started_[rank] = engine.status();

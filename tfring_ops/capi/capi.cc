@@ -36,6 +36,16 @@ struct Registry {
   std::map<int32_t, Registered> sets;  // by id; empty before tfring_init
 };
 
+// A rank that one engine has lost is lost for all.
+void AbortAll(const absl::Status& reason) {
+  Registry& registry = Registry::Global();
+  // Held meanwhile, so that no engine's last owner is this thread, an engine's.
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  for (const auto& [id, registered] : registry.sets) {
+    if (registered.engine != nullptr) registered.engine->Abort(reason);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
                                                     ProcessSet process_set,
                                                     int32_t comm) {
@@ -44,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
       MakeMpiTransport(comm, options.stall_shutdown_seconds));
   TFRING_ASSIGN_OR_RETURN(
       process_set.data, MakeMpiTransport(comm, options.stall_shutdown_seconds));
+  process_set.on_lost = AbortAll;
   return Engine::Start(options, std::move(process_set), CpuKernels());
 }
 

@@ -63,6 +63,11 @@ class RingEngine final : public Engine {
     if (thread_.joinable()) thread_.join();
   }
 
+  void Abort(const absl::Status& reason) override {
+    std::lock_guard<std::mutex> lock(abort_mutex_);
+    if (abort_reason_.ok()) abort_reason_ = reason;
+  }
+
   int rank() const override { return process_set_.control->rank(); }
   int size() const override { return process_set_.control->size(); }
   const Options& options() const override { return options_; }
@@ -108,11 +113,18 @@ class RingEngine final : public Engine {
       process_set_.data->Abort(status);
       process_set_.control->Abort(status);
       End(status);
+      if (process_set_.on_lost) process_set_.on_lost(status);
     }
+  }
+
+  absl::Status AbortReason() {
+    std::lock_guard<std::mutex> lock(abort_mutex_);
+    return abort_reason_;
   }
 
   // One look at everything that may have happened.
   absl::Status Step() {
+    TFRING_RETURN_IF_ERROR(AbortReason());
     TFRING_RETURN_IF_ERROR(SendReadyList());
     if (coordinator_) {
       TFRING_RETURN_IF_ERROR(Coordinate());
@@ -308,6 +320,8 @@ class RingEngine final : public Engine {
   const Members members_;
   Submissions submissions_;
   std::mutex join_mutex_;
+  std::mutex abort_mutex_;
+  absl::Status abort_reason_;
 
   // The rest belongs to the engine's thread.
   Mailbox mailbox_;

@@ -16,6 +16,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/process_set.h"
@@ -43,6 +44,10 @@ class Engine {
   // flight, and joins the thread.  The first rank's shutdown ends the engine
   // of every rank; the others see it as an error of what they submit later.
   virtual void Shutdown() = 0;
+
+  // Soon fails everything with `reason`, on the other ranks too: a rank is
+  // lost, as the engine of another process set has found.  Never blocks.
+  virtual void Abort(const absl::Status& reason) = 0;
 
   // In the process set.
   virtual int rank() const = 0;

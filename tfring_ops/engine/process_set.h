@@ -3,12 +3,14 @@
 #define TFRING_OPS_ENGINE_PROCESS_SET_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -51,6 +53,9 @@ struct ProcessSet {
   std::vector<int32_t> world_ranks;  // see Members; not needed for the world
   std::unique_ptr<Transport> control;
   std::unique_ptr<Transport> data;
+  // Called on the engine's thread when it ends because a rank is lost; may be
+  // empty.  Must not block.
+  std::function<void(const absl::Status&)> on_lost;
 };
 
 }  // namespace tfring

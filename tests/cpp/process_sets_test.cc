@@ -1,0 +1,150 @@
+// Engines of process sets that share ranks, side by side in one process.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/faulty.h"
+
+namespace tfring {
+namespace {
+
+constexpr int kWorldSize = 4;
+
+std::unique_ptr<Job> MakeSet(int id, const std::vector<int32_t>& ranks,
+                             const Options& options = Job::ShortOptions()) {
+  const auto size = static_cast<int>(ranks.size());
+  return std::make_unique<Job>(MakeInProcessTransports(size),
+                               MakeInProcessTransports(size), options, id,
+                               ranks);
+}
+
+void ExpectError(FloatEntry& entry, absl::StatusCode code,
+                 const std::string& text) {
+  const absl::Status status = entry.outcome.Wait();
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_NE(status.message().find(text), absl::string_view::npos)
+      << "no '" << text << "' in: " << status;
+  EXPECT_EQ(entry.outcome.calls(), 1);
+}
+
+TEST(ProcessSetsTest, OverlappingOnesRunSideBySide) {
+  constexpr int kCount = 50;
+  Job world(kWorldSize);
+  const std::vector<std::unique_ptr<Job>> sets = [] {
+    std::vector<std::unique_ptr<Job>> made;
+    made.push_back(MakeSet(1, {0, 2}));
+    made.push_back(MakeSet(2, {1, 2, 3}));
+    made.push_back(MakeSet(3, {3}));
+    return made;
+  }();
+  std::vector<Job*> jobs = {&world};
+  for (const auto& set : sets) jobs.push_back(set.get());
+  // One name in all of them at once, each submitted by a thread of its own.
+  std::vector<std::vector<Entries>> entries(jobs.size());
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    for (int i = 0; i < kCount; ++i) {
+      entries[j].push_back(
+          MakeEntries(jobs[j]->size(), "t" + std::to_string(i), 700));
+    }
+  }
+  OnThreads(static_cast<int>(jobs.size()), [&](int j) {
+    for (const Entries& each : entries[j]) jobs[j]->Submit(each);
+  });
+  for (const auto& of_job : entries) {
+    for (const Entries& each : of_job) ExpectSums(each);
+  }
+}
+
+TEST(ProcessSetsTest, OneThatWaitsHoldsUpNoOther) {
+  Job world(kWorldSize);
+  const auto set = MakeSet(1, {1, 3});
+  const Entries waiting = MakeEntries(2, "waits", 10);
+  waiting[0]->SubmitTo(set->engine(0));
+  ExpectWorks(world, "waits");
+  EXPECT_EQ(waiting[0]->outcome.calls(), 0);
+  waiting[1]->SubmitTo(set->engine(1));
+  ExpectSums(waiting);
+}
+
+TEST(ProcessSetsTest, ErrorsHaveTheWorldsRanks) {
+  const auto set = MakeSet(7, {2, 5, 9});
+  const Entries differing = MakeEntries(3, "bias", 8);
+  differing[2]->request.op = ReduceOp::kMax;
+  differing[1]->request.op = ReduceOp::kMax;
+  differing[0]->SubmitTo(set->engine(0));
+  ExpectWorks(*set);
+  differing[1]->SubmitTo(set->engine(1));
+  ExpectWorks(*set);
+  differing[2]->SubmitTo(set->engine(2));
+  for (const auto& entry : differing) {
+    ExpectError(*entry, absl::StatusCode::kFailedPrecondition,
+                "allreduce of 'bias' (process set 7): ops differ. Rank 2 sent "
+                "sum; rank 5 sent max (ranks 5 and 9 differ from rank 2)");
+  }
+  set->engine(1).Shutdown();
+  const Entries after = MakeEntries(3, "after", 8);
+  after[0]->SubmitTo(set->engine(0));
+  ExpectError(*after[0], absl::StatusCode::kUnavailable,
+              "rank 5 has shut down tfring (process set 7)");
+
+  Options options = Job::ShortOptions();
+  options.stall_shutdown_seconds = 0.1;
+  const auto impatient = MakeSet(7, {2, 5, 9}, options);
+  const Entries late = MakeEntries(3, "late", 8);
+  late[1]->SubmitTo(impatient->engine(1));
+  ExpectError(*late[1], absl::StatusCode::kDeadlineExceeded,
+              "allreduce of 'late' (process set 7) has waited 0 s for ranks 2 "
+              "and 9; rank 5 asked for it");
+}
+
+TEST(ProcessSetsTest, ARootIsARankOfTheWorld) {
+  const auto set = MakeSet(7, {2, 5, 9});
+  Entries entries = MakeEntries(3, "from 5", 4);
+  for (const auto& entry : entries) {
+    entry->request.kind = CollectiveKind::kBroadcast;
+    entry->request.root_rank = 5;
+  }
+  set->Submit(entries);
+  for (const auto& entry : entries) {
+    EXPECT_TRUE(entry->outcome.Wait().ok());
+    EXPECT_EQ(entry->result(), std::vector<float>(4, 2));
+  }
+  for (const int no_member : {-1, 0, 1, 10}) {
+    FloatEntry entry("from elsewhere", {1});
+    entry.request.kind = CollectiveKind::kBroadcast;
+    entry.request.root_rank = no_member;
+    entry.SubmitTo(set->engine(0));
+    ExpectError(entry, absl::StatusCode::kInvalidArgument,
+                "(process set 7): root_rank is " + std::to_string(no_member) +
+                    ", which is not one of its ranks 2, 5, 9");
+  }
+  ExpectWorks(*set);
+}
+
+TEST(ProcessSetsTest, ALostRankEndsTheOtherSetsToo) {
+  // As capi.cc does it, on rank 2: the one that both sets have.
+  Job world(kWorldSize);
+  const auto data = [] {
+    auto transports = MakeInProcessTransports(2);
+    transports[1] = MakeFaultyTransport(std::move(transports[1]), 1);
+    return transports;
+  };
+  Job set(MakeInProcessTransports(2), data(), Job::ShortOptions(), 1, {0, 2},
+          [&](const absl::Status& status) { world.engine(2).Abort(status); });
+  // Rank 3 waits for the others, who would never come.
+  const Entries waiting = MakeEntries(kWorldSize, "waits", 10);
+  waiting[3]->SubmitTo(world.engine(3));
+  const Entries doomed = MakeEntries(2, "doomed", 10);
+  set.Submit(doomed);
+  ExpectError(*waiting[3], absl::StatusCode::kUnavailable, "wire was cut");
+  for (const auto& entry : doomed) {
+    ExpectError(*entry, absl::StatusCode::kUnavailable, "wire was cut");
+  }
+}
+
+}  // namespace
+}  // namespace tfring
