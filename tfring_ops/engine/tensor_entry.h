@@ -45,7 +45,7 @@ struct CollectiveRequest {
   // order in which the engine is given those without a name.
   std::string name;
   CollectiveKind kind = CollectiveKind::kAllreduce;
-  // Whose engine gets it.  Not sent: ranks of one engine have one set.
+  // Whose engine gets it.
   int32_t process_set_id = 0;
   DataType dtype = DataType::kFloat32;
   int32_t root_rank = 0;  // broadcast; in the world
