@@ -101,6 +101,13 @@ if TYPE_CHECKING:
     from tfring.tape import (
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
+    from tfring.topology import local_rank_op as local_rank_op
+    from tfring.topology import local_size_op as local_size_op
+    from tfring.topology import (
+        process_set_included_op as process_set_included_op,
+    )
+    from tfring.topology import rank_op as rank_op
+    from tfring.topology import size_op as size_op
 
 # Loaded when first used, so that `import tfring` alone costs no TensorFlow and
 # starts no MPI: the launcher, which is in this package, needs neither.
@@ -140,6 +147,11 @@ _MODULE_OF = {
     "PartialDistributedOptimizer": "optimizer",
     "load_model": "loading",
     "PartialDistributedGradientTape": "tape",
+    "size_op": "topology",
+    "local_size_op": "topology",
+    "rank_op": "topology",
+    "local_rank_op": "topology",
+    "process_set_included_op": "topology",
     "broadcast_variables": "state",
     "broadcast_": "state",
     "broadcast_global_variables": "sessions",

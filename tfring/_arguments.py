@@ -122,10 +122,12 @@ def checked_factor(function: str, value: Any) -> float:
     return float(value)
 
 
-def checked_compression(function: str, compression: Any) -> Compression:
+def checked_compression(
+    function: str, compression: Any, process_set: ProcessSet
+) -> Compression:
     compression = checked(function, compression)
     # One rank sends nothing, and keeps all its bits.
-    return Compression.none if _runtime.size() == 1 else compression
+    return Compression.none if process_set.size() == 1 else compression
 
 
 def check_process_set(function: str, process_set: Any) -> None:

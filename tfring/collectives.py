@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _gradients as _gradients  # registers them
-from tfring import _runtime
 from tfring._arguments import (
+    check_process_set,
     check_reduction,
     checked_compression,
     checked_factor,
@@ -41,6 +41,7 @@ from tfring.gathers import allgather as allgather
 from tfring.gathers import broadcast as broadcast
 from tfring.gathers import gather
 from tfring.gathers import grouped_allgather as grouped_allgather
+from tfring.process_sets import ProcessSet, global_process_set
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum
@@ -59,6 +60,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
     """Reduces a tensor over all ranks; every rank gets the same bits.
@@ -88,6 +90,8 @@ def allreduce(
             `tf.name_scope` the scope comes before it. By default it comes from
             the order of calls, which must then be the same on all ranks. In
             graphs of TensorFlow 1 it is made unique, as operations' names are.
+        process_set: Whose ranks take part; only they may call it, and size and
+            average are those of the set. By default all ranks.
         ignore_name_scope: Whether the name is without the scope, where scopes
             differ between ranks.
 
@@ -114,19 +118,21 @@ def allreduce(
     assert total.numpy().tolist() == [tfring.size()] * 3
     ```
     """
+    check_process_set("allreduce", process_set)
     op = checked_op("allreduce", op, average)
     prescale_factor = checked_factor("allreduce", prescale_factor)
     postscale_factor = checked_factor("allreduce", postscale_factor)
-    compression = checked_compression("allreduce", compression)
+    compression = checked_compression("allreduce", compression, process_set)
     if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
         _check_slices("allreduce", tensor, op)
-        name = checked_name("allreduce", name, ignore_name_scope)
+        name = checked_name("allreduce", name, ignore_name_scope, process_set)
         with on_device(device_sparse):
             [slices] = _allreduce_slices(
                 [tensor],
                 op=op,
                 factor=prescale_factor * postscale_factor,
                 compression=compression,
+                process_set=process_set,
                 name=name,
                 tensor_names=[name],
             )
@@ -134,13 +140,14 @@ def allreduce(
     with on_device(device_dense):
         tensor = checked_tensor("allreduce", tensor)
         check_reduction("allreduce", op, tensor.dtype)
-        name = checked_name("allreduce", name, ignore_name_scope)
+        name = checked_name("allreduce", name, ignore_name_scope, process_set)
         [result] = _allreduce_tensors(
             [tensor],
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
             compression=compression,
+            process_set=process_set,
             name=name,
             tensor_names=[name],
         )
@@ -156,6 +163,7 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
@@ -176,6 +184,7 @@ def grouped_allreduce(
         op: As for `allreduce`.
         prescale_factor: As for `allreduce`.
         postscale_factor: As for `allreduce`.
+        process_set: As for `allreduce`.
         ignore_name_scope: As for `allreduce`.
         name: As for `allreduce`.
 
@@ -202,11 +211,12 @@ def grouped_allreduce(
     ```
     """
     function = "grouped_allreduce"
+    check_process_set(function, process_set)
     op = checked_op(function, op, average)
     tensors = checked_tensors(function, tensors)
     prescale_factor = checked_factor(function, prescale_factor)
     postscale_factor = checked_factor(function, postscale_factor)
-    compression = checked_compression(function, compression)
+    compression = checked_compression(function, compression, process_set)
     dense, sparse = [], []
     with on_device(device_dense):
         for i, tensor in enumerate(tensors):
@@ -219,7 +229,7 @@ def grouped_allreduce(
                 dense.append(i)
     if not tensors:
         return []
-    name = checked_name("allreduce", name, ignore_name_scope)
+    name = checked_name("allreduce", name, ignore_name_scope, process_set)
     results = list(tensors)
     if dense:
         with on_device(device_dense):
@@ -229,6 +239,7 @@ def grouped_allreduce(
                 prescale_factor=prescale_factor,
                 postscale_factor=postscale_factor,
                 compression=compression,
+                process_set=process_set,
                 name=name,
                 tensor_names=[f"tensor {i}" for i in dense],
             )
@@ -241,6 +252,7 @@ def grouped_allreduce(
                 op=op,
                 factor=prescale_factor * postscale_factor,
                 compression=compression,
+                process_set=process_set,
                 name=f"{name}/slices" if name else "",
                 tensor_names=[f"tensor {i}" for i in sparse],
             )
@@ -256,6 +268,7 @@ def _allreduce_tensors(
     prescale_factor: float,
     postscale_factor: float,
     compression: Compression,
+    process_set: ProcessSet,
     name: str,
     tensor_names: Sequence[str],
 ) -> list[tf.Tensor]:
@@ -268,6 +281,7 @@ def _allreduce_tensors(
             request_name=request.request_name,
             tensor_names=request.tensor_names,
             previous=started,
+            process_set=process_set,
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
@@ -301,6 +315,7 @@ def _allreduce_slices(
     op: ReduceOp,
     factor: float,
     compression: Compression,
+    process_set: ProcessSet,
     name: str,
     tensor_names: Sequence[str],
 ) -> list[tf.IndexedSlices]:
@@ -309,13 +324,14 @@ def _allreduce_slices(
         [values for values, _ in compressed]
         + [tf.convert_to_tensor(each.indices) for each in slices],
         name=name,
+        process_set=process_set,
         tensor_names=[
             *tensor_names,
             *(each and f"{each}/indices" for each in tensor_names),
         ],
     )
     if op is Average:
-        factor /= _runtime.size()
+        factor /= process_set.size()
     results = []
     for i, (each, (_, dtype)) in enumerate(
         zip(slices, compressed, strict=True)

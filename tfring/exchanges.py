@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _gradients as _gradients  # registers them
-from tfring import _runtime
 from tfring._arguments import (
+    check_process_set,
     check_reduction,
     check_rows,
     checked_compression,
@@ -33,6 +33,7 @@ from tfring.chains import (
     start_reducescatter,
 )
 from tfring.compression import Compression
+from tfring.process_sets import ProcessSet, global_process_set
 
 
 def reducescatter(
@@ -41,6 +42,7 @@ def reducescatter(
     compression: Compression = Compression.none,
     op: ReduceOp = ReduceOp.Average,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -64,6 +66,7 @@ def reducescatter(
         compression: As for `allreduce`.
         op: As for `allreduce`.
         name: As for `allreduce`.
+        process_set: As for `allreduce`.
         ignore_name_scope: As for `allreduce`.
         prescale_factor: As for `allreduce`.
         postscale_factor: As for `allreduce`.
@@ -99,6 +102,7 @@ def reducescatter(
             op=op,
             name=name,
             ignore_name_scope=ignore_name_scope,
+            process_set=process_set,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
         )
@@ -110,6 +114,7 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Compression = Compression.none,
     op: ReduceOp = ReduceOp.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -128,6 +133,7 @@ def grouped_reducescatter(
         device_dense: As for `allreduce`.
         compression: As for `allreduce`.
         op: As for `allreduce`.
+        process_set: As for `allreduce`.
         prescale_factor: As for `allreduce`.
         postscale_factor: As for `allreduce`.
         name: As for `allreduce`.
@@ -164,6 +170,7 @@ def grouped_reducescatter(
             op=op,
             name=name,
             ignore_name_scope=ignore_name_scope,
+            process_set=process_set,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
         )
@@ -177,19 +184,21 @@ def _scatter(
     op: ReduceOp,
     name: str | None,
     ignore_name_scope: bool,
+    process_set: ProcessSet,
     prescale_factor: float,
     postscale_factor: float,
 ) -> list[tf.Tensor]:
+    check_process_set(function, process_set)
     prescale_factor = checked_factor(function, prescale_factor)
     postscale_factor = checked_factor(function, postscale_factor)
-    compression = checked_compression(function, compression)
+    compression = checked_compression(function, compression, process_set)
     tensors = [checked_tensor(function, tensor) for tensor in tensors]
     for tensor in tensors:
         check_reduction(function, op, tensor.dtype)
         check_rows(function, tensor)
     if not tensors:
         return []
-    name = checked_name("reducescatter", name, ignore_name_scope)
+    name = checked_name("reducescatter", name, ignore_name_scope, process_set)
     compressed = [compression.compress(tensor) for tensor in tensors]
     started = None
     in_flight = []
@@ -203,6 +212,7 @@ def _scatter(
             request_name=request.request_name,
             tensor_names=request.tensor_names,
             previous=started,
+            process_set=process_set,
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
@@ -214,17 +224,21 @@ def _scatter(
         for request, buffers, started in in_flight
     )
     return [
-        _with_known_rows(compression.decompress(result, dtype), tensor)
+        _with_known_rows(
+            compression.decompress(result, dtype), tensor, process_set
+        )
         for result, (_, dtype), tensor in zip(
             results, compressed, tensors, strict=True
         )
     ]
 
 
-def _with_known_rows(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+def _with_known_rows(
+    result: tf.Tensor, tensor: tf.Tensor, process_set: ProcessSet
+) -> tf.Tensor:
     if tensor.shape.rank is not None and tensor.shape[0] is not None:
-        rows, more = divmod(tensor.shape[0], _runtime.size())
-        rows += _runtime.rank() < more
+        rows, more = divmod(tensor.shape[0], process_set.size())
+        rows += process_set.rank() < more
         result.set_shape([rows, *tensor.shape[1:]])
     return result
 
@@ -234,6 +248,7 @@ def alltoall(
     splits: Any = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Gives every rank the rows that each rank has for it.
 
@@ -250,6 +265,7 @@ def alltoall(
             default equally many.
         name: As for `allreduce`.
         ignore_name_scope: As for `allreduce`.
+        process_set: As for `allreduce`.
 
     Returns:
         The rows from rank 0, behind them those from rank 1, and so on. With
@@ -276,29 +292,32 @@ def alltoall(
     assert one_of_each.numpy().tolist() == list(range(tfring.size()))
     ```
     """
+    check_process_set("alltoall", process_set)
     tensor = checked_tensor("alltoall", tensor)
     check_rows("alltoall", tensor)
     if splits is not None:
         splits = tf.convert_to_tensor(splits)
-    counts = _checked_splits(tensor, splits)
-    name = checked_name("alltoall", name, ignore_name_scope)
+    counts = _checked_splits(tensor, splits, process_set.size())
+    name = checked_name("alltoall", name, ignore_name_scope, process_set)
     started = start_alltoall(
         [tensor],
         counts,
         request_name=name,
         tensor_names=[name],
         previous=None,
+        process_set=process_set,
     )
     [result], received = finish_alltoall([tensor], started, request_name=name)
     if splits is None:
         return result
-    received.set_shape([_runtime.size()])
+    received.set_shape([process_set.size()])
     wide = splits.dtype.size > 4
     return result, received if wide else tf.cast(received, tf.int32)
 
 
-def _checked_splits(tensor: tf.Tensor, splits: tf.Tensor | None) -> tf.Tensor:
-    size = _runtime.size()
+def _checked_splits(
+    tensor: tf.Tensor, splits: tf.Tensor | None, size: int
+) -> tf.Tensor:
     rows = None if tensor.shape.rank is None else tensor.shape[0]
     if splits is None:
         if rows is not None and rows % size:
@@ -328,7 +347,9 @@ def _checked_splits(tensor: tf.Tensor, splits: tf.Tensor | None) -> tf.Tensor:
     return tf.cast(splits, tf.int64)
 
 
-def barrier(*, name: str | None = None) -> Any:
+def barrier(
+    process_set: ProcessSet = global_process_set, name: str | None = None
+) -> Any:
     """Waits until every rank has come here.
 
     For what ranks do to each other without a collective: rank 0 writes a file,
@@ -339,6 +360,7 @@ def barrier(*, name: str | None = None) -> Any:
     may run before or after. Not supported under `jit_compile=True`.
 
     Args:
+        process_set: As for `allreduce`.
         name: As for `allreduce`.
 
     Returns:
@@ -360,7 +382,8 @@ def barrier(*, name: str | None = None) -> Any:
     tfring.barrier()
     ```
     """
-    _runtime.size()  # raises before init
+    check_process_set("barrier", process_set)
+    name = checked_name("barrier", name, process_set=process_set)
     return finish_barrier(
-        start_barrier(request_name=checked_name("barrier", name))
+        start_barrier(request_name=name, process_set=process_set)
     )

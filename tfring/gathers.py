@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfring import _gradients as _gradients  # registers them
 from tfring._arguments import (
+    check_process_set,
     check_root_rank,
     check_rows,
     checked_name,
@@ -25,12 +26,14 @@ from tfring.chains import (
     start_allgather,
     start_broadcast,
 )
+from tfring.process_sets import ProcessSet, global_process_set
 
 
 def allgather(
     tensor: Any,
     name: str | None = None,
     ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenates the tensors of all ranks along their first dimension.
 
@@ -47,6 +50,7 @@ def allgather(
             `allreduce` takes.
         name: As for `allreduce`.
         ignore_name_scope: As for `allreduce`.
+        process_set: As for `allreduce`.
 
     Returns:
         The rows of rank 0, then those of rank 1, and so on.
@@ -67,10 +71,13 @@ def allgather(
     assert ranks.numpy().tolist() == list(range(tfring.size()))
     ```
     """
+    check_process_set("allgather", process_set)
     tensor = checked_tensor("allgather", tensor)
     check_rows("allgather", tensor)
-    name = checked_name("allgather", name, ignore_name_scope)
-    [result] = gather([tensor], name=name, tensor_names=[name])
+    name = checked_name("allgather", name, ignore_name_scope, process_set)
+    [result] = gather(
+        [tensor], name=name, tensor_names=[name], process_set=process_set
+    )
     return result
 
 
@@ -78,6 +85,7 @@ def grouped_allgather(
     tensors: Iterable[Any],
     name: str | None = None,
     ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Gathers several tensors, those of one dtype in one request.
 
@@ -90,6 +98,7 @@ def grouped_allgather(
         tensors: As for `allgather`; dtypes and numbers of rows may be mixed.
         name: As for `allreduce`.
         ignore_name_scope: As for `allreduce`.
+        process_set: As for `allreduce`.
 
     Returns:
         The results, in the order of `tensors`; of no tensors none.
@@ -114,6 +123,7 @@ def grouped_allgather(
     ```
     """
     function = "grouped_allgather"
+    check_process_set(function, process_set)
     tensors = [
         checked_tensor(function, tensor)
         for tensor in checked_tensors(function, tensors)
@@ -122,9 +132,8 @@ def grouped_allgather(
         check_rows(function, tensor)
     if not tensors:
         return []
-    return gather(
-        tensors, name=checked_name("allgather", name, ignore_name_scope)
-    )
+    name = checked_name("allgather", name, ignore_name_scope, process_set)
+    return gather(tensors, name=name, process_set=process_set)
 
 
 def broadcast(
@@ -132,6 +141,7 @@ def broadcast(
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Gives every rank the tensor of one of them.
 
@@ -145,9 +155,11 @@ def broadcast(
     Args:
         tensor: A tensor of a dtype that `allreduce` takes. On other ranks than
             the root only its dtype and shape count.
-        root_rank: Whose tensor it is, from 0 to `size() - 1`.
+        root_rank: Whose tensor it is, from 0 to `size() - 1`, as
+            `tfring.rank()` counts.
         name: As for `allreduce`.
         ignore_name_scope: As for `allreduce`.
+        process_set: As for `allreduce`.
 
     Returns:
         The tensor of `root_rank`.
@@ -167,14 +179,16 @@ def broadcast(
     assert seed == 100
     ```
     """
+    check_process_set("broadcast", process_set)
     tensor = checked_tensor("broadcast", tensor)
-    check_root_rank("broadcast", root_rank)
-    name = checked_name("broadcast", name, ignore_name_scope)
+    check_root_rank("broadcast", root_rank, process_set)
+    name = checked_name("broadcast", name, ignore_name_scope, process_set)
     buffers, started = start_broadcast(
         [tensor],
         request_name=name,
         tensor_names=[name],
         previous=None,
+        process_set=process_set,
         root_rank=root_rank,
     )
     [result] = finish(buffers, started)
@@ -186,6 +200,7 @@ def gather(
     *,
     name: str,
     tensor_names: Sequence[str] | None = None,
+    process_set: ProcessSet,
 ) -> list[tf.Tensor]:
     """What is common to all that gathers tensors, which have been checked."""
     started = None
@@ -196,6 +211,7 @@ def gather(
             request_name=request.request_name,
             tensor_names=request.tensor_names,
             previous=started,
+            process_set=process_set,
             last=request.last,
         )
         in_flight.append((request, started))

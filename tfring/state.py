@@ -9,12 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfring import _runtime, chains
-from tfring._arguments import check_root_rank, checked_name
+from tfring._arguments import check_process_set, check_root_rank, checked_name
 from tfring.buckets import cut_into_buckets
+from tfring.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int = 0, inplace: bool = False
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
 ) -> Any:
     """Assigns to each variable the value that it has on one rank.
 
@@ -27,6 +31,7 @@ def broadcast_variables(
         variables: Keras or TensorFlow variables of any dtype but strings. In a
             graph also none of those that `tf.bitcast` lacks, such as float8.
         root_rank: The rank whose values all others take.
+        process_set: As for `tfring.allreduce`.
         inplace: Accepted as Horovod's; it makes no difference: eagerly there is
             never more than one bucket of values besides the variables.
 
@@ -52,18 +57,20 @@ def broadcast_variables(
     """
     del inplace
     function = "broadcast_variables"
-    targets = _checked(function, variables, root_rank)
+    targets = _checked(function, variables, root_rank, process_set)
     if tf.executing_eagerly():
         # Each call has ended before the next one begins.
-        _broadcast(targets, root_rank, "variables")
+        _broadcast(targets, root_rank, "variables", process_set)
         return None
-    return tf.group(
-        *_broadcast(targets, root_rank, checked_name(function, None))
-    )
+    name = checked_name(function, None, process_set=process_set)
+    return tf.group(*_broadcast(targets, root_rank, name, process_set))
 
 
 def broadcast_(
-    variables: Iterable[Any], root_rank: int, name: str | None = None
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Gives variables the values of one rank, and returns them.
 
@@ -73,6 +80,7 @@ def broadcast_(
         variables: As for `broadcast_variables`.
         root_rank: The rank whose values all others take.
         name: As for `tfring.allreduce`.
+        process_set: As for `tfring.allreduce`.
 
     Returns:
         The variables' new values.
@@ -94,8 +102,9 @@ def broadcast_(
     assert value == step == 100
     ```
     """
-    targets = _checked("broadcast_", variables, root_rank)
-    done = _broadcast(targets, root_rank, checked_name("broadcast_", name))
+    targets = _checked("broadcast_", variables, root_rank, process_set)
+    name = checked_name("broadcast_", name, process_set=process_set)
+    done = _broadcast(targets, root_rank, name, process_set)
     with tf.control_dependencies(done):
         return [
             # A reference variable converts to what it was at first.
@@ -107,9 +116,13 @@ def broadcast_(
 
 
 def _checked(
-    function: str, variables: Iterable[Any], root_rank: int
+    function: str,
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet,
 ) -> list[Any]:
-    check_root_rank(function, root_rank)
+    check_process_set(function, process_set)
+    check_root_rank(function, root_rank, process_set)
     targets = list(variables)
     for variable in targets:
         if not hasattr(variable, "assign"):
@@ -126,10 +139,13 @@ def _checked(
 
 
 def _broadcast(
-    variables: list[Any], root_rank: int, request_name: str
+    variables: list[Any],
+    root_rank: int,
+    request_name: str,
+    process_set: ProcessSet,
 ) -> list[Any]:
     """Returns, in a graph, what has to be run."""
-    if _runtime.size() == 1:
+    if process_set.size() == 1:
         return []
     values = [_as_supported(variable) for variable in variables]
     buckets = cut_into_buckets(values, _runtime.fusion_threshold_bytes())
@@ -142,6 +158,7 @@ def _broadcast(
             request_name=request_name and f"{request_name}/{number}",
             tensor_names=[_name(variables[i]) for i in bucket],
             previous=None,
+            process_set=process_set,
             root_rank=root_rank,
         )
         received = chains.finish(buffers, started)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfring
 
 none = tfring.Compression.none
+world = ("process_set", tfring.global_process_set)
 
 # Name and default of each argument, as horovod.tensorflow has them.
 HOROVOD = {
@@ -21,6 +22,7 @@ HOROVOD = {
         ("prescale_factor", 1.0),
         ("postscale_factor", 1.0),
         ("name", None),
+        world,
         ("ignore_name_scope", False),
     ],
     "grouped_allreduce": [
@@ -32,26 +34,37 @@ HOROVOD = {
         ("op", None),
         ("prescale_factor", 1.0),
         ("postscale_factor", 1.0),
+        world,
         ("ignore_name_scope", False),
         ("name", None),
     ],
-    "allgather": ["tensor", ("name", None), ("ignore_name_scope", False)],
+    "allgather": [
+        "tensor",
+        ("name", None),
+        ("ignore_name_scope", False),
+        world,
+    ],
     "grouped_allgather": [
         "tensors",
         ("name", None),
         ("ignore_name_scope", False),
+        world,
     ],
     "broadcast": [
         "tensor",
         "root_rank",
         ("name", None),
         ("ignore_name_scope", False),
+        world,
     ],
+    "broadcast_": ["variables", "root_rank", ("name", None), world],
+    "barrier": [world],
     "alltoall": [
         "tensor",
         ("splits", None),
         ("name", None),
         ("ignore_name_scope", False),
+        world,
     ],
     "reducescatter": [
         "tensor",
@@ -59,6 +72,7 @@ HOROVOD = {
         ("compression", none),
         ("op", tfring.Average),
         ("name", None),
+        world,
         ("ignore_name_scope", False),
         ("prescale_factor", 1.0),
         ("postscale_factor", 1.0),
@@ -68,6 +82,7 @@ HOROVOD = {
         ("device_dense", ""),
         ("compression", none),
         ("op", tfring.Average),
+        world,
         ("prescale_factor", 1.0),
         ("postscale_factor", 1.0),
     ],
