@@ -72,7 +72,7 @@ def load_model(
             )
         known[optimizer.__name__] = optimizer
     model = keras.models.load_model(filepath, custom_objects=known)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        DistributedOptimizer(optimizer, compression=compression, **options)
+    compiled_with = getattr(model, "optimizer", None)
+    if compiled_with is not None:
+        DistributedOptimizer(compiled_with, compression=compression, **options)
     return model

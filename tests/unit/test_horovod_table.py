@@ -82,5 +82,5 @@ def test_a_name_in_the_place_of_average_is_no_average():
         lambda: tfring.allreduce([1.0], "loss"),
         lambda: tfring.grouped_allreduce([[1.0]], "loss"),
     ):
-        with pytest.raises(TypeError, match="average must .*name="):
+        with pytest.raises(TypeError, match=r"average must .*name="):
             call()
