@@ -1,4 +1,5 @@
-// The engine over MPI: what the in-process transport cannot show.
+// The engine over MPI and shared memory: what the in-process transport cannot
+// show.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -13,15 +14,15 @@
 namespace tfring {
 namespace {
 
-class MpiEngineTest : public testing::Test {
+class MpiEngineTest : public testing::TestWithParam<SharedMemory> {
  protected:
   // Rank 0's data channel fails at its `failing_operation`-th operation, if
   // that is not 0.
   void Start(int64_t failing_operation = 0,
              const Options& options = Job::ShortOptions()) {
     ProcessSet process_set;
-    process_set.control = MakeWorldTransport();
-    process_set.data = MakeWorldTransport();
+    process_set.control = MakeWorldTransport(GetParam());
+    process_set.data = MakeWorldTransport(GetParam());
     if (failing_operation != 0 && process_set.data->rank() == 0) {
       process_set.data =
           MakeFaultyTransport(std::move(process_set.data), failing_operation);
@@ -70,8 +71,11 @@ class MpiEngineTest : public testing::Test {
 
   std::unique_ptr<Engine> engine_;
 };
+INSTANTIATE_TEST_SUITE_P(Media, MpiEngineTest,
+                         testing::Values(SharedMemory::kNever,
+                                         SharedMemory::kWithinNodes));
 
-TEST_F(MpiEngineTest, EveryRankMaySubmitInAnOrderOfItsOwn) {
+TEST_P(MpiEngineTest, EveryRankMaySubmitInAnOrderOfItsOwn) {
   constexpr int kCount = 41;
   Start();
   std::vector<std::unique_ptr<FloatEntry>> entries;
@@ -85,14 +89,14 @@ TEST_F(MpiEngineTest, EveryRankMaySubmitInAnOrderOfItsOwn) {
 }
 
 // Of more than the eager size of any MPI.
-TEST_F(MpiEngineTest, NamesMayBeLong) {
+TEST_P(MpiEngineTest, NamesMayBeLong) {
   Start();
   const auto entry = MakeEntry(std::string(1 << 20, 'x'), 10);
   entry->SubmitTo(*engine_);
   ExpectSum(*entry);
 }
 
-TEST_F(MpiEngineTest, AMismatchReachesEveryRankAndTheJobGoesOn) {
+TEST_P(MpiEngineTest, AMismatchReachesEveryRankAndTheJobGoesOn) {
   Start();
   if (size() == 1) return;
   const auto entry = MakeEntry("bias", rank() == 1 ? 4 : 8);
@@ -104,7 +108,7 @@ TEST_F(MpiEngineTest, AMismatchReachesEveryRankAndTheJobGoesOn) {
   ExpectSum(*good);
 }
 
-TEST_F(MpiEngineTest, AFaultEndsEveryRank) {
+TEST_P(MpiEngineTest, AFaultEndsEveryRank) {
   // Of 80 kB: eager messages.
   for (const int64_t failing_operation : {1, 2, 50}) {
     Start(failing_operation);
@@ -117,7 +121,7 @@ TEST_F(MpiEngineTest, AFaultEndsEveryRank) {
   }
 }
 
-TEST_F(MpiEngineTest, OneRanksShutdownEndsTheOthers) {
+TEST_P(MpiEngineTest, OneRanksShutdownEndsTheOthers) {
   Start();
   if (size() == 1) return;
   if (rank() == size() - 1) return;

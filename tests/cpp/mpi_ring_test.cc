@@ -1,8 +1,12 @@
-// The MPI transport and the ring over it, on as many ranks as mpirun starts.
+// The transports over MPI and within a node, and the ring over them, on as many
+// ranks as mpirun starts.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -10,11 +14,12 @@
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/ring/chunks.h"
 #include "tfring_ops/transport/mpi.h"
+#include "tfring_ops/transport/mpi_shared_memory.h"
 
 namespace tfring {
 namespace {
 
-class MpiRingTest : public testing::Test {
+class MpiRingTest : public testing::TestWithParam<SharedMemory> {
  protected:
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
@@ -30,19 +35,24 @@ class MpiRingTest : public testing::Test {
     CheckAllreduce(*transport_, SolvedAllreduce(c, size()), segment_sizes);
   }
 
-  const std::unique_ptr<Transport> transport_ = MakeWorldTransport();
+  const std::unique_ptr<Transport> transport_ = MakeWorldTransport(GetParam());
 };
+INSTANTIATE_TEST_SUITE_P(Media, MpiRingTest,
+                         testing::Values(SharedMemory::kNever,
+                                         SharedMemory::kWithinNodes));
 
-TEST_F(MpiRingTest, KnowsItsPlace) {
+TEST_P(MpiRingTest, KnowsItsPlace) {
   int rank_in_world = -1, world_size = -1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_in_world);
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
   EXPECT_EQ(rank(), rank_in_world);
   EXPECT_EQ(size(), world_size);
+  EXPECT_EQ(transport_->CanPeek(next()),
+            GetParam() == SharedMemory::kWithinNodes && size() > 1);
   EXPECT_FALSE(MpiBuildVersion().empty());
 }
 
-TEST_F(MpiRingTest, MessagesArriveInOrderAndMayBeEmpty) {
+TEST_P(MpiRingTest, MessagesArriveInOrderAndMayBeEmpty) {
   int64_t sent[] = {1, 2, 3}, received[] = {0, 0, 0};
   std::vector<Request> requests;
   for (int64_t& number : received) {
@@ -61,7 +71,7 @@ TEST_F(MpiRingTest, MessagesArriveInOrderAndMayBeEmpty) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(received[i], sent[i]);
 }
 
-TEST_F(MpiRingTest, AMessageOfAnotherSizeIsAnError) {
+TEST_P(MpiRingTest, AMessageOfAnotherSizeIsAnError) {
   if (size() == 1) GTEST_SKIP() << "Open MPI cuts a message to oneself short";
   for (const size_t bytes : {4, 16}) {
     int64_t sent = 5, received[] = {0, 0};
@@ -73,7 +83,7 @@ TEST_F(MpiRingTest, AMessageOfAnotherSizeIsAnError) {
   }
 }
 
-TEST_F(MpiRingTest, AnAbortReachesEveryRank) {
+TEST_P(MpiRingTest, AnAbortReachesEveryRank) {
   if (size() == 1) GTEST_SKIP() << "nobody to tell";
   int64_t never = 0;
   if (rank() == size() - 1) {
@@ -96,10 +106,8 @@ TEST_F(MpiRingTest, AnAbortReachesEveryRank) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-TEST_F(MpiRingTest, AWaitEndsAtItsTimeout) {
-  const auto hasty =
-      MakeMpiTransport(MPI_Comm_c2f(MPI_COMM_WORLD), /*timeout_seconds=*/0.2)
-          .value();
+TEST_P(MpiRingTest, AWaitEndsAtItsTimeout) {
+  const auto hasty = MakeWorldTransport(GetParam(), /*timeout_seconds=*/0.2);
   int64_t never = 0;
   const absl::Status status =
       hasty->Wait(hasty->StartRecv(previous(), BytesOf(never)));
@@ -108,7 +116,36 @@ TEST_F(MpiRingTest, AWaitEndsAtItsTimeout) {
   hasty->Abort(status);
 }
 
-TEST_F(MpiRingTest, AllreduceOfEveryTypeAndOp) {
+// One warning for the job, and the job goes on.
+TEST_P(MpiRingTest, WhereARankCannotShareItsMemoryAllTalkByMpi) {
+  // On one rank a file, also one in memory, may not have a single byte.
+  const auto make_without_memory = [this] {
+    rlimit limit{}, none{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    none.rlim_max = limit.rlim_max;
+    if (rank() == size() - 1) setrlimit(RLIMIT_FSIZE, &none);
+    const auto before = std::signal(SIGXFSZ, SIG_IGN);
+    auto transport = MakeWorldTransport(GetParam());
+    std::signal(SIGXFSZ, before);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    return transport;
+  };
+  if (rank() == 0) testing::internal::CaptureStderr();
+  const auto transport = make_without_memory();
+  if (rank() == 0) {
+    const std::string text = testing::internal::GetCapturedStderr();
+    const bool warned = GetParam() == SharedMemory::kWithinNodes && size() > 1;
+    EXPECT_EQ(text.find("cannot share memory") != std::string::npos, warned)
+        << text;
+  }
+  EXPECT_FALSE(transport->CanPeek(next()));
+  CheckAllreduce(
+      *transport,
+      SolvedAllreduce({DataType::kFloat32, ReduceOp::kSum, 1000}, size()),
+      {1000});
+}
+
+TEST_P(MpiRingTest, AllreduceOfEveryTypeAndOp) {
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
       for (const int64_t count : {0, 1, 2, 3, 7}) {
@@ -122,7 +159,7 @@ TEST_F(MpiRingTest, AllreduceOfEveryTypeAndOp) {
 }
 
 // Below and above the size at which MPI changes to rendezvous.
-TEST_F(MpiRingTest, AllreduceOfAMillionElements) {
+TEST_P(MpiRingTest, AllreduceOfAMillionElements) {
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
       Check({dtype, op, 1'000'003}, {512 << 10});
@@ -132,7 +169,7 @@ TEST_F(MpiRingTest, AllreduceOfAMillionElements) {
         {1000, 64 << 10, 64 << 20});
 }
 
-TEST_F(MpiRingTest, AllreduceIsTheSameOnAllRanks) {
+TEST_P(MpiRingTest, AllreduceIsTheSameOnAllRanks) {
   for (const DataType dtype : kFloatTypes) {
     for (const ReduceOp op : kReduceOps) {
       CheckAllreduceIsTheSameOnAllRanks(
@@ -141,7 +178,7 @@ TEST_F(MpiRingTest, AllreduceIsTheSameOnAllRanks) {
   }
 }
 
-TEST_F(MpiRingTest, ReduceScatter) {
+TEST_P(MpiRingTest, ReduceScatter) {
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
       for (const int64_t count : {3, 100'003}) {
@@ -157,7 +194,7 @@ TEST_F(MpiRingTest, ReduceScatter) {
   }
 }
 
-TEST_F(MpiRingTest, AllgatherOfDifferingLengths) {
+TEST_P(MpiRingTest, AllgatherOfDifferingLengths) {
   for (std::vector<int64_t> bytes_of_rank : {std::vector<int64_t>{0, 0, 0, 0},
                                              {3, 0, 500'000, 1, 0, 7, 0, 9},
                                              {0, 9, 0, 0},
@@ -169,7 +206,7 @@ TEST_F(MpiRingTest, AllgatherOfDifferingLengths) {
   }
 }
 
-TEST_F(MpiRingTest, AlltoallOfDifferingLengths) {
+TEST_P(MpiRingTest, AlltoallOfDifferingLengths) {
   // Equal ones, none, and some of every kind.
   for (const int64_t unit : {40, 0, 1001}) {
     std::vector<std::vector<int64_t>> bytes(size());
@@ -186,7 +223,7 @@ TEST_F(MpiRingTest, AlltoallOfDifferingLengths) {
   }
 }
 
-TEST_F(MpiRingTest, BroadcastFromEveryRoot) {
+TEST_P(MpiRingTest, BroadcastFromEveryRoot) {
   for (int root = 0; root < size(); ++root) {
     for (const int64_t bytes : {0, 1, 1000, 1'000'003}) {
       CheckBroadcast(*transport_, bytes, root, 64 << 10);

@@ -9,14 +9,16 @@
 #include <cstdio>
 #include <memory>
 
-#include "tfring_ops/transport/mpi.h"
+#include "tfring_ops/transport/mpi_shared_memory.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
 // Every rank must call it.
-inline std::unique_ptr<Transport> MakeWorldTransport() {
-  return MakeMpiTransport(MPI_Comm_c2f(MPI_COMM_WORLD), /*timeout_seconds=*/60)
+inline std::unique_ptr<Transport> MakeWorldTransport(
+    SharedMemory shared_memory, double timeout_seconds = 60) {
+  return MakeNodeTransport(MPI_Comm_c2f(MPI_COMM_WORLD), timeout_seconds,
+                           shared_memory)
       .value();
 }
 

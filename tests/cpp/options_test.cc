@@ -14,7 +14,7 @@ class OptionsTest : public testing::Test {
   void TearDown() override { Clear(); }
 
   static constexpr const char* kVariables[] = {
-      "TFRING_FUSION_THRESHOLD", "TFRING_SEGMENT_BYTES",
+      "TFRING_FUSION_THRESHOLD", "TFRING_SEGMENT_BYTES", "TFRING_SHARED_MEMORY",
       "TFRING_STALL_CHECK_TIME_SECONDS", "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
       "TFRING_DETERMINISTIC"};
 
@@ -28,6 +28,7 @@ TEST_F(OptionsTest, HasDefaults) {
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
   EXPECT_EQ(options.segment_bytes, 512 << 10);
+  EXPECT_TRUE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
   EXPECT_FALSE(options.deterministic);
@@ -36,12 +37,14 @@ TEST_F(OptionsTest, HasDefaults) {
 TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_FUSION_THRESHOLD", "0", 1);
   setenv("TFRING_SEGMENT_BYTES", "8", 1);
+  setenv("TFRING_SHARED_MEMORY", "0", 1);
   setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
   setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
   setenv("TFRING_DETERMINISTIC", "1", 1);
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 0);
   EXPECT_EQ(options.segment_bytes, 8);
+  EXPECT_FALSE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 1.5);
   EXPECT_EQ(options.stall_shutdown_seconds, 0);
   EXPECT_TRUE(options.deterministic);

@@ -2,10 +2,16 @@
 #ifndef TESTS_CPP_RANKS_H_
 #define TESTS_CPP_RANKS_H_
 
+#include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tfring_ops/transport/in_process.h"
+#include "tfring_ops/transport/shared_channel.h"
+#include "tfring_ops/transport/shared_memory.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -21,10 +27,50 @@ void OnThreads(int size, const Body& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Calls body(transport) on every rank of an in-process job.
+// What the ranks of a job talk through.
+enum class Medium {
+  kInProcess,
+  kSharedMemory,
+  kNodesOfTwo,  // shared memory between ranks 2k and 2k + 1, else in process
+};
+
+// The ring of a channel, so small that messages are cut and wrap round.
+inline constexpr size_t kSmallRingBytes = 4096;
+
+inline std::vector<std::unique_ptr<Transport>> MakeTransports(
+    Medium medium, int size, size_t ring_bytes = kSmallRingBytes,
+    double timeout_seconds = 20) {
+  auto transports = MakeInProcessTransports(size);
+  if (medium == Medium::kInProcess) return transports;
+
+  const size_t channel_bytes = SharedChannel::Bytes(ring_bytes);
+  const std::shared_ptr<void> memory(
+      std::aligned_alloc(alignof(SharedChannel), size * size * channel_bytes),
+      std::free);
+  std::memset(memory.get(), 0, size * size * channel_bytes);
+  const auto channel = [&](int from, int to) {
+    return reinterpret_cast<SharedChannel*>(
+        static_cast<std::byte*>(memory.get()) +
+        (from * size + to) * channel_bytes);
+  };
+  for (int rank = 0; rank < size; ++rank) {
+    std::vector<SharedLink> links(size);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      if (medium == Medium::kNodesOfTwo && peer / 2 != rank / 2) continue;
+      links[peer] = {channel(rank, peer), channel(peer, rank)};
+    }
+    transports[rank] =
+        MakeSharedMemoryTransport(std::move(transports[rank]), links,
+                                  ring_bytes, memory, timeout_seconds);
+  }
+  return transports;
+}
+
+// Calls body(transport) on every rank of a job.
 template <typename Body>
-void OnRanks(int size, const Body& body) {
-  const auto transports = MakeInProcessTransports(size);
+void OnRanks(int size, const Body& body, Medium medium = Medium::kInProcess) {
+  const auto transports = MakeTransports(medium, size);
   OnThreads(size, [&](int rank) { body(*transports[rank]); });
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -12,10 +13,15 @@
 namespace tfring {
 namespace {
 
-// Every test at every number of ranks.
-class RingTest : public testing::TestWithParam<int> {
+// Every test at every number of ranks, over every medium.
+class RingTest : public testing::TestWithParam<std::tuple<int, Medium>> {
  protected:
-  int size() const { return GetParam(); }
+  int size() const { return std::get<int>(GetParam()); }
+
+  template <typename Body>
+  void OnRanks(const Body& body) const {
+    tfring::OnRanks(size(), body, std::get<Medium>(GetParam()));
+  }
 
   static std::vector<AllreduceCase> EveryTypeAndOp(
       const std::vector<int64_t>& counts) {
@@ -32,14 +38,24 @@ class RingTest : public testing::TestWithParam<int> {
                        const std::vector<int64_t>& segment_sizes) const {
     std::vector<SolvedAllreduce> solved;
     for (const AllreduceCase& c : cases) solved.emplace_back(c, size());
-    OnRanks(size(), [&](Transport& transport) {
+    OnRanks([&](Transport& transport) {
       for (const SolvedAllreduce& c : solved) {
         CheckAllreduce(transport, c, segment_sizes);
       }
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, RingTest, testing::Range(1, 9));
+INSTANTIATE_TEST_SUITE_P(InProcess, RingTest,
+                         testing::Combine(testing::Range(1, 9),
+                                          testing::Values(Medium::kInProcess)));
+INSTANTIATE_TEST_SUITE_P(
+    SharedMemory, RingTest,
+    testing::Combine(testing::Values(2, 3, 4, 7),
+                     testing::Values(Medium::kSharedMemory)));
+INSTANTIATE_TEST_SUITE_P(
+    NodesOfTwo, RingTest,
+    testing::Combine(testing::Values(3, 4),
+                     testing::Values(Medium::kNodesOfTwo)));
 
 TEST(ChunkOfTest, CoversTheBufferInOrderWithEqualParts) {
   for (int parts = 1; parts <= 8; ++parts) {
@@ -96,7 +112,7 @@ TEST_P(RingTest, AllreduceScalesOnce) {
 }
 
 TEST_P(RingTest, AllreduceIsTheSameOnAllRanks) {
-  OnRanks(size(), [](Transport& transport) {
+  OnRanks([](Transport& transport) {
     for (const DataType dtype : kFloatTypes) {
       for (const ReduceOp op : kReduceOps) {
         CheckAllreduceIsTheSameOnAllRanks(
@@ -113,7 +129,7 @@ TEST_P(RingTest, AllgatherOfDifferingLengths) {
       {0, 0, 9, 0, 0, 0, 0, 0},          {64, 64, 64, 64, 64, 64, 64, 64},
       {1, 2, 3, 4, 5, 6, 7, 8},          {100'003, 0, 1, 4096, 0, 70'000, 3, 0},
       {0, 200'000, 8, 8, 8, 8, 8, 1'000}};
-  OnRanks(size(), [&](Transport& transport) {
+  OnRanks([&](Transport& transport) {
     for (std::vector<int64_t> bytes_of_rank : cases) {
       bytes_of_rank.resize(transport.size());
       for (const int64_t segment_bytes : {1000, 64 << 10}) {
@@ -135,7 +151,7 @@ TEST_P(RingTest, AlltoallOfDifferingLengths) {
             unit * (equal ? 1 : (3 * from + 5 * to + from * to) % 7));
       }
     }
-    OnRanks(size(), [&](Transport& transport) {
+    OnRanks([&](Transport& transport) {
       for (const int64_t segment_bytes : {8, 1000, 64 << 10}) {
         CheckAlltoall(transport, bytes, segment_bytes);
       }
@@ -144,7 +160,7 @@ TEST_P(RingTest, AlltoallOfDifferingLengths) {
 }
 
 TEST_P(RingTest, BroadcastFromEveryRoot) {
-  OnRanks(size(), [](Transport& transport) {
+  OnRanks([](Transport& transport) {
     for (int root = 0; root < transport.size(); ++root) {
       for (const int64_t bytes : {0, 1, 7, 1000, 100'003}) {
         for (const int64_t segment_bytes : {1000, 64 << 10}) {
@@ -166,7 +182,7 @@ TEST_P(RingTest, ReduceScatterInEqualChunks) {
       size());
   solved.emplace_back(AllreduceCase{DataType::kInt64, ReduceOp::kSum, 300'007},
                       size());
-  OnRanks(size(), [&](Transport& transport) {
+  OnRanks([&](Transport& transport) {
     for (const SolvedAllreduce& c : solved) {
       std::vector<Range> chunks;
       for (int rank = 0; rank < size(); ++rank) {
@@ -193,7 +209,7 @@ TEST_P(RingTest, ReduceScatterInChunksOfAnyLength) {
     }
     const SolvedAllreduce solved({DataType::kInt32, ReduceOp::kSum, count},
                                  size());
-    OnRanks(size(), [&](Transport& transport) {
+    OnRanks([&](Transport& transport) {
       for (const int64_t segment_bytes : {8, 1000, 64 << 10}) {
         CheckReduceScatter(transport, solved, chunks, segment_bytes);
       }
@@ -212,6 +228,20 @@ TEST(RingScratchTest, IsTwoSegments) {
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(scratch.size(), 2000u);
   });
+}
+
+// A reduction reads from shared memory itself.
+TEST(RingScratchTest, IsNoneInSharedMemory) {
+  const auto body = [](Transport& transport) {
+    std::vector<float> data(100'000);
+    std::vector<std::byte> scratch;
+    const RingContext context{transport, CpuKernels(), 1000, scratch};
+    const absl::Status status =
+        RingAllreduce(context, {data.data(), data.data(), 100'000});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(scratch.empty());
+  };
+  OnRanks(3, body, Medium::kSharedMemory);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The contract of transport.h, on the transports made for tests.
+// The contract of transport.h, with ranks as threads.
 #include "tfring_ops/transport/transport.h"
 
 #include <gtest/gtest.h>

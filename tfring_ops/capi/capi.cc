@@ -14,6 +14,7 @@
 #include "tfring_ops/capi/engines.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/mpi.h"
+#include "tfring_ops/transport/mpi_shared_memory.h"
 
 namespace tfring {
 namespace {
@@ -49,11 +50,14 @@ void AbortAll(const absl::Status& reason) {
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
                                                     ProcessSet process_set,
                                                     int32_t comm) {
-  TFRING_ASSIGN_OR_RETURN(
-      process_set.control,
-      MakeMpiTransport(comm, options.stall_shutdown_seconds));
-  TFRING_ASSIGN_OR_RETURN(
-      process_set.data, MakeMpiTransport(comm, options.stall_shutdown_seconds));
+  const auto shared_memory =
+      options.shared_memory ? SharedMemory::kWithinNodes : SharedMemory::kNever;
+  for (std::unique_ptr<Transport>* transport :
+       {&process_set.control, &process_set.data}) {
+    TFRING_ASSIGN_OR_RETURN(
+        *transport,
+        MakeNodeTransport(comm, options.stall_shutdown_seconds, shared_memory));
+  }
   process_set.on_lost = AbortAll;
   return Engine::Start(options, std::move(process_set), CpuKernels());
 }

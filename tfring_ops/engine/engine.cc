@@ -192,8 +192,9 @@ class RingEngine final : public Engine {
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
       }
-      // Or this rank would wait for data from one that was not told to send.
-      TFRING_RETURN_IF_ERROR(mailbox_.Collect());
+      // Or this rank would wait for data from one that was not told to send: a
+      // message moves on only while its own transport is asked.
+      TFRING_RETURN_IF_ERROR(mailbox_.Flush());
       TFRING_RETURN_IF_ERROR(Apply(verdict));
     }
     if (all_left && !ended_.ok()) finished_ = true;

@@ -17,7 +17,8 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
             context.transport.size()),
       next_((context.transport.rank() + 1) % context.transport.size()) {
   const size_t scratch_bytes = kSlots * segment_count_ * element_bytes_;
-  if (context_.scratch.size() < scratch_bytes) {
+  if (!context_.transport.CanPeek(prev_) &&
+      context_.scratch.size() < scratch_bytes) {
     context_.scratch.resize(scratch_bytes);
   }
 }
@@ -43,7 +44,12 @@ absl::Status Primitives::RecvCopySend(Range chunk) {
 absl::Status Primitives::Recv(Range chunk) { return Run(chunk, kRecv); }
 
 absl::Status Primitives::Drain() {
-  for (const Request send : std::exchange(sends_, {})) {
+  TFRING_RETURN_IF_ERROR(WaitForAll(std::exchange(earlier_sends_, {})));
+  return WaitForAll(std::exchange(sends_, {}));
+}
+
+absl::Status Primitives::WaitForAll(const std::vector<Request>& sends) {
+  for (const Request send : sends) {
     TFRING_RETURN_IF_ERROR(context_.transport.Wait(send));
   }
   return absl::OkStatus();
@@ -58,9 +64,11 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
                  std::min(segment_count_, chunk.count - first)};
   };
 
+  // What is to be reduced is read where it arrives, if that can be.
+  const bool peeks = (moves & kReduce) && transport.CanPeek(prev_);
   Request receives[kSlots] = {};
   const auto post_receive = [&](int64_t index) {
-    if (!(moves & kRecv) || index >= segments) return;
+    if (!(moves & kRecv) || peeks || index >= segments) return;
     const int slot = index % kSlots;
     const Range range = segment(index);
     receives[slot] = transport.StartRecv(
@@ -73,9 +81,11 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
   for (int64_t index = 0; index < segments; ++index) {
     const int slot = index % kSlots;
     const Range range = segment(index);
-    if (moves & kRecv) {
+    if (peeks) {
+      TFRING_RETURN_IF_ERROR(ComputeWherePeeked(range, moves));
+    } else if (moves & kRecv) {
       TFRING_RETURN_IF_ERROR(transport.Wait(receives[slot]));
-      Compute(range, Landing(range, slot, moves), moves);
+      if (moves & kReduce) Compute(range, Landing(range, slot, moves), moves);
     }
     if (moves & kSend) {
       const std::byte* data =
@@ -85,10 +95,10 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
     }
     post_receive(index + kSlots);
   }
-  // `next` takes the sends of a move in its following move: by now it has
-  // posted the receives for those of our last one.
-  TFRING_RETURN_IF_ERROR(Drain());
-  sends_ = std::move(sends);
+  // `next` takes the sends of a move in its following move, or, in a move ahead
+  // of its turn, in the one after that: by now it is there.
+  TFRING_RETURN_IF_ERROR(WaitForAll(std::exchange(earlier_sends_, {})));
+  earlier_sends_ = std::exchange(sends_, std::move(sends));
   return absl::OkStatus();
 }
 
@@ -103,15 +113,28 @@ std::byte* Primitives::Landing(Range segment, int slot, unsigned moves) {
   return context_.scratch.data() + slot * segment_count_ * element_bytes_;
 }
 
-void Primitives::Compute(Range segment, const std::byte* received,
+absl::Status Primitives::ComputeWherePeeked(Range segment, unsigned moves) {
+  const size_t bytes = segment.count * element_bytes_;
+  while (segment.count > 0) {
+    TFRING_ASSIGN_OR_RETURN(const ConstBytes part,
+                            context_.transport.Peek(prev_, bytes));
+    const auto count = static_cast<int64_t>(part.size()) / element_bytes_;
+    Compute({segment.offset, count}, part.data(), moves);
+    context_.transport.Release(prev_);
+    segment.offset += count;
+    segment.count -= count;
+  }
+  return absl::OkStatus();
+}
+
+void Primitives::Compute(Range range, const std::byte* received,
                          unsigned moves) {
-  if (!(moves & kReduce)) return;
   const Kernels& kernels = context_.kernels;
-  std::byte* sum = Output(segment.offset);
-  kernels.Reduce(sum, received, Input(segment.offset), segment.count,
+  std::byte* sum = Output(range.offset);
+  kernels.Reduce(sum, received, Input(range.offset), range.count,
                  buffers_.dtype, buffers_.op);
   if ((moves & kScale) && buffers_.scale != 1.0) {
-    kernels.Scale(sum, segment.count, buffers_.dtype, buffers_.scale);
+    kernels.Scale(sum, range.count, buffers_.dtype, buffers_.scale);
   }
   kernels.Synchronize();
 }

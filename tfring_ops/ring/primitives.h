@@ -7,7 +7,8 @@
 //
 // Invariants:
 // - Posting a receive never waits on a send.
-// - Scratch is two segments, whatever the size of the buffer.
+// - Scratch is two segments, whatever the size of the buffer, and none where
+//   the transport lets a message be read where it arrives.
 // - Drain comes last.  After an error the transport must be aborted before the
 //   buffers are touched: operations may still be in flight.
 #ifndef TFRING_OPS_RING_PRIMITIVES_H_
@@ -71,7 +72,10 @@ class Primitives {
   absl::Status Run(Range chunk, unsigned moves);
   // Where a received segment lands.
   std::byte* Landing(Range segment, int slot, unsigned moves);
-  void Compute(Range segment, const std::byte* received, unsigned moves);
+  // Reduces a segment part by part, as it arrives.
+  absl::Status ComputeWherePeeked(Range segment, unsigned moves);
+  void Compute(Range range, const std::byte* received, unsigned moves);
+  absl::Status WaitForAll(const std::vector<Request>& sends);
 
   const std::byte* Input(int64_t element) const;
   std::byte* Output(int64_t element) const;
@@ -81,7 +85,8 @@ class Primitives {
   const int64_t element_bytes_;
   const int64_t segment_count_;  // elements in a segment
   const int prev_, next_;
-  std::vector<Request> sends_;  // of the latest move
+  // Of the latest move and of the one before it.
+  std::vector<Request> sends_, earlier_sends_;
 };
 
 }  // namespace tfring

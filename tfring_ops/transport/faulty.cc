@@ -31,6 +31,17 @@ class FaultyTransport final : public Transport {
     return inner_->Wait(request);
   }
 
+  bool CanPeek(int peer) const override { return inner_->CanPeek(peer); }
+
+  absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
+    if (Fails()) return failure_;
+    return inner_->Peek(peer, message_bytes);
+  }
+
+  void Release(int peer) override { inner_->Release(peer); }
+
+  absl::Status Progress() override { return inner_->Progress(); }
+
   void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
 
  private:

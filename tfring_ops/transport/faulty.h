@@ -10,8 +10,8 @@
 namespace tfring {
 
 // Passes everything on to `inner`, but the `failing_operation`-th operation
-// (StartSend and StartRecv count, from 1), and all that follow it, fail with
-// Unavailable.
+// (StartSend, StartRecv and Peek count, from 1), and all that follow it, fail
+// with Unavailable.
 std::unique_ptr<Transport> MakeFaultyTransport(std::unique_ptr<Transport> inner,
                                                int64_t failing_operation);
 

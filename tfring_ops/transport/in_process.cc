@@ -66,6 +66,11 @@ class Fabric {
     return operation->status;
   }
 
+  absl::Status broken() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return broken_;
+  }
+
   void Break(const absl::Status& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!broken_.ok()) return;
@@ -147,6 +152,8 @@ class InProcessTransport final : public Transport {
     operations_.erase(found);
     return fabric_->Wait(operation, rank_);
   }
+
+  absl::Status Progress() override { return fabric_->broken(); }
 
   void Abort(const absl::Status& reason) override { fabric_->Break(reason); }
 

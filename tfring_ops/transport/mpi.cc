@@ -121,6 +121,11 @@ class MpiTransport final : public Transport {
     }
   }
 
+  // Any call into MPI moves all along; this one also looks for an abort.
+  absl::Status Progress() override {
+    return broken_.ok() ? CheckForAbort() : broken_;
+  }
+
   void Abort(const absl::Status& reason) override {
     if (!broken_.ok()) return;
     broken_ = reason;

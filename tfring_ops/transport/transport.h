@@ -29,6 +29,9 @@ using ConstBytes = absl::Span<const std::byte>;
 using Request = uint64_t;
 inline constexpr Request kNoRequest = 0;
 
+// Holds whole elements of every type.
+inline constexpr size_t kPartAlignment = 64;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -50,6 +53,26 @@ class Transport {
   // Returns when the operation is complete; the request is gone.
   // DeadlineExceeded after the transport's time-out, where it has one.
   virtual absl::Status Wait(Request request) = 0;
+
+  // Whether messages from `peer` may be read where they arrive, by Peek and
+  // Release in place of StartRecv.
+  virtual bool CanPeek(int /*peer*/) const { return false; }
+
+  // Waits for the next part of the message of `message_bytes` (not 0) that
+  // comes from `peer`.  A part begins where the one before it ended and, but
+  // for the last, is a multiple of kPartAlignment long.  It stays until
+  // Release.
+  // REQUIRES: CanPeek(peer); no receive from `peer` is under way.
+  virtual absl::StatusOr<ConstBytes> Peek(int /*peer*/,
+                                          size_t /*message_bytes*/) {
+    return absl::UnimplementedError("this transport cannot peek");
+  }
+  // Gives back the whole of the part that Peek has given.
+  virtual void Release(int /*peer*/) {}
+
+  // Moves along what is in flight while its owner waits for something else.
+  // An error if the transport has failed.
+  virtual absl::Status Progress() = 0;
 
   // Fails every operation, in flight or later, on this rank and on every peer,
   // with `reason`.  Buffers in flight are free again when it returns.  The
