@@ -85,7 +85,49 @@ def test_root_rank_is_checked(size):
             function("0")
 
 
-def test_tracing_is_refused():
+def test_a_graph_without_a_session_is_refused():
     for function in (tfring.broadcast_object, tfring.allgather_object):
-        with pytest.raises(RuntimeError, match=r"tracing a tf\.function"):
+        with pytest.raises(RuntimeError, match=r"in a graph.* session"):
             tf.function(function)("object")
+
+
+@pytest.mark.parametrize("name", [None, "settings"])
+def test_in_a_session(name, rank, size):
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        for root in range(size):
+            result = tfring.broadcast_object(
+                object_of(rank), root, session, name
+            )
+            check(result, root)
+        results = tfring.allgather_object(object_of(rank), session, name)
+        from_last = tfring.broadcast_object_fn(size - 1, session, name)
+        assert from_last(rank) == size - 1
+    for r, result in enumerate(results):
+        check(result, r)
+
+
+def test_of_a_process_set(rank, size):
+    # The last ranks, so that a rank's number and its place in the set differ.
+    last = [*range(size // 2, size)]
+    ranks = tfring.add_process_set(tfring.ProcessSet(last))
+    options = {"process_set": ranks}
+    if rank in last:
+        for root in last:
+            check(
+                tfring.broadcast_object(object_of(rank), root, **options), root
+            )
+        assert tfring.broadcast_object_fn(size - 1, **options)(rank) == size - 1
+        assert tfring.allgather_object(rank, **options) == last
+        own = threading.Lock() if rank == size - 1 else "fine"
+        message = "pickle" if rank == size - 1 else f": rank {size - 1} could"
+        with pytest.raises((TypeError, RuntimeError), match=message):
+            tfring.allgather_object(own, **options)
+    else:
+        for call in (
+            lambda: tfring.broadcast_object(1, size - 1, **options),
+            lambda: tfring.broadcast_object_fn(size - 1, **options),
+            lambda: tfring.allgather_object(1, **options),
+        ):
+            with pytest.raises(ValueError, match="is not in"):
+                call()
+    tfring.remove_process_set(ranks)
