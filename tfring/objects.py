@@ -218,9 +218,7 @@ def _failed_elsewhere(function: str, ranks: list[int]) -> RuntimeError:
     )
 
 
-def _graph(
-    function: str, session: tf.compat.v1.Session | None
-) -> contextlib.AbstractContextManager[Any]:
+def _graph(function: str, session: tf.compat.v1.Session | None) -> Any:
     """Where tensors are made: nowhere if eagerly, or in the session's graph."""
     if session is not None:
         return session.graph.as_default()
