@@ -65,7 +65,7 @@ void Run(const CpuVariant& variant, int64_t bytes) {
       double factor = 1 / divisor;
       dst = a;
       std::printf(" %8.1f", Measure(2 * bytes, [&] {
-                    variant.scale(dst.data(), count, dtype, factor);
+                    variant.scale(dst.data(), dst.data(), count, dtype, factor);
                     factor = 1 / factor;
                   }));
     }

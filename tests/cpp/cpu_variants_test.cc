@@ -147,13 +147,13 @@ TEST_P(CpuVariantsTest, ScaleToTheSameBits) {
   constexpr int64_t kCount = 5000;
   const DataType dtype = GetParam();
   for (const double factor : kFactors) {
-    Elements expected = InterestingElements(dtype, kCount, 0);
-    const Elements data = expected;
-    kCpuBaseline.scale(expected.data(), kCount, dtype, factor);
+    const Elements data = InterestingElements(dtype, kCount, 0);
+    Elements expected(data.size());
+    kCpuBaseline.scale(expected.data(), data.data(), kCount, dtype, factor);
     for (const CpuVariant* variant : Others()) {
       SCOPED_TRACE(std::string(variant->name) + ", " + std::to_string(factor));
       Elements actual = data;
-      variant->scale(actual.data(), kCount, dtype, factor);
+      variant->scale(actual.data(), actual.data(), kCount, dtype, factor);
       ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
     }
   }
@@ -180,8 +180,8 @@ TEST_P(CpuVariantsTest, AnyCountAndAlignment) {
                           ReduceOp::kSum);
       variant->reduce(at(actual), a.data(), b.data() + size, count, dtype,
                       ReduceOp::kSum);
-      kCpuBaseline.scale(at(expected), count, dtype, 0.3);
-      variant->scale(at(actual), count, dtype, 0.3);
+      kCpuBaseline.scale(at(expected), at(expected), count, dtype, 0.3);
+      variant->scale(at(actual), at(actual), count, dtype, 0.3);
       ExpectSameBits(dtype, actual.data(), expected.data(), kMost + 64, true);
     }
   }
@@ -263,8 +263,7 @@ TEST(CpuBaselineTest, GivesTheSameBitsOnEveryArchitecture) {
       add(dtype, result);
     }
     for (const double factor : kFactors) {
-      result = a;
-      kCpuBaseline.scale(result.data(), kCount, dtype, factor);
+      kCpuBaseline.scale(result.data(), a.data(), kCount, dtype, factor);
       add(dtype, result);
     }
   }

@@ -155,8 +155,9 @@ class KernelsTest : public testing::Test {
 
   static Stored Scaled(Stored element, double factor) {
     // Long enough for the vectorised part and the rest; all must be the same.
-    std::vector<Stored> data(67, element);
-    CpuKernels().Scale(data.data(), 67, E::kDataType, factor);
+    const std::vector<Stored> source(67, element);
+    std::vector<Stored> data(67);
+    CpuKernels().Scale(data.data(), source.data(), 67, E::kDataType, factor);
     for (const Stored& other : data) {
       EXPECT_EQ(std::memcmp(&other, data.data(), sizeof(Stored)), 0);
     }
@@ -269,7 +270,9 @@ TYPED_TEST(KernelsTest, ScalesAsDoubleAndStaysInRange) {
 TYPED_TEST(KernelsTest, ScalingByOneChangesNoBit) {
   using Stored = typename TypeParam::Stored;
   const auto operands = this->MakeOperands(1000);
-  auto data = operands.first;
+  std::vector<Stored> data(1000);
+  CpuKernels().Scale(data.data(), operands.first.data(), 1000,
+                     TypeParam::kDataType, 1.0);
   CpuKernels().Scale(data.data(), 1000, TypeParam::kDataType, 1.0);
   EXPECT_EQ(std::memcmp(data.data(), operands.first.data(),
                         data.size() * sizeof(Stored)),

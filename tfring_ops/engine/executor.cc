@@ -48,25 +48,23 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
   buffers.dtype = request.dtype;
   buffers.op = request.op;
   buffers.scale = request.postscale_factor;
-  const bool prescaled = request.prescale_factor != 1.0;
   if (pieces.size() == 1) {
     buffers.input = pieces[0].input;
     buffers.output = pieces[0].output;
-    if (prescaled) {
-      kernels.Copy(buffers.output, buffers.input, bytes);
+    if (request.prescale_factor != 1.0) {
+      kernels.Scale(buffers.output, buffers.input, buffers.count, request.dtype,
+                    request.prescale_factor);
       buffers.input = buffers.output;
     }
   } else {
     std::byte* position = FusionBuffer(bytes);
     for (const Piece& piece : pieces) {
-      kernels.Copy(position, piece.input, piece.bytes);
+      kernels.Scale(position, piece.input,
+                    piece.bytes / SizeInBytes(request.dtype), request.dtype,
+                    request.prescale_factor);
       position += piece.bytes;
     }
     buffers.input = buffers.output = fusion_buffer_.data();
-  }
-  if (prescaled) {
-    kernels.Scale(buffers.output, buffers.count, request.dtype,
-                  request.prescale_factor);
   }
   kernels.Synchronize();
 
@@ -140,8 +138,8 @@ absl::Status Executor::ReduceScatter(TensorEntry& entry) {
         entry.buffers[i].input, sums,       count,
         request.dtype,          request.op, request.postscale_factor};
     if (request.prescale_factor != 1.0) {
-      kernels.Copy(sums, buffers.input, bytes);
-      kernels.Scale(sums, count, request.dtype, request.prescale_factor);
+      kernels.Scale(sums, buffers.input, count, request.dtype,
+                    request.prescale_factor);
       kernels.Synchronize();
       buffers.input = sums;
     }

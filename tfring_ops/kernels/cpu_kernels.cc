@@ -29,10 +29,10 @@ class CpuKernelsImpl final : public Kernels {
     variant_.reduce(dst, a, b, count, dtype, op);
   }
 
-  void Scale(void* data, int64_t count, DataType dtype,
+  void Scale(void* dst, const void* src, int64_t count, DataType dtype,
              double factor) const override {
-    if (factor == 1.0) return;
-    variant_.scale(data, count, dtype, factor);
+    if (factor == 1.0) return Copy(dst, src, count * SizeInBytes(dtype));
+    variant_.scale(dst, src, count, dtype, factor);
   }
 
   void Copy(void* dst, const void* src, int64_t bytes) const override {

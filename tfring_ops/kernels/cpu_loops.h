@@ -14,6 +14,11 @@
 // tomorrow.  Each variant computes an element with the same IEEE operations in
 // the same order, and no contraction (tools/native.mk): so results are the same
 // to the bit, but for the sign and payload of a NaN.
+//
+// Note [No streaming stores]
+// They keep what is written out of the caches, and the next to read a sum is
+// the move that sends it.  In place, where an ordinary sum of float32 ran at
+// 180 GB/s in segments of 512 KiB, they ran at 50; they win only out of place.
 #ifndef TFRING_OPS_KERNELS_CPU_LOOPS_H_
 #define TFRING_OPS_KERNELS_CPU_LOOPS_H_
 
@@ -66,12 +71,12 @@ class CpuLoops {
     });
   }
 
-  static void Scale(void* data, int64_t count, DataType dtype, double factor) {
+  static void Scale(void* dst, const void* src, int64_t count, DataType dtype,
+                    double factor) {
     Dispatch(dtype, [=](auto tag) {
       using T = typename decltype(tag)::type;
-      if constexpr (!std::is_same_v<T, Bool>) {
-        ScaleElements(static_cast<T*>(data), count, factor);
-      }
+      ScaleElements(static_cast<T*>(dst), static_cast<const T*>(src), count,
+                    factor);
     });
   }
 
@@ -249,25 +254,29 @@ class CpuLoops {
   }
 
   template <typename T>
-  static void ScaleElements(T* data, int64_t count, double factor) {
+  static void ScaleElements(T* dst, const T* src, int64_t count,
+                            double factor) {
     if constexpr (kIsHalf<T>) {
       ForEachFloats(count, [=](auto cpu, int64_t i) {
-        cpu.Store(data + i, cpu.Multiply(cpu.Load(data + i), factor));
+        cpu.Store(dst + i, cpu.Multiply(cpu.Load(src + i), factor));
       });
+    } else if constexpr (std::is_same_v<T, Bool>) {
+      ForEach(count, [=](int64_t i) { dst[i] = src[i]; });
     } else if constexpr (std::is_integral_v<T> && sizeof(T) <= 4) {
       int64_t begin = 0;
       for (; begin + kBlock <= count; begin += kBlock) {
-        ScaleBlock(data + begin, factor);
+        ScaleBlock(dst + begin, src + begin, factor);
       }
       T rest[kBlock] = {};
       const auto rest_bytes = static_cast<size_t>(count - begin) * sizeof(T);
-      __builtin_memcpy(rest, data + begin, rest_bytes);
-      ScaleBlock(rest, factor);
-      __builtin_memcpy(data + begin, rest, rest_bytes);
+      if (rest_bytes == 0) return;
+      __builtin_memcpy(rest, src + begin, rest_bytes);
+      ScaleBlock(rest, rest, factor);
+      __builtin_memcpy(dst + begin, rest, rest_bytes);
     } else {
       ForEach(count, [=](int64_t i) {
-        const auto x = static_cast<double>(data[i]);
-        data[i] = FromDouble<T>(x * factor);
+        const auto x = static_cast<double>(src[i]);
+        dst[i] = FromDouble<T>(x * factor);
       });
     }
   }
@@ -286,7 +295,7 @@ class CpuLoops {
   // kBlock integers of at most 32 bits, in small steps, each of which the
   // compiler can vectorise.
   template <typename T>
-  static void ScaleBlock(T* data, double factor) {
+  static void ScaleBlock(T* dst, const T* src, double factor) {
     // Of the types that every CPU converts from and to double, the one that
     // holds all of T.
     using Wide =
@@ -295,7 +304,7 @@ class CpuLoops {
     double products[kBlock];
     for (int64_t i = 0; i < kBlock; ++i) {
       // NOLINTNEXTLINE(bugprone-signed-char-misuse): int8_t is a number.
-      wide[i] = static_cast<Wide>(data[i]);
+      wide[i] = static_cast<Wide>(src[i]);
     }
     for (int64_t i = 0; i < kBlock; ++i) {
       products[i] = static_cast<double>(wide[i]) * factor;
@@ -309,7 +318,7 @@ class CpuLoops {
     for (int64_t i = 0; i < kBlock; ++i) {
       wide[i] = static_cast<Wide>(products[i]);
     }
-    for (int64_t i = 0; i < kBlock; ++i) data[i] = static_cast<T>(wide[i]);
+    for (int64_t i = 0; i < kBlock; ++i) dst[i] = static_cast<T>(wide[i]);
   }
 
   // What integers T of at most 32 bits may be converted from.

@@ -20,7 +20,8 @@ struct CpuVariant {
   const char* name;
   void (*reduce)(void* dst, const void* a, const void* b, int64_t count,
                  DataType dtype, ReduceOp op);
-  void (*scale)(void* data, int64_t count, DataType dtype, double factor);
+  void (*scale)(void* dst, const void* src, int64_t count, DataType dtype,
+                double factor);
 };
 
 // Those that this CPU can run, the fastest first.  The last runs on any.

@@ -22,10 +22,13 @@ class Kernels {
   virtual void Reduce(void* dst, const void* a, const void* b, int64_t count,
                       DataType dtype, ReduceOp op) const = 0;
 
-  // data[i] *= factor, multiplied as double.  Integers are truncated and stop
-  // at the ends of their range; bool is left as it is.
-  virtual void Scale(void* data, int64_t count, DataType dtype,
+  // dst[i] = src[i] * factor, multiplied as double.  Integers are truncated and
+  // stop at the ends of their range; bool is left as it is.
+  virtual void Scale(void* dst, const void* src, int64_t count, DataType dtype,
                      double factor) const = 0;
+  void Scale(void* data, int64_t count, DataType dtype, double factor) const {
+    Scale(data, data, count, dtype, factor);
+  }
 
   // `dst` and `src` may be the same, and may not overlap otherwise.
   virtual void Copy(void* dst, const void* src, int64_t bytes) const = 0;
