@@ -12,6 +12,7 @@ from tfring._arguments import checked_factor
 from tfring._local_variables import LocalVariables, variable_key
 from tfring.chains import ReduceOp
 from tfring.compression import checked
+from tfring.process_sets import ProcessSet
 
 
 def gradient_options(
@@ -25,9 +26,16 @@ def gradient_options(
     gradient_predivide_factor: Any,
     num_groups: int,
     groups: Any,
+    process_set: Any,
     scale_local_gradients: bool,
 ) -> dict[str, Any]:
     """The options of `reduce_gradients`, of which `function` was given some."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"{function}: process_set must be a tfring.ProcessSet, got "
+            f"{process_set!r} of type {type(process_set).__name__}."
+        )
+    process_set.size()  # raises if it has not been added
     check_device(function, "device_dense", device_dense)
     check_device(function, "device_sparse", device_sparse)
     if not isinstance(op, ReduceOp):
@@ -57,6 +65,7 @@ def gradient_options(
         "compression": checked(function, compression),
         "sparse_as_dense": sparse_as_dense,
         "groups": _checked_groups(function, num_groups, groups),
+        "process_set": process_set,
         "local_variables": LocalVariables(),
         "scale_local_gradients": scale_local_gradients,
     }

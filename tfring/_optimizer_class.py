@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tfring.process_sets import by_id
 from tfring.reducer import reduce_gradients
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Distributed(_Optimizer):
                 "local variables are those of one model. Copy it before "
                 "DistributedOptimizer."
             )
+        options["process_set"] = options["process_set"].process_set_id
         _, (saved,) = super().__reduce__()
         base = type(self).__mro__[2]
         return _restore, (base, saved, options, self._tfring_summed_passes)
@@ -189,6 +191,7 @@ class Distributed(_Optimizer):
 def _restore(
     base: Any, saved: Any, options: dict[str, Any], summed_passes: int
 ) -> Any:
+    options = options | {"process_set": by_id(options["process_set"])}
     optimizer = base._unpickle_model(saved)
     return distribute(optimizer, options, summed_passes=summed_passes)
 

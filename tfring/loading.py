@@ -61,16 +61,16 @@ def load_model(
     ```
     """
     known = dict(custom_objects or {})
-    for optimizer in custom_optimizers or ():
+    for custom in custom_optimizers or ():
         if not (
-            isinstance(optimizer, type)
-            and issubclass(optimizer, keras.optimizers.Optimizer)
+            isinstance(custom, type)
+            and issubclass(custom, keras.optimizers.Optimizer)
         ):
             raise TypeError(
                 "load_model: custom_optimizers must be subclasses of "
-                f"keras.optimizers.Optimizer, got {optimizer!r}."
+                f"keras.optimizers.Optimizer, got {custom!r}."
             )
-        known[optimizer.__name__] = optimizer
+        known[custom.__name__] = custom
     model = keras.models.load_model(filepath, custom_objects=known)
     compiled_with = getattr(model, "optimizer", None)
     if compiled_with is not None:

@@ -18,6 +18,7 @@ from tfring._optimizer_class import (
 )
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
+from tfring.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
@@ -34,6 +35,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
@@ -84,8 +86,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             A variable in no list travels alone, and so does a sparse gradient;
             a group of several dtypes travels as one request for each. Default:
             buckets of up to `TFRING_FUSION_THRESHOLD`. Must agree across ranks.
+        process_set: Which ranks average among themselves; the others keep
+            their own gradients.
         scale_local_gradients: Whether the gradients of local variables, see
-            `PartialDistributedOptimizer`, are divided by `size()`.
+            `PartialDistributedOptimizer`, are divided by the number of ranks.
 
     Returns:
         `optimizer` itself, which now has a method `register_local_var(var)`:
@@ -148,6 +152,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
     _accumulate(optimizer, backward_passes_per_step)
@@ -171,18 +176,20 @@ def PartialDistributedOptimizer(  # noqa: N802
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = ReduceOp.Average,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
     """A `DistributedOptimizer` that leaves some layers to each rank.
 
     For models of which every rank has a part of its own. The gradients of the
-    local layers are not reduced, but divided by `size()`, as the average of the
-    others is: all are then gradients of one loss, the mean over the ranks.
+    local layers are not reduced, but divided by the number of ranks, as the
+    average of the others is: all are then gradients of one loss, the mean over
+    the ranks.
     Such models cannot be clipped by `global_clipnorm`: the norm would contain
     the local gradients, differ between ranks, and drive the shared weights
     apart.
@@ -197,13 +204,15 @@ def PartialDistributedOptimizer(  # noqa: N802
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
         gradient_predivide_factor: Splits the division of an average.
         op: Average or sum.
+        groups: Which gradients travel together.
+        process_set: Which ranks average among themselves.
+        local_layers: A Keras layer, or a list of them. Need not agree across
+            ranks, but each rank needs as many others, of the same shapes.
+        scale_local_gradients: Whether local gradients are divided by the number
+            of ranks.
         backward_passes_per_step: How many batches are accumulated.
         average_aggregated_gradients: Whether their mean is taken.
         num_groups: Horovod's old name of `groups`, if that is a number.
-        groups: Which gradients travel together.
-        local_layers: A Keras layer, or a list of them. Need not agree across
-            ranks, but each rank needs as many others, of the same shapes.
-        scale_local_gradients: Whether local gradients are divided by `size()`.
 
     Returns:
         As `DistributedOptimizer`.
@@ -243,6 +252,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         average_aggregated_gradients=average_aggregated_gradients,
         num_groups=num_groups,
         groups=groups,
+        process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
     distributed._tfring_options["local_variables"].add_layers(layers)

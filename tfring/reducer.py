@@ -28,6 +28,7 @@ from tfring._local_variables import variable_key
 from tfring.buckets import cut_by_groups, cut_into_buckets
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
+from tfring.process_sets import ProcessSet, global_process_set
 
 # Small, so that the wire has work soon after backpropagation has begun.
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -44,13 +45,15 @@ def reduce_gradients(
     predivide_factor: float = 1.0,
     compression: Compression = Compression.none,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     local_variables: Container[Any] = (),
     scale_local_gradients: bool = True,
 ) -> list[_Gradient]:
     """Averages each gradient over the ranks, or adds it up.
 
-    Collective: every rank must call it, with gradients of the same dtypes and
-    shapes, in a graph or eagerly. On one rank it returns what it was given.
+    Collective: every rank of the process set must call it, with gradients of
+    the same dtypes and shapes, in a graph or eagerly. On a rank that is not in
+    the set, or is alone in it, it returns what it was given.
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`.
@@ -67,6 +70,7 @@ def reduce_gradients(
         compression: In which dtype larger floats travel, and are added.
         groups: Lists of variables whose gradients travel together, or a number
             of groups; default buckets of the size that the engine wishes.
+        process_set: The ranks that average among themselves.
         local_variables: Those whose gradients are not reduced.
         scale_local_gradients: Whether these are divided by the number of ranks.
 
@@ -78,7 +82,7 @@ def reduce_gradients(
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     result = list(gradients)
-    if _runtime.size() == 1:
+    if process_set.size() == 1 or not process_set.included():
         return result
     names = [_name(v, i) for i, v in enumerate(variables)]
     order = []
@@ -86,7 +90,7 @@ def reduce_gradients(
         if variables[i] not in local_variables:
             order.append(i)
         elif scale_local_gradients:
-            result[i] = tf.math.scalar_mul(1 / _runtime.size(), result[i])
+            result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
     make_dense = sparse_as_dense or chains.traced_for_xla()
     dtypes: dict[int, tf.DType] = {}
     dense: list[int] = []
@@ -111,7 +115,7 @@ def reduce_gradients(
             [result[i] for i in dense],
             _group_numbers([variables[i] for i in dense], groups),
         )
-    request_names = _request_names(len(buckets) + len(sparse))
+    request_names = _request_names(len(buckets) + len(sparse), process_set)
 
     # See Note [Starts before dones].
     started = []
@@ -127,6 +131,7 @@ def reduce_gradients(
             prescale_factor=1 / predivide_factor,
             postscale_factor=predivide_factor,
             last=number == len(buckets) - 1,
+            process_set=process_set,
         )
         started.append((indices, buffers, previous))
     for i in sparse:
@@ -136,6 +141,7 @@ def reduce_gradients(
             compression=compression,
             name=next(request_names),
             ignore_name_scope=True,
+            process_set=process_set,
         )
     for indices, buffers, start in started:
         reduced = chains.finish(buffers, start)
@@ -209,7 +215,7 @@ def _name(variable: Any, index: int) -> str:
     return f"gradient {index}"
 
 
-def _request_names(count: int) -> Iterator[str]:
+def _request_names(count: int, process_set: ProcessSet) -> Iterator[str]:
     """Names that no other reduction of this function has; see the Note."""
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly():
@@ -217,7 +223,10 @@ def _request_names(count: int) -> Iterator[str]:
     else:
         while graph.building_function and graph.outer_graph.building_function:
             graph = graph.outer_graph
-        taken = graph.get_collection_ref("tfring_requests")
+        # Another rank of the set may be in other sets besides.
+        taken = graph.get_collection_ref(
+            f"tfring_requests/{process_set.process_set_id}"
+        )
         first = len(taken)
         taken.extend([None] * count)
     return (f"gradients/{number}" for number in range(first, first + count))

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfring import _runtime, collectives
+from tfring import collectives
+from tfring.process_sets import ProcessSet, global_process_set
 
 
 @keras.saving.register_keras_serializable(package="tfring")
@@ -33,6 +34,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Args:
         fused: False, as in Horovod: there is no fused implementation.
+        process_set: Whose ranks have their statistics together; a rank outside
+            has its own. It is not saved: set the attribute `process_set` of a
+            layer that was loaded.
         **kwargs: All arguments of `keras.layers.BatchNormalization`.
 
     Raises:
@@ -54,17 +58,24 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     Reference: [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167).
     """
 
-    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        fused: bool = False,
+        process_set: ProcessSet = global_process_set,
+        **kwargs: Any,
+    ) -> None:
         if fused is not False:
             raise ValueError(
                 "SyncBatchNormalization: fused must be False, as there is no "
                 f"fused implementation over several ranks, got {fused!r}."
             )
         super().__init__(**kwargs)
+        self.process_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         # Called by Keras in training, with float32 or float64.
-        if _runtime.size() == 1:
+        process_set = self.process_set
+        if process_set.size() == 1 or not process_set.included():
             moments: tuple[Any, Any] = super()._moments(inputs, mask)
             return moments
         axes = self._reduction_axes
@@ -90,6 +101,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
                     [count, count * mean, squares + count * tf.square(mean)]
                 ),
                 op=collectives.Sum,
+                process_set=process_set,
             )
         )
         mean = tf.math.divide_no_nan(total, count)

@@ -11,6 +11,7 @@ from tfring._gradient_options import gradient_options
 from tfring._local_variables import checked_layers
 from tfring.chains import ReduceOp
 from tfring.compression import Compression
+from tfring.process_sets import ProcessSet, global_process_set
 from tfring.reducer import reduce_gradients
 
 
@@ -24,6 +25,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
@@ -46,8 +48,10 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
         groups: Which gradients travel together; lists hold sources.
+        process_set: Which ranks average among themselves; the others keep
+            their own gradients.
         scale_local_gradients: Whether the gradients of local sources are
-            divided by `size()`.
+            divided by the number of ranks.
 
     Returns:
         An object that does all that `gradtape` does. It also has a method
@@ -92,6 +96,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
     return _DistributedGradientTape(gradtape, options)
@@ -107,14 +112,16 @@ def PartialDistributedGradientTape(  # noqa: N802
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """A `DistributedGradientTape` that leaves some layers to each rank.
 
     For models of which every rank has a part of its own. The gradients of the
-    local layers are not reduced, but divided by `size()`, as the average of the
-    others is: all are then gradients of one loss, the mean over the ranks.
+    local layers are not reduced, but divided by the number of ranks, as the
+    average of the others is: all are then gradients of one loss, the mean over
+    the ranks.
 
     Args:
         gradtape: As all that is not below, as for `DistributedGradientTape`.
@@ -126,9 +133,11 @@ def PartialDistributedGradientTape(  # noqa: N802
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
         groups: Which gradients travel together.
+        process_set: Which ranks average among themselves.
         local_layers: A Keras layer, or a list of them. Need not agree across
             ranks, but each rank needs as many others, of the same shapes.
-        scale_local_gradients: Whether local gradients are divided by `size()`.
+        scale_local_gradients: Whether local gradients are divided by the number
+            of ranks.
 
     Returns:
         As `DistributedGradientTape`.
@@ -166,6 +175,7 @@ def PartialDistributedGradientTape(  # noqa: N802
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
     tape.local_variables.add_layers(layers)

@@ -141,3 +141,11 @@ def test_local_layers_are_layers(wrap):
     for layers in ("dense", [keras.layers.Dense(1), 3]):
         with pytest.raises(ValueError, match="local_layers must be Keras"):
             wrap(layers)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_process_sets_are_of_the_job(name):
+    with pytest.raises(TypeError, match=f"^{name}: process_set must be"):
+        WRAPPERS[name](process_set=[0])
+    with pytest.raises(ValueError, match="not part of the job"):
+        WRAPPERS[name](process_set=tfring.ProcessSet([0]))

@@ -153,6 +153,7 @@ OPTIONS = {
     "compression": tfring.Compression.bf16,
     "gradient_predivide_factor": 2.0,
     "groups": 2,
+    "process_set": tfring.global_process_set,
     "scale_local_gradients": False,
 }
 OPTIONS_OF_REDUCER = {
@@ -161,6 +162,7 @@ OPTIONS_OF_REDUCER = {
     "predivide_factor": 2.0,
     "op": tfring.Average,
     "groups": 2,
+    "process_set": tfring.global_process_set,
     "scale_local_gradients": False,
 }
 
@@ -223,6 +225,7 @@ def test_arguments_have_the_order_of_horovod(averages):
         True,
         0,
         2,
+        tfring.global_process_set,
         False,
     )
     for _ in range(2):

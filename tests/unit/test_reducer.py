@@ -35,7 +35,9 @@ def is_sparse(gradient):
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = Recorder()
+    monkeypatch.setattr(_runtime, "is_initialized", lambda: True)
     monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(_runtime, "rank", lambda: 0)
     monkeypatch.setattr(_runtime, "fusion_threshold_bytes", lambda: 64)
     monkeypatch.setattr(chains, "start_allreduce", recorder.start_allreduce)
     monkeypatch.setattr(chains, "finish", recorder.finish)
