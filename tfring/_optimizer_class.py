@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfring.process_sets import by_id
+from tfring._local_variables import LocalVariables
+from tfring.process_sets import by_id, global_process_set
 from tfring.reducer import reduce_gradients
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def accumulates_as_keras(base: type) -> bool:
 class Distributed(_Optimizer):
     """Stands before a Keras optimizer's class; see Note [One class]."""
 
-    # Not constructor arguments, so that configurations remain Keras's own.
+    # Not constructor arguments, so that configurations remain Keras's own; an
+    # optimizer made from one has these defaults.
     _tfring_options: Mapping[str, Any] = {}  # of reduce_gradients
     _tfring_summed_passes = 1
     _tfring_applied: Sequence[Any] = ()
@@ -98,6 +100,10 @@ class Distributed(_Optimizer):
         Args:
             var: A variable that this optimizer trains.
         """
+        if "local_variables" not in self._tfring_options:
+            self.__dict__["_tfring_options"] = {
+                "local_variables": LocalVariables()
+            }
         self._tfring_options["local_variables"].add(var)
 
     def _backend_apply_gradients(
@@ -122,11 +128,11 @@ class Distributed(_Optimizer):
         One that is not, and is local to a rank, is so on all ranks.
         """
         grads = list(grads)
+        local_variables = self._tfring_options.get("local_variables", ())
         local = [
             i
             for i, variable in enumerate(variables)
-            if grads[i] is not None
-            and variable in self._tfring_options["local_variables"]
+            if grads[i] is not None and variable in local_variables
         ]
         if not local or self._tfring_paused:
             return self._average(grads, variables)
@@ -145,13 +151,16 @@ class Distributed(_Optimizer):
         # Keras copies and pickles an optimizer as it saves one, as its plain
         # self. A copy that no longer averages would train without a word.
         options = dict(self._tfring_options)
-        if isinstance(options["groups"], list) or options["local_variables"]:
+        if isinstance(options.get("groups"), list) or options.get(
+            "local_variables"
+        ):
             raise TypeError(
                 f"The optimizer '{self.name}' cannot be copied: its groups or "
                 "local variables are those of one model. Copy it before "
                 "DistributedOptimizer."
             )
-        options["process_set"] = options["process_set"].process_set_id
+        process_set = options.get("process_set", global_process_set)
+        options["process_set"] = process_set.process_set_id
         _, (saved,) = super().__reduce__()
         base = type(self).__mro__[2]
         return _restore, (base, saved, options, self._tfring_summed_passes)
@@ -176,7 +185,7 @@ class Distributed(_Optimizer):
                     "Train in bfloat16 or float16 instead."
                 )
         options = self._tfring_options
-        if options["local_variables"]:
+        if options.get("local_variables"):
             for optimizer in with_inner(self):
                 if optimizer.global_clipnorm:
                     raise ValueError(

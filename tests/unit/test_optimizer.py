@@ -30,7 +30,7 @@ class Averages:
         assert len(gradients) == len(variables)
         self.variables = variables
         self.count += 1
-        self.local = options.pop("local_variables")
+        self.local = options.pop("local_variables", ())
         self.options = options
         return [g if g is None else g * self.factor for g in gradients]
 
@@ -168,9 +168,10 @@ OPTIONS_OF_REDUCER = {
 
 
 def test_options_are_handed_on(averages):
-    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(), **OPTIONS)
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(), "s", **OPTIONS)
     sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     assert averages.options == OPTIONS_OF_REDUCER
+    assert sgd.name == "s"
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -208,32 +209,6 @@ def test_passes_inside_of_loss_scaling(averages):
     for gradient in (8.0, 4.0):
         lso.apply([tf.constant([gradient])], [variable])
     assert variable.numpy()[0] == -30.0
-
-
-def test_arguments_have_the_order_of_horovod(averages):
-    sgd = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(),
-        "distributed",
-        False,
-        "",
-        "",
-        tfring.Compression.bf16,
-        True,
-        2,
-        tfring.Average,
-        2.0,
-        True,
-        0,
-        2,
-        tfring.global_process_set,
-        False,
-    )
-    for _ in range(2):
-        sgd.apply([tf.constant([1.0])], [keras.Variable([0.0])])
-        sgd.built = False
-    assert sgd.name == "distributed"
-    assert averages.options == OPTIONS_OF_REDUCER
-    assert sgd.gradient_accumulation_steps == 2
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -400,8 +375,14 @@ def test_local_variables_have_no_global_norm():
         sgd.apply([tf.constant([1.0])], [variable])
 
 
-def test_from_config_gives_a_distributed_optimizer():
+def test_from_config_gives_a_distributed_optimizer(averages):
     adam = tfring.DistributedOptimizer(keras.optimizers.Adam(0.25))
     again = type(adam).from_config(adam.get_config())
+    variable = keras.Variable([0.0])
+    copy.copy(again).apply([tf.constant([1.0])], [variable])
+    again.register_local_var(variable)
+    again.apply([tf.constant([1.0])], [variable])
+    assert averages.count == 2
+    assert variable in averages.local
     with pytest.raises(ValueError, match="distributed already"):
         tfring.DistributedOptimizer(again)
