@@ -11,7 +11,7 @@ import tfring
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "horovod.md").read_text()
-STATES = ("same", "better", "absent")
+STATES = ("same", "better", "different", "absent")
 
 # Rows of three cells: names, parameters, state.
 ROWS = [
