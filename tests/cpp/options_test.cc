@@ -14,8 +14,11 @@ class OptionsTest : public testing::Test {
   void TearDown() override { Clear(); }
 
   static constexpr const char* kVariables[] = {
-      "TFRING_FUSION_THRESHOLD", "TFRING_SEGMENT_BYTES", "TFRING_SHARED_MEMORY",
-      "TFRING_STALL_CHECK_TIME_SECONDS", "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
+      "TFRING_FUSION_THRESHOLD",
+      "TFRING_SEGMENT_BYTES",
+      "TFRING_SHARED_MEMORY",
+      "TFRING_STALL_CHECK_TIME_SECONDS",
+      "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
       "TFRING_DETERMINISTIC"};
 
  private:
@@ -27,7 +30,7 @@ class OptionsTest : public testing::Test {
 TEST_F(OptionsTest, HasDefaults) {
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
-  EXPECT_EQ(options.segment_bytes, 512 << 10);
+  EXPECT_EQ(options.segment_bytes, 128 << 10);
   EXPECT_TRUE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
@@ -52,7 +55,7 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
 
 TEST_F(OptionsTest, AnEmptyVariableIsAsIfUnset) {
   for (const char* variable : kVariables) setenv(variable, "", 1);
-  EXPECT_EQ(Options::FromEnvironment().value().segment_bytes, 512 << 10);
+  EXPECT_EQ(Options::FromEnvironment().value().segment_bytes, 128 << 10);
 }
 
 TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {

@@ -9,7 +9,7 @@ namespace tfring {
 namespace {
 
 // Segments of a chunk in each block.
-constexpr int64_t kBlockSegments = 2;
+constexpr int64_t kBlockSegments = 4;
 
 // Note [Blocks]
 // A long buffer is reduced block by block, so that a block stays in cache: what
