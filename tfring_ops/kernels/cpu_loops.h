@@ -261,7 +261,7 @@ class CpuLoops {
         cpu.Store(dst + i, cpu.Multiply(cpu.Load(src + i), factor));
       });
     } else if constexpr (std::is_same_v<T, Bool>) {
-      ForEach(count, [=](int64_t i) { dst[i] = src[i]; });
+      if (dst != src && count > 0) __builtin_memcpy(dst, src, count);
     } else if constexpr (std::is_integral_v<T> && sizeof(T) <= 4) {
       int64_t begin = 0;
       for (; begin + kBlock <= count; begin += kBlock) {
