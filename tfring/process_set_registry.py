@@ -60,7 +60,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         pair = tfring.add_process_set([0, 2])
         assert pair.size() == 2
         if pair.included():
-            assert pair.rank() == tfring.rank() // 2
+            ranks = tfring.allgather([tfring.rank()], process_set=pair)
+            assert ranks.numpy().tolist() == [0, 2]
     ```
     """
     global _next_id

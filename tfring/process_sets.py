@@ -42,7 +42,9 @@ class ProcessSet:
     if tfring.size() > 1:
         first = tfring.add_process_set(tfring.ProcessSet([0]))
         assert first.size() == 1
-        assert first.included() == (tfring.rank() == 0)
+        if first.included():
+            total = tfring.allreduce(7, op=tfring.Sum, process_set=first)
+            assert total == 7
     ```
     """
 

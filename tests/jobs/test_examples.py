@@ -85,6 +85,24 @@ def test_sparse_embeddings(start):
     assert results(output) == pytest.approx(sparse, abs=0.002)
 
 
+def test_process_sets(start):
+    # Two ranks in the one set, one in the other.
+    command = [*TFRINGRUN, "-np", "3", sys.executable]
+    job = start([*command, EXAMPLES / "process_sets.py"])
+    output, _ = job.communicate(timeout=110)
+    assert job.returncode == 0, output
+    models = re.findall(
+        r"(\w+) on ranks (\[.+\]): accuracy (0\.\d+), weights identical: yes",
+        output,
+    )
+    assert [(kind, ranks) for kind, ranks, _ in models] == [
+        ("convolutions", "[0, 2]"),
+        ("dense", "[1]"),
+    ]
+    both = re.search(r"both together: accuracy (0\.\d+)", output)[1]
+    assert all(float(a) > 0.85 for a in (both, *[m[2] for m in models]))
+
+
 def test_tape_loop(start):
     code, output = run(start, "tape_loop.py")
     assert code == 0, output
