@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tfring.exchanges import alltoall as alltoall
     from tfring.exchanges import barrier as barrier
     from tfring.exchanges import grouped_reducescatter as grouped_reducescatter
+    from tfring.exchanges import join as join
     from tfring.exchanges import reducescatter as reducescatter
     from tfring.gathers import allgather as allgather
     from tfring.gathers import broadcast as broadcast
@@ -141,6 +142,7 @@ _MODULE_OF = {
     "grouped_reducescatter": "exchanges",
     "alltoall": "exchanges",
     "barrier": "exchanges",
+    "join": "exchanges",
     "Compression": "compression",
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",

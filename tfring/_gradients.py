@@ -104,6 +104,7 @@ def _broadcast_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("TfringAllgatherDone")
 def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
+    gradients = gradients[:-1]  # contributors have none
     inputs = op.inputs[: len(gradients)]
     means = _allreduce(op, gradients, reduce_op=ReduceOp.Average)
     # A row for each rank: how many rows of each result are its own.

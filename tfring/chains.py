@@ -235,15 +235,26 @@ def finish_allgather(
     tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
 ) -> list[tf.Tensor]:
     """The results of `start_allgather`, which had the same `tensors`."""
-    return list(
-        _native.ops().tfring_allgather_done(
-            x=tensors,
-            handle=started.handle,
-            last=_last_handle(started),
-            request_name=request_name,
-            process_set_id=started.process_set_id,
-        )
+    return finish_counted_allgather(
+        tensors, started, request_name=request_name
+    )[0]
+
+
+def finish_counted_allgather(
+    tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """As `finish_allgather`, and how many ranks took part, of int64.
+
+    These are all that have not joined.
+    """
+    result = _native.ops().tfring_allgather_done(
+        x=tensors,
+        handle=started.handle,
+        last=_last_handle(started),
+        request_name=request_name,
+        process_set_id=started.process_set_id,
     )
+    return list(result.y), result.contributors
 
 
 def start_alltoall(
@@ -337,6 +348,27 @@ def unique_name(name: str, process_set: ProcessSet) -> str:
     if process_set_id != 0:
         name = f"process_set_{process_set_id}/{name}"
     return str(tf.compat.v1.get_default_graph().unique_name(name))
+
+
+def join() -> tf.Tensor:
+    """Stands by until all ranks do, and returns the last, of int64.
+
+    Raises:
+        NotImplementedError: It is being traced for XLA.
+    """
+    if traced_for_xla():
+        raise NotImplementedError(
+            "join: XLA runs what does not depend on each other in any order, "
+            "so there is no before and after. Call it outside of "
+            "jit_compile=True."
+        )
+    handle = _native.ops().tfring_join_start(
+        prev=_handle_before(None), request_name="join", process_set_id=0
+    )
+    started = _started(handle, global_process_set, None, last=True)
+    return _native.ops().tfring_join_done(
+        handle=started.handle, last=_last_handle(started)
+    )
 
 
 def traced_for_xla() -> bool:

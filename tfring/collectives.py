@@ -320,7 +320,7 @@ def _allreduce_slices(
     tensor_names: Sequence[str],
 ) -> list[tf.IndexedSlices]:
     compressed = [compression.compress(each.values) for each in slices]
-    gathered = gather(
+    gathered, contributors = gather(
         [values for values, _ in compressed]
         + [tf.convert_to_tensor(each.indices) for each in slices],
         name=name,
@@ -330,26 +330,23 @@ def _allreduce_slices(
             *(each and f"{each}/indices" for each in tensor_names),
         ],
     )
+    ratio = tf.constant(factor, tf.float64)
     if op is Average:
-        factor /= process_set.size()
+        ratio /= tf.cast(contributors, tf.float64)
     results = []
     for i, (each, (_, dtype)) in enumerate(
         zip(slices, compressed, strict=True)
     ):
         values = compression.decompress(gathered[i], dtype)
+        if op is Average or factor != 1:
+            values = _scaled(values, ratio)
         indices = gathered[len(slices) + i]
-        results.append(
-            tf.IndexedSlices(_scaled(values, factor), indices, each.dense_shape)
-        )
+        results.append(tf.IndexedSlices(values, indices, each.dense_shape))
     return results
 
 
-def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    if factor == 1:
-        return tensor
+def _scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     # As the engine does it: half floats in float32, integers in float64.
     half = tensor.dtype in (tf.float16, tf.bfloat16, tf.float32)
     wide = tf.float32 if half else tf.float64
-    return tf.cast(
-        tf.cast(tensor, wide) * tf.constant(factor, wide), tensor.dtype
-    )
+    return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)

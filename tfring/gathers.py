@@ -22,7 +22,7 @@ from tfring._arguments import (
 from tfring._groups import in_order, requests_of
 from tfring.chains import (
     finish,
-    finish_allgather,
+    finish_counted_allgather,
     start_allgather,
     start_broadcast,
 )
@@ -75,7 +75,7 @@ def allgather(
     tensor = checked_tensor("allgather", tensor)
     check_rows("allgather", tensor)
     name = checked_name("allgather", name, ignore_name_scope, process_set)
-    [result] = gather(
+    [result], _ = gather(
         [tensor], name=name, tensor_names=[name], process_set=process_set
     )
     return result
@@ -133,7 +133,7 @@ def grouped_allgather(
     if not tensors:
         return []
     name = checked_name("allgather", name, ignore_name_scope, process_set)
-    return gather(tensors, name=name, process_set=process_set)
+    return gather(tensors, name=name, process_set=process_set)[0]
 
 
 def broadcast(
@@ -201,8 +201,13 @@ def gather(
     name: str,
     tensor_names: Sequence[str] | None = None,
     process_set: ProcessSet,
-) -> list[tf.Tensor]:
-    """What is common to all that gathers tensors, which have been checked."""
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """What is common to all that gathers tensors, which have been checked.
+
+    Returns:
+        The results, and how many ranks took part, of int64: all that have not
+        joined.
+    """
     started = None
     in_flight = []
     for request in requests_of(tensors, name, tensor_names):
@@ -215,12 +220,11 @@ def gather(
             last=request.last,
         )
         in_flight.append((request, started))
-    return in_order(
-        (
-            request,
-            finish_allgather(
-                request.tensors, started, request_name=request.request_name
-            ),
+    results = []
+    for request, started in in_flight:
+        # A rank takes part in all requests of a chain, or in none.
+        gathered, contributors = finish_counted_allgather(
+            request.tensors, started, request_name=request.request_name
         )
-        for request, started in in_flight
-    )
+        results.append((request, gathered))
+    return in_order(results), contributors

@@ -76,6 +76,7 @@ class FloatEntry {
       return gathered_.data();
     };
     entry.on_received_splits = [](const std::vector<int64_t>&) {};
+    entry.on_joined = [this](int rank) { last_joined = rank; };
     entry.done = [this](const absl::Status& status) {
       // At once, so that AddressSanitizer sees who still uses it.
       if (!status.ok()) std::vector<float>().swap(data_);
@@ -93,6 +94,7 @@ class FloatEntry {
 
   CollectiveRequest request;  // may be changed before it is submitted
   Outcome outcome;
+  int last_joined = -1;  // of a join, once it is done
 
  private:
   std::vector<float> data_, gathered_;

@@ -28,8 +28,14 @@ ReadyList MakeReadyList() {
 
 Verdict MakeVerdict() {
   Verdict verdict;
-  verdict.buckets = {{{"a", "b"}, {}, {{1, 2}, {0, 9}}},
-                     {{"c"}, {{1, 0, 5}, {2, 2, 2}}, {}}};
+  verdict.buckets.resize(2);
+  verdict.buckets[0].names = {"a", "b"};
+  verdict.buckets[0].splits = {{1, 2}, {0, 9}};
+  verdict.buckets[0].last_joined = 7;
+  verdict.buckets[1].names = {"c"};
+  verdict.buckets[1].first_dims = {{1, 0, 5}, {2, 2, 2}};
+  verdict.buckets[1].requests = MakeReadyList().requests;
+  verdict.buckets[1].contributors = 2;
   verdict.failures = {
       {{0, 2}, "d", absl::FailedPreconditionError("shapes differ")}};
   verdict.reports = {{{1}, "rank 0 is late"}};
@@ -76,6 +82,10 @@ TEST(MessagesTest, AVerdictComesBackAsItWas) {
     EXPECT_EQ(copy.buckets[i].names, verdict.buckets[i].names);
     EXPECT_EQ(copy.buckets[i].first_dims, verdict.buckets[i].first_dims);
     EXPECT_EQ(copy.buckets[i].splits, verdict.buckets[i].splits);
+    EXPECT_EQ(copy.buckets[i].requests.size(),
+              verdict.buckets[i].requests.size());
+    EXPECT_EQ(copy.buckets[i].contributors, verdict.buckets[i].contributors);
+    EXPECT_EQ(copy.buckets[i].last_joined, verdict.buckets[i].last_joined);
   }
   ASSERT_EQ(copy.failures.size(), 1u);
   EXPECT_EQ(copy.failures[0].ranks, verdict.failures[0].ranks);

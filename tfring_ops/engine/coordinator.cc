@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tfring_ops/engine/fusion.h"
+#include "tfring_ops/engine/stand_in.h"
 
 namespace tfring {
 namespace {
@@ -27,11 +29,25 @@ double SecondsBetween(Coordinator::Time begin, Coordinator::Time end) {
 }  // namespace
 
 Coordinator::Coordinator(const Options& options, Members members)
-    : options_(options), members_(std::move(members)) {}
+    : options_(options),
+      members_(std::move(members)),
+      joined_(members_.size()) {}
 
 void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   // After a departure the farewell fails what every rank has in flight.
   if (!departed_.ok()) return;
+
+  if (joined_[rank]) {
+    Fail({rank}, request.name,
+         absl::FailedPreconditionError(absl::StrCat(
+             What(request), ": ", Ranks({rank}),
+             " has joined, and asks for nothing before all ranks have. Wait "
+             "for the join to end first.")));
+    return;
+  }
+  if (request.kind == CollectiveKind::kJoin) {
+    return Join(rank, std::move(request));
+  }
 
   // The oldest failure that this rank has yet to hear of.
   const auto [begin, end] = expired_.equal_range(request.name);
@@ -48,6 +64,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   auto [found, first] = waiting_.try_emplace(request.name);
   Waiting& waiting = found->second;
   if (first) {
+    waiting.number = requests_heard_++;
     waiting.request = request;
     waiting.first_rank = rank;
     waiting.since = now;
@@ -75,16 +92,83 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     }
   }
   waiting.submitted[rank] = true;
-  if (++waiting.submissions == members_.size()) {
+  ++waiting.submissions;
+  if (IsComplete(waiting)) {
     Waiting complete = std::move(waiting);
     waiting_.erase(found);
     Decide(std::move(complete));
   }
 }
 
+void Coordinator::Join(int rank, CollectiveRequest request) {
+  joined_[rank] = true;
+  ++joined_count_;
+  // It will not come to what it has missed.
+  for (auto it = expired_.begin(); it != expired_.end();) {
+    std::vector<int32_t>& missing = it->second.missing;
+    missing.erase(std::remove(missing.begin(), missing.end(), rank),
+                  missing.end());
+    it = missing.empty() ? expired_.erase(it) : std::next(it);
+  }
+  std::vector<Waiting> complete;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (IsComplete(it->second)) {
+      complete.push_back(std::move(it->second));
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  std::sort(
+      complete.begin(), complete.end(),
+      [](const Waiting& a, const Waiting& b) { return a.number < b.number; });
+  for (Waiting& waiting : complete) Decide(std::move(waiting));
+  if (joined_count_ < members_.size()) return;
+
+  Waiting join;
+  join.request = std::move(request);
+  join.submissions = members_.size();
+  join.first_rank = rank;
+  ready_.push_back(std::move(join));
+  joined_.assign(members_.size(), false);
+  joined_count_ = 0;
+}
+
+bool Coordinator::IsComplete(const Waiting& waiting) const {
+  if (waiting.submissions == members_.size()) return true;
+  return joined_count_ > 0 && Missing(waiting, /*joined=*/false).empty();
+}
+
+std::vector<int32_t> Coordinator::Missing(const Waiting& waiting,
+                                          bool joined) const {
+  std::vector<int32_t> missing;
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    if (!waiting.submitted[rank] && joined_[rank] == joined) {
+      missing.push_back(rank);
+    }
+  }
+  return missing;
+}
+
 void Coordinator::Decide(Waiting waiting) {
   if (waiting.difference.empty()) {
-    ready_.push_back(std::move(waiting));
+    std::string why_not;
+    if (waiting.submissions < members_.size()) {
+      std::vector<int32_t> joined;
+      for (const int32_t rank : Missing(waiting, /*joined=*/true)) {
+        joined.push_back(members_.world_ranks[rank]);
+      }
+      why_not = WhyNotWithout(joined, waiting.request);
+    }
+    if (why_not.empty()) {
+      ready_.push_back(std::move(waiting));
+    } else {
+      Fail(RanksThat(waiting.submitted, true), waiting.request.name,
+           absl::FailedPreconditionError(
+               absl::StrCat(What(waiting.request), ": ", why_not,
+                            ". Call it before the first rank joins, or after "
+                            "the last one has.")));
+    }
     return;
   }
   std::string also;
@@ -123,7 +207,7 @@ void Coordinator::CheckStalls(Time now) {
       absl::Status status =
           absl::DeadlineExceededError(DescribeStall(waiting, now));
       Fail(RanksThat(waiting.submitted, true), it->first, status);
-      expired_.emplace(it->first, Expired{RanksThat(waiting.submitted, false),
+      expired_.emplace(it->first, Expired{Missing(waiting, /*joined=*/false),
                                           std::move(status)});
       it = waiting_.erase(it);
     } else {
@@ -140,7 +224,7 @@ void Coordinator::CheckStalls(Time now) {
 // depends on the time.  Options::deterministic keeps requests apart.
 Verdict Coordinator::TakeVerdict() {
   Verdict verdict = std::exchange(verdict_, {});
-  const CollectiveRequest* previous = nullptr;
+  const Waiting* previous = nullptr;
   int64_t bucket_bytes = 0;
   for (Waiting& ready : ready_) {
     int64_t bytes = 0;
@@ -148,7 +232,8 @@ Verdict Coordinator::TakeVerdict() {
       bytes += SizeInBytes(ready.request.dtype, tensor);
     }
     const bool joins = !options_.deterministic && previous != nullptr &&
-                       Fusible(*previous, ready.request) &&
+                       previous->submissions == ready.submissions &&
+                       Fusible(previous->request, ready.request) &&
                        bucket_bytes + bytes <= options_.fusion_threshold_bytes;
     if (!joins) {
       verdict.buckets.emplace_back();
@@ -158,8 +243,14 @@ Verdict Coordinator::TakeVerdict() {
     bucket.names.push_back(ready.request.name);
     bucket.first_dims = std::move(ready.first_dims);
     bucket.splits = std::move(ready.splits);
+    if (ready.request.kind == CollectiveKind::kJoin) {
+      bucket.last_joined = members_.world_ranks[ready.first_rank];
+    } else if (ready.submissions < members_.size()) {
+      bucket.contributors = ready.submissions;
+      bucket.requests.push_back(ready.request);
+    }
     bucket_bytes += bytes;
-    previous = &ready.request;
+    previous = &ready;
   }
   ready_.clear();
   return verdict;
@@ -198,14 +289,21 @@ std::string Coordinator::What(const CollectiveRequest& request) const {
 }
 
 std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {
-  const std::vector<int32_t> missing = RanksThat(waiting.submitted, false);
-  return absl::StrCat(
-      What(waiting.request), " has waited ",
-      std::lround(SecondsBetween(waiting.since, now)), " s for ",
-      Ranks(missing), "; ", Ranks(RanksThat(waiting.submitted, true)),
-      " asked for it. All ranks must make the same calls: look for a branch "
-      "or an early end of the data on ",
-      Ranks(missing), ", or for a process that hangs.");
+  const std::vector<int32_t> missing = Missing(waiting, /*joined=*/false);
+  const std::vector<int32_t> joined = Missing(waiting, /*joined=*/true);
+  const std::string also =
+      joined.empty() ? ""
+                     : absl::StrCat(" (", Ranks(joined), " joined and",
+                                    joined.size() == 1 ? " is" : " are",
+                                    " not waited for)");
+  return absl::StrCat(What(waiting.request), " has waited ",
+                      std::lround(SecondsBetween(waiting.since, now)),
+                      " s for ", Ranks(missing), "; ",
+                      Ranks(RanksThat(waiting.submitted, true)),
+                      " asked for it", also,
+                      ". All ranks must make the same calls: look for a branch "
+                      "or an early end of the data on ",
+                      Ranks(missing), ", or for a process that hangs.");
 }
 
 }  // namespace tfring

@@ -6,10 +6,12 @@
 // words of messages, which have those of the world.
 //
 // Invariants:
-// - A request runs, or fails, once every rank has submitted it; it fails
-//   earlier only when it has stalled or a rank has left.
+// - A request runs, or fails, once every rank has submitted it that has not
+//   joined; it fails earlier only when it has stalled or a rank has left.
 // - A rank that comes to a stalled request later gets that failure then, and
 //   so nobody mistakes the next request of that name for the old one.
+// - A join is complete once all ranks have joined; until then the ranks that
+//   have are not waited for, and ask for nothing.
 #ifndef TFRING_OPS_ENGINE_COORDINATOR_H_
 #define TFRING_OPS_ENGINE_COORDINATOR_H_
 
@@ -50,6 +52,7 @@ class Coordinator {
  private:
   // A request that some ranks have submitted.
   struct Waiting {
+    int64_t number;  // in the order in which requests were first heard of
     CollectiveRequest request;  // as its first rank sent it
     int first_rank;
     Time since;
@@ -72,8 +75,14 @@ class Coordinator {
 
   void Fail(std::vector<int32_t> ranks, const std::string& name,
             absl::Status status);
-  // Every rank has submitted `waiting`.
+  // `rank` stands by from now on; `request` is its join.
+  void Join(int rank, CollectiveRequest request);
+  // Whether no rank is waited for any more.
+  bool IsComplete(const Waiting& waiting) const;
+  // REQUIRES: IsComplete.
   void Decide(Waiting waiting);
+  // Those that have not submitted `waiting`: who may yet, or has joined.
+  std::vector<int32_t> Missing(const Waiting& waiting, bool joined) const;
   std::string DescribeStall(const Waiting& waiting, Time now) const;
   // "rank 2", "ranks 0, 1 and 3"
   std::string Ranks(const std::vector<int32_t>& ranks) const;
@@ -82,12 +91,15 @@ class Coordinator {
 
   const Options options_;
   const Members members_;
+  int64_t requests_heard_ = 0;
   std::unordered_map<std::string, Waiting> waiting_;
   std::multimap<std::string, Expired> expired_;
   // Agreed and not yet in a verdict, in the order of execution.
   std::vector<Waiting> ready_;
   Verdict verdict_;  // all but its buckets
   absl::Status departed_;
+  std::vector<bool> joined_;  // by rank
+  int joined_count_ = 0;
 };
 
 // What is wrong between two ranks' requests of one name: "shapes differ. Rank

@@ -1,6 +1,7 @@
 #include "tfring_ops/engine/engine.h"
 
 #include <chrono>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "tfring_ops/engine/executor.h"
 #include "tfring_ops/engine/mailbox.h"
 #include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/stand_in.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/ring/broadcast.h"
 
@@ -238,20 +240,34 @@ class RingEngine final : public Engine {
   // An error leaves the entries in flight: their memory may be, too.
   absl::Status Execute(const Verdict::Bucket& bucket) {
     std::vector<TensorEntry*> entries;
-    for (const std::string& name : bucket.names) {
-      const auto found = in_flight_.find(name);
-      if (found == in_flight_.end()) {
+    std::deque<StandIn> stand_ins;  // where this rank has joined
+    for (size_t i = 0; i < bucket.names.size(); ++i) {
+      const std::string& name = bucket.names[i];
+      if (auto it = in_flight_.find(name); it != in_flight_.end()) {
+        entries.push_back(&it->second.entry);
+      } else if (!bucket.requests.empty()) {
+        entries.push_back(&stand_ins.emplace_back(bucket.requests[i]).entry());
+      } else {
         return absl::InternalError(
             absl::StrCat("rank ", world_rank(), " was told to run '", name,
                          "', which it has not submitted"));
       }
-      entries.push_back(&found->second.entry);
+    }
+    const int contributors =
+        bucket.requests.empty() ? size() : bucket.contributors;
+    if (contributors < size()) {
+      for (TensorEntry* entry : entries) {
+        AverageOver(contributors, entry->request);
+      }
     }
     switch (entries[0]->request.kind) {
       case CollectiveKind::kAllreduce:
         TFRING_RETURN_IF_ERROR(executor_.Allreduce(entries));
         break;
       case CollectiveKind::kAllgather:
+        if (entries[0]->on_contributors) {
+          entries[0]->on_contributors(contributors);
+        }
         TFRING_RETURN_IF_ERROR(
             executor_.Allgather(*entries[0], bucket.first_dims));
         break;
@@ -267,6 +283,11 @@ class RingEngine final : public Engine {
         break;
       case CollectiveKind::kBarrier:
         break;  // That all ranks have agreed on it is all there is to it.
+      case CollectiveKind::kJoin:
+        // Before `done`, after which this rank goes on.
+        submissions_.RestartNames();
+        entries[0]->on_joined(bucket.last_joined);
+        break;
     }
     for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
     return absl::OkStatus();
@@ -306,6 +327,8 @@ class RingEngine final : public Engine {
         std::chrono::duration<double>(options_.stall_shutdown_seconds) +
         kCoordinatorGrace;
     for (const auto& [name, waiting] : in_flight_) {
+      // A join may well take as long as the others' data lasts.
+      if (waiting.entry.request.kind == CollectiveKind::kJoin) continue;
       if (now - waiting.since < limit) continue;
       return absl::DeadlineExceededError(absl::StrCat(
           "'", name, "'", members_.Suffix(), ": no word from rank ",

@@ -43,6 +43,9 @@ class Writer {
     Put(bucket.names);
     Put(bucket.first_dims);
     Put(bucket.splits);
+    Put(bucket.requests);
+    Put(bucket.contributors);
+    Put(bucket.last_joined);
   }
   void Put(const Verdict::Failure& failure) {
     Put(failure.ranks);
@@ -112,6 +115,9 @@ class Reader {
     Get(bucket.names);
     Get(bucket.first_dims);
     Get(bucket.splits);
+    Get(bucket.requests);
+    Get(bucket.contributors);
+    Get(bucket.last_joined);
   }
   void Get(Verdict::Failure& failure) {
     Get(failure.ranks);

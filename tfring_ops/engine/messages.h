@@ -32,6 +32,12 @@ struct Verdict {
     std::vector<std::vector<int64_t>> first_dims;
     // Alltoall alone: the splits of each rank.
     std::vector<std::vector<int64_t>> splits;
+    // Only where ranks are missing because they have joined, for which see
+    // stand_in.h: what was asked for, by name, and by how many ranks.
+    std::vector<CollectiveRequest> requests;
+    int32_t contributors = 0;
+    // Join alone.
+    int32_t last_joined = 0;
   };
   struct Failure {
     std::vector<int32_t> ranks;

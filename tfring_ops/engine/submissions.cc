@@ -32,6 +32,11 @@ std::vector<TensorEntry> Submissions::Take() {
   return std::exchange(added_, {});
 }
 
+void Submissions::RestartNames() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  nameless_.clear();
+}
+
 void Submissions::Remove(const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   in_flight_.erase(name);

@@ -30,6 +30,10 @@ class Submissions {
   // What has been added since the last call.
   std::vector<TensorEntry> Take();
 
+  // Counts the requests without a name from 1 again: ranks that stood by have
+  // counted fewer of them than the others.
+  void RestartNames();
+
   // `name` is no longer in flight.
   void Remove(const std::string& name);
 

@@ -18,6 +18,8 @@ const char* Name(CollectiveKind kind) {
       return "barrier";
     case CollectiveKind::kAlltoall:
       return "alltoall";
+    case CollectiveKind::kJoin:
+      return "join";
   }
   return "unknown collective";
 }

@@ -21,6 +21,7 @@ enum class CollectiveKind : uint8_t {
   kReduceScatter,
   kBarrier,
   kAlltoall,
+  kJoin,
 };
 
 const char* Name(CollectiveKind kind);
@@ -53,7 +54,7 @@ struct CollectiveRequest {
   ReduceOp op = ReduceOp::kSum;
   double prescale_factor = 1.0;
   double postscale_factor = 1.0;
-  std::vector<TensorInfo> tensors;  // at least one; for a barrier none
+  std::vector<TensorInfo> tensors;  // at least one; barrier and join: none
   // Alltoall alone: how many of its rows go to each rank, which are all rows.
   std::vector<int64_t> splits;
 };
@@ -72,6 +73,11 @@ struct TensorEntry {
   // Alltoall alone, on the engine's thread, before allocate_output: how many
   // rows come from each rank.
   std::function<void(const std::vector<int64_t>& splits)> on_received_splits;
+  // Allgather alone, on the engine's thread, before allocate_output: how many
+  // ranks take part, which are all but those that have joined.  May be null.
+  std::function<void(int count)> on_contributors;
+  // Join alone, on the engine's thread, before `done`: who was the last.
+  std::function<void(int rank)> on_joined;
   // Allgather and alltoall, on the engine's thread, before `done`: memory for
   // the output of tensor `index`, whose first dimension is known only now.
   std::function<absl::StatusOr<void*>(int index,

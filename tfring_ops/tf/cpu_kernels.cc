@@ -111,6 +111,12 @@ void AllocateWhenKnown(OpKernelContext* context, TensorEntry& entry,
   };
 }
 
+Tensor Int64Scalar(int64_t value) {
+  Tensor tensor(tensorflow::DT_INT64, TensorShape({}));
+  tensor.scalar<int64_t>()() = value;
+  return tensor;
+}
+
 class AllgatherStartOp : public StartOp {
  public:
   explicit AllgatherStartOp(OpKernelConstruction* context)
@@ -128,8 +134,11 @@ class AllgatherStartOp : public StartOp {
       tensors->in_use.push_back(input);
       entry.buffers.push_back({input.data(), nullptr});
     }
-    tensors->gathered.resize(count());
+    tensors->gathered.resize(count() + 1);
     AllocateWhenKnown(context, entry, tensors);
+    entry.on_contributors = [tensors](int contributors) {
+      tensors->gathered.back() = Int64Scalar(contributors);
+    };
     Start(context, /*index=*/0, std::move(entry), tensors);
   }
 };
@@ -244,6 +253,22 @@ class BarrierStartOp : public StartOp {
   }
 };
 
+class JoinStartOp : public StartOp {
+ public:
+  explicit JoinStartOp(OpKernelConstruction* context)
+      : StartOp(context, CollectiveKind::kJoin) {}
+
+  void Compute(OpKernelContext* context) override {
+    TensorEntry entry = NewEntry(context);
+    auto tensors = std::make_shared<EntryTensors>();
+    tensors->gathered.resize(1);
+    entry.on_joined = [tensors](int last_rank) {
+      tensors->gathered[0] = Int64Scalar(last_rank);
+    };
+    Start(context, /*index=*/0, std::move(entry), tensors);
+  }
+};
+
 // REQUIRES of subclasses: input number N is the handle; 0 without that
 // attribute.
 class CollectOp : public AsyncOpKernel {
@@ -339,6 +364,10 @@ REGISTER_KERNEL_BUILDER(
     Name("TfringBarrierStart").Device(tensorflow::DEVICE_CPU), BarrierStartOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfringBarrierDone").Device(tensorflow::DEVICE_CPU), BarrierDoneOp);
+REGISTER_KERNEL_BUILDER(Name("TfringJoinStart").Device(tensorflow::DEVICE_CPU),
+                        JoinStartOp);
+REGISTER_KERNEL_BUILDER(Name("TfringJoinDone").Device(tensorflow::DEVICE_CPU),
+                        GatheredDoneOp);
 
 }  // namespace
 }  // namespace tfring

@@ -138,19 +138,25 @@ REGISTER_OP("TfringAllgatherStart")
     });
 
 // `x` is what the gradient flows to; the memory of `y` is made by the engine,
-// since its first dimension is known only then.  No `ended`: there is no
-// allgather under XLA, where shapes are static.
+// since its first dimension is known only then.  `contributors` is how many
+// ranks took part: all that have not joined.  No `ended`: there is no allgather
+// under XLA, where shapes are static.
 REGISTER_OP("TfringAllgatherDone")
     .Input("x: N * T")
     .Input("handle: int64")
     .Input("last: int64")
     .Output("y: N * T")
+    .Output("contributors: int64")
     .Attr(TFRING_DTYPES)
     .Attr("N: int >= 1")
     .Attr("request_name: string")
     .Attr("process_set_id: int = 0")
     .SetIsStateful()
-    .SetShapeFn(LikeInputsButForTheRows);
+    .SetShapeFn([](InferenceContext* context) {
+      TF_RETURN_IF_ERROR(LikeInputsButForTheRows(context));
+      context->set_output(TensorCount(context), context->Scalar());
+      return absl::OkStatus();
+    });
 
 // Every tensor has as many rows as `splits` have in all; each rank gets so many
 // of them.  No `splits` are equal ones.
@@ -213,6 +219,27 @@ REGISTER_OP("TfringBarrierDone")
     .Input("last: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfringJoinStart")
+    .Input("prev: int64")
+    .Output("handle: int64")
+    .Attr("request_name: string")
+    .Attr("process_set_id: int = 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("TfringJoinDone")
+    .Input("handle: int64")
+    .Input("last: int64")
+    .Output("last_rank: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      return absl::OkStatus();
+    });
 
 }  // namespace
 }  // namespace tfring

@@ -85,7 +85,9 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
                           Attribute<std::string>(context, "request_name"));
   TFRING_ASSIGN_OR_RETURN(request.process_set_id,
                           Attribute<int32_t>(context, "process_set_id"));
-  if (kind == CollectiveKind::kBarrier) return request;
+  if (kind == CollectiveKind::kBarrier || kind == CollectiveKind::kJoin) {
+    return request;
+  }
   TFRING_ASSIGN_OR_RETURN(const auto dtype,
                           Attribute<tensorflow::DataType>(context, "T"));
   TFRING_ASSIGN_OR_RETURN(request.dtype, FromTensorFlow(dtype));

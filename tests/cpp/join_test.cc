@@ -1,0 +1,370 @@
+// Ranks that have joined, and what the others' collectives do without them.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/engines.h"
+#include "tfring_ops/engine/coordinator.h"
+#include "tfring_ops/engine/stand_in.h"
+
+namespace tfring {
+namespace {
+
+using Ranks = std::vector<int32_t>;
+
+CollectiveRequest MakeRequest(const std::string& name, CollectiveKind kind) {
+  CollectiveRequest request;
+  request.name = name;
+  request.kind = kind;
+  if (kind != CollectiveKind::kJoin) request.tensors = {{name, {4}}};
+  return request;
+}
+
+bool Contains(absl::string_view text, absl::string_view part) {
+  return text.find(part) != absl::string_view::npos;
+}
+
+// ---- The agreement ----
+
+class JoinAgreementTest : public testing::Test {
+ protected:
+  static constexpr int kSize = 3;
+
+  static Options MakeOptions() {
+    Options options;
+    options.stall_check_seconds = 30;
+    options.stall_shutdown_seconds = 600;
+    return options;
+  }
+  void Add(int rank, const std::string& name,
+           CollectiveKind kind = CollectiveKind::kAllreduce) {
+    coordinator_.Add(rank, MakeRequest(name, kind), now_);
+  }
+  void Join(int rank) { Add(rank, "join", CollectiveKind::kJoin); }
+  void Pass(int seconds) {
+    now_ += std::chrono::seconds(seconds);
+    coordinator_.CheckStalls(now_);
+  }
+
+  Coordinator::Time now_;
+  Coordinator coordinator_{MakeOptions(), kSize};
+};
+
+TEST_F(JoinAgreementTest, TheVerdictTellsWhatTheMissingRanksNeed) {
+  Join(1);
+  Add(0, "a");
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+  Add(2, "a");
+  const Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.buckets.size(), 1u);
+  EXPECT_EQ(verdict.buckets[0].contributors, 2);
+  ASSERT_EQ(verdict.buckets[0].requests.size(), 1u);
+  EXPECT_EQ(verdict.buckets[0].requests[0].name, "a");
+}
+
+TEST_F(JoinAgreementTest, WithoutAJoinTheVerdictHasNothingMore) {
+  for (int round = 0; round < 2; ++round) {
+    for (int rank = 0; rank < kSize; ++rank) Add(rank, "a");
+    const Verdict verdict = coordinator_.TakeVerdict();
+    ASSERT_EQ(verdict.buckets.size(), 1u);
+    EXPECT_TRUE(verdict.buckets[0].requests.empty());
+    // And once more after a join.
+    for (int rank = 0; rank < kSize; ++rank) Join(rank);
+    coordinator_.TakeVerdict();
+  }
+}
+
+TEST_F(JoinAgreementTest, AJoinCompletesWhatWaitedForItInTheOrderOfArrival) {
+  for (const int rank : {0, 1}) {
+    for (const char* name : {"c", "a", "b"}) Add(rank, name);
+  }
+  Add(2, "d");  // which no other rank has asked for yet
+  Join(2);
+  Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.buckets.size(), 1u);  // fused
+  EXPECT_EQ(verdict.buckets[0].names,
+            (std::vector<std::string>{"c", "a", "b"}));
+  // Rank 2 asked for it before it joined, and so contributes.
+  Add(0, "d");
+  Add(1, "d");
+  verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.buckets.size(), 1u);
+  EXPECT_TRUE(verdict.buckets[0].requests.empty());
+}
+
+TEST_F(JoinAgreementTest, OfOtherNumbersOfRanksNothingIsFused) {
+  for (const char* name : {"a", "b"}) Add(0, name);
+  Add(2, "a");
+  Join(2);
+  for (const char* name : {"a", "b"}) Add(1, name);
+  const Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.buckets.size(), 2u);
+  EXPECT_TRUE(verdict.buckets[0].requests.empty());
+  EXPECT_EQ(verdict.buckets[1].contributors, 2);
+}
+
+TEST_F(JoinAgreementTest, EndsWithTheLastRankAndMayBeginAgain) {
+  for (const int last : {1, 2}) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank != last) Join(rank);
+    }
+    EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+    Join(last);
+    const Verdict verdict = coordinator_.TakeVerdict();
+    ASSERT_EQ(verdict.buckets.size(), 1u);
+    EXPECT_EQ(verdict.buckets[0].names, std::vector<std::string>{"join"});
+    EXPECT_EQ(verdict.buckets[0].last_joined, last);
+    Add(0, "a");
+    EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+    for (const int rank : {1, 2}) Add(rank, "a");
+    EXPECT_EQ(coordinator_.TakeVerdict().buckets.size(), 1u);
+  }
+}
+
+TEST_F(JoinAgreementTest, ARankThatHasJoinedAsksInVain) {
+  Join(2);
+  Add(2, "a");
+  const Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.failures.size(), 1u);
+  EXPECT_EQ(verdict.failures[0].ranks, Ranks{2});
+  EXPECT_EQ(verdict.failures[0].status.code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Contains(verdict.failures[0].status.message(),
+                       "allreduce of 'a': rank 2 has joined"));
+}
+
+TEST_F(JoinAgreementTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {
+  Join(1);
+  Add(0, "a");
+  Pass(30);
+  Verdict verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.reports.size(), 1u);
+  EXPECT_TRUE(Contains(verdict.reports[0].text,
+                       "s for rank 2; rank 0 asked for it (rank 1 joined and "
+                       "is not waited for)"))
+      << verdict.reports[0].text;
+  Pass(600);
+  verdict = coordinator_.TakeVerdict();
+  ASSERT_EQ(verdict.failures.size(), 1u);
+  EXPECT_EQ(verdict.failures[0].ranks, Ranks{0});
+  // Rank 2 joins instead of coming to "a", which from then on is a new one.
+  Join(2);
+  Join(0);
+  coordinator_.TakeVerdict();
+  for (int rank = 0; rank < kSize; ++rank) Add(rank, "a");
+  verdict = coordinator_.TakeVerdict();
+  EXPECT_TRUE(verdict.failures.empty());
+  EXPECT_EQ(verdict.buckets.size(), 1u);
+}
+
+TEST_F(JoinAgreementTest, AJoinAloneNeverStalls) {
+  Join(0);
+  Pass(100000);
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+}
+
+// ---- What a rank that has joined puts in ----
+
+TEST(StandInTest, ChangesNoReduction) {
+  constexpr int64_t kCount = 100;
+  for (const DataType dtype : kDataTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      CollectiveRequest request = MakeRequest("a", CollectiveKind::kAllreduce);
+      request.dtype = dtype;
+      request.op = op;
+      request.tensors[0].dims = {kCount};
+      StandIn stand_in(request);
+      const Elements values = AllreduceInput(dtype, op, kCount, 0);
+      Elements result = values;
+      CpuKernels().Reduce(result.data(), values.data(),
+                          stand_in.entry().buffers[0].input, kCount, dtype, op);
+      EXPECT_TRUE(result == values) << Name(op) << " of " << Name(dtype);
+    }
+  }
+}
+
+TEST(StandInTest, DoesNotScaleWhatItPutsIn) {
+  CollectiveRequest request = MakeRequest("a", CollectiveKind::kAllreduce);
+  request.op = ReduceOp::kMin;
+  request.prescale_factor = -1;
+  StandIn stand_in(request);
+  EXPECT_EQ(stand_in.entry().request.prescale_factor, 1);
+  EXPECT_EQ(*static_cast<const float*>(stand_in.entry().buffers[0].input),
+            std::numeric_limits<float>::infinity());
+}
+
+// ---- A job ----
+
+constexpr int kSize = 4;
+
+class JoinTest : public testing::TestWithParam<int> {
+ protected:
+  JoinTest() {
+    for (int rank = 0; rank < kSize; ++rank) {
+      joins_.push_back(
+          std::make_unique<FloatEntry>("join", std::vector<float>()));
+      joins_.back()->request = MakeRequest("join", CollectiveKind::kJoin);
+    }
+  }
+  // The rank that stands by; rank 0 decides what is done, so it is one case.
+  static int joined() { return GetParam(); }
+  void Join(int rank) { joins_[rank]->SubmitTo(job_.engine(rank)); }
+  void ExpectJoined(int last) {
+    for (const auto& join : joins_) {
+      ASSERT_TRUE(join->outcome.Wait().ok()) << join->outcome.Wait();
+      EXPECT_EQ(join->last_joined, last);
+    }
+  }
+  // Every rank but joined().
+  void SubmitOthers(const Entries& entries) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank != joined()) entries[rank]->SubmitTo(job_.engine(rank));
+    }
+  }
+  template <typename Check>
+  void OnOthers(const Entries& entries, const Check& check) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank == joined()) continue;
+      const absl::Status status = entries[rank]->outcome.Wait();
+      check(*entries[rank], status);
+    }
+  }
+
+  Entries joins_;  // outlive the job, which may end without them
+  Job job_{kSize};
+};
+INSTANTIATE_TEST_SUITE_P(JoinedRank, JoinTest, testing::Values(0, 2));
+
+TEST_P(JoinTest, AnAverageIsOfThoseThatContribute) {
+  Join(joined());
+  const float sum = kSize * (kSize + 1) / 2 - (joined() + 1);
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+    const Entries entries = MakeEntries(kSize, "a", 1000);
+    for (const auto& entry : entries) {
+      entry->request.op = op;
+      entry->request.prescale_factor = 2;
+    }
+    SubmitOthers(entries);
+    const float expected = 2 * (op == ReduceOp::kSum ? sum : sum / (kSize - 1));
+    OnOthers(entries, [&](FloatEntry& entry, const absl::Status& status) {
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(entry.result(), std::vector<float>(1000, expected));
+    });
+  }
+  for (int rank = 0; rank < kSize; ++rank) {
+    if (rank != joined() && rank != 1) Join(rank);
+  }
+  FloatEntry alone("alone", {5});  // runs when all others have joined
+  alone.request.op = ReduceOp::kAverage;
+  alone.SubmitTo(job_.engine(1));
+  EXPECT_TRUE(alone.outcome.Wait().ok());
+  EXPECT_EQ(alone.result(), std::vector<float>{5});
+  Join(1);
+  ExpectJoined(1);
+  ExpectWorks(job_, "a");
+}
+
+TEST_P(JoinTest, AnAllgatherHasNoRowsOfTheRank) {
+  Join(joined());
+  Entries entries = MakeEntries(kSize, "a", 2);
+  for (const auto& entry : entries) {
+    entry->request.kind = CollectiveKind::kAllgather;
+  }
+  SubmitOthers(entries);
+  std::vector<float> expected;
+  for (int rank = 0; rank < kSize; ++rank) {
+    if (rank != joined()) expected.insert(expected.end(), 2, rank + 1.0f);
+  }
+  OnOthers(entries, [&](FloatEntry& entry, const absl::Status& status) {
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(entry.result(), expected);
+  });
+}
+
+TEST_P(JoinTest, ABroadcastAndABarrierGoOnWithoutIt) {
+  Join(joined());
+  const Entries broadcast = MakeEntries(kSize, "broadcast", 300);
+  const Entries barrier = MakeEntries(kSize, "barrier", 1);
+  for (int rank = 0; rank < kSize; ++rank) {
+    broadcast[rank]->request.kind = CollectiveKind::kBroadcast;
+    broadcast[rank]->request.root_rank = 1;
+    barrier[rank]->request = MakeRequest("barrier", CollectiveKind::kBarrier);
+    barrier[rank]->request.tensors.clear();
+  }
+  SubmitOthers(broadcast);
+  OnOthers(broadcast, [&](FloatEntry& entry, const absl::Status& status) {
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(entry.result(), std::vector<float>(300, 2));
+  });
+  SubmitOthers(barrier);
+  OnOthers(barrier, [&](FloatEntry&, const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
+  Join(joined());
+  const std::string rank = "rank " + std::to_string(joined());
+  const std::pair<CollectiveKind, std::string> kinds[] = {
+      {CollectiveKind::kBroadcast,
+       "broadcast of 'a': its root, " + rank + ", has joined"},
+      {CollectiveKind::kReduceScatter,
+       "reducescatter of 'a': " + rank + " has joined"},
+      {CollectiveKind::kAlltoall, "alltoall of 'a': " + rank + " has joined"}};
+  // To the end: TSan does not see the count by which a Status is shared, in
+  // TensorFlow's library, so the engines must have let go of theirs before.
+  std::vector<Entries> all_entries;
+  for (const auto& [kind, text] : kinds) {
+    const Entries& entries =
+        all_entries.emplace_back(MakeEntries(kSize, "a", kSize));
+    for (const auto& entry : entries) {
+      entry->request.kind = kind;
+      entry->request.root_rank = joined();
+      entry->request.splits.assign(kSize, 1);
+    }
+    SubmitOthers(entries);
+    OnOthers(entries,
+             [&, &expected = text](FloatEntry&, const absl::Status& status) {
+               EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+               EXPECT_TRUE(Contains(status.message(), expected)) << status;
+             });
+  }
+  for (int other = 0; other < kSize; ++other) {
+    if (other != joined()) Join(other);
+  }
+  for (const auto& join : joins_) EXPECT_TRUE(join->outcome.Wait().ok());
+  ExpectWorks(job_);
+}
+
+TEST_P(JoinTest, NamesByTheOrderOfCallsAgreeAfterwards) {
+  Join(joined());
+  for (int i = 0; i < 3; ++i) {
+    const Entries entries = MakeEntries(kSize, "", 10);
+    SubmitOthers(entries);
+    OnOthers(entries, [](FloatEntry&, const absl::Status& status) {
+      EXPECT_TRUE(status.ok()) << status;
+    });
+  }
+  for (int rank = 0; rank < kSize; ++rank) {
+    if (rank != joined()) Join(rank);
+  }
+  for (const auto& join : joins_) EXPECT_TRUE(join->outcome.Wait().ok());
+  ExpectWorks(job_, "");
+}
+
+TEST_P(JoinTest, AShutdownEndsAJoin) {
+  Join(joined());
+  job_.engine(1).Shutdown();
+  const absl::Status status = joins_[joined()]->outcome.Wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Contains(status.message(), "rank 1 has shut down"));
+}
+
+}  // namespace
+}  // namespace tfring
