@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from tfring.exchanges import alltoall as alltoall
     from tfring.exchanges import barrier as barrier
     from tfring.exchanges import grouped_reducescatter as grouped_reducescatter
-    from tfring.exchanges import join as join
     from tfring.exchanges import reducescatter as reducescatter
     from tfring.gathers import allgather as allgather
     from tfring.gathers import broadcast as broadcast
     from tfring.gathers import grouped_allgather as grouped_allgather
     from tfring.loading import load_model as load_model
+    from tfring.joining import join as join
     from tfring.objects import allgather_object as allgather_object
     from tfring.objects import broadcast_object as broadcast_object
     from tfring.objects import broadcast_object_fn as broadcast_object_fn
@@ -142,7 +142,7 @@ _MODULE_OF = {
     "grouped_reducescatter": "exchanges",
     "alltoall": "exchanges",
     "barrier": "exchanges",
-    "join": "exchanges",
+    "join": "joining",
     "Compression": "compression",
     "DistributedOptimizer": "optimizer",
     "DistributedGradientTape": "tape",

@@ -14,10 +14,11 @@ from tfring.checkpoint import BestModelCheckpoint as BestModelCheckpoint
 from tfring.consistency import (
     ConsistencyCheckCallback as ConsistencyCheckCallback,
 )
+from tfring.joining import JoinCallback as JoinCallback
 from tfring.metric_average import (
     MetricAverageCallback as MetricAverageCallback,
 )
-from tfring.state import broadcast_variables
+from tfring.model_state import broadcast_model
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -82,18 +83,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         self._done = True
-        of_metrics = {id(v) for v in self.model.metrics_variables}
-        variables = [
-            v
-            for v in self.model.variables
-            if id(v) not in of_metrics and v not in self._local_variables
-        ]
-        optimizer = self.model.optimizer
-        if optimizer is not None:
-            if not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
-            variables += optimizer.variables
-        broadcast_variables(variables, root_rank=self.root_rank)
+        broadcast_model(
+            self.model,
+            root_rank=self.root_rank,
+            local_variables=self._local_variables,
+        )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
