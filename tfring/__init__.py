@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tfring._runtime import rank as rank
     from tfring._runtime import shutdown as shutdown
     from tfring._runtime import size as size
+    from tfring.collectives import Adasum as Adasum
     from tfring.collectives import Average as Average
     from tfring.collectives import Max as Max
     from tfring.collectives import Min as Min
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from tfring.gathers import allgather as allgather
     from tfring.gathers import broadcast as broadcast
     from tfring.gathers import grouped_allgather as grouped_allgather
-    from tfring.loading import load_model as load_model
     from tfring.joining import join as join
+    from tfring.loading import load_model as load_model
     from tfring.objects import allgather_object as allgather_object
     from tfring.objects import broadcast_object as broadcast_object
     from tfring.objects import broadcast_object_fn as broadcast_object_fn
@@ -133,6 +134,7 @@ _MODULE_OF = {
     "Min": "collectives",
     "Max": "collectives",
     "Product": "collectives",
+    "Adasum": "collectives",
     "allreduce": "collectives",
     "grouped_allreduce": "collectives",
     "allgather": "gathers",

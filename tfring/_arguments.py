@@ -81,9 +81,20 @@ def on_device(device: str) -> AbstractContextManager[Any]:
 def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
     if not isinstance(op, ReduceOp):
         raise TypeError(
-            f"{function}: op must be one of tfring.Average, Sum, Min, Max and "
-            f"Product, got {op!r}."
+            f"{function}: op must be one of tfring.Average, Sum, Min, Max, "
+            f"Product and Adasum, got {op!r}."
         )
+    if op is ReduceOp.Adasum:
+        if function.endswith("reducescatter"):
+            raise NotImplementedError(
+                f"{function}: there is no Adasum of the parts of a tensor. Use "
+                "allreduce, or op=tfring.Average."
+            )
+        if not dtype.is_floating:
+            raise ValueError(
+                f"{function}: Adasum is of floating-point tensors, got "
+                f"{dtype.name}. Use op=tfring.Sum or tfring.Average."
+            )
     if op is ReduceOp.Average and dtype == tf.bool:
         raise ValueError(
             f"{function}: bool has no average. Use op=tfring.Max for 'any', "

@@ -40,12 +40,13 @@ def gradient_options(
     check_device(function, "device_sparse", device_sparse)
     if not isinstance(op, ReduceOp):
         raise TypeError(
-            f"{function}: op must be tfring.Average or tfring.Sum, got {op!r}."
+            f"{function}: op must be tfring.Average, tfring.Sum or "
+            f"tfring.Adasum, got {op!r}."
         )
-    if op not in (ReduceOp.Average, ReduceOp.Sum):
+    if op not in (ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum):
         raise ValueError(
-            f"{function}: gradients can be reduced with op=tfring.Average or "
-            f"tfring.Sum, got {op.name}."
+            f"{function}: gradients can be reduced with op=tfring.Average, "
+            f"tfring.Sum or tfring.Adasum, got {op.name}."
         )
     predivide_factor = checked_factor(function, gradient_predivide_factor)
     if not (math.isfinite(predivide_factor) and predivide_factor > 0):

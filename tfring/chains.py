@@ -19,7 +19,6 @@ session runs what is fetched, and ranks meet by name.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,44 +27,12 @@ from tensorflow.python.ops import control_flow_util
 
 from tfring import _native
 from tfring.process_sets import ProcessSet, checked_id, global_process_set
-
-# Those that the engine computes with, in TensorFlow's words.
-SUPPORTED_DTYPES = frozenset(
-    {
-        tf.float16,
-        tf.bfloat16,
-        tf.float32,
-        tf.float64,
-        tf.int8,
-        tf.int16,
-        tf.int32,
-        tf.int64,
-        tf.uint8,
-        tf.uint16,
-        tf.uint32,
-        tf.uint64,
-        tf.bool,
-    }
-)
+from tfring.reductions import SUPPORTED_DTYPES as SUPPORTED_DTYPES
+from tfring.reductions import ReduceOp as ReduceOp
 
 # The attribute of a graph under which the dones of its chains are kept, until
 # the first start of the next chain takes them.
 _ENDED = "_tfring_ended"
-
-
-class ReduceOp(enum.Enum):
-    """What an allreduce computes from the tensors of all ranks.
-
-    For `tf.bool`, `Sum` and `Max` are "or", `Product` and `Min` are "and", and
-    there is no `Average`.
-    """
-
-    # Written like the constants of the package, tfring.Average and so on.
-    Average = "average"
-    Sum = "sum"
-    Min = "min"
-    Max = "max"
-    Product = "product"
 
 
 @dataclasses.dataclass

@@ -48,6 +48,7 @@ Sum = ReduceOp.Sum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum
 
 
 def allreduce(
@@ -82,8 +83,9 @@ def allreduce(
         device_sparse: The same for `tf.IndexedSlices`.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
             larger floats travel, and are reduced.
-        op: `tfring.Average`, the default, `Sum`, `Min`, `Max` or `Product`. The
-            average of integers is rounded towards zero.
+        op: `tfring.Average`, the default, `Sum`, `Min`, `Max`, `Product` or, of
+            floating-point numbers, `Adasum`. The average of integers is rounded
+            towards zero.
         prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
         name: Identifies the call, and names the tensor in errors; within

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _gradients as _gradients  # registers them
-from tfring import _runtime
 from tfring._arguments import (
     check_process_set,
     check_reduction,

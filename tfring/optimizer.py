@@ -70,8 +70,11 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         backward_passes_per_step: How many batches are accumulated for each
             update, by Keras's `gradient_accumulation_steps`. So `iterations`
             and schedules count updates, where Horovod's count batches.
-        op: `tfring.Average` or `tfring.Sum` of the ranks' gradients. Must agree
-            across ranks.
+        op: `tfring.Average`, `tfring.Sum` or `tfring.Adasum` of the ranks'
+            gradients, each variable's by itself. Must agree across ranks.
+            With `Adasum` `tf.IndexedSlices` need `sparse_as_dense`; and it is
+            the gradients that are combined, where Horovod's TensorFlow 1
+            optimizer combined the updates.
         gradient_predivide_factor: Splits the division of an average: gradients
             are divided by it before they are added, and the sum by
             `size() / gradient_predivide_factor`. So the sum of many ranks stays
@@ -203,7 +206,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         compression: In which dtype larger floats travel.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
         gradient_predivide_factor: Splits the division of an average.
-        op: Average or sum.
+        op: Average, sum or Adasum.
         groups: Which gradients travel together.
         process_set: Which ranks average among themselves.
         local_layers: A Keras layer, or a list of them. Need not agree across

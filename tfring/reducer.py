@@ -63,7 +63,7 @@ def reduce_gradients(
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense and summed
             up, instead of gathered from all ranks. Under XLA, whose shapes are
             static, they always are.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum`.
         predivide_factor: What an average is divided by before the reduction
             already, and multiplied with afterwards. `tf.IndexedSlices`, which
             are not added up, are not.

@@ -44,7 +44,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         device_sparse: Where sparse gradients are reduced.
         compression: In which dtype larger floats travel.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
-        op: Average or sum.
+        op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
         groups: Which gradients travel together; lists hold sources.
@@ -129,7 +129,7 @@ def PartialDistributedGradientTape(  # noqa: N802
         device_sparse: Where sparse gradients are reduced.
         compression: In which dtype larger floats travel.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
-        op: Average or sum.
+        op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
         groups: Which gradients travel together.

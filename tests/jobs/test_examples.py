@@ -103,6 +103,15 @@ def test_process_sets(start):
     assert all(float(a) > 0.85 for a in (both, *[m[2] for m in models]))
 
 
+def test_uneven_data(start):
+    code, output = run(start, "uneven_data.py")
+    assert code == 0, output
+    assert "state identical on all ranks: yes" in output
+    # Of 178 samples, in batches of 8, 20 times.
+    assert "batches by rank: [160, 300]" in output
+    assert "steps of the optimizer: 300" in output
+
+
 def test_tape_loop(start):
     code, output = run(start, "tape_loop.py")
     assert code == 0, output

@@ -264,6 +264,9 @@ class RingEngine final : public Engine {
       case CollectiveKind::kAllreduce:
         TFRING_RETURN_IF_ERROR(executor_.Allreduce(entries));
         break;
+      case CollectiveKind::kAdasum:
+        TFRING_RETURN_IF_ERROR(executor_.Adasum(*entries[0]));
+        break;
       case CollectiveKind::kAllgather:
         if (entries[0]->on_contributors) {
           entries[0]->on_contributors(contributors);

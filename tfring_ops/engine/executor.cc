@@ -4,6 +4,7 @@
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/fusion.h"
+#include "tfring_ops/ring/adasum.h"
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
 #include "tfring_ops/ring/alltoall.h"
@@ -102,6 +103,26 @@ absl::Status Executor::Allgather(
   return absl::OkStatus();
 }
 
+absl::Status Executor::Adasum(TensorEntry& entry) {
+  const Kernels& kernels = ring_.kernels;
+  const CollectiveRequest& request = entry.request;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorEntry::Buffer& buffer = entry.buffers[i];
+    const int64_t bytes = SizeInBytes(request.dtype, request.tensors[i]);
+    const int64_t count = bytes / SizeInBytes(request.dtype);
+    kernels.Scale(buffer.output, buffer.input, count, request.dtype,
+                  request.prescale_factor);
+    kernels.Synchronize();
+    TFRING_RETURN_IF_ERROR(RingAdasum(ring_, buffer.output, FusionBuffer(bytes),
+                                      count, request.dtype));
+    kernels.Scale(buffer.output, buffer.output, count, request.dtype,
+                  request.postscale_factor);
+    kernels.Synchronize();
+  }
+  TrimFusionBuffer();
+  return absl::OkStatus();
+}
+
 absl::Status Executor::Broadcast(TensorEntry& entry, int root) {
   const CollectiveRequest& request = entry.request;
   for (size_t i = 0; i < request.tensors.size(); ++i) {
@@ -149,10 +170,7 @@ absl::Status Executor::ReduceScatter(TensorEntry& entry) {
                  own.count * element_bytes);
     kernels.Synchronize();
   }
-  // Nothing limits these tensors as the threshold limits an allreduce's packs.
-  if (static_cast<int64_t>(fusion_buffer_.size()) > fusion_threshold_bytes_) {
-    std::vector<std::byte>().swap(fusion_buffer_);
-  }
+  TrimFusionBuffer();
   return absl::OkStatus();
 }
 
@@ -186,6 +204,12 @@ absl::Status Executor::Alltoall(TensorEntry& entry,
                                         sent_bytes, received_bytes));
   }
   return absl::OkStatus();
+}
+
+void Executor::TrimFusionBuffer() {
+  if (static_cast<int64_t>(fusion_buffer_.size()) > fusion_threshold_bytes_) {
+    std::vector<std::byte>().swap(fusion_buffer_);
+  }
 }
 
 std::byte* Executor::FusionBuffer(int64_t bytes) {

@@ -32,6 +32,9 @@ class Executor {
   absl::Status Allgather(TensorEntry& entry,
                          absl::Span<const std::vector<int64_t>> first_dims);
 
+  // Each tensor by itself.
+  absl::Status Adasum(TensorEntry& entry);
+
   // From `root`, a rank of the process set.
   absl::Status Broadcast(TensorEntry& entry, int root);
 
@@ -54,6 +57,9 @@ class Executor {
 
   // At least `bytes` of fusion_buffer_.
   std::byte* FusionBuffer(int64_t bytes);
+  // After uses that nothing limits, as the threshold limits an allreduce's
+  // packs.
+  void TrimFusionBuffer();
 
   const int64_t fusion_threshold_bytes_;
   // Kept from call to call: fresh memory costs a page fault every 4 KiB.

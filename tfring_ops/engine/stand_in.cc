@@ -102,6 +102,7 @@ std::string WhyNotWithout(const std::vector<int32_t>& joined,
                           const CollectiveRequest& request) {
   switch (request.kind) {
     case CollectiveKind::kAllreduce:
+    case CollectiveKind::kAdasum:  // which zeros do not change
     case CollectiveKind::kAllgather:
     case CollectiveKind::kBarrier:
     case CollectiveKind::kJoin:

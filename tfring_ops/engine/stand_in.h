@@ -4,7 +4,7 @@
 // the others ask for, by an entry of its own making, which changes no result:
 //
 // - allreduce: zeros for a sum or an average, in general the identity of the
-//   operation; an average divides by the ranks that contribute.
+//   operation; an average divides by the ranks that contribute.  adasum: zeros.
 // - allgather: no rows.
 // - broadcast: receives, and drops what it has received.
 // - barrier: nothing.

@@ -20,6 +20,8 @@ const char* Name(CollectiveKind kind) {
       return "alltoall";
     case CollectiveKind::kJoin:
       return "join";
+    case CollectiveKind::kAdasum:
+      return "adasum";
   }
   return "unknown collective";
 }

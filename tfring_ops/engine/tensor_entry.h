@@ -22,6 +22,7 @@ enum class CollectiveKind : uint8_t {
   kBarrier,
   kAlltoall,
   kJoin,
+  kAdasum,  // an allreduce that is no element-wise operation
 };
 
 const char* Name(CollectiveKind kind);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/types.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/adasum.h"
 
 namespace tfring {
 namespace {
@@ -66,10 +67,23 @@ absl::StatusOr<double> DoubleAttribute(
   return value;
 }
 
-absl::StatusOr<ReduceOp> ParseReduceOp(absl::string_view name) {
+// Makes an allreduce or a reducescatter one by the reduction of that name.
+absl::Status SetReduction(absl::string_view name, CollectiveRequest& request) {
+  if (request.kind == CollectiveKind::kAllreduce &&
+      name == Name(CollectiveKind::kAdasum)) {
+    if (!HasAdasum(request.dtype)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("There is no adasum of ", Name(request.dtype),
+                       ", only of floating-point numbers."));
+    }
+    request.kind = CollectiveKind::kAdasum;
+    return absl::OkStatus();
+  }
   for (ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
                       ReduceOp::kMax, ReduceOp::kProduct}) {
-    if (name == Name(op)) return op;
+    if (name != Name(op)) continue;
+    request.op = op;
+    return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("'", name, "' is not a reduction."));
@@ -107,7 +121,7 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
       kind == CollectiveKind::kReduceScatter) {
     TFRING_ASSIGN_OR_RETURN(const std::string op,
                             Attribute<std::string>(context, "reduce_op"));
-    TFRING_ASSIGN_OR_RETURN(request.op, ParseReduceOp(op));
+    TFRING_RETURN_IF_ERROR(SetReduction(op, request));
     TFRING_ASSIGN_OR_RETURN(request.prescale_factor,
                             DoubleAttribute(context, "prescale_factor"));
     TFRING_ASSIGN_OR_RETURN(request.postscale_factor,

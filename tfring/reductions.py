@@ -1,0 +1,48 @@
+"""What collectives compute, and of which tensors."""
+
+from __future__ import annotations
+
+import enum
+
+import tensorflow as tf
+
+# Those that the engine computes with, in TensorFlow's words.
+SUPPORTED_DTYPES = frozenset(
+    {
+        tf.float16,
+        tf.bfloat16,
+        tf.float32,
+        tf.float64,
+        tf.int8,
+        tf.int16,
+        tf.int32,
+        tf.int64,
+        tf.uint8,
+        tf.uint16,
+        tf.uint32,
+        tf.uint64,
+        tf.bool,
+    }
+)
+
+
+class ReduceOp(enum.Enum):
+    """What an allreduce computes from the tensors of all ranks.
+
+    For `tf.bool`, `Sum` and `Max` are "or", `Product` and `Min` are "and", and
+    there is no `Average`.
+
+    `Adasum` is between average and sum: of two tensors a and b it is
+    `(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b`, their sum where they
+    are orthogonal and their average where they are the same; more than two are
+    combined pair by pair. It is of whole floating-point tensors, each by
+    itself. Reference: [Maleki et al., 2020](https://arxiv.org/abs/2006.02924).
+    """
+
+    # Written like the constants of the package, tfring.Average and so on.
+    Average = "average"
+    Sum = "sum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+    Adasum = "adasum"

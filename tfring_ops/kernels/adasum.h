@@ -1,0 +1,27 @@
+// The arithmetic of Adasum: of two whole tensors, not element by element, so
+// that it is no ReduceOp of Kernels.  On host memory.  Thread-safe.
+#ifndef TFRING_OPS_KERNELS_ADASUM_H_
+#define TFRING_OPS_KERNELS_ADASUM_H_
+
+#include <cstdint>
+
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+// float16, bfloat16, float32 and float64.
+bool HasAdasum(DataType dtype);
+
+// dst = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
+//
+// All in double, rounded once; the same bits wherever `a` and `b` are the same,
+// and the same pair the other way round may differ in the last.  A tensor of
+// zeros changes nothing.  `dst` may be `a` or `b`; no other overlap.
+//
+// REQUIRES: HasAdasum(dtype).
+void Adasum(void* dst, const void* a, const void* b, int64_t count,
+            DataType dtype);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_ADASUM_H_

@@ -1,0 +1,34 @@
+// Adasum by recursive doubling: log2 n rounds, in each of which two ranks
+// exchange what they have and combine it.
+//
+// The dot products are of whole tensors, so a tensor travels alone and whole;
+// at 2 ranks that is as much traffic as the ring's, at 8 not twice as much.
+// Where the number of ranks is not a power of two, the surplus ranks first give
+// theirs to a neighbour, and get the result in the end.
+//
+// References: S. Maleki et al., "Scaling distributed training with adaptive
+// summation", MLSys 2021 (arXiv:2006.02924), for Adasum; R. Thakur, R.
+// Rabenseifner and W. Gropp, "Optimization of collective communication
+// operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), 4.5, for
+// recursive doubling and the surplus ranks.
+#ifndef TFRING_OPS_RING_ADASUM_H_
+#define TFRING_OPS_RING_ADASUM_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/ring/primitives.h"
+
+namespace tfring {
+
+// data = Adasum of every rank's `data`, bit-identical on every rank.
+//
+// `received` is scratch of the size of `data`.
+// REQUIRES: HasAdasum(dtype).
+absl::Status RingAdasum(const RingContext& context, void* data, void* received,
+                        int64_t count, DataType dtype);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_RING_ADASUM_H_
