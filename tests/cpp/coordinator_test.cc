@@ -66,7 +66,7 @@ class CoordinatorTest : public testing::Test {
   }
 
   Coordinator::Time now_;
-  Coordinator coordinator_{MakeOptions(), kSize};
+  Coordinator coordinator_{MakeOptions(), Members(kSize)};
 };
 
 TEST_F(CoordinatorTest, ARequestRunsOnceEveryRankHasSubmittedIt) {
@@ -104,7 +104,7 @@ TEST_F(CoordinatorTest, SmallRequestsShareABucketUpToTheThreshold) {
 TEST_F(CoordinatorTest, ADeterministicBucketHasOneRequest) {
   Options options = MakeOptions();
   options.deterministic = true;
-  Coordinator coordinator(options, kSize);
+  Coordinator coordinator(options, Members(kSize));
   for (const char* name : {"a", "b"}) {
     for (int rank = 0; rank < kSize; ++rank) {
       coordinator.Add(rank, MakeRequest(name, {10}), now_);
@@ -245,7 +245,7 @@ TEST_F(CoordinatorTest, ADepartureIsTheLastWord) {
 TEST(CoordinatorOptionsTest, ZeroSecondsIsNever) {
   Options options;
   options.stall_check_seconds = options.stall_shutdown_seconds = 0;
-  Coordinator coordinator(options, 2);
+  Coordinator coordinator(options, Members(2));
   Coordinator::Time now;
   coordinator.Add(0, MakeRequest("a"), now);
   coordinator.CheckStalls(now + std::chrono::hours(1000));

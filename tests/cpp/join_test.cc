@@ -53,7 +53,7 @@ class JoinAgreementTest : public testing::Test {
   }
 
   Coordinator::Time now_;
-  Coordinator coordinator_{MakeOptions(), kSize};
+  Coordinator coordinator_{MakeOptions(), Members(kSize)};
 };
 
 TEST_F(JoinAgreementTest, TheVerdictTellsWhatTheMissingRanksNeed) {

@@ -20,8 +20,7 @@ namespace tfring {
 // 0; users know those of the world alone, so that is what messages say.
 struct Members {
   // All of a world of `size` ranks.
-  Members(int size)
-      : world_ranks(size) {  // NOLINT(google-explicit-constructor)
+  explicit Members(int size) : world_ranks(size) {
     std::iota(world_ranks.begin(), world_ranks.end(), 0);
   }
   Members(int id, std::vector<int32_t> world_ranks)

@@ -32,7 +32,7 @@ template <typename T>
 void Fill(std::vector<std::byte>& memory, T value) {
   // std::vector's memory is aligned for any number.
   auto* const first = reinterpret_cast<T*>(memory.data());
-  std::fill(first, first + memory.size() / sizeof(T), value);
+  std::fill_n(first, memory.size() / sizeof(T), value);
 }
 
 void FillWithIdentity(DataType dtype, ReduceOp op,
