@@ -107,21 +107,23 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
     gradients = gradients[:-1]  # contributors have none
     inputs = op.inputs[: len(gradients)]
     means = _allreduce(op, gradients, reduce_op=ReduceOp.Average)
-    # A row for each rank: how many rows of each result are its own.
-    own_rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])
+    # A row for each rank that has not joined: which it is, and how many rows
+    # of each result are its own.
+    rank = _process_set(op).rank()
+    own_rows = [tf.shape(tensor, tf.int64)[0] for tensor in inputs]
+    ranked = tf.stack([tf.constant(rank, tf.int64), *own_rows])[tf.newaxis]
     name = _gradient_name(op)
     rows_name = f"{name}/rows" if name else ""
     started = chains.start_allgather(
-        [own_rows[tf.newaxis]],
+        [ranked],
         request_name=rows_name,
         tensor_names=[rows_name],
         previous=None,
         process_set=_process_set(op),
     )
-    [rows] = chains.finish_allgather(
-        [own_rows[tf.newaxis]], started, request_name=rows_name
-    )
-    begins = tf.reduce_sum(rows[: _process_set(op).rank()], axis=0)
+    [ranks] = chains.finish_allgather([ranked], started, request_name=rows_name)
+    before = tf.boolean_mask(ranks, ranks[:, 0] < rank)
+    begins = tf.reduce_sum(before[:, 1:], axis=0)
     result = []
     for i, tensor in enumerate(inputs):
         own = means[i][begins[i] : begins[i] + own_rows[i]]

@@ -62,6 +62,19 @@ def test_other_collectives(rank, size):
     assert len(tfring.allgather([[rank]])) == size
 
 
+def test_the_gradient_of_an_allgather(rank, size):
+    x = tf.ones([rank + 1])
+    for batch in range(rank + 1):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = tfring.allgather(x)
+            loss = tf.tensordot(tf.range(len(rows), dtype=tf.float32), rows, 1)
+        begin = sum(r + 1 for r in contributors(batch, size) if r < rank)
+        expected = np.arange(begin, begin + rank + 1)
+        np.testing.assert_array_equal(tape.gradient(loss, x), expected)
+    assert tfring.join() == size - 1
+
+
 def test_what_needs_every_rank_is_an_error_and_the_job_goes_on(rank, size):
     if size == 1:
         pytest.skip("No rank is missing.")
