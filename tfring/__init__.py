@@ -103,6 +103,8 @@ if TYPE_CHECKING:
     from tfring.tape import (
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
+    from tfring.timeline import start_timeline as start_timeline
+    from tfring.timeline import stop_timeline as stop_timeline
     from tfring.topology import local_rank_op as local_rank_op
     from tfring.topology import local_size_op as local_size_op
     from tfring.topology import (
@@ -163,6 +165,8 @@ _MODULE_OF = {
     "broadcast_object": "objects",
     "broadcast_object_fn": "objects",
     "allgather_object": "objects",
+    "start_timeline": "timeline",
+    "stop_timeline": "timeline",
     "mpi_built": "probes",
     "mpi_enabled": "probes",
     "mpi_threads_supported": "probes",

@@ -52,6 +52,10 @@ def capi() -> ctypes.CDLL:
     library.tfring_remove_process_set.restype = None
     library.tfring_fusion_threshold_bytes.argtypes = []
     library.tfring_fusion_threshold_bytes.restype = ctypes.c_int64
+    library.tfring_timeline_start.argtypes = [ctypes.c_int32]
+    library.tfring_timeline_start.restype = None
+    library.tfring_timeline_stop.argtypes = []
+    library.tfring_timeline_stop.restype = ctypes.c_char_p
     library.tfring_mpi_build_version.argtypes = []
     library.tfring_mpi_build_version.restype = ctypes.c_char_p
     return library

@@ -109,6 +109,11 @@ def init(
         if _topology is not None:
             return
         _join(comm)
+    timeline_path = job().bcast(os.environ.get("TFRING_TIMELINE"))
+    if timeline_path:
+        from tfring import timeline
+
+        timeline.start_timeline(timeline_path)
     if process_sets is None or isinstance(process_sets, str):
         return
     # Made of collectives, which need the job.
@@ -174,6 +179,8 @@ def shutdown() -> None:
     nothing. `init` may be called again afterwards, by every rank.
     """
     global _topology, _job
+    from tfring import timeline
+
     with _lock:
         if _topology is None:
             return
@@ -181,6 +188,10 @@ def shutdown() -> None:
             hook()
         _topology = None
         _native.capi().tfring_shutdown()
+        # After it: what other ranks have in flight has failed, and they come
+        # here, too.
+        if timeline.is_recording():
+            timeline.stop_timeline()
         job().Free()
         _job = None
 

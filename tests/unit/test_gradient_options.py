@@ -31,13 +31,13 @@ WRAPPERS = {
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("op", [tfring.Min, tfring.Max, tfring.Product])
 def test_refuses_other_reductions(name, op):
-    with pytest.raises(ValueError, match=f"^{name}: .*Sum, got {op.name}"):
+    with pytest.raises(ValueError, match=f"^{name}: .*Adasum, got {op.name}"):
         WRAPPERS[name](op=op)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_refuses_what_is_no_reduction(name):
-    with pytest.raises(TypeError, match=f"^{name}: .*Sum, got 'sum'"):
+    with pytest.raises(TypeError, match=f"^{name}: .*Adasum, got 'sum'"):
         WRAPPERS[name](op="sum")
 
 

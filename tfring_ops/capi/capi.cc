@@ -7,11 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/capi/engines.h"
+#include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/mpi.h"
 #include "tfring_ops/transport/mpi_shared_memory.h"
@@ -180,6 +182,24 @@ void tfring_remove_process_set(int32_t id) {
 int64_t tfring_fusion_threshold_bytes() {
   const auto world = tfring::EngineOf(tfring::kWorld);
   return world.ok() ? (*world)->options().fusion_threshold_bytes : -1;
+}
+
+void tfring_timeline_start(int32_t mark_verdicts) {
+  tfring::Timeline::Global().Start(mark_verdicts != 0);
+}
+
+const char* tfring_timeline_stop() {
+  static thread_local std::string lines;
+  const tfring::Timeline::Recording recording =
+      tfring::Timeline::Global().Stop();
+  lines = absl::StrCat(recording.dropped, "\n");
+  for (const tfring::Timeline::Event& event : recording.events) {
+    absl::StrAppend(&lines, Name(event.phase), "\t", Name(event.kind), "\t",
+                    event.process_set, "\t", event.thread, "\t");
+    absl::StrAppend(&lines, event.begin_ns, "\t", event.end_ns, "\t",
+                    event.bytes, "\t", absl::CEscape(event.name), "\n");
+  }
+  return lines.c_str();
 }
 
 const char* tfring_mpi_build_version() {

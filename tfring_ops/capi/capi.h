@@ -32,6 +32,15 @@ TFRING_EXPORT void tfring_remove_process_set(int32_t id);
 // The bucket size that all ranks agreed on, or -1 without an engine.
 TFRING_EXPORT int64_t tfring_fusion_threshold_bytes();
 
+// Records what the engines do from here on; see engine/timeline.h.
+TFRING_EXPORT void tfring_timeline_start(int32_t mark_verdicts);
+
+// Ends that.  A line with the number of events that were too many, and one for
+// each recorded: phase, kind, process set, thread, begin and end in nanoseconds
+// of the monotonic clock, bytes, name; tabs between them.  Lives until the same
+// thread's next call.
+TFRING_EXPORT const char* tfring_timeline_stop();
+
 // The MPI library that this one was compiled for: "Open MPI 5.0.11".
 TFRING_EXPORT const char* tfring_mpi_build_version();
 

@@ -227,10 +227,7 @@ Verdict Coordinator::TakeVerdict() {
   const Waiting* previous = nullptr;
   int64_t bucket_bytes = 0;
   for (Waiting& ready : ready_) {
-    int64_t bytes = 0;
-    for (const TensorInfo& tensor : ready.request.tensors) {
-      bytes += SizeInBytes(ready.request.dtype, tensor);
-    }
+    const int64_t bytes = SizeInBytes(ready.request);
     const bool joins = !options_.deterministic && previous != nullptr &&
                        previous->submissions == ready.submissions &&
                        Fusible(previous->request, ready.request) &&

@@ -19,6 +19,7 @@
 #include "tfring_ops/engine/messages.h"
 #include "tfring_ops/engine/stand_in.h"
 #include "tfring_ops/engine/submissions.h"
+#include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/ring/broadcast.h"
 
 namespace tfring {
@@ -54,6 +55,7 @@ class RingEngine final : public Engine {
   ~RingEngine() override { Shutdown(); }
 
   void Submit(TensorEntry entry) override {
+    entry.submitted_ns = Timeline::Global().Now();
     absl::Status status = CheckRoot(entry.request);
     if (status.ok()) status = submissions_.Add(entry);
     if (!status.ok()) entry.done(status);
@@ -218,6 +220,8 @@ class RingEngine final : public Engine {
 
   absl::Status Apply(const Verdict& verdict) {
     progressed_ = true;
+    agreed_ns_ = Timeline::Global().Now();
+    Timeline::Global().RecordVerdict(process_set_.id);
     const auto concerns_me = [this](const std::vector<int32_t>& ranks) {
       for (const int32_t other : ranks) {
         if (other == rank()) return true;
@@ -241,10 +245,15 @@ class RingEngine final : public Engine {
   absl::Status Execute(const Verdict::Bucket& bucket) {
     std::vector<TensorEntry*> entries;
     std::deque<StandIn> stand_ins;  // where this rank has joined
+    int64_t bytes = 0;
     for (size_t i = 0; i < bucket.names.size(); ++i) {
       const std::string& name = bucket.names[i];
       if (auto it = in_flight_.find(name); it != in_flight_.end()) {
+        const TensorEntry& entry = it->second.entry;
         entries.push_back(&it->second.entry);
+        bytes += SizeInBytes(entry.request);
+        Timeline::Global().RecordRequest(Timeline::Phase::kAgree, entry.request,
+                                         entry.submitted_ns, agreed_ns_);
       } else if (!bucket.requests.empty()) {
         entries.push_back(&stand_ins.emplace_back(bucket.requests[i]).entry());
       } else {
@@ -260,6 +269,7 @@ class RingEngine final : public Engine {
         AverageOver(contributors, entry->request);
       }
     }
+    TimelineSpan span(Timeline::Phase::kBucket, entries[0]->request, bytes);
     switch (entries[0]->request.kind) {
       case CollectiveKind::kAllreduce:
         TFRING_RETURN_IF_ERROR(executor_.Allreduce(entries));
@@ -292,6 +302,7 @@ class RingEngine final : public Engine {
         entries[0]->on_joined(bucket.last_joined);
         break;
     }
+    span.End();
     for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
     return absl::OkStatus();
   }
@@ -299,9 +310,13 @@ class RingEngine final : public Engine {
   void Finish(const std::string& name, const absl::Status& status) {
     auto node = in_flight_.extract(name);
     if (node.empty()) return;
+    const TensorEntry& entry = node.mapped().entry;
+    Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
+                                     entry.submitted_ns,
+                                     Timeline::Global().Now());
     // Before `done`, whose caller may at once use the name again.
     submissions_.Remove(name);
-    node.mapped().entry.done(status);
+    entry.done(status);
   }
 
   // From here on everything fails with `reason`.
@@ -357,6 +372,7 @@ class RingEngine final : public Engine {
   std::unordered_map<std::string, InFlight> in_flight_;
   std::vector<bool> left_;  // said goodbye; on other ranks than 0 only oneself
   Clock::time_point last_stall_check_ = Clock::now();
+  int64_t agreed_ns_ = 0;  // when the last verdict came, for the timeline
   absl::Status ended_;
   bool progressed_ = false;
   bool finished_ = false;

@@ -4,6 +4,7 @@
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/fusion.h"
+#include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/ring/adasum.h"
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
@@ -43,6 +44,7 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
   const Kernels& kernels = ring_.kernels;
   int64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.bytes;
+  TimelineSpan span(Timeline::Phase::kPack, request, bytes);
 
   RingBuffers buffers;
   buffers.count = bytes / SizeInBytes(request.dtype);
@@ -69,8 +71,10 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
   }
   kernels.Synchronize();
 
+  span.Next(Timeline::Phase::kRing);
   TFRING_RETURN_IF_ERROR(RingAllreduce(ring_, buffers));
 
+  span.Next(Timeline::Phase::kUnpack);
   if (pieces.size() > 1) {
     const std::byte* position = fusion_buffer_.data();
     for (const Piece& piece : pieces) {

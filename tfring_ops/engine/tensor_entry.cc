@@ -32,6 +32,14 @@ int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
   return count * SizeInBytes(dtype);
 }
 
+int64_t SizeInBytes(const CollectiveRequest& request) {
+  int64_t bytes = 0;
+  for (const TensorInfo& tensor : request.tensors) {
+    bytes += SizeInBytes(request.dtype, tensor);
+  }
+  return bytes;
+}
+
 Range RowsOfRank(const TensorInfo& tensor, int rank, int size) {
   return ChunkOf(tensor.dims[0], size, rank);
 }

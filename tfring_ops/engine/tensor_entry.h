@@ -60,6 +60,9 @@ struct CollectiveRequest {
   std::vector<int64_t> splits;
 };
 
+// The size of all its tensors, as this rank has them.
+int64_t SizeInBytes(const CollectiveRequest& request);
+
 struct TensorEntry {
   struct Buffer {
     const void* input = nullptr;
@@ -84,6 +87,8 @@ struct TensorEntry {
   std::function<absl::StatusOr<void*>(int index,
                                       const std::vector<int64_t>& dims)>
       allocate_output;
+  // The engine's, for the timeline; 0 while that does not record.
+  int64_t submitted_ns = 0;
   // Called exactly once, usually on the engine's thread.  Must not block.
   std::function<void(const absl::Status&)> done;
 };

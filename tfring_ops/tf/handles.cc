@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/capi/engines.h"
+#include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
 
@@ -40,7 +41,8 @@ struct Handles::Pending {
   std::shared_ptr<EntryTensors> tensors;
   bool complete = false;
   Outcome outcome;
-  Callback callback;  // set once collected
+  Callback callback;           // set once collected
+  int64_t waits_since_ns = 0;  // and then, if the timeline records
 };
 
 Handles& Handles::Global() {
@@ -115,6 +117,7 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
   Forget(handle);
   if (pending->Deliverable()) return std::move(pending->outcome);
   pending->callback = std::move(callback);
+  pending->waits_since_ns = Timeline::Global().Now();
   if (pending->complete) pending->chain->failed.push_back(std::move(pending));
   return std::nullopt;
 }
@@ -139,6 +142,8 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
   }
   in_use.clear();
   for (const std::shared_ptr<Pending>& ready : deliverable) {
+    const auto& [process_set, name] = ready->name;
+    Timeline::Global().RecordWait(name, process_set, ready->waits_since_ns);
     ready->callback(std::move(ready->outcome));
   }
 }

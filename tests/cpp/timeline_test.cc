@@ -1,0 +1,149 @@
+// What a timeline keeps, and what engines tell it.
+#include "tfring_ops/engine/timeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+
+namespace tfring {
+namespace {
+
+using Phase = Timeline::Phase;
+using testing::ElementsAre;
+
+CollectiveRequest Request(const std::string& name) {
+  CollectiveRequest request;
+  request.name = name;
+  request.tensors = {{"a", {2, 3}}, {"b", {4}}};
+  return request;
+}
+
+// What is recorded while `action` runs.
+template <typename Action>
+Timeline::Recording Recorded(const Action& action, bool mark_verdicts = false) {
+  Timeline::Global().Start(mark_verdicts);
+  action();
+  return Timeline::Global().Stop();
+}
+
+TEST(TimelineTest, RecordsOnlyBetweenStartAndStop) {
+  Timeline& timeline = Timeline::Global();
+  EXPECT_EQ(timeline.Now(), 0);
+  {
+    const TimelineSpan before(Phase::kBucket, Request("before"), 1);
+  }
+  const Timeline::Recording recording = Recorded([&] {
+    // It began before.
+    timeline.RecordRequest(Phase::kAgree, Request("x"), 0, timeline.Now());
+    const int64_t begin = timeline.Now();
+    EXPECT_GT(begin, 0);
+    CollectiveRequest request = Request("y");
+    request.process_set_id = 7;
+    timeline.RecordRequest(Phase::kRequest, request, begin, begin + 5);
+  });
+  timeline.RecordWait("after", 0, 1);
+  ASSERT_EQ(recording.events.size(), 1);
+  const Timeline::Event& event = recording.events[0];
+  EXPECT_EQ(event.name, "y");
+  EXPECT_EQ(event.process_set, 7);
+  EXPECT_EQ(event.bytes, 40);
+  EXPECT_EQ(event.end_ns - event.begin_ns, 5);
+  EXPECT_TRUE(timeline.Stop().events.empty());
+}
+
+TEST(TimelineTest, PhasesOfASpanFollowEachOther) {
+  const Timeline::Recording recording = Recorded([] {
+    TimelineSpan span(Phase::kPack, Request("x"), 12);
+    span.Next(Phase::kRing);
+    span.End();
+    span.Next(Phase::kUnpack);  // It has ended.
+  });
+  ASSERT_EQ(recording.events.size(), 2);
+  const Timeline::Event& pack = recording.events[0];
+  const Timeline::Event& ring = recording.events[1];
+  EXPECT_EQ(pack.phase, Phase::kPack);
+  EXPECT_EQ(ring.phase, Phase::kRing);
+  EXPECT_LE(pack.begin_ns, pack.end_ns);
+  EXPECT_LE(pack.end_ns, ring.begin_ns);
+  EXPECT_EQ(ring.bytes, 12);
+}
+
+TEST(TimelineTest, WhatIsTooMuchIsCounted) {
+  const Timeline::Recording recording = Recorded([] {
+    for (size_t i = 0; i < Timeline::kMaxEvents + 3; ++i) {
+      Timeline::Global().RecordWait("x", 0, 1);
+    }
+  });
+  EXPECT_EQ(recording.events.size(), Timeline::kMaxEvents);
+  EXPECT_EQ(recording.dropped, 3);
+}
+
+TEST(TimelineTest, AnAllreduceOnEveryRank) {
+  constexpr int kSize = 3;
+  constexpr size_t kCount = 1000;
+  Job job(kSize);
+  const Entries entries = MakeEntries(kSize, "x", kCount);
+  const Timeline::Recording recording = Recorded([&] {
+    job.Submit(entries);
+    ExpectSums(entries);
+  });
+  // By thread, as each rank's engine has one.
+  std::map<int, std::map<Phase, Timeline::Event>> ranks;
+  for (const Timeline::Event& event : recording.events) {
+    EXPECT_TRUE(ranks[event.thread].emplace(event.phase, event).second);
+  }
+  ASSERT_EQ(ranks.size(), kSize);
+  for (const auto& [thread, of_phase] : ranks) {
+    std::vector<Phase> phases;
+    for (const auto& [phase, event] : of_phase) {
+      phases.push_back(phase);
+      EXPECT_EQ(event.name, "x");
+      EXPECT_EQ(event.bytes, kCount * sizeof(float));
+      EXPECT_LE(event.begin_ns, event.end_ns);
+    }
+    ASSERT_THAT(phases,
+                ElementsAre(Phase::kRequest, Phase::kAgree, Phase::kBucket,
+                            Phase::kPack, Phase::kRing, Phase::kUnpack));
+    const auto begin = [&](Phase phase) { return of_phase.at(phase).begin_ns; };
+    const auto end = [&](Phase phase) { return of_phase.at(phase).end_ns; };
+    EXPECT_EQ(begin(Phase::kAgree), begin(Phase::kRequest));
+    EXPECT_LE(end(Phase::kAgree), begin(Phase::kBucket));
+    EXPECT_LE(begin(Phase::kBucket), begin(Phase::kPack));
+    EXPECT_LE(end(Phase::kPack), begin(Phase::kRing));
+    EXPECT_LE(end(Phase::kRing), begin(Phase::kUnpack));
+    EXPECT_LE(end(Phase::kUnpack), end(Phase::kBucket));
+    EXPECT_LE(end(Phase::kBucket), end(Phase::kRequest));
+  }
+}
+
+TEST(TimelineTest, VerdictsWhereTheyAreAskedFor) {
+  constexpr int kSize = 2;
+  Job job(kSize);
+  for (const bool mark_verdicts : {false, true}) {
+    const Timeline::Recording recording =
+        Recorded([&] { ExpectWorks(job); }, mark_verdicts);
+    int verdicts = 0;
+    for (const Timeline::Event& event : recording.events) {
+      verdicts += event.phase == Phase::kVerdict;
+    }
+    EXPECT_EQ(verdicts, mark_verdicts ? kSize : 0);
+  }
+}
+
+TEST(TimelineTest, StartsAndStopsWhileEnginesWork) {
+  Job job(2);
+  std::thread user([] {
+    for (int i = 0; i < 50; ++i) Recorded([] { std::this_thread::yield(); });
+  });
+  for (int i = 0; i < 50; ++i) ExpectWorks(job, "x" + std::to_string(i));
+  user.join();
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,96 @@
+"""A timeline has what every rank did, on one clock."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from mpi4py import MPI
+
+import tfring
+from tfring import timeline
+from tfring.timeline import summary
+from tfring.timeline.__main__ import main
+
+
+def _shared_path(tmp_path: Path) -> Path:
+    return Path(MPI.COMM_WORLD.bcast(str(tmp_path / "timeline.json")))
+
+
+def test_timeline(
+    tmp_path: Path, rank: int, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _shared_path(tmp_path)
+    tfring.allreduce(tf.ones([5]), name="before")
+    tfring.start_timeline(str(path), mark_cycles=True)
+    with pytest.raises(ValueError, match="stop_timeline first"):
+        tfring.start_timeline("another.json")
+    for _ in range(2):
+        tfring.allreduce(tf.ones([1000]), name="tab\there")
+    tfring.barrier()
+    if rank == size - 1:
+        time.sleep(0.2)  # the slowest, by far
+    tfring.allgather(tf.ones([10]), name="rows")
+    tfring.stop_timeline()
+    with pytest.raises(ValueError, match="no timeline"):
+        tfring.stop_timeline()
+    MPI.COMM_WORLD.Barrier()
+
+    events = summary.read(path)
+    assert {event["pid"] for event in events} == set(range(size))
+    figures = summary.summarize(events)
+    for of_rank in figures.ranks.values():
+        assert of_rank.requests == of_rank.buckets == 4
+        assert of_rank.count_bytes == 2 * 4000 + 40
+        assert of_rank.seconds > 0
+        assert 0 <= of_rank.overlap <= 1
+    assert figures.kinds["allreduce"].buckets == 2
+    assert figures.kinds["allgather"].count_bytes == 40 * size
+    for phase in ("pack", "ring", "unpack"):
+        # Within their bucket, on the thread of the engine.
+        [*parts] = [e for e in events if e.get("cat") == phase]
+        assert len(parts) == 2 * size
+        for part in parts:
+            [around] = [
+                event
+                for event in events
+                if event.get("cat") == "bucket"
+                and (event["pid"], event["tid"]) == (part["pid"], part["tid"])
+                and event["ts"] <= part["ts"]
+                and part["ts"] + part["dur"] <= event["ts"] + event["dur"]
+            ]
+            assert around["args"]["request"] == r"tab\there"
+    assert sum(event.get("cat") == "verdict" for event in events) >= 4 * size
+    if size > 1:
+        assert figures.slowest_rank == size - 1
+        assert 0.04 < figures.ranks[size - 1].late_seconds < 10
+    assert main(["summarize", str(path)]) == 0
+    assert f"slowest rank: {figures.slowest_rank}" in capsys.readouterr().out
+
+
+def test_from_init_to_shutdown(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _shared_path(tmp_path)
+    tfring.shutdown()
+    monkeypatch.setenv("TFRING_TIMELINE", str(path))
+    tfring.init()
+    tfring.allreduce(tf.ones([5]))
+    tfring.shutdown()
+    monkeypatch.delenv("TFRING_TIMELINE")
+    tfring.init()
+    MPI.COMM_WORLD.Barrier()
+    assert len(summary.summarize(summary.read(path)).ranks) == size
+    assert not timeline.is_recording()
+
+
+def test_clock_offset(rank: int, size: int) -> None:
+    """Between machines it is measured; here the clocks are the same one."""
+    comm = MPI.COMM_WORLD
+    assert timeline._clock_offset_ns(comm) == 0
+    for other in range(1, size):
+        if rank in (0, other):
+            offset_ns = timeline._measured_offset_ns(comm, other)
+            assert abs(offset_ns) < 50e6

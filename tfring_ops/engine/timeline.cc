@@ -1,0 +1,123 @@
+#include "tfring_ops/engine/timeline.h"
+
+#include <chrono>
+#include <utility>
+
+namespace tfring {
+namespace {
+
+int ThisThread() {
+  static std::atomic<int> threads{0};
+  static thread_local const int number = threads++;
+  return number;
+}
+
+}  // namespace
+
+Timeline& Timeline::Global() {
+  static Timeline& timeline = *new Timeline();
+  return timeline;
+}
+
+void Timeline::Start(bool mark_verdicts) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  recording_ = Recording();
+  mark_verdicts_ = mark_verdicts;
+  records_ = true;
+}
+
+Timeline::Recording Timeline::Stop() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  records_ = false;
+  return std::exchange(recording_, Recording());
+}
+
+int64_t Timeline::Now() const {
+  if (!records_.load(std::memory_order_relaxed)) return 0;
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void Timeline::RecordRequest(Phase phase, const CollectiveRequest& request,
+                             int64_t begin_ns, int64_t end_ns) {
+  if (begin_ns == 0 || end_ns == 0) return;
+  Record({phase, request.kind, request.process_set_id, request.name,
+          SizeInBytes(request), begin_ns, end_ns, ThisThread()});
+}
+
+void Timeline::RecordWait(const std::string& name, int process_set,
+                          int64_t begin_ns) {
+  if (begin_ns == 0) return;
+  Record({Phase::kWait, CollectiveKind::kAllreduce, process_set, name, 0,
+          begin_ns, Now(), ThisThread()});
+}
+
+void Timeline::RecordVerdict(int process_set) {
+  const int64_t now = Now();
+  if (now == 0 || !mark_verdicts_) return;
+  Record({Phase::kVerdict, CollectiveKind::kBarrier, process_set, "", 0, now,
+          now, ThisThread()});
+}
+
+void Timeline::Record(Event event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // It may have stopped, and begun anew, since.
+  if (!records_ || event.end_ns == 0) return;
+  if (recording_.events.size() < kMaxEvents) {
+    recording_.events.push_back(std::move(event));
+  } else {
+    ++recording_.dropped;
+  }
+}
+
+TimelineSpan::TimelineSpan(Timeline::Phase phase,
+                           const CollectiveRequest& request, int64_t bytes) {
+  const int64_t now = Timeline::Global().Now();
+  if (now == 0) return;
+  event_ = Timeline::Event{
+      phase, request.kind, request.process_set_id, request.name, bytes, now,
+      0,     ThisThread()};
+}
+
+TimelineSpan::~TimelineSpan() { End(); }
+
+void TimelineSpan::Next(Timeline::Phase phase) {
+  if (!event_) return;
+  Timeline::Event next = *event_;
+  End();
+  next.phase = phase;
+  next.begin_ns = Timeline::Global().Now();
+  event_ = std::move(next);
+}
+
+void TimelineSpan::End() {
+  if (!event_) return;
+  event_->end_ns = Timeline::Global().Now();
+  Timeline::Global().Record(*std::move(event_));
+  event_.reset();
+}
+
+const char* Name(Timeline::Phase phase) {
+  switch (phase) {
+    case Timeline::Phase::kRequest:
+      return "request";
+    case Timeline::Phase::kAgree:
+      return "agree";
+    case Timeline::Phase::kBucket:
+      return "bucket";
+    case Timeline::Phase::kPack:
+      return "pack";
+    case Timeline::Phase::kRing:
+      return "ring";
+    case Timeline::Phase::kUnpack:
+      return "unpack";
+    case Timeline::Phase::kWait:
+      return "wait";
+    case Timeline::Phase::kVerdict:
+      return "verdict";
+  }
+  return "?";
+}
+
+}  // namespace tfring

@@ -1,0 +1,111 @@
+// What the engines of this process do, and when: recorded between Start and
+// Stop, for a picture of it (tfring/timeline/).
+//
+// Thread-safe.  One of a process, as the engines of all process sets, and the
+// operations that wait for them, share one clock and one picture.
+//
+// Invariants:
+// - While it does not record, it costs one atomic load for each thing that it
+//   would have recorded.
+// - It keeps at most `kMaxEvents`; what comes later is counted.
+#ifndef TFRING_OPS_ENGINE_TIMELINE_H_
+#define TFRING_OPS_ENGINE_TIMELINE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+class Timeline {
+ public:
+  enum class Phase : uint8_t {
+    kRequest,  // from its submission to its done
+    kAgree,    // from its submission to the ranks' agreement
+    kBucket,   // requests that run together, on an engine's thread;
+    kPack,     // their parts: copies into the fusion buffer,
+    kRing,     // what goes over the transport,
+    kUnpack,   // and copies back
+    kWait,     // an operation that cannot go on before its request is done
+    kVerdict,  // a moment: the coordinator's word has come
+  };
+
+  struct Event {
+    Phase phase;
+    CollectiveKind kind;
+    int process_set;
+    std::string name;  // of the request, or of the first of a bucket
+    int64_t bytes;     // of this rank's tensors
+    // Of std::chrono::steady_clock.
+    int64_t begin_ns, end_ns;
+    int thread;  // a number for each that has recorded something
+  };
+
+  struct Recording {
+    std::vector<Event> events;
+    int64_t dropped = 0;  // events that were too many
+  };
+
+  static constexpr size_t kMaxEvents = 500'000;
+
+  // Lives for ever.
+  static Timeline& Global();
+
+  // Begins anew.
+  void Start(bool mark_verdicts);
+  // Ends; what has been recorded, once.
+  Recording Stop();
+
+  // 0 while it does not record.
+  int64_t Now() const;
+
+  // Each is recorded only if it began while the timeline did record: at a
+  // `begin_ns` that is not 0.
+  void RecordRequest(Phase phase, const CollectiveRequest& request,
+                     int64_t begin_ns, int64_t end_ns);
+  void RecordWait(const std::string& name, int process_set, int64_t begin_ns);
+  // Where they are asked for.
+  void RecordVerdict(int process_set);
+
+ private:
+  friend class TimelineSpan;
+
+  void Record(Event event);
+
+  std::atomic<bool> records_{false};
+  std::atomic<bool> mark_verdicts_{false};
+  std::mutex mutex_;
+  Recording recording_;
+};
+
+// What the thread does from here to the end of the scope, in one phase or in
+// several, one after the other.
+class TimelineSpan {
+ public:
+  // `request` is the first of its bucket, `bytes` are those of all.
+  TimelineSpan(Timeline::Phase phase, const CollectiveRequest& request,
+               int64_t bytes);
+  ~TimelineSpan();
+  TimelineSpan(const TimelineSpan&) = delete;
+  TimelineSpan& operator=(const TimelineSpan&) = delete;
+
+  // Ends the phase and begins another.
+  void Next(Timeline::Phase phase);
+  // Ends it, before the scope does.
+  void End();
+
+ private:
+  std::optional<Timeline::Event> event_;  // if it records
+};
+
+const char* Name(Timeline::Phase phase);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_TIMELINE_H_
