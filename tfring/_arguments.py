@@ -163,7 +163,7 @@ def checked_name(
 ) -> str:
     """What ranks know a collective by.
 
-    Within `tf.name_scope` it begins with the scope.
+    A `name` within `tf.name_scope` begins with the scope.
     """
     # After all other checks: a rank whose call raises has not counted it, or
     # from then on its names would be other than those of the other ranks.
@@ -171,16 +171,16 @@ def checked_name(
         raise TypeError(
             f"{kind}: name must be a string that is not empty, got {name!r}."
         )
-    graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or (name and graph.building_function):
-        if name is None:
-            # Named by the engine, as it comes: for every new name here
-            # TensorFlow would make a new kernel, and keep it.
-            return ""
-        scope = "" if ignore_name_scope else tf.get_current_name_scope()
-        return f"{scope}/{name}" if scope else name
+    if name and not ignore_name_scope:
+        scope = tf.get_current_name_scope()
+        name = f"{scope}/{name}" if scope else name
+    if tf.executing_eagerly():
+        # Without a name it is named by the engine, as it comes: for every new
+        # name here TensorFlow would make a new kernel, and keep it.
+        return name or ""
+    if name and tf.compat.v1.get_default_graph().building_function:
+        return name
     # By the position in this graph, so that every trace of a function gives
     # the same names, however often a rank traces it. So are explicit ones in a
     # graph of TensorFlow 1, where two of one name could run at the same time.
-    with graph.name_scope(None) if ignore_name_scope else nullcontext():
-        return unique_name(name or kind, process_set)
+    return unique_name(name or kind, process_set)

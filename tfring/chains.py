@@ -309,12 +309,15 @@ def unique_name(name: str, process_set: ProcessSet) -> str:
     """A request name that is new in the graph that is being traced.
 
     Equal on the ranks of the set, whatever collectives of other sets they have
-    in their graphs.
+    in their graphs. And in whatever name scope they are: such have the numbers
+    of Keras's layers, and one rank may have made more layers than another.
     """
     process_set_id = checked_id(process_set)
     if process_set_id != 0:
         name = f"process_set_{process_set_id}/{name}"
-    return str(tf.compat.v1.get_default_graph().unique_name(name))
+    graph = tf.compat.v1.get_default_graph()
+    with graph.name_scope(None):
+        return str(graph.unique_name(name))
 
 
 def join() -> tf.Tensor:

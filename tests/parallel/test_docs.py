@@ -14,6 +14,7 @@ import pytest
 import tfring
 import tfring.callbacks
 import tfring.data
+from tfring.process_sets import added
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -60,6 +61,8 @@ def test_example_of(
     for block in blocks:
         # Epochs enough to see a schedule, not to wait for it.
         exec(block.replace("epochs=90", "epochs=2"), _context())
+    for process_set in added():
+        tfring.remove_process_set(process_set)
 
 
 def test_readme() -> None:

@@ -86,6 +86,24 @@ def test_one_graph_of_tensorflow_1(explicit, rank, size):
         )
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_automatic_names_know_no_scopes(jit_compile, rank, size):
+    """In a Keras layer they would: its number is this process's alone."""
+
+    @tf.function(jit_compile=jit_compile)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.name_scope(f"layer_{rank}"):
+                y = tfring.allreduce(x, op=tfring.Sum)
+                z = tfring.grouped_allreduce([y, y], op=tfring.Sum)
+            loss = tf.add_n(z)
+        return loss, tape.gradient(loss, x)
+
+    loss, gradient = step(tf.constant(1.0))
+    assert loss == gradient == 2 * size**2
+
+
 def test_two_sessions_run_one_graph(rank, size):
     if size == 1:
         pytest.skip("on one rank nothing waits")
