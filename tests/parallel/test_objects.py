@@ -108,6 +108,8 @@ def test_in_a_session(name, rank, size):
 
 def test_of_a_process_set(rank, size):
     # The last ranks, so that a rank's number and its place in the set differ.
+    if size == 1:
+        pytest.skip("one rank has no other set than the world")
     last = [*range(size // 2, size)]
     ranks = tfring.add_process_set(tfring.ProcessSet(last))
     options = {"process_set": ranks}
