@@ -254,7 +254,7 @@ def test_self_test(start):
     assert process.returncode == 0, output
     lines = [line for line in output.splitlines() if line.startswith("[0]   ")]
     checks = [line for line in lines if line.endswith(" ok")]
-    assert len(checks) == 6, output
+    assert len(checks) == 10, output
     assert re.search(r"allreduce of 4 bytes +\d+ us", output)
     assert re.search(r"allreduce of 64 MiB +\d+ ms, \d+\.\d+ GB/s", output)
     assert re.search(r"ranks 0 and 1 +\d+ us, \d+\.\d+ GB/s", output)

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,13 +38,15 @@ def main() -> int:
     tfring.init()
     from mpi4py import MPI
 
+    from tfring.run.collective_checks import CHECKS
+
     world = MPI.COMM_WORLD
     report = _Report(world.rank == 0)
     places = world.allgather(_Place.of_this_rank())
     report.layout(places)
     failures = []
     report.heading("Collectives")
-    for name, check in _CHECKS:
+    for name, check in CHECKS:
         failures += report.check(name, world.gather(_complaint(check)))
     failures = world.bcast(failures)
     links: list[_Link] = []
@@ -110,91 +112,6 @@ def _complaint(check: Callable[[int, int], None]) -> str | None:
     except Exception as error:
         return str(error).splitlines()[0] if str(error) else repr(error)
     return None
-
-
-def _expect(result: Any, expected: Any) -> None:
-    result = np.asarray(result)
-    expected = np.asarray(expected).astype(result.dtype)
-    if not np.array_equal(result, expected):
-        raise ValueError(
-            f"wrong result: expected {expected.ravel()[:4]} ..., got "
-            f"{result.ravel()[:4]} ..."
-        )
-
-
-def _check_allreduce(rank: int, size: int) -> None:
-    import tensorflow as tf
-
-    import tfring
-
-    total = size * (size + 1) // 2
-    for dtype in (tf.float32, tf.bfloat16, tf.int64):
-        ones = tf.ones([1000], dtype)
-        x = ones * tf.cast(rank + 1, dtype)
-        _expect(tfring.allreduce(x, op=tfring.Sum), np.full(1000, total))
-        _expect(tfring.allreduce(x, op=tfring.Max), np.full(1000, size))
-    mean = tfring.allreduce(tf.fill([3], float(rank + 1)))
-    _expect(mean * 2, np.full(3, size + 1))
-
-
-def _check_grouped_allreduce(rank: int, size: int) -> None:
-    import tensorflow as tf
-
-    import tfring
-
-    tensors = [tf.fill([n], float(rank)) for n in (1, 1000, 100_000)]
-    results = tfring.grouped_allreduce(tensors, op=tfring.Sum)
-    for tensor, result in zip(tensors, results, strict=True):
-        _expect(result, np.full(tensor.shape, size * (size - 1) // 2))
-
-
-def _check_allgather(rank: int, size: int) -> None:
-    import tensorflow as tf
-
-    import tfring
-
-    result = tfring.allgather(tf.fill([rank + 1, 2], rank))
-    rows = [[r, r] for r in range(size) for _ in range(r + 1)]
-    _expect(result, rows)
-
-
-def _check_broadcast(rank: int, size: int) -> None:
-    import tensorflow as tf
-
-    import tfring
-
-    for root in (0, size - 1):
-        _expect(tfring.broadcast(tf.fill([1000], rank), root), [root] * 1000)
-
-
-def _check_function(rank: int, size: int, *, jit_compile: bool = False) -> None:
-    import tensorflow as tf
-
-    import tfring
-
-    def step(x: tf.Tensor) -> Any:
-        y = tfring.allreduce(x, op=tfring.Sum, name="self_test/x")
-        return tfring.broadcast(y * x, 0, name="self_test/y")
-
-    compiled_step = tf.function(step, jit_compile=jit_compile)
-    for factor in range(1, 4):
-        expected = factor * factor * size * (size + 1) // 2
-        result = compiled_step(tf.fill([1000], factor * (rank + 1.0)))
-        _expect(result, np.full(1000, expected))
-
-
-def _check_jit(rank: int, size: int) -> None:
-    _check_function(rank, size, jit_compile=True)
-
-
-_CHECKS: Sequence[tuple[str, Callable[[int, int], None]]] = (
-    ("allreduce", _check_allreduce),
-    ("grouped_allreduce", _check_grouped_allreduce),
-    ("allgather", _check_allgather),
-    ("broadcast", _check_broadcast),
-    ("in a tf.function", _check_function),
-    ("with jit_compile=True", _check_jit),
-)
 
 
 def _time_collectives(world: MPI.Intracomm) -> tuple[float, float]:
