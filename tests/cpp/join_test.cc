@@ -317,12 +317,8 @@ TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
       {CollectiveKind::kReduceScatter,
        "reducescatter of 'a': " + rank + " has joined"},
       {CollectiveKind::kAlltoall, "alltoall of 'a': " + rank + " has joined"}};
-  // To the end: TSan does not see the count by which a Status is shared, in
-  // TensorFlow's library, so the engines must have let go of theirs before.
-  std::vector<Entries> all_entries;
   for (const auto& [kind, text] : kinds) {
-    const Entries& entries =
-        all_entries.emplace_back(MakeEntries(kSize, "a", kSize));
+    const Entries entries = MakeEntries(kSize, "a", kSize);
     for (const auto& entry : entries) {
       entry->request.kind = kind;
       entry->request.root_rank = joined();

@@ -15,26 +15,38 @@
 namespace tfring {
 namespace {
 
+Bytes BytesOf(int64_t& number) {
+  return Bytes(reinterpret_cast<std::byte*>(&number), sizeof(number));
+}
+
+class EveryTransportTest : public testing::TestWithParam<Medium> {
+ protected:
+  Transport& rank(int rank) { return *transports_[rank]; }
+
+  std::vector<std::unique_ptr<Transport>> transports_ =
+      MakeTransports(GetParam(), 3);
+};
+INSTANTIATE_TEST_SUITE_P(Media, EveryTransportTest,
+                         testing::Values(Medium::kInProcess,
+                                         Medium::kSharedMemory,
+                                         Medium::kNodesOfTwo));
+
 class InProcessTransportTest : public testing::Test {
  protected:
-  static Bytes BytesOf(int64_t& number) {
-    return Bytes(reinterpret_cast<std::byte*>(&number), sizeof(number));
-  }
-
   Transport& rank(int rank) { return *transports_[rank]; }
 
   std::vector<std::unique_ptr<Transport>> transports_ =
       MakeInProcessTransports(3);
 };
 
-TEST_F(InProcessTransportTest, KnowsItsPlace) {
+TEST_P(EveryTransportTest, KnowsItsPlace) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(rank(i).rank(), i);
     EXPECT_EQ(rank(i).size(), 3);
   }
 }
 
-TEST_F(InProcessTransportTest, MessagesOfOnePeerArriveInOrder) {
+TEST_P(EveryTransportTest, MessagesOfOnePeerArriveInOrder) {
   int64_t sent[] = {1, 2, 3}, received[] = {0, 0, 0}, other = 9, of_other = 0;
   std::vector<Request> requests;
   for (int64_t& number : sent) {

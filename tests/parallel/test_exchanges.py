@@ -285,7 +285,7 @@ def test_no_rank_passes_a_barrier_before_the_last_has_come(mode, rank, size):
 
 def test_a_barrier_in_a_graph_of_tensorflow_1():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        session.run(tfring.barrier())
+        assert session.run(tfring.barrier()) is None
 
 
 @pytest.mark.parametrize("mode", MODES)
