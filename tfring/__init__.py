@@ -29,7 +29,7 @@ from tfring import _abi
 
 __version__ = "0.1.0"
 
-_abi.check()
+_abi.check_at_import()
 
 if TYPE_CHECKING:
     from tfring import callbacks as callbacks

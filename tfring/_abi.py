@@ -43,6 +43,21 @@ def check() -> None:
         _check_loadable(build.MPI_VERSION, build.MPI_LIBRARY_SONAME)
 
 
+def check_at_import() -> None:
+    """As `check`; but `tfringrun` ends with the sentence, without a traceback.
+
+    Raises:
+      ImportError: as `check`.
+      SystemExit: the same, in `tfringrun`.
+    """
+    try:
+        check()
+    except ImportError as error:
+        if _in_launcher():
+            sys.exit(f"tfringrun: {error}")
+        raise
+
+
 def mpi_library() -> Path:
     """Returns the libmpi that tfring was built for.
 
@@ -60,6 +75,14 @@ def mpi_library() -> Path:
         if library.exists():
             return library
     return Path(build.MPI_LIBRARY_SONAME)
+
+
+def _in_launcher() -> bool:
+    """Whether this process is `tfringrun`, or a part of it."""
+    if "-m" in sys.argv[:1]:  # Python is still looking for what to run
+        module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
+        return module.split(".")[:2] == ["tfring", "run"]
+    return bool(sys.argv) and Path(sys.argv[0]).name == "tfringrun"
 
 
 def _build_info() -> Any:

@@ -14,6 +14,8 @@ import uuid
 import pytest
 from jobs import TFRINGRUN, running
 
+from tfring import _abi
+
 # The rank, as any of the MPI launchers tells it.
 RANK = """
 import os, sys, time
@@ -246,6 +248,21 @@ def test_check_build(start):
     assert "mpirun" in facts["mpirun"]
     assert facts["XLA"].startswith("yes")
     assert facts["CUDA"].startswith(("yes", "no"))
+
+
+def test_check_build_without_an_mpi(start, tmp_path):
+    library = _abi.mpi_library().name
+    (tmp_path / library).write_text("This is no library.")
+    process = start(
+        [*TFRINGRUN, "--check-build"],
+        env={"LD_LIBRARY_PATH": str(tmp_path)},
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    [mpi] = [line for line in output.splitlines() if line.startswith("  MPI")]
+    assert f"{tmp_path / library}, of " in mpi
+    assert "cannot be loaded: " in mpi
+    assert "Traceback" not in output
 
 
 def test_self_test(start):

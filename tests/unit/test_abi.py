@@ -146,3 +146,27 @@ def test_mpirun_of_another_mpi(build, monkeypatch, version, variable, launcher):
     text = message()
     assert f"started by {launcher}'s mpirun" in text
     assert "tfringrun" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "orig_argv", "in_launcher"),
+    [
+        (["/bin/tfringrun", "--check-build"], [], True),
+        (["-m"], ["python", "-X", "dev", "-m", "tfring.run", "-np", "2"], True),
+        (["-m"], ["python", "-m", "tfring.run.check_build"], True),
+        (["-m"], ["python", "-m", "tfring.bench"], False),
+        (["train.py"], ["python", "train.py", "-m", "tfring.run"], False),
+        ([], [], False),
+    ],
+)
+def test_the_launcher_ends_without_a_traceback(
+    build, monkeypatch, argv, orig_argv, in_launcher
+):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+    _abi.check_at_import()
+    install(monkeypatch, {})
+    expected = SystemExit if in_launcher else ImportError
+    with pytest.raises(expected) as raised:
+        _abi.check_at_import()
+    assert str(raised.value) == in_launcher * "tfringrun: " + message()

@@ -20,14 +20,25 @@ def main() -> int:
     print(f"tfring {tfring.__version__}")
     _say("Python", platform.python_version())
     _say("compiler", _build_info.COMPILER)
-    return max(_check_mpi(), _check_tensorflow())
+    # The op library cannot be opened without its MPI.
+    return _check_mpi() or _check_tensorflow()
 
 
 def _check_mpi() -> int:
-    from tfring import _build_info, _native
+    from tfring import _abi, _build_info, _native
     from tfring.run import mpi_launchers
 
-    MPI = _native.mpi()  # noqa: N806
+    try:
+        MPI = _native.mpi()  # noqa: N806
+    except (ImportError, RuntimeError) as error:  # RuntimeError is mpi4py's
+        reason = " ".join(str(error).split())
+        _say(
+            "MPI",
+            f"none: {_abi.mpi_library()}, of {_build_info.MPI_VERSION}, cannot "
+            f"be loaded: {reason}. Install that MPI again, or build tfring "
+            "with the one that you have.",
+        )
+        return 1
 
     levels = {
         MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
