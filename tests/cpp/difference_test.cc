@@ -45,6 +45,14 @@ TEST(DifferenceTest, OfDtype) {
             "dtypes differ. Rank 0 sent float32; rank 2 sent float64");
 }
 
+TEST(DifferenceTest, OfWhereTheTensorsAre) {
+  const std::string difference =
+      DifferenceAfter([](CollectiveRequest& request) { request.device = 1; });
+  EXPECT_EQ(difference,
+            "places of the tensors differ. Rank 0 sent host memory; rank 2 "
+            "sent GPU memory");
+}
+
 TEST(DifferenceTest, OfShape) {
   EXPECT_EQ(DifferenceAfter([](CollectiveRequest& request) {
               request.tensors[0].dims = {784};

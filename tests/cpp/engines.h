@@ -70,7 +70,7 @@ class FloatEntry {
   }
 
   void SubmitTo(Engine& engine) {
-    TensorEntry entry;
+    TensorEntry entry = callbacks;
     entry.request = request;
     entry.buffers = {{data_.data(), data_.data()}};
     entry.allocate_output = [this](int, const std::vector<int64_t>& dims) {
@@ -94,7 +94,9 @@ class FloatEntry {
                : data_;
   }
 
-  CollectiveRequest request;  // may be changed before it is submitted
+  // May be changed before it is submitted.
+  CollectiveRequest request;
+  TensorEntry callbacks;  // what else the entry gets
   Outcome outcome;
   int last_joined = -1;  // of a join, once it is done
 
@@ -124,10 +126,17 @@ class Job {
       : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
             options) {}
 
+  // Of process sets that `change` has changed.
+  Job(int size, const std::function<void(int rank, ProcessSet&)>& change)
+      : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
+            ShortOptions(), /*id=*/0, /*world_ranks=*/{}, /*on_lost=*/nullptr,
+            change) {}
+
   // Of a process set, if it is given which ranks of the world it has.
   Job(Transports control, Transports data, const Options& options, int id = 0,
       const std::vector<int32_t>& world_ranks = {},
-      const std::function<void(const absl::Status&)>& on_lost = nullptr)
+      const std::function<void(const absl::Status&)>& on_lost = nullptr,
+      const std::function<void(int rank, ProcessSet&)>& change = nullptr)
       : engines_(control.size()), started_(control.size()) {
     OnThreads(size(), [&](int rank) {
       ProcessSet process_set;
@@ -136,6 +145,7 @@ class Job {
       process_set.id = id;
       process_set.world_ranks = world_ranks;
       process_set.on_lost = on_lost;
+      if (change) change(rank, process_set);
       auto engine =
           Engine::Start(options, std::move(process_set), CpuKernels());
       started_[rank] = engine.status();

@@ -50,6 +50,8 @@ TEST(FusibleTest, WantsAllreducesThatDifferInTensorsAlone) {
   };
   EXPECT_FALSE(fusible_after(
       [](CollectiveRequest& request) { request.dtype = DataType::kFloat64; }));
+  EXPECT_FALSE(
+      fusible_after([](CollectiveRequest& request) { request.device = 0; }));
   EXPECT_FALSE(fusible_after(
       [](CollectiveRequest& request) { request.op = ReduceOp::kMax; }));
   EXPECT_FALSE(fusible_after(

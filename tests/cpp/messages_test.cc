@@ -13,6 +13,7 @@ ReadyList MakeReadyList() {
   request.name = "bucket 1";
   request.process_set_id = 4;
   request.kind = CollectiveKind::kBroadcast;
+  request.device = 3;
   request.dtype = DataType::kBfloat16;
   request.op = ReduceOp::kMax;
   request.root_rank = 3;
@@ -53,6 +54,7 @@ TEST(MessagesTest, AReadyListComesBackAsItWas) {
   EXPECT_EQ(received.name, sent.name);
   EXPECT_EQ(received.process_set_id, sent.process_set_id);
   EXPECT_EQ(received.kind, sent.kind);
+  EXPECT_EQ(received.device, sent.device);
   EXPECT_EQ(received.dtype, sent.dtype);
   EXPECT_EQ(received.op, sent.op);
   EXPECT_EQ(received.root_rank, sent.root_rank);

@@ -82,6 +82,12 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   if (a.tensors.size() != b.tensors.size()) {
     return compare("numbers of tensors", Tensors(a), Tensors(b));
   }
+  if (OnDevice(a) != OnDevice(b)) {
+    const auto memory = [](const CollectiveRequest& request) {
+      return OnDevice(request) ? "GPU memory" : "host memory";
+    };
+    return compare("places of the tensors", memory(a), memory(b));
+  }
   if (a.dtype != b.dtype) {
     return compare("dtypes", Name(a.dtype), Name(b.dtype));
   }

@@ -14,7 +14,7 @@
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/coordinator.h"
-#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/engine/lanes.h"
 #include "tfring_ops/engine/mailbox.h"
 #include "tfring_ops/engine/messages.h"
 #include "tfring_ops/engine/stand_in.h"
@@ -46,7 +46,7 @@ class RingEngine final : public Engine {
                      ? Members(size())
                      : Members(process_set_.id, process_set_.world_ranks)),
         mailbox_(*process_set_.control),
-        executor_(options_, *process_set_.data, kernels),
+        lanes_(options_, process_set_, kernels),
         left_(size()) {
     if (rank() == kCoordinatorRank) coordinator_.emplace(options_, members_);
     thread_ = std::thread([this] { Run(); });
@@ -57,6 +57,7 @@ class RingEngine final : public Engine {
   void Submit(TensorEntry entry) override {
     entry.submitted_ns = Timeline::Global().Now();
     absl::Status status = CheckRoot(entry.request);
+    if (status.ok()) status = lanes_.CheckDevice(entry.request);
     if (status.ok()) status = submissions_.Add(entry);
     if (!status.ok()) entry.done(status);
   }
@@ -114,7 +115,7 @@ class RingEngine final : public Engine {
     if (status.ok()) status = mailbox_.Flush();
     if (!status.ok()) {
       // Peers may be waiting for this rank, and buffers still be in flight.
-      process_set_.data->Abort(status);
+      lanes_.Abort(status);
       process_set_.control->Abort(status);
       End(status);
       if (process_set_.on_lost) process_set_.on_lost(status);
@@ -262,6 +263,11 @@ class RingEngine final : public Engine {
                          "', which it has not submitted"));
       }
     }
+    const absl::StatusOr<Lanes::Open*> lane = lanes_.Of(entries[0]->request);
+    if (!lane.ok()) {
+      for (const std::string& name : bucket.names) Finish(name, lane.status());
+      return absl::OkStatus();
+    }
     const int contributors =
         bucket.requests.empty() ? size() : bucket.contributors;
     if (contributors < size()) {
@@ -271,29 +277,6 @@ class RingEngine final : public Engine {
     }
     TimelineSpan span(Timeline::Phase::kBucket, entries[0]->request, bytes);
     switch (entries[0]->request.kind) {
-      case CollectiveKind::kAllreduce:
-        TFRING_RETURN_IF_ERROR(executor_.Allreduce(entries));
-        break;
-      case CollectiveKind::kAdasum:
-        TFRING_RETURN_IF_ERROR(executor_.Adasum(*entries[0]));
-        break;
-      case CollectiveKind::kAllgather:
-        if (entries[0]->on_contributors) {
-          entries[0]->on_contributors(contributors);
-        }
-        TFRING_RETURN_IF_ERROR(
-            executor_.Allgather(*entries[0], bucket.first_dims));
-        break;
-      case CollectiveKind::kBroadcast:
-        TFRING_RETURN_IF_ERROR(executor_.Broadcast(
-            *entries[0], members_.RankOf(entries[0]->request.root_rank)));
-        break;
-      case CollectiveKind::kReduceScatter:
-        TFRING_RETURN_IF_ERROR(executor_.ReduceScatter(*entries[0]));
-        break;
-      case CollectiveKind::kAlltoall:
-        TFRING_RETURN_IF_ERROR(executor_.Alltoall(*entries[0], bucket.splits));
-        break;
       case CollectiveKind::kBarrier:
         break;  // That all ranks have agreed on it is all there is to it.
       case CollectiveKind::kJoin:
@@ -301,6 +284,9 @@ class RingEngine final : public Engine {
         submissions_.RestartNames();
         entries[0]->on_joined(bucket.last_joined);
         break;
+      default:
+        TFRING_RETURN_IF_ERROR(
+            RunBucket(**lane, bucket, entries, contributors, members_));
     }
     span.End();
     for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
@@ -367,7 +353,7 @@ class RingEngine final : public Engine {
 
   // The rest belongs to the engine's thread.
   Mailbox mailbox_;
-  Executor executor_;
+  Lanes lanes_;
   std::optional<Coordinator> coordinator_;  // on rank 0
   std::unordered_map<std::string, InFlight> in_flight_;
   std::vector<bool> left_;  // said goodbye; on other ranks than 0 only oneself

@@ -31,6 +31,7 @@ class Writer {
     Put(request.name);
     Put(request.process_set_id);
     Put(request.kind);
+    Put(request.device);
     Put(request.dtype);
     Put(request.op);
     Put(request.root_rank);
@@ -103,6 +104,7 @@ class Reader {
     Get(request.name);
     Get(request.process_set_id);
     Get(request.kind);
+    Get(request.device);
     Get(request.dtype);
     Get(request.op);
     Get(request.root_rank);

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -45,6 +47,13 @@ struct Members {
   std::vector<int32_t> world_ranks;  // by rank in the set
 };
 
+// What collectives on one kind of memory need.
+struct Lane {
+  std::unique_ptr<Transport> transport;
+  const Kernels* kernels = nullptr;  // outlive the engine
+  void* stream = nullptr;            // a device's, which the kernels work on
+};
+
 // Agreement and data never mix, so that a message of the one cannot be taken
 // for a message of the other.  Both have the same ranks in the same order.
 struct ProcessSet {
@@ -52,6 +61,12 @@ struct ProcessSet {
   std::vector<int32_t> world_ranks;  // see Members; not needed for the world
   std::unique_ptr<Transport> control;
   std::unique_ptr<Transport> data;
+  // Makes the lane of this rank's GPU `device`, over `data`, which outlives it.
+  // Called on the engine's thread of every rank, before the first collective on
+  // tensors there; must give an error on all ranks or on none, since after an
+  // error the engine goes on.  Null: there are no GPUs.
+  std::function<absl::StatusOr<Lane>(int32_t device, Transport& data)>
+      make_device_lane;
   // Called on the engine's thread when it ends because a rank is lost; may be
   // empty.  Must not block.
   std::function<void(const absl::Status&)> on_lost;

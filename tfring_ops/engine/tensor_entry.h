@@ -40,6 +40,9 @@ int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor);
 // REQUIRES: it is no scalar.
 Range RowsOfRank(const TensorInfo& tensor, int rank, int size);
 
+// Where a request's tensors lie: in host memory, or on the GPU of this number.
+inline constexpr int32_t kHost = -1;
+
 // What the ranks must agree on before anything moves.  All tensors of a
 // request have one dtype and travel together.
 struct CollectiveRequest {
@@ -49,6 +52,8 @@ struct CollectiveRequest {
   CollectiveKind kind = CollectiveKind::kAllreduce;
   // Whose engine gets it.
   int32_t process_set_id = 0;
+  // As this process counts its GPUs; all ranks must have it on a GPU, or none.
+  int32_t device = kHost;
   DataType dtype = DataType::kFloat32;
   int32_t root_rank = 0;  // broadcast; in the world
   // Allreduce and reducescatter; the factors for before and after it.
@@ -59,6 +64,10 @@ struct CollectiveRequest {
   // Alltoall alone: how many of its rows go to each rank, which are all rows.
   std::vector<int64_t> splits;
 };
+
+inline bool OnDevice(const CollectiveRequest& request) {
+  return request.device != kHost;
+}
 
 // The size of all its tensors, as this rank has them.
 int64_t SizeInBytes(const CollectiveRequest& request);
@@ -87,6 +96,13 @@ struct TensorEntry {
   std::function<absl::StatusOr<void*>(int index,
                                       const std::vector<int64_t>& dims)>
       allocate_output;
+  // On a device alone, on the engine's thread, with the engine's stream there:
+  // before anything is asked of it, makes it wait until the inputs are whole
+  // and the outputs free.  May be null.
+  std::function<absl::Status(void* stream)> on_start;
+  // And after all has been asked of it: makes the framework's stream wait for
+  // it.  Nobody but the device itself has waited when `done` is called.
+  std::function<absl::Status(void* stream)> on_finish;
   // The engine's, for the timeline; 0 while that does not record.
   int64_t submitted_ns = 0;
   // Called exactly once, usually on the engine's thread.  Must not block.

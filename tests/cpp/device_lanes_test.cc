@@ -1,0 +1,216 @@
+// Tensors on a device: with a second lane of host memory in its place.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+
+namespace tfring {
+namespace {
+
+constexpr int kSize = 3;
+
+// What happened on a rank, in its order.  Thread-safe.
+class Events {
+ public:
+  void Add(const std::string& event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    events_.push_back(event);
+  }
+  std::vector<std::string> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> events_;
+};
+
+// A job whose ranks have a lane each for a device, and what it did.
+class DeviceLanesTest : public testing::Test {
+ protected:
+  // The stream of a rank's lane is its Events.
+  std::unique_ptr<Job> MakeJob() {
+    transports_ = MakeInProcessTransports(kSize);
+    return std::make_unique<Job>(kSize, [this](int rank, ProcessSet& set) {
+      set.make_device_lane = [this, rank](int32_t device, Transport& data) {
+        events_[rank].Add("lane of " + std::to_string(device) + " over " +
+                          std::to_string(data.size()));
+        return Lane{std::move(transports_[rank]), &CpuKernels(),
+                    &events_[rank]};
+      };
+    });
+  }
+
+  Entries MakeDeviceEntries(const std::string& name, size_t count) {
+    Entries entries = MakeEntries(kSize, name, count);
+    for (const auto& entry : entries) {
+      entry->request.device = 0;
+      entry->callbacks.on_start = [name](void* stream) {
+        static_cast<Events*>(stream)->Add("start " + name);
+        return absl::OkStatus();
+      };
+      FloatEntry* const self = entry.get();
+      entry->callbacks.on_finish = [name, self](void* stream) {
+        static_cast<Events*>(stream)->Add(
+            "finish " + name + " at " +
+            std::to_string(static_cast<int>(self->result()[0])));
+        EXPECT_EQ(self->outcome.calls(), 0);
+        return absl::OkStatus();
+      };
+    }
+    return entries;
+  }
+
+  Events events_[kSize];
+  std::vector<std::unique_ptr<Transport>> transports_;
+};
+
+TEST_F(DeviceLanesTest, StartThenWorkThenFinishThenDone) {
+  const auto job = MakeJob();
+  ExpectWorks(*job, "on the host");
+  for (const char* name : {"first", "second"}) {
+    const Entries entries = MakeDeviceEntries(name, 100);
+    job->Submit(entries);
+    ExpectSums(entries);
+  }
+  for (Events& events : events_) {
+    EXPECT_EQ(events.Take(),
+              (std::vector<std::string>{"lane of 0 over 3", "start first",
+                                        "finish first at 6", "start second",
+                                        "finish second at 6"}));
+  }
+  ExpectWorks(*job);
+}
+
+TEST_F(DeviceLanesTest, RanksMayCountTheirDevicesDifferently) {
+  const auto job = MakeJob();
+  const Entries entries = MakeDeviceEntries("ordinals", 10);
+  for (int rank = 0; rank < kSize; ++rank) {
+    entries[rank]->request.device = rank;
+  }
+  job->Submit(entries);
+  ExpectSums(entries);
+  for (int rank = 0; rank < kSize; ++rank) {
+    EXPECT_EQ(events_[rank].Take()[0],
+              "lane of " + std::to_string(rank) + " over 3");
+  }
+}
+
+TEST_F(DeviceLanesTest, ARankHasOneDevice) {
+  const auto job = MakeJob();
+  const Entries first = MakeDeviceEntries("first", 10);
+  job->Submit(first);
+  ExpectSums(first);
+  FloatEntry other("other", {1});
+  other.request.device = 1;
+  other.SubmitTo(job->engine(0));
+  const absl::Status status = other.outcome.Wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "allreduce of 'other': its tensors are on GPU 1, and those before "
+            "it were on GPU 0. A rank works with one GPU: start one for each.");
+}
+
+TEST_F(DeviceLanesTest, HostAndDeviceDoNotMeet) {
+  const auto job = MakeJob();
+  const Entries entries = MakeEntries(kSize, "places", 10);
+  entries[2]->request.device = 0;
+  job->Submit(entries);
+  for (const auto& entry : entries) {
+    const absl::Status status = entry->outcome.Wait();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_NE(status.message().find("places of the tensors differ"),
+              absl::string_view::npos)
+        << status;
+  }
+  ExpectWorks(*job);
+}
+
+// ---- Errors ----
+
+TEST_F(DeviceLanesTest, WithoutALaneEveryRankIsToldAndTheJobGoesOn) {
+  Job job(kSize);
+  for (int turn = 0; turn < 2; ++turn) {
+    const Entries entries = MakeDeviceEntries("no lane", 10);
+    job.Submit(entries);
+    for (const auto& entry : entries) {
+      EXPECT_EQ(entry->outcome.Wait().code(), absl::StatusCode::kUnimplemented);
+    }
+    ExpectWorks(job);
+  }
+}
+
+TEST_F(DeviceLanesTest, ALaneThatCannotBeMadeIsAskedForOnce) {
+  int calls[kSize] = {};
+  Job job(kSize, [&](int rank, ProcessSet& set) {
+    set.make_device_lane = [&, rank](int32_t, Transport&) {
+      ++calls[rank];
+      return absl::UnavailableError("rank 1 has no driver");
+    };
+  });
+  for (int turn = 0; turn < 2; ++turn) {
+    const Entries entries = MakeDeviceEntries("no driver", 10);
+    job.Submit(entries);
+    for (const auto& entry : entries) {
+      const absl::Status status = entry->outcome.Wait();
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_EQ(status.message(), "rank 1 has no driver");
+    }
+    ExpectWorks(job);
+  }
+  for (const int count : calls) EXPECT_EQ(count, 1);
+}
+
+// One rank's callback fails, the others' do not.
+class DeviceCallbackTest : public DeviceLanesTest,
+                           public testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(FailingRank, DeviceCallbackTest,
+                         testing::Range(0, kSize));
+
+TEST_P(DeviceCallbackTest, AnErrorBeforeTheWorkReachesEveryRank) {
+  const auto job = MakeJob();
+  const Entries entries = MakeDeviceEntries("launch", 1000);
+  entries[GetParam()]->callbacks.on_start = [](void*) {
+    return absl::InternalError("CUDA_ERROR_LAUNCH_FAILED");
+  };
+  job->Submit(entries);
+  for (const auto& entry : entries) {
+    const absl::Status status = entry->outcome.Wait();
+    EXPECT_NE(status.message().find("CUDA_ERROR_LAUNCH_FAILED"),
+              absl::string_view::npos)
+        << status;
+    EXPECT_EQ(entry->outcome.calls(), 1);
+  }
+  FloatEntry later("later", {1});
+  later.SubmitTo(job->engine(0));
+  EXPECT_FALSE(later.outcome.Wait().ok());
+}
+
+TEST_P(DeviceCallbackTest, AnErrorAfterTheWorkEndsTheJob) {
+  const auto job = MakeJob();
+  const Entries entries = MakeDeviceEntries("event", 1000);
+  entries[GetParam()]->callbacks.on_finish = [](void*) {
+    return absl::InternalError("CUDA_ERROR_INVALID_HANDLE");
+  };
+  job->Submit(entries);
+  // Others may have had their sums before.
+  EXPECT_FALSE(entries[GetParam()]->outcome.Wait().ok());
+  const Entries later = MakeEntries(kSize, "later", 10);
+  job->Submit(later);
+  for (const auto& entry : later) {
+    const absl::Status status = entry->outcome.Wait();
+    EXPECT_NE(status.message().find("CUDA_ERROR_INVALID_HANDLE"),
+              absl::string_view::npos)
+        << status;
+  }
+}
+
+}  // namespace
+}  // namespace tfring
