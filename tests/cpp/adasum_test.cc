@@ -96,7 +96,7 @@ class AdasumTest : public testing::TestWithParam<int> {
     OnRanks(static_cast<int>(inputs.size()), [&](Transport& transport) {
       Elements& data = inputs[transport.rank()];
       Elements received(data.size());
-      std::vector<std::byte> scratch;
+      Workspace scratch(CpuKernels());
       const RingContext context{transport, CpuKernels(), segment_bytes,
                                 scratch};
       const absl::Status status = RingAdasum(

@@ -11,6 +11,7 @@
 
 #include "tests/cpp/elements.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/ring/allgather.h"
 #include "tfring_ops/ring/allreduce.h"
 #include "tfring_ops/ring/alltoall.h"
@@ -42,7 +43,7 @@ inline void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
   const Elements input =
       AllreduceInput(c.dtype, c.op, c.count, transport.rank());
   Elements source, output;
-  std::vector<std::byte> scratch;
+  Workspace scratch(CpuKernels());
   for (const int64_t segment_bytes : segment_sizes) {
     const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
     for (const bool in_place : {false, true}) {
@@ -73,7 +74,7 @@ inline void CheckAllreduceIsTheSameOnAllRanks(Transport& transport,
   Elements data = MakeElements(c.dtype, c.count, [&](auto type, int64_t i) {
     return RandomElement<decltype(type)>(transport.rank(), i);
   });
-  std::vector<std::byte> scratch;
+  Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   absl::Status status = RingAllreduce(
       context, {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
@@ -100,7 +101,7 @@ inline void CheckReduceScatter(Transport& transport, const SolvedAllreduce& c,
     const auto begin = all.begin() + own.offset * element_bytes;
     return Elements(begin, begin + own.count * element_bytes);
   };
-  std::vector<std::byte> scratch;
+  Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   for (const bool in_place : {false, true}) {
     Elements source = input;
@@ -145,7 +146,7 @@ inline void CheckAllgather(Transport& transport,
   const int rank = transport.rank();
   const Elements input = BytesOf(rank, bytes_of_rank[rank]);
   Elements output(expected.size());
-  std::vector<std::byte> scratch;
+  Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   const absl::Status status =
       RingAllgather(context, input.data(), output.data(), bytes_of_rank);
@@ -171,7 +172,7 @@ inline void CheckAlltoall(Transport& transport,
     expected.insert(expected.end(), received.begin(), received.end());
   }
   Elements output(expected.size());
-  std::vector<std::byte> scratch;
+  Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   const absl::Status status = RingAlltoall(context, input.data(), output.data(),
                                            bytes[rank], received_bytes);
@@ -184,7 +185,7 @@ inline void CheckAlltoall(Transport& transport,
 inline void CheckBroadcast(Transport& transport, int64_t bytes, int root,
                            int64_t segment_bytes) {
   Elements data = BytesOf(transport.rank(), bytes);
-  std::vector<std::byte> scratch;
+  Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   const absl::Status status = RingBroadcast(context, data.data(), bytes, root);
   ASSERT_TRUE(status.ok()) << status;

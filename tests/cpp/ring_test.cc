@@ -221,12 +221,12 @@ TEST_P(RingTest, ReduceScatterInChunksOfAnyLength) {
 TEST(RingScratchTest, IsTwoSegments) {
   OnRanks(3, [](Transport& transport) {
     std::vector<float> data(100'000);
-    std::vector<std::byte> scratch;
+    Workspace scratch(CpuKernels());
     const RingContext context{transport, CpuKernels(), 1000, scratch};
     const absl::Status status =
         RingAllreduce(context, {data.data(), data.data(), 100'000});
     EXPECT_TRUE(status.ok()) << status;
-    EXPECT_EQ(scratch.size(), 2000u);
+    EXPECT_EQ(scratch.bytes(), 2000);
   });
 }
 
@@ -234,12 +234,12 @@ TEST(RingScratchTest, IsTwoSegments) {
 TEST(RingScratchTest, IsNoneInSharedMemory) {
   const auto body = [](Transport& transport) {
     std::vector<float> data(100'000);
-    std::vector<std::byte> scratch;
+    Workspace scratch(CpuKernels());
     const RingContext context{transport, CpuKernels(), 1000, scratch};
     const absl::Status status =
         RingAllreduce(context, {data.data(), data.data(), 100'000});
     EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(scratch.empty());
+    EXPECT_TRUE(scratch.bytes() == 0);
   };
   OnRanks(3, body, Medium::kSharedMemory);
 }

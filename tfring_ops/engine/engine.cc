@@ -372,7 +372,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
                                                       ProcessSet process_set,
                                                       const Kernels& kernels) {
   Options of_rank_0 = options;
-  std::vector<std::byte> scratch;
+  Workspace scratch(kernels);
   const RingContext context{*process_set.control, kernels,
                             static_cast<int64_t>(sizeof(of_rank_0)), scratch};
   if (absl::Status status = RingBroadcast(context, &of_rank_0,

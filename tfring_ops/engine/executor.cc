@@ -17,6 +17,8 @@ namespace tfring {
 Executor::Executor(const Options& options, Transport& transport,
                    const Kernels& kernels)
     : fusion_threshold_bytes_(options.fusion_threshold_bytes),
+      scratch_(kernels),
+      fusion_buffer_(kernels),
       ring_{transport, kernels, options.segment_bytes, scratch_} {}
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
@@ -60,7 +62,7 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
       buffers.input = buffers.output;
     }
   } else {
-    std::byte* position = FusionBuffer(bytes);
+    TFRING_ASSIGN_OR_RETURN(std::byte * position, FusionBuffer(bytes));
     for (const Piece& piece : pieces) {
       kernels.Scale(position, piece.input,
                     piece.bytes / SizeInBytes(request.dtype), request.dtype,
@@ -69,7 +71,7 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
     }
     buffers.input = buffers.output = fusion_buffer_.data();
   }
-  kernels.Synchronize();
+  TFRING_RETURN_IF_ERROR(kernels.Synchronize());
 
   span.Next(Timeline::Phase::kRing);
   TFRING_RETURN_IF_ERROR(RingAllreduce(ring_, buffers));
@@ -81,7 +83,7 @@ absl::Status Executor::AllreducePack(const CollectiveRequest& request,
       kernels.Copy(piece.output, position, piece.bytes);
       position += piece.bytes;
     }
-    kernels.Synchronize();
+    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
   }
   return absl::OkStatus();
 }
@@ -116,12 +118,13 @@ absl::Status Executor::Adasum(TensorEntry& entry) {
     const int64_t count = bytes / SizeInBytes(request.dtype);
     kernels.Scale(buffer.output, buffer.input, count, request.dtype,
                   request.prescale_factor);
-    kernels.Synchronize();
-    TFRING_RETURN_IF_ERROR(RingAdasum(ring_, buffer.output, FusionBuffer(bytes),
-                                      count, request.dtype));
+    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
+    TFRING_ASSIGN_OR_RETURN(std::byte* const received, FusionBuffer(bytes));
+    TFRING_RETURN_IF_ERROR(
+        RingAdasum(ring_, buffer.output, received, count, request.dtype));
     kernels.Scale(buffer.output, buffer.output, count, request.dtype,
                   request.postscale_factor);
-    kernels.Synchronize();
+    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
   }
   TrimFusionBuffer();
   return absl::OkStatus();
@@ -134,7 +137,7 @@ absl::Status Executor::Broadcast(TensorEntry& entry, int root) {
     const int64_t bytes = SizeInBytes(request.dtype, request.tensors[i]);
     if (ring_.transport.rank() == root) {
       ring_.kernels.Copy(buffer.output, buffer.input, bytes);
-      ring_.kernels.Synchronize();
+      TFRING_RETURN_IF_ERROR(ring_.kernels.Synchronize());
     }
     TFRING_RETURN_IF_ERROR(RingBroadcast(ring_, buffer.output, bytes, root));
   }
@@ -158,21 +161,21 @@ absl::Status Executor::ReduceScatter(TensorEntry& entry) {
       chunks.push_back({rows.offset * row_count, rows.count * row_count});
     }
 
-    std::byte* const sums = FusionBuffer(bytes);
+    TFRING_ASSIGN_OR_RETURN(std::byte* const sums, FusionBuffer(bytes));
     RingBuffers buffers{
         entry.buffers[i].input, sums,       count,
         request.dtype,          request.op, request.postscale_factor};
     if (request.prescale_factor != 1.0) {
       kernels.Scale(sums, buffers.input, count, request.dtype,
                     request.prescale_factor);
-      kernels.Synchronize();
+      TFRING_RETURN_IF_ERROR(kernels.Synchronize());
       buffers.input = sums;
     }
     TFRING_RETURN_IF_ERROR(RingReduceScatter(ring_, buffers, chunks));
     const Range own = chunks[ring_.transport.rank()];
     kernels.Copy(entry.buffers[i].output, sums + own.offset * element_bytes,
                  own.count * element_bytes);
-    kernels.Synchronize();
+    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
   }
   TrimFusionBuffer();
   return absl::OkStatus();
@@ -211,16 +214,11 @@ absl::Status Executor::Alltoall(TensorEntry& entry,
 }
 
 void Executor::TrimFusionBuffer() {
-  if (static_cast<int64_t>(fusion_buffer_.size()) > fusion_threshold_bytes_) {
-    std::vector<std::byte>().swap(fusion_buffer_);
-  }
+  if (fusion_buffer_.bytes() > fusion_threshold_bytes_) fusion_buffer_.Clear();
 }
 
-std::byte* Executor::FusionBuffer(int64_t bytes) {
-  if (static_cast<int64_t>(fusion_buffer_.size()) < bytes) {
-    fusion_buffer_.resize(bytes);
-  }
-  return fusion_buffer_.data();
+absl::StatusOr<std::byte*> Executor::FusionBuffer(int64_t bytes) {
+  return fusion_buffer_.AtLeast(bytes);
 }
 
 }  // namespace tfring

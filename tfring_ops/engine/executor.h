@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/ring/primitives.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -56,15 +58,15 @@ class Executor {
                              absl::Span<const Piece> pieces);
 
   // At least `bytes` of fusion_buffer_.
-  std::byte* FusionBuffer(int64_t bytes);
+  absl::StatusOr<std::byte*> FusionBuffer(int64_t bytes);
   // After uses that nothing limits, as the threshold limits an allreduce's
   // packs.
   void TrimFusionBuffer();
 
   const int64_t fusion_threshold_bytes_;
   // Kept from call to call: fresh memory costs a page fault every 4 KiB.
-  std::vector<std::byte> scratch_;
-  std::vector<std::byte> fusion_buffer_;  // also for partial sums
+  Workspace scratch_;
+  Workspace fusion_buffer_;  // also for partial sums
   const RingContext ring_;
 };
 

@@ -11,9 +11,12 @@
 //   int64 that no double can hold.
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "tfring_ops/base/types.h"
+#include "tfring_ops/kernels/adasum.h"
 #include "tfring_ops/kernels/cpu_variants.h"
 #include "tfring_ops/kernels/kernels.h"
 
@@ -41,7 +44,26 @@ class CpuKernelsImpl final : public Kernels {
     std::memcpy(dst, src, static_cast<size_t>(bytes));
   }
 
-  void Synchronize() const override {}
+  void Adasum(void* dst, const void* a, const void* b, int64_t count,
+              DataType dtype) const override {
+    tfring::Adasum(dst, a, b, count, dtype);
+  }
+
+  absl::Status Synchronize() const override { return absl::OkStatus(); }
+
+  absl::StatusOr<void*> Allocate(int64_t bytes) const override {
+    constexpr size_t kPageBytes = 4096;
+    const size_t pages =
+        (static_cast<size_t>(bytes) + kPageBytes - 1) / kPageBytes;
+    void* const memory = std::aligned_alloc(kPageBytes, pages * kPageBytes);
+    if (memory == nullptr && bytes > 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no ", bytes, " bytes of memory are left"));
+    }
+    return memory;
+  }
+
+  void Free(void* memory) const override { std::free(memory); }
 
  private:
   const CpuVariant& variant_;

@@ -1,15 +1,20 @@
 // The arithmetic of the ring, where the buffers live.
 //
-// Thread-safe: kernels hold no state.  An operand may be `dst` itself; any
-// other overlap is undefined.  Counts are elements; zero is legal.
-// Buffers are aligned to their elements.  float16 and bfloat16 are added and
-// multiplied in float and rounded to nearest even.  The bits of a result do not
-// depend on the CPU, but for the sign and payload of a NaN.
+// Thread-safe on the host, where kernels hold no state; kernels that work on a
+// stream (cuda.h) belong to the thread that owns it.  An operand may be `dst`
+// itself; any other overlap is undefined.  Counts are elements; zero is legal.
+// Buffers are aligned to their elements, and may be a device's: nobody but
+// kernels and transports reads or writes what they point to.  float16 and
+// bfloat16 are added and multiplied in float and rounded to nearest even.  The
+// bits of a result do not depend on the CPU, but for the sign and payload of a
+// NaN.
 #ifndef TFRING_OPS_KERNELS_KERNELS_H_
 #define TFRING_OPS_KERNELS_KERNELS_H_
 
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tfring_ops/base/types.h"
 
 namespace tfring {
@@ -33,8 +38,21 @@ class Kernels {
   // `dst` and `src` may be the same, and may not overlap otherwise.
   virtual void Copy(void* dst, const void* src, int64_t bytes) const = 0;
 
-  // Returns when everything asked for above has landed in memory.
-  virtual void Synchronize() const = 0;
+  // dst = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b: see adasum.h.
+  virtual void Adasum(void* dst, const void* a, const void* b, int64_t count,
+                      DataType dtype) const = 0;
+
+  // Everything asked for above comes before everything that the transport of
+  // these kernels is asked for afterwards.  On the host it has landed in
+  // memory; on a device the stream that both work on keeps the order, and
+  // nobody waits.  Returns what has gone wrong so far.
+  virtual absl::Status Synchronize() const = 0;
+
+  // Memory that the kernels work on fastest.  ResourceExhausted if there is no
+  // more.
+  virtual absl::StatusOr<void*> Allocate(int64_t bytes) const = 0;
+  // What Allocate has given.
+  virtual void Free(void* memory) const = 0;
 };
 
 // Lives for ever.

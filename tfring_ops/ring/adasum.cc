@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/kernels/adasum.h"
 
 namespace tfring {
 namespace {
@@ -44,6 +43,7 @@ absl::Status Exchange(const RingContext& context, int peer, const void* sent,
 
 absl::Status RingAdasum(const RingContext& context, void* data, void* received,
                         int64_t count, DataType dtype) {
+  const Kernels& kernels = context.kernels;
   const int n = context.transport.size();
   const int rank = context.transport.rank();
   const int64_t bytes = count * SizeInBytes(dtype);
@@ -61,7 +61,8 @@ absl::Status RingAdasum(const RingContext& context, void* data, void* received,
   if (paired) {
     TFRING_RETURN_IF_ERROR(
         Exchange(context, rank - 1, /*sent=*/nullptr, received, bytes));
-    Adasum(data, received, data, count, dtype);
+    kernels.Adasum(data, received, data, count, dtype);
+    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
   }
 
   // The others double, by numbers of their own.
@@ -72,10 +73,11 @@ absl::Status RingAdasum(const RingContext& context, void* data, void* received,
     TFRING_RETURN_IF_ERROR(Exchange(context, peer, data, received, bytes));
     // Both ranks in one order, or their bits might differ.
     if (own < other) {
-      Adasum(data, data, received, count, dtype);
+      kernels.Adasum(data, data, received, count, dtype);
     } else {
-      Adasum(data, received, data, count, dtype);
+      kernels.Adasum(data, received, data, count, dtype);
     }
+    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
   }
   if (!paired) return absl::OkStatus();
   return Exchange(context, rank - 1, data, /*received=*/nullptr, bytes);

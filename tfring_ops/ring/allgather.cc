@@ -20,7 +20,7 @@ absl::Status RingAllgather(const RingContext& context, const void* input,
   }
   context.kernels.Copy(static_cast<std::byte*>(output) + runs[rank].offset,
                        input, runs[rank].count);
-  context.kernels.Synchronize();
+  TFRING_RETURN_IF_ERROR(context.kernels.Synchronize());
   if (n == 1) return absl::OkStatus();
 
   RingBuffers buffers;

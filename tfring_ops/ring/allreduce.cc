@@ -36,8 +36,7 @@ absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers) {
       kernels.Scale(buffers.output, buffers.count, buffers.dtype,
                     buffers.scale);
     }
-    kernels.Synchronize();
-    return absl::OkStatus();
+    return kernels.Synchronize();
   }
 
   Primitives prims(context, buffers);

@@ -42,7 +42,7 @@ absl::Status RingAlltoall(const RingContext& context, const void* input,
   const std::vector<Range> received = Runs(received_bytes);
   context.kernels.Copy(to + received[rank].offset, from + sent[rank].offset,
                        sent[rank].count);
-  context.kernels.Synchronize();
+  TFRING_RETURN_IF_ERROR(context.kernels.Synchronize());
 
   // In step j everything goes j places round the ring, so that each rank
   // sends to one and receives from one.  The receives come first, and a rank

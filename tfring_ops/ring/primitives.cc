@@ -16,10 +16,9 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
       prev_((context.transport.rank() + context.transport.size() - 1) %
             context.transport.size()),
       next_((context.transport.rank() + 1) % context.transport.size()) {
-  const size_t scratch_bytes = kSlots * segment_count_ * element_bytes_;
-  if (!context_.transport.CanPeek(prev_) &&
-      context_.scratch.size() < scratch_bytes) {
-    context_.scratch.resize(scratch_bytes);
+  if (!context_.transport.CanPeek(prev_)) {
+    status_ = context_.scratch.AtLeast(kSlots * segment_count_ * element_bytes_)
+                  .status();
   }
 }
 
@@ -56,6 +55,7 @@ absl::Status Primitives::WaitForAll(const std::vector<Request>& sends) {
 }
 
 absl::Status Primitives::Run(Range chunk, unsigned moves) {
+  TFRING_RETURN_IF_ERROR(status_);
   Transport& transport = context_.transport;
   const int64_t segments = (chunk.count + segment_count_ - 1) / segment_count_;
   const auto segment = [&](int64_t index) {
@@ -85,7 +85,10 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
       TFRING_RETURN_IF_ERROR(ComputeWherePeeked(range, moves));
     } else if (moves & kRecv) {
       TFRING_RETURN_IF_ERROR(transport.Wait(receives[slot]));
-      if (moves & kReduce) Compute(range, Landing(range, slot, moves), moves);
+      if (moves & kReduce) {
+        TFRING_RETURN_IF_ERROR(
+            Compute(range, Landing(range, slot, moves), moves));
+      }
     }
     if (moves & kSend) {
       const std::byte* data =
@@ -119,7 +122,8 @@ absl::Status Primitives::ComputeWherePeeked(Range segment, unsigned moves) {
     TFRING_ASSIGN_OR_RETURN(const ConstBytes part,
                             context_.transport.Peek(prev_, bytes));
     const auto count = static_cast<int64_t>(part.size()) / element_bytes_;
-    Compute({segment.offset, count}, part.data(), moves);
+    TFRING_RETURN_IF_ERROR(
+        Compute({segment.offset, count}, part.data(), moves));
     context_.transport.Release(prev_);
     segment.offset += count;
     segment.count -= count;
@@ -127,8 +131,8 @@ absl::Status Primitives::ComputeWherePeeked(Range segment, unsigned moves) {
   return absl::OkStatus();
 }
 
-void Primitives::Compute(Range range, const std::byte* received,
-                         unsigned moves) {
+absl::Status Primitives::Compute(Range range, const std::byte* received,
+                                 unsigned moves) {
   const Kernels& kernels = context_.kernels;
   std::byte* sum = Output(range.offset);
   kernels.Reduce(sum, received, Input(range.offset), range.count,
@@ -136,7 +140,7 @@ void Primitives::Compute(Range range, const std::byte* received,
   if ((moves & kScale) && buffers_.scale != 1.0) {
     kernels.Scale(sum, range.count, buffers_.dtype, buffers_.scale);
   }
-  kernels.Synchronize();
+  return kernels.Synchronize();
 }
 
 const std::byte* Primitives::Input(int64_t element) const {

@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -29,8 +30,8 @@ namespace tfring {
 struct RingContext {
   Transport& transport;
   const Kernels& kernels;
-  int64_t segment_bytes;            // the same on every rank
-  std::vector<std::byte>& scratch;  // the caller's, so that it stays resident
+  int64_t segment_bytes;  // the same on every rank
+  Workspace& scratch;     // of `kernels`, and kept by the caller
 };
 
 // What this rank works on.  `count` and `dtype` are the same on every rank.
@@ -74,7 +75,7 @@ class Primitives {
   std::byte* Landing(Range segment, int slot, unsigned moves);
   // Reduces a segment part by part, as it arrives.
   absl::Status ComputeWherePeeked(Range segment, unsigned moves);
-  void Compute(Range range, const std::byte* received, unsigned moves);
+  absl::Status Compute(Range range, const std::byte* received, unsigned moves);
   absl::Status WaitForAll(const std::vector<Request>& sends);
 
   const std::byte* Input(int64_t element) const;
@@ -87,6 +88,7 @@ class Primitives {
   const int prev_, next_;
   // Of the latest move and of the one before it.
   std::vector<Request> sends_, earlier_sends_;
+  absl::Status status_;  // whether there is scratch
 };
 
 }  // namespace tfring
