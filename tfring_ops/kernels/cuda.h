@@ -1,0 +1,83 @@
+// An NVIDIA GPU, by way of its driver: nothing of CUDA is needed to build, nor
+// to run where there is no GPU.
+//
+// The driver's types stay below: a stream is a CUstream as `void*`, as
+// TensorFlow and XLA hand it out.
+#ifndef TFRING_OPS_KERNELS_CUDA_H_
+#define TFRING_OPS_KERNELS_CUDA_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/kernels/kernels.h"
+
+// The driver's own types.
+struct CUctx_st;
+struct CUevent_st;
+
+namespace tfring {
+
+// How many there are.  Unavailable, with the reason, where there is no driver.
+absl::StatusOr<int> CudaDeviceCount();
+
+// A GPU and one stream on it.  Thread-safe but for kernels(), which belong to
+// the thread that owns the stream.
+class CudaDevice {
+ public:
+  // Unavailable, with the reason, where there is no driver or no such GPU.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> ForOrdinal(int ordinal);
+
+  virtual ~CudaDevice() = default;
+
+  virtual int ordinal() const = 0;
+  virtual const std::string& name() const = 0;  // "NVIDIA H200"
+  virtual CUctx_st* context() const = 0;
+  virtual void* stream() const = 0;
+
+  // They work on the stream and return before the GPU has done it.  Their
+  // Synchronize waits for nothing; it returns the first error of a launch.
+  virtual const Kernels& kernels() const = 0;
+
+  // Between host memory and the GPU's, in the order of the stream.  Return when
+  // it is done.
+  virtual absl::Status Upload(void* device, const void* host,
+                              int64_t bytes) const = 0;
+  virtual absl::Status Download(void* host, const void* device,
+                                int64_t bytes) const = 0;
+
+  // Returns when the stream has done everything.
+  virtual absl::Status Finish() const = 0;
+};
+
+// A moment in the order of a stream, for other streams to wait for.  Nobody on
+// the host waits.  One thread at a time; with Record on one thread and Await on
+// another, something else says that Record has returned.
+class CudaEvent {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(
+      const CudaDevice& device);
+  ~CudaEvent();
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  // The moment is when `stream` has done all that it was asked for so far.
+  absl::Status Record(void* stream);
+  // What `stream` is asked for from now on comes after that moment.
+  absl::Status Await(void* stream) const;
+  // Whether it has come.
+  absl::StatusOr<bool> Done() const;
+
+ private:
+  CudaEvent(CUctx_st* context, CUevent_st* event)
+      : context_(context), event_(event) {}
+
+  CUctx_st* const context_;
+  CUevent_st* const event_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_CUDA_H_
