@@ -5,7 +5,6 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -71,11 +70,6 @@ def checked_op(function: str, op: Any, average: Any) -> Any:
         stacklevel=3,
     )
     return instead
-
-
-def on_device(device: str) -> AbstractContextManager[Any]:
-    """Where operations are placed; '' leaves it to TensorFlow."""
-    return tf.device(device) if device else nullcontext()
 
 
 def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfring._arguments import checked_factor
+from tfring._devices import checked_device
 from tfring._local_variables import LocalVariables, variable_key
 from tfring.chains import ReduceOp
 from tfring.compression import checked
@@ -36,8 +35,6 @@ def gradient_options(
             f"{process_set!r} of type {type(process_set).__name__}."
         )
     process_set.size()  # raises if it has not been added
-    check_device(function, "device_dense", device_dense)
-    check_device(function, "device_sparse", device_sparse)
     if not isinstance(op, ReduceOp):
         raise TypeError(
             f"{function}: op must be tfring.Average, tfring.Sum or "
@@ -61,6 +58,10 @@ def gradient_options(
             "the loss."
         )
     return {
+        "device_dense": checked_device(function, "device_dense", device_dense),
+        "device_sparse": checked_device(
+            function, "device_sparse", device_sparse
+        ),
         "op": op,
         "predivide_factor": predivide_factor,
         "compression": checked(function, compression),
@@ -70,20 +71,6 @@ def gradient_options(
         "local_variables": LocalVariables(),
         "scale_local_gradients": scale_local_gradients,
     }
-
-
-def check_device(function: str, argument: str, device: Any) -> None:
-    if not isinstance(device, str):
-        raise TypeError(
-            f"{function}: {argument} must be the name of a device, or '' for "
-            f"any, got {device!r}."
-        )
-    kind = tf.DeviceSpec.from_string(device).device_type
-    if kind not in (None, "CPU"):
-        raise ValueError(
-            f"{function}: {argument}={device!r}: tfring has kernels for the "
-            "CPU only. Leave the argument out."
-        )
 
 
 def _checked_groups(

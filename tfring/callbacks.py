@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfring import _runtime
-from tfring._gradient_options import check_device
+from tfring._devices import checked_device
 from tfring._local_variables import LocalVariables
 from tfring.checkpoint import BestModelCheckpoint as BestModelCheckpoint
 from tfring.consistency import (
@@ -33,14 +33,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Args:
         root_rank: The rank whose state all others take. Must agree across
             ranks.
-        device: Where values are broadcast: "" or a CPU.
+        device: Where values are broadcast, such as "/cpu:0". By default where
+            TensorFlow likes.
         local_variables: Those of the model that remain each rank's own, as do
             those of `tfring.PartialDistributedOptimizer`'s local layers. The
             optimizer's state for them is broadcast nevertheless.
 
     Raises:
+        NotImplementedError: tfring has no kernels for `device`.
         TypeError: `device` is not a string.
-        ValueError: `device` is not a CPU.
+        ValueError: There is no such device.
 
     Example:
 
@@ -57,7 +59,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         local_variables: Iterable[Any] = (),
     ) -> None:
         super().__init__()
-        check_device("BroadcastGlobalVariablesCallback", "device", device)
+        self.device = checked_device(
+            "BroadcastGlobalVariablesCallback", "device", device
+        )
         self.root_rank = root_rank
         self._local_variables = LocalVariables()
         for variable in local_variables:
@@ -87,6 +91,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.model,
             root_rank=self.root_rank,
             local_variables=self._local_variables,
+            device=self.device,
         )
 
 

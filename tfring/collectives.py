@@ -26,8 +26,8 @@ from tfring._arguments import (
     checked_op,
     checked_tensor,
     checked_tensors,
-    on_device,
 )
+from tfring._devices import checked_device, on_device
 from tfring._groups import in_order, requests_of
 from tfring.chains import SUPPORTED_DTYPES as SUPPORTED_DTYPES
 from tfring.chains import ReduceOp as ReduceOp
@@ -78,8 +78,9 @@ def allreduce(
             `tf.IndexedSlices`, for `Average` and `Sum`.
         average: Deprecated: True for `op=tfring.Average`, False for
             `op=tfring.Sum`.
-        device_dense: Where a tensor is reduced, such as "/cpu:0". By default
-            where TensorFlow likes. XLA places what it compiles itself.
+        device_dense: Where a tensor is reduced, such as "/cpu:0": a device of
+            TensorFlow's that exists and for which tfring has kernels. By
+            default where TensorFlow likes. XLA places what it compiles itself.
         device_sparse: The same for `tf.IndexedSlices`.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
             larger floats travel, and are reduced.
@@ -101,11 +102,13 @@ def allreduce(
         A tensor like `tensor`, or `tf.IndexedSlices`.
 
     Raises:
-        NotImplementedError: `tf.IndexedSlices` have no such reduction.
+        NotImplementedError: `tf.IndexedSlices` have no such reduction, or the
+            device no kernels.
         TypeError: The dtype is not supported, or an argument is of a wrong
             type.
-        ValueError: There is no such reduction of this tensor, both `average`
-            and `op` are given, or `init` has not been called.
+        ValueError: There is no such reduction of this tensor, or no such
+            device, both `average` and `op` are given, or `init` has not been
+            called.
         tf.errors.FailedPreconditionError: The ranks did not agree.
         tf.errors.InvalidArgumentError: A collective of that name is under way
             on this rank already.
@@ -121,6 +124,8 @@ def allreduce(
     ```
     """
     check_process_set("allreduce", process_set)
+    checked_device("allreduce", "device_dense", device_dense)
+    checked_device("allreduce", "device_sparse", device_sparse)
     op = checked_op("allreduce", op, average)
     prescale_factor = checked_factor("allreduce", prescale_factor)
     postscale_factor = checked_factor("allreduce", postscale_factor)
@@ -214,6 +219,8 @@ def grouped_allreduce(
     """
     function = "grouped_allreduce"
     check_process_set(function, process_set)
+    checked_device(function, "device_dense", device_dense)
+    checked_device(function, "device_sparse", device_sparse)
     op = checked_op(function, op, average)
     tensors = checked_tensors(function, tensors)
     prescale_factor = checked_factor(function, prescale_factor)

@@ -20,8 +20,8 @@ from tfring._arguments import (
     checked_name,
     checked_tensor,
     checked_tensors,
-    on_device,
 )
+from tfring._devices import checked_device, on_device
 from tfring._groups import in_order, requests_of
 from tfring.chains import (
     ReduceOp,
@@ -94,6 +94,7 @@ def reducescatter(
     assert mine.numpy().tolist() == [2 * tfring.rank(), 2 * tfring.rank() + 1]
     ```
     """
+    checked_device("reducescatter", "device_dense", device_dense)
     with on_device(device_dense):
         [result] = _scatter(
             "reducescatter",
@@ -162,6 +163,7 @@ def grouped_reducescatter(
     ```
     """
     tensors = checked_tensors("grouped_reducescatter", tensors)
+    checked_device("grouped_reducescatter", "device_dense", device_dense)
     with on_device(device_dense):
         return _scatter(
             "grouped_reducescatter",

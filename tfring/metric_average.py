@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfring import _runtime, collectives
 from tfring._agreement import gather_json
-from tfring._gradient_options import check_device
+from tfring._devices import checked_device, on_device
 
 # What the variables of a model's metrics hold.
 _State = list[np.ndarray[Any, Any]]
@@ -33,11 +33,13 @@ class MetricAverageCallback(keras.callbacks.Callback):
     Horovod's weights all ranks alike, however little data they have.
 
     Args:
-        device: Where numbers are added up: "" or a CPU.
+        device: Where numbers are added up, such as "/cpu:0". By default where
+            TensorFlow likes.
 
     Raises:
+        NotImplementedError: tfring has no kernels for `device`.
         TypeError: `device` is not a string.
-        ValueError: `device` is not a CPU. At the end of an epoch, on every
+        ValueError: There is no such device. At the end of an epoch, on every
             rank, if the ranks have different metrics.
 
     Example:
@@ -51,7 +53,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
-        check_device("MetricAverageCallback", "device", device)
+        self.device = checked_device("MetricAverageCallback", "device", device)
         # Validation resets the metrics; so they are noted before and after.
         self._of_training: _State | None = None
         self._of_validation: _State | None = None
@@ -66,8 +68,11 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._of_validation = _state(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not logs or _runtime.size() == 1:
-            return
+        if logs and _runtime.size() > 1:
+            with on_device(self.device):
+                self._average(logs)
+
+    def _average(self, logs: Any) -> None:
         names = sorted(
             name
             for name, value in logs.items()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfring._devices import on_device
 from tfring._local_variables import LocalVariables
 from tfring.state import broadcast_variables
 
 
 def broadcast_model(
-    model: Any, *, root_rank: int, local_variables: LocalVariables
+    model: Any,
+    *,
+    root_rank: int,
+    local_variables: LocalVariables,
+    device: str = "",
 ) -> None:
     """Gives every rank the weights, seeds and optimizer's state of one.
 
@@ -19,6 +24,7 @@ def broadcast_model(
         model: A Keras model that has been built. Its optimizer is, if need be.
         root_rank: The rank whose state all others take.
         local_variables: Those of the model that stay as they are.
+        device: Where the collective is placed.
     """
     of_metrics = {id(v) for v in model.metrics_variables}
     variables = [
@@ -31,4 +37,5 @@ def broadcast_model(
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         variables += optimizer.variables
-    broadcast_variables(variables, root_rank=root_rank)
+    with on_device(device):
+        broadcast_variables(variables, root_rank=root_rank)

@@ -58,7 +58,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             copied, so that its state and settings remain.
         name: A new name for `optimizer`; default the one that it has.
         use_locking: False. Keras 3 does not know it.
-        device_dense: Where dense gradients are reduced: "" or a CPU.
+        device_dense: Where dense gradients are reduced, such as "/cpu:0". By
+            default where TensorFlow likes. XLA places what it compiles itself.
         device_sparse: The same for sparse gradients.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
             larger floats travel, and are added. Must agree across ranks.
@@ -100,6 +101,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         the optimizer loads in plain Keras, and must then be wrapped again.
 
     Raises:
+        NotImplementedError: tfring has no kernels for one of the devices.
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: `optimizer` is not a Keras 3 optimizer, or another argument
             is of a wrong type.

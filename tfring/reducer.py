@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfring import _runtime, chains, collectives
+from tfring._devices import on_device
 from tfring._local_variables import variable_key
 from tfring.buckets import cut_by_groups, cut_into_buckets
 from tfring.chains import ReduceOp
@@ -40,6 +41,8 @@ def reduce_gradients(
     gradients: Sequence[_Gradient],
     variables: Sequence[Any],
     *,
+    device_dense: str = "",
+    device_sparse: str = "",
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     predivide_factor: float = 1.0,
@@ -60,6 +63,8 @@ def reduce_gradients(
         variables: The variable, or other source, of each gradient. It gives the
             name by which errors speak of the gradient, and the shape where the
             trace does not know it.
+        device_dense: Where tensors are reduced; "" leaves it to TensorFlow.
+        device_sparse: The same for `tf.IndexedSlices`.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense and summed
             up, instead of gathered from all ranks. Under XLA, whose shapes are
             static, they always are.
@@ -99,8 +104,9 @@ def reduce_gradients(
         if isinstance(result[i], tf.IndexedSlices) and not make_dense:
             sparse.append(i)
         else:
-            tensor = _dense(result[i], variables[i], names[i])
-            result[i], dtypes[i] = compression.compress(tensor)
+            with on_device(device_dense):
+                tensor = _dense(result[i], variables[i], names[i])
+                result[i], dtypes[i] = compression.compress(tensor)
             dense.append(i)
 
     if groups is None:
@@ -122,21 +128,23 @@ def reduce_gradients(
     previous = None
     for number, bucket in enumerate(buckets):
         indices = [dense[position] for position in bucket]
-        buffers, previous = chains.start_allreduce(
-            [result[i] for i in indices],
-            request_name=next(request_names),
-            tensor_names=[names[i] for i in indices],
-            previous=previous,
-            op=op,
-            prescale_factor=1 / predivide_factor,
-            postscale_factor=predivide_factor,
-            last=number == len(buckets) - 1,
-            process_set=process_set,
-        )
+        with on_device(device_dense):
+            buffers, previous = chains.start_allreduce(
+                [result[i] for i in indices],
+                request_name=next(request_names),
+                tensor_names=[names[i] for i in indices],
+                previous=previous,
+                op=op,
+                prescale_factor=1 / predivide_factor,
+                postscale_factor=predivide_factor,
+                last=number == len(buckets) - 1,
+                process_set=process_set,
+            )
         started.append((indices, buffers, previous))
     for i in sparse:
         result[i] = collectives.allreduce(
             result[i],
+            device_sparse=device_sparse,
             op=op,
             compression=compression,
             name=next(request_names),
@@ -144,9 +152,10 @@ def reduce_gradients(
             process_set=process_set,
         )
     for indices, buffers, start in started:
-        reduced = chains.finish(buffers, start)
-        for i, tensor in zip(indices, reduced, strict=True):
-            result[i] = compression.decompress(tensor, dtypes[i])
+        with on_device(device_dense):
+            reduced = chains.finish(buffers, start)
+            for i, tensor in zip(indices, reduced, strict=True):
+                result[i] = compression.decompress(tensor, dtypes[i])
     return result
 
 

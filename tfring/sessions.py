@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._arguments import check_root_rank, on_device
+from tfring._arguments import check_root_rank
+from tfring._devices import checked_device, on_device
 from tfring.state import broadcast_variables
 
 
@@ -68,7 +69,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             likes.
 
     Raises:
-        ValueError: There is no rank `root_rank`.
+        NotImplementedError: tfring has no kernels for `device`.
+        ValueError: There is no rank `root_rank`, or no such device.
 
     Example:
 
@@ -92,7 +94,9 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         super().__init__()
         check_root_rank("BroadcastGlobalVariablesHook", root_rank)
         self.root_rank = root_rank
-        self.device = device
+        self.device = checked_device(
+            "BroadcastGlobalVariablesHook", "device", device
+        )
         self.bcast_op: tf.Operation | None = None
 
     def begin(self) -> None:

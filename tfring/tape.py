@@ -59,6 +59,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         rank's own.
 
     Raises:
+        NotImplementedError: tfring has no kernels for one of the devices.
         TypeError: `gradtape` is not a `tf.GradientTape`, or another argument
             is of a wrong type.
         ValueError: `gradtape` is wrapped already, or an argument has a value

@@ -102,17 +102,6 @@ def test_groups_are_checked(name):
     WRAPPERS[name](groups=0)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.parametrize("argument", ["device_dense", "device_sparse"])
-def test_gradients_are_reduced_on_cpus(name, argument):
-    for device in ("", "/cpu:0", "/device:CPU:0"):
-        WRAPPERS[name](**{argument: device})
-    with pytest.raises(ValueError, match=f"^{name}: {argument}='/gpu:0'"):
-        WRAPPERS[name](**{argument: "/gpu:0"})
-    with pytest.raises(TypeError, match=f"^{name}: {argument} must be"):
-        WRAPPERS[name](**{argument: None})
-
-
 def test_locking_is_refused():
     with pytest.raises(ValueError, match="use_locking"):
         tfring.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)

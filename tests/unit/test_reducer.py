@@ -285,3 +285,36 @@ def test_ragged_gradient_is_refused(recorder):
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
     with pytest.raises(TypeError, match="'gradient 0' is a RaggedTensor"):
         reducer.reduce_gradients([ragged], [None])
+
+
+def test_gradients_are_reduced_where_the_devices_say(recorder, monkeypatch):
+    table = tf.Variable(tf.zeros([5, 2]))
+    dense = tf.Variable([1.0])
+    starts, sparse = [], []
+
+    def start_allreduce(tensors, **arguments):
+        # Of an operation placed by this scope alone.
+        starts.append(tf.identity(tensors[0]).op.device)
+        return recorder.start_allreduce(tensors, **arguments)
+
+    def allreduce(slices, **arguments):
+        sparse.append(arguments["device_sparse"])
+        return slices
+
+    monkeypatch.setattr(chains, "start_allreduce", start_allreduce)
+    monkeypatch.setattr(collectives, "allreduce", allreduce)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1])) * dense[0]
+        reducer.reduce_gradients(
+            tape.gradient(loss, [table, dense]),
+            [table, dense],
+            device_dense="/cpu:0",
+            device_sparse="/cpu:*",
+        )
+
+    step.get_concrete_function()
+    assert starts == ["/device:CPU:0"]
+    assert sparse == ["/cpu:*"]
