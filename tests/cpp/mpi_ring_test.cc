@@ -49,6 +49,9 @@ TEST_P(MpiRingTest, KnowsItsPlace) {
   EXPECT_EQ(size(), world_size);
   EXPECT_EQ(transport_->CanPeek(next()),
             GetParam() == SharedMemory::kWithinNodes && size() > 1);
+  for (int peer = 0; peer < size(); ++peer) {
+    EXPECT_EQ(transport_->node_of(peer), transport_->node_of(rank()));
+  }
   EXPECT_FALSE(MpiBuildVersion().empty());
 }
 

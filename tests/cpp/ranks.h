@@ -31,8 +31,21 @@ void OnThreads(int size, const Body& body) {
 enum class Medium {
   kInProcess,
   kSharedMemory,
-  kNodesOfTwo,  // shared memory between ranks 2k and 2k + 1, else in process
+  // Shared memory within a node, else in process.
+  kNodesOfTwo,  // ranks 2k and 2k + 1 are a node
+  kTwoNodes,    // even ranks are a node, odd ranks another
 };
+
+inline int NodeOf(Medium medium, int rank) {
+  switch (medium) {
+    case Medium::kNodesOfTwo:
+      return rank / 2;
+    case Medium::kTwoNodes:
+      return rank % 2;
+    default:
+      return 0;
+  }
+}
 
 // The ring of a channel, so small that messages are cut and wrap round.
 inline constexpr size_t kSmallRingBytes = 4096;
@@ -40,7 +53,11 @@ inline constexpr size_t kSmallRingBytes = 4096;
 inline std::vector<std::unique_ptr<Transport>> MakeTransports(
     Medium medium, int size, size_t ring_bytes = kSmallRingBytes,
     double timeout_seconds = 20) {
-  auto transports = MakeInProcessTransports(size);
+  std::vector<int> nodes;
+  for (int rank = 0; rank < size; ++rank) {
+    nodes.push_back(NodeOf(medium, rank));
+  }
+  auto transports = MakeInProcessTransports(nodes);
   if (medium == Medium::kInProcess) return transports;
 
   const size_t channel_bytes = SharedChannel::Bytes(ring_bytes);
@@ -56,8 +73,7 @@ inline std::vector<std::unique_ptr<Transport>> MakeTransports(
   for (int rank = 0; rank < size; ++rank) {
     std::vector<SharedLink> links(size);
     for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) continue;
-      if (medium == Medium::kNodesOfTwo && peer / 2 != rank / 2) continue;
+      if (peer == rank || nodes[peer] != nodes[rank]) continue;
       links[peer] = {channel(rank, peer), channel(peer, rank)};
     }
     transports[rank] =

@@ -52,10 +52,32 @@ INSTANTIATE_TEST_SUITE_P(
     SharedMemory, RingTest,
     testing::Combine(testing::Values(2, 3, 4, 7),
                      testing::Values(Medium::kSharedMemory)));
-INSTANTIATE_TEST_SUITE_P(
-    NodesOfTwo, RingTest,
-    testing::Combine(testing::Values(3, 4),
-                     testing::Values(Medium::kNodesOfTwo)));
+INSTANTIATE_TEST_SUITE_P(Nodes, RingTest,
+                         testing::Values(std::tuple(3, Medium::kNodesOfTwo),
+                                         std::tuple(4, Medium::kNodesOfTwo),
+                                         std::tuple(3, Medium::kTwoNodes),
+                                         std::tuple(6, Medium::kTwoNodes)));
+
+TEST(RingOrderTest, VisitsNodeAfterNode) {
+  struct Case {
+    std::vector<int> nodes, ranks;
+  };
+  for (const Case& c : {Case{{7}, {0}}, Case{{0, 0, 0}, {0, 1, 2}},
+                        Case{{0, 1, 0, 1, 0}, {0, 2, 4, 1, 3}},
+                        Case{{5, 2, 9, 2, 5, 9}, {0, 4, 1, 3, 2, 5}}}) {
+    const auto transports = MakeInProcessTransports(c.nodes);
+    const int size = static_cast<int>(c.nodes.size());
+    for (int rank = 0; rank < size; ++rank) {
+      const RingOrder order = RingOrder::ByNode(*transports[rank]);
+      EXPECT_EQ(order.ranks, c.ranks);
+      EXPECT_EQ(order.ranks[order.place], rank);
+      EXPECT_EQ(order.Before(0), rank);
+      for (int steps = 0; steps < size; ++steps) {
+        EXPECT_EQ(order.StepsFrom(order.Before(steps)), steps);
+      }
+    }
+  }
+}
 
 TEST(ChunkOfTest, CoversTheBufferInOrderWithEqualParts) {
   for (int parts = 1; parts <= 8; ++parts) {

@@ -29,7 +29,7 @@ absl::Status RingAllgather(const RingContext& context, const void* input,
   buffers.dtype = DataType::kUint8;
   Primitives prims(context, buffers);
   // The run that was this rank's `j` steps ago.
-  const auto run = [&](int j) { return runs[(rank + n - j) % n]; };
+  const auto run = [&](int j) { return runs[context.order.Before(j)]; };
 
   TFRING_RETURN_IF_ERROR(prims.Send(run(0)));
   for (int j = 1; j < n - 1; ++j) {

@@ -26,7 +26,6 @@ int64_t BlockCount(const RingContext& context, DataType dtype) {
 
 absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers) {
   const int n = context.transport.size();
-  const int rank = context.transport.rank();
   if (buffers.op == ReduceOp::kAverage) buffers.scale /= n;
   if (n == 1) {
     const Kernels& kernels = context.kernels;
@@ -45,7 +44,7 @@ absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers) {
   const auto chunk = [&](int64_t block, int j) {
     const int64_t begin = std::min(block * block_count, buffers.count);
     const int64_t end = std::min(begin + block_count, buffers.count);
-    const Range part = ChunkOf(end - begin, n, (rank + n - j) % n);
+    const Range part = ChunkOf(end - begin, n, context.order.Before(j));
     return Range{begin + part.offset, part.count};
   };
 

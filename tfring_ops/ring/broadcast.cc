@@ -15,7 +15,7 @@ absl::Status RingBroadcast(const RingContext& context, void* data,
   buffers.dtype = DataType::kUint8;
   Primitives prims(context, buffers);
   const Range all{0, bytes};
-  const int steps_from_root = (context.transport.rank() + n - root) % n;
+  const int steps_from_root = context.order.StepsFrom(root);
   if (steps_from_root == 0) {
     TFRING_RETURN_IF_ERROR(prims.Send(all));
   } else if (steps_from_root < n - 1) {

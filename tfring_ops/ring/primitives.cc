@@ -13,9 +13,8 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
       element_bytes_(SizeInBytes(buffers.dtype)),
       segment_count_(
           std::max<int64_t>(1, context.segment_bytes / element_bytes_)),
-      prev_((context.transport.rank() + context.transport.size() - 1) %
-            context.transport.size()),
-      next_((context.transport.rank() + 1) % context.transport.size()) {
+      prev_(context.order.Before(1)),
+      next_(context.order.Before(context.order.size() - 1)) {
   if (!context_.transport.CanPeek(prev_)) {
     status_ = context_.scratch.AtLeast(kSlots * segment_count_ * element_bytes_)
                   .status();

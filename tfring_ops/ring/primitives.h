@@ -1,9 +1,9 @@
 // The six moves of a ring, named as in NCCL.
 //
-// Every rank has a previous and a next neighbour.  A move works on one chunk
-// of the buffer and takes it from `prev`, to `next`, or both.  It is pipelined:
-// the chunk travels as segments, so that one segment is on the wire while
-// another is reduced and a third is on its way to `next`.
+// Every rank has a previous and a next neighbour (order.h).  A move works on
+// one chunk of the buffer and takes it from `prev`, to `next`, or both.  It is
+// pipelined: the chunk travels as segments, so that one segment is on the wire
+// while another is reduced and a third is on its way to `next`.
 //
 // Invariants:
 // - Posting a receive never waits on a send.
@@ -22,6 +22,7 @@
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
+#include "tfring_ops/ring/order.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -32,6 +33,7 @@ struct RingContext {
   const Kernels& kernels;
   int64_t segment_bytes;  // the same on every rank
   Workspace& scratch;     // of `kernels`, and kept by the caller
+  RingOrder order = RingOrder::ByNode(transport);
 };
 
 // What this rank works on.  `count` and `dtype` are the same on every rank.

@@ -8,13 +8,12 @@ namespace tfring {
 absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
                                absl::Span<const Range> chunks) {
   const int n = context.transport.size();
-  const int rank = context.transport.rank();
   if (n == 1) return RingAllreduce(context, buffers);
   if (buffers.op == ReduceOp::kAverage) buffers.scale /= n;
 
   Primitives prims(context, buffers);
   // The chunk that was this rank's `j` steps ago.
-  const auto chunk = [&](int j) { return chunks[(rank + n - j) % n]; };
+  const auto chunk = [&](int j) { return chunks[context.order.Before(j)]; };
 
   // Chunk r walks once round the ring and is whole at rank r.
   TFRING_RETURN_IF_ERROR(prims.Send(chunk(1)));

@@ -120,11 +120,13 @@ class Fabric {
 
 class InProcessTransport final : public Transport {
  public:
-  InProcessTransport(std::shared_ptr<Fabric> fabric, int rank, int size)
-      : fabric_(std::move(fabric)), rank_(rank), size_(size) {}
+  InProcessTransport(std::shared_ptr<Fabric> fabric, int rank,
+                     std::vector<int> nodes)
+      : fabric_(std::move(fabric)), rank_(rank), nodes_(std::move(nodes)) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int size() const override { return static_cast<int>(nodes_.size()); }
+  int node_of(int peer) const override { return nodes_[peer]; }
 
   Request StartSend(int peer, ConstBytes data) override {
     return Keep(fabric_->Start(rank_, peer, Fabric::Direction::kSend,
@@ -164,21 +166,28 @@ class InProcessTransport final : public Transport {
   }
 
   const std::shared_ptr<Fabric> fabric_;
-  const int rank_, size_;
+  const int rank_;
+  const std::vector<int> nodes_;  // by rank
   Request last_request_ = kNoRequest;
   std::unordered_map<Request, Fabric::Handle> operations_;
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> MakeInProcessTransports(int size) {
+std::vector<std::unique_ptr<Transport>> MakeInProcessTransports(
+    const std::vector<int>& nodes) {
+  const int size = static_cast<int>(nodes.size());
   auto fabric = std::make_shared<Fabric>();
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < size; ++rank) {
     transports.push_back(
-        std::make_unique<InProcessTransport>(fabric, rank, size));
+        std::make_unique<InProcessTransport>(fabric, rank, nodes));
   }
   return transports;
+}
+
+std::vector<std::unique_ptr<Transport>> MakeInProcessTransports(int size) {
+  return MakeInProcessTransports(std::vector<int>(size, 0));
 }
 
 }  // namespace tfring

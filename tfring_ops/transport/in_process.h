@@ -17,6 +17,10 @@ namespace tfring {
 // after a few seconds.
 std::vector<std::unique_ptr<Transport>> MakeInProcessTransports(int size);
 
+// The same, with rank r on node `nodes[r]`.
+std::vector<std::unique_ptr<Transport>> MakeInProcessTransports(
+    const std::vector<int>& nodes);
+
 }  // namespace tfring
 
 #endif  // TFRING_OPS_TRANSPORT_IN_PROCESS_H_

@@ -34,13 +34,33 @@ absl::Status FromMpi(int error, const char* call) {
       absl::StrCat(call, " failed: ", absl::string_view(text, length)));
 }
 
+// For each rank, the lowest rank of its node.  Collective.
+absl::StatusOr<std::vector<int>> Nodes(MPI_Comm comm) {
+  int rank = 0, size = 0;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  MPI_Comm node = MPI_COMM_NULL;
+  TFRING_RETURN_IF_ERROR(
+      FromMpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank,
+                                  MPI_INFO_NULL, &node),
+              "MPI_Comm_split_type"));
+  int lowest = rank;
+  MPI_Bcast(&lowest, 1, MPI_INT, 0, node);
+  MPI_Comm_free(&node);
+  std::vector<int> nodes(size);
+  TFRING_RETURN_IF_ERROR(FromMpi(
+      MPI_Allgather(&lowest, 1, MPI_INT, nodes.data(), 1, MPI_INT, comm),
+      "MPI_Allgather"));
+  return nodes;
+}
+
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(MPI_Comm comm, double timeout_seconds)
-      : comm_(comm), timeout_seconds_(timeout_seconds) {
-    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  MpiTransport(MPI_Comm comm, std::vector<int> nodes, double timeout_seconds)
+      : comm_(comm),
+        nodes_(std::move(nodes)),
+        timeout_seconds_(timeout_seconds) {
     MPI_Comm_rank(comm_, &rank_);
-    MPI_Comm_size(comm_, &size_);
     MPI_Irecv(abort_received_.data(), abort_received_.size(), MPI_CHAR,
               MPI_ANY_SOURCE, kAbortTag, comm_, &abort_request_);
   }
@@ -57,7 +77,8 @@ class MpiTransport final : public Transport {
   }
 
   int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int size() const override { return static_cast<int>(nodes_.size()); }
+  int node_of(int peer) const override { return nodes_[peer]; }
 
   Request StartSend(int peer, ConstBytes data) override {
     const Request request = Claim(Operation::Kind::kSend, peer, data.size());
@@ -132,7 +153,7 @@ class MpiTransport final : public Transport {
     // Leaked: MPI may read it long after this object is gone.
     auto* text = new AbortText{};
     reason.message().copy(text->data(), text->size() - 1);
-    for (int peer = 0; peer < size_; ++peer) {
+    for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
       MPI_Request request = MPI_REQUEST_NULL;
       if (MPI_Isend(text->data(), text->size(), MPI_CHAR, peer, kAbortTag,
@@ -225,8 +246,9 @@ class MpiTransport final : public Transport {
   }
 
   MPI_Comm comm_;
+  const std::vector<int> nodes_;  // by rank
   const double timeout_seconds_;
-  int rank_ = 0, size_ = 0;
+  int rank_ = 0;
   std::vector<Operation> operations_;
   std::vector<Request> free_;  // operations_ that are not in use
   int64_t tests_ = 0;
@@ -242,7 +264,10 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
   MPI_Comm duplicate = MPI_COMM_NULL;
   TFRING_RETURN_IF_ERROR(
       FromMpi(MPI_Comm_dup(MPI_Comm_f2c(comm), &duplicate), "MPI_Comm_dup"));
-  return std::make_unique<MpiTransport>(duplicate, timeout_seconds);
+  MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN);
+  TFRING_ASSIGN_OR_RETURN(std::vector<int> nodes, Nodes(duplicate));
+  return std::make_unique<MpiTransport>(duplicate, std::move(nodes),
+                                        timeout_seconds);
 }
 
 std::string MpiBuildVersion() {

@@ -30,6 +30,7 @@ class SharedMemoryTransport final : public Transport {
 
   int rank() const override { return others_->rank(); }
   int size() const override { return others_->size(); }
+  int node_of(int peer) const override { return others_->node_of(peer); }
 
   Request StartSend(int peer, ConstBytes data) override {
     if (peers_[peer] == nullptr) {

@@ -39,6 +39,10 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  // The machine that a rank, maybe this one, is on.  Numbers mean the same on
+  // every rank, and nothing besides.
+  virtual int node_of(int peer) const = 0;
+
   // REQUIRES: `data` stays alive and unchanged until the request is complete.
   // What goes wrong at the start is reported by Test or Wait.
   virtual Request StartSend(int peer, ConstBytes data) = 0;
