@@ -53,7 +53,8 @@ void Lanes::Abort(const absl::Status& reason) {
   host_.lane.transport->Abort(reason);
   if (on_device_ == nullptr) return;
   on_device_->lane.transport->Abort(reason);
-  on_device_->lane.kernels->Synchronize();
+  // What is said first counts.
+  on_device_->lane.kernels->Synchronize().IgnoreError();
 }
 
 namespace {
