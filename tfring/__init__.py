@@ -33,6 +33,7 @@ _abi.check_at_import()
 
 if TYPE_CHECKING:
     from tfring import callbacks as callbacks
+    from tfring import compression as compression
     from tfring import data as data
     from tfring._runtime import cross_rank as cross_rank
     from tfring._runtime import cross_size as cross_size
@@ -183,7 +184,7 @@ _MODULE_OF = {
 }
 
 # Modules that are part of the public interface.
-_MODULES = ("callbacks", "data")
+_MODULES = ("callbacks", "compression", "data")
 
 __all__ = ["__version__", *_MODULES, *_MODULE_OF]
 

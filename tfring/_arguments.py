@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfring import _runtime
 from tfring.chains import SUPPORTED_DTYPES, ReduceOp, unique_name
-from tfring.compression import Compression, checked
+from tfring.compression import AnyCompressor, Compression, checked
 from tfring.process_sets import ProcessSet, global_process_set
 
 
@@ -44,6 +44,17 @@ def check_rows(function: str, tensor: tf.Tensor) -> None:
             f"{function}: a scalar has no first dimension, and the ranks have "
             "nothing to share out or to join. Pass a tensor of shape (1,), or "
             "with a row for each rank."
+        )
+
+
+def check_rows_kept(
+    function: str, compression: Any, tensor: tf.Tensor, travels: tf.Tensor
+) -> None:
+    if not travels.shape[:1].is_compatible_with(tensor.shape[:1]):
+        raise ValueError(
+            f"{function}: {compression!r}.compress made the shape "
+            f"{travels.shape} of {tensor.shape}. The ranks share out rows, so "
+            "there must be as many as before."
         )
 
 
@@ -129,7 +140,7 @@ def checked_factor(function: str, value: Any) -> float:
 
 def checked_compression(
     function: str, compression: Any, process_set: ProcessSet
-) -> Compression:
+) -> AnyCompressor:
     compression = checked(function, compression)
     # One rank sends nothing, and keeps all its bits.
     return Compression.none if process_set.size() == 1 else compression

@@ -36,7 +36,13 @@ from tfring.chains import finish as finish
 from tfring.chains import start_allreduce as start_allreduce
 from tfring.chains import start_broadcast as start_broadcast
 from tfring.chains import traced_for_xla
-from tfring.compression import Compression
+from tfring.compression import (
+    AnyCompressor,
+    Compression,
+    compress,
+    decompress,
+    of_slices,
+)
 from tfring.gathers import allgather as allgather
 from tfring.gathers import broadcast as broadcast
 from tfring.gathers import gather
@@ -56,7 +62,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -83,7 +89,8 @@ def allreduce(
             default where TensorFlow likes. XLA places what it compiles itself.
         device_sparse: The same for `tf.IndexedSlices`.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
-            larger floats travel, and are reduced.
+            larger floats travel, and are reduced. Or a
+            `tfring.compression.Compressor` of your own.
         op: `tfring.Average`, the default, `Sum`, `Min`, `Max`, `Product` or, of
             floating-point numbers, `Adasum`. The average of integers is rounded
             towards zero.
@@ -135,6 +142,7 @@ def allreduce(
         name = checked_name("allreduce", name, ignore_name_scope, process_set)
         with on_device(device_sparse):
             [slices] = _allreduce_slices(
+                "allreduce",
                 [tensor],
                 op=op,
                 factor=prescale_factor * postscale_factor,
@@ -149,6 +157,7 @@ def allreduce(
         check_reduction("allreduce", op, tensor.dtype)
         name = checked_name("allreduce", name, ignore_name_scope, process_set)
         [result] = _allreduce_tensors(
+            "allreduce",
             [tensor],
             op=op,
             prescale_factor=prescale_factor,
@@ -166,7 +175,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -243,6 +252,7 @@ def grouped_allreduce(
     if dense:
         with on_device(device_dense):
             reduced = _allreduce_tensors(
+                function,
                 [tensors[i] for i in dense],
                 op=op,
                 prescale_factor=prescale_factor,
@@ -257,6 +267,7 @@ def grouped_allreduce(
     if sparse:
         with on_device(device_sparse):
             slices = _allreduce_slices(
+                function,
                 [tensors[i] for i in sparse],
                 op=op,
                 factor=prescale_factor * postscale_factor,
@@ -271,17 +282,20 @@ def grouped_allreduce(
 
 
 def _allreduce_tensors(
+    function: str,
     tensors: Sequence[tf.Tensor],
     *,
     op: ReduceOp,
     prescale_factor: float,
     postscale_factor: float,
-    compression: Compression,
+    compression: AnyCompressor,
     process_set: ProcessSet,
     name: str,
     tensor_names: Sequence[str],
 ) -> list[tf.Tensor]:
-    compressed = [compression.compress(tensor) for tensor in tensors]
+    compressed = [compress(function, compression, t) for t in tensors]
+    for travels, _ in compressed:
+        check_reduction(function, op, travels.dtype)
     started = None
     in_flight = []
     for request in requests_of([c for c, _ in compressed], name, tensor_names):
@@ -302,8 +316,10 @@ def _allreduce_tensors(
         for request, buffers, started in in_flight
     )
     return [
-        compression.decompress(result, dtype)
-        for result, (_, dtype) in zip(results, compressed, strict=True)
+        decompress(function, compression, result, context, tensor.dtype)
+        for tensor, result, (_, context) in zip(
+            tensors, results, compressed, strict=True
+        )
     ]
 
 
@@ -319,16 +335,18 @@ def _check_slices(function: str, slices: tf.IndexedSlices, op: Any) -> None:
 
 
 def _allreduce_slices(
+    function: str,
     slices: Sequence[tf.IndexedSlices],
     *,
     op: ReduceOp,
     factor: float,
-    compression: Compression,
+    compression: AnyCompressor,
     process_set: ProcessSet,
     name: str,
     tensor_names: Sequence[str],
 ) -> list[tf.IndexedSlices]:
-    compressed = [compression.compress(each.values) for each in slices]
+    compression = of_slices(compression)
+    compressed = [compress(function, compression, s.values) for s in slices]
     gathered, contributors = gather(
         [values for values, _ in compressed]
         + [tf.convert_to_tensor(each.indices) for each in slices],
@@ -343,10 +361,12 @@ def _allreduce_slices(
     if op is Average:
         ratio /= tf.cast(contributors, tf.float64)
     results = []
-    for i, (each, (_, dtype)) in enumerate(
+    for i, (each, (_, context)) in enumerate(
         zip(slices, compressed, strict=True)
     ):
-        values = compression.decompress(gathered[i], dtype)
+        values = decompress(
+            function, compression, gathered[i], context, each.values.dtype
+        )
         if op is Average or factor != 1:
             values = _scaled(values, ratio)
         indices = gathered[len(slices) + i]

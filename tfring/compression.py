@@ -1,13 +1,126 @@
-"""Floats that travel as half floats: half the bytes, or a quarter of them."""
+"""What is done to tensors before they travel: floats become half floats.
+
+Half the bytes, or a quarter of them. Or what a compressor of your own does.
+"""
 
 from __future__ import annotations
 
-import enum
+from typing import Any
 
 import tensorflow as tf
 
+from tfring.reductions import SUPPORTED_DTYPES
 
-class Compression(enum.Enum):
+
+class Compressor:
+    """What a tensor becomes for the way between the ranks, and how it returns.
+
+    Derive from it for a compression of your own, and pass the class, or an
+    instance of it, wherever `compression` is an argument. What `compress` gives
+    is what the ranks reduce: from tensors of one dtype and shape it must make
+    such of one dtype and shape on every rank. It is called in graphs and under
+    `jit_compile=True`, too, so it consists of TensorFlow's operations.
+
+    `tf.IndexedSlices` are not reduced but gathered, and travel as they are, but
+    for `Compression.fp16` and `bf16`. On one rank nothing travels, and no
+    compressor is called.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    import tfring
+    from tfring.compression import Compressor
+
+    class FixedPoint(Compressor):
+        # To thousandths, in integers: the sum has the same bits in any order.
+        @staticmethod
+        def compress(tensor):
+            return tf.cast(tf.round(tensor * 1000), tf.int32), tensor.dtype
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return tf.cast(tensor, ctx) / 1000
+
+    tfring.init()
+    total = tfring.allreduce(
+        tf.fill([3], 0.25), op=tfring.Sum, compression=FixedPoint
+    )
+    assert total.numpy().tolist() == [0.25 * tfring.size()] * 3
+    ```
+    """
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Makes of a tensor what travels.
+
+        Args:
+            tensor: A tensor of any dtype and shape.
+
+        Returns:
+            A tensor of a dtype that `tfring.allreduce` takes, and anything that
+            `decompress` needs.
+        """
+        raise NotImplementedError("A Compressor must have its own compress.")
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """Makes of what has travelled a tensor as it was before.
+
+        Args:
+            tensor: What the ranks have made of what `compress` gave.
+            ctx: What `compress` gave with it.
+
+        Returns:
+            A tensor of the dtype and shape of that before `compress`.
+        """
+        raise NotImplementedError("A Compressor must have its own decompress.")
+
+
+class NoneCompressor(Compressor):
+    """Changes nothing."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Returns `tensor` itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """Returns `tensor` itself."""
+        return tensor
+
+
+class _Cast(Compressor):
+    wire: tf.DType
+
+    @classmethod
+    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Casts floats that are larger than the wire's."""
+        wire = tensor.dtype
+        if wire.is_floating:
+            wire = min(wire, cls.wire, key=lambda dtype: dtype.size)
+        return tf.cast(tensor, wire), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """Casts back to the dtype `ctx`."""
+        return tf.cast(tensor, ctx)
+
+
+class FP16Compressor(_Cast):
+    """Casts float32 and float64 to float16."""
+
+    wire = tf.float16
+
+
+class BF16Compressor(_Cast):
+    """Casts float32 and float64 to bfloat16."""
+
+    wire = tf.bfloat16
+
+
+class Compression:
     """How floats are made smaller for the way between the ranks.
 
     A tensor is rounded to the dtype of the wire, reduced in it, and cast back.
@@ -23,6 +136,8 @@ class Compression(enum.Enum):
     the sum or the average of the absolute values; u is 2**-11 for `fp16` and
     2**-8 for `bf16`. All ranks still get the same bits. On one rank nothing
     travels, and nothing is rounded.
+
+    For another way of your own see `tfring.compression.Compressor`.
 
     Attributes:
         none: Nothing is changed.
@@ -45,34 +160,78 @@ class Compression(enum.Enum):
     ```
     """
 
-    none = "none"
-    fp16 = "float16"
-    bf16 = "bfloat16"
-
-    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        """Casts a tensor to the dtype of the wire, where it is larger.
-
-        Args:
-            tensor: A tensor of any dtype and shape.
-
-        Returns:
-            What travels, and the dtype that `decompress` brings back.
-        """
-        wire = tensor.dtype
-        if self is not Compression.none and wire.is_floating:
-            wire = min(wire, tf.as_dtype(self.value), key=lambda d: d.size)
-        return tf.cast(tensor, wire), tensor.dtype
-
-    def decompress(self, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Casts a tensor back to the dtype that `compress` gave with it."""
-        return tf.cast(tensor, dtype)
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
 
 
-def checked(function: str, compression: object) -> Compression:
+# A subclass, as Horovod's are passed, or an instance, which can have a state.
+AnyCompressor = type[Compressor] | Compressor
+
+
+def checked(function: str, compression: Any) -> AnyCompressor:
     """Returns it, or raises TypeError in the name of a function."""
-    if not isinstance(compression, Compression):
+    for method in "compress", "decompress":
+        if not callable(getattr(compression, method, None)):
+            raise TypeError(
+                f"{function}: compression must be one of tfring.Compression."
+                "none, fp16 and bf16, or a tfring.compression.Compressor of "
+                f"your own, got {compression!r}, which has no {method}."
+            )
+    compressor: AnyCompressor = compression
+    return compressor
+
+
+def of_slices(compression: AnyCompressor) -> AnyCompressor:
+    """What is done to the rows of `tf.IndexedSlices`.
+
+    They meet those of other ranks, of which another compressor than a cast does
+    not know: its context is of this rank's rows.
+    """
+    kind = compression if isinstance(compression, type) else type(compression)
+    return compression if issubclass(kind, _Cast) else NoneCompressor
+
+
+def compress(
+    function: str, compression: AnyCompressor, tensor: tf.Tensor
+) -> tuple[tf.Tensor, Any]:
+    """What travels of a tensor, and the context for `decompress`.
+
+    Raises:
+        TypeError: The compressor gives something that cannot travel.
+    """
+    pair = compression.compress(tensor)
+    if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(
-            f"{function}: compression must be one of tfring.Compression.none, "
-            f"fp16 and bf16, got {compression!r}."
+            f"{function}: {compression!r}.compress must return a pair, of what "
+            f"travels and of what decompress needs, got {pair!r}."
         )
-    return compression
+    travels = tf.convert_to_tensor(pair[0])
+    if travels.dtype not in SUPPORTED_DTYPES:
+        raise TypeError(
+            f"{function}: {compression!r}.compress gave a tensor of dtype "
+            f"{travels.dtype.name}. Only floating-point numbers, integers and "
+            "bool can travel."
+        )
+    return travels, pair[1]
+
+
+def decompress(
+    function: str,
+    compression: AnyCompressor,
+    travelled: tf.Tensor,
+    context: Any,
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """What has travelled, as a tensor of the dtype that it had before.
+
+    Raises:
+        TypeError: The compressor gives another dtype.
+    """
+    tensor = tf.convert_to_tensor(compression.decompress(travelled, context))
+    if tensor.dtype != dtype:
+        raise TypeError(
+            f"{function}: {compression!r}.decompress must give back "
+            f"{dtype.name}, as it was before compress, got {tensor.dtype.name}."
+        )
+    return tensor

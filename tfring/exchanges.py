@@ -15,6 +15,7 @@ from tfring._arguments import (
     check_process_set,
     check_reduction,
     check_rows,
+    check_rows_kept,
     checked_compression,
     checked_factor,
     checked_name,
@@ -32,14 +33,19 @@ from tfring.chains import (
     start_barrier,
     start_reducescatter,
 )
-from tfring.compression import Compression
+from tfring.compression import (
+    AnyCompressor,
+    Compression,
+    compress,
+    decompress,
+)
 from tfring.process_sets import ProcessSet, global_process_set
 
 
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp = ReduceOp.Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -63,7 +69,7 @@ def reducescatter(
         tensor: A tensor with at least one dimension; otherwise as for
             `allreduce`, but no `tf.IndexedSlices`.
         device_dense: As for `allreduce`.
-        compression: As for `allreduce`.
+        compression: As for `allreduce`; one of your own must keep the rows.
         op: As for `allreduce`.
         name: As for `allreduce`.
         process_set: As for `allreduce`.
@@ -113,7 +119,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Iterable[Any],
     device_dense: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     op: ReduceOp = ReduceOp.Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -182,7 +188,7 @@ def _scatter(
     function: str,
     tensors: Sequence[Any],
     *,
-    compression: Compression,
+    compression: AnyCompressor,
     op: ReduceOp,
     name: str | None,
     ignore_name_scope: bool,
@@ -201,7 +207,10 @@ def _scatter(
     if not tensors:
         return []
     name = checked_name("reducescatter", name, ignore_name_scope, process_set)
-    compressed = [compression.compress(tensor) for tensor in tensors]
+    compressed = [compress(function, compression, t) for t in tensors]
+    for tensor, (travels, _) in zip(tensors, compressed, strict=True):
+        check_reduction(function, op, travels.dtype)
+        check_rows_kept(function, compression, tensor, travels)
     started = None
     in_flight = []
     for request in requests_of(
@@ -227,9 +236,11 @@ def _scatter(
     )
     return [
         _with_known_rows(
-            compression.decompress(result, dtype), tensor, process_set
+            decompress(function, compression, result, context, tensor.dtype),
+            tensor,
+            process_set,
         )
-        for result, (_, dtype), tensor in zip(
+        for result, (_, context), tensor in zip(
             results, compressed, tensors, strict=True
         )
     ]

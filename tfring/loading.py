@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfring.compression import Compression
+from tfring.compression import AnyCompressor, Compression
 from tfring.optimizer import DistributedOptimizer
 
 
@@ -15,7 +15,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     **options: Any,
 ) -> Any:
     """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.

@@ -17,7 +17,7 @@ from tfring._optimizer_class import (
     with_inner,
 )
 from tfring.chains import ReduceOp
-from tfring.compression import Compression
+from tfring.compression import AnyCompressor, Compression
 from tfring.process_sets import ProcessSet, global_process_set
 
 
@@ -27,7 +27,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = ReduceOp.Average,
@@ -62,7 +62,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             default where TensorFlow likes. XLA places what it compiles itself.
         device_sparse: The same for sparse gradients.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
-            larger floats travel, and are added. Must agree across ranks.
+            larger floats travel, and are added. Or a
+            `tfring.compression.Compressor` of your own. Must agree across
+            ranks.
         sparse_as_dense: Whether gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Worth it where most rows are used in every step.
             Must agree across ranks. Under `jit_compile` they always are. What
@@ -177,7 +179,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = ReduceOp.Average,

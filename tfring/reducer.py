@@ -24,11 +24,17 @@ import keras
 import tensorflow as tf
 
 from tfring import _runtime, chains, collectives
+from tfring._arguments import check_reduction
 from tfring._devices import on_device
 from tfring._local_variables import variable_key
 from tfring.buckets import cut_by_groups, cut_into_buckets
 from tfring.chains import ReduceOp
-from tfring.compression import Compression
+from tfring.compression import (
+    AnyCompressor,
+    Compression,
+    compress,
+    decompress,
+)
 from tfring.process_sets import ProcessSet, global_process_set
 
 # Small, so that the wire has work soon after backpropagation has begun.
@@ -46,7 +52,7 @@ def reduce_gradients(
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     predivide_factor: float = 1.0,
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     local_variables: Container[Any] = (),
@@ -72,7 +78,8 @@ def reduce_gradients(
         predivide_factor: What an average is divided by before the reduction
             already, and multiplied with afterwards. `tf.IndexedSlices`, which
             are not added up, are not.
-        compression: In which dtype larger floats travel, and are added.
+        compression: What is done to dense gradients before they travel; see
+            `Compression` for `tf.IndexedSlices`.
         groups: Lists of variables whose gradients travel together, or a number
             of groups; default buckets of the size that the engine wishes.
         process_set: The ranks that average among themselves.
@@ -97,7 +104,7 @@ def reduce_gradients(
         elif scale_local_gradients:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
     make_dense = sparse_as_dense or chains.traced_for_xla()
-    dtypes: dict[int, tf.DType] = {}
+    before: dict[int, tuple[Any, tf.DType]] = {}  # being compressed
     dense: list[int] = []
     sparse: list[int] = []
     for i in order:
@@ -106,7 +113,9 @@ def reduce_gradients(
         else:
             with on_device(device_dense):
                 tensor = _dense(result[i], variables[i], names[i])
-                result[i], dtypes[i] = compression.compress(tensor)
+                result[i], context = compress("gradients", compression, tensor)
+                check_reduction("gradients", op, result[i].dtype)
+                before[i] = context, tensor.dtype
             dense.append(i)
 
     if groups is None:
@@ -155,7 +164,9 @@ def reduce_gradients(
         with on_device(device_dense):
             reduced = chains.finish(buffers, start)
             for i, tensor in zip(indices, reduced, strict=True):
-                result[i] = compression.decompress(tensor, dtypes[i])
+                result[i] = decompress(
+                    "gradients", compression, tensor, *before[i]
+                )
     return result
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfring._gradient_options import gradient_options
 from tfring._local_variables import checked_layers
 from tfring.chains import ReduceOp
-from tfring.compression import Compression
+from tfring.compression import AnyCompressor, Compression
 from tfring.process_sets import ProcessSet, global_process_set
 from tfring.reducer import reduce_gradients
 
@@ -19,7 +19,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
@@ -42,7 +42,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
             not.
         device_dense: As all that follow, as for `tfring.DistributedOptimizer`.
         device_sparse: Where sparse gradients are reduced.
-        compression: In which dtype larger floats travel.
+        compression: In which dtype larger floats travel, or how else.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
@@ -107,7 +107,7 @@ def PartialDistributedGradientTape(  # noqa: N802
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compression = Compression.none,
+    compression: AnyCompressor = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
@@ -128,7 +128,7 @@ def PartialDistributedGradientTape(  # noqa: N802
         gradtape: As all that is not below, as for `DistributedGradientTape`.
         device_dense: Where dense gradients are reduced.
         device_sparse: Where sparse gradients are reduced.
-        compression: In which dtype larger floats travel.
+        compression: In which dtype larger floats travel, or how else.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.

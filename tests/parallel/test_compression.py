@@ -28,7 +28,7 @@ def mode(request):
     return MODES[request.param]
 
 
-@pytest.fixture(params=list(WIRES), ids=lambda c: c.name)
+@pytest.fixture(params=list(WIRES), ids=["fp16", "bf16"])
 def compression(request):
     return request.param
 

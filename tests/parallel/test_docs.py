@@ -13,6 +13,7 @@ import pytest
 
 import tfring
 import tfring.callbacks
+import tfring.compression
 import tfring.data
 from tfring.process_sets import added
 
@@ -30,6 +31,7 @@ def _documented() -> dict[str, Any]:
     modules = {
         "tfring": tfring,
         "tfring.callbacks": tfring.callbacks,
+        "tfring.compression": tfring.compression,
         "tfring.data": tfring.data,
     }
     return {

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tfring
 from tfring import Compression, chains
 
+BUILT_IN = [Compression.none, Compression.fp16, Compression.bf16]
 UNTOUCHED = sorted(
     chains.SUPPORTED_DTYPES - {tf.float32, tf.float64}, key=lambda d: d.name
 )
@@ -25,7 +26,7 @@ def test_larger_floats_are_cast_and_cast_back(compression, wire, dtype):
     assert again.numpy().tolist() == [1.0, 1 + 2**-5, 1.0]
 
 
-@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("compression", BUILT_IN)
 @pytest.mark.parametrize("dtype", UNTOUCHED, ids=lambda d: d.name)
 def test_all_others_are_left_alone(compression, dtype):
     tensor = tf.cast(tf.constant([0, 1]), dtype)
@@ -42,7 +43,7 @@ def test_none_changes_nothing(dtype):
     assert Compression.none.decompress(compressed, before) is tensor
 
 
-@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("compression", BUILT_IN)
 def test_one_rank_keeps_all_its_bits(compression):
     tfring.init()
     tensor = tf.constant([1 + 2**-20])
@@ -50,9 +51,9 @@ def test_one_rank_keeps_all_its_bits(compression):
     assert result.numpy()[0] == 1 + 2**-20
 
 
-def test_another_compression_is_refused():
+def test_what_is_no_compression_is_refused():
     tfring.init()
-    match = r"Compression\.none, fp16 and bf16, got 'fp16'"
+    match = r"Compression\.none, fp16 and bf16, .*got 'fp16'.*no compress\."
     with pytest.raises(TypeError, match=f"^allreduce: .*{match}"):
         tfring.allreduce(tf.ones([1]), compression="fp16")
     with pytest.raises(TypeError, match=f"^grouped_allreduce: .*{match}"):
