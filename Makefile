@@ -22,18 +22,19 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types format \
-  cpp-test unit-test parallel-test jobs-test bazel-test compat
+  cpp-test unit-test parallel-test jobs-test network-test bazel-test compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
-	@echo "test:   lint types cpp-test unit-test parallel-test jobs-test"
+	@echo "test:   lint types cpp-test unit-test parallel-test jobs-test" \
+	  "network-test"
 	@echo "others: build wheel format bazel-test clean; compat TF=2.18.1"
 
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
 
-test: lint types cpp-test unit-test parallel-test jobs-test
+test: lint types cpp-test unit-test parallel-test jobs-test network-test
 
 # ---- The environment and the package ----
 
@@ -96,6 +97,10 @@ parallel-test: build
 
 jobs-test: build
 	$(BIN)/python -m pytest tests/jobs
+
+# Several hosts, as network namespaces: skipped where those are not allowed.
+network-test: build
+	$(BIN)/python -m pytest tests/network
 
 bazel-test: build $(GTEST_READY)
 	tools/bazel_test

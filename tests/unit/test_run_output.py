@@ -120,6 +120,28 @@ def test_mpich_reports_a_failed_rank():
     assert terminal.written == b"[1] error\n\n===\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        (b"PRTE has lost communication with a remote daemon.\n", True),
+        (b"prterun has exited due to process rank 0 with PID 0 on\n", True),
+        (b"mpirun noticed that process rank 1 with PID 9 on node a\n", True),
+        (b"A daemon failed to report back after being spawned. This\n", True),
+        (b"No protocol specified\n", False),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 74])
+@pytest.mark.parametrize("launcher", [OPEN_MPI_4, OPEN_MPI_5])
+def test_open_mpi_gives_a_job_up(launcher, width, line, failed):
+    ruler = b"-" * width + b"\n"
+    terminal = FakeTerminal(launcher)
+    terminal.err.feed(mark(launcher, 1) + line)  # A rank may say anything.
+    assert not terminal.err.job_failed
+    terminal.err.feed(ruler + line[:9])
+    terminal.err.feed(line[9:] + ruler)
+    assert terminal.err.job_failed == failed
+
+
 def test_zero_bytes_are_dropped():
     terminal = FakeTerminal(OPEN_MPI_5)
     terminal.err.feed(mark(OPEN_MPI_5, 0) + b"a\0\n")

@@ -18,6 +18,8 @@ from tfring.run.output import Marks, Screen, StreamReader
 # After a rank's failure that the launcher does not act on by itself, the others
 # have this long to end and to say what they have to say.
 FAILURE_GRACE_SECONDS = 3.0
+# After its own news of a failure the launcher has this long to end.
+LAUNCHER_GRACE_SECONDS = 5.0
 # After a signal the launcher has this long to end the ranks on all hosts.
 STOP_GRACE_SECONDS = 5.0
 
@@ -55,7 +57,8 @@ class RunningJob:
 
         Returns:
             The job's exit status: 0, or the status of the rank that failed
-            first, 128 + n if a signal n ended that rank or this process got it.
+            first, 128 + n if a signal n ended that rank or this process got it;
+            1 if a host was lost.
         """
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -131,6 +134,9 @@ class RunningJob:
     def _end_when_due(self, now: float) -> None:
         if self._failed_ranks():
             self._stop_at = min(self._stop_at, now + FAILURE_GRACE_SECONDS)
+        # Open MPI 5 would wait for ever for the daemon of a host that is lost.
+        if self._job_failed():
+            self._stop_at = min(self._stop_at, now + LAUNCHER_GRACE_SECONDS)
         if now >= self._stop_at and not self._stopping:
             self._stopping = True
             self._kill_at = min(self._kill_at, now + STOP_GRACE_SECONDS)
@@ -142,12 +148,19 @@ class RunningJob:
     def _failed_ranks(self) -> list[tuple[int, int]]:
         return self._readers[1].failed_ranks + self._readers[2].failed_ranks
 
+    def _job_failed(self) -> bool:
+        return any(reader.job_failed for reader in self._readers.values())
+
     def _exit_status(self) -> int:
         if self._stop_signal is not None:
             return 128 + self._stop_signal
         if failed := self._failed_ranks():
             return failed[0][1]
         status = self._process.returncode
+        if self._job_failed() and (status == 0 or self._stopping):
+            # It lost a host, which Open MPI 5 takes for success; or it was
+            # stopped here, which is not why the job failed.
+            return 1
         return status if status >= 0 else 128 - status
 
     def _write(self, stream: int, data: bytes) -> None:

@@ -46,7 +46,7 @@ ranks are not bound and each starts a thread for every core; set
 TF_NUM_INTRAOP_THREADS if that is too many.
 
 The exit status is 0, or that of the rank that failed first: 128 + n if signal n
-ended it.
+ended it. It is 1 if a host was lost.
 """
 
 

@@ -201,6 +201,15 @@ def _join_hosts(hosts: Iterable[Host]) -> str:
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
+# Open MPI's words.
+_FAILURE = re.compile(
+    rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
+    rb"|detected that one or more processes exited)"
+    rb"|(?:PRTE|ORTE) has lost communication with a remote daemon"
+    rb"|A daemon failed to report back after being spawned)"
+)
+
+
 def marks(launcher: MpiLauncher) -> Marks:
     """How this launcher marks the ranks' output, as `command_line` asks it."""
     if launcher.family is Family.HYDRA:
@@ -210,6 +219,7 @@ def marks(launcher: MpiLauncher) -> Marks:
             ),
             unfinished=re.compile(rb"\x1e[^\x1f]*\x1f?\Z"),
             every_line=True,
+            failure=_FAILURE,
         )
     tag = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
     start_of_tag = rb"\[[\d,]*(?:\][<a-z>]*)?"
@@ -218,12 +228,14 @@ def marks(launcher: MpiLauncher) -> Marks:
             pattern=re.compile(tag),
             unfinished=re.compile(start_of_tag + rb"\Z"),
             every_line=True,
+            failure=_FAILURE,
         )
-    # Its own messages stand between such rulers.
+    # Its own messages stand between rulers of either length.
     return Marks(
-        pattern=re.compile(tag + rb" |-{74}\n"),
+        pattern=re.compile(tag + rb" |-{60}(?:-{14})?\n"),
         unfinished=re.compile(rb"(?:" + start_of_tag + rb":?|-+)\Z"),
         every_line=False,
+        failure=_FAILURE,
     )
 
 

@@ -29,11 +29,14 @@ class Marks:
         unfinished: Matches the end of a text that may be the start of a mark.
         every_line: Each line of a rank is marked, so that a line without a mark
             is the launcher's own. Else a mark holds until the next.
+        failure: Matches a line of the launcher's own by which it gives the job
+            up.
     """
 
     pattern: re.Pattern[bytes]
     unfinished: re.Pattern[bytes]
     every_line: bool
+    failure: re.Pattern[bytes]
 
 
 @dataclasses.dataclass
@@ -98,6 +101,8 @@ class StreamReader:
         self._lines: dict[int | None, _Line] = {}
         # (rank, status) of the ranks that failed, in the order of their news.
         self.failed_ranks: list[tuple[int, int]] = []
+        # Whether the launcher has said that the job has failed.
+        self.job_failed = False
 
     def feed(self, data: bytes) -> None:
         """Takes what the launcher wrote."""
@@ -167,6 +172,8 @@ class StreamReader:
                 line.since = self._clock()
             line.text += piece
             if self._at_line_start:
+                if self._rank is None and self._marks.failure.match(line.text):
+                    self.job_failed = True
                 self._show(self._rank, line)
 
     def _show(self, rank: int | None, line: _Line) -> None:

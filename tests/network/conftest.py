@@ -1,0 +1,71 @@
+"""Jobs on several hosts, which are network namespaces of this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import host_network
+from host_network import HostNetwork
+
+TFRINGRUN = [sys.executable, "-m", "tfring.run"]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="session")
+def _possible():
+    if reason := host_network.missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def make_network(_possible):
+    """Returns a function that makes hosts with links of 1 Gbit/s."""
+    networks = []
+
+    def make_network(hosts):
+        network = HostNetwork(hosts, rate="1gbit")
+        networks.append(network)
+        return network.__enter__()
+
+    yield make_network
+    for network in networks:
+        network.close()
+
+
+@pytest.fixture
+def start(make_network):
+    """Returns a function that starts a program's ranks, some on each host.
+
+    It gives the `Popen`, whose stdout has stderr in it.
+    """
+    started = []
+
+    def start(network, slots, program, env=None):
+        process = network.popen(
+            [
+                *TFRINGRUN,
+                *("-H", network.slots(slots)),
+                *(sys.executable, PROGRAMS / program),
+            ],
+            env={
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                # The tests have more ranks than cores.
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                **(env or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()  # The launcher hears of it, and the hosts end, too.
+            process.communicate()

@@ -1,0 +1,123 @@
+"""Every collective, compared with NumPy; then a short fit."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfring
+
+# One element, fewer than ranks, some, an odd number of segments, 16 MiB.
+COUNTS = (1, 3, 1001, 300_007, 4 << 20)
+
+
+def main():
+    tfring.init()
+    rank, size = tfring.rank(), tfring.size()
+    for count in COUNTS:
+        check_collectives(count, rank, size)
+    check_alltoall(rank, size)
+    weights = fit(rank, size)
+    digests = tfring.allgather_object(digest(weights))
+    maps = Path("/proc/self/maps").read_text()
+    print(
+        f"rank {rank} of {size}, local rank {tfring.local_rank()} of "
+        f"{tfring.local_size()}, host {tfring.cross_rank()} of "
+        f"{tfring.cross_size()}; shared memory: {'memfd:tfring' in maps}; "
+        f"weights identical: {len({*digests}) == 1}",
+        flush=True,
+    )
+    tfring.shutdown()
+
+
+def check_collectives(count, rank, size):
+    parts = [part_of(other, count) for other in range(size)]
+    mine = tf.constant(parts[rank])
+    together = tfring.allreduce(mine, op=tfring.Sum)
+    # Sums of whole numbers have no rounding.
+    np.testing.assert_array_equal(together, np.sum(parts, axis=0))
+    noise = tfring.allreduce(mine / (3 + rank), op=tfring.Average)
+    digests = tfring.allgather_object(digest([noise.numpy()]))
+    assert len({*digests}) == 1, f"{count}: other bits on other ranks"
+    np.testing.assert_array_equal(
+        tfring.broadcast(mine, size - 1), parts[size - 1]
+    )
+    # Ranks bring different numbers of rows.
+    rows = min(count, 40_000)
+    np.testing.assert_array_equal(
+        tfring.allgather(mine[: rows - (rank if rows > size else 0)]),
+        np.concatenate(
+            [
+                part[: rows - (other if rows > size else 0)]
+                for other, part in enumerate(parts)
+            ]
+        ),
+    )
+    even = count // size * size
+    share = slice(rank * (even // size), (rank + 1) * (even // size))
+    np.testing.assert_array_equal(
+        tfring.reducescatter(mine[:even], op=tfring.Sum),
+        np.sum(parts, axis=0)[:even][share],
+    )
+
+
+def part_of(rank, count):
+    return (
+        np.random.default_rng([rank, count])
+        .integers(-99, 99, count)
+        .astype("float32")
+    )
+
+
+def check_alltoall(rank, size):
+    """From rank a to rank b go a + b + 1 rows that say so."""
+    mine = np.concatenate(
+        [np.full(rank + b + 1, 10 * rank + b) for b in range(size)]
+    )
+    splits = [rank + b + 1 for b in range(size)]
+    got, got_splits = tfring.alltoall(tf.constant(mine), splits)
+    np.testing.assert_array_equal(got_splits, splits)
+    np.testing.assert_array_equal(
+        got,
+        np.concatenate(
+            [np.full(a + rank + 1, 10 * a + rank) for a in range(size)]
+        ),
+    )
+
+
+def fit(rank, size):
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential(
+        [
+            keras.Input((20,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(3),
+        ]
+    )
+    before = digest(model.get_weights())
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.Adam(1e-3)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x = np.random.default_rng(rank).normal(size=(96, 20)).astype("float32")
+    callbacks = [tfring.callbacks.BroadcastGlobalVariablesCallback(0)]
+    model.fit(
+        x,
+        (x[:, 0] > 0).astype(int),
+        batch_size=16,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    assert digest(model.get_weights()) != before
+    return model.get_weights()
+
+
+def digest(arrays):
+    return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

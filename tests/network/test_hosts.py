@@ -1,0 +1,48 @@
+"""Ranks on several hosts work together, and notice when a host is lost."""
+
+import re
+
+import pytest
+from endings import finish
+
+
+@pytest.mark.parametrize(("hosts", "slots"), [(2, 2), (4, 1)])
+def test_collectives_and_fit(make_network, start, hosts, slots):
+    job = start(make_network(hosts), slots, "collectives.py")
+    output = finish(job, timeout=100)
+    assert job.returncode == 0, output
+    size = hosts * slots
+    said = sorted(re.findall(r"rank \d of .*", output))
+    # Within a host by shared memory, between hosts without.
+    assert said == [
+        f"rank {rank} of {size}, local rank {rank % slots} of {slots}, "
+        f"host {rank // slots} of {hosts}; shared memory: {slots > 1}; "
+        "weights identical: True"
+        for rank in range(size)
+    ]
+
+
+# Its processes end with it, or they live on, but their host is out of reach.
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_a_lost_host(make_network, start, how):
+    network = make_network(2)
+    job = start(
+        network,
+        1,
+        "endless.py",
+        env={"TFRING_STALL_SHUTDOWN_TIME_SECONDS": "3"},
+    )
+    output = ""
+    while not ("[0] under way" in output and "[1] under way" in output):
+        line = job.stdout.readline()
+        assert line, output
+        output += line
+    getattr(network, how)("host2")
+    output = finish(job, timeout=60)
+    assert job.returncode == 1, output
+    said = {
+        "kill": r"(?s)(lost communication|failed to report back) .*host2",
+        "cut": r"(?m)^\[0\] .*(rank 1 has sent or taken nothing for 3 s"
+        r"|has waited 3 s for rank 1)",
+    }
+    assert re.search(said[how], output), output

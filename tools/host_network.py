@@ -1,0 +1,250 @@
+"""Hosts of one machine: network namespaces whose links have a bounded rate.
+
+  with HostNetwork(4, rate="1gbit") as network:
+      network.run([*TFRINGRUN, "-H", network.slots(2), "python", "train.py"])
+
+Each host has a name, an address, processes and shared memory of its own. Its
+link goes to a bridge on the head, an extra host with no bound, where jobs are
+started: the launcher reaches the others by an agent that takes the place of
+ssh. Files and cores are those of the machine.
+
+It takes root. Everything is gone when the network is closed, or when the
+process that made it ends, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_HEAD = "head"
+_SUBNET = "10.83.0"
+_PR_SET_PDEATHSIG = 1
+
+# The first process of a host: it ends with the host, and the host with it.
+_HOLD = """\
+set -e
+echo "$1" > /proc/sys/kernel/hostname
+mount --bind "$2" /etc/hosts
+mount -t tmpfs tmpfs /dev/shm
+ip link set lo up
+echo ready
+exec sleep infinity
+"""
+
+# Called as ssh is: options, the host, the words of a command for its shell.
+# As with ssh, the environment stays behind.
+_AGENT = """\
+#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1
+shift
+case $host in
+{cases}
+*) echo "there is no host $host" >&2; exit 255 ;;
+esac
+exec nsenter --target $pid --net --uts --mount --pid \\
+  env -i HOME="$HOME" PATH="$PATH" TMPDIR="{directory}/$host" sh -c "$*"
+"""
+
+
+def missing() -> str | None:
+    """Why there can be no such hosts here; None if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    for program in ("ip", "tc", "nsenter", "unshare"):
+        if shutil.which(program) is None:
+            return f"there is no command {program} (Debian: iproute2)"
+    try:
+        with HostNetwork(1, rate="1gbit"):
+            return None
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip() or str(error)
+        return f"network namespaces are not allowed here: {said}"
+
+
+class HostNetwork:
+    """Hosts with shaped links, in a `with` statement.
+
+    Args:
+        hosts: How many, named host1, host2, ...
+        rate: Of each host's link, in each direction, as `tc` writes it.
+
+    Raises:
+        subprocess.CalledProcessError: The kernel or its tools refuse; stderr
+            says why.
+    """
+
+    def __init__(self, hosts: int, *, rate: str) -> None:
+        self.hosts = [f"host{number}" for number in range(1, hosts + 1)]
+        self._rate = rate
+        self._holders: dict[str, subprocess.Popen[str]] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="host-network-"))
+        self._agent = self._directory / "agent"
+
+    def __enter__(self) -> HostNetwork:
+        """Starts the hosts."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends the hosts and all that runs on them."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends the hosts and all that runs on them."""
+        for name in [*self._holders]:
+            self.kill(name)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def slots(self, each: int) -> str:
+        """What `tfringrun -H` takes: all hosts, with so many slots each."""
+        return ",".join(f"{name}:{each}" for name in self.hosts)
+
+    def popen(
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        """Starts a command on the head, in this process's directory."""
+        return subprocess.Popen(
+            self._on_head(
+                ["sh", "-c", 'cd "$0" && exec "$@"', Path.cwd(), *command]
+            ),
+            env={**os.environ, **self._launchers(), **(env or {})},
+            text=True,
+            **options,
+        )
+
+    def cut(self, host: str) -> None:
+        """Takes the host's link down; it and its processes live on."""
+        self._ip(f"link set {host} down")
+
+    def kill(self, host: str) -> None:
+        """Ends a host with all its processes, without a farewell."""
+        holder = self._holders.pop(host)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(holder.pid, signal.SIGKILL)
+        holder.communicate()
+
+    def _launchers(self) -> dict[str, str]:
+        """What makes an MPI launcher take the agent for ssh."""
+        return {
+            "PRTE_MCA_plm_ssh_agent": str(self._agent),  # Open MPI 5
+            "OMPI_MCA_plm_rsh_agent": str(self._agent),  # Open MPI 4
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": str(self._agent),
+        }
+
+    def _start(self) -> None:
+        addresses = {
+            name: f"{_SUBNET}.{number}"
+            for number, name in enumerate([_HEAD, *self.hosts], start=1)
+        }
+        table = self._directory / "hosts"
+        table.write_text(
+            "127.0.0.1 localhost\n"
+            + "".join(f"{ip} {name}\n" for name, ip in addresses.items())
+        )
+        self._hold(_HEAD, table)
+        for name in self.hosts:
+            # Processes of two hosts may have the same number.
+            (self._directory / name).mkdir()
+            self._hold(name, table, "--pid", "--mount-proc")
+        self._ip(
+            "link add bridge type bridge",
+            f"address add {addresses[_HEAD]}/24 dev bridge",
+            "link set bridge up",
+        )
+        for name in self.hosts:
+            self._link(name, addresses[name])
+        cases = (
+            f"{name}) pid={self._first_process(name)} ;;" for name in self.hosts
+        )
+        self._agent.write_text(
+            _AGENT.format(cases="\n".join(cases), directory=self._directory)
+        )
+        self._agent.chmod(0o755)
+
+    def _hold(self, name: str, table: Path, *namespaces: str) -> None:
+        libc = ctypes.CDLL(None)
+        holder = subprocess.Popen(
+            [
+                *("unshare", "--net", "--uts", "--mount", *namespaces),
+                *("--fork", "--kill-child"),
+                *("sh", "-c", _HOLD, "hold", name, str(table)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        self._holders[name] = holder
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "ready\n":
+            _, said = holder.communicate()
+            raise subprocess.CalledProcessError(
+                holder.returncode, holder.args, stderr=said
+            )
+
+    def _first_process(self, name: str) -> int:
+        pid = self._holders[name].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return int(children.split()[0])
+
+    def _link(self, name: str, address: str) -> None:
+        first = self._first_process(name)
+        self._ip(
+            f"link add {name} type veth peer name eth0 netns {first}",
+            f"link set {name} master bridge up",
+        )
+        inside = ["nsenter", f"--target={first}", "--net"]
+        _run(*inside, *_words(f"ip address add {address}/24 dev eth0"))
+        _run(*inside, *_words("ip link set eth0 up"))
+        # A smaller burst than 256 KiB would hold back what the kernel sends in
+        # one piece, and with it the rate.
+        shape = f"root tbf rate {self._rate} burst 256k limit 8m"
+        _run(*inside, *_words(f"tc qdisc add dev eth0 {shape}"))
+        _run(*self._on_head(_words(f"tc qdisc add dev {name} {shape}")))
+
+    def _ip(self, *commands: str) -> None:
+        for command in commands:
+            _run(*self._on_head(["ip", *_words(command)]))
+
+    def _on_head(self, command: Sequence[str | Path]) -> list[str]:
+        pid = self._first_process(_HEAD)
+        return [
+            *("nsenter", f"--target={pid}", "--net", "--uts", "--mount"),
+            *map(str, command),
+        ]
+
+
+def _words(command: str) -> list[str]:
+    return shlex.split(command)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
