@@ -97,11 +97,14 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 
 # Those that need MPI are called mpi_*_test.cc.  They are run by the launcher,
 # and not under the sanitizers: MPI libraries leak and race by themselves.  Nor
-# are those called large_*_test.cc, which would take minutes there.
-TESTS := $(TEST_SOURCES:%.cc=%)
-ifneq ($(VARIANT),plain)
-TESTS := $(filter-out tests/cpp/mpi_% tests/cpp/large_%,$(TESTS))
-endif
+# are those called large_*_test.cc, which would take minutes there.  What knows
+# no second thread has nothing to show to TSan.
+SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,coordinator \
+  cpu_variants difference fusion half kernels messages options))
+OMITTED_plain :=
+OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
+OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS)
+TESTS := $(filter-out $(OMITTED_$(VARIANT)),$(TEST_SOURCES:%.cc=%))
 PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
 MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
 MPI_RANKS := 1 2 3 4 5 6 7 8

@@ -115,12 +115,6 @@ TEST_P(RingTest, AllreduceInSegmentsOfAnySize) {
                   {1, 512 << 10});
 }
 
-TEST_P(RingTest, AllreduceOfAMillionElements) {
-  CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 1'000'003},
-                   {DataType::kUint8, ReduceOp::kSum, 1'000'003}},
-                  {64 << 10, 512 << 10});
-}
-
 TEST_P(RingTest, AllreduceScalesOnce) {
   std::vector<AllreduceCase> cases = {
       {DataType::kInt32, ReduceOp::kSum, 1000, /*postscale=*/0.5}};
