@@ -17,7 +17,8 @@ from tfring.process_sets import ProcessSet, global_process_set
 
 def checked_tensor(function: str, value: Any) -> tf.Tensor:
     _runtime.size()  # raises before init
-    tensor = tf.convert_to_tensor(value)
+    is_tensor = isinstance(value, tf.Tensor)
+    tensor = value if is_tensor else tf.convert_to_tensor(value)
     if tensor.dtype not in SUPPORTED_DTYPES:
         raise TypeError(
             f"{function}: tensors of dtype {tensor.dtype.name} are not "
@@ -130,6 +131,8 @@ def check_root_rank(
 
 
 def checked_factor(function: str, value: Any) -> float:
+    if type(value) is float:  # nearly always, and soon known
+        return value
     if not isinstance(value, numbers.Real):
         raise TypeError(
             f"{function}: scale factors must be Python numbers, got {value!r} "

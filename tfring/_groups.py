@@ -6,7 +6,7 @@ A request has one dtype, so a group has one for each of its dtypes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +35,9 @@ def requests_of(
             all names to the engine.
         tensor_names: As errors shall call the tensors; by default by number.
     """
+    if len(tensors) == 1 and tensor_names is not None:
+        yield Request([0], [*tensors], name, [*tensor_names], last=True)
+        return
     if tensor_names is None:
         tensor_names = [f"tensor {i}" for i in range(len(tensors))]
     of_dtype: dict[tf.DType, list[int]] = {}
@@ -51,13 +54,15 @@ def requests_of(
 
 
 def in_order(
-    results: Iterable[tuple[Request, Sequence[tf.Tensor]]],
+    results: Sequence[tuple[Request, Sequence[tf.Tensor]]],
 ) -> list[tf.Tensor]:
     """The results of all requests, each in the position of its tensor.
 
     In a graph of TensorFlow 1 whoever fetches one of them runs all: a session
     would leave the others in flight.
     """
+    if tf.executing_eagerly() and len(results) == 1:
+        return list(results[0][1])
     by_position = {
         position: result
         for request, of_request in results

@@ -19,6 +19,7 @@ session runs what is fetched, and ranks meet by name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,13 +36,13 @@ from tfring.reductions import ReduceOp as ReduceOp
 _ENDED = "_tfring_ended"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Chain:
     last_handle: tf.Tensor | None = None
     open: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Started:
     """A start, as its done and the next start of its chain need it."""
 
@@ -164,7 +165,8 @@ def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
         handle=started.handle,
         last=_last_handle(started),
     )
-    _ended().append(result.ended)
+    if not tf.executing_eagerly():
+        _ended().append(result.ended)
     return list(result.y)
 
 
@@ -355,12 +357,20 @@ def _handle_before(previous: Started | None) -> tf.Tensor:
     """The input `prev` of a start; see Note [Order under XLA]."""
     if previous is not None:
         return previous.handle
+    if tf.executing_eagerly():
+        return _no_handle()
     ended = _ended()
     if not ended:
         return tf.constant(0, tf.int64)
     handle = tf.add_n(ended)  # each is 0
     ended.clear()
     return handle
+
+
+@functools.cache
+def _no_handle() -> tf.Tensor:
+    """Eagerly, the input `prev` of the first start of a chain."""
+    return tf.constant(0, tf.int64)
 
 
 def _started(
@@ -383,7 +393,7 @@ def _last_handle(started: Started) -> tf.Tensor:
 
 def _ended() -> list[tf.Tensor]:
     graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or not graph.building_function:
+    if not graph.building_function:
         # A graph of TensorFlow 1 runs what is fetched, and no more: what is
         # traced first may belong to another step.
         return []

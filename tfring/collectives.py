@@ -312,8 +312,10 @@ def _allreduce_tensors(
         )
         in_flight.append((request, buffers, started))
     results = in_order(
-        (request, finish(buffers, started))
-        for request, buffers, started in in_flight
+        [
+            (request, finish(buffers, started))
+            for request, buffers, started in in_flight
+        ]
     )
     return [
         decompress(function, compression, result, context, tensor.dtype)

@@ -200,6 +200,8 @@ def compress(
     Raises:
         TypeError: The compressor gives something that cannot travel.
     """
+    if compression is NoneCompressor:
+        return tensor, None
     pair = compression.compress(tensor)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(
@@ -228,6 +230,8 @@ def decompress(
     Raises:
         TypeError: The compressor gives another dtype.
     """
+    if compression is NoneCompressor:
+        return travelled
     tensor = tf.convert_to_tensor(compression.decompress(travelled, context))
     if tensor.dtype != dtype:
         raise TypeError(

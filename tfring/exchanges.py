@@ -231,8 +231,10 @@ def _scatter(
         )
         in_flight.append((request, buffers, started))
     results = in_order(
-        (request, finish(buffers, started))
-        for request, buffers, started in in_flight
+        [
+            (request, finish(buffers, started))
+            for request, buffers, started in in_flight
+        ]
     )
     return [
         _with_known_rows(

@@ -118,6 +118,15 @@ class _World(ProcessSet):
             return None
         return list(range(_runtime.size()))
 
+    # Asked at every collective, so without a list.
+
+    def size(self) -> int:
+        return _runtime.size()
+
+    def included(self) -> bool:
+        _runtime.size()  # raises before init
+        return True
+
 
 global_process_set: ProcessSet = _World()
 
@@ -155,7 +164,7 @@ def leave(process_set: ProcessSet) -> None:
 
 def checked_id(process_set: ProcessSet) -> int:
     """The id of a set that is part of the job; raises if it is not."""
-    process_set._added()
+    process_set.size()  # raises if it is not
     assert process_set.process_set_id is not None
     return process_set.process_set_id
 
