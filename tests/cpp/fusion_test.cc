@@ -1,5 +1,6 @@
 #include "tfring_ops/engine/fusion.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -8,30 +9,52 @@
 namespace tfring {
 namespace {
 
-using Packs = std::vector<std::vector<int>>;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+MATCHER_P(Together, tensors, "") {
+  return arg.place == Pack::Place::kStage && arg.tensors == tensors;
+}
+MATCHER_P(WhereTheyLie, tensors, "") {
+  return arg.place == Pack::Place::kTensors && arg.tensors == tensors;
+}
+
+using Tensors = std::vector<int>;
+constexpr int64_t kLarge = kStagedBytes + 1;
 
 TEST(PlanPacksTest, FillsPacksInOrderUpToTheThreshold) {
-  EXPECT_EQ(PlanPacks({40, 40, 20, 50, 60}, 100), (Packs{{0, 1, 2}, {3}, {4}}));
+  EXPECT_THAT(PlanPacks({40, 40, 20, 50, 30, 60}, 100),
+              ElementsAre(Together(Tensors{0, 1, 2}), Together(Tensors{3, 4}),
+                          WhereTheyLie(Tensors{5})));
+  EXPECT_THAT(
+      PlanPacks({kLarge, kLarge, kLarge, 3 * kLarge, kLarge}, 2 * kLarge),
+      ElementsAre(WhereTheyLie(Tensors{0, 1}), WhereTheyLie(Tensors{2}),
+                  WhereTheyLie(Tensors{3}), WhereTheyLie(Tensors{4})));
 }
 
 TEST(PlanPacksTest, AThresholdOfZeroKeepsEveryTensorAlone) {
-  EXPECT_EQ(PlanPacks({4, 4, 4}, 0), (Packs{{0}, {1}, {2}}));
+  EXPECT_THAT(PlanPacks({4, kLarge, 4}, 0),
+              ElementsAre(WhereTheyLie(Tensors{1}), WhereTheyLie(Tensors{0}),
+                          WhereTheyLie(Tensors{2})));
 }
 
 TEST(PlanPacksTest, ATensorBeyondTheThresholdTravelsAlone) {
-  EXPECT_EQ(PlanPacks({4, 400, 4}, 100), (Packs{{0}, {1}, {2}}));
+  EXPECT_THAT(PlanPacks({4, 400, 4}, 100),
+              ElementsAre(WhereTheyLie(Tensors{0}), WhereTheyLie(Tensors{1}),
+                          WhereTheyLie(Tensors{2})));
 }
 
 TEST(PlanPacksTest, LeavesOutEmptyTensors) {
-  EXPECT_EQ(PlanPacks({0, 4, 0, 4, 0}, 100), (Packs{{1, 3}}));
-  EXPECT_EQ(PlanPacks({0, 0}, 100), Packs{});
-  EXPECT_EQ(PlanPacks({}, 100), Packs{});
+  EXPECT_THAT(PlanPacks({0, 4, 0, 4, 0}, 100),
+              ElementsAre(Together(Tensors{1, 3})));
+  EXPECT_THAT(PlanPacks({0, 0}, 100), IsEmpty());
+  EXPECT_THAT(PlanPacks({}, 100), IsEmpty());
 }
 
-TEST(PlanPacksTest, ALargeTensorDoesNotPartTheSmallOnesAroundIt) {
-  EXPECT_EQ(PlanPacks({4, kPackLimitBytes + 1, 4}, 64 << 20),
-            (Packs{{1}, {0, 2}}));
-  EXPECT_EQ(PlanPacks({4, kPackLimitBytes, 4}, 64 << 20), (Packs{{0, 1, 2}}));
+TEST(PlanPacksTest, LargeTensorsDoNotPartTheSmallOnesAroundThem) {
+  EXPECT_THAT(
+      PlanPacks({4, kLarge, 4, kStagedBytes, kLarge}, 64 << 20),
+      ElementsAre(WhereTheyLie(Tensors{1, 4}), Together(Tensors{0, 2, 3})));
 }
 
 TEST(FusibleTest, WantsAllreducesThatDifferInTensorsAlone) {

@@ -6,7 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -65,6 +68,85 @@ inline void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
       ASSERT_TRUE(in_place || source == input) << what() << ": input changed";
     }
   }
+}
+
+// Of pieces of `lengths`, the first, third and so on in place.
+inline void CheckAllreduceOfPieces(Transport& transport,
+                                   const SolvedAllreduce& c,
+                                   const std::vector<int64_t>& lengths,
+                                   int64_t segment_bytes) {
+  const int64_t element_bytes = SizeInBytes(c.dtype);
+  const Elements input =
+      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
+  std::vector<Elements> sources, outputs;
+  std::vector<RingPiece> pieces;
+  auto begin = input.begin();
+  for (const int64_t length : lengths) {
+    const auto end = begin + length * element_bytes;
+    sources.emplace_back(begin, end);
+    outputs.emplace_back(sources.back().size());
+    begin = end;
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (i % 2 == 0) outputs[i] = std::move(sources[i]);
+    const bool in_place = i % 2 == 0;
+    pieces.push_back({(in_place ? outputs : sources)[i].data(),
+                      outputs[i].data(), lengths[i]});
+  }
+  Workspace scratch(CpuKernels());
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  const absl::Status status = RingAllreduce(
+      context, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale, pieces});
+  ASSERT_TRUE(status.ok()) << status;
+  Elements result;
+  for (const Elements& output : outputs) {
+    result.insert(result.end(), output.begin(), output.end());
+  }
+  ASSERT_TRUE(result == c.expected)
+      << Name(c.op) << " of " << c.count << " " << Name(c.dtype) << " on rank "
+      << transport.rank() << " of " << transport.size() << ", segments of "
+      << segment_bytes << " bytes";
+}
+
+// Through a stage of `stage_count` elements.
+inline void CheckStagedAllreduce(Transport& transport, const SolvedAllreduce& c,
+                                 int64_t stage_count, int64_t segment_bytes) {
+  class Copying final : public Staging {
+   public:
+    Copying(const Elements& input, Elements& output, int64_t element_bytes)
+        : input_(input), output_(output), element_bytes_(element_bytes) {}
+
+    void Load(Range range, std::byte* to) override {
+      std::copy_n(input_.begin() + range.offset * element_bytes_,
+                  range.count * element_bytes_, to);
+    }
+    void Store(Range range, const std::byte* from) override {
+      std::copy_n(from, range.count * element_bytes_,
+                  output_.begin() + range.offset * element_bytes_);
+    }
+
+   private:
+    const Elements& input_;
+    Elements& output_;
+    const int64_t element_bytes_;
+  };
+
+  const int64_t element_bytes = SizeInBytes(c.dtype);
+  const Elements input =
+      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
+  Elements output(input.size());
+  Elements stage(stage_count * element_bytes);
+  Workspace scratch(CpuKernels());
+  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
+  Copying copying(input, output, element_bytes);
+  const absl::Status status = StagedRingAllreduce(
+      context, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale},
+      absl::MakeSpan(stage), copying);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(output == c.expected)
+      << Name(c.op) << " of " << c.count << " " << Name(c.dtype) << " on rank "
+      << transport.rank() << " of " << transport.size() << ", segments of "
+      << segment_bytes << " bytes, stage of " << stage_count;
 }
 
 // Numbers whose sum depends on the order of the additions.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -125,6 +126,40 @@ TEST_P(RingTest, AllreduceScalesOnce) {
     }
   }
   CheckAllreduces(cases, {1000});
+}
+
+TEST_P(RingTest, AllreduceOfPieces) {
+  const std::vector<std::vector<int64_t>> cases = {
+      {0, 1, 0, 0, 2, 0}, {4097}, {3000, 1, 0, 2, 4000, 1}, {0}, {1, 5000}};
+  for (const std::vector<int64_t>& lengths : cases) {
+    const int64_t count =
+        std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    for (const DataType dtype : {DataType::kFloat16, DataType::kInt64}) {
+      const SolvedAllreduce solved({dtype, ReduceOp::kAverage, count, 0.5},
+                                   size());
+      OnRanks([&](Transport& transport) {
+        for (const int64_t segment_bytes : {64, 1000, 64 << 10}) {
+          CheckAllreduceOfPieces(transport, solved, lengths, segment_bytes);
+        }
+      });
+    }
+  }
+}
+
+// The stage holds all, or two blocks, or less.
+TEST_P(RingTest, StagedAllreduce) {
+  for (const int64_t count : {0, 1, 1000, 20'011}) {
+    const SolvedAllreduce solved(
+        {DataType::kFloat32, ReduceOp::kAverage, count, 0.5}, size());
+    OnRanks([&](Transport& transport) {
+      Workspace scratch(CpuKernels());
+      const RingContext context{transport, CpuKernels(), 1000, scratch};
+      for (const int64_t stage_count :
+           {count, StageBytes(context, solved.dtype) / 4, int64_t{16}}) {
+        CheckStagedAllreduce(transport, solved, stage_count, 1000);
+      }
+    });
+  }
 }
 
 TEST_P(RingTest, AllreduceIsTheSameOnAllRanks) {

@@ -28,7 +28,8 @@ def test_timeline(
     with pytest.raises(ValueError, match="stop_timeline first"):
         tfring.start_timeline("another.json")
     for _ in range(2):
-        tfring.allreduce(tf.ones([1000]), name="tab\there")
+        # To be scaled it has to be copied.
+        tfring.allreduce(tf.ones([1000]), name="tab\there", prescale_factor=2.0)
     tfring.barrier()
     if rank == size - 1:
         time.sleep(0.2)  # the slowest, by far

@@ -1,9 +1,11 @@
 #include "tfring_ops/engine/executor.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/fusion.h"
+#include "tfring_ops/engine/packing.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/ring/adasum.h"
 #include "tfring_ops/ring/allgather.h"
@@ -13,6 +15,22 @@
 #include "tfring_ops/ring/reduce_scatter.h"
 
 namespace tfring {
+namespace {
+
+// For one tensor that is scaled, where the threshold forbids any fusion.
+constexpr int64_t kLeastStageBytes = 16 << 20;
+
+RingBuffers BuffersOf(const CollectiveRequest& request,
+                      absl::Span<const RingPiece> pieces) {
+  RingBuffers buffers;
+  for (const RingPiece& piece : pieces) buffers.count += piece.count;
+  buffers.dtype = request.dtype;
+  buffers.op = request.op;
+  buffers.scale = request.postscale_factor;
+  return buffers;
+}
+
+}  // namespace
 
 Executor::Executor(const Options& options, Transport& transport,
                    const Kernels& kernels)
@@ -22,70 +40,50 @@ Executor::Executor(const Options& options, Transport& transport,
       ring_{transport, kernels, options.segment_bytes, scratch_} {}
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
-  std::vector<Piece> pieces;
+  const CollectiveRequest& first = entries[0]->request;
+  std::vector<RingPiece> pieces;
   std::vector<int64_t> sizes;
   for (TensorEntry* entry : entries) {
     const CollectiveRequest& request = entry->request;
     for (size_t i = 0; i < request.tensors.size(); ++i) {
       const TensorEntry::Buffer& buffer = entry->buffers[i];
       sizes.push_back(SizeInBytes(request.dtype, request.tensors[i]));
-      pieces.push_back({buffer.input, buffer.output, sizes.back()});
+      pieces.push_back({buffer.input, buffer.output,
+                        sizes.back() / SizeInBytes(request.dtype)});
     }
   }
-  for (const std::vector<int>& pack :
-       PlanPacks(sizes, fusion_threshold_bytes_)) {
-    std::vector<Piece> chosen;
-    for (const int index : pack) chosen.push_back(pieces[index]);
-    TFRING_RETURN_IF_ERROR(AllreducePack(entries[0]->request, chosen));
+  for (const Pack& pack : PlanPacks(sizes, fusion_threshold_bytes_)) {
+    std::vector<RingPiece> chosen;
+    for (const int index : pack.tensors) chosen.push_back(pieces[index]);
+    const bool is_staged =
+        pack.place == Pack::Place::kStage || first.prescale_factor != 1.0;
+    TFRING_RETURN_IF_ERROR(is_staged ? AllreduceStaged(first, chosen)
+                                     : AllreduceInPlace(first, chosen));
   }
   return absl::OkStatus();
 }
 
-absl::Status Executor::AllreducePack(const CollectiveRequest& request,
-                                     absl::Span<const Piece> pieces) {
-  const Kernels& kernels = ring_.kernels;
-  int64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  TimelineSpan span(Timeline::Phase::kPack, request, bytes);
+absl::Status Executor::AllreduceInPlace(const CollectiveRequest& request,
+                                        absl::Span<const RingPiece> pieces) {
+  RingBuffers buffers = BuffersOf(request, pieces);
+  buffers.pieces = pieces;
+  const TimelineSpan span(Timeline::Phase::kRing, request,
+                          buffers.count * SizeInBytes(request.dtype));
+  return RingAllreduce(ring_, buffers);
+}
 
-  RingBuffers buffers;
-  buffers.count = bytes / SizeInBytes(request.dtype);
-  buffers.dtype = request.dtype;
-  buffers.op = request.op;
-  buffers.scale = request.postscale_factor;
-  if (pieces.size() == 1) {
-    buffers.input = pieces[0].input;
-    buffers.output = pieces[0].output;
-    if (request.prescale_factor != 1.0) {
-      kernels.Scale(buffers.output, buffers.input, buffers.count, request.dtype,
-                    request.prescale_factor);
-      buffers.input = buffers.output;
-    }
-  } else {
-    TFRING_ASSIGN_OR_RETURN(std::byte * position, FusionBuffer(bytes));
-    for (const Piece& piece : pieces) {
-      kernels.Scale(position, piece.input,
-                    piece.bytes / SizeInBytes(request.dtype), request.dtype,
-                    request.prescale_factor);
-      position += piece.bytes;
-    }
-    buffers.input = buffers.output = fusion_buffer_.data();
-  }
-  TFRING_RETURN_IF_ERROR(kernels.Synchronize());
-
-  span.Next(Timeline::Phase::kRing);
-  TFRING_RETURN_IF_ERROR(RingAllreduce(ring_, buffers));
-
-  span.Next(Timeline::Phase::kUnpack);
-  if (pieces.size() > 1) {
-    const std::byte* position = fusion_buffer_.data();
-    for (const Piece& piece : pieces) {
-      kernels.Copy(piece.output, position, piece.bytes);
-      position += piece.bytes;
-    }
-    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
-  }
-  return absl::OkStatus();
+absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
+                                       absl::Span<const RingPiece> pieces) {
+  const RingBuffers buffers = BuffersOf(request, pieces);
+  const int64_t bytes = buffers.count * SizeInBytes(request.dtype);
+  const int64_t stage_bytes =
+      std::min({bytes, StageBytes(ring_, request.dtype),
+                std::max(fusion_threshold_bytes_, kLeastStageBytes)});
+  TFRING_ASSIGN_OR_RETURN(std::byte* const stage, FusionBuffer(stage_bytes));
+  Packing packing(ring_.kernels, request, pieces);
+  const TimelineSpan span(Timeline::Phase::kRing, request, bytes);
+  return StagedRingAllreduce(ring_, buffers, absl::MakeSpan(stage, stage_bytes),
+                             packing);
 }
 
 absl::Status Executor::Allgather(

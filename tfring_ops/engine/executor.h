@@ -1,4 +1,4 @@
-// Runs what the ranks have agreed on: pack, ring, unpack.
+// Runs what the ranks have agreed on.
 //
 // Not thread-safe.  After an error the transport must be aborted before the
 // entries' memory is touched.
@@ -47,15 +47,12 @@ class Executor {
                         absl::Span<const std::vector<int64_t>> splits);
 
  private:
-  // A tensor of the entries, wherever it lies.
-  struct Piece {
-    const void* input;
-    void* output;
-    int64_t bytes;
-  };
-
-  absl::Status AllreducePack(const CollectiveRequest& request,
-                             absl::Span<const Piece> pieces);
+  // The tensors lie as they are.
+  absl::Status AllreduceInPlace(const CollectiveRequest& request,
+                                absl::Span<const RingPiece> pieces);
+  // Through the fusion buffer, and scaled on the way.
+  absl::Status AllreduceStaged(const CollectiveRequest& request,
+                               absl::Span<const RingPiece> pieces);
 
   // At least `bytes` of fusion_buffer_.
   absl::StatusOr<std::byte*> FusionBuffer(int64_t bytes);

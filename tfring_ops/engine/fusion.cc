@@ -1,7 +1,5 @@
 #include "tfring_ops/engine/fusion.h"
 
-#include <utility>
-
 namespace tfring {
 
 bool Fusible(const CollectiveRequest& a, const CollectiveRequest& b) {
@@ -12,26 +10,28 @@ bool Fusible(const CollectiveRequest& a, const CollectiveRequest& b) {
          a.postscale_factor == b.postscale_factor;
 }
 
-std::vector<std::vector<int>> PlanPacks(absl::Span<const int64_t> sizes,
-                                        int64_t threshold_bytes) {
-  std::vector<std::vector<int>> packs;
-  std::vector<int> pack;
-  int64_t pack_bytes = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) continue;
-    const int index = static_cast<int>(i);
-    if (sizes[i] > kPackLimitBytes) {
-      packs.push_back({index});
-      continue;
+std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
+                            int64_t threshold_bytes) {
+  std::vector<Pack> packs;
+  for (const Pack::Place place : {Pack::Place::kTensors, Pack::Place::kStage}) {
+    int64_t pack_bytes = 0;
+    bool grows = false;  // whether the last pack may
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const bool is_small = sizes[i] <= kStagedBytes;
+      if (sizes[i] == 0 || is_small != (place == Pack::Place::kStage)) continue;
+      if (!grows || pack_bytes + sizes[i] > threshold_bytes) {
+        packs.push_back({place, {}});
+        pack_bytes = 0;
+        grows = true;
+      }
+      packs.back().tensors.push_back(static_cast<int>(i));
+      pack_bytes += sizes[i];
     }
-    if (!pack.empty() && pack_bytes + sizes[i] > threshold_bytes) {
-      packs.push_back(std::exchange(pack, {}));
-      pack_bytes = 0;
-    }
-    pack.push_back(index);
-    pack_bytes += sizes[i];
   }
-  if (!pack.empty()) packs.push_back(std::move(pack));
+  // Nothing is gained by copying one tensor.
+  for (Pack& pack : packs) {
+    if (pack.tensors.size() == 1) pack.place = Pack::Place::kTensors;
+  }
   return packs;
 }
 

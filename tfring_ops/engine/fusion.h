@@ -14,13 +14,21 @@ namespace tfring {
 // the same op and factors.
 bool Fusible(const CollectiveRequest& a, const CollectiveRequest& b);
 
-// Cuts the indices of `sizes` into packs, in order.  A pack is one message:
-// tensors of at most `kPackLimitBytes` come together up to `threshold_bytes`, a
-// larger one stays alone, as to copy it into a common buffer would cost more
-// than a message of its own.  Empty tensors are in no pack.
-inline constexpr int64_t kPackLimitBytes = 256 << 10;
-std::vector<std::vector<int>> PlanPacks(absl::Span<const int64_t> sizes,
-                                        int64_t threshold_bytes);
+// Tensors that are one message: reduced where they lie, or, as a message of
+// many small parts would be slow, copied together.
+struct Pack {
+  enum class Place { kTensors, kStage };
+
+  Place place;
+  std::vector<int> tensors;  // indices, in order
+};
+
+// Cuts the indices of `sizes` into packs of up to `threshold_bytes`, in order:
+// tensors of at most kStagedBytes and larger ones each by themselves.  A tensor
+// above the threshold stays alone, and an empty one is in no pack.
+inline constexpr int64_t kStagedBytes = 32 << 10;
+std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
+                            int64_t threshold_bytes);
 
 }  // namespace tfring
 

@@ -28,10 +28,10 @@ class Timeline {
   enum class Phase : uint8_t {
     kRequest,  // from its submission to its done
     kAgree,    // from its submission to the ranks' agreement
-    kBucket,   // requests that run together, on an engine's thread;
-    kPack,     // their parts: copies into the fusion buffer,
-    kRing,     // what goes over the transport,
-    kUnpack,   // and copies back
+    kBucket,   // requests that run together, on an engine's thread; in it:
+    kRing,     // what goes over the transport as one message; and in that:
+    kPack,     // copies of small tensors into the fusion buffer,
+    kUnpack,   // and back
     kWait,     // an operation that cannot go on before its request is done
     kVerdict,  // a moment: the coordinator's word has come
   };

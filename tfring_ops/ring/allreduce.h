@@ -7,7 +7,12 @@
 #ifndef TFRING_OPS_RING_ALLREDUCE_H_
 #define TFRING_OPS_RING_ALLREDUCE_H_
 
+#include <cstddef>
+#include <cstdint>
+
 #include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/base/types.h"
 #include "tfring_ops/ring/primitives.h"
 
 namespace tfring {
@@ -15,6 +20,28 @@ namespace tfring {
 // output = reduction of every rank's input, bit-identical on every rank.
 // kAverage divides by the number of ranks, on top of `buffers.scale`.
 absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers);
+
+// What is reduced does not lie in memory as it travels: it is brought into
+// `stage`, a block at a time, and taken from there.
+class Staging {
+ public:
+  virtual ~Staging() = default;
+
+  // Writes the elements `range`, as they travel, to `to`.
+  virtual void Load(Range range, std::byte* to) = 0;
+  // Takes what has become of them.
+  virtual void Store(Range range, const std::byte* from) = 0;
+};
+
+// The same for `buffers.count` elements that `staging` has; the other buffers
+// are not used.  `stage`, of the same length on every rank, holds all of them,
+// or else at least two elements for each rank; two blocks are enough (see Note
+// [Blocks]), which StageBytes gives.
+absl::Status StagedRingAllreduce(const RingContext& context,
+                                 RingBuffers buffers,
+                                 absl::Span<std::byte> stage, Staging& staging);
+
+int64_t StageBytes(const RingContext& context, DataType dtype);
 
 }  // namespace tfring
 

@@ -9,12 +9,23 @@ namespace tfring {
 
 Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
     : context_(context),
-      buffers_(buffers),
+      dtype_(buffers.dtype),
+      op_(buffers.op),
+      scale_(buffers.scale),
       element_bytes_(SizeInBytes(buffers.dtype)),
       segment_count_(
           std::max<int64_t>(1, context.segment_bytes / element_bytes_)),
       prev_(context.order.Before(1)),
-      next_(context.order.Before(context.order.size() - 1)) {
+      next_(context.order.Before(context.order.size() - 1)),
+      pieces_(buffers.pieces.begin(), buffers.pieces.end()) {
+  if (pieces_.empty()) {
+    pieces_.push_back({buffers.input, buffers.output, buffers.count});
+  }
+  int64_t offset = 0;
+  for (const RingPiece& piece : pieces_) {
+    offsets_.push_back(offset);
+    offset += piece.count;
+  }
   if (!context_.transport.CanPeek(prev_)) {
     status_ = context_.scratch.AtLeast(kSlots * segment_count_ * element_bytes_)
                   .status();
@@ -56,44 +67,38 @@ absl::Status Primitives::WaitForAll(const std::vector<Request>& sends) {
 absl::Status Primitives::Run(Range chunk, unsigned moves) {
   TFRING_RETURN_IF_ERROR(status_);
   Transport& transport = context_.transport;
-  const int64_t segments = (chunk.count + segment_count_ - 1) / segment_count_;
-  const auto segment = [&](int64_t index) {
-    const int64_t first = index * segment_count_;
-    return Range{chunk.offset + first,
-                 std::min(segment_count_, chunk.count - first)};
-  };
+  Cut(chunk);
 
   // What is to be reduced is read where it arrives, if that can be.
   const bool peeks = (moves & kReduce) && transport.CanPeek(prev_);
   Request receives[kSlots] = {};
-  const auto post_receive = [&](int64_t index) {
-    if (!(moves & kRecv) || peeks || index >= segments) return;
-    const int slot = index % kSlots;
-    const Range range = segment(index);
+  const auto post_receive = [&](size_t index) {
+    if (!(moves & kRecv) || peeks || index >= segments_.size()) return;
+    const int slot = static_cast<int>(index % kSlots);
+    const Segment& segment = segments_[index];
     receives[slot] = transport.StartRecv(
         prev_,
-        Bytes(Landing(range, slot, moves), range.count * element_bytes_));
+        Bytes(Landing(segment, slot, moves), segment.count * element_bytes_));
   };
 
   std::vector<Request> sends;
-  for (int64_t index = 0; index < kSlots; ++index) post_receive(index);
-  for (int64_t index = 0; index < segments; ++index) {
-    const int slot = index % kSlots;
-    const Range range = segment(index);
+  for (size_t index = 0; index < kSlots; ++index) post_receive(index);
+  for (size_t index = 0; index < segments_.size(); ++index) {
+    const int slot = static_cast<int>(index % kSlots);
+    const Segment& segment = segments_[index];
     if (peeks) {
-      TFRING_RETURN_IF_ERROR(ComputeWherePeeked(range, moves));
+      TFRING_RETURN_IF_ERROR(ComputeWherePeeked(segment, moves));
     } else if (moves & kRecv) {
       TFRING_RETURN_IF_ERROR(transport.Wait(receives[slot]));
       if (moves & kReduce) {
         TFRING_RETURN_IF_ERROR(
-            Compute(range, Landing(range, slot, moves), moves));
+            Compute(segment, Landing(segment, slot, moves), moves));
       }
     }
     if (moves & kSend) {
-      const std::byte* data =
-          (moves & kRecv) ? Output(range.offset) : Input(range.offset);
+      const std::byte* data = (moves & kRecv) ? segment.output : segment.input;
       sends.push_back(transport.StartSend(
-          next_, ConstBytes(data, range.count * element_bytes_)));
+          next_, ConstBytes(data, segment.count * element_bytes_)));
     }
     post_receive(index + kSlots);
   }
@@ -104,51 +109,67 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
   return absl::OkStatus();
 }
 
+void Primitives::Cut(Range chunk) {
+  segments_.clear();
+  // The last piece that begins at the chunk's first element, or before it.
+  size_t index =
+      std::upper_bound(offsets_.begin(), offsets_.end(), chunk.offset) -
+      offsets_.begin() - 1;
+  while (chunk.count > 0) {
+    const RingPiece& piece = pieces_[index];
+    const int64_t first = chunk.offset - offsets_[index];
+    const int64_t count =
+        std::min({segment_count_, chunk.count, piece.count - first});
+    if (count == 0) {
+      ++index;
+      continue;
+    }
+    const int64_t offset_bytes = first * element_bytes_;
+    segments_.push_back(
+        {static_cast<const std::byte*>(piece.input) + offset_bytes,
+         static_cast<std::byte*>(piece.output) + offset_bytes, count});
+    chunk.offset += count;
+    chunk.count -= count;
+  }
+}
+
 // Note [Partial sums go to the output]
 // A segment that is to be reduced lands in a slot of the scratch, and the sum
 // goes to the output even in a move that does not keep it: an allreduce
 // overwrites it later, a reduce-scatter leaves it there.  A sum kept in the
 // slot would tie the slot's next receive to the end of its send, and such waits
 // close a circle round the ring.
-std::byte* Primitives::Landing(Range segment, int slot, unsigned moves) {
-  if (!(moves & kReduce)) return Output(segment.offset);
+std::byte* Primitives::Landing(const Segment& segment, int slot,
+                               unsigned moves) {
+  if (!(moves & kReduce)) return segment.output;
   return context_.scratch.data() + slot * segment_count_ * element_bytes_;
 }
 
-absl::Status Primitives::ComputeWherePeeked(Range segment, unsigned moves) {
+absl::Status Primitives::ComputeWherePeeked(Segment segment, unsigned moves) {
   const size_t bytes = segment.count * element_bytes_;
   while (segment.count > 0) {
     TFRING_ASSIGN_OR_RETURN(const ConstBytes part,
                             context_.transport.Peek(prev_, bytes));
     const auto count = static_cast<int64_t>(part.size()) / element_bytes_;
     TFRING_RETURN_IF_ERROR(
-        Compute({segment.offset, count}, part.data(), moves));
+        Compute({segment.input, segment.output, count}, part.data(), moves));
     context_.transport.Release(prev_);
-    segment.offset += count;
+    segment.input += part.size();
+    segment.output += part.size();
     segment.count -= count;
   }
   return absl::OkStatus();
 }
 
-absl::Status Primitives::Compute(Range range, const std::byte* received,
-                                 unsigned moves) {
+absl::Status Primitives::Compute(const Segment& segment,
+                                 const std::byte* received, unsigned moves) {
   const Kernels& kernels = context_.kernels;
-  std::byte* sum = Output(range.offset);
-  kernels.Reduce(sum, received, Input(range.offset), range.count,
-                 buffers_.dtype, buffers_.op);
-  if ((moves & kScale) && buffers_.scale != 1.0) {
-    kernels.Scale(sum, range.count, buffers_.dtype, buffers_.scale);
+  kernels.Reduce(segment.output, received, segment.input, segment.count, dtype_,
+                 op_);
+  if ((moves & kScale) && scale_ != 1.0) {
+    kernels.Scale(segment.output, segment.count, dtype_, scale_);
   }
   return kernels.Synchronize();
-}
-
-const std::byte* Primitives::Input(int64_t element) const {
-  return static_cast<const std::byte*>(buffers_.input) +
-         element * element_bytes_;
-}
-
-std::byte* Primitives::Output(int64_t element) const {
-  return static_cast<std::byte*>(buffers_.output) + element * element_bytes_;
 }
 
 }  // namespace tfring

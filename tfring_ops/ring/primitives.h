@@ -9,6 +9,7 @@
 // - Posting a receive never waits on a send.
 // - Scratch is two segments, whatever the size of the buffer, and none where
 //   the transport lets a message be read where it arrives.
+// - A message is at most a segment, and never of two pieces.
 // - Drain comes last.  After an error the transport must be aborted before the
 //   buffers are touched: operations may still be in flight.
 #ifndef TFRING_OPS_RING_PRIMITIVES_H_
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
@@ -36,7 +38,15 @@ struct RingContext {
   RingOrder order = RingOrder::ByNode(transport);
 };
 
-// What this rank works on.  `count` and `dtype` are the same on every rank.
+// A run of elements in one place.
+struct RingPiece {
+  const void* input = nullptr;
+  void* output = nullptr;  // may be `input`; no other overlap
+  int64_t count = 0;
+};
+
+// What this rank works on.  `count` and `dtype` are the same on every rank, and
+// so are the lengths of the pieces.
 struct RingBuffers {
   const void* input = nullptr;
   void* output = nullptr;  // may be `input`; no other overlap
@@ -45,6 +55,9 @@ struct RingBuffers {
   ReduceOp op = ReduceOp::kSum;
   // Applied to each element once, at the rank where it becomes whole.
   double scale = 1.0;
+  // If there are any, they stand for `input` and `output`, one after the other:
+  // `count` elements in all.  The initializer lets others leave it out.
+  absl::Span<const RingPiece> pieces = {};  // NOLINT
 };
 
 class Primitives {
@@ -72,22 +85,34 @@ class Primitives {
   // Receives in flight at a time.
   static constexpr int kSlots = 2;
 
+  // What one message carries.
+  struct Segment {
+    const std::byte* input;
+    std::byte* output;
+    int64_t count;
+  };
+
   absl::Status Run(Range chunk, unsigned moves);
+  // Cuts a chunk into segments_.
+  void Cut(Range chunk);
   // Where a received segment lands.
-  std::byte* Landing(Range segment, int slot, unsigned moves);
+  std::byte* Landing(const Segment& segment, int slot, unsigned moves);
   // Reduces a segment part by part, as it arrives.
-  absl::Status ComputeWherePeeked(Range segment, unsigned moves);
-  absl::Status Compute(Range range, const std::byte* received, unsigned moves);
+  absl::Status ComputeWherePeeked(Segment segment, unsigned moves);
+  absl::Status Compute(const Segment& segment, const std::byte* received,
+                       unsigned moves);
   absl::Status WaitForAll(const std::vector<Request>& sends);
 
-  const std::byte* Input(int64_t element) const;
-  std::byte* Output(int64_t element) const;
-
   const RingContext& context_;
-  const RingBuffers buffers_;
+  const DataType dtype_;
+  const ReduceOp op_;
+  const double scale_;
   const int64_t element_bytes_;
   const int64_t segment_count_;  // elements in a segment
   const int prev_, next_;
+  std::vector<RingPiece> pieces_;
+  std::vector<int64_t> offsets_;   // of each piece's first element
+  std::vector<Segment> segments_;  // of the current move
   // Of the latest move and of the one before it.
   std::vector<Request> sends_, earlier_sends_;
   absl::Status status_;  // whether there is scratch

@@ -1,0 +1,44 @@
+// Small tensors on their way through the fusion buffer.
+//
+// Not thread-safe.
+#ifndef TFRING_OPS_ENGINE_PACKING_H_
+#define TFRING_OPS_ENGINE_PACKING_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/ring/allreduce.h"
+#include "tfring_ops/ring/primitives.h"
+
+namespace tfring {
+
+// Copies the pieces' inputs, times the prescale factor, one after the other,
+// and what comes back to their outputs.
+class Packing final : public Staging {
+ public:
+  // REQUIRES: what it is given outlives it.
+  Packing(const Kernels& kernels, const CollectiveRequest& request,
+          absl::Span<const RingPiece> pieces)
+      : kernels_(kernels), request_(request), pieces_(pieces) {}
+
+  void Load(Range range, std::byte* to) override;
+  void Store(Range range, const std::byte* from) override;
+
+ private:
+  // Calls visit(piece, first, count) for the part of each piece that is in
+  // `range`.
+  template <typename Visitor>
+  void ForEachPart(Range range, const Visitor& visit) const;
+
+  const Kernels& kernels_;
+  const CollectiveRequest& request_;
+  const absl::Span<const RingPiece> pieces_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_PACKING_H_
