@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ import tfring
 # Rows of int8, 2**31 + 52 elements in all.
 COLUMNS = 50
 ROWS = 42_949_674
-# Of both ranks, with some to spare.
-NEEDED_BYTES = 9 << 30
+# Rows that are not zero: the ends, and around the borders of chunks.
+MARKED = [
+    range(begin, begin + 1000) for begin in (0, ROWS // 2 - 500, ROWS - 1000)
+]
 
 
 def available_bytes():
@@ -27,30 +30,92 @@ def available_bytes():
     return int(line.split()[1]) << 10
 
 
+def need(gibibytes, size):
+    """Skips what this machine has no memory for; `gibibytes` of both ranks."""
+    if size != 2:
+        pytest.skip("runs on two ranks, as it fills the memory of a machine")
+    available = MPI.COMM_WORLD.allreduce(available_bytes(), op=MPI.MIN)
+    if available < gibibytes << 30:
+        pytest.skip(f"takes {gibibytes} GiB of memory")
+
+
+def marks(rank, rows):
+    """What a rank has in rows of numbers `rows`, if they are marked."""
+    return (
+        np.add.outer(3 * np.asarray(rows), np.arange(COLUMNS) + 5 * rank) % 11
+    ).astype(np.int8)
+
+
+def marked(rank):
+    """All rows of a rank; where none is marked, they take no memory.
+
+    The kernel has one page of zeros for all that has not been written yet, and
+    TensorFlow is given that memory as it is.
+    """
+    memory = np.zeros(ROWS * COLUMNS + 64, np.int8)
+    aligned = memory[-memory.ctypes.data % 64 :][: ROWS * COLUMNS]
+    array = aligned.reshape(ROWS, COLUMNS)
+    for rows in MARKED:
+        array[rows.start : rows.stop] = marks(rank, rows)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def check(result, first, ranks):
+    """Holds rows from `first` on against the sum of those of some ranks."""
+    array = np.asarray(memoryview(result))  # without the copy of numpy()
+    end = first + len(array)
+    for rows in MARKED:
+        numbers = np.arange(max(rows.start, first), min(rows.stop, end))
+        expected = sum(marks(r, numbers) for r in ranks)
+        np.testing.assert_array_equal(array[numbers - first], expected)
+    for before, behind in pairwise(MARKED):
+        begin = max(before.stop - first, 0)
+        assert not array[begin : max(behind.start - first, 0) : 997].any()
+
+
 # Memory that is new to a process is what takes long.
 @pytest.mark.timeout(300)
 def test_more_elements_than_32_bits_count(rank, size):
-    if size != 2:
-        pytest.skip("runs on two ranks, as it fills the memory of a machine")
-    if MPI.COMM_WORLD.allreduce(available_bytes(), op=MPI.MIN) < NEEDED_BYTES:
-        pytest.skip(f"takes {NEEDED_BYTES >> 30} GiB of memory")
+    need(9, size)
 
-    # In one function, where the first two are in place.
+    # In one function, where what follows the allreduce is in place.
     @tf.function
-    def step(own_rows):
-        # Each column has a value of its own, so that a shift would show.
-        row = tf.cast(tf.range(COLUMNS) * (2 - 3 * rank), tf.int8)
-        flat = tf.reshape(tf.tile(row[tf.newaxis], [ROWS, 1]), [-1])
-        total = tfring.allreduce(flat, op=tfring.Sum)
-        total = tfring.broadcast(total + tf.cast(rank, tf.int8), 1)
+    def step(rows, own_rows):
+        total = tfring.allreduce(tf.reshape(rows, [-1]), op=tfring.Sum)
+        # Rank 0 has zeros, until rank 1 gives it its own.
+        total = tfring.broadcast(total * tf.cast(rank, tf.int8), 1)
         # All but one row come from rank 0.
         return tfring.allgather(tf.reshape(total, [-1, COLUMNS])[:own_rows])
 
-    result = step(tf.constant(ROWS if rank == 0 else 1))
-    assert result.shape == [ROWS + 1, COLUMNS]
-    # Without the copy that numpy() makes.
+    result = step(marked(rank), tf.constant(ROWS if rank == 0 else 1))
     rows = np.asarray(memoryview(result))
-    expected = np.arange(COLUMNS, dtype=np.int8) + np.int8(1)
-    # Both ends, and into every segment between.
-    for part in rows[:1000], rows[-1000:], rows[::997]:
-        assert (part == expected).all()
+    assert rows.shape == (ROWS + 1, COLUMNS)
+    check(rows[:-1], first=0, ranks=[0, 1])
+    np.testing.assert_array_equal(rows[-1], rows[0])
+
+
+@pytest.mark.timeout(300)
+def test_alltoall_of_more_than_32_bits(rank, size):
+    need(4, size)
+    # All but one row go from rank 0 to rank 1.
+    rows = marked(rank)
+    if rank == 0:
+        result, received = tfring.alltoall(rows, [1, ROWS - 1])
+        first_rows = np.concatenate([marks(r, [0]) for r in range(2)])
+        np.testing.assert_array_equal(result, first_rows)
+    else:
+        result, received = tfring.alltoall(rows[:1], [1, 0])
+        check(result, first=1, ranks=[0])
+    assert received.numpy().tolist() == [[1, 1], [ROWS - 1, 0]][rank]
+
+
+@pytest.mark.timeout(300)
+def test_grouped_reducescatter_of_more_than_32_bits(rank, size):
+    need(4, size)
+    ranks = tf.constant([[rank], [rank + 10]])
+    large, small = tfring.grouped_reducescatter(
+        [marked(rank), ranks], op=tfring.Sum
+    )
+    assert large.shape == [ROWS // 2, COLUMNS]
+    check(large, first=rank * (ROWS // 2), ranks=[0, 1])
+    assert small.numpy().tolist() == [[1 + 20 * rank]]
