@@ -13,21 +13,21 @@
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/engine/coordinator.h"
+#include "tfring_ops/engine/agreement.h"
 #include "tfring_ops/engine/lanes.h"
-#include "tfring_ops/engine/mailbox.h"
 #include "tfring_ops/engine/messages.h"
 #include "tfring_ops/engine/stand_in.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/ring/broadcast.h"
+#include "tfring_ops/transport/attended.h"
 
 namespace tfring {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCoordinatorRank = 0;
+constexpr int kCoordinatorRank = Agreement::kCoordinatorRank;
 // How long an idle engine sleeps between looks at its mailbox.  Nobody waits
 // for an idle rank but to hear a report or a farewell.
 constexpr std::chrono::milliseconds kIdlePoll{20};
@@ -41,14 +41,12 @@ class RingEngine final : public Engine {
   RingEngine(const Options& options, ProcessSet process_set,
              const Kernels& kernels)
       : options_(options),
-        process_set_(std::move(process_set)),
+        process_set_(Attended(std::move(process_set))),
         members_(process_set_.id == 0
                      ? Members(size())
                      : Members(process_set_.id, process_set_.world_ranks)),
-        mailbox_(*process_set_.control),
-        lanes_(options_, process_set_, kernels),
-        left_(size()) {
-    if (rank() == kCoordinatorRank) coordinator_.emplace(options_, members_);
+        agreement_(options_, members_, *process_set_.control),
+        lanes_(options_, process_set_, kernels) {
     thread_ = std::thread([this] { Run(); });
   }
 
@@ -83,6 +81,13 @@ class RingEngine final : public Engine {
     Clock::time_point since;
   };
 
+  // The next verdict is agreed on while what the last one said is on the wire.
+  ProcessSet Attended(ProcessSet process_set) {
+    process_set.data = MakeAttendedTransport(std::move(process_set.data),
+                                             [this] { return Attend(); });
+    return process_set;
+  }
+
   absl::Status CheckRoot(const CollectiveRequest& request) const {
     if (request.kind != CollectiveKind::kBroadcast ||
         members_.RankOf(request.root_rank) >= 0) {
@@ -112,7 +117,7 @@ class RingEngine final : public Engine {
         backoff.Pause();
       }
     }
-    if (status.ok()) status = mailbox_.Flush();
+    if (status.ok()) status = agreement_.Flush();
     if (!status.ok()) {
       // Peers may be waiting for this rank, and buffers still be in flight.
       lanes_.Abort(status);
@@ -129,100 +134,35 @@ class RingEngine final : public Engine {
 
   // One look at everything that may have happened.
   absl::Status Step() {
-    TFRING_RETURN_IF_ERROR(AbortReason());
-    TFRING_RETURN_IF_ERROR(SendReadyList());
-    if (coordinator_) {
-      TFRING_RETURN_IF_ERROR(Coordinate());
-    } else if (ended_.ok()) {
-      TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
-                              mailbox_.Poll(kCoordinatorRank));
-      if (message) {
-        TFRING_ASSIGN_OR_RETURN(const Verdict verdict, DecodeVerdict(*message));
-        TFRING_RETURN_IF_ERROR(Apply(verdict));
-      }
-      TFRING_RETURN_IF_ERROR(CheckCoordinator());
-    } else {
-      // The farewell was the last word, and SendReadyList has answered it.
-      finished_ = true;
-    }
-    return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(Attend());
+    TFRING_ASSIGN_OR_RETURN(const std::optional<Agreement::Decision> decision,
+                            agreement_.Next());
+    if (decision) TFRING_RETURN_IF_ERROR(Apply(*decision));
+    finished_ = !ended_.ok() && agreement_.over();
+    return ended_.ok() ? CheckCoordinator() : absl::OkStatus();
   }
 
-  absl::Status SendReadyList() {
-    ReadyList list;
+  // What is to be done also while a bucket is on the wire.
+  absl::Status Attend() {
+    TFRING_RETURN_IF_ERROR(AbortReason());
+    std::vector<CollectiveRequest> requests;
     const Clock::time_point now = Clock::now();
     for (TensorEntry& entry : submissions_.Take()) {
       const std::string name = entry.request.name;
-      list.requests.push_back(entry.request);
+      requests.push_back(entry.request);
       in_flight_.emplace(name, InFlight{std::move(entry), now});
     }
-    // The goodbye was the last message that the coordinator listens for: what
-    // comes after it fails at the farewell.
-    if (left_[rank()]) return absl::OkStatus();
-    // After a farewell too: the coordinator waits for every rank's goodbye.
-    list.goodbye = !ended_.ok() || submissions_.ShutdownRequested();
-    if (list.requests.empty() && !list.goodbye) return absl::OkStatus();
-    progressed_ = true;
-    if (list.goodbye) left_[rank()] = true;
-    if (coordinator_) {
-      Hear(rank(), std::move(list));
-    } else {
-      mailbox_.Send(kCoordinatorRank,
-                    std::make_shared<const std::string>(Encode(list)));
-    }
+    TFRING_ASSIGN_OR_RETURN(
+        const bool progressed,
+        agreement_.Exchange(std::move(requests),
+                            submissions_.ShutdownRequested()));
+    progressed_ = progressed_ || progressed;
     return absl::OkStatus();
   }
 
-  // Rank 0: hears the other ranks and tells them what has been decided.
-  absl::Status Coordinate() {
-    bool all_left = left_[kCoordinatorRank];
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == kCoordinatorRank || left_[peer]) continue;
-      TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
-                              mailbox_.Poll(peer));
-      if (message) {
-        TFRING_ASSIGN_OR_RETURN(ReadyList list, DecodeReadyList(*message));
-        Hear(peer, std::move(list));
-      }
-      all_left = all_left && left_[peer];
-    }
-    const Clock::time_point now = Clock::now();
-    if (now - last_stall_check_ > kStallCheckPeriod) {
-      last_stall_check_ = now;
-      coordinator_->CheckStalls(now);
-    }
-    const Verdict verdict = coordinator_->TakeVerdict();
-    if (!verdict.empty()) {
-      const auto message = std::make_shared<const std::string>(Encode(verdict));
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
-      }
-      // Or this rank would wait for data from one that was not told to send: a
-      // message moves on only while its own transport is asked.
-      TFRING_RETURN_IF_ERROR(mailbox_.Flush());
-      TFRING_RETURN_IF_ERROR(Apply(verdict));
-    }
-    if (all_left && !ended_.ok()) finished_ = true;
-    return absl::OkStatus();
-  }
-
-  // Rank 0: takes in what `peer` has to say.
-  void Hear(int peer, ReadyList list) {
+  absl::Status Apply(const Agreement::Decision& decision) {
+    const Verdict& verdict = decision.verdict;
     progressed_ = true;
-    const Clock::time_point now = Clock::now();
-    for (CollectiveRequest& request : list.requests) {
-      coordinator_->Add(peer, std::move(request), now);
-    }
-    if (list.goodbye) {
-      left_[peer] = true;
-      coordinator_->Depart(peer);
-    }
-  }
-
-  absl::Status Apply(const Verdict& verdict) {
-    progressed_ = true;
-    agreed_ns_ = Timeline::Global().Now();
-    Timeline::Global().RecordVerdict(process_set_.id);
     const auto concerns_me = [this](const std::vector<int32_t>& ranks) {
       for (const int32_t other : ranks) {
         if (other == rank()) return true;
@@ -236,14 +176,14 @@ class RingEngine final : public Engine {
       if (concerns_me(failure.ranks)) Finish(failure.name, failure.status);
     }
     for (const Verdict::Bucket& bucket : verdict.buckets) {
-      TFRING_RETURN_IF_ERROR(Execute(bucket));
+      TFRING_RETURN_IF_ERROR(Execute(bucket, decision.agreed_ns));
     }
     if (!verdict.farewell.ok()) End(verdict.farewell);
     return absl::OkStatus();
   }
 
   // An error leaves the entries in flight: their memory may be, too.
-  absl::Status Execute(const Verdict::Bucket& bucket) {
+  absl::Status Execute(const Verdict::Bucket& bucket, int64_t agreed_ns) {
     std::vector<TensorEntry*> entries;
     std::deque<StandIn> stand_ins;  // where this rank has joined
     int64_t bytes = 0;
@@ -254,7 +194,7 @@ class RingEngine final : public Engine {
         entries.push_back(&it->second.entry);
         bytes += SizeInBytes(entry.request);
         Timeline::Global().RecordRequest(Timeline::Phase::kAgree, entry.request,
-                                         entry.submitted_ns, agreed_ns_);
+                                         entry.submitted_ns, agreed_ns);
       } else if (!bucket.requests.empty()) {
         entries.push_back(&stand_ins.emplace_back(bucket.requests[i]).entry());
       } else {
@@ -322,7 +262,7 @@ class RingEngine final : public Engine {
   // A stall that the coordinator does not report is its own.
   absl::Status CheckCoordinator() {
     const Clock::time_point now = Clock::now();
-    if (options_.stall_shutdown_seconds == 0 ||
+    if (rank() == kCoordinatorRank || options_.stall_shutdown_seconds == 0 ||
         now - last_stall_check_ < kStallCheckPeriod) {
       return absl::OkStatus();
     }
@@ -352,13 +292,10 @@ class RingEngine final : public Engine {
   absl::Status abort_reason_;
 
   // The rest belongs to the engine's thread.
-  Mailbox mailbox_;
+  Agreement agreement_;
   Lanes lanes_;
-  std::optional<Coordinator> coordinator_;  // on rank 0
   std::unordered_map<std::string, InFlight> in_flight_;
-  std::vector<bool> left_;  // said goodbye; on other ranks than 0 only oneself
   Clock::time_point last_stall_check_ = Clock::now();
-  int64_t agreed_ns_ = 0;  // when the last verdict came, for the timeline
   absl::Status ended_;
   bool progressed_ = false;
   bool finished_ = false;
