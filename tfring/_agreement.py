@@ -12,7 +12,7 @@ from tfring import collectives
 
 
 def gather_json(own: Any, *, name: str) -> list[Any]:
-    """What every rank has, in the order of ranks.
+    """What every rank has that has not joined, in the order of ranks.
 
     Collective, and eager. For what is small.
     """

@@ -301,10 +301,17 @@ def start_barrier(
 
 
 def finish_barrier(started: Started) -> Any:
-    """Waits for `start_barrier`: None eagerly, an operation in a graph."""
-    return _native.ops().tfring_barrier_done(
+    """Waits for `start_barrier`.
+
+    Returns:
+        None, but in a graph of TensorFlow 1 the operation that must be run.
+    """
+    done = _native.ops().tfring_barrier_done(
         handle=started.handle, last=_last_handle(started)
     )
+    graph = tf.compat.v1.get_default_graph()
+    # A function runs all that is stateful, and can return no operation.
+    return None if graph.building_function else done
 
 
 def unique_name(name: str, process_set: ProcessSet) -> str:

@@ -24,7 +24,8 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
 
     It copies the weights to the host and reads them once: cheap now and then,
     too dear for every batch of a large model. Optimizer states are not
-    compared; one that differs shows in the weights a step later. Put it after
+    compared; one that differs shows in the weights a step later. Ranks that
+    stand by (`tfring.callbacks.JoinCallback`) are not compared. Put it after
     `BroadcastGlobalVariablesCallback`. Collective: pass it on every rank.
 
     Args:
@@ -87,7 +88,12 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
             name="consistency/weights",
         ).numpy()
         if (of_rank != of_rank[0]).any():
-            everyones = gather_json(digests, name="consistency/digests")
+            # With their ranks, as those that have joined bring nothing.
+            everyones = dict(
+                gather_json(
+                    [_runtime.rank(), digests], name="consistency/digests"
+                )
+            )
             raise RuntimeError(
                 f"ConsistencyCheckCallback: {when} the ranks have different "
                 f"weights. {_first_difference(variables, everyones)}"
@@ -101,19 +107,19 @@ def _digest(variable: Any) -> str:
 
 
 def _first_difference(
-    variables: Sequence[Any], digests_of_rank: list[list[str]]
+    variables: Sequence[Any], digests_of_rank: dict[int, list[str]]
 ) -> str:
-    counts = [len(digests) for digests in digests_of_rank]
+    counts = [len(digests) for digests in digests_of_rank.values()]
     if len(set(counts)) > 1:
         return (
-            f"By rank they have {counts} variables. Build the same model on "
-            "every rank."
+            f"The ranks {list(digests_of_rank)} have {counts} variables. Build "
+            "the same model on every rank."
         )
     for variable, digests in zip(
-        variables, zip(*digests_of_rank, strict=True), strict=True
+        variables, zip(*digests_of_rank.values(), strict=True), strict=True
     ):
         ranks_with: dict[str, list[int]] = {}
-        for rank, digest in enumerate(digests):
+        for rank, digest in zip(digests_of_rank, digests, strict=True):
             ranks_with.setdefault(digest, []).append(rank)
         if len(ranks_with) > 1:
             groups = ", ".join(str(ranks) for ranks in ranks_with.values())

@@ -272,52 +272,6 @@ def test_chain_in_a_graph(rank, size):
                 assert np.all(tensor == scale * (bucket + 1) * ranks)
 
 
-def disagreements(rank):
-    """What rank 1 does otherwise than the others, and the words for it."""
-    odd = rank == 1
-    name = "disagreement"
-    ones = tf.ones([4])
-    return {
-        "shapes": lambda: tfring.allreduce(
-            tf.ones([5 if odd else 4]), name=name
-        ),
-        "dtypes": lambda: tfring.allreduce(
-            tf.cast(ones, tf.float64 if odd else tf.float32), name=name
-        ),
-        "op": lambda: tfring.allreduce(
-            ones, op=tfring.Min if odd else tfring.Max, name=name
-        ),
-        "factor": lambda: tfring.allreduce(
-            ones, prescale_factor=2.0 if odd else 1.0, name=name
-        ),
-        "root": lambda: tfring.broadcast(ones, int(odd), name=name),
-        "kind": lambda: (
-            tfring.broadcast(ones, 0, name=name)
-            if odd
-            else tfring.allreduce(ones, name=name)
-        ),
-        "columns": lambda: tfring.allgather(
-            tf.ones([2, 4 if odd else 3]), name=name
-        ),
-    }
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("what", disagreements(0))
-def test_every_rank_learns_of_a_disagreement(what, mode, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
-    call = each_mode(mode, disagreements(rank)[what])
-    for _ in range(2):
-        with pytest.raises(tf.errors.FailedPreconditionError) as error:
-            call()
-        assert "'disagreement'" in error.value.message
-        assert "ank 1 " in error.value.message
-    # And goes on, with the same name.
-    result = tfring.allreduce(tf.ones([2]), op=tfring.Sum, name="disagreement")
-    np.testing.assert_array_equal(result, [size, size])
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
     if size == 1:

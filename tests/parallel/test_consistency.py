@@ -73,6 +73,29 @@ def test_one_bit_on_one_rank_is_an_error_on_all(rank, size):
     fit(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
 
 
+def test_ranks_that_stand_by_are_not_counted(rank, size):
+    if size < 3:
+        pytest.skip("needs two ranks that go on without a third")
+    model = make_model()
+    callback = ConsistencyCheckCallback(every=1)
+    callback.set_model(model)
+    if rank == 0:
+        tfring.allreduce(1, op=tfring.Sum, name="here")
+    else:
+        # Rank 0 has joined once this has gone through without it.
+        while tfring.allreduce(1, op=tfring.Sum, name="here") == size:
+            pass
+        if rank == size - 1:
+            poison = Poison(after=1)
+            poison.set_model(model)
+            poison.on_train_batch_end(0)
+        others = list(range(1, size - 1))
+        with pytest.raises(RuntimeError) as error:
+            callback.on_train_batch_end(0)
+        assert f"the ranks {others}, [{size - 1}]. " in str(error.value)
+    assert tfring.join() > 0
+
+
 def test_epochs_are_checked_at_their_end(rank, size):
     if size == 1:
         pytest.skip("One rank agrees with itself.")

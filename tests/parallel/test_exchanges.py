@@ -14,6 +14,7 @@ import tfring
 from tfring import chains
 
 DTYPES = sorted(chains.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+NUMBERS = [dtype for dtype in DTYPES if dtype != tf.bool]
 MODES = ["eager", "graph"]
 
 
@@ -60,13 +61,13 @@ def test_reducescatter_of_every_dtype_and_op(dtype, mode, rank, size):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", [tf.float64, tf.int32, tf.bfloat16])
+@pytest.mark.parametrize("dtype", NUMBERS, ids=lambda dtype: dtype.name)
 def test_reducescatter_averages_and_scales(dtype, mode, rank, size):
     def scatter(tensor):
         return (
             tfring.reducescatter(tensor),
             tfring.reducescatter(
-                tensor, op=tfring.Sum, prescale_factor=4, postscale_factor=0.5
+                tensor, op=tfring.Sum, prescale_factor=2, postscale_factor=0.5
             ),
         )
 
@@ -75,11 +76,11 @@ def test_reducescatter_averages_and_scales(dtype, mode, rank, size):
     own = rows_of(rank, size, total)
     average, scaled = each_mode(mode, scatter)(tf.constant(arrays[rank]))
     expected = np.trunc(own / size) if dtype.is_integer else own / size
-    tolerance = 1e-2 if dtype == tf.bfloat16 else 1e-12
+    tolerance = {2: 1e-2, 4: 1e-6}.get(dtype.size, 1e-12)
     np.testing.assert_allclose(
         average.numpy().astype(np.float64), expected, rtol=tolerance
     )
-    np.testing.assert_array_equal(scaled.numpy().astype(np.float64), 2 * own)
+    np.testing.assert_array_equal(scaled.numpy().astype(np.float64), own)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -253,19 +254,6 @@ def test_alltoall_with_splits_known_only_at_run_time(rank, size):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_alltoalls_that_disagree(mode, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
-
-    exchange = each_mode(mode, functools.partial(tfring.alltoall, name="odd"))
-    with pytest.raises(
-        tf.errors.FailedPreconditionError, match="shapes differ"
-    ):
-        exchange(tf.ones([size, 2 if rank == 1 else 3]))
-    assert tfring.alltoall(tf.ones([size]), name="odd").shape == [size]
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_no_rank_passes_a_barrier_before_the_last_has_come(mode, rank, size):
     @functools.partial(each_mode, mode)
     def wait():
@@ -286,50 +274,6 @@ def test_no_rank_passes_a_barrier_before_the_last_has_come(mode, rank, size):
 def test_a_barrier_in_a_graph_of_tensorflow_1():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         assert session.run(tfring.barrier()) is None
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_barrier_is_no_allreduce(mode, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
-
-    def call():
-        if rank == 1:
-            tfring.barrier(name="odd")
-        else:
-            tfring.allreduce(1.0, name="odd")
-
-    with pytest.raises(tf.errors.FailedPreconditionError, match="barrier"):
-        each_mode(mode, call)()
-    tfring.barrier(name="odd")
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_reducescatters_that_disagree(mode, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
-    odd = rank == 1
-    calls = {
-        "shapes": lambda: tfring.reducescatter(
-            tf.ones([5 if odd else 4]), name="odd"
-        ),
-        "ops": lambda: tfring.reducescatter(
-            tf.ones([4]), op=tfring.Min if odd else tfring.Max, name="odd"
-        ),
-        "collectives": lambda: (
-            tfring.allreduce(tf.ones([4]), name="odd")
-            if odd
-            else tfring.reducescatter(tf.ones([4]), name="odd")
-        ),
-    }
-    for what, call in calls.items():
-        with pytest.raises(tf.errors.FailedPreconditionError) as error:
-            each_mode(mode, call)()
-        assert "of 'odd'" in error.value.message
-        assert f"{what} differ" in error.value.message
-    # And goes on, with the same name.
-    result = tfring.reducescatter(tf.ones([size]), op=tfring.Sum, name="odd")
-    np.testing.assert_array_equal(result, [size])
 
 
 def split_badly(first):

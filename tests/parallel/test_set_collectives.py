@@ -93,6 +93,60 @@ def test_every_collective(mode, halves, rank, size):
             np.testing.assert_allclose(one, correct, err_msg=what)
 
 
+@pytest.mark.parametrize("mode", [*MODES, "xla"])
+def test_gradients_with_ops_and_factors(mode, halves, rank, size):
+    """Each against Note [Whose loss] in `_gradients`, of the set's ranks."""
+    half = halves[rank % 2]
+    n = half.size()
+    weights = np.arange(1.0, n + 1)[:, np.newaxis]
+    options = {"process_set": half}
+    scaled = {"op": tfring.Sum, "prescale_factor": 2, "postscale_factor": 3}
+    expected = {
+        lambda x: tfring.allreduce(x, **options): np.mean(weights),
+        lambda x: tfring.allreduce(x, **scaled, **options): 6 * sum(weights),
+        lambda x: tfring.grouped_allreduce([x, x], **scaled, **options)[1]: (
+            6 * sum(weights)
+        ),
+        lambda x: tfring.broadcast(x, half.ranks[-1], **options): (
+            np.mean(weights) if half.rank() == n - 1 else 0
+        ),
+    }
+    if mode != "xla":
+        expected |= {
+            lambda x: tfring.allgather(x, **options): np.mean(weights),
+            lambda x: tfring.grouped_allgather([x], **options)[0]: (
+                np.mean(weights)
+            ),
+            lambda x: tfring.alltoall(x, **options): weights,
+            lambda x: tfring.reducescatter(x, **options): weights,
+            lambda x: tfring.reducescatter(x, **scaled, **options): (
+                6 * n * weights
+            ),
+            lambda x: tfring.grouped_reducescatter([x], **scaled, **options)[
+                0
+            ]: 6 * n * weights,
+        }
+
+    def gradients(x):
+        results = []
+        for collective in expected:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(collective(x)) * weights[half.rank(), 0]
+            results.append(tape.gradient(loss, x))
+        return results
+
+    if mode != "eager":
+        gradients = tf.function(gradients, jit_compile=mode == "xla")
+    results = gradients(tf.ones([n, 2], tf.float64))
+    for i, (result, value) in enumerate(
+        zip(results, expected.values(), strict=True)
+    ):
+        np.testing.assert_allclose(
+            result, np.broadcast_to(value, [n, 2]), err_msg=f"collective {i}"
+        )
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_variables(mode, halves, rank, size):
     half = halves[rank % 2]
