@@ -16,6 +16,7 @@ def load_model(
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: AnyCompressor = Compression.none,
+    legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
     """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.
@@ -33,6 +34,7 @@ def load_model(
             registered with Keras.
         custom_objects: Other classes and functions, by name.
         compression: As for `DistributedOptimizer`.
+        legacy_opts: False. Keras 3 does not have the older optimizers.
         **options: All other arguments of `DistributedOptimizer`, which a file
             does not know. With `backward_passes_per_step`, for example, the
             file has the number of passes, but takes their mean unless it is
@@ -45,7 +47,8 @@ def load_model(
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: As `DistributedOptimizer`, or one of `custom_optimizers` is
             not an optimizer class.
-        ValueError: As `keras.models.load_model` and `DistributedOptimizer`.
+        ValueError: As `keras.models.load_model` and `DistributedOptimizer`, or
+            `legacy_opts` is true.
 
     Example:
 
@@ -60,6 +63,11 @@ def load_model(
     again = tfring.load_model("model.keras")
     ```
     """
+    if legacy_opts:
+        raise ValueError(
+            "load_model: legacy_opts must be False: Keras 3 does not have the "
+            "older optimizers (keras.optimizers.legacy). Leave it out."
+        )
     known = dict(custom_objects or {})
     for custom in custom_optimizers or ():
         if not (

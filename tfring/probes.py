@@ -68,11 +68,18 @@ def rocm_built() -> bool:
     return False
 
 
-def gpu_available() -> bool:
+def gpu_available(
+    ext_base_name: str = "tensorflow", verbose: bool = False
+) -> bool:
     """Whether TensorFlow sees a GPU in this process.
 
     Collectives run on the CPU nevertheless: see `cuda_built`.
+
+    Args:
+        ext_base_name: Horovod's name of the framework; there is one here.
+        verbose: Without effect, as nothing is run that has an output.
     """
+    del ext_base_name, verbose
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))

@@ -64,6 +64,11 @@ def test_a_model_without_an_optimizer(tmp_path):
     assert not hasattr(loaded, "optimizer")
 
 
+def test_older_optimizers_are_refused():
+    with pytest.raises(ValueError, match="legacy_opts must be False"):
+        tfring.load_model("none.keras", legacy_opts=True)
+
+
 def test_custom_optimizers_are_classes():
     with pytest.raises(TypeError, match="must be subclasses"):
         tfring.load_model("model.keras", ["OwnAdam"])

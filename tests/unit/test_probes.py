@@ -45,6 +45,7 @@ def test_devices_are_those_of_the_kernels():
 def test_gpu_available():
     devices = {d.device_type for d in tf.config.list_logical_devices()}
     assert tfring.gpu_available() == ("GPU" in devices)
+    assert tfring.gpu_available("tensorflow", True) == ("GPU" in devices)
 
 
 def test_what_the_job_has():
