@@ -41,8 +41,10 @@ struct SolvedAllreduce : AllreduceCase {
 };
 
 // Every segment size, in and out of place.
-inline void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
-                           const std::vector<int64_t>& segment_sizes) {
+template <typename Allreduce = decltype(&RingAllreduce)>
+void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
+                    const std::vector<int64_t>& segment_sizes,
+                    const Allreduce& allreduce = &RingAllreduce) {
   const Elements input =
       AllreduceInput(c.dtype, c.op, c.count, transport.rank());
   Elements source, output;
@@ -53,7 +55,7 @@ inline void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
       source = input;
       output.assign(input.size(), std::byte{0x5a});
       Elements& result = in_place ? source : output;
-      const absl::Status status = RingAllreduce(
+      const absl::Status status = allreduce(
           context,
           {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale});
       const auto what = [&] {
@@ -150,15 +152,16 @@ inline void CheckStagedAllreduce(Transport& transport, const SolvedAllreduce& c,
 }
 
 // Numbers whose sum depends on the order of the additions.
-inline void CheckAllreduceIsTheSameOnAllRanks(Transport& transport,
-                                              const AllreduceCase& c,
-                                              int64_t segment_bytes) {
+template <typename Allreduce = decltype(&RingAllreduce)>
+void CheckAllreduceIsTheSameOnAllRanks(
+    Transport& transport, const AllreduceCase& c, int64_t segment_bytes,
+    const Allreduce& allreduce = &RingAllreduce) {
   Elements data = MakeElements(c.dtype, c.count, [&](auto type, int64_t i) {
     return RandomElement<decltype(type)>(transport.rank(), i);
   });
   Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  absl::Status status = RingAllreduce(
+  absl::Status status = allreduce(
       context, {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
   ASSERT_TRUE(status.ok()) << status;
 

@@ -3,14 +3,9 @@
 //
 // The dot products are of whole tensors, so a tensor travels alone and whole;
 // at 2 ranks that is as much traffic as the ring's, at 8 not twice as much.
-// Where the number of ranks is not a power of two, the surplus ranks first give
-// theirs to a neighbour, and get the result in the end.
 //
-// References: S. Maleki et al., "Scaling distributed training with adaptive
-// summation", MLSys 2021 (arXiv:2006.02924), for Adasum; R. Thakur, R.
-// Rabenseifner and W. Gropp, "Optimization of collective communication
-// operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), 4.5, for
-// recursive doubling and the surplus ranks.
+// Reference: S. Maleki et al., "Scaling distributed training with adaptive
+// summation", MLSys 2021 (arXiv:2006.02924); doubling.h for recursive doubling.
 #ifndef TFRING_OPS_RING_ADASUM_H_
 #define TFRING_OPS_RING_ADASUM_H_
 

@@ -1,0 +1,140 @@
+// Recursive doubling and rings of rings, on 1 to 8 ranks as threads.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/ring_checks.h"
+#include "tfring_ops/ring/hierarchical.h"
+#include "tfring_ops/ring/recursive_doubling.h"
+
+namespace tfring {
+namespace {
+
+// How an allreduce is done, and by whom.
+struct Sibling {
+  Medium medium;
+  int size;
+  std::vector<int> shape;  // none: recursive doubling
+
+  absl::Status operator()(const RingContext& context,
+                          const RingBuffers& buffers) const {
+    if (shape.empty()) return RecursiveDoublingAllreduce(context, buffers);
+    return HierarchicalAllreduce(RingGrid(context, shape), buffers);
+  }
+};
+
+std::vector<Sibling> Siblings() {
+  std::vector<Sibling> siblings;
+  for (int size = 1; size <= 8; ++size) {
+    siblings.push_back({Medium::kInProcess, size, {}});
+  }
+  siblings.push_back({Medium::kSharedMemory, 2, {}});
+  siblings.push_back({Medium::kSharedMemory, 7, {}});
+  siblings.push_back({Medium::kTwoNodes, 5, {}});
+  siblings.push_back({Medium::kInProcess, 1, {1, 1}});
+  siblings.push_back({Medium::kInProcess, 3, {1, 3}});
+  siblings.push_back({Medium::kInProcess, 6, {3, 2}});
+  siblings.push_back({Medium::kInProcess, 7, {7}});
+  siblings.push_back({Medium::kInProcess, 8, {2, 2, 2}});
+  siblings.push_back({Medium::kSharedMemory, 4, {2, 2}});
+  siblings.push_back({Medium::kNodesOfTwo, 4, {2, 2}});
+  siblings.push_back({Medium::kNodesOfTwo, 6, {2, 3}});
+  siblings.push_back({Medium::kTwoNodes, 6, {3, 2}});
+  return siblings;
+}
+
+class SiblingTest : public testing::TestWithParam<Sibling> {
+ protected:
+  void CheckAllreduces(const std::vector<AllreduceCase>& cases,
+                       int64_t segment_bytes) const {
+    std::vector<SolvedAllreduce> solved;
+    for (const AllreduceCase& c : cases) {
+      solved.emplace_back(c, GetParam().size);
+    }
+    OnRanks(
+        GetParam().size,
+        [&](Transport& transport) {
+          for (const SolvedAllreduce& c : solved) {
+            CheckAllreduce(transport, c, {segment_bytes}, GetParam());
+          }
+        },
+        GetParam().medium);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Siblings, SiblingTest, testing::ValuesIn(Siblings()),
+                         [](const testing::TestParamInfo<Sibling>& info) {
+                           std::string name =
+                               "On" + std::to_string(info.param.size);
+                           for (const int length : info.param.shape) {
+                             name += "Axis" + std::to_string(length);
+                           }
+                           return name + "Medium" +
+                                  std::to_string(
+                                      static_cast<int>(info.param.medium));
+                         });
+
+TEST_P(SiblingTest, ReducesEveryTypeWithEveryOp) {
+  std::vector<AllreduceCase> cases;
+  for (const DataType dtype : kDataTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      for (const int64_t count : {0, 1, 257}) {
+        cases.push_back({dtype, op, count});
+      }
+    }
+  }
+  CheckAllreduces(cases, 1000);
+}
+
+TEST_P(SiblingTest, ScalesOnce) {
+  CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 7, 3},
+                   {DataType::kFloat16, ReduceOp::kSum, 100, 0.25},
+                   {DataType::kInt32, ReduceOp::kSum, 1000, 0.5}},
+                  64 << 10);
+}
+
+// More than a block of recursive doubling, in segments of any size.
+TEST_P(SiblingTest, ReducesManyElements) {
+  CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 300'007}},
+                  64 << 10);
+  CheckAllreduces({{DataType::kInt8, ReduceOp::kMax, 1001}}, 13);
+}
+
+TEST_P(SiblingTest, GivesEveryRankTheSameBits) {
+  OnRanks(
+      GetParam().size,
+      [](Transport& transport) {
+        for (const DataType dtype : kFloatTypes) {
+          for (const ReduceOp op : kReduceOps) {
+            CheckAllreduceIsTheSameOnAllRanks(
+                transport, {dtype, op, 1001, /*postscale=*/1.0 / 3}, 1000,
+                GetParam());
+          }
+        }
+      },
+      GetParam().medium);
+}
+
+// What else is in the buffer does not matter, as it does to a ring.
+TEST(RecursiveDoublingTest, AnElementHasItsBitsWhereverItLies) {
+  OnRanks(5, [](Transport& transport) {
+    std::vector<float> data(2000);
+    for (int i = 0; i < 1000; ++i) {
+      data[i] = data[1999 - i] = RandomElement<float>(transport.rank(), i);
+    }
+    Workspace scratch(CpuKernels());
+    const RingContext context{transport, CpuKernels(), 1000, scratch};
+    const absl::Status status =
+        RecursiveDoublingAllreduce(context, {data.data(), data.data(), 2000});
+    ASSERT_TRUE(status.ok()) << status;
+    for (int i = 0; i < 1000; ++i) EXPECT_EQ(data[i], data[1999 - i]);
+  });
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,39 @@
+#include "tfring_ops/ring/doubling.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+
+absl::Status Exchange(const RingContext& context, int peer, const void* sent,
+                      void* received, int64_t bytes) {
+  Transport& transport = context.transport;
+  std::vector<Request> requests;
+  const auto in_segments = [&](const auto& start) {
+    for (int64_t offset = 0; offset < bytes; offset += context.segment_bytes) {
+      requests.push_back(
+          start(offset, std::min(context.segment_bytes, bytes - offset)));
+    }
+  };
+  if (received != nullptr) {
+    in_segments([&](int64_t offset, int64_t length) {
+      auto* const to = static_cast<std::byte*>(received) + offset;
+      return transport.StartRecv(peer, Bytes(to, length));
+    });
+  }
+  if (sent != nullptr) {
+    in_segments([&](int64_t offset, int64_t length) {
+      const auto* const from = static_cast<const std::byte*>(sent) + offset;
+      return transport.StartSend(peer, ConstBytes(from, length));
+    });
+  }
+  for (const Request request : requests) {
+    TFRING_RETURN_IF_ERROR(transport.Wait(request));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfring
