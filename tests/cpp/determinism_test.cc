@@ -46,7 +46,9 @@ std::vector<float> SumOf(const Entries& entries) {
 }
 
 TEST(DeterminismTest, TheBitsOfASumDependOnWhatElseIsInTheMessage) {
-  Job job(kSize);
+  Options options = Job::ShortOptions();
+  options.allreduce = AllreduceAlgorithm::kRing;
+  Job job(kSize, options);
   const Entries alone = Some("a", 1);
   job.Submit(alone);
   const Entries both = MakeEntriesOf("both", [](int rank) {

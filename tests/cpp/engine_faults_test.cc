@@ -51,22 +51,25 @@ class EngineFaultTest
     return work;
   }
 
-  static Job MakeFaultyJob(int64_t failing_operation) {
+  static Job MakeFaultyJob(int64_t failing_operation,
+                           AllreduceAlgorithm allreduce) {
     const auto [channel, rank] = GetParam();
     auto control = MakeInProcessTransports(kSize);
     auto data = MakeInProcessTransports(kSize);
     auto& faulty = channel == Channel::kControl ? control[rank] : data[rank];
     faulty = MakeFaultyTransport(std::move(faulty), failing_operation);
-    return Job(std::move(control), std::move(data), Job::ShortOptions());
+    Options options = Job::ShortOptions();
+    options.allreduce = allreduce;
+    return Job(std::move(control), std::move(data), options);
   }
 
   // Whether anything failed that was not asked to end.
-  static bool Run(int64_t failing_operation) {
+  static bool Run(int64_t failing_operation, AllreduceAlgorithm allreduce) {
     // Outlives the job, which holds its memory.
     const std::vector<Entries> work = MakeWork();
     const std::vector<Entries> after = MakeWork();
     const Clock::time_point begin = Clock::now();
-    Job job = MakeFaultyJob(failing_operation);
+    Job job = MakeFaultyJob(failing_operation, allreduce);
     bool failed = false;
     for (int rank = 0; rank < kSize; ++rank) {
       if (job.started(rank).ok()) {
@@ -130,7 +133,7 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
   int failures = 0, successes = 0;
   for (int64_t k = 1; successes < kEnough; ++k) {
     SCOPED_TRACE(testing::Message() << "operation " << k << " fails");
-    if (Run(k)) {
+    if (Run(k, AllreduceAlgorithm::kRing)) {
       ++failures;
       successes = 0;
     } else {
@@ -139,6 +142,12 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
     if (HasFailure()) return;
   }
   EXPECT_GE(failures, 5);
+}
+
+TEST_P(EngineFaultTest, MayComeWhileCostsAreMeasured) {
+  const bool failed = Run(/*failing_operation=*/20, AllreduceAlgorithm::kAuto);
+  // What is measured is the data channel.
+  EXPECT_TRUE(failed || std::get<Channel>(GetParam()) == Channel::kControl);
 }
 
 }  // namespace

@@ -19,7 +19,9 @@ class OptionsTest : public testing::Test {
       "TFRING_SHARED_MEMORY",
       "TFRING_STALL_CHECK_TIME_SECONDS",
       "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
-      "TFRING_DETERMINISTIC"};
+      "TFRING_DETERMINISTIC",
+      "TFRING_ALLREDUCE",
+      "TFRING_VERBOSE"};
 
  private:
   static void Clear() {
@@ -35,6 +37,8 @@ TEST_F(OptionsTest, HasDefaults) {
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
   EXPECT_FALSE(options.deterministic);
+  EXPECT_EQ(options.allreduce, AllreduceAlgorithm::kAuto);
+  EXPECT_FALSE(options.verbose);
 }
 
 TEST_F(OptionsTest, ReadsEveryVariable) {
@@ -44,6 +48,8 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
   setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
   setenv("TFRING_DETERMINISTIC", "1", 1);
+  setenv("TFRING_ALLREDUCE", "recursive_doubling", 1);
+  setenv("TFRING_VERBOSE", "1", 1);
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 0);
   EXPECT_EQ(options.segment_bytes, 8);
@@ -51,6 +57,8 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   EXPECT_EQ(options.stall_check_seconds, 1.5);
   EXPECT_EQ(options.stall_shutdown_seconds, 0);
   EXPECT_TRUE(options.deterministic);
+  EXPECT_EQ(options.allreduce, AllreduceAlgorithm::kRecursiveDoubling);
+  EXPECT_TRUE(options.verbose);
 }
 
 TEST_F(OptionsTest, AnEmptyVariableIsAsIfUnset) {

@@ -73,10 +73,11 @@ void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
 }
 
 // Of pieces of `lengths`, the first, third and so on in place.
-inline void CheckAllreduceOfPieces(Transport& transport,
-                                   const SolvedAllreduce& c,
-                                   const std::vector<int64_t>& lengths,
-                                   int64_t segment_bytes) {
+template <typename Allreduce = decltype(&RingAllreduce)>
+void CheckAllreduceOfPieces(Transport& transport, const SolvedAllreduce& c,
+                            const std::vector<int64_t>& lengths,
+                            int64_t segment_bytes,
+                            const Allreduce& allreduce = &RingAllreduce) {
   const int64_t element_bytes = SizeInBytes(c.dtype);
   const Elements input =
       AllreduceInput(c.dtype, c.op, c.count, transport.rank());
@@ -97,7 +98,7 @@ inline void CheckAllreduceOfPieces(Transport& transport,
   }
   Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status = RingAllreduce(
+  const absl::Status status = allreduce(
       context, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale, pieces});
   ASSERT_TRUE(status.ok()) << status;
   Elements result;
@@ -111,8 +112,10 @@ inline void CheckAllreduceOfPieces(Transport& transport,
 }
 
 // Through a stage of `stage_count` elements.
-inline void CheckStagedAllreduce(Transport& transport, const SolvedAllreduce& c,
-                                 int64_t stage_count, int64_t segment_bytes) {
+template <typename Allreduce = decltype(&StagedRingAllreduce)>
+void CheckStagedAllreduce(Transport& transport, const SolvedAllreduce& c,
+                          int64_t stage_count, int64_t segment_bytes,
+                          const Allreduce& allreduce = &StagedRingAllreduce) {
   class Copying final : public Staging {
    public:
     Copying(const Elements& input, Elements& output, int64_t element_bytes)
@@ -141,7 +144,7 @@ inline void CheckStagedAllreduce(Transport& transport, const SolvedAllreduce& c,
   Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
   Copying copying(input, output, element_bytes);
-  const absl::Status status = StagedRingAllreduce(
+  const absl::Status status = allreduce(
       context, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale},
       absl::MakeSpan(stage), copying);
   ASSERT_TRUE(status.ok()) << status;

@@ -7,12 +7,22 @@
 
 namespace tfring {
 
-void LogWarning(int rank, absl::string_view text) {
+namespace {
+
+void LogLine(absl::string_view kind, int rank, absl::string_view text) {
   // One call, so that the lines of several ranks do not mix.
   const std::string line =
-      absl::StrCat("tfring warning on rank ", rank, ": ", text, "\n");
+      absl::StrCat("tfring ", kind, " on rank ", rank, ": ", text, "\n");
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
 }
+
+}  // namespace
+
+void LogWarning(int rank, absl::string_view text) {
+  LogLine("warning", rank, text);
+}
+
+void LogInfo(int rank, absl::string_view text) { LogLine("info", rank, text); }
 
 }  // namespace tfring

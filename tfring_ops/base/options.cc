@@ -50,6 +50,22 @@ absl::Status ReadSwitch(const char* variable, bool& value) {
   return absl::OkStatus();
 }
 
+absl::Status ReadAlgorithm(const char* variable, AllreduceAlgorithm& value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  for (const auto algorithm :
+       {AllreduceAlgorithm::kAuto, AllreduceAlgorithm::kRing,
+        AllreduceAlgorithm::kHierarchical,
+        AllreduceAlgorithm::kRecursiveDoubling}) {
+    if (absl::string_view(text) != Name(algorithm)) continue;
+    value = algorithm;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(variable, "='", text,
+                   "' must be auto, ring, hierarchical or recursive_doubling"));
+}
+
 }  // namespace
 
 absl::StatusOr<Options> Options::FromEnvironment() {
@@ -67,6 +83,8 @@ absl::StatusOr<Options> Options::FromEnvironment() {
                                      options.stall_shutdown_seconds));
   TFRING_RETURN_IF_ERROR(
       ReadSwitch("TFRING_DETERMINISTIC", options.deterministic));
+  TFRING_RETURN_IF_ERROR(ReadAlgorithm("TFRING_ALLREDUCE", options.allreduce));
+  TFRING_RETURN_IF_ERROR(ReadSwitch("TFRING_VERBOSE", options.verbose));
   return options;
 }
 

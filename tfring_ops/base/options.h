@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/types.h"
 
 namespace tfring {
 
@@ -27,6 +28,11 @@ struct Options {
   // TFRING_DETERMINISTIC: the same run gives the same bits again.  See Note
   // [What shares a message] in engine/coordinator.cc.
   bool deterministic = false;
+  // TFRING_ALLREDUCE: auto, or the one algorithm to use.  See
+  // ring/cost_model.h.
+  AllreduceAlgorithm allreduce = AllreduceAlgorithm::kAuto;
+  // TFRING_VERBOSE: rank 0 says what has been measured and chosen.
+  bool verbose = false;
 
   // Defaults, overridden by the environment.  InvalidArgument names a variable
   // whose value it cannot have.

@@ -73,4 +73,18 @@ const char* Name(ReduceOp op) {
   return "unknown op";
 }
 
+const char* Name(AllreduceAlgorithm algorithm) {
+  switch (algorithm) {
+    case AllreduceAlgorithm::kAuto:
+      return "auto";
+    case AllreduceAlgorithm::kRing:
+      return "ring";
+    case AllreduceAlgorithm::kHierarchical:
+      return "hierarchical";
+    case AllreduceAlgorithm::kRecursiveDoubling:
+      return "recursive_doubling";
+  }
+  return "unknown algorithm";
+}
+
 }  // namespace tfring

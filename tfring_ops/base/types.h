@@ -27,6 +27,14 @@ enum class DataType : uint8_t {
 // becomes whole, so that every rank gets the same bits.
 enum class ReduceOp : uint8_t { kAverage, kSum, kMin, kMax, kProduct };
 
+// How the ranks do an allreduce; kAuto: as the cost model says.
+enum class AllreduceAlgorithm : uint8_t {
+  kAuto,
+  kRing,
+  kHierarchical,
+  kRecursiveDoubling,
+};
+
 // A run of elements [offset, offset + count) of a buffer.
 struct Range {
   int64_t offset = 0;
@@ -39,6 +47,7 @@ int64_t SizeInBytes(DataType dtype);
 // "float32", "average", ...: the words of error messages.
 const char* Name(DataType dtype);
 const char* Name(ReduceOp op);
+const char* Name(AllreduceAlgorithm algorithm);
 
 }  // namespace tfring
 

@@ -33,11 +33,12 @@ RingBuffers BuffersOf(const CollectiveRequest& request,
 }  // namespace
 
 Executor::Executor(const Options& options, Transport& transport,
-                   const Kernels& kernels)
+                   const Kernels& kernels, CostSource cost_source)
     : fusion_threshold_bytes_(options.fusion_threshold_bytes),
       scratch_(kernels),
       fusion_buffer_(kernels),
-      ring_{transport, kernels, options.segment_bytes, scratch_} {}
+      ring_{transport, kernels, options.segment_bytes, scratch_},
+      allreduce_(ring_, options, cost_source) {}
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
   const CollectiveRequest& first = entries[0]->request;
@@ -69,7 +70,7 @@ absl::Status Executor::AllreduceInPlace(const CollectiveRequest& request,
   buffers.pieces = pieces;
   const TimelineSpan span(Timeline::Phase::kRing, request,
                           buffers.count * SizeInBytes(request.dtype));
-  return RingAllreduce(ring_, buffers);
+  return allreduce_.Run(buffers);
 }
 
 absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
@@ -82,8 +83,8 @@ absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
   TFRING_ASSIGN_OR_RETURN(std::byte* const stage, FusionBuffer(stage_bytes));
   Packing packing(ring_.kernels, request, pieces);
   const TimelineSpan span(Timeline::Phase::kRing, request, bytes);
-  return StagedRingAllreduce(ring_, buffers, absl::MakeSpan(stage, stage_bytes),
-                             packing);
+  return allreduce_.RunStaged(buffers, absl::MakeSpan(stage, stage_bytes),
+                              packing);
 }
 
 absl::Status Executor::Allgather(

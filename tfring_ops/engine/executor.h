@@ -16,6 +16,7 @@
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
+#include "tfring_ops/ring/adaptive_allreduce.h"
 #include "tfring_ops/ring/primitives.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -24,8 +25,8 @@ namespace tfring {
 class Executor {
  public:
   // REQUIRES: the transport and the kernels outlive the executor.
-  Executor(const Options& options, Transport& transport,
-           const Kernels& kernels);
+  Executor(const Options& options, Transport& transport, const Kernels& kernels,
+           CostSource cost_source);
 
   // REQUIRES: the entries' requests are Fusible.
   absl::Status Allreduce(absl::Span<TensorEntry* const> entries);
@@ -65,6 +66,7 @@ class Executor {
   Workspace scratch_;
   Workspace fusion_buffer_;  // also for partial sums
   const RingContext ring_;
+  AdaptiveAllreduce allreduce_;
 };
 
 }  // namespace tfring

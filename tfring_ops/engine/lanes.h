@@ -29,7 +29,10 @@ class Lanes {
   struct Open {
     Open(const Options& options, Lane lane)
         : lane(std::move(lane)),
-          executor(options, *this->lane.transport, *this->lane.kernels) {}
+          executor(options, *this->lane.transport, *this->lane.kernels,
+                   // A stream's work takes no time to ask for.
+                   this->lane.stream == nullptr ? CostSource::kMeasured
+                                                : CostSource::kTypical) {}
 
     Lane lane;
     Executor executor;

@@ -8,8 +8,8 @@
 
 namespace tfring {
 
-absl::Status Exchange(const RingContext& context, int peer, const void* sent,
-                      void* received, int64_t bytes) {
+absl::Status SendRecv(const RingContext& context, int to, const void* sent,
+                      int from, void* received, int64_t bytes) {
   Transport& transport = context.transport;
   std::vector<Request> requests;
   const auto in_segments = [&](const auto& start) {
@@ -20,20 +20,25 @@ absl::Status Exchange(const RingContext& context, int peer, const void* sent,
   };
   if (received != nullptr) {
     in_segments([&](int64_t offset, int64_t length) {
-      auto* const to = static_cast<std::byte*>(received) + offset;
-      return transport.StartRecv(peer, Bytes(to, length));
+      auto* const data = static_cast<std::byte*>(received) + offset;
+      return transport.StartRecv(from, Bytes(data, length));
     });
   }
   if (sent != nullptr) {
     in_segments([&](int64_t offset, int64_t length) {
-      const auto* const from = static_cast<const std::byte*>(sent) + offset;
-      return transport.StartSend(peer, ConstBytes(from, length));
+      const auto* const data = static_cast<const std::byte*>(sent) + offset;
+      return transport.StartSend(to, ConstBytes(data, length));
     });
   }
   for (const Request request : requests) {
     TFRING_RETURN_IF_ERROR(transport.Wait(request));
   }
   return absl::OkStatus();
+}
+
+absl::Status Exchange(const RingContext& context, int peer, const void* sent,
+                      void* received, int64_t bytes) {
+  return SendRecv(context, peer, sent, peer, received, bytes);
 }
 
 }  // namespace tfring

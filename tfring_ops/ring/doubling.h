@@ -49,8 +49,12 @@ class Doubling {
   int number_ = 0;  // among the doublers
 };
 
-// Sends `bytes` of `sent` to `peer`, and receives as many from it, in segments;
-// either may be null.
+// Sends `bytes` of `sent` to `to`, and receives as many from `from`, in
+// segments.  Either may be null.
+absl::Status SendRecv(const RingContext& context, int to, const void* sent,
+                      int from, void* received, int64_t bytes);
+
+// The same, to and from `peer`.
 absl::Status Exchange(const RingContext& context, int peer, const void* sent,
                       void* received, int64_t bytes);
 

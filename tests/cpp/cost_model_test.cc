@@ -1,0 +1,227 @@
+// What the cost model predicts and chooses, and that an allreduce does it.
+#include "tfring_ops/ring/cost_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/ring_checks.h"
+#include "tfring_ops/ring/adaptive_allreduce.h"
+#include "tfring_ops/ring/cost_measurement.h"
+
+namespace tfring {
+namespace {
+
+// In units of a second, so that times can be worked out by hand.
+Costs RoundCosts() {
+  Costs costs;
+  costs.within = {1, 0.5};
+  costs.across = {10, 1};
+  costs.shared_across = {10, 4};
+  costs.reduce_seconds_per_byte = 0.25;
+  return costs;
+}
+
+double Predict(const Plan& plan, Layout layout, int64_t bytes) {
+  return PredictSeconds(plan, layout, RoundCosts(), bytes);
+}
+
+std::vector<std::string> Names(const std::vector<Plan>& plans) {
+  std::vector<std::string> names;
+  for (const Plan& plan : plans) names.push_back(plan.Name());
+  return names;
+}
+
+Plan Grid(const std::vector<int>& shape) {
+  return {AllreduceAlgorithm::kHierarchical, shape};
+}
+
+const Plan kRing;
+const Plan kDoubling{AllreduceAlgorithm::kRecursiveDoubling, {}};
+
+TEST(CostModelTest, ARingTakesTwoStepsForEachOtherRank) {
+  // 6 steps of 2 bytes, 3 of them reduced.
+  EXPECT_DOUBLE_EQ(Predict(kRing, {1, 4}, 8), 6 * (1 + 2 * 0.5) + 3 * 2 * 0.25);
+  // One link between nodes sets the pace.
+  EXPECT_DOUBLE_EQ(Predict(kRing, {2, 2}, 8), 6 * (10 + 2 * 1) + 3 * 2 * 0.25);
+}
+
+TEST(CostModelTest, AGridIsRingsOfEverSmallerShares) {
+  // 16 bytes in 4 nodes of 2: a ring of 2 within, then one of 4 for 8 bytes.
+  EXPECT_DOUBLE_EQ(Predict(Grid({2, 4}), {4, 2}, 16),
+                   2 * (1 + 8 * 0.5) + 8 * 0.25 +  //
+                       6 * (10 + 2 * 4) + 3 * 2 * 0.25);
+  EXPECT_DOUBLE_EQ(Predict(Grid({2, 2, 2}), {4, 2}, 16),
+                   2 * (1 + 8 * 0.5) + 8 * 0.25 +     //
+                       2 * (10 + 4 * 4) + 4 * 0.25 +  //
+                       2 * (10 + 2 * 4) + 2 * 0.25);
+}
+
+TEST(CostModelTest, RecursiveDoublingTakesALogarithmOfRounds) {
+  EXPECT_DOUBLE_EQ(Predict(kDoubling, {1, 8}, 8), 3 * (1 + 8 * 0.5 + 8 * 0.25));
+  // The first round is within a node.
+  EXPECT_DOUBLE_EQ(Predict(kDoubling, {2, 2}, 8),
+                   (1 + 8 * 0.5) + (10 + 8 * 4) + 2 * 8 * 0.25);
+  // A surplus rank gives, and gets.
+  EXPECT_DOUBLE_EQ(Predict(kDoubling, {1, 3}, 8),
+                   3 * (1 + 8 * 0.5) + 2 * 8 * 0.25);
+  // Every block takes all rounds.
+  EXPECT_DOUBLE_EQ(Predict(kDoubling, {1, 2}, 2 << 20),
+                   2 * Predict(kDoubling, {1, 2}, 1 << 20));
+}
+
+TEST(CostModelTest, KnowsWhatALayoutAllows) {
+  using Strings = std::vector<std::string>;
+  const auto all = AllreduceAlgorithm::kAuto;
+  EXPECT_EQ(Names(Plans({1, 1}, all)), Strings{"ring"});
+  EXPECT_EQ(Names(Plans({1, 2}, all)), (Strings{"ring", "recursive_doubling"}));
+  EXPECT_EQ(Names(Plans({1, 7}, all)), (Strings{"ring", "recursive_doubling"}));
+  EXPECT_EQ(Names(Plans({1, 8}, all)),
+            (Strings{"ring", "hierarchical 2 x 4", "hierarchical 2 x 2 x 2",
+                     "recursive_doubling"}));
+  EXPECT_EQ(Names(Plans({3, 2}, all)),
+            (Strings{"ring", "hierarchical 2 x 3", "recursive_doubling"}));
+  EXPECT_EQ(Names(Plans({36, 8}, AllreduceAlgorithm::kHierarchical)),
+            (Strings{"hierarchical 8 x 36", "hierarchical 8 x 6 x 6",
+                     "hierarchical 8 x 3 x 3 x 4",
+                     "hierarchical 8 x 2 x 2 x 3 x 3"}));
+  // No grid: a ring.
+  EXPECT_EQ(Names(Plans({5, 1}, AllreduceAlgorithm::kHierarchical)),
+            Strings{"ring"});
+}
+
+TEST(CostModelTest, AGridHasAllRanks) {
+  for (int nodes = 1; nodes <= 40; ++nodes) {
+    for (int ranks_per_node = 1; ranks_per_node <= 9; ++ranks_per_node) {
+      for (const Plan& plan :
+           Plans({nodes, ranks_per_node}, AllreduceAlgorithm::kHierarchical)) {
+        int ranks = 1;
+        for (const int length : plan.shape) ranks *= length;
+        EXPECT_TRUE(plan.shape.empty() || ranks == nodes * ranks_per_node);
+      }
+    }
+  }
+}
+
+TEST(CostModelTest, ChoosesBySize) {
+  const Layout layout{512, 8};
+  const Costs costs = Costs::Typical(8);
+  const auto plans = Plans(layout, AllreduceAlgorithm::kAuto);
+  const auto name = [&](int64_t bytes) {
+    return Fastest(plans, layout, costs, bytes).Name();
+  };
+  EXPECT_EQ(name(8), "recursive_doubling");
+  EXPECT_EQ(name(64 << 20).substr(0, 14), "hierarchical 8");
+}
+
+TEST(LayoutTest, CountsNodesOfEqualSize) {
+  const auto layout = [](const std::vector<int>& nodes) {
+    const Layout found = Layout::Of(*MakeInProcessTransports(nodes)[0]);
+    return std::pair(found.nodes, found.ranks_per_node);
+  };
+  EXPECT_EQ(layout({4}), std::pair(1, 1));
+  EXPECT_EQ(layout({0, 0, 0}), std::pair(1, 3));
+  EXPECT_EQ(layout({0, 1, 0, 1}), std::pair(2, 2));
+  EXPECT_EQ(layout({0, 1, 0}), std::pair(3, 1));
+}
+
+class AdaptiveAllreduceTest : public testing::TestWithParam<Medium> {};
+INSTANTIATE_TEST_SUITE_P(Media, AdaptiveAllreduceTest,
+                         testing::Values(Medium::kInProcess,
+                                         Medium::kSharedMemory,
+                                         Medium::kTwoNodes));
+
+TEST_P(AdaptiveAllreduceTest, RanksMeasureTheSameCosts) {
+  std::vector<Costs> measured(4);
+  OnRanks(
+      4,
+      [&](Transport& transport) {
+        Workspace scratch(CpuKernels());
+        const RingContext context{transport, CpuKernels(), 64 << 10, scratch};
+        measured[transport.rank()] = MeasureCosts(context).value();
+      },
+      GetParam());
+  for (const Costs& costs : measured) {
+    EXPECT_EQ(std::memcmp(&costs, measured.data(), sizeof(costs)), 0);
+    EXPECT_GT(costs.within.latency_seconds, 0);
+    EXPECT_LT(costs.within.latency_seconds, 1);
+    EXPECT_GT(costs.reduce_seconds_per_byte, 0);
+    EXPECT_EQ(costs.across.latency_seconds > 0,
+              GetParam() == Medium::kTwoNodes);
+  }
+}
+
+TEST_P(AdaptiveAllreduceTest, ReducesWhateverItChooses) {
+  for (const auto algorithm :
+       {AllreduceAlgorithm::kAuto, AllreduceAlgorithm::kRing,
+        AllreduceAlgorithm::kHierarchical,
+        AllreduceAlgorithm::kRecursiveDoubling}) {
+    for (const bool deterministic : {false, true}) {
+      Options options;
+      options.allreduce = algorithm;
+      options.deterministic = deterministic;
+      std::vector<SolvedAllreduce> solved;
+      for (const int64_t count : {0, 1, 1000, 100'003}) {
+        solved.emplace_back(
+            AllreduceCase{DataType::kFloat32, ReduceOp::kAverage, count}, 4);
+      }
+      OnRanks(
+          4,
+          [&](Transport& transport) {
+            Workspace scratch(CpuKernels());
+            const RingContext context{transport, CpuKernels(), 64 << 10,
+                                      scratch};
+            AdaptiveAllreduce allreduce(context, options,
+                                        CostSource::kMeasured);
+            const auto run = [&](const RingContext&,
+                                 const RingBuffers& buffers) {
+              return allreduce.Run(buffers);
+            };
+            const auto run_staged =
+                [&](const RingContext&, const RingBuffers& buffers,
+                    absl::Span<std::byte> stage, Staging& staging) {
+                  return allreduce.RunStaged(buffers, stage, staging);
+                };
+            for (const SolvedAllreduce& c : solved) {
+              CheckAllreduce(transport, c, {64 << 10}, run);
+              CheckAllreduceOfPieces(transport, c,
+                                     {c.count / 3, 0, c.count - c.count / 3},
+                                     64 << 10, run);
+              CheckStagedAllreduce(transport, c, 30'000, 64 << 10, run_staged);
+            }
+          },
+          GetParam());
+    }
+  }
+}
+
+TEST(AdaptiveAllreduceLogTest, SaysWhatItHasChosen) {
+  Options options;
+  options.verbose = true;
+  options.deterministic = true;
+  testing::internal::CaptureStderr();
+  OnRanks(4, [&](Transport& transport) {
+    Workspace scratch(CpuKernels());
+    const RingContext context{transport, CpuKernels(), 64 << 10, scratch};
+    AdaptiveAllreduce allreduce(context, options, CostSource::kMeasured);
+    float value = 1;
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(allreduce.Run({&value, &value, 1}).ok());
+    }
+  });
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "tfring info on rank 0: allreduce of 4 ranks on 1 node: "
+            "recursive_doubling, hierarchical 2 x 2 from 16384 bytes, "
+            "ring from 131072 bytes; supposed: 2.0 us and 8.00 GB/s within a "
+            "node, 10.00 GB/s of "
+            "reduction\n");
+}
+
+}  // namespace
+}  // namespace tfring
