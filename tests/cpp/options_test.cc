@@ -16,6 +16,7 @@ class OptionsTest : public testing::Test {
   static constexpr const char* kVariables[] = {
       "TFRING_FUSION_THRESHOLD",
       "TFRING_SEGMENT_BYTES",
+      "TFRING_NETWORK_SEGMENT_BYTES",
       "TFRING_SHARED_MEMORY",
       "TFRING_STALL_CHECK_TIME_SECONDS",
       "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
@@ -33,6 +34,7 @@ TEST_F(OptionsTest, HasDefaults) {
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
   EXPECT_EQ(options.segment_bytes, 128 << 10);
+  EXPECT_EQ(options.network_segment_bytes, 512 << 10);
   EXPECT_TRUE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
@@ -44,6 +46,7 @@ TEST_F(OptionsTest, HasDefaults) {
 TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_FUSION_THRESHOLD", "0", 1);
   setenv("TFRING_SEGMENT_BYTES", "8", 1);
+  setenv("TFRING_NETWORK_SEGMENT_BYTES", "16", 1);
   setenv("TFRING_SHARED_MEMORY", "0", 1);
   setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
   setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
@@ -53,6 +56,7 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   const Options options = Options::FromEnvironment().value();
   EXPECT_EQ(options.fusion_threshold_bytes, 0);
   EXPECT_EQ(options.segment_bytes, 8);
+  EXPECT_EQ(options.network_segment_bytes, 16);
   EXPECT_FALSE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 1.5);
   EXPECT_EQ(options.stall_shutdown_seconds, 0);

@@ -75,6 +75,8 @@ absl::StatusOr<Options> Options::FromEnvironment() {
   // A segment holds at least one element of any type.
   TFRING_RETURN_IF_ERROR(
       ReadBytes("TFRING_SEGMENT_BYTES", 8, options.segment_bytes));
+  TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_NETWORK_SEGMENT_BYTES", 8,
+                                   options.network_segment_bytes));
   TFRING_RETURN_IF_ERROR(
       ReadSwitch("TFRING_SHARED_MEMORY", options.shared_memory));
   TFRING_RETURN_IF_ERROR(ReadSeconds("TFRING_STALL_CHECK_TIME_SECONDS",

@@ -18,6 +18,9 @@ struct Options {
   int64_t fusion_threshold_bytes = 64 << 20;
   // TFRING_SEGMENT_BYTES: a chunk crosses the wire in pieces of this size.
   int64_t segment_bytes = 128 << 10;
+  // TFRING_NETWORK_SEGMENT_BYTES: the same where ranks are on several nodes,
+  // whose messages take longer to come.
+  int64_t network_segment_bytes = 512 << 10;
   // TFRING_SHARED_MEMORY: ranks of one node talk through shared memory.
   bool shared_memory = true;
   // TFRING_STALL_CHECK_TIME_SECONDS: a tensor that some ranks have submitted

@@ -30,6 +30,16 @@ RingBuffers BuffersOf(const CollectiveRequest& request,
   return buffers;
 }
 
+// The same on every rank.
+int64_t SegmentBytes(const Options& options, const Transport& transport) {
+  for (int peer = 1; peer < transport.size(); ++peer) {
+    if (transport.node_of(peer) != transport.node_of(0)) {
+      return options.network_segment_bytes;
+    }
+  }
+  return options.segment_bytes;
+}
+
 }  // namespace
 
 Executor::Executor(const Options& options, Transport& transport,
@@ -37,7 +47,7 @@ Executor::Executor(const Options& options, Transport& transport,
     : fusion_threshold_bytes_(options.fusion_threshold_bytes),
       scratch_(kernels),
       fusion_buffer_(kernels),
-      ring_{transport, kernels, options.segment_bytes, scratch_},
+      ring_{transport, kernels, SegmentBytes(options, transport), scratch_},
       allreduce_(ring_, options, cost_source) {}
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {

@@ -2,10 +2,12 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,21 @@ constexpr int kDataTag = 0;
 constexpr int kAbortTag = 1;
 // The farewell of a rank whose transport has failed: text, zero-terminated.
 using AbortText = std::array<char, 512>;
+// Note [Pieces]
+// A message longer than MPI's eager limit, 64 KiB where Open MPI uses TCP, is
+// sent when its receiver has answered; and that answer waits on its link behind
+// all that goes the same way.  So a segment travels in pieces that need no
+// answer.  MPI keeps a copy of each that the link has not taken.  To bound that
+// memory an empty message is sent behind the last one, synchronously: while
+// many of these receipts are under way, further sends wait.  What is longer
+// than segments should be is left whole.
+//
+// The end that takes a message cuts it as the end that sends it: sizes that
+// differ by whole pieces are only noticed at the message behind.
+constexpr size_t kPieceBytes = 63 << 10;
+constexpr size_t kMostPieces = 16;
+// To one peer.
+constexpr size_t kMostReceipts = 24;
 // How long Abort lets operations in flight end by themselves.
 constexpr std::chrono::milliseconds kAbortGrace{500};
 
@@ -59,7 +76,8 @@ class MpiTransport final : public Transport {
   MpiTransport(MPI_Comm comm, std::vector<int> nodes, double timeout_seconds)
       : comm_(comm),
         nodes_(std::move(nodes)),
-        timeout_seconds_(timeout_seconds) {
+        timeout_seconds_(timeout_seconds),
+        outboxes_(nodes_.size()) {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Irecv(abort_received_.data(), abort_received_.size(), MPI_CHAR,
               MPI_ANY_SOURCE, kAbortTag, comm_, &abort_request_);
@@ -73,6 +91,9 @@ class MpiTransport final : public Transport {
     // After an abort, messages that nobody will receive may still be on their
     // way: a later communicator must not get this one's context id, and with
     // it those messages.
+    for (Outbox& outbox : outboxes_) {
+      for (MPI_Request& receipt : outbox.receipts) MPI_Request_free(&receipt);
+    }
     if (broken_.ok()) MPI_Comm_free(&comm_);
   }
 
@@ -83,44 +104,47 @@ class MpiTransport final : public Transport {
   Request StartSend(int peer, ConstBytes data) override {
     const Request request = Claim(Operation::Kind::kSend, peer, data.size());
     Operation& operation = At(request);
-    if (!Startable(operation, data.size())) return request;
-    operation.status =
-        FromMpi(MPI_Isend(data.data(), static_cast<int>(data.size()), MPI_BYTE,
-                          peer, kDataTag, comm_, &operation.request),
-                "MPI_Isend");
+    operation.sent = data.data();
+    if (!operation.status.ok()) return request;
+    outboxes_[peer].waiting.push_back(request);
+    ++waiting_sends_;
+    Advance(outboxes_[peer]);
     return request;
   }
 
   Request StartRecv(int peer, Bytes data) override {
     const Request request = Claim(Operation::Kind::kRecv, peer, data.size());
     Operation& operation = At(request);
-    if (!Startable(operation, data.size())) return request;
-    operation.status =
-        FromMpi(MPI_Irecv(data.data(), static_cast<int>(data.size()), MPI_BYTE,
-                          peer, kDataTag, comm_, &operation.request),
-                "MPI_Irecv");
+    const auto start = [&](size_t offset, int bytes, MPI_Request* piece) {
+      return FromMpi(MPI_Irecv(data.data() + offset, bytes, MPI_BYTE, peer,
+                               kDataTag, comm_, piece),
+                     "MPI_Irecv");
+    };
+    ForEachPiece(operation, start);
+    if (IsCut(operation) && operation.status.ok()) {
+      operation.pieces.push_back(MPI_REQUEST_NULL);
+      operation.status = start(data.size(), 0, &operation.pieces.back());
+    }
     return request;
   }
 
   absl::StatusOr<bool> Test(Request request) override {
     if (request == kNoRequest) return true;
     Operation& operation = At(request);
-    absl::Status status = operation.status;
-    int complete = 0;
-    MPI_Status received;
-    if (status.ok()) {
-      status = FromMpi(MPI_Test(&operation.request, &complete, &received),
-                       "MPI_Test");
+    if (waiting_sends_ > 0) AdvanceAll();
+    TestPieces(operation);
+    if (operation.status.ok() && !operation.IsComplete()) {
+      if (++tests_ % kTestsPerAbortCheck == 0) {
+        TFRING_RETURN_IF_ERROR(CheckForAbort());
+      }
+      return false;
     }
-    if (status.ok() && !complete) {
-      if (++tests_ % kTestsPerAbortCheck == 0) status = CheckForAbort();
-      if (status.ok()) return false;
+    if (operation.status.ok() && operation.kind == Operation::Kind::kRecv) {
+      operation.status = CheckSize(operation);
     }
-    if (status.ok() && operation.kind == Operation::Kind::kRecv) {
-      status = CheckSize(operation, received);
-    }
+    // What has failed stays: some of its pieces may be under way.
+    if (!operation.status.ok()) return operation.status;
     free_.push_back(request);
-    if (!status.ok()) return status;
     return true;
   }
 
@@ -144,6 +168,7 @@ class MpiTransport final : public Transport {
 
   // Any call into MPI moves all along; this one also looks for an abort.
   absl::Status Progress() override {
+    if (waiting_sends_ > 0) AdvanceAll();
     return broken_.ok() ? CheckForAbort() : broken_;
   }
 
@@ -170,8 +195,21 @@ class MpiTransport final : public Transport {
     Kind kind;
     int peer;
     size_t bytes;
-    MPI_Request request = MPI_REQUEST_NULL;
+    const std::byte* sent;            // where a send takes it from
+    std::vector<MPI_Request> pieces;  // none of a send that has to wait
+    size_t complete_pieces;
+    size_t received_bytes;
     absl::Status status;
+
+    bool IsComplete() const {
+      return !pieces.empty() && complete_pieces == pieces.size();
+    }
+  };
+
+  // The sends to one peer, in order.
+  struct Outbox {
+    std::deque<Request> waiting;
+    std::deque<MPI_Request> receipts;  // of those that are under way
   };
 
   // A look at the abort channel costs as much as a test of the operation.
@@ -186,27 +224,99 @@ class MpiTransport final : public Transport {
     }
     const Request request = free_.back();
     free_.pop_back();
-    At(request) = Operation{kind, peer, bytes, MPI_REQUEST_NULL, broken_};
+    Operation& operation = At(request);
+    operation.kind = kind;
+    operation.peer = peer;
+    operation.bytes = bytes;
+    operation.pieces.clear();
+    operation.complete_pieces = operation.received_bytes = 0;
+    operation.status = broken_;
     return request;
   }
 
-  // Otherwise the operation's status says why not.
-  static bool Startable(Operation& operation, size_t bytes) {
-    if (operation.status.ok() && bytes > INT_MAX) {
-      operation.status = absl::InvalidArgumentError(
-          absl::StrCat("a message of ", bytes, " bytes is too long for MPI"));
-    }
-    return operation.status.ok();
+  static bool IsCut(const Operation& operation) {
+    return operation.bytes > kPieceBytes &&
+           operation.bytes <= kMostPieces * kPieceBytes;
   }
 
-  static absl::Status CheckSize(const Operation& operation,
-                                MPI_Status& received) {
-    int count = 0;
-    MPI_Get_count(&received, MPI_BYTE, &count);
-    if (static_cast<size_t>(count) == operation.bytes) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("rank ", operation.peer, " sent ",
-                                            count, " bytes where ",
-                                            operation.bytes, " were expected"));
+  // Starts the pieces by start(offset, bytes, &request), up to the first that
+  // fails.  See Note [Pieces].
+  template <typename Start>
+  static void ForEachPiece(Operation& operation, const Start& start) {
+    if (operation.status.ok() && operation.bytes > INT_MAX) {
+      operation.status = absl::InvalidArgumentError(absl::StrCat(
+          "a message of ", operation.bytes, " bytes is too long for MPI"));
+    }
+    if (!operation.status.ok()) return;
+    size_t offset = 0;
+    do {
+      size_t bytes = operation.bytes - offset;
+      if (IsCut(operation)) bytes = std::min(bytes, kPieceBytes);
+      operation.pieces.push_back(MPI_REQUEST_NULL);
+      operation.status =
+          start(offset, static_cast<int>(bytes), &operation.pieces.back());
+      offset += bytes;
+    } while (operation.status.ok() && offset < operation.bytes);
+  }
+
+  void Launch(Operation& operation, Outbox& outbox) {
+    ForEachPiece(operation, [&](size_t offset, int bytes, MPI_Request* piece) {
+      return FromMpi(MPI_Isend(operation.sent + offset, bytes, MPI_BYTE,
+                               operation.peer, kDataTag, comm_, piece),
+                     "MPI_Isend");
+    });
+    if (!IsCut(operation) || !operation.status.ok()) return;
+    outbox.receipts.push_back(MPI_REQUEST_NULL);
+    operation.status =
+        FromMpi(MPI_Issend(nullptr, 0, MPI_BYTE, operation.peer, kDataTag,
+                           comm_, &outbox.receipts.back()),
+                "MPI_Issend");
+  }
+
+  void TestPieces(Operation& operation) {
+    while (operation.status.ok() &&
+           operation.complete_pieces < operation.pieces.size()) {
+      MPI_Request& piece = operation.pieces[operation.complete_pieces];
+      int complete = 0, bytes = 0;
+      MPI_Status status;
+      operation.status =
+          FromMpi(MPI_Test(&piece, &complete, &status), "MPI_Test");
+      if (!complete) return;
+      ++operation.complete_pieces;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      operation.received_bytes += bytes;
+    }
+  }
+
+  // Sends what has waited for those before it.
+  void Advance(Outbox& outbox) {
+    while (!outbox.receipts.empty()) {
+      int complete = 0;
+      // What goes wrong here goes wrong in the operations themselves.
+      if (MPI_Test(&outbox.receipts.front(), &complete, MPI_STATUS_IGNORE) ==
+              MPI_SUCCESS &&
+          !complete) {
+        break;
+      }
+      outbox.receipts.pop_front();
+    }
+    while (!outbox.waiting.empty() && outbox.receipts.size() < kMostReceipts) {
+      Operation& first = At(outbox.waiting.front());
+      outbox.waiting.pop_front();
+      --waiting_sends_;
+      Launch(first, outbox);
+    }
+  }
+
+  void AdvanceAll() {
+    for (Outbox& outbox : outboxes_) Advance(outbox);
+  }
+
+  static absl::Status CheckSize(const Operation& operation) {
+    if (operation.received_bytes == operation.bytes) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(
+        "rank ", operation.peer, " sent ", operation.received_bytes,
+        " bytes where ", operation.bytes, " were expected"));
   }
 
   absl::Status CheckForAbort() {
@@ -227,9 +337,14 @@ class MpiTransport final : public Transport {
     // One for all, as a pipeline may have many sends under way.
     const Clock::time_point deadline = Clock::now() + kAbortGrace;
     for (Operation& operation : operations_) {
-      Abandon(operation.request, deadline);
+      for (MPI_Request& piece : operation.pieces) Abandon(piece, deadline);
       operation.status = broken_;
     }
+    for (Outbox& outbox : outboxes_) {
+      for (MPI_Request& receipt : outbox.receipts) Abandon(receipt, deadline);
+      outbox = {};
+    }
+    waiting_sends_ = 0;
   }
 
   // Ends an operation that nobody will complete, by `deadline` at the latest.
@@ -250,7 +365,9 @@ class MpiTransport final : public Transport {
   const double timeout_seconds_;
   int rank_ = 0;
   std::vector<Operation> operations_;
-  std::vector<Request> free_;  // operations_ that are not in use
+  std::vector<Outbox> outboxes_;  // by peer
+  size_t waiting_sends_ = 0;      // in all of them
+  std::vector<Request> free_;     // operations_ that are not in use
   int64_t tests_ = 0;
   MPI_Request abort_request_ = MPI_REQUEST_NULL;
   AbortText abort_received_{};
