@@ -210,6 +210,16 @@ inline void CheckReduceScatter(Transport& transport, const SolvedAllreduce& c,
     ASSERT_TRUE(share(result) == share(c.expected)) << what();
     ASSERT_TRUE(in_place || source == input) << what() << ": input changed";
   }
+  if (c.op != ReduceOp::kSum && c.op != ReduceOp::kAverage) return;
+  Elements output(own.count * element_bytes);
+  const absl::Status status = RingReduceScatterOwn(
+      context,
+      {input.data(), output.data(), c.count, c.dtype, c.op, c.postscale},
+      chunks);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(output == share(c.expected))
+      << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
+      << ", alone, segments of " << segment_bytes << " bytes";
 }
 
 // Byte `index` of what rank `rank` has to say.

@@ -17,8 +17,8 @@
 namespace tfring {
 namespace {
 
-// For one tensor that is scaled, where the threshold forbids any fusion.
-constexpr int64_t kLeastStageBytes = 16 << 20;
+// For a tensor that is scaled where the threshold forbids all fusion.
+constexpr int64_t kScaledBytes = 16 << 20;
 
 RingBuffers BuffersOf(const CollectiveRequest& request,
                       absl::Span<const RingPiece> pieces) {
@@ -88,8 +88,7 @@ absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
   const RingBuffers buffers = BuffersOf(request, pieces);
   const int64_t bytes = buffers.count * SizeInBytes(request.dtype);
   const int64_t stage_bytes =
-      std::min({bytes, StageBytes(ring_, request.dtype),
-                std::max(fusion_threshold_bytes_, kLeastStageBytes)});
+      std::min({bytes, StageBytes(ring_, request.dtype), MostFusedBytes()});
   TFRING_ASSIGN_OR_RETURN(std::byte* const stage, FusionBuffer(stage_bytes));
   Packing packing(ring_.kernels, request, pieces);
   const TimelineSpan span(Timeline::Phase::kRing, request, bytes);
@@ -154,39 +153,66 @@ absl::Status Executor::Broadcast(TensorEntry& entry, int root) {
 }
 
 absl::Status Executor::ReduceScatter(TensorEntry& entry) {
-  const Kernels& kernels = ring_.kernels;
   const CollectiveRequest& request = entry.request;
   const int size = ring_.transport.size();
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorInfo& tensor = request.tensors[i];
+    const TensorEntry::Buffer& buffer = entry.buffers[i];
     const int64_t bytes = SizeInBytes(request.dtype, tensor);
     if (bytes == 0) continue;
-    const int64_t element_bytes = SizeInBytes(request.dtype);
-    const int64_t count = bytes / element_bytes;
+    const int64_t count = bytes / SizeInBytes(request.dtype);
     const int64_t row_count = count / tensor.dims[0];
     std::vector<Range> chunks;
     for (int rank = 0; rank < size; ++rank) {
       const Range rows = RowsOfRank(tensor, rank, size);
       chunks.push_back({rows.offset * row_count, rows.count * row_count});
     }
-
-    TFRING_ASSIGN_OR_RETURN(std::byte* const sums, FusionBuffer(bytes));
-    RingBuffers buffers{
-        entry.buffers[i].input, sums,       count,
-        request.dtype,          request.op, request.postscale_factor};
-    if (request.prescale_factor != 1.0) {
-      kernels.Scale(sums, buffers.input, count, request.dtype,
-                    request.prescale_factor);
-      TFRING_RETURN_IF_ERROR(kernels.Synchronize());
-      buffers.input = sums;
-    }
-    TFRING_RETURN_IF_ERROR(RingReduceScatter(ring_, buffers, chunks));
-    const Range own = chunks[ring_.transport.rank()];
-    kernels.Copy(entry.buffers[i].output, sums + own.offset * element_bytes,
-                 own.count * element_bytes);
-    TFRING_RETURN_IF_ERROR(kernels.Synchronize());
+    TFRING_RETURN_IF_ERROR(
+        request.prescale_factor == 1.0
+            ? RingReduceScatterOwn(
+                  ring_,
+                  {buffer.input, buffer.output, count, request.dtype,
+                   request.op, request.postscale_factor},
+                  chunks)
+            : ScaledReduceScatter(request, buffer, chunks));
   }
-  TrimFusionBuffer();
+  return absl::OkStatus();
+}
+
+absl::Status Executor::ScaledReduceScatter(const CollectiveRequest& request,
+                                           const TensorEntry::Buffer& buffer,
+                                           absl::Span<const Range> chunks) {
+  const int size = ring_.transport.size();
+  const int64_t element_bytes = SizeInBytes(request.dtype);
+  const auto* const input = static_cast<const std::byte*>(buffer.input);
+  auto* const output = static_cast<std::byte*>(buffer.output);
+  int64_t longest = 0;
+  for (const Range& chunk : chunks) longest = std::max(longest, chunk.count);
+  const int64_t part_count =
+      std::clamp<int64_t>(MostFusedBytes() / element_bytes / size, 1, longest);
+  TFRING_ASSIGN_OR_RETURN(std::byte* const scaled,
+                          FusionBuffer(part_count * size * element_bytes));
+  for (int64_t first = 0; first < longest; first += part_count) {
+    std::vector<Range> parts;
+    int64_t total = 0;
+    for (const Range& chunk : chunks) {
+      const int64_t begin = std::min(first, chunk.count);
+      const int64_t count = std::min(part_count, chunk.count - begin);
+      ring_.kernels.Scale(scaled + total * element_bytes,
+                          input + (chunk.offset + begin) * element_bytes, count,
+                          request.dtype, request.prescale_factor);
+      parts.push_back({total, count});
+      total += count;
+    }
+    TFRING_RETURN_IF_ERROR(ring_.kernels.Synchronize());
+    // An empty part has no place, and needs none.
+    const int64_t own = std::min(first, chunks[ring_.transport.rank()].count);
+    TFRING_RETURN_IF_ERROR(RingReduceScatterOwn(
+        ring_,
+        {scaled, output + own * element_bytes, total, request.dtype, request.op,
+         request.postscale_factor},
+        parts));
+  }
   return absl::OkStatus();
 }
 
@@ -220,6 +246,10 @@ absl::Status Executor::Alltoall(TensorEntry& entry,
                                         sent_bytes, received_bytes));
   }
   return absl::OkStatus();
+}
+
+int64_t Executor::MostFusedBytes() const {
+  return std::max(fusion_threshold_bytes_, kScaledBytes);
 }
 
 void Executor::TrimFusionBuffer() {

@@ -55,16 +55,21 @@ class Executor {
   absl::Status AllreduceStaged(const CollectiveRequest& request,
                                absl::Span<const RingPiece> pieces);
 
+  absl::Status ScaledReduceScatter(const CollectiveRequest& request,
+                                   const TensorEntry::Buffer& buffer,
+                                   absl::Span<const Range> chunks);
+
+  // However large what goes through the fusion buffer may be.
+  int64_t MostFusedBytes() const;
   // At least `bytes` of fusion_buffer_.
   absl::StatusOr<std::byte*> FusionBuffer(int64_t bytes);
-  // After uses that nothing limits, as the threshold limits an allreduce's
-  // packs.
+  // After Adasum, which needs as much as the tensor has.
   void TrimFusionBuffer();
 
   const int64_t fusion_threshold_bytes_;
   // Kept from call to call: fresh memory costs a page fault every 4 KiB.
   Workspace scratch_;
-  Workspace fusion_buffer_;  // also for partial sums
+  Workspace fusion_buffer_;
   const RingContext ring_;
   AdaptiveAllreduce allreduce_;
 };

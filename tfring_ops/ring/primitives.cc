@@ -27,9 +27,15 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
     offset += piece.count;
   }
   if (!context_.transport.CanPeek(prev_)) {
-    status_ = context_.scratch.AtLeast(kSlots * segment_count_ * element_bytes_)
-                  .status();
+    status_ =
+        context_.scratch.AtLeast(ScratchBytes(context, buffers.dtype)).status();
   }
+}
+
+int64_t Primitives::ScratchBytes(const RingContext& context, DataType dtype) {
+  const int64_t element_bytes = SizeInBytes(dtype);
+  return kSlots * std::max(element_bytes, context.segment_bytes /
+                                              element_bytes * element_bytes);
 }
 
 absl::Status Primitives::Send(Range chunk) { return Run(chunk, kSend); }
@@ -136,8 +142,9 @@ void Primitives::Cut(Range chunk) {
 // Note [Partial sums go to the output]
 // A segment that is to be reduced lands in a slot of the scratch, and the sum
 // goes to the output even in a move that does not keep it: an allreduce
-// overwrites it later, a reduce-scatter leaves it there.  A sum kept in the
-// slot would tie the slot's next receive to the end of its send, and such waits
+// overwrites it later, a reduce-scatter leaves it there or has a place of its
+// own for it (Note [Three places for partial sums]).  A sum kept in the slot
+// would tie the slot's next receive to the end of its send, and such waits
 // close a circle round the ring.
 std::byte* Primitives::Landing(const Segment& segment, int slot,
                                unsigned moves) {

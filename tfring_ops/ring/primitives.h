@@ -64,6 +64,9 @@ class Primitives {
  public:
   Primitives(const RingContext& context, const RingBuffers& buffers);
 
+  // What they use at the beginning of the context's scratch.
+  static int64_t ScratchBytes(const RingContext& context, DataType dtype);
+
   // input -> next
   absl::Status Send(Range chunk);
   // prev + input -> next

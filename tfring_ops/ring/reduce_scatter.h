@@ -18,6 +18,12 @@ namespace tfring {
 absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
                                absl::Span<const Range> chunks);
 
+// The same with an output that is chunk `chunks[rank]` and no more, apart from
+// the input.  Partial sums stay in the context's scratch.
+absl::Status RingReduceScatterOwn(const RingContext& context,
+                                  RingBuffers buffers,
+                                  absl::Span<const Range> chunks);
+
 }  // namespace tfring
 
 #endif  // TFRING_OPS_RING_REDUCE_SCATTER_H_
