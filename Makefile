@@ -22,14 +22,15 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types format \
-  cpp-test unit-test parallel-test jobs-test network-test bazel-test compat
+  cpp-test soak unit-test parallel-test jobs-test network-test bazel-test \
+  compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
 	@echo "test:   lint types cpp-test unit-test parallel-test jobs-test" \
 	  "network-test"
-	@echo "others: build wheel format bazel-test clean; compat TF=2.18.1"
+	@echo "others: build wheel format soak bazel-test clean; compat TF=2.18.1"
 
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
@@ -85,6 +86,11 @@ cpp-test: build $(GTEST_READY)
 	$(NATIVE) VARIANT=plain check
 	$(NATIVE) VARIANT=tsan check
 	$(NATIVE) VARIANT=asan check
+
+# Long, and not part of `test`: 10,000 collectives of all kinds at four ranks.
+soak: build $(GTEST_READY)
+	$(NATIVE) VARIANT=plain build/native/plain/tests/cpp/soak_test
+	TFRING_SOAK=10000 build/native/plain/tests/cpp/soak_test
 
 unit-test: build
 	$(BIN)/python -m pytest tests/unit

@@ -24,6 +24,7 @@
 #include "tfring_ops/engine/executor.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/ring/adaptive_allreduce.h"
 
 namespace tfring {
 namespace {
@@ -99,7 +100,8 @@ void Run(const Case& c, bool in_place, int size, int rounds) {
           {inputs.back().data(),
            in_place ? inputs.back().data() : outputs.back().data()});
     }
-    Executor executor(Options(), *transports[rank], CpuKernels());
+    Executor executor(Options(), *transports[rank], CpuKernels(),
+                      CostSource::kTypical);
     TensorEntry* const entries[] = {&entry};
     for (int round = -2; round < rounds; ++round) {
       ++arrived;

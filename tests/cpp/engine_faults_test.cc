@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
 #include "tfring_ops/transport/faulty.h"
-#include "tfring_ops/transport/in_process.h"
 
 namespace tfring {
 namespace {
@@ -23,7 +23,7 @@ constexpr int kSize = 3;
 enum class Channel { kControl, kData };
 
 class EngineFaultTest
-    : public testing::TestWithParam<std::tuple<Channel, int>> {
+    : public testing::TestWithParam<std::tuple<Channel, int, Medium>> {
  protected:
   // Every kind of collective; the first of them in several segments.
   static std::vector<Entries> MakeWork() {
@@ -53,9 +53,9 @@ class EngineFaultTest
 
   static Job MakeFaultyJob(int64_t failing_operation,
                            AllreduceAlgorithm allreduce) {
-    const auto [channel, rank] = GetParam();
-    auto control = MakeInProcessTransports(kSize);
-    auto data = MakeInProcessTransports(kSize);
+    const auto [channel, rank, medium] = GetParam();
+    auto control = MakeTransports(medium, kSize);
+    auto data = MakeTransports(medium, kSize);
     auto& faulty = channel == Channel::kControl ? control[rank] : data[rank];
     faulty = MakeFaultyTransport(std::move(faulty), failing_operation);
     Options options = Job::ShortOptions();
@@ -121,10 +121,12 @@ class EngineFaultTest
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(ChannelAndRank, EngineFaultTest,
-                         testing::Combine(testing::Values(Channel::kControl,
-                                                          Channel::kData),
-                                          testing::Values(0, kSize - 1)));
+INSTANTIATE_TEST_SUITE_P(
+    ChannelRankAndMedium, EngineFaultTest,
+    testing::Combine(testing::Values(Channel::kControl, Channel::kData),
+                     testing::Values(0, kSize - 1),
+                     testing::Values(Medium::kInProcess,
+                                     Medium::kSharedMemory)));
 
 TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
   // An entry may well succeed although a later operation fails; and the

@@ -10,6 +10,7 @@
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/executor.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/ring/adaptive_allreduce.h"
 
 namespace tfring {
 namespace {
@@ -60,7 +61,8 @@ class MemoryTest : public testing::Test {
     OnThreads(kSize, [&](int rank) {
       Options options;
       options.fusion_threshold_bytes = kThresholdBytes;
-      Executor executor(options, *transports[rank], CpuKernels());
+      Executor executor(options, *transports[rank], CpuKernels(),
+                        CostSource::kTypical);
       TensorEntry entry;
       const int64_t bytes = kTensorBytes / tensors;
       for (int64_t i = 0; i < tensors; ++i) {
