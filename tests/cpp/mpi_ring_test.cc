@@ -13,6 +13,8 @@
 #include "tests/cpp/mpi_world.h"
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/ring/chunks.h"
+#include "tfring_ops/ring/hierarchical.h"
+#include "tfring_ops/ring/recursive_doubling.h"
 #include "tfring_ops/transport/mpi.h"
 #include "tfring_ops/transport/mpi_shared_memory.h"
 
@@ -198,6 +200,18 @@ TEST_P(MpiRingTest, AllreduceOfAMillionElements) {
   }
   Check({DataType::kFloat32, ReduceOp::kAverage, 1'000'003},
         {1000, 64 << 10, 64 << 20});
+}
+
+TEST_P(MpiRingTest, TheSiblingsOfTheRingReduceToo) {
+  const SolvedAllreduce solved({DataType::kFloat32, ReduceOp::kAverage, 4097},
+                               size());
+  CheckAllreduce(*transport_, solved, {1000, 64 << 10},
+                 RecursiveDoublingAllreduce);
+  CheckAllreduce(*transport_, solved, {1000, 64 << 10},
+                 [&](const RingContext& ring, const RingBuffers& buffers) {
+                   return HierarchicalAllreduce(RingGrid(ring, {1, size()}),
+                                                buffers);
+                 });
 }
 
 TEST_P(MpiRingTest, AllreduceIsTheSameOnAllRanks) {

@@ -93,6 +93,15 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   return blocks * seconds;
 }
 
+// The step that all others of a ring over all ranks wait for.
+LinkCosts SlowestOfRing(const Layout& layout, const Costs& costs) {
+  if (layout.nodes == 1) return costs.within;
+  if (layout.ranks_per_node == 1) return costs.across;
+  return {
+      std::max(costs.within.latency_seconds, costs.across.latency_seconds),
+      std::max(costs.within.seconds_per_byte, costs.across.seconds_per_byte)};
+}
+
 double GridSeconds(const std::vector<int>& shape, const Layout& layout,
                    const Costs& costs, double bytes) {
   const bool first_is_node = layout.nodes > 1 && layout.ranks_per_node > 1;
@@ -165,7 +174,7 @@ double PredictSeconds(const Plan& plan, const Layout& layout,
     case AllreduceAlgorithm::kRing:
       break;
   }
-  return RingSeconds(layout.nodes > 1 ? costs.across : costs.within,
+  return RingSeconds(SlowestOfRing(layout, costs),
                      costs.reduce_seconds_per_byte, layout.ranks(), size);
 }
 
