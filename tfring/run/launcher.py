@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfring.run import gpus, mpi_launchers
 from tfring.run import hosts as hosts_lib
-from tfring.run import mpi_launchers
 from tfring.run.hosts import Host
 from tfring.run.job import RunningJob
 
@@ -44,6 +44,10 @@ Each rank is bound to its share of this machine's cores if that is two or more,
 and TensorFlow then starts a thread for each. With fewer, or on other machines,
 ranks are not bound and each starts a thread for every core; set
 TF_NUM_INTRAOP_THREADS if that is too many.
+
+Each rank sees one GPU of its machine, by CUDA_VISIBLE_DEVICES, unless that is
+set; where ranks share one, TensorFlow takes its memory as it grows. A script
+need not choose.
 
 The exit status is 0, or that of the rank that failed first: 128 + n if signal n
 ended it. It is 1 if a host was lost.
@@ -225,6 +229,8 @@ def _describe_job(
             "some slots get several.",
             file=sys.stderr,
         )
+    if elsewhere or gpus.may_exist():
+        command = gpus.one_for_each_rank(command)
     exported = mpi_launchers.exported_names(os.environ) if elsewhere else []
     return mpi_launchers.Job(
         ranks=ranks,
