@@ -25,6 +25,8 @@ from tfring.bench.statistics import Row, Spread
 _TURN_SECONDS = 0.05
 _MOST_CALLS = 200
 _WARM_UP_CALLS = 3
+# What takes longer is warm after one call.
+_LONG_CALL_SECONDS = 0.5
 
 
 class Contestant(abc.ABC):
@@ -131,10 +133,14 @@ def measure(
     for contestant in contestants:
         _give_free_memory_back()
         before = _memory_bytes("VmRSS")
+        start = time.perf_counter()
         _check(world, contestant, case)
-        added_bytes = _added_bytes(world, contestant, before)
+        taken_by_check = max(world.allgather(time.perf_counter() - start))
+        is_long = taken_by_check > _LONG_CALL_SECONDS
+        warm_up_calls = 1 if is_long else _WARM_UP_CALLS
+        added_bytes = _added_bytes(world, contestant, before, warm_up_calls)
         # Warm by now.
-        once = max(world.allgather(contestant.seconds(_WARM_UP_CALLS)))
+        once = max(world.allgather(contestant.seconds(warm_up_calls)))
         calls = round(_TURN_SECONDS / max(once, _TURN_SECONDS / _MOST_CALLS))
         calls = max(1, calls)
         taken.append(_Rounds(contestant, calls, added_bytes))
@@ -189,7 +195,9 @@ def _check(world: Any, contestant: Contestant, case: str) -> None:
             )
 
 
-def _added_bytes(world: Any, contestant: Contestant, before: int) -> int | None:
+def _added_bytes(
+    world: Any, contestant: Contestant, before: int, calls: int
+) -> int | None:
     """Peak memory of a few calls beyond `before`."""
     try:
         # Sets the peak to what is in use now.
@@ -197,7 +205,7 @@ def _added_bytes(world: Any, contestant: Contestant, before: int) -> int | None:
         is_reset = True
     except OSError:  # No Linux, or not allowed.
         is_reset = False
-    contestant.seconds(_WARM_UP_CALLS)
+    contestant.seconds(calls)
     added = _memory_bytes("VmHWM") - before
     of_ranks = world.allgather(added if is_reset else None)
     return None if None in of_ranks else max(0, *of_ranks)
