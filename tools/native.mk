@@ -50,9 +50,11 @@ FOREIGN_SOURCES := $(foreach other,$(filter-out $(ARCHITECTURE),x86_64 aarch64),
 extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tfring_ops/transport/mpi% tests/cpp/mpi_%,$1),\
     $(MPI_COMPILE_FLAGS)) \
-  $(if $(filter $(KERNELS)%,$1),-ffp-contract=off) \
+  $(if $(filter $(KERNELS)% tests/fake_cuda/%,$1),-ffp-contract=off) \
   $(if $(filter %_avx2.cc,$1),$(AVX2_FLAGS)) \
   $(if $(filter %_avx512.cc,$1),$(AVX512_FLAGS)) \
+  $(if $(filter tests/fake_cuda/%,$1),\
+    -fno-strict-aliasing -Wno-unknown-pragmas) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS))
 
 # The lowering to XLA takes longest by far, so it starts first.
@@ -65,11 +67,12 @@ CORE_SOURCES := $(filter-out tfring_ops/transport/mpi%,$(filter \
 MPI_SOURCES := $(wildcard tfring_ops/transport/mpi*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
+FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)
 BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
 objects = $(1:%.cc=$(OUT)/%.o)
 ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
-  $(TEST_HELPER_SOURCES) $(BENCHMARK_SOURCES))
+  $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(BENCHMARK_SOURCES))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -80,6 +83,8 @@ $(ALL_OBJECTS): $(OUT)/%.o: %.cc $(BUILD)/config.mk tools/native.mk
 	@echo "$(VARIANT): $<"
 	@$(CXX) $(FLAGS) $(call extra_flags,$<) -MMD -MP -c -o $@ $<
 -include $(ALL_OBJECTS:.o=.d)
+# The compiler does not see what the assembler includes.
+$(OUT)/tfring_ops/kernels/cuda_kernels.o: tfring_ops/kernels/cuda_kernels.ptx
 
 # ---- The op library ----
 
@@ -103,11 +108,11 @@ SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,coordinator \
   cpu_variants difference fusion half kernels messages options))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
-OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS)
+OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_races_test
 TESTS := $(filter-out $(OMITTED_$(VARIANT)),$(TEST_SOURCES:%.cc=%))
 PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
 MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
-MPI_RANKS := 1 2 3 4 5 6 7 8
+MPI_RANKS = $(if $(filter %/mpi_cuda_%,$1),1 2 3 4,1 2 3 4 5 6 7 8)
 TFRINGRUN := python3 -m tfring.run
 TEST_TIMEOUT := 300
 
@@ -119,9 +124,21 @@ $(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
 	@rm -f $@
 	@ar rcs $@ $^
 
+# tests/fake_cuda/fake_cuda.h.  The tests of what needs a GPU find it before
+# they find the driver of a real one.  An RPATH, as a RUNPATH does not hold for
+# the sanitizers' dlopen.
+FAKE_CUDA := $(OUT)/tests/fake_cuda/libcuda.so.1
+$(FAKE_CUDA): $(call objects,$(FAKE_CUDA_SOURCES) tfring_ops/base/types.cc)
+	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
+CUDA_TESTS := $(filter tests/cpp/cuda_% tests/cpp/mpi_cuda_%,$(TESTS))
+$(CUDA_TESTS:%=$(OUT)/%): LINK_FLAGS := \
+  -Wl,-rpath,'$$ORIGIN/../fake_cuda' -Wl,--disable-new-dtags
+$(CUDA_TESTS:%=$(OUT)/%): | $(FAKE_CUDA)
+
 LINK_TEST = $(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
   $(filter %.a,$^) $(GTEST_LINK_FLAGS) -lgtest_main -lgmock -lgtest \
-  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
+  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW) \
+  $(LINK_FLAGS)
 
 $(PLAIN_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
 	@$(LINK_TEST)
@@ -144,7 +161,7 @@ $(PLAIN_TESTS:%=check/%): check/%: $(OUT)/%
 	@timeout $(TEST_TIMEOUT) $< --gtest_brief=1
 # In turn, as each takes several ranks.
 $(MPI_TESTS:%=check/%): check/%: $(OUT)/%
-	@set -e; for ranks in $(MPI_RANKS); do \
+	@set -e; for ranks in $(call MPI_RANKS,$@); do \
 	  echo "$< on $$ranks ranks"; \
 	  timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks $< --gtest_brief=1; \
 	done

@@ -17,6 +17,9 @@ class OptionsTest : public testing::Test {
       "TFRING_FUSION_THRESHOLD",
       "TFRING_SEGMENT_BYTES",
       "TFRING_NETWORK_SEGMENT_BYTES",
+      "TFRING_DEVICE_SEGMENT_BYTES",
+      "TFRING_CUDA_IPC",
+      "TFRING_CUDA_AWARE_MPI",
       "TFRING_SHARED_MEMORY",
       "TFRING_STALL_CHECK_TIME_SECONDS",
       "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
@@ -35,6 +38,9 @@ TEST_F(OptionsTest, HasDefaults) {
   EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
   EXPECT_EQ(options.segment_bytes, 128 << 10);
   EXPECT_EQ(options.network_segment_bytes, 512 << 10);
+  EXPECT_EQ(options.device_segment_bytes, 4 << 20);
+  EXPECT_TRUE(options.cuda_ipc);
+  EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kAsk);
   EXPECT_TRUE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
@@ -47,6 +53,9 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_FUSION_THRESHOLD", "0", 1);
   setenv("TFRING_SEGMENT_BYTES", "8", 1);
   setenv("TFRING_NETWORK_SEGMENT_BYTES", "16", 1);
+  setenv("TFRING_DEVICE_SEGMENT_BYTES", "64", 1);
+  setenv("TFRING_CUDA_IPC", "0", 1);
+  setenv("TFRING_CUDA_AWARE_MPI", "1", 1);
   setenv("TFRING_SHARED_MEMORY", "0", 1);
   setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
   setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
@@ -57,6 +66,9 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   EXPECT_EQ(options.fusion_threshold_bytes, 0);
   EXPECT_EQ(options.segment_bytes, 8);
   EXPECT_EQ(options.network_segment_bytes, 16);
+  EXPECT_EQ(options.device_segment_bytes, 64);
+  EXPECT_FALSE(options.cuda_ipc);
+  EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kYes);
   EXPECT_FALSE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 1.5);
   EXPECT_EQ(options.stall_shutdown_seconds, 0);

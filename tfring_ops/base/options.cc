@@ -77,6 +77,14 @@ absl::StatusOr<Options> Options::FromEnvironment() {
       ReadBytes("TFRING_SEGMENT_BYTES", 8, options.segment_bytes));
   TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_NETWORK_SEGMENT_BYTES", 8,
                                    options.network_segment_bytes));
+  TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_DEVICE_SEGMENT_BYTES", 64,
+                                   options.device_segment_bytes));
+  TFRING_RETURN_IF_ERROR(ReadSwitch("TFRING_CUDA_IPC", options.cuda_ipc));
+  bool aware = false;
+  TFRING_RETURN_IF_ERROR(ReadSwitch("TFRING_CUDA_AWARE_MPI", aware));
+  if (const char* text = std::getenv("TFRING_CUDA_AWARE_MPI"); text && *text) {
+    options.cuda_aware_mpi = aware ? CudaAwareMpi::kYes : CudaAwareMpi::kNo;
+  }
   TFRING_RETURN_IF_ERROR(
       ReadSwitch("TFRING_SHARED_MEMORY", options.shared_memory));
   TFRING_RETURN_IF_ERROR(ReadSeconds("TFRING_STALL_CHECK_TIME_SECONDS",

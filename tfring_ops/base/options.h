@@ -21,6 +21,15 @@ struct Options {
   // TFRING_NETWORK_SEGMENT_BYTES: the same where ranks are on several nodes,
   // whose messages take longer to come.
   int64_t network_segment_bytes = 512 << 10;
+  // TFRING_DEVICE_SEGMENT_BYTES: the same between the memories of GPUs, where a
+  // piece has to be worth a kernel's launch.
+  int64_t device_segment_bytes = 4 << 20;
+  // TFRING_CUDA_IPC: GPUs of one node read each other's memory.
+  bool cuda_ipc = true;
+  // TFRING_CUDA_AWARE_MPI: whether MPI takes device memory; unless set, it is
+  // asked.
+  enum class CudaAwareMpi : int32_t { kAsk, kNo, kYes };
+  CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kAsk;
   // TFRING_SHARED_MEMORY: ranks of one node talk through shared memory.
   bool shared_memory = true;
   // TFRING_STALL_CHECK_TIME_SECONDS: a tensor that some ranks have submitted

@@ -24,9 +24,8 @@ namespace tfring {
 // aborts.  Where something fails on one rank, all do without it, and rank 0
 // says why in a warning.
 //
-// REQUIRES: `device` and `host` outlive the transport; nobody else uses `host`;
-// messages travel in segments of options.device_segment_bytes at most, or they
-// are cut.
+// REQUIRES: `device` and `host` outlive the transport; nobody else uses
+// `host` while a request is under way.
 absl::StatusOr<std::unique_ptr<Transport>> MakeCudaTransport(
     const CudaDevice& device, Transport& host, const Options& options);
 

@@ -1,5 +1,6 @@
 #include "tfring_ops/transport/mpi.h"
 
+#include <dlfcn.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -69,6 +70,13 @@ absl::StatusOr<std::vector<int>> Nodes(MPI_Comm comm) {
       MPI_Allgather(&lowest, 1, MPI_INT, nodes.data(), 1, MPI_INT, comm),
       "MPI_Allgather"));
   return nodes;
+}
+
+// Open MPI and others have a function that tells; it is in no header that all
+// of them have.
+bool IsCudaAware() {
+  void* const query = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");
+  return query != nullptr && reinterpret_cast<int (*)()>(query)() == 1;
 }
 
 class MpiTransport final : public Transport {
@@ -164,6 +172,10 @@ class MpiTransport final : public Transport {
         }
       }
     }
+  }
+
+  bool TakesDeviceMemory(int /*peer*/) const override {
+    return takes_device_memory_;
   }
 
   // Any call into MPI moves all along; this one also looks for an abort.
@@ -362,6 +374,7 @@ class MpiTransport final : public Transport {
 
   MPI_Comm comm_;
   const std::vector<int> nodes_;  // by rank
+  const bool takes_device_memory_ = IsCudaAware();
   const double timeout_seconds_;
   int rank_ = 0;
   std::vector<Operation> operations_;

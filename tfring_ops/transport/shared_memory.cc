@@ -82,6 +82,10 @@ class SharedMemoryTransport final : public Transport {
 
   bool CanPeek(int peer) const override { return peers_[peer] != nullptr; }
 
+  bool TakesDeviceMemory(int peer) const override {
+    return peers_[peer] == nullptr && others_->TakesDeviceMemory(peer);
+  }
+
   absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
     ConstBytes part;
     TFRING_RETURN_IF_ERROR(WaitUntil(peer, [&]() -> absl::StatusOr<bool> {

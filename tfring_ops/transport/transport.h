@@ -74,6 +74,10 @@ class Transport {
   // Gives back the whole of the part that Peek has given.
   virtual void Release(int /*peer*/) {}
 
+  // Whether StartSend to `peer`, and StartRecv from it, may be given memory of
+  // a GPU.
+  virtual bool TakesDeviceMemory(int /*peer*/) const { return false; }
+
   // Moves along what is in flight while its owner waits for something else.
   // An error if the transport has failed.
   virtual absl::Status Progress() = 0;

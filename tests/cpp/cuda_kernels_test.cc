@@ -1,0 +1,194 @@
+// The kernels for GPUs against those for the host.  Under the fake driver this
+// shows what surrounds the kernels; on a real GPU it shows the kernels too.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "tests/cpp/fake_gpu.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+namespace {
+
+// All bits, and so NaN, infinity, and numbers below the normal ones.
+Elements AnyElements(DataType dtype, int64_t count, int seed) {
+  Elements elements(count * SizeInBytes(dtype));
+  for (size_t i = 0; i < elements.size(); ++i) {
+    elements[i] = static_cast<std::byte>(RandomBits(seed, i));
+  }
+  return elements;
+}
+
+// To the bit, but for the sign and payload of a NaN.
+void ExpectSame(DataType dtype, const Elements& a, const Elements& b) {
+  ASSERT_EQ(a.size(), b.size());
+  VisitType(dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto bytes = static_cast<int64_t>(sizeof(T));
+    for (size_t i = 0; i + bytes <= a.size(); i += bytes) {
+      if (std::equal(&a[i], &a[i] + bytes, &b[i])) continue;
+      if constexpr (!std::is_same_v<T, bool>) {
+        T x, y;
+        std::memcpy(&x, &a[i], sizeof(T));
+        std::memcpy(&y, &b[i], sizeof(T));
+        const auto is_nan = [](T value) {
+          return std::isnan(static_cast<double>(
+              static_cast<
+                  std::conditional_t<std::is_arithmetic_v<T>, T, float>>(
+                  value)));
+        };
+        if (is_nan(x) && is_nan(y)) continue;
+      }
+      FAIL() << Name(dtype) << " " << i / bytes;
+    }
+  });
+}
+
+class CudaKernelsTest : public testing::Test {
+ protected:
+  const std::unique_ptr<CudaDevice> gpu_ = OpenGpu();
+  const Kernels& kernels_ = gpu_->kernels();
+};
+
+TEST_F(CudaKernelsTest, HasAName) {
+  EXPECT_EQ(gpu_->ordinal(), 0);
+  EXPECT_FALSE(gpu_->name().empty());
+  EXPECT_GE(CudaDeviceCount().value(), 1);
+}
+
+TEST_F(CudaKernelsTest, AGpuThatIsNotThereIsAnError) {
+  const auto device = CudaDevice::ForOrdinal(1000);
+  EXPECT_EQ(device.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(device.status().message().find("CUDA_VISIBLE_DEVICES"),
+            absl::string_view::npos);
+}
+
+TEST_F(CudaKernelsTest, ReducesAsTheHostDoes) {
+  for (const DataType dtype : kDataTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      for (const int64_t count : {0, 1, 7, 10'003}) {
+        const Elements a = AnyElements(dtype, count, 1);
+        const Elements b = AnyElements(dtype, count, 2);
+        Elements expected(a.size());
+        CpuKernels().Reduce(expected.data(), a.data(), b.data(), count, dtype,
+                            op);
+        // Aligned to vectors, and to elements alone.
+        for (const int64_t offset : {int64_t{0}, SizeInBytes(dtype)}) {
+          const DeviceElements device_a(*gpu_, a, offset);
+          const DeviceElements device_b(*gpu_, b);
+          kernels_.Reduce(device_a.data(), device_a.data(), device_b.data(),
+                          count, dtype, op);
+          ExpectSame(dtype, device_a.Download(), expected);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(kernels_.Synchronize(), absl::OkStatus());
+}
+
+TEST_F(CudaKernelsTest, ScalesAsTheHostDoes) {
+  for (const DataType dtype : kDataTypes) {
+    for (const double factor : {1.0, 1.0 / 3, 1.0 / 49, -7.5, 1e30, HUGE_VAL}) {
+      for (const int64_t count : {0, 1, 7, 1'003}) {
+        const Elements input = AnyElements(dtype, count, 3);
+        Elements expected(input.size());
+        CpuKernels().Scale(expected.data(), input.data(), count, dtype, factor);
+        const DeviceElements device(*gpu_, input);
+        kernels_.Scale(device.data(), count, dtype, factor);
+        ExpectSame(dtype, device.Download(), expected);
+      }
+    }
+  }
+}
+
+TEST_F(CudaKernelsTest, CopiesInTheOrderOfTheStream) {
+  const Elements input = AnyElements(DataType::kUint8, 1001, 4);
+  const DeviceElements from(*gpu_, input);
+  const DeviceElements to(*gpu_, Elements(1001));
+  kernels_.Copy(to.data(), from.data(), 1000);
+  kernels_.Copy(from.data(), from.data(), 1000);
+  kernels_.Copy(from.data(), to.data() + 1000, 1);
+  Elements expected = input;
+  expected[1000] = std::byte{0};
+  EXPECT_EQ(to.Download(), expected);
+  EXPECT_EQ(from.Download()[0], std::byte{0});
+}
+
+TEST_F(CudaKernelsTest, AdasumIsTheHosts) {
+  for (const DataType dtype : kFloatTypes) {
+    const auto random = [&](int rank) {
+      return MakeElements(dtype, 1001, [rank](auto type, int64_t i) {
+        return RandomElement<decltype(type)>(rank, i);
+      });
+    };
+    const Elements a = random(0), b = random(1);
+    Elements expected(a.size());
+    CpuKernels().Adasum(expected.data(), a.data(), b.data(), 1001, dtype);
+    const DeviceElements device_a(*gpu_, a), device_b(*gpu_, b);
+    kernels_.Adasum(device_b.data(), device_a.data(), device_b.data(), 1001,
+                    dtype);
+    EXPECT_EQ(device_b.Download(), expected) << Name(dtype);
+  }
+}
+
+TEST_F(CudaKernelsTest, NobodyWaitsForTheGpu) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU is too fast";
+  const DeviceElements data(*gpu_, Elements(4000));
+  const auto done = CudaEvent::Create(*gpu_).value();
+  const WithFakeCuda slow(&fake_cuda::Options::delay_us, 200'000);
+  for (int i = 0; i < 4; ++i) {
+    kernels_.Reduce(data.data(), data.data(), data.data(), 1000,
+                    DataType::kFloat32, ReduceOp::kSum);
+  }
+  EXPECT_EQ(kernels_.Synchronize(), absl::OkStatus());
+  ASSERT_EQ(done->Record(gpu_->stream()), absl::OkStatus());
+  EXPECT_FALSE(done->Done().value());
+  EXPECT_EQ(gpu_->Finish(), absl::OkStatus());
+  EXPECT_TRUE(done->Done().value());
+}
+
+TEST_F(CudaKernelsTest, OneStreamWaitsForAnother) {
+  const auto other = OpenGpu();
+  const DeviceElements data(*gpu_, Elements(1000, std::byte{1}));
+  const DeviceElements seen(*gpu_, Elements(1000));
+  const auto ready = CudaEvent::Create(*gpu_).value();
+  for (int turn = 0; turn < 10; ++turn) {
+    kernels_.Reduce(data.data(), data.data(), data.data(), 1000,
+                    DataType::kUint8, ReduceOp::kSum);
+    ASSERT_EQ(ready->Record(gpu_->stream()), absl::OkStatus());
+    ASSERT_EQ(ready->Await(other->stream()), absl::OkStatus());
+    other->kernels().Copy(seen.data(), data.data(), 1000);
+    ASSERT_EQ(other->Finish(), absl::OkStatus());
+    EXPECT_EQ(seen.Download(), data.Download());
+  }
+}
+
+TEST_F(CudaKernelsTest, TheFirstErrorIsKept) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not fail so";
+  const WithFakeCuda failing(&fake_cuda::Options::launches_left, 1);
+  const DeviceElements data(*gpu_, Elements(4));
+  for (int i = 0; i < 3; ++i) {
+    kernels_.Reduce(data.data(), data.data(), data.data(), 1,
+                    DataType::kFloat32, ReduceOp::kSum);
+  }
+  const absl::Status status = kernels_.Synchronize();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(status.message(),
+            "cuLaunchKernel failed: CUDA_ERROR_LAUNCH_FAILED (719): so says "
+            "the fake driver");
+  EXPECT_EQ(gpu_->Finish(), status);
+}
+
+TEST_F(CudaKernelsTest, MemoryCanRunOut) {
+  const absl::StatusOr<void*> memory = kernels_.Allocate(int64_t{1} << 62);
+  EXPECT_EQ(memory.status().code(), absl::StatusCode::kResourceExhausted)
+      << memory.status();
+}
+
+}  // namespace
+}  // namespace tfring

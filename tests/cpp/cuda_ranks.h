@@ -1,0 +1,55 @@
+// Ranks as threads with a fake GPU each.
+#ifndef TESTS_CPP_CUDA_RANKS_H_
+#define TESTS_CPP_CUDA_RANKS_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/transport/cuda.h"
+
+namespace tfring {
+
+using FakeOptions = fake_cuda::Options;
+
+// How the GPUs talk.
+enum class Way { kIpc, kStaged, kCudaAware };
+
+// Parts are smaller than segments, and segments no multiple of them.
+inline constexpr int64_t kPartBytes = 512;
+inline constexpr int64_t kSegmentBytes = 1000;
+
+inline Options OptionsFor(Way way) {
+  Options options;
+  options.device_segment_bytes = kPartBytes;
+  options.cuda_ipc = way == Way::kIpc;
+  options.stall_shutdown_seconds = 20;
+  return options;
+}
+
+// Calls body(device, transport, host) on each rank.
+template <typename Body>
+void OnGpus(int size, const Options& options, Way way, const Body& body) {
+  auto hosts = MakeInProcessTransports(size);
+  OnThreads(size, [&](int rank) {
+    if (way == Way::kCudaAware) {
+      hosts[rank] =
+          std::make_unique<CudaAwareTransport>(std::move(hosts[rank]));
+    }
+    const auto device = OpenGpu();
+    auto transport = MakeCudaTransport(*device, *hosts[rank], options);
+    ASSERT_TRUE(transport.ok()) << transport.status();
+    EXPECT_EQ((*transport)->rank(), rank);
+    EXPECT_EQ((*transport)->size(), size);
+    body(*device, **transport, *hosts[rank]);
+  });
+}
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_CUDA_RANKS_H_

@@ -1,0 +1,140 @@
+// The ring between GPUs, its ranks threads with a fake GPU each.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/cpp/cuda_ranks.h"
+#include "tests/cpp/cuda_ring_checks.h"
+#include "tests/cpp/fake_gpu.h"
+
+namespace tfring {
+namespace {
+
+class CudaTransportTest
+    : public testing::TestWithParam<std::tuple<int, Way, int>> {
+ protected:
+  int size() const { return std::get<0>(GetParam()); }
+  Way way() const { return std::get<1>(GetParam()); }
+
+  template <typename Body>
+  void OnGpus(const Body& body) const {
+    tfring::OnGpus(size(), OptionsFor(way()), way(), body);
+  }
+
+ private:
+  const WithFakeCuda delay_{&FakeOptions::delay_us, std::get<2>(GetParam())};
+  const WithFakeCuda open_own_{&FakeOptions::open_own, 1};
+};
+INSTANTIATE_TEST_SUITE_P(
+    Ways, CudaTransportTest,
+    testing::Combine(testing::Values(1, 2, 3, 4),
+                     testing::Values(Way::kIpc, Way::kStaged, Way::kCudaAware),
+                     testing::Values(50)));
+
+TEST_P(CudaTransportTest, EveryCollective) {
+  const auto cases = SolveSomeTypesAndOps(size());
+  OnGpus([&](const CudaDevice& device, Transport& transport, Transport& host) {
+    EXPECT_EQ(transport.CanPeek((host.rank() + 1) % size()),
+              way() == Way::kIpc && size() > 1);
+    GpuRank(device, transport, kSegmentBytes).CheckAll(host, cases);
+  });
+}
+
+TEST_P(CudaTransportTest, MessagesArriveInOrderAndMayBeEmpty) {
+  OnGpus([&](const CudaDevice& device, Transport& transport, Transport&) {
+    if (size() == 1) return;
+    const int next = (transport.rank() + 1) % size();
+    const int previous = (transport.rank() + size() - 1) % size();
+    const std::vector<int64_t> lengths = {3, 0, 5000, 512, 1};
+    std::vector<std::unique_ptr<DeviceElements>> sent, received;
+    std::vector<Request> requests = {kNoRequest};
+    for (const int64_t bytes : lengths) {
+      received.push_back(
+          std::make_unique<DeviceElements>(device, Elements(bytes)));
+      requests.push_back(
+          transport.StartRecv(previous, Bytes(received.back()->data(), bytes)));
+    }
+    for (const int64_t bytes : lengths) {
+      sent.push_back(std::make_unique<DeviceElements>(
+          device, BytesOf(transport.rank(), bytes)));
+      requests.push_back(
+          transport.StartSend(next, ConstBytes(sent.back()->data(), bytes)));
+    }
+    for (const Request request : requests) {
+      EXPECT_EQ(transport.Wait(request), absl::OkStatus());
+    }
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      EXPECT_EQ(received[i]->Download(), BytesOf(previous, lengths[i]));
+    }
+  });
+}
+
+TEST_P(CudaTransportTest, AnErrorOfOneGpuReachesAllRanks) {
+  std::atomic<int> failed{0};
+  const AllreduceCase c{DataType::kFloat32, ReduceOp::kSum, 8191};
+  const WithFakeCuda failing(&FakeOptions::launches_left,
+                             size() == 1 ? 0 : 3 * size());
+  OnGpus([&](const CudaDevice& device, Transport& transport, Transport&) {
+    GpuRank gpu(device, transport, kSegmentBytes);
+    const Elements input = AllreduceInput(c.dtype, c.op, c.count, gpu.rank());
+    // On one rank nothing is reduced; but scaled.
+    AllreduceCase scaled = c;
+    if (size() == 1) scaled.postscale = 0.5;
+    const auto result = gpu.Allreduce(scaled, input, /*in_place=*/true);
+    EXPECT_NE(result.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
+              absl::string_view::npos)
+        << result.status();
+    failed += result.ok() ? 0 : 1;
+  });
+  EXPECT_EQ(failed, size());
+}
+
+class CudaTransportTypesTest : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, CudaTransportTypesTest,
+                         testing::Values(Way::kIpc, Way::kStaged));
+
+TEST_P(CudaTransportTypesTest, AllreduceOfEveryTypeAndOp) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const auto cases = SolveEveryTypeAndOp(2, {7, 1003});
+  OnGpus(2, OptionsFor(GetParam()), GetParam(),
+         [&](const CudaDevice& device, Transport& transport, Transport&) {
+           GpuRank gpu(device, transport, kSegmentBytes);
+           for (const SolvedAllreduce& c : cases) gpu.CheckAllreduce(c);
+         });
+}
+
+std::string WarningOf(const WithFakeCuda&) {
+  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 1003}, 3);
+  testing::internal::CaptureStderr();
+  OnGpus(3, OptionsFor(Way::kIpc), Way::kIpc,
+         [&](const CudaDevice& device, Transport& transport, Transport&) {
+           EXPECT_FALSE(transport.CanPeek((transport.rank() + 1) % 3));
+           GpuRank(device, transport, kSegmentBytes).CheckAllreduce(c);
+         });
+  return testing::internal::GetCapturedStderr();
+}
+
+// One warning for the job, and the job goes on.
+TEST(CudaFallbackTest, WhereMemoryCannotBeOpenedAllGoThroughTheHost) {
+  // Ranks that are threads cannot, as CUDA has it.
+  const std::string text = WarningOf(WithFakeCuda(&FakeOptions::open_own, 0));
+  const size_t found = text.find("cannot share its GPU's");
+  EXPECT_NE(found, std::string::npos) << text;
+  EXPECT_EQ(text.find("cannot share its GPU's", found + 1), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("CUDA_ERROR_INVALID_CONTEXT"), std::string::npos) << text;
+}
+
+TEST(CudaFallbackTest, WhereThereIsNoIpcAllGoThroughTheHost) {
+  EXPECT_NE(WarningOf(WithFakeCuda(&FakeOptions::no_ipc, 1))
+                .find("CUDA_ERROR_NOT_SUPPORTED"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,116 @@
+// GPUs of tests/fake_cuda, and tensors on them.
+#ifndef TESTS_CPP_FAKE_GPU_H_
+#define TESTS_CPP_FAKE_GPU_H_
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+#include "tests/cpp/elements.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/workspace.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// The fake driver's, or null where the driver is a real one.
+inline void* FakeCudaFunction(const char* name) {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return driver == nullptr ? nullptr : dlsym(driver, name);
+}
+inline fake_cuda::Options* FakeCuda() {
+  void* const function = FakeCudaFunction("FakeCudaOptions");
+  return function == nullptr
+             ? nullptr
+             : reinterpret_cast<fake_cuda::Options* (*)()>(function)();
+}
+
+// Sets an option for as long as it lives.
+class WithFakeCuda {
+ public:
+  WithFakeCuda(std::atomic<int> fake_cuda::Options::* option, int value)
+      : option_(FakeCuda()->*option), before_(option_.exchange(value)) {}
+  ~WithFakeCuda() { option_ = before_; }
+  WithFakeCuda(const WithFakeCuda&) = delete;
+  WithFakeCuda& operator=(const WithFakeCuda&) = delete;
+
+ private:
+  std::atomic<int>& option_;
+  const int before_;
+};
+
+inline std::unique_ptr<CudaDevice> OpenGpu() {
+  auto device = CudaDevice::ForOrdinal(0);
+  EXPECT_TRUE(device.ok()) << device.status();
+  return *std::move(device);
+}
+
+// A copy of `elements` on a GPU, from byte `offset` of its memory on.
+class DeviceElements {
+ public:
+  DeviceElements(const CudaDevice& device, const Elements& elements,
+                 int64_t offset = 0)
+      : device_(device),
+        memory_(device.kernels()),
+        bytes_(static_cast<int64_t>(elements.size())) {
+    data_ = memory_.AtLeast(offset + bytes_ + 1).value() + offset;
+    EXPECT_EQ(device_.Upload(data_, elements.data(), bytes_), absl::OkStatus());
+  }
+
+  std::byte* data() const { return data_; }
+
+  Elements Download() const {
+    Elements elements(bytes_);
+    EXPECT_EQ(device_.Download(elements.data(), data_, bytes_),
+              absl::OkStatus());
+    return elements;
+  }
+
+ private:
+  const CudaDevice& device_;
+  Workspace memory_;
+  const int64_t bytes_;
+  std::byte* data_;
+};
+
+// A host transport that takes the fake GPU's memory.
+class CudaAwareTransport final : public Transport {
+ public:
+  explicit CudaAwareTransport(std::unique_ptr<Transport> host)
+      : host_(std::move(host)) {}
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  int node_of(int peer) const override { return host_->node_of(peer); }
+  Request StartSend(int peer, ConstBytes data) override {
+    return host_->StartSend(
+        peer,
+        ConstBytes(OnHost(const_cast<std::byte*>(data.data())), data.size()));
+  }
+  Request StartRecv(int peer, Bytes data) override {
+    return host_->StartRecv(peer, Bytes(OnHost(data.data()), data.size()));
+  }
+  absl::StatusOr<bool> Test(Request request) override {
+    return host_->Test(request);
+  }
+  absl::Status Wait(Request request) override { return host_->Wait(request); }
+  bool TakesDeviceMemory(int /*peer*/) const override { return true; }
+  absl::Status Progress() override { return host_->Progress(); }
+  void Abort(const absl::Status& reason) override { host_->Abort(reason); }
+
+ private:
+  static std::byte* OnHost(std::byte* memory) {
+    static const auto translate =
+        reinterpret_cast<void* (*)(void*)>(FakeCudaFunction("FakeCudaOnHost"));
+    return static_cast<std::byte*>(translate(memory));
+  }
+
+  const std::unique_ptr<Transport> host_;
+};
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_FAKE_GPU_H_

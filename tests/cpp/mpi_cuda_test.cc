@@ -1,0 +1,43 @@
+// The ring between GPUs, its ranks processes: so that memory and events really
+// go from one to another.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <tuple>
+
+#include "tests/cpp/cuda_ring_checks.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/mpi_world.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/transport/cuda.h"
+
+namespace tfring {
+namespace {
+
+class MpiCudaTest
+    : public testing::TestWithParam<std::tuple<bool, SharedMemory>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ways, MpiCudaTest,
+    testing::Combine(testing::Bool(),
+                     testing::Values(SharedMemory::kNever,
+                                     SharedMemory::kWithinNodes)));
+
+TEST_P(MpiCudaTest, EveryCollective) {
+  const auto [ipc, shared_memory] = GetParam();
+  const auto host = MakeWorldTransport(shared_memory);
+  const auto device = OpenGpu();
+  Options options;
+  options.cuda_ipc = ipc;
+  options.device_segment_bytes = 1024;
+  const auto transport = MakeCudaTransport(*device, *host, options).value();
+  EXPECT_EQ(transport->CanPeek((host->rank() + 1) % host->size()),
+            ipc && host->size() > 1);
+  GpuRank(*device, *transport, 2000)
+      .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
+}
+
+}  // namespace
+}  // namespace tfring
+
+int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

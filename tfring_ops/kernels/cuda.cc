@@ -1,0 +1,154 @@
+#include "tfring_ops/kernels/cuda.h"
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/kernels/cuda_kernels.h"
+
+namespace tfring {
+namespace {
+
+class CudaDeviceImpl final : public CudaDevice {
+ public:
+  CudaDeviceImpl(const CudaDriver& driver, int ordinal)
+      : driver_(driver), ordinal_(ordinal) {}
+
+  absl::Status Open() {
+    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGet(&device_, ordinal_));
+    std::array<char, 256> name{};
+    TFRING_RETURN_IF_ERROR(
+        driver_.cuDeviceGetName(name.data(), name.size() - 1, device_));
+    name_ = name.data();
+    int multiprocessors = 0;
+    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
+        &multiprocessors, kCudaAttributeMultiprocessors, device_));
+    // TensorFlow's is the primary context too.
+    TFRING_RETURN_IF_ERROR(
+        driver_.cuDevicePrimaryCtxRetain(&context_, device_));
+    const CudaScope scope(driver_, context_);
+    TFRING_RETURN_IF_ERROR(scope.status());
+    TFRING_RETURN_IF_ERROR(
+        driver_.cuStreamCreate(&stream_, kCudaStreamNonBlocking));
+    TFRING_ASSIGN_OR_RETURN(
+        kernels_,
+        CudaKernels::Load(driver_, context_, stream_, multiprocessors));
+    return absl::OkStatus();
+  }
+
+  // At the end of a process the driver may be gone already, and says so.
+  ~CudaDeviceImpl() override {
+    kernels_.reset();
+    if (context_ == nullptr) return;
+    {
+      const CudaScope scope(driver_, context_);
+      if (stream_ != nullptr) driver_.cuStreamDestroy.Result(stream_);
+    }
+    driver_.cuDevicePrimaryCtxRelease.Result(device_);
+  }
+
+  int ordinal() const override { return ordinal_; }
+  const std::string& name() const override { return name_; }
+  CUctx_st* context() const override { return context_; }
+  void* stream() const override { return stream_; }
+  const Kernels& kernels() const override { return *kernels_; }
+
+  absl::Status Upload(void* device, const void* host,
+                      int64_t bytes) const override {
+    const CudaScope scope(driver_, context_);
+    TFRING_RETURN_IF_ERROR(scope.status());
+    TFRING_RETURN_IF_ERROR(
+        driver_.cuMemcpyHtoDAsync(DeviceAddress(device), host, bytes, stream_));
+    return driver_.cuStreamSynchronize(stream_);
+  }
+
+  absl::Status Download(void* host, const void* device,
+                        int64_t bytes) const override {
+    const CudaScope scope(driver_, context_);
+    TFRING_RETURN_IF_ERROR(scope.status());
+    TFRING_RETURN_IF_ERROR(
+        driver_.cuMemcpyDtoHAsync(host, DeviceAddress(device), bytes, stream_));
+    return driver_.cuStreamSynchronize(stream_);
+  }
+
+  absl::Status Finish() const override {
+    const CudaScope scope(driver_, context_);
+    TFRING_RETURN_IF_ERROR(scope.status());
+    TFRING_RETURN_IF_ERROR(kernels_->Synchronize());
+    return driver_.cuStreamSynchronize(stream_);
+  }
+
+ private:
+  const CudaDriver& driver_;
+  const int ordinal_;
+  CUdevice device_ = 0;
+  std::string name_;
+  CUcontext context_ = nullptr;
+  CUstream stream_ = nullptr;
+  std::unique_ptr<CudaKernels> kernels_;
+};
+
+// What an event was made with, there is.
+const CudaDriver& Driver() { return **CudaDriver::Get(); }
+
+}  // namespace
+
+absl::StatusOr<int> CudaDeviceCount() {
+  TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
+  int count = 0;
+  TFRING_RETURN_IF_ERROR(driver->cuDeviceGetCount(&count));
+  return count;
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::ForOrdinal(
+    int ordinal) {
+  TFRING_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::UnavailableError(
+        absl::StrCat("no GPU ", ordinal, ": this process sees ", count,
+                     ", numbered from 0; CUDA_VISIBLE_DEVICES says which"));
+  }
+  auto device = std::make_unique<CudaDeviceImpl>(Driver(), ordinal);
+  TFRING_RETURN_IF_ERROR(device->Open());
+  return device;
+}
+
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(
+    const CudaDevice& device) {
+  const CudaScope scope(Driver(), device.context());
+  TFRING_RETURN_IF_ERROR(scope.status());
+  CUevent event = nullptr;
+  TFRING_RETURN_IF_ERROR(
+      Driver().cuEventCreate(&event, kCudaEventDisableTiming));
+  return std::unique_ptr<CudaEvent>(new CudaEvent(device.context(), event));
+}
+
+CudaEvent::~CudaEvent() {
+  const CudaScope scope(Driver(), context_);
+  Driver().cuEventDestroy.Result(event_);
+}
+
+absl::Status CudaEvent::Record(void* stream) {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  return Driver().cuEventRecord(event_, static_cast<CUstream>(stream));
+}
+
+absl::Status CudaEvent::Await(void* stream) const {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  return Driver().cuStreamWaitEvent(static_cast<CUstream>(stream), event_, 0);
+}
+
+absl::StatusOr<bool> CudaEvent::Done() const {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  const int result = Driver().cuEventQuery.Result(event_);
+  if (result == kCudaErrorNotReady) return false;
+  TFRING_RETURN_IF_ERROR(Driver().Check(result, "cuEventQuery"));
+  return true;
+}
+
+}  // namespace tfring

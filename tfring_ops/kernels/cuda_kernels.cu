@@ -1,0 +1,300 @@
+// The kernels on the memory of an NVIDIA GPU.  tools/cuda_kernels.py compiles
+// them to cuda_kernels.ptx, which is what the op library holds.
+//
+// Each computes an element with the same IEEE operations in the same order as
+// cpu_loops.h, and is compiled without contraction: results are the same to the
+// bit, but for the sign and payload of a NaN.
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+
+// ---- Elements: how they are stored, and what they are computed in ----
+
+template <typename T>
+struct Plain {
+  using Stored = T;
+  using Computed = T;
+  static __device__ T Load(T value) { return value; }
+  static __device__ T Store(T value) { return value; }
+};
+
+struct float16 {
+  using Stored = uint16_t;
+  using Computed = float;
+  static __device__ float Load(uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+  static __device__ uint16_t Store(float value) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+};
+
+struct bfloat16 {
+  using Stored = uint16_t;
+  using Computed = float;
+  static __device__ float Load(uint16_t bits) {
+    return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+  }
+  // To nearest even; a NaN stays one.
+  static __device__ uint16_t Store(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return value == value ? rounded : (bits >> 16) | 0x0040;
+  }
+};
+
+// Any byte but zero is true.
+struct boolean {
+  using Stored = uint8_t;
+  using Computed = bool;
+  static __device__ bool Load(uint8_t value) { return value != 0; }
+  static __device__ uint8_t Store(bool value) { return value ? 1 : 0; }
+};
+
+// ---- Operations ----
+
+template <typename T>
+struct Wrapping {
+  using Type = T;
+};
+template <>
+struct Wrapping<int8_t> {
+  using Type = uint32_t;
+};
+template <>
+struct Wrapping<int16_t> {
+  using Type = uint32_t;
+};
+template <>
+struct Wrapping<uint8_t> {
+  using Type = uint32_t;
+};
+template <>
+struct Wrapping<uint16_t> {
+  using Type = uint32_t;
+};
+template <>
+struct Wrapping<int32_t> {
+  using Type = uint32_t;
+};
+template <>
+struct Wrapping<int64_t> {
+  using Type = uint64_t;
+};
+
+struct Sum {
+  template <typename T>
+  static __device__ T Apply(T a, T b) {
+    using U = typename Wrapping<T>::Type;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  }
+  static __device__ bool Apply(bool a, bool b) { return a || b; }
+};
+
+struct Product {
+  template <typename T>
+  static __device__ T Apply(T a, T b) {
+    using U = typename Wrapping<T>::Type;
+    return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
+  }
+  static __device__ bool Apply(bool a, bool b) { return a && b; }
+};
+
+// A NaN and anything is NaN.
+struct Min {
+  template <typename T>
+  static __device__ T Apply(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
+};
+
+struct Max {
+  template <typename T>
+  static __device__ T Apply(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
+};
+
+// ---- Loops ----
+
+// Calls body(i) for all i below `count`, the threads of the grid side by side.
+template <typename Body>
+__device__ void ForEach(int64_t count, const Body& body) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < count; i += stride) {
+    body(i);
+  }
+}
+
+__device__ bool Aligned(const void* a, const void* b, const void* c) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(a) |
+                        reinterpret_cast<uint64_t>(b) |
+                        reinterpret_cast<uint64_t>(c);
+  return bits % sizeof(uint4) == 0;
+}
+
+// What a thread loads and stores at once.
+template <typename Stored>
+union Vector {
+  static constexpr int kCount = sizeof(uint4) / sizeof(Stored);
+  uint4 whole;
+  Stored elements[kCount];
+};
+
+// dst[i] = compute(a[i], b[i]), on vectors where all three are aligned.
+template <typename Stored, typename Compute>
+__device__ void Map(Stored* dst, const Stored* a, const Stored* b,
+                    int64_t count, const Compute& compute) {
+  using V = Vector<Stored>;
+  int64_t vectors = 0;
+  if (Aligned(dst, a, b)) {
+    vectors = count / V::kCount;
+    ForEach(vectors, [&](int64_t i) {
+      V x, y;
+      x.whole = reinterpret_cast<const uint4*>(a)[i];
+      y.whole = reinterpret_cast<const uint4*>(b)[i];
+#pragma unroll
+      for (int j = 0; j < V::kCount; ++j) {
+        x.elements[j] = compute(x.elements[j], y.elements[j]);
+      }
+      reinterpret_cast<uint4*>(dst)[i] = x.whole;
+    });
+  }
+  const int64_t first = vectors * V::kCount;
+  ForEach(count - first, [&](int64_t i) {
+    dst[first + i] = compute(a[first + i], b[first + i]);
+  });
+}
+
+template <typename T, typename Operation>
+__device__ void Reduce(void* dst, const void* a, const void* b,
+                       int64_t count) {
+  using Stored = typename T::Stored;
+  Map(static_cast<Stored*>(dst), static_cast<const Stored*>(a),
+      static_cast<const Stored*>(b), count, [](Stored x, Stored y) {
+        return T::Store(Operation::Apply(T::Load(x), T::Load(y)));
+      });
+}
+
+// ---- Scaling: see cpu_loops.h for the constants ----
+
+constexpr double kForgiven = 0x1p-51;
+
+// Integers of up to 32 bits, whose range doubles hold.
+template <typename T>
+__device__ T ScaledInteger(T value, double factor, double lowest,
+                           double highest) {
+  double scaled = static_cast<double>(value) * factor;
+  scaled *= 1.0 + kForgiven;
+  scaled = scaled == scaled ? scaled : 0.0;
+  scaled = scaled > lowest ? scaled : lowest;
+  scaled = scaled < highest ? scaled : highest;
+  return static_cast<T>(static_cast<int64_t>(scaled));
+}
+
+__device__ double Forgive(double value) {
+  constexpr double kWhole = 0x1p52;
+  const double magnitude = fabs(value);
+  const double nearest = (magnitude + kWhole) - kWhole;
+  const bool is_near = magnitude < kWhole &&
+                       fabs(magnitude - nearest) <= kForgiven * magnitude;
+  return is_near ? copysign(nearest, value) : value;
+}
+
+// Integers of 64 bits: `end` is one more than the highest.
+template <typename T>
+__device__ T ScaledLong(T value, double factor, T lowest, T highest,
+                        double end) {
+  const double scaled = Forgive(static_cast<double>(value) * factor);
+  if (scaled >= end) return highest;
+  if (scaled <= static_cast<double>(lowest)) return lowest;
+  return scaled == scaled ? static_cast<T>(scaled) : 0;
+}
+
+struct Scaled {
+  static __device__ float Apply(float value, double factor) {
+    return static_cast<float>(static_cast<double>(value) * factor);
+  }
+  static __device__ double Apply(double value, double factor) {
+    return value * factor;
+  }
+  static __device__ int8_t Apply(int8_t value, double factor) {
+    return ScaledInteger(value, factor, -0x1p7, 0x1p7 - 1);
+  }
+  static __device__ int16_t Apply(int16_t value, double factor) {
+    return ScaledInteger(value, factor, -0x1p15, 0x1p15 - 1);
+  }
+  static __device__ int32_t Apply(int32_t value, double factor) {
+    return ScaledInteger(value, factor, -0x1p31, 0x1p31 - 1);
+  }
+  static __device__ uint8_t Apply(uint8_t value, double factor) {
+    return ScaledInteger(value, factor, 0, 0x1p8 - 1);
+  }
+  static __device__ uint16_t Apply(uint16_t value, double factor) {
+    return ScaledInteger(value, factor, 0, 0x1p16 - 1);
+  }
+  static __device__ uint32_t Apply(uint32_t value, double factor) {
+    return ScaledInteger(value, factor, 0, 0x1p32 - 1);
+  }
+  static __device__ int64_t Apply(int64_t value, double factor) {
+    constexpr int64_t kHighest = 0x7fffffffffffffff;
+    return ScaledLong<int64_t>(value, factor, -kHighest - 1, kHighest, 0x1p63);
+  }
+  static __device__ uint64_t Apply(uint64_t value, double factor) {
+    return ScaledLong<uint64_t>(value, factor, 0, ~uint64_t{0}, 0x1p64);
+  }
+};
+
+template <typename T>
+__device__ void Scale(void* dst, const void* src, int64_t count,
+                      double factor) {
+  using Stored = typename T::Stored;
+  auto* const from = static_cast<const Stored*>(src);
+  Map(static_cast<Stored*>(dst), from, from, count,
+      [factor](Stored x, Stored) {
+        return T::Store(Scaled::Apply(T::Load(x), factor));
+      });
+}
+
+// ---- What the driver finds by name ----
+
+#define REDUCE(dtype, T, op, Operation)                                 \
+  extern "C" __global__ void tfring_##op##_##dtype(                     \
+      void* dst, const void* a, const void* b, int64_t count) {         \
+    Reduce<T, Operation>(dst, a, b, count);                             \
+  }
+#define SCALE(dtype, T)                                                 \
+  extern "C" __global__ void tfring_scale_##dtype(                      \
+      void* dst, const void* src, int64_t count, double factor) {       \
+    Scale<T>(dst, src, count, factor);                                  \
+  }
+#define REDUCES(dtype, T)        \
+  REDUCE(dtype, T, sum, Sum)     \
+  REDUCE(dtype, T, product, Product) \
+  REDUCE(dtype, T, min, Min)     \
+  REDUCE(dtype, T, max, Max)
+#define NUMBER(dtype, T) REDUCES(dtype, T) SCALE(dtype, T)
+
+NUMBER(float16, float16)
+NUMBER(bfloat16, bfloat16)
+NUMBER(float32, Plain<float>)
+NUMBER(float64, Plain<double>)
+NUMBER(int8, Plain<int8_t>)
+NUMBER(int16, Plain<int16_t>)
+NUMBER(int32, Plain<int32_t>)
+NUMBER(int64, Plain<int64_t>)
+NUMBER(uint8, Plain<uint8_t>)
+NUMBER(uint16, Plain<uint16_t>)
+NUMBER(uint32, Plain<uint32_t>)
+NUMBER(uint64, Plain<uint64_t>)
+REDUCES(bool, boolean)

@@ -1,0 +1,81 @@
+// The kernels on the memory of an NVIDIA GPU: cuda_kernels.cu, launched.
+//
+// What kernels.h leaves open:
+// - All is in the order of the stream, and asked for only: Synchronize does not
+//   wait.  The first error is kept, and makes what follows do nothing.
+// - Adasum is computed on the host, and waits: it is of two whole tensors, and
+//   its bits must not depend on the shape of a grid.
+#ifndef TFRING_OPS_KERNELS_CUDA_KERNELS_H_
+#define TFRING_OPS_KERNELS_CUDA_KERNELS_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+
+// cuda_kernels.ptx, zero-terminated.
+extern "C" const char tfring_cuda_ptx[];
+
+class CudaKernels final : public Kernels {
+ public:
+  // Compiles the kernels for the GPU of the calling thread's context.
+  // REQUIRES: `context` and `stream` outlive the kernels.
+  static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(
+      const CudaDriver& driver, CUcontext context, CUstream stream,
+      int multiprocessors);
+  ~CudaKernels() override;
+
+  void Reduce(void* dst, const void* a, const void* b, int64_t count,
+              DataType dtype, ReduceOp op) const override;
+  void Scale(void* dst, const void* src, int64_t count, DataType dtype,
+             double factor) const override;
+  void Copy(void* dst, const void* src, int64_t bytes) const override;
+  void Adasum(void* dst, const void* a, const void* b, int64_t count,
+              DataType dtype) const override;
+  absl::Status Synchronize() const override { return status_; }
+  absl::StatusOr<void*> Allocate(int64_t bytes) const override;
+  void Free(void* memory) const override;
+
+ private:
+  static constexpr int kBlocksPerMultiprocessor = 8;
+  static constexpr int kDataTypes = static_cast<int>(DataType::kBool) + 1;
+  static constexpr int kReduceOps = static_cast<int>(ReduceOp::kProduct) + 1;
+
+  CudaKernels(const CudaDriver& driver, CUcontext context, CUstream stream,
+              int multiprocessors)
+      : driver_(driver),
+        context_(context),
+        stream_(stream),
+        most_blocks_(int64_t{multiprocessors} * kBlocksPerMultiprocessor) {}
+
+  absl::Status FindFunctions();
+  // `bytes` of each operand say how many threads are worth their while.
+  template <typename... Parameters>
+  absl::Status Launch(CUfunction function, int64_t bytes,
+                      Parameters&... parameters) const;
+  absl::Status AdasumOnHost(void* dst, const void* a, const void* b,
+                            int64_t count, DataType dtype) const;
+  // Calls ask(), which returns a Status, in the context.
+  template <typename Ask>
+  void Do(const Ask& ask) const;
+
+  const CudaDriver& driver_;
+  const CUcontext context_;
+  const CUstream stream_;
+  const int64_t most_blocks_;
+  CUmodule module_ = nullptr;
+  std::array<std::array<CUfunction, kReduceOps>, kDataTypes> reduce_{};
+  std::array<CUfunction, kDataTypes> scale_{};
+  mutable absl::Status status_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_CUDA_KERNELS_H_

@@ -1,0 +1,323 @@
+#include "tfring_ops/transport/cuda_ipc.h"
+
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfring {
+namespace {
+
+// CUDA exports whole pages of this size: a smaller piece of memory may share
+// its page with what is nobody else's business.
+constexpr size_t kExportedBytes = 2 << 20;
+
+constexpr unsigned kEventFlags =
+    kCudaEventInterprocess | kCudaEventDisableTiming;
+
+struct Token {
+  enum class Kind : uint64_t { kFilled, kEmptied };
+  Kind kind;
+  uint64_t message_bytes;
+};
+
+class IpcLink final : public CudaLink {
+ public:
+  IpcLink(const CudaLinkContext& context, const IpcMemory& memory, int index,
+          int peer)
+      : context_(context), memory_(memory), index_(index), peer_(peer) {}
+
+  absl::Status Open(const IpcOffer& offer) {
+    const CudaDriver& driver = context_.driver;
+    TFRING_RETURN_IF_ERROR(driver.cuIpcOpenMemHandle(&mapped_, offer.memory,
+                                                     kCudaIpcLazyPeerAccess));
+    incoming_ = static_cast<std::byte*>(DeviceMemory(mapped_)) + offer.offset;
+    for (int slot = 0; slot < kIpcSlots; ++slot) {
+      TFRING_RETURN_IF_ERROR(
+          driver.cuIpcOpenEventHandle(&filled_[slot], offer.filled[slot]));
+      TFRING_RETURN_IF_ERROR(
+          driver.cuIpcOpenEventHandle(&emptied_[slot], offer.emptied[slot]));
+    }
+    return absl::OkStatus();
+  }
+
+  ~IpcLink() override { Close(); }
+
+  void Send(CudaMessage& message) override { sends_.push_back(&message); }
+  void Receive(CudaMessage& message) override {
+    receives_.push_back(&message);
+    wanted_parts_ += message.Parts(context_.part_bytes);
+  }
+
+  absl::Status Move() override {
+    TFRING_RETURN_IF_ERROR(MoveTokens());
+    TFRING_RETURN_IF_ERROR(MoveReceives());
+    return MoveSends();
+  }
+
+  bool CanPeek() const override { return true; }
+
+  absl::StatusOr<ConstBytes> Peek(size_t message_bytes) override {
+    if (peeked_.bytes == peeked_.started) {
+      peeked_ = CudaMessage();
+      peeked_.bytes = message_bytes;
+    }
+    if (!peeking_) ++wanted_parts_;
+    peeking_ = true;
+    TFRING_RETURN_IF_ERROR(Move());
+    if (arrived_.empty()) return ConstBytes();
+    TFRING_RETURN_IF_ERROR(BeginRead(peeked_.bytes));
+    const size_t bytes = peeked_.NextPart(context_.part_bytes);
+    peeked_.started += bytes;
+    peeking_ = false;
+    return ConstBytes(IncomingSlot(), bytes);
+  }
+  absl::Status Release() override { return EndRead(); }
+
+  absl::Status LetTokensGo() override {
+    for (; !tokens_.empty(); tokens_.pop_front()) {
+      TFRING_RETURN_IF_ERROR(context_.host.Wait(tokens_.front().request));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LetGo() override {
+    TFRING_RETURN_IF_ERROR(LetTokensGo());
+    // The peer has asked for the last read of each slot, which may not be done.
+    for (int slot = 0; slot < kIpcSlots; ++slot) {
+      if (!used_[slot]) continue;
+      TFRING_RETURN_IF_ERROR(context_.driver.cuStreamWaitEvent(
+          context_.outgoing, emptied_[slot], 0));
+    }
+    TFRING_RETURN_IF_ERROR(
+        context_.driver.cuStreamSynchronize(context_.outgoing));
+    TFRING_RETURN_IF_ERROR(
+        context_.driver.cuStreamSynchronize(context_.stream));
+    Close();
+    return absl::OkStatus();
+  }
+
+ private:
+  struct SentToken {
+    Token token;
+    Request request = kNoRequest;
+  };
+
+  std::byte* IncomingSlot() const {
+    return incoming_ + (read_ % kIpcSlots) * context_.part_bytes;
+  }
+
+  void Close() {
+    for (int slot = 0; slot < kIpcSlots; ++slot) {
+      for (CUevent* const event : {&filled_[slot], &emptied_[slot]}) {
+        if (*event != nullptr) context_.driver.cuEventDestroy.Result(*event);
+        *event = nullptr;
+      }
+    }
+    if (mapped_ != 0) context_.driver.cuIpcCloseMemHandle.Result(mapped_);
+    mapped_ = 0;
+  }
+
+  // What comes next is known to come: no receive is left over at the end.
+  bool ExpectsToken() const {
+    return in_flight_ > 0 || arrived_.size() < wanted_parts_;
+  }
+
+  absl::Status MoveTokens() {
+    while (!tokens_.empty()) {
+      TFRING_ASSIGN_OR_RETURN(const bool sent,
+                              context_.host.Test(tokens_.front().request));
+      if (!sent) break;
+      tokens_.pop_front();
+    }
+    while (token_request_ != kNoRequest || ExpectsToken()) {
+      if (token_request_ == kNoRequest) {
+        token_request_ = context_.host.StartRecv(
+            peer_,
+            Bytes(reinterpret_cast<std::byte*>(&token_), sizeof(token_)));
+      }
+      TFRING_ASSIGN_OR_RETURN(const bool arrived,
+                              context_.host.Test(token_request_));
+      if (!arrived) break;
+      token_request_ = kNoRequest;
+      if (token_.kind == Token::Kind::kFilled) {
+        arrived_.push_back(token_.message_bytes);
+      } else {
+        TFRING_RETURN_IF_ERROR(EndSend());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void SendToken(Token::Kind kind, uint64_t message_bytes) {
+    tokens_.push_back({{kind, message_bytes}});
+    SentToken& sent = tokens_.back();
+    sent.request = context_.host.StartSend(
+        peer_, ConstBytes(reinterpret_cast<const std::byte*>(&sent.token),
+                          sizeof(sent.token)));
+  }
+
+  absl::Status MoveSends() {
+    while (!sends_.empty() && in_flight_ < kIpcSlots) {
+      CudaMessage& message = *sends_.front();
+      const int slot = static_cast<int>(written_ % kIpcSlots);
+      const size_t bytes = message.NextPart(context_.part_bytes);
+      const CudaDriver& driver = context_.driver;
+      CUstream stream = context_.outgoing;
+      TFRING_RETURN_IF_ERROR(ready_.Record(context_.stream));
+      TFRING_RETURN_IF_ERROR(ready_.Await(stream));
+      if (used_[slot]) {
+        TFRING_RETURN_IF_ERROR(
+            driver.cuStreamWaitEvent(stream, emptied_[slot], 0));
+      }
+      if (bytes > 0) {
+        TFRING_RETURN_IF_ERROR(driver.cuMemcpyDtoDAsync(
+            DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
+            DeviceAddress(message.data + message.started), bytes, stream));
+      }
+      TFRING_RETURN_IF_ERROR(
+          driver.cuEventRecord(memory_.filled(index_, slot), stream));
+      used_[slot] = true;
+      message.started += bytes;
+      SendToken(Token::Kind::kFilled, message.bytes);
+      parts_in_flight_.push_back(&message);
+      ++in_flight_;
+      ++written_;
+      if (message.started == message.bytes) sends_.pop_front();
+    }
+    return absl::OkStatus();
+  }
+
+  // The peer has asked for its read of the earliest slot.
+  absl::Status EndSend() {
+    const auto slot = static_cast<int>((written_ - in_flight_) % kIpcSlots);
+    CudaMessage& message = *parts_in_flight_.front();
+    parts_in_flight_.pop_front();
+    --in_flight_;
+    // Who writes to the buffer now, writes after the copy has read it.
+    TFRING_RETURN_IF_ERROR(context_.driver.cuStreamWaitEvent(
+        context_.stream, memory_.filled(index_, slot), 0));
+    message.complete = ++message.finished == message.Parts(context_.part_bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status MoveReceives() {
+    while (!receives_.empty() && !arrived_.empty()) {
+      CudaMessage& message = *receives_.front();
+      TFRING_RETURN_IF_ERROR(BeginRead(message.bytes));
+      const size_t bytes = message.NextPart(context_.part_bytes);
+      if (bytes > 0) {
+        TFRING_RETURN_IF_ERROR(context_.driver.cuMemcpyDtoDAsync(
+            DeviceAddress(message.data + message.started),
+            DeviceAddress(IncomingSlot()), bytes, context_.stream));
+      }
+      TFRING_RETURN_IF_ERROR(EndRead());
+      message.started += bytes;
+      if (message.started == message.bytes) {
+        message.complete = true;
+        receives_.pop_front();
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The stream may read the next slot, which is of a message of that size.
+  absl::Status BeginRead(uint64_t message_bytes) {
+    if (arrived_.front() != message_bytes) {
+      return absl::InternalError(absl::StrCat("rank ", peer_, " sent ",
+                                              arrived_.front(), " bytes where ",
+                                              message_bytes, " were expected"));
+    }
+    arrived_.pop_front();
+    --wanted_parts_;
+    return context_.driver.cuStreamWaitEvent(context_.stream,
+                                             filled_[read_ % kIpcSlots], 0);
+  }
+
+  absl::Status EndRead() {
+    TFRING_RETURN_IF_ERROR(context_.driver.cuEventRecord(
+        memory_.emptied(index_, static_cast<int>(read_ % kIpcSlots)),
+        context_.stream));
+    ++read_;
+    SendToken(Token::Kind::kEmptied, 0);
+    return absl::OkStatus();
+  }
+
+  const CudaLinkContext& context_;
+  const IpcMemory& memory_;
+  const int index_, peer_;
+
+  // The peer's: its slots for this rank, and its events.
+  CUdeviceptr mapped_ = 0;
+  std::byte* incoming_ = nullptr;
+  std::array<CUevent, kIpcSlots> filled_{};
+  std::array<CUevent, kIpcSlots> emptied_{};
+
+  std::deque<CudaMessage*> sends_;            // with parts left to start
+  std::deque<CudaMessage*> parts_in_flight_;  // whose each part is
+  uint64_t written_ = 0;                      // parts
+  uint64_t in_flight_ = 0;                    // of them
+  std::array<bool, kIpcSlots> used_{};
+  CudaMark ready_{context_};
+
+  std::deque<CudaMessage*> receives_;  // with parts left to come
+  CudaMessage peeked_;
+  bool peeking_ = false;
+  uint64_t wanted_parts_ = 0;     // that have not been read
+  std::deque<uint64_t> arrived_;  // sizes of the messages that they are of
+  uint64_t read_ = 0;             // parts
+
+  Token token_{};  // that comes next
+  Request token_request_ = kNoRequest;
+  std::deque<SentToken> tokens_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IpcMemory>> IpcMemory::Create(
+    const CudaLinkContext& context, int peers) {
+  std::unique_ptr<IpcMemory> memory(new IpcMemory(context));
+  TFRING_RETURN_IF_ERROR(memory->Open(peers));
+  return memory;
+}
+
+absl::Status IpcMemory::Open(int peers) {
+  const CudaDriver& driver = context_.driver;
+  const size_t bytes_per_peer = kIpcSlots * context_.part_bytes;
+  TFRING_RETURN_IF_ERROR(driver.cuMemAlloc(
+      &memory_, std::max(kExportedBytes, peers * bytes_per_peer)));
+  offers_.resize(peers);
+  events_.resize(peers);
+  for (int index = 0; index < peers; ++index) {
+    IpcOffer& offer = offers_[index];
+    TFRING_RETURN_IF_ERROR(driver.cuIpcGetMemHandle(&offer.memory, memory_));
+    offer.offset = index * bytes_per_peer;
+    for (int i = 0; i < kEvents; ++i) {
+      CUevent& event = events_[index][i];
+      TFRING_RETURN_IF_ERROR(driver.cuEventCreate(&event, kEventFlags));
+      CUipcEventHandle& handle =
+          i < kIpcSlots ? offer.filled[i] : offer.emptied[i - kIpcSlots];
+      TFRING_RETURN_IF_ERROR(driver.cuIpcGetEventHandle(&handle, event));
+    }
+  }
+  return absl::OkStatus();
+}
+
+IpcMemory::~IpcMemory() {
+  for (const auto& of_peer : events_) {
+    for (CUevent const event : of_peer) {
+      if (event != nullptr) context_.driver.cuEventDestroy.Result(event);
+    }
+  }
+  if (memory_ != 0) context_.driver.cuMemFree.Result(memory_);
+}
+
+absl::StatusOr<std::unique_ptr<CudaLink>> OpenIpcLink(
+    const CudaLinkContext& context, const IpcMemory& memory, int index,
+    int peer, const IpcOffer& offer) {
+  auto link = std::make_unique<IpcLink>(context, memory, index, peer);
+  TFRING_RETURN_IF_ERROR(link->Open(offer));
+  return link;
+}
+
+}  // namespace tfring
