@@ -94,7 +94,8 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorInfo& of_a = a.tensors[i];
     const TensorInfo& of_b = b.tensors[i];
-    if (CompareRoles(a.kind) && Role(of_a.name) != Role(of_b.name)) {
+    if (of_a.name != of_b.name && CompareRoles(a.kind) &&
+        Role(of_a.name) != Role(of_b.name)) {
       return compare("tensors", absl::StrCat("'", of_a.name, "'"),
                      absl::StrCat("'", of_b.name, "'"));
     }
@@ -107,7 +108,9 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
     }
   }
   if (a.op != b.op) return compare("ops", Name(a.op), Name(b.op));
-  if (Factors(a) != Factors(b)) {
+  const bool same_factors = a.prescale_factor == b.prescale_factor &&
+                            a.postscale_factor == b.postscale_factor;
+  if (!same_factors && Factors(a) != Factors(b)) {
     return compare("factors", Factors(a), Factors(b));
   }
   if (a.root_rank != b.root_rank) {

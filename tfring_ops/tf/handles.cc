@@ -1,5 +1,9 @@
 #include "tfring_ops/tf/handles.h"
 
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +11,13 @@
 #include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
+namespace {
+
+// See Note [A short wait is no wait].
+constexpr int64_t kSmallBytes = 64 << 10;
+constexpr std::chrono::microseconds kBriefWait{30};
+
+}  // namespace
 
 // Note [Why a failure waits for its chain]
 //
@@ -39,6 +50,8 @@ struct Handles::Pending {
   Name name;
   std::shared_ptr<Chain> chain;
   std::shared_ptr<EntryTensors> tensors;
+  bool is_small = false;
+  std::atomic<bool> is_over = false;  // as `complete`, without the mutex
   bool complete = false;
   Outcome outcome;
   Callback callback;           // set once collected
@@ -55,6 +68,7 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   auto pending = std::make_shared<Pending>();
   pending->name = {entry.request.process_set_id, entry.request.name};
   pending->tensors = std::move(tensors);
+  pending->is_small = SizeInBytes(entry.request) <= kSmallBytes;
   for (const TensorEntry::Buffer& buffer : entry.buffers) {
     pending->outcome.outputs.push_back(buffer.output);
   }
@@ -102,7 +116,28 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   return handle;
 }
 
+// Note [A short wait is no wait]
+//
+// To tell a thread that its small collective is done takes as long as the
+// collective.  So a thread that collects it looks for the outcome for a moment,
+// and offers its core to the engine meanwhile, before it leaves a callback.
+void Handles::WaitBriefly(Handle handle) {
+  std::shared_ptr<Pending> pending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = pending_.find(handle);
+    if (it == pending_.end() || !it->second->is_small) return;
+    pending = it->second;
+  }
+  const auto end = std::chrono::steady_clock::now() + kBriefWait;
+  while (!pending->is_over.load(std::memory_order_acquire) &&
+         std::chrono::steady_clock::now() < end) {
+    sched_yield();
+  }
+}
+
 std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
+  WaitBriefly(handle);
   std::lock_guard<std::mutex> lock(mutex_);
   auto it = pending_.find(handle);
   if (it == pending_.end()) {
@@ -124,15 +159,16 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
 
 void Handles::Complete(const std::shared_ptr<Pending>& pending,
                        const absl::Status& status) {
-  std::vector<tensorflow::Tensor> in_use;
+  // First, so that nobody has the outcome sooner.
+  if (pending->tensors != nullptr) pending->tensors->in_use.clear();
   std::vector<std::shared_ptr<Pending>> deliverable;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Chain& chain = *pending->chain;
     pending->complete = true;
+    pending->is_over.store(true, std::memory_order_release);
     pending->outcome.status = status;
     if (pending->tensors != nullptr) {
-      in_use.swap(pending->tensors->in_use);
       pending->outcome.gathered.swap(pending->tensors->gathered);
     }
     if (--chain.in_flight == 0) deliverable.swap(chain.failed);
@@ -140,7 +176,6 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
       (pending->Deliverable() ? deliverable : chain.failed).push_back(pending);
     }
   }
-  in_use.clear();
   for (const std::shared_ptr<Pending>& ready : deliverable) {
     const auto& [process_set, name] = ready->name;
     Timeline::Global().RecordWait(name, process_set, ready->waits_since_ns);

@@ -75,6 +75,8 @@ class Handles {
   struct Pending;
   using Name = std::pair<int32_t, std::string>;  // in a process set
 
+  // See Note [A short wait is no wait].
+  void WaitBriefly(Handle handle);
   void Complete(const std::shared_ptr<Pending>& pending,
                 const absl::Status& status);
   // REQUIRES: mutex_ is held.
