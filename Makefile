@@ -22,8 +22,8 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types format \
-  cpp-test soak unit-test parallel-test jobs-test network-test bazel-test \
-  compat
+  cpp-test soak unit-test parallel-test gpu-test jobs-test network-test \
+  bazel-test compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -35,7 +35,8 @@ help:
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
 
-test: lint types cpp-test unit-test parallel-test jobs-test network-test
+test: lint types cpp-test unit-test parallel-test gpu-test jobs-test \
+  network-test
 
 # ---- The environment and the package ----
 
@@ -101,6 +102,12 @@ parallel-test: build
 	  $(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest tests/parallel; \
 	done
 
+# On tensors of a GPU, the fake one of tests/fake_gpu where there is none.
+gpu-test: build
+	$(NATIVE) VARIANT=plain fake-gpu
+	TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
+	  tests/parallel/on_gpu.py tests/parallel/test_collectives.py
+
 jobs-test: build
 	$(BIN)/python -m pytest tests/jobs
 
@@ -129,7 +136,7 @@ compat:
 # ---- Lint and types ----
 
 CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc tests/cpp/*.h \
-  tests/cpp/*.cc benchmarks/*.cc)
+  tests/cpp/*.cc tests/fake_gpu/*.cc benchmarks/*.cc)
 
 lint: build
 	$(BIN)/ruff check .

@@ -59,8 +59,11 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether collectives have kernels for CUDA: false, for CPUs alone."""
-    return False
+    """Whether collectives have kernels for CUDA: true, in every build.
+
+    Whether there is a GPU to use them on is `gpu_available`.
+    """
+    return True
 
 
 def rocm_built() -> bool:
@@ -73,7 +76,7 @@ def gpu_available(
 ) -> bool:
     """Whether TensorFlow sees a GPU in this process.
 
-    Collectives run on the CPU nevertheless: see `cuda_built`.
+    Collectives of tensors on it run there: see `cuda_built`.
 
     Args:
         ext_base_name: Horovod's name of the framework; there is one here.

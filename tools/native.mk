@@ -68,11 +68,13 @@ MPI_SOURCES := $(wildcard tfring_ops/transport/mpi*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
 FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)
+FAKE_GPU_SOURCES := $(wildcard tests/fake_gpu/*.cc)
 BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
 objects = $(1:%.cc=$(OUT)/%.o)
 ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
-  $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(BENCHMARK_SOURCES))
+  $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(FAKE_GPU_SOURCES) \
+  $(BENCHMARK_SOURCES))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -130,6 +132,13 @@ $(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
 FAKE_CUDA := $(OUT)/tests/fake_cuda/libcuda.so.1
 $(FAKE_CUDA): $(call objects,$(FAKE_CUDA_SOURCES) tfring_ops/base/types.cc)
 	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
+# TensorFlow's device with that driver, which tests/parallel/conftest.py loads.
+FAKE_GPU := $(OUT)/tests/fake_gpu/fake_gpu.so
+$(FAKE_GPU): $(call objects,$(FAKE_GPU_SOURCES)) $(FAKE_CUDA)
+	@$(CXX) -shared -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN/../fake_cuda' \
+	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
+.PHONY: fake-gpu
+fake-gpu: $(FAKE_GPU)
 CUDA_TESTS := $(filter tests/cpp/cuda_% tests/cpp/mpi_cuda_%,$(TESTS))
 $(CUDA_TESTS:%=$(OUT)/%): LINK_FLAGS := \
   -Wl,-rpath,'$$ORIGIN/../fake_cuda' -Wl,--disable-new-dtags

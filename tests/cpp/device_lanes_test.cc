@@ -39,11 +39,15 @@ class DeviceLanesTest : public testing::Test {
   std::unique_ptr<Job> MakeJob() {
     transports_ = MakeInProcessTransports(kSize);
     return std::make_unique<Job>(kSize, [this](int rank, ProcessSet& set) {
-      set.make_device_lane = [this, rank](int32_t device, Transport& data) {
+      set.make_device_lane = [this, rank](const Options&, int32_t device,
+                                          Transport& data) {
         events_[rank].Add("lane of " + std::to_string(device) + " over " +
                           std::to_string(data.size()));
-        return Lane{std::move(transports_[rank]), &CpuKernels(),
-                    &events_[rank]};
+        Lane lane;
+        lane.stream = &events_[rank];
+        lane.kernels = &CpuKernels();
+        lane.transport = std::move(transports_[rank]);
+        return lane;
       };
     });
   }
@@ -150,7 +154,7 @@ TEST_F(DeviceLanesTest, WithoutALaneEveryRankIsToldAndTheJobGoesOn) {
 TEST_F(DeviceLanesTest, ALaneThatCannotBeMadeIsAskedForOnce) {
   int calls[kSize] = {};
   Job job(kSize, [&](int rank, ProcessSet& set) {
-    set.make_device_lane = [&, rank](int32_t, Transport&) {
+    set.make_device_lane = [&, rank](const Options&, int32_t, Transport&) {
       ++calls[rank];
       return absl::UnavailableError("rank 1 has no driver");
     };

@@ -2,15 +2,20 @@
 
 A test is a collective. What fails on one rank leaves the others waiting, so
 that rank says why, and ends the job.
+
+With TFRING_TEST_DEVICE=GPU:0 the tests' tensors are on that device. Where
+TensorFlow has none, it is the fake one of tests/fake_gpu.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -20,6 +25,29 @@ import tfring
 # Of one test, unless it has a mark `timeout`; less than pytest-timeout's own,
 # which cannot interrupt a rank that waits inside TensorFlow.
 _TIMEOUT_SECONDS = 100
+
+
+_DEVICE = os.environ.get("TFRING_TEST_DEVICE", "")
+_FAKE_GPU = (
+    Path(__file__).parents[2] / "build/native/plain/tests/fake_gpu/fake_gpu.so"
+)
+
+
+def _load_fake_gpu() -> None:
+    from tensorflow.python.framework import load_library
+
+    load_library.load_pluggable_device_library(str(_FAKE_GPU))
+
+
+if _DEVICE and not tf.config.list_physical_devices("GPU"):
+    # Before TensorFlow has made its devices.
+    _load_fake_gpu()
+
+
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    with tf.device(_DEVICE) if _DEVICE else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

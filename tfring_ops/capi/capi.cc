@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/capi/device_lane.h"
 #include "tfring_ops/capi/engines.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -61,6 +62,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
         MakeNodeTransport(comm, options.stall_shutdown_seconds, shared_memory));
   }
   process_set.on_lost = AbortAll;
+  process_set.make_device_lane = MakeDeviceLane;
   return Engine::Start(options, std::move(process_set), CpuKernels());
 }
 
@@ -200,6 +202,15 @@ const char* tfring_timeline_stop() {
                     event.bytes, "\t", absl::CEscape(event.name), "\n");
   }
   return lines.c_str();
+}
+
+const char* tfring_cuda_devices(const char** names) {
+  static thread_local std::string lines;
+  const absl::StatusOr<std::vector<std::string>> found =
+      tfring::CudaDeviceNames();
+  lines = found.ok() ? absl::StrJoin(*found, "\n") : "";
+  *names = lines.c_str();
+  return tfring::AsSentence(found.status());
 }
 
 const char* tfring_mpi_build_version() {

@@ -41,6 +41,9 @@ TFRING_EXPORT void tfring_timeline_start(int32_t mark_verdicts);
 // thread's next call.
 TFRING_EXPORT const char* tfring_timeline_stop();
 
+// Opens every GPU of this machine, and sets `names` to a line for each.
+TFRING_EXPORT const char* tfring_cuda_devices(const char** names);
+
 // The MPI library that this one was compiled for: "Open MPI 5.0.11".
 TFRING_EXPORT const char* tfring_mpi_build_version();
 

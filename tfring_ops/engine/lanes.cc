@@ -12,7 +12,8 @@ Lanes::Lanes(const Options& options, ProcessSet& process_set,
              const Kernels& host_kernels)
     : options_(options),
       make_device_lane_(process_set.make_device_lane),
-      host_(options, Lane{std::move(process_set.data), &host_kernels}) {}
+      host_(options, Lane{nullptr, nullptr, &host_kernels,
+                          std::move(process_set.data)}) {}
 
 absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
   if (!OnDevice(request)) return absl::OkStatus();
@@ -39,7 +40,7 @@ absl::StatusOr<Lanes::Open*> Lanes::Of(const CollectiveRequest& request) {
     // Where this rank has joined, and has not used its GPU: its first one.
     const int32_t device = std::max(device_.load(), 0);
     absl::StatusOr<Lane> lane =
-        make_device_lane_(device, *host_.lane.transport);
+        make_device_lane_(options_, device, *host_.lane.transport);
     if (!lane.ok()) {
       device_status_ = lane.status();
       return device_status_;
@@ -53,8 +54,8 @@ void Lanes::Abort(const absl::Status& reason) {
   host_.lane.transport->Abort(reason);
   if (on_device_ == nullptr) return;
   on_device_->lane.transport->Abort(reason);
-  // What is said first counts.
-  on_device_->lane.kernels->Synchronize().IgnoreError();
+  // What has not been done by now has failed, too.
+  if (on_device_->lane.finish) on_device_->lane.finish().IgnoreError();
 }
 
 namespace {

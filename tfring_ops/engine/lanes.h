@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <utility>
 
@@ -56,8 +55,7 @@ class Lanes {
 
  private:
   const Options& options_;
-  const std::function<absl::StatusOr<Lane>(int32_t device, Transport& data)>
-      make_device_lane_;
+  const decltype(ProcessSet::make_device_lane) make_device_lane_;
   std::atomic<int32_t> device_{kHost};  // as soon as it is known
   Open host_;
   std::unique_ptr<Open> on_device_;

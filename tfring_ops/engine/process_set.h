@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -49,9 +50,12 @@ struct Members {
 
 // What collectives on one kind of memory need.
 struct Lane {
+  // A device's alone: returns when it has done all that it was asked for.  Owns
+  // the device.
+  std::function<absl::Status()> finish;
+  void* stream = nullptr;            // the device's, which the kernels work on
+  const Kernels* kernels = nullptr;  // the device's, or alive for ever
   std::unique_ptr<Transport> transport;
-  const Kernels* kernels = nullptr;  // outlive the engine
-  void* stream = nullptr;            // a device's, which the kernels work on
 };
 
 // Agreement and data never mix, so that a message of the one cannot be taken
@@ -61,11 +65,13 @@ struct ProcessSet {
   std::vector<int32_t> world_ranks;  // see Members; not needed for the world
   std::unique_ptr<Transport> control;
   std::unique_ptr<Transport> data;
-  // Makes the lane of this rank's GPU `device`, over `data`, which outlives it.
+  // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,
+  // with rank 0's options.
   // Called on the engine's thread of every rank, before the first collective on
   // tensors there; must give an error on all ranks or on none, since after an
   // error the engine goes on.  Null: there are no GPUs.
-  std::function<absl::StatusOr<Lane>(int32_t device, Transport& data)>
+  std::function<absl::StatusOr<Lane>(const Options& options, int32_t device,
+                                     Transport& data)>
       make_device_lane;
   // Called on the engine's thread when it ends because a rank is lost; may be
   // empty.  Must not block.

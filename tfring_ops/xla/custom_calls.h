@@ -7,6 +7,9 @@ namespace tfring {
 inline constexpr char kStartCall[] = "tfring_start";
 inline constexpr char kDoneCall[] = "tfring_done";
 
+// On GPUs, what the attribute `place` of a Start says of it, if it is that.
+inline constexpr char kFirstOfChain[] = "first";
+
 }  // namespace tfring
 
 #endif  // TFRING_OPS_XLA_CUSTOM_CALLS_H_

@@ -1,5 +1,5 @@
-// What XLA calls at run time.  Conversion only: buffers to a TensorEntry and
-// back.
+// What XLA calls at run time on the CPU.  Conversion only: buffers to a
+// TensorEntry and back.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,83 +18,20 @@
 #include "tfring_ops/engine/messages.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/xla/custom_calls.h"
+#include "tfring_ops/xla/in_place_call.h"
 #include "xla/ffi/api/ffi.h"
-
-namespace xla::ffi {
-// TensorFlow exports this, and not the XLA_FFI_GetApi of the public header.
-const XLA_FFI_Api* GetXlaFfiApi();
-}  // namespace xla::ffi
 
 namespace tfring {
 namespace {
 
 namespace ffi = xla::ffi;
 
-// The numbers of the codes are the same, gRPC's.
-ffi::Error ToXla(const absl::Status& status) {
-  return ffi::Error(static_cast<ffi::ErrorCode>(status.raw_code()),
-                    std::string(status.message()));
-}
-
-template <typename T>
-absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
-  if (value.has_value()) return *value;
-  return absl::InternalError(value.error().message());
-}
-
-absl::Status CheckInPlace(const void* before, const void* after) {
-  if (before == after) return absl::OkStatus();
-  return absl::InternalError(
-      "XLA moved a tensor in the middle of a reduction. Please report it, with "
-      "your version of TensorFlow; jit_compile=False avoids it.");
-}
-
-// The common end of every call: `count` buffers in place, and an int64.
-struct InPlaceCall {
-  static absl::StatusOr<InPlaceCall> Decode(const ffi::RemainingArgs& args,
-                                            const ffi::RemainingRets& rets) {
-    InPlaceCall call;
-    const size_t count = rets.size() - 1;
-    for (size_t i = 0; i < count; ++i) {
-      TFRING_ASSIGN_OR_RETURN(auto input, FromXla(args.get<ffi::AnyBuffer>(i)));
-      TFRING_ASSIGN_OR_RETURN(auto output,
-                              FromXla(rets.get<ffi::AnyBuffer>(i)));
-      TFRING_RETURN_IF_ERROR(
-          CheckInPlace(input.untyped_data(), output->untyped_data()));
-      call.buffers.push_back(input);
-    }
-    for (size_t i = count; i < args.size(); ++i) {
-      TFRING_ASSIGN_OR_RETURN(auto handle,
-                              FromXla(args.get<ffi::BufferR0<ffi::S64>>(i)));
-      call.handles.push_back(*handle.typed_data());
-    }
-    TFRING_ASSIGN_OR_RETURN(auto result,
-                            FromXla(rets.get<ffi::BufferR0<ffi::S64>>(count)));
-    call.result = result->typed_data();
-    return call;
-  }
-
-  std::vector<ffi::AnyBuffer> buffers;
-  std::vector<Handle> handles;  // inputs
-  Handle* result;
-};
-
 absl::Status Submit(CollectiveRequest request, ffi::RemainingArgs args,
                     ffi::RemainingRets rets) {
   TFRING_ASSIGN_OR_RETURN(InPlaceCall call, InPlaceCall::Decode(args, rets));
-  if (call.buffers.size() != request.tensors.size()) {
-    return absl::InternalError("Start of other tensors than were requested.");
-  }
-  TensorEntry entry;
-  for (size_t i = 0; i < call.buffers.size(); ++i) {
-    const ffi::AnyBuffer& buffer = call.buffers[i];
-    const auto dims = buffer.dimensions();
-    request.tensors[i].dims.assign(dims.begin(), dims.end());
-    entry.buffers.push_back({buffer.untyped_data(), buffer.untyped_data()});
-  }
-  entry.request = std::move(request);
+  TFRING_ASSIGN_OR_RETURN(TensorEntry entry, call.Entry(std::move(request)));
   TFRING_ASSIGN_OR_RETURN(
-      *call.result, Handles::Global().Start(std::move(entry), call.handles[0],
+      *call.result, Handles::Global().Start(std::move(entry), *call.handles[0],
                                             /*tensors=*/nullptr));
   return absl::OkStatus();
 }
@@ -105,20 +42,6 @@ ffi::Error Start(ffi::RemainingArgs args, ffi::RemainingRets rets,
       DecodeRequest(std::string(request_bytes));
   if (!request.ok()) return ToXla(request.status());
   return ToXla(Submit(*std::move(request), args, rets));
-}
-
-// What a Done becomes, once the engine wrote to `outcome.outputs` and XLA goes
-// on with `buffers`.
-absl::Status Check(const Outcome& outcome,
-                   const std::vector<const void*>& buffers) {
-  TFRING_RETURN_IF_ERROR(outcome.status);
-  if (outcome.outputs.size() != buffers.size()) {
-    return absl::InternalError("Done of other tensors than were started.");
-  }
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    TFRING_RETURN_IF_ERROR(CheckInPlace(outcome.outputs[i], buffers[i]));
-  }
-  return absl::OkStatus();
 }
 
 void Fulfil(ffi::Promise& promise, const absl::Status& status) {
@@ -150,18 +73,17 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
     return future;
   }
   *call->result = kNoHandle;
-  std::vector<const void*> buffers;
-  for (const ffi::AnyBuffer& buffer : call->buffers) {
-    buffers.push_back(buffer.untyped_data());
-  }
-  auto callback = [promise, buffers](const Outcome& outcome) {
-    Continuations().Schedule([promise, status = Check(outcome, buffers)] {
-      Fulfil(*promise, status);
-    });
+  auto callback = [promise,
+                   addresses = call->Addresses()](const Outcome& outcome) {
+    Continuations().Schedule(
+        [promise, status = CheckInPlace(outcome, addresses)] {
+          Fulfil(*promise, status);
+        });
   };
   std::optional<Outcome> outcome =
-      Handles::Global().Take(call->handles[0], std::move(callback));
-  if (outcome.has_value()) Fulfil(*promise, Check(*outcome, buffers));
+      Handles::Global().Take(*call->handles[0], std::move(callback));
+  if (outcome.has_value())
+    Fulfil(*promise, CheckInPlace(*outcome, call->Addresses()));
   return future;
 }
 

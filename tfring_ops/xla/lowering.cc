@@ -34,9 +34,9 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::XlaOpKernel;
 using tensorflow::XlaOpKernelContext;
 
-// In MLIR's syntax.  One string, as not every XLA has dictionaries of strings.
+// In MLIR's syntax.
 std::string Attribute(absl::string_view name, absl::string_view value) {
-  std::string attribute = absl::StrCat("{", name, " = \"");
+  std::string attribute = absl::StrCat(name, " = \"");
   for (const char c : value) {
     if (absl::ascii_isalnum(c)) {
       attribute += c;
@@ -44,7 +44,7 @@ std::string Attribute(absl::string_view name, absl::string_view value) {
       absl::StrAppendFormat(&attribute, "\\%02X", static_cast<uint8_t>(c));
     }
   }
-  return attribute + "\"}";
+  return attribute + "\"";
 }
 
 // Calls `target` with all of the op's inputs.  Its outputs are the first
@@ -83,7 +83,9 @@ void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
   }
 }
 
-template <CollectiveKind kind>
+enum class Platform { kHost, kCuda };
+
+template <CollectiveKind kind, Platform platform>
 class StartXlaOp : public XlaOpKernel {
  public:
   explicit StartXlaOp(OpKernelConstruction* context) : XlaOpKernel(context) {
@@ -93,9 +95,18 @@ class StartXlaOp : public XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* context) override {
-    EmitInPlaceCall(context, kStartCall,
-                    static_cast<int>(request_.tensors.size()),
-                    Attribute("request", Encode(request_)));
+    const int count = static_cast<int>(request_.tensors.size());
+    std::string attributes = Attribute("request", Encode(request_));
+    if (platform == Platform::kCuda) {
+      // Note [Handles on a GPU] in cuda_handlers.cc.
+      int64_t previous = 0;
+      const bool first =
+          context->ConstantInputAsIntScalar(count, &previous).ok();
+      absl::StrAppend(&attributes, ", ",
+                      Attribute("place", first ? kFirstOfChain : ""));
+    }
+    EmitInPlaceCall(context, kStartCall, count,
+                    absl::StrCat("{", attributes, "}"));
   }
 
  private:
@@ -118,14 +129,15 @@ class DoneXlaOp : public XlaOpKernel {
 
 // Not by REGISTER_XLA_OP: TensorFlow reads that registry once, when it makes
 // its devices, and the op library may be opened later.
-REGISTER_KERNEL_BUILDER(
-    Name("TfringAllreduceStart").Device(tensorflow::DEVICE_CPU_XLA_JIT),
-    StartXlaOp<CollectiveKind::kAllreduce>);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringBroadcastStart").Device(tensorflow::DEVICE_CPU_XLA_JIT),
-    StartXlaOp<CollectiveKind::kBroadcast>);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringDone").Device(tensorflow::DEVICE_CPU_XLA_JIT), DoneXlaOp);
+#define TFRING_REGISTER_XLA(DEVICE, PLATFORM)                                \
+  REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE),       \
+                          StartXlaOp<CollectiveKind::kAllreduce, PLATFORM>); \
+  REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE),       \
+                          StartXlaOp<CollectiveKind::kBroadcast, PLATFORM>); \
+  REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE), DoneXlaOp)
+
+TFRING_REGISTER_XLA(tensorflow::DEVICE_CPU_XLA_JIT, Platform::kHost);
+TFRING_REGISTER_XLA(tensorflow::DEVICE_GPU_XLA_JIT, Platform::kCuda);
 
 }  // namespace
 }  // namespace tfring

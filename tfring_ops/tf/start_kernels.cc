@@ -1,7 +1,7 @@
-// The ops on the CPU.  Conversion only: tensors to a TensorEntry and back.
+// The Start ops, on the CPU and on GPUs.  Conversion only: from tensors to a
+// TensorEntry.
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,12 +15,15 @@
 #include "tfring_ops/capi/engines.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/tf/request.h"
+#include "tfring_ops/tf/stream_order.h"
+#include "tfring_ops/tf/types_on_gpu.h"
 
 namespace tfring {
 namespace {
 
 using tensorflow::AllocatorAttributes;
-using tensorflow::AsyncOpKernel;
+using tensorflow::DEVICE_CPU;
+using tensorflow::DEVICE_GPU;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -49,11 +52,13 @@ class StartOp : public OpKernel {
   }
 
   // Makes the handle output, number `index`.
+  // REQUIRES: all other outputs have been allocated, as far as they are now.
   void Start(OpKernelContext* context, int index, TensorEntry entry,
              std::shared_ptr<EntryTensors> tensors) const {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context,
                    context->allocate_output(index, TensorShape({}), &output));
+    OP_REQUIRES_OK(context, OrderStreams(context, entry));
     const Handle previous = context->input(count()).scalar<int64_t>()();
     absl::StatusOr<Handle> handle =
         Handles::Global().Start(std::move(entry), previous, std::move(tensors));
@@ -91,7 +96,7 @@ class InPlaceStartOp : public StartOp {
   }
 };
 
-// The engine allocates the outputs, into tensors->gathered.
+// The engine has the outputs allocated, into tensors->gathered.
 void AllocateWhenKnown(OpKernelContext* context, TensorEntry& entry,
                        const std::shared_ptr<EntryTensors>& tensors) {
   // The device and its allocator outlive every step.
@@ -269,105 +274,44 @@ class JoinStartOp : public StartOp {
   }
 };
 
-// REQUIRES of subclasses: input number N is the handle; 0 without that
-// attribute.
-class CollectOp : public AsyncOpKernel {
- public:
-  explicit CollectOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    if (context->HasAttr("N")) {
-      OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
-    }
-  }
-
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    const Handle handle = context->input(count_).scalar<int64_t>()();
-    auto finish = [this, context, done = std::move(done)](Outcome outcome) {
-      if (outcome.status.ok()) {
-        SetOutputs(context, std::move(outcome));
-      } else {
-        context->SetStatus(outcome.status);
-      }
-      done();
-    };
-    std::optional<Outcome> outcome = Handles::Global().Take(handle, finish);
-    if (outcome.has_value()) finish(*std::move(outcome));
-  }
-
- protected:
-  int count() const { return count_; }
-
- private:
-  virtual void SetOutputs(OpKernelContext* context, Outcome outcome) = 0;
-
-  int count_ = 0;
-};
-
-class DoneOp : public CollectOp {
- public:
-  using CollectOp::CollectOp;
-
- private:
-  void SetOutputs(OpKernelContext* context, Outcome) override {
-    for (int i = 0; i < count(); ++i) {
-      context->set_output(i, context->input(i));
-    }
-    Tensor* ended = nullptr;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(count(), TensorShape({}), &ended));
-    ended->scalar<int64_t>()() = kNoHandle;
-  }
-};
-
-// Whatever AllocateWhenKnown or the start itself put there.
-class GatheredDoneOp : public CollectOp {
- public:
-  using CollectOp::CollectOp;
-
- private:
-  void SetOutputs(OpKernelContext* context, Outcome outcome) override {
-    for (int i = 0; i < context->num_outputs(); ++i) {
-      context->set_output(i, std::move(outcome.gathered[i]));
-    }
-  }
-};
-
-class BarrierDoneOp : public CollectOp {
- public:
-  using CollectOp::CollectOp;
-
- private:
-  void SetOutputs(OpKernelContext*, Outcome) override {}
-};
-
-REGISTER_KERNEL_BUILDER(
-    Name("TfringAllreduceStart").Device(tensorflow::DEVICE_CPU),
-    InPlaceStartOp<CollectiveKind::kAllreduce>);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringBroadcastStart").Device(tensorflow::DEVICE_CPU),
-    InPlaceStartOp<CollectiveKind::kBroadcast>);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringReducescatterStart").Device(tensorflow::DEVICE_CPU),
-    ReducescatterStartOp);
-REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(tensorflow::DEVICE_CPU),
-                        DoneOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringAllgatherStart").Device(tensorflow::DEVICE_CPU),
-    AllgatherStartOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringAllgatherDone").Device(tensorflow::DEVICE_CPU), GatheredDoneOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringAlltoallStart").Device(tensorflow::DEVICE_CPU),
-    AlltoallStartOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringAlltoallDone").Device(tensorflow::DEVICE_CPU), GatheredDoneOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringBarrierStart").Device(tensorflow::DEVICE_CPU), BarrierStartOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfringBarrierDone").Device(tensorflow::DEVICE_CPU), BarrierDoneOp);
-REGISTER_KERNEL_BUILDER(Name("TfringJoinStart").Device(tensorflow::DEVICE_CPU),
+REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE_CPU),
+                        InPlaceStartOp<CollectiveKind::kAllreduce>);
+REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE_CPU),
+                        InPlaceStartOp<CollectiveKind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(Name("TfringReducescatterStart").Device(DEVICE_CPU),
+                        ReducescatterStartOp);
+REGISTER_KERNEL_BUILDER(Name("TfringAllgatherStart").Device(DEVICE_CPU),
+                        AllgatherStartOp);
+REGISTER_KERNEL_BUILDER(Name("TfringAlltoallStart").Device(DEVICE_CPU),
+                        AlltoallStartOp);
+REGISTER_KERNEL_BUILDER(Name("TfringBarrierStart").Device(DEVICE_CPU),
+                        BarrierStartOp);
+REGISTER_KERNEL_BUILDER(Name("TfringJoinStart").Device(DEVICE_CPU),
                         JoinStartOp);
-REGISTER_KERNEL_BUILDER(Name("TfringJoinDone").Device(tensorflow::DEVICE_CPU),
-                        GatheredDoneOp);
+
+#define TFRING_ON_GPU(NAME) \
+  Name(NAME).Device(DEVICE_GPU).HostMemory("prev").HostMemory("handle")
+#define TFRING_ON_GPU_OF(TYPE)                                             \
+  REGISTER_KERNEL_BUILDER(                                                 \
+      TFRING_ON_GPU("TfringAllreduceStart").TypeConstraint<TYPE>("T"),     \
+      InPlaceStartOp<CollectiveKind::kAllreduce>);                         \
+  REGISTER_KERNEL_BUILDER(                                                 \
+      TFRING_ON_GPU("TfringBroadcastStart").TypeConstraint<TYPE>("T"),     \
+      InPlaceStartOp<CollectiveKind::kBroadcast>);                         \
+  REGISTER_KERNEL_BUILDER(                                                 \
+      TFRING_ON_GPU("TfringReducescatterStart").TypeConstraint<TYPE>("T"), \
+      ReducescatterStartOp);                                               \
+  REGISTER_KERNEL_BUILDER(                                                 \
+      TFRING_ON_GPU("TfringAllgatherStart").TypeConstraint<TYPE>("T"),     \
+      AllgatherStartOp);                                                   \
+  REGISTER_KERNEL_BUILDER(TFRING_ON_GPU("TfringAlltoallStart")             \
+                              .HostMemory("splits")                        \
+                              .TypeConstraint<TYPE>("T"),                  \
+                          AlltoallStartOp);
+TFRING_FOR_TYPES_ON_GPU(TFRING_ON_GPU_OF)
+
+REGISTER_KERNEL_BUILDER(TFRING_ON_GPU("TfringBarrierStart"), BarrierStartOp);
+REGISTER_KERNEL_BUILDER(TFRING_ON_GPU("TfringJoinStart"), JoinStartOp);
 
 }  // namespace
 }  // namespace tfring

@@ -1,0 +1,353 @@
+// For tests: a device of type "GPU" for a TensorFlow that has no CUDA, with the
+// memory, the stream and the events of the fake driver in tests/fake_cuda.
+//
+// TensorFlow knows no platform stream of such devices, so kernels get the null
+// stream.  So all that TensorFlow asks for here goes there too, in one order:
+// that the engine's own stream keeps to it is what the tests are about.
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/c/experimental/stream_executor/stream_executor.h"
+#include "tensorflow/c/tf_status.h"
+
+// Of libcuda.so.1, which is the fake one; 0 is success.
+using CUdeviceptr = uint64_t;
+using CUcontext = void*;
+using CUevent = void*;
+using CUstream = void*;
+extern "C" {
+int cuInit(unsigned flags);
+int cuDeviceGet(int* device, int ordinal);
+int cuDevicePrimaryCtxRetain(CUcontext* context, int device);
+int cuCtxPushCurrent_v2(CUcontext context);
+int cuMemAlloc_v2(CUdeviceptr* memory, size_t bytes);
+int cuMemFree_v2(CUdeviceptr memory);
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags);
+int cuMemFreeHost(void* memory);
+int cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream);
+int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
+                         CUstream);
+int cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                         CUstream);
+int cuEventCreate(CUevent* event, unsigned flags);
+int cuEventDestroy_v2(CUevent event);
+int cuEventQuery(CUevent event);
+int cuEventRecord(CUevent event, CUstream stream);
+int cuStreamSynchronize(CUstream stream);
+int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+}
+
+struct SP_Stream_st {};
+struct SP_Event_st {
+  CUevent event = nullptr;
+};
+struct SP_Timer_st {};
+
+namespace {
+
+constexpr CUstream kStream = nullptr;
+constexpr unsigned kDisableTiming = 2;
+constexpr int kNotReady = 600;
+
+void Report(int result, TF_Status* status) {
+  TF_SetStatus(status, result == 0 ? TF_OK : TF_INTERNAL,
+               result == 0 ? "" : "the fake GPU's driver reports an error");
+}
+
+CUdeviceptr Address(const SP_DeviceMemoryBase* memory) {
+  return reinterpret_cast<CUdeviceptr>(memory->opaque);
+}
+
+// The context is a thread's, and TensorFlow has many.
+void UseContext() {
+  static thread_local bool in_use = false;
+  if (std::exchange(in_use, true)) return;
+  static const CUcontext context = [] {
+    int device = 0;
+    CUcontext primary = nullptr;
+    cuInit(0);
+    cuDeviceGet(&device, 0);
+    cuDevicePrimaryCtxRetain(&primary, device);
+    return primary;
+  }();
+  cuCtxPushCurrent_v2(context);
+}
+
+// ---- Memory ----
+
+void SetMemory(SP_StreamExecutor* executor) {
+  executor->allocate = [](const SP_Device*, uint64_t bytes, int64_t,
+                          SP_DeviceMemoryBase* memory) {
+    UseContext();
+    CUdeviceptr address = 0;
+    memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
+    const bool got = cuMemAlloc_v2(&address, bytes) == 0;
+    memory->opaque = got ? reinterpret_cast<void*>(address) : nullptr;
+    memory->size = got ? bytes : 0;
+  };
+  executor->deallocate = [](const SP_Device*, SP_DeviceMemoryBase* memory) {
+    UseContext();
+    cuMemFree_v2(Address(memory));
+  };
+  executor->host_memory_allocate = [](const SP_Device*, uint64_t bytes) {
+    UseContext();
+    void* memory = nullptr;
+    cuMemHostAlloc(&memory, bytes, 0);
+    return memory;
+  };
+  executor->host_memory_deallocate = [](const SP_Device*, void* memory) {
+    UseContext();
+    cuMemFreeHost(memory);
+  };
+  executor->unified_memory_allocate = [](const SP_Device*, uint64_t) -> void* {
+    return nullptr;
+  };
+  executor->unified_memory_deallocate = [](const SP_Device*, void*) {};
+  executor->get_allocator_stats =
+      [](const SP_Device*, SP_AllocatorStats*) -> TF_Bool { return 0; };
+  executor->device_memory_usage = [](const SP_Device*, int64_t* free,
+                                     int64_t* total) -> TF_Bool {
+    *free = *total = int64_t{1} << 30;
+    return 1;
+  };
+}
+
+// ---- Streams, events and timers ----
+
+void SetStreams(SP_StreamExecutor* executor) {
+  executor->create_stream = [](const SP_Device*, SP_Stream* stream,
+                               TF_Status* status) {
+    UseContext();
+    *stream = new SP_Stream_st;
+    Report(0, status);
+  };
+  executor->destroy_stream = [](const SP_Device*, SP_Stream stream) {
+    delete stream;
+  };
+  executor->create_stream_dependency = [](const SP_Device*, SP_Stream,
+                                          SP_Stream, TF_Status* status) {
+    Report(0, status);  // they are one
+  };
+  executor->get_stream_status = [](const SP_Device*, SP_Stream,
+                                   TF_Status* status) { Report(0, status); };
+  executor->block_host_until_done = [](const SP_Device*, SP_Stream,
+                                       TF_Status* status) {
+    UseContext();
+    Report(cuStreamSynchronize(kStream), status);
+  };
+  executor->synchronize_all_activity = [](const SP_Device*, TF_Status* status) {
+    UseContext();
+    Report(cuStreamSynchronize(kStream), status);
+  };
+  executor->host_callback = [](const SP_Device*, SP_Stream,
+                               SE_StatusCallbackFn call,
+                               void* argument) -> TF_Bool {
+    UseContext();
+    cuStreamSynchronize(kStream);
+    TF_Status* status = TF_NewStatus();
+    call(argument, status);
+    TF_DeleteStatus(status);
+    return 1;
+  };
+  executor->create_timer = [](const SP_Device*, SP_Timer* timer,
+                              TF_Status* status) {
+    *timer = new SP_Timer_st;
+    Report(0, status);
+  };
+  executor->destroy_timer = [](const SP_Device*, SP_Timer timer) {
+    delete timer;
+  };
+  executor->start_timer = [](const SP_Device*, SP_Stream, SP_Timer,
+                             TF_Status* status) { Report(0, status); };
+  executor->stop_timer = executor->start_timer;
+}
+
+void SetEvents(SP_StreamExecutor* executor) {
+  executor->create_event = [](const SP_Device*, SP_Event* event,
+                              TF_Status* status) {
+    UseContext();
+    *event = new SP_Event_st;
+    Report(cuEventCreate(&(*event)->event, kDisableTiming), status);
+  };
+  executor->destroy_event = [](const SP_Device*, SP_Event event) {
+    UseContext();
+    cuEventDestroy_v2(event->event);
+    delete event;
+  };
+  executor->get_event_status = [](const SP_Device*, SP_Event event) {
+    UseContext();
+    const int result = cuEventQuery(event->event);
+    if (result == 0) return SE_EVENT_COMPLETE;
+    return result == kNotReady ? SE_EVENT_PENDING : SE_EVENT_ERROR;
+  };
+  executor->record_event = [](const SP_Device*, SP_Stream, SP_Event event,
+                              TF_Status* status) {
+    UseContext();
+    Report(cuEventRecord(event->event, kStream), status);
+  };
+  executor->wait_for_event = [](const SP_Device*, SP_Stream, SP_Event event,
+                                TF_Status* status) {
+    UseContext();
+    Report(cuStreamWaitEvent(kStream, event->event, 0), status);
+  };
+  executor->block_host_for_event = [](const SP_Device*, SP_Event event,
+                                      TF_Status* status) {
+    UseContext();
+    while (cuEventQuery(event->event) == kNotReady) std::this_thread::yield();
+    Report(0, status);
+  };
+}
+
+// ---- Copies ----
+
+template <auto copy, typename To, typename From>
+void CopyAsync(To to, From from, uint64_t bytes, TF_Status* status) {
+  UseContext();
+  Report(copy(to, from, bytes, kStream), status);
+}
+
+template <auto copy, typename To, typename From>
+void CopyNow(To to, From from, uint64_t bytes, TF_Status* status) {
+  UseContext();
+  const int result = copy(to, from, bytes, kStream);
+  Report(result == 0 ? cuStreamSynchronize(kStream) : result, status);
+}
+
+template <typename T>
+void Fill(SP_DeviceMemoryBase* location, T pattern, uint64_t bytes,
+          TF_Status* status) {
+  const std::vector<T> filled(bytes / sizeof(T), pattern);
+  CopyNow<cuMemcpyHtoDAsync_v2>(Address(location), filled.data(), bytes,
+                                status);
+}
+
+void SetCopies(SP_StreamExecutor* executor) {
+  executor->memcpy_dtoh = [](const SP_Device*, SP_Stream, void* to,
+                             const SP_DeviceMemoryBase* from, uint64_t bytes,
+                             TF_Status* status) {
+    CopyAsync<cuMemcpyDtoHAsync_v2>(to, Address(from), bytes, status);
+  };
+  executor->memcpy_htod = [](const SP_Device*, SP_Stream,
+                             SP_DeviceMemoryBase* to, const void* from,
+                             uint64_t bytes, TF_Status* status) {
+    CopyAsync<cuMemcpyHtoDAsync_v2>(Address(to), from, bytes, status);
+  };
+  executor->memcpy_dtod = [](const SP_Device*, SP_Stream,
+                             SP_DeviceMemoryBase* to,
+                             const SP_DeviceMemoryBase* from, uint64_t bytes,
+                             TF_Status* status) {
+    CopyAsync<cuMemcpyDtoDAsync_v2>(Address(to), Address(from), bytes, status);
+  };
+  executor->sync_memcpy_dtoh = [](const SP_Device*, void* to,
+                                  const SP_DeviceMemoryBase* from,
+                                  uint64_t bytes, TF_Status* status) {
+    CopyNow<cuMemcpyDtoHAsync_v2>(to, Address(from), bytes, status);
+  };
+  executor->sync_memcpy_htod = [](const SP_Device*, SP_DeviceMemoryBase* to,
+                                  const void* from, uint64_t bytes,
+                                  TF_Status* status) {
+    CopyNow<cuMemcpyHtoDAsync_v2>(Address(to), from, bytes, status);
+  };
+  executor->sync_memcpy_dtod = [](const SP_Device*, SP_DeviceMemoryBase* to,
+                                  const SP_DeviceMemoryBase* from,
+                                  uint64_t bytes, TF_Status* status) {
+    CopyNow<cuMemcpyDtoDAsync_v2>(Address(to), Address(from), bytes, status);
+  };
+  executor->mem_zero = [](const SP_Device*, SP_Stream,
+                          SP_DeviceMemoryBase* location, uint64_t bytes,
+                          TF_Status* status) {
+    Fill<uint8_t>(location, 0, bytes, status);
+  };
+  executor->memset = [](const SP_Device*, SP_Stream,
+                        SP_DeviceMemoryBase* location, uint8_t pattern,
+                        uint64_t bytes, TF_Status* status) {
+    Fill(location, pattern, bytes, status);
+  };
+  executor->memset32 = [](const SP_Device*, SP_Stream,
+                          SP_DeviceMemoryBase* location, uint32_t pattern,
+                          uint64_t bytes, TF_Status* status) {
+    Fill(location, pattern, bytes, status);
+  };
+}
+
+// ---- The device ----
+
+void CreateStreamExecutor(const SP_Platform*,
+                          SE_CreateStreamExecutorParams* params,
+                          TF_Status* status) {
+  SP_StreamExecutor* const executor = params->stream_executor;
+  executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
+  SetMemory(executor);
+  SetStreams(executor);
+  SetEvents(executor);
+  SetCopies(executor);
+  Report(0, status);
+}
+
+void CreateDevice(const SP_Platform*, SE_CreateDeviceParams* params,
+                  TF_Status* status) {
+  SP_Device* const device = params->device;
+  device->struct_size = SP_DEVICE_STRUCT_SIZE;
+  device->ordinal = params->ordinal;
+  device->hardware_name = "fake";
+  device->device_vendor = "tests/fake_cuda";
+  device->pci_bus_id = "0000:00:00.0";
+  Report(0, status);
+}
+
+void CreateDeviceFns(const SP_Platform*, SE_CreateDeviceFnsParams* params,
+                     TF_Status* status) {
+  SP_DeviceFns* const fns = params->device_fns;
+  fns->struct_size = SP_DEVICE_FNS_STRUCT_SIZE;
+  fns->get_numa_node = [](const SP_Device*) -> int32_t { return -1; };
+  fns->get_memory_bandwidth = [](const SP_Device*) -> int64_t { return -1; };
+  fns->get_gflops = [](const SP_Device*) -> double { return -1; };
+  Report(0, status);
+}
+
+void SetPlatformFns(SP_PlatformFns* fns) {
+  fns->struct_size = SP_PLATFORM_FNS_STRUCT_SIZE;
+  fns->get_device_count = [](const SP_Platform*, int* count,
+                             TF_Status* status) {
+    *count = 1;
+    Report(0, status);
+  };
+  fns->create_device = CreateDevice;
+  fns->destroy_device = [](const SP_Platform*, SP_Device*) {};
+  fns->create_device_fns = CreateDeviceFns;
+  fns->destroy_device_fns = [](const SP_Platform*, SP_DeviceFns*) {};
+  fns->create_stream_executor = CreateStreamExecutor;
+  fns->destroy_stream_executor = [](const SP_Platform*, SP_StreamExecutor*) {};
+  fns->create_timer_fns = [](const SP_Platform*, SP_TimerFns* timers,
+                             TF_Status* status) {
+    timers->struct_size = SP_TIMER_FNS_STRUCT_SIZE;
+    timers->nanoseconds = [](SP_Timer) -> uint64_t { return 0; };
+    Report(0, status);
+  };
+  fns->destroy_timer_fns = [](const SP_Platform*, SP_TimerFns*) {};
+}
+
+}  // namespace
+
+// TensorFlow calls it when it loads the library.
+extern "C" __attribute__((visibility("default"))) void SE_InitPlugin(
+    SE_PlatformRegistrationParams* params, TF_Status* status) {
+  params->major_version = SE_MAJOR;
+  params->minor_version = SE_MINOR;
+  params->patch_version = SE_PATCH;
+  SP_Platform* const platform = params->platform;
+  platform->struct_size = SP_PLATFORM_STRUCT_SIZE;
+  platform->name = "FAKE_CUDA";
+  platform->type = "GPU";
+  platform->supports_unified_memory = 0;
+  platform->use_bfc_allocator = 1;
+  platform->force_memory_growth = 1;
+  params->destroy_platform = [](SP_Platform*) {};
+  params->destroy_platform_fns = [](SP_PlatformFns*) {};
+  SetPlatformFns(params->platform_fns);
+  Report(cuInit(0), status);
+}

@@ -1,0 +1,119 @@
+"""What there is to show only where tensors are on a GPU.
+
+`make gpu-test` runs it with TFRING_TEST_DEVICE=GPU:0; tests/parallel by itself
+does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+class _FakeCudaOptions(ctypes.Structure):
+    """The first of those in tests/fake_cuda/fake_cuda.h."""
+
+    _fields_ = (("delay_us", ctypes.c_int), ("ignore_waits", ctypes.c_int))
+
+
+def _fake_cuda() -> _FakeCudaOptions | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        find = driver.FakeCudaOptions
+    except (OSError, AttributeError):  # a real one
+        return None
+    find.restype = ctypes.POINTER(_FakeCudaOptions)
+    return find().contents
+
+
+@pytest.fixture
+def slow_streams() -> Iterator[_FakeCudaOptions | None]:
+    """Every task of a stream starts up to this much later, here and there."""
+    options = _fake_cuda()
+    if options is not None:
+        options.delay_us = 500
+    yield options
+    if options is not None:
+        options.delay_us = 0
+        options.ignore_waits = 0
+
+
+def _wrong_steps(rank: int, size: int) -> int:
+    """How many steps of upstream, collectives and downstream are wrong."""
+    wrong = 0
+    for step in range(6):
+        host = np.arange(1000, dtype=np.float32) + 7 * step + rank
+        upstream = tf.identity(tf.constant(host))  # a copy that takes its time
+        total = tfring.allreduce(upstream, op=tfring.Sum)
+        gathered = tfring.allgather(upstream)
+        downstream = tf.identity(total).numpy()
+        parts = [
+            np.arange(1000, dtype=np.float32) + 7 * step + r
+            for r in range(size)
+        ]
+        wrong += not np.array_equal(downstream, sum(parts))
+        wrong += not np.array_equal(gathered.numpy(), np.concatenate(parts))
+    return wrong
+
+
+def test_streams_keep_the_order(slow_streams, rank, size):
+    assert _wrong_steps(rank, size) == 0
+
+
+def test_without_waits_the_order_is_lost(slow_streams, rank, size):
+    if slow_streams is None:
+        return  # a real driver always waits
+    slow_streams.ignore_waits = 1
+    wrong = _wrong_steps(rank, size)
+    slow_streams.ignore_waits = 0
+    with tf.device("CPU:0"):
+        assert tfring.allreduce(wrong, op=tfring.Max).numpy() > 0
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_collectives_stay_on_the_gpu(mode, rank, size):
+    def collectives(tensor):
+        return (
+            tfring.allreduce(tensor, op=tfring.Sum),
+            tfring.allgather(tensor),
+            tfring.broadcast(tensor, 0),
+            tfring.reducescatter(tensor, op=tfring.Sum),
+            tfring.alltoall(tensor),
+        )
+
+    run = collectives if mode == "eager" else tf.function(collectives)
+    tensor = tf.fill([2 * size, 3], np.float32(rank + 1))
+    results = run(tensor)
+    for result in results:
+        assert "GPU:0" in result.device
+    total = size * (size + 1) / 2
+    np.testing.assert_array_equal(results[0], np.full((2 * size, 3), total))
+    np.testing.assert_array_equal(results[2], np.full((2 * size, 3), 1.0))
+    np.testing.assert_array_equal(results[3], np.full((2, 3), total))
+
+
+def test_int32_is_reduced_on_the_host(rank, size):
+    result = tfring.allreduce(tf.constant([rank, 1]), op=tfring.Sum)
+    assert "CPU:0" in result.device
+    assert result.numpy().tolist() == [size * (size - 1) // 2, size]
+
+
+def test_ranks_that_disagree_on_the_device_are_told(rank, size):
+    place = "CPU:0" if rank == 0 else "GPU:0"
+    with tf.device(place):
+        tensor = tf.ones([3])
+        if size == 1:
+            tfring.allreduce(tensor)
+            return
+        with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match=r"Rank \d sent (host|GPU) memory; rank \d sent (host|GPU)",
+        ):
+            tfring.allreduce(tensor, name="places")
+    assert tfring.allreduce(tf.ones([]), op=tfring.Sum).numpy() == size

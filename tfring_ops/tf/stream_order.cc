@@ -1,0 +1,85 @@
+#include "tfring_ops/tf/stream_order.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "xla/stream_executor/stream.h"
+
+namespace tfring {
+namespace {
+
+// For events; lives for ever.
+absl::StatusOr<const CudaDevice*> DeviceOf(int32_t ordinal) {
+  static auto& mutex = *new std::mutex;
+  static auto& devices =
+      *new std::map<int32_t, absl::StatusOr<std::unique_ptr<CudaDevice>>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = devices.find(ordinal);
+  if (found == devices.end()) {
+    found = devices.emplace(ordinal, CudaDevice::ForOrdinal(ordinal)).first;
+  }
+  TFRING_RETURN_IF_ERROR(found->second.status());
+  return found->second->get();
+}
+
+// Of one entry.
+struct StreamOrder {
+  void* framework_stream;
+  void* engine_stream = nullptr;  // known in step 3
+  std::unique_ptr<CudaEvent> ready;
+  std::unique_ptr<CudaEvent> finished;
+};
+
+}  // namespace
+
+absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry) {
+  TFRING_ASSIGN_OR_RETURN(const CudaDevice* const events, DeviceOf(device));
+  auto order = std::make_shared<StreamOrder>();
+  order->framework_stream = stream;
+  TFRING_ASSIGN_OR_RETURN(order->ready, CudaEvent::Create(*events));
+  TFRING_ASSIGN_OR_RETURN(order->finished, CudaEvent::Create(*events));
+  TFRING_RETURN_IF_ERROR(order->ready->Record(stream));
+
+  entry.request.device = device;
+  entry.on_start = [order](void* engine_stream) {
+    order->engine_stream = engine_stream;
+    return order->ready->Await(engine_stream);
+  };
+  if (entry.allocate_output) {
+    entry.allocate_output =
+        [order, allocate = std::move(entry.allocate_output)](
+            int index,
+            const std::vector<int64_t>& dims) -> absl::StatusOr<void*> {
+      TFRING_ASSIGN_OR_RETURN(void* const output, allocate(index, dims));
+      TFRING_RETURN_IF_ERROR(order->ready->Record(order->framework_stream));
+      TFRING_RETURN_IF_ERROR(order->ready->Await(order->engine_stream));
+      return output;
+    };
+  }
+  entry.on_finish = [order](void* engine_stream) {
+    TFRING_RETURN_IF_ERROR(order->finished->Record(engine_stream));
+    return order->finished->Await(order->framework_stream);
+  };
+  return absl::OkStatus();
+}
+
+absl::Status OrderStreams(tensorflow::OpKernelContext* context,
+                          TensorEntry& entry) {
+  const auto* const info =
+      context->device()->tensorflow_accelerator_device_info();
+  if (info == nullptr || entry.request.tensors.empty()) {
+    return absl::OkStatus();
+  }
+  void* const stream =
+      context->op_device_context()->stream()->platform_specific_handle().stream;
+  return OrderStreams(stream, info->gpu_id, entry);
+}
+
+}  // namespace tfring

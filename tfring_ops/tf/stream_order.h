@@ -1,0 +1,42 @@
+// Who waits for whom on a GPU.
+//
+// Note [The order on a GPU]
+//
+// The framework enqueues work on a stream and runs ahead of it; the engine has
+// a stream of its own.  Nobody on the host waits for either:
+//
+// 1. The outputs are allocated.  Only then,
+// 2. `ready` is recorded on the framework's stream: before it are the work that
+//    makes the inputs, and all that may still use the outputs' memory, which
+//    the allocator gives out again while that is enqueued.
+// 3. The engine's stream waits for `ready`, and works.
+// 4. `finished` is recorded on the engine's stream, and the framework's waits
+//    for it.  Only then,
+// 5. the entry is done: its tensors are let go, and what reads the outputs is
+//    enqueued.
+//
+// An output whose size is known only in 3 is allocated there, and then the
+// engine's stream waits for the framework's once more.
+#ifndef TFRING_OPS_TF_STREAM_ORDER_H_
+#define TFRING_OPS_TF_STREAM_ORDER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+// Makes `entry` one of the GPU `device`, of work on the framework's `stream`: a
+// CUstream.  Steps 2 to 4.
+// REQUIRES: step 1; entry.allocate_output is set.
+absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry);
+
+// The same for a kernel; nothing if it runs on the CPU, or moves no tensors.
+absl::Status OrderStreams(tensorflow::OpKernelContext* context,
+                          TensorEntry& entry);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TF_STREAM_ORDER_H_

@@ -1,0 +1,188 @@
+// What XLA calls on a GPU while it enqueues a program: the same custom calls as
+// in ffi_handlers.cc, with a stream.
+//
+// Note [Handles on a GPU]
+//
+// Every operand of a custom call is in the GPU's memory there, also the int64
+// handles of the ops, where the host can read them only by waiting for the
+// stream.  So their data orders the calls, as it does on the host, and says
+// nothing else.  The host knows by other means what they stand for:
+//
+// - XLA runs the calls of a program in their order, on the thread that enqueues
+//   it.  So a Start follows the Start before it on its stream, unless the
+//   lowering has seen that it is the first of a chain.
+// - A reduction is in place, so a Done has the buffers of its Start, and no
+//   other that is in flight has them.
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/tf/handles.h"
+#include "tfring_ops/tf/stream_order.h"
+#include "tfring_ops/xla/custom_calls.h"
+#include "tfring_ops/xla/in_place_call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace xla::ffi {
+struct DeviceOrdinal;
+}  // namespace xla::ffi
+
+namespace tfring {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Which handles are in flight on GPUs.  Thread-safe.
+class InFlight {
+ public:
+  using Pointers = std::vector<const void*>;
+
+  static InFlight& Global() {
+    static InFlight& in_flight = *new InFlight;
+    return in_flight;
+  }
+
+  // The handle of the last Start on `stream`, if it has not been taken.
+  Handle Last(void* stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = last_.find(stream);
+    return found == last_.end() ? kNoHandle : found->second;
+  }
+
+  void Add(void* stream, const Pointers& buffers, Handle handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_[stream] = handle;
+    by_buffers_[buffers].push_back(handle);
+  }
+
+  // Of the newest Start with these buffers: one before it was of a program that
+  // failed.
+  std::optional<Handle> Take(void* stream, const Pointers& buffers) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_buffers_.find(buffers);
+    if (found == by_buffers_.end()) return std::nullopt;
+    const Handle handle = found->second.back();
+    found->second.pop_back();
+    if (found->second.empty()) by_buffers_.erase(found);
+    if (const auto last = last_.find(stream);
+        last != last_.end() && last->second == handle) {
+      last_.erase(last);
+    }
+    return handle;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, Handle> last_;
+  std::map<Pointers, std::vector<Handle>> by_buffers_;
+};
+
+// Which GPU of the process.  Before TensorFlow 2.19 XLA does not tell; it is
+// the first then, as tfringrun gives each rank.
+template <typename T, typename = void>
+struct Ordinal {
+  using Context = ffi::PlatformStream<void*>;
+  static int32_t Of(void* /*stream*/) { return 0; }
+};
+template <typename T>
+struct Ordinal<T, std::void_t<decltype(sizeof(ffi::CtxDecoding<T>))>> {
+  using Context = T;
+  static int32_t Of(int32_t ordinal) { return ordinal; }
+};
+using DeviceOrdinal = Ordinal<ffi::DeviceOrdinal>;
+
+absl::Status Submit(void* stream, int32_t device, CollectiveRequest request,
+                    bool starts_chain, ffi::RemainingArgs args,
+                    ffi::RemainingRets rets) {
+  TFRING_ASSIGN_OR_RETURN(const InPlaceCall call,
+                          InPlaceCall::Decode(args, rets));
+  TFRING_ASSIGN_OR_RETURN(TensorEntry entry, call.Entry(std::move(request)));
+  TFRING_RETURN_IF_ERROR(OrderStreams(stream, device, entry));
+  InFlight& in_flight = InFlight::Global();
+  TFRING_ASSIGN_OR_RETURN(
+      const Handle handle,
+      Handles::Global().Start(std::move(entry),
+                              starts_chain ? kNoHandle : in_flight.Last(stream),
+                              /*tensors=*/nullptr));
+  in_flight.Add(stream, call.Addresses(), handle);
+  return absl::OkStatus();
+}
+
+template <typename Device>
+ffi::Error Start(void* stream, Device device, ffi::RemainingArgs args,
+                 ffi::RemainingRets rets, std::string_view request_bytes,
+                 std::string_view place_in_chain) {
+  absl::StatusOr<CollectiveRequest> request =
+      DecodeRequest(std::string(request_bytes));
+  if (!request.ok()) return ToXla(request.status());
+  return ToXla(Submit(stream, DeviceOrdinal::Of(device), *std::move(request),
+                      place_in_chain == kFirstOfChain, args, rets));
+}
+
+// Waits until the engine has asked its stream for everything, and XLA's to wait
+// for that; XLA enqueues nothing meanwhile, but what it has enqueued goes on.
+absl::Status Collect(void* stream, ffi::RemainingArgs args,
+                     ffi::RemainingRets rets) {
+  TFRING_ASSIGN_OR_RETURN(const InPlaceCall call,
+                          InPlaceCall::Decode(args, rets));
+  const std::optional<Handle> handle =
+      InFlight::Global().Take(stream, call.Addresses());
+  if (!handle.has_value()) {
+    return absl::InternalError(
+        "XLA moved a tensor in the middle of a reduction on a GPU. Please "
+        "report it, with your version of TensorFlow; jit_compile=False avoids "
+        "it.");
+  }
+  absl::Notification done;
+  Outcome late;
+  std::optional<Outcome> outcome =
+      Handles::Global().Take(*handle, [&](Outcome taken) {
+        late = std::move(taken);
+        done.Notify();
+      });
+  if (!outcome.has_value()) {
+    done.WaitForNotification();
+    outcome = std::move(late);
+  }
+  return CheckInPlace(*outcome, call.Addresses());
+}
+
+ffi::Error Done(void* stream, ffi::RemainingArgs args,
+                ffi::RemainingRets rets) {
+  return ToXla(Collect(stream, args, rets));
+}
+
+XLA_FFI_DEFINE_HANDLER(kCudaStart,
+                       Start<ffi::CtxDecoding<DeviceOrdinal::Context>::Type>,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<void*>>()
+                           .Ctx<DeviceOrdinal::Context>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<std::string_view>("request")
+                           .Attr<std::string_view>("place"));
+XLA_FFI_DEFINE_HANDLER(kCudaDone, Done,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<void*>>()
+                           .RemainingArgs()
+                           .RemainingRets());
+
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "CUDA",
+                         kCudaStart);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "CUDA",
+                         kCudaDone);
+
+}  // namespace
+}  // namespace tfring

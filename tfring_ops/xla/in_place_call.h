@@ -1,0 +1,46 @@
+// What the handlers of XLA's custom calls have in common, on every platform.
+#ifndef TFRING_OPS_XLA_IN_PLACE_CALL_H_
+#define TFRING_OPS_XLA_IN_PLACE_CALL_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/tf/handles.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace xla::ffi {
+// TensorFlow exports this, and not the XLA_FFI_GetApi of the public header.
+const XLA_FFI_Api* GetXlaFfiApi();
+}  // namespace xla::ffi
+
+namespace tfring {
+
+xla::ffi::Error ToXla(const absl::Status& status);
+
+// The operands and results of a call: buffers in place; int64s.
+struct InPlaceCall {
+  static absl::StatusOr<InPlaceCall> Decode(
+      const xla::ffi::RemainingArgs& args, const xla::ffi::RemainingRets& rets);
+
+  // Of a Start.
+  absl::StatusOr<TensorEntry> Entry(CollectiveRequest request) const;
+
+  // Where the buffers lie.
+  std::vector<const void*> Addresses() const;
+
+  std::vector<xla::ffi::AnyBuffer> buffers;  // valid in the call alone
+  // In the platform's memory.
+  std::vector<const Handle*> handles;
+  Handle* result;
+};
+
+// What a Done becomes, once the engine has written to `outcome.outputs` and XLA
+// goes on with what is at `addresses`.
+absl::Status CheckInPlace(const Outcome& outcome,
+                          const std::vector<const void*>& addresses);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_XLA_IN_PLACE_CALL_H_
