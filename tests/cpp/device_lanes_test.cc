@@ -1,6 +1,8 @@
 // Tensors on a device: with a second lane of host memory in its place.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,6 +16,7 @@ namespace tfring {
 namespace {
 
 constexpr int kSize = 3;
+constexpr int64_t kDeviceSegmentBytes = 5000;  // not the host's 1000
 
 // What happened on a rank, in its order.  Thread-safe.
 class Events {
@@ -32,13 +35,43 @@ class Events {
   std::vector<std::string> events_;
 };
 
+// Passes everything on, and keeps how long the longest message was.
+class MeasuringTransport final : public Transport {
+ public:
+  MeasuringTransport(std::unique_ptr<Transport> inner, size_t* longest)
+      : inner_(std::move(inner)), longest_(*longest) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  int node_of(int peer) const override { return inner_->node_of(peer); }
+  Request StartSend(int peer, ConstBytes data) override {
+    longest_ = std::max(longest_, data.size());
+    return inner_->StartSend(peer, data);
+  }
+  Request StartRecv(int peer, Bytes data) override {
+    return inner_->StartRecv(peer, data);
+  }
+  absl::StatusOr<bool> Test(Request request) override {
+    return inner_->Test(request);
+  }
+  absl::Status Wait(Request request) override { return inner_->Wait(request); }
+  absl::Status Progress() override { return inner_->Progress(); }
+  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  size_t& longest_;
+};
+
 // A job whose ranks have a lane each for a device, and what it did.
 class DeviceLanesTest : public testing::Test {
  protected:
   // The stream of a rank's lane is its Events.
   std::unique_ptr<Job> MakeJob() {
     transports_ = MakeInProcessTransports(kSize);
-    return std::make_unique<Job>(kSize, [this](int rank, ProcessSet& set) {
+    Options options = Job::ShortOptions();
+    options.device_segment_bytes = kDeviceSegmentBytes;
+    const auto add_lanes = [this](int rank, ProcessSet& set) {
       set.make_device_lane = [this, rank](const Options&, int32_t device,
                                           Transport& data) {
         events_[rank].Add("lane of " + std::to_string(device) + " over " +
@@ -46,10 +79,15 @@ class DeviceLanesTest : public testing::Test {
         Lane lane;
         lane.stream = &events_[rank];
         lane.kernels = &CpuKernels();
-        lane.transport = std::move(transports_[rank]);
+        lane.transport = std::make_unique<MeasuringTransport>(
+            std::move(transports_[rank]), &longest_messages_[rank]);
         return lane;
       };
-    });
+    };
+    return std::make_unique<Job>(
+        MakeInProcessTransports(kSize), MakeInProcessTransports(kSize), options,
+        /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+        add_lanes);
   }
 
   Entries MakeDeviceEntries(const std::string& name, size_t count) {
@@ -73,6 +111,7 @@ class DeviceLanesTest : public testing::Test {
   }
 
   Events events_[kSize];
+  size_t longest_messages_[kSize] = {};
   std::vector<std::unique_ptr<Transport>> transports_;
 };
 
@@ -91,6 +130,41 @@ TEST_F(DeviceLanesTest, StartThenWorkThenFinishThenDone) {
                                         "finish second at 6"}));
   }
   ExpectWorks(*job);
+}
+
+TEST_F(DeviceLanesTest, TravelsInSegmentsOfADevice) {
+  const auto job = MakeJob();
+  const Entries entries = MakeDeviceEntries("segments", 30000);
+  job->Submit(entries);
+  ExpectSums(entries);
+  job->Shutdown();
+  for (const size_t longest : longest_messages_) {
+    EXPECT_EQ(longest, size_t{kDeviceSegmentBytes});
+  }
+}
+
+TEST_F(DeviceLanesTest, ARankThatHasJoinedStandsByOnItsDevice) {
+  const auto job = MakeJob();
+  Entries joins = MakeEntries(kSize, "join", 0);
+  for (const auto& join : joins) {
+    join->request.kind = CollectiveKind::kJoin;
+    join->request.tensors.clear();
+  }
+  joins[1]->SubmitTo(job->engine(1));
+  const Entries entries = MakeDeviceEntries("without 1", 30000);
+  for (const int rank : {0, 2}) {
+    entries[rank]->request.op = ReduceOp::kAverage;
+    entries[rank]->SubmitTo(job->engine(rank));
+  }
+  for (const int rank : {0, 2}) {
+    ASSERT_EQ(entries[rank]->outcome.Wait(), absl::OkStatus());
+    EXPECT_EQ(entries[rank]->result(), std::vector<float>(30000, 2));
+  }
+  for (const int rank : {0, 2}) joins[rank]->SubmitTo(job->engine(rank));
+  for (const auto& join : joins) {
+    EXPECT_EQ(join->outcome.Wait(), absl::OkStatus());
+  }
+  EXPECT_EQ(events_[1].Take()[0], "lane of 0 over 3");
 }
 
 TEST_F(DeviceLanesTest, RanksMayCountTheirDevicesDifferently) {

@@ -172,7 +172,7 @@ TEST_F(JoinAgreementTest, AJoinAloneNeverStalls) {
 // ---- What a rank that has joined puts in ----
 
 TEST(StandInTest, ChangesNoReduction) {
-  constexpr int64_t kCount = 100;
+  constexpr int64_t kCount = 70001;  // more than is uploaded at once
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
       CollectiveRequest request = MakeRequest("a", CollectiveKind::kAllreduce);
@@ -180,6 +180,7 @@ TEST(StandInTest, ChangesNoReduction) {
       request.op = op;
       request.tensors[0].dims = {kCount};
       StandIn stand_in(request);
+      ASSERT_EQ(stand_in.Allocate(CpuKernels()), absl::OkStatus());
       const Elements values = AllreduceInput(dtype, op, kCount, 0);
       Elements result = values;
       CpuKernels().Reduce(result.data(), values.data(),
@@ -194,6 +195,7 @@ TEST(StandInTest, DoesNotScaleWhatItPutsIn) {
   request.op = ReduceOp::kMin;
   request.prescale_factor = -1;
   StandIn stand_in(request);
+  ASSERT_EQ(stand_in.Allocate(CpuKernels()), absl::OkStatus());
   EXPECT_EQ(stand_in.entry().request.prescale_factor, 1);
   EXPECT_EQ(*static_cast<const float*>(stand_in.entry().buffers[0].input),
             std::numeric_limits<float>::infinity());

@@ -67,8 +67,8 @@ def test_streams_keep_the_order(slow_streams, rank, size):
 
 
 def test_without_waits_the_order_is_lost(slow_streams, rank, size):
-    if slow_streams is None:
-        return  # a real driver always waits
+    if slow_streams is None or size == 1:
+        return  # a real driver always waits; a rank alone does too little
     slow_streams.ignore_waits = 1
     wrong = _wrong_steps(rank, size)
     slow_streams.ignore_waits = 0

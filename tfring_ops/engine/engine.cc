@@ -182,10 +182,11 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // An error leaves the entries in flight: their memory may be, too.
+  // An error leaves the entries in flight: their memory may be, too, and so may
+  // that of stand_ins_.
   absl::Status Execute(const Verdict::Bucket& bucket, int64_t agreed_ns) {
     std::vector<TensorEntry*> entries;
-    std::deque<StandIn> stand_ins;  // where this rank has joined
+    stand_ins_.clear();
     int64_t bytes = 0;
     for (size_t i = 0; i < bucket.names.size(); ++i) {
       const std::string& name = bucket.names[i];
@@ -196,7 +197,7 @@ class RingEngine final : public Engine {
         Timeline::Global().RecordRequest(Timeline::Phase::kAgree, entry.request,
                                          entry.submitted_ns, agreed_ns);
       } else if (!bucket.requests.empty()) {
-        entries.push_back(&stand_ins.emplace_back(bucket.requests[i]).entry());
+        entries.push_back(&stand_ins_.emplace_back(bucket.requests[i]).entry());
       } else {
         return absl::InternalError(
             absl::StrCat("rank ", world_rank(), " was told to run '", name,
@@ -207,6 +208,9 @@ class RingEngine final : public Engine {
     if (!lane.ok()) {
       for (const std::string& name : bucket.names) Finish(name, lane.status());
       return absl::OkStatus();
+    }
+    for (StandIn& stand_in : stand_ins_) {
+      TFRING_RETURN_IF_ERROR(stand_in.Allocate(*(*lane)->lane.kernels));
     }
     const int contributors =
         bucket.requests.empty() ? size() : bucket.contributors;
@@ -229,6 +233,7 @@ class RingEngine final : public Engine {
             RunBucket(**lane, bucket, entries, contributors, members_));
     }
     span.End();
+    stand_ins_.clear();
     for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
     return absl::OkStatus();
   }
@@ -294,6 +299,7 @@ class RingEngine final : public Engine {
   // The rest belongs to the engine's thread.
   Agreement agreement_;
   Lanes lanes_;
+  std::deque<StandIn> stand_ins_;  // of this bucket, where this rank has joined
   std::unordered_map<std::string, InFlight> in_flight_;
   Clock::time_point last_stall_check_ = Clock::now();
   absl::Status ended_;

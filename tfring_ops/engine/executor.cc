@@ -31,7 +31,9 @@ RingBuffers BuffersOf(const CollectiveRequest& request,
 }
 
 // The same on every rank.
-int64_t SegmentBytes(const Options& options, const Transport& transport) {
+int64_t SegmentBytes(const Options& options, const Transport& transport,
+                     Memory memory) {
+  if (memory == Memory::kDevice) return options.device_segment_bytes;
   for (int peer = 1; peer < transport.size(); ++peer) {
     if (transport.node_of(peer) != transport.node_of(0)) {
       return options.network_segment_bytes;
@@ -43,11 +45,13 @@ int64_t SegmentBytes(const Options& options, const Transport& transport) {
 }  // namespace
 
 Executor::Executor(const Options& options, Transport& transport,
-                   const Kernels& kernels, CostSource cost_source)
+                   const Kernels& kernels, CostSource cost_source,
+                   Memory memory)
     : fusion_threshold_bytes_(options.fusion_threshold_bytes),
       scratch_(kernels),
       fusion_buffer_(kernels),
-      ring_{transport, kernels, SegmentBytes(options, transport), scratch_},
+      ring_{transport, kernels, SegmentBytes(options, transport, memory),
+            scratch_},
       allreduce_(ring_, options, cost_source) {}
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {

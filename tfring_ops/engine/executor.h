@@ -22,11 +22,14 @@
 
 namespace tfring {
 
+// Where an executor's tensors are.
+enum class Memory { kHost, kDevice };
+
 class Executor {
  public:
   // REQUIRES: the transport and the kernels outlive the executor.
   Executor(const Options& options, Transport& transport, const Kernels& kernels,
-           CostSource cost_source);
+           CostSource cost_source, Memory memory = Memory::kHost);
 
   // REQUIRES: the entries' requests are Fusible.
   absl::Status Allreduce(absl::Span<TensorEntry* const> entries);

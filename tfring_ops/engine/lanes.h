@@ -28,10 +28,12 @@ class Lanes {
   struct Open {
     Open(const Options& options, Lane lane)
         : lane(std::move(lane)),
-          executor(options, *this->lane.transport, *this->lane.kernels,
-                   // A stream's work takes no time to ask for.
-                   this->lane.stream == nullptr ? CostSource::kMeasured
-                                                : CostSource::kTypical) {}
+          executor(
+              options, *this->lane.transport, *this->lane.kernels,
+              // A stream's work takes no time to ask for.
+              this->lane.stream == nullptr ? CostSource::kMeasured
+                                           : CostSource::kTypical,
+              this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice) {}
 
     Lane lane;
     Executor executor;

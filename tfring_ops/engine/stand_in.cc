@@ -1,11 +1,13 @@
 #include "tfring_ops/engine/stand_in.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/half.h"
+#include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
 namespace {
@@ -28,68 +30,83 @@ T Identity(ReduceOp op) {
   return T{0};
 }
 
+// Writes some on the host, which is copied until it fills `memory`.
 template <typename T>
-void Fill(std::vector<std::byte>& memory, T value) {
-  // std::vector's memory is aligned for any number.
-  auto* const first = reinterpret_cast<T*>(memory.data());
-  std::fill_n(first, memory.size() / sizeof(T), value);
+void Fill(const Kernels& kernels, T value, std::byte* memory, int64_t bytes) {
+  constexpr int64_t kBlockBytes = 64 << 10;
+  int64_t filled = std::min(bytes, kBlockBytes);
+  const std::vector<T> block(filled / sizeof(T), value);
+  kernels.Upload(memory, block.data(), filled);
+  while (filled < bytes) {
+    const int64_t more = std::min(filled, bytes - filled);
+    kernels.Copy(memory + filled, memory, more);
+    filled += more;
+  }
 }
 
-void FillWithIdentity(DataType dtype, ReduceOp op,
-                      std::vector<std::byte>& memory) {
+void FillWithIdentity(const Kernels& kernels, DataType dtype, ReduceOp op,
+                      std::byte* memory, int64_t bytes) {
+  const auto fill = [&](auto value) { Fill(kernels, value, memory, bytes); };
   switch (dtype) {
     case DataType::kFloat16:
-      return Fill(memory, Float16(Identity<float>(op)));
+      return fill(Float16(Identity<float>(op)));
     case DataType::kBfloat16:
-      return Fill(memory, Bfloat16(Identity<float>(op)));
+      return fill(Bfloat16(Identity<float>(op)));
     case DataType::kFloat32:
-      return Fill(memory, Identity<float>(op));
+      return fill(Identity<float>(op));
     case DataType::kFloat64:
-      return Fill(memory, Identity<double>(op));
+      return fill(Identity<double>(op));
     case DataType::kInt8:
-      return Fill(memory, Identity<int8_t>(op));
+      return fill(Identity<int8_t>(op));
     case DataType::kInt16:
-      return Fill(memory, Identity<int16_t>(op));
+      return fill(Identity<int16_t>(op));
     case DataType::kInt32:
-      return Fill(memory, Identity<int32_t>(op));
+      return fill(Identity<int32_t>(op));
     case DataType::kInt64:
-      return Fill(memory, Identity<int64_t>(op));
+      return fill(Identity<int64_t>(op));
     case DataType::kUint8:
-      return Fill(memory, Identity<uint8_t>(op));
+      return fill(Identity<uint8_t>(op));
     case DataType::kUint16:
-      return Fill(memory, Identity<uint16_t>(op));
+      return fill(Identity<uint16_t>(op));
     case DataType::kUint32:
-      return Fill(memory, Identity<uint32_t>(op));
+      return fill(Identity<uint32_t>(op));
     case DataType::kUint64:
-      return Fill(memory, Identity<uint64_t>(op));
+      return fill(Identity<uint64_t>(op));
     case DataType::kBool:
-      return Fill(memory, Identity<bool>(op));
+      return fill(static_cast<uint8_t>(Identity<bool>(op)));
   }
 }
 
 }  // namespace
 
-StandIn::StandIn(const CollectiveRequest& request)
-    : memory_(request.tensors.size()) {
+StandIn::StandIn(const CollectiveRequest& request) {
   entry_.request = request;
   // Twice an infinity is one still, but not minus twice.
   entry_.request.prescale_factor = 1.0;
-  for (size_t i = 0; i < memory_.size(); ++i) {
-    TensorInfo& tensor = entry_.request.tensors[i];
-    if (request.kind == CollectiveKind::kAllgather) tensor.dims[0] = 0;
-    memory_[i].resize(SizeInBytes(request.dtype, tensor));
+  if (request.kind != CollectiveKind::kAllgather) return;
+  for (TensorInfo& tensor : entry_.request.tensors) tensor.dims[0] = 0;
+}
+
+absl::Status StandIn::Allocate(const Kernels& kernels) {
+  const CollectiveRequest& request = entry_.request;
+  for (const TensorInfo& tensor : request.tensors) {
+    const int64_t bytes = SizeInBytes(request.dtype, tensor);
+    TFRING_ASSIGN_OR_RETURN(std::byte* const memory,
+                            memory_.emplace_back(kernels).AtLeast(bytes));
     if (request.kind == CollectiveKind::kAllreduce) {
-      FillWithIdentity(request.dtype, request.op, memory_[i]);
+      FillWithIdentity(kernels, request.dtype, request.op, memory, bytes);
+    } else if (request.kind == CollectiveKind::kAdasum) {
+      FillWithIdentity(kernels, request.dtype, ReduceOp::kSum, memory, bytes);
     }
-    entry_.buffers.push_back({memory_[i].data(), memory_[i].data()});
+    entry_.buffers.push_back({memory, memory});
   }
   entry_.allocate_output =
       [this](int index,
              const std::vector<int64_t>& dims) -> absl::StatusOr<void*> {
     const TensorInfo output{"", dims};
-    memory_[index].resize(SizeInBytes(entry_.request.dtype, output));
-    return memory_[index].data();
+    return memory_[index].AtLeast(SizeInBytes(entry_.request.dtype, output));
   };
+  return kernels.Synchronize();
 }
 
 void AverageOver(int contributors, CollectiveRequest& request) {

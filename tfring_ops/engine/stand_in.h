@@ -15,12 +15,15 @@
 #ifndef TFRING_OPS_ENGINE_STAND_IN_H_
 #define TFRING_OPS_ENGINE_STAND_IN_H_
 
-#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/kernels/workspace.h"
 
 namespace tfring {
 
@@ -33,12 +36,17 @@ class StandIn {
   StandIn(const StandIn&) = delete;
   StandIn& operator=(const StandIn&) = delete;
 
+  // The memory that entry() works on, where those kernels work.  Called once,
+  // before the entry runs.
+  // REQUIRES: `kernels` outlives this.
+  absl::Status Allocate(const Kernels& kernels);
+
   // Has no `done`.  Its memory is this object's.
   TensorEntry& entry() { return entry_; }
 
  private:
   TensorEntry entry_;
-  std::vector<std::vector<std::byte>> memory_;  // of each tensor
+  std::deque<Workspace> memory_;  // of each tensor
 };
 
 // Makes an average one over `contributors` ranks, rather than over all.

@@ -44,6 +44,10 @@ class CpuKernelsImpl final : public Kernels {
     std::memcpy(dst, src, static_cast<size_t>(bytes));
   }
 
+  void Upload(void* dst, const void* host, int64_t bytes) const override {
+    Copy(dst, host, bytes);
+  }
+
   void Adasum(void* dst, const void* a, const void* b, int64_t count,
               DataType dtype) const override {
     tfring::Adasum(dst, a, b, count, dtype);

@@ -128,6 +128,15 @@ void CudaKernels::Copy(void* dst, const void* src, int64_t bytes) const {
   });
 }
 
+void CudaKernels::Upload(void* dst, const void* host, int64_t bytes) const {
+  if (bytes == 0) return;
+  Do([&] {
+    TFRING_RETURN_IF_ERROR(
+        driver_.cuMemcpyHtoDAsync(DeviceAddress(dst), host, bytes, stream_));
+    return driver_.cuStreamSynchronize(stream_);
+  });
+}
+
 void CudaKernels::Adasum(void* dst, const void* a, const void* b, int64_t count,
                          DataType dtype) const {
   if (count == 0) return;

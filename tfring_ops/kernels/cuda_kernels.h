@@ -3,6 +3,7 @@
 // What kernels.h leaves open:
 // - All is in the order of the stream, and asked for only: Synchronize does not
 //   wait.  The first error is kept, and makes what follows do nothing.
+// - Upload waits for the stream.
 // - Adasum is computed on the host, and waits: it is of two whole tensors, and
 //   its bits must not depend on the shape of a grid.
 #ifndef TFRING_OPS_KERNELS_CUDA_KERNELS_H_
@@ -37,6 +38,7 @@ class CudaKernels final : public Kernels {
   void Scale(void* dst, const void* src, int64_t count, DataType dtype,
              double factor) const override;
   void Copy(void* dst, const void* src, int64_t bytes) const override;
+  void Upload(void* dst, const void* host, int64_t bytes) const override;
   void Adasum(void* dst, const void* a, const void* b, int64_t count,
               DataType dtype) const override;
   absl::Status Synchronize() const override { return status_; }

@@ -38,6 +38,9 @@ class Kernels {
   // `dst` and `src` may be the same, and may not overlap otherwise.
   virtual void Copy(void* dst, const void* src, int64_t bytes) const = 0;
 
+  // From host memory, which is the caller's again when this returns.
+  virtual void Upload(void* dst, const void* host, int64_t bytes) const = 0;
+
   // dst = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b: see adasum.h.
   virtual void Adasum(void* dst, const void* a, const void* b, int64_t count,
                       DataType dtype) const = 0;
