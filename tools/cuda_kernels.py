@@ -10,6 +10,7 @@ not know.
 import ctypes
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = "nvidia-cuda-nvrtc-cu12"
@@ -21,7 +22,7 @@ PTX = SOURCE.with_suffix(".ptx")
 OPTIONS = ("--gpu-architecture=compute_52", "--fmad=false", "--std=c++17")
 
 
-def compiler():
+def compiler() -> ctypes.CDLL | None:
     """Returns NVRTC's library, or None where it is not installed."""
     try:
         distribution = importlib.metadata.distribution(PACKAGE)
@@ -35,7 +36,7 @@ def compiler():
     return None
 
 
-def compile_kernels(nvrtc):
+def compile_kernels(nvrtc: ctypes.CDLL) -> str:
     """Returns the PTX of the kernels as text."""
     program = ctypes.c_void_p()
     _check(
@@ -60,7 +61,11 @@ def compile_kernels(nvrtc):
     return _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
 
 
-def _text(get_size, get, program):
+def _text(
+    get_size: Callable[..., int],
+    get: Callable[..., int],
+    program: ctypes.c_void_p,
+) -> str:
     size = ctypes.c_size_t()
     _check(get_size(program, ctypes.byref(size)), get_size.__name__)
     text = ctypes.create_string_buffer(size.value)
@@ -68,12 +73,12 @@ def _text(get_size, get, program):
     return text.value.decode()
 
 
-def _check(result, function):
+def _check(result: int, function: str) -> None:
     if result != 0:
         raise RuntimeError(f"{function} failed: error {result} of NVRTC")
 
 
-def main():
+def main() -> None:
     """Writes the PTX, or with --check compares it."""
     nvrtc = compiler()
     if nvrtc is None:
