@@ -149,6 +149,8 @@ def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):
 
 
 OPTIONS = {
+    "device_dense": "/cpu:0",
+    "device_sparse": "/device:cpu:0",
     "sparse_as_dense": True,
     "compression": tfring.Compression.bf16,
     "gradient_predivide_factor": 2.0,
@@ -157,6 +159,8 @@ OPTIONS = {
     "scale_local_gradients": False,
 }
 OPTIONS_OF_REDUCER = {
+    "device_dense": "/cpu:0",
+    "device_sparse": "/device:cpu:0",
     "sparse_as_dense": True,
     "compression": tfring.Compression.bf16,
     "predivide_factor": 2.0,
