@@ -108,15 +108,17 @@ gpu-test: build
 	TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
 	  tests/parallel/on_gpu.py tests/parallel/test_collectives.py
 
+# Two at a time: much of a job is waiting.
 jobs-test: build
-	$(BIN)/python -m pytest tests/jobs
+	$(BIN)/python -m pytest --numprocesses 2 tests/jobs
 
 # Several hosts, as network namespaces: skipped where those are not allowed.
 network-test: build
 	$(BIN)/python -m pytest tests/network
 
+BAZEL_TARGETS := //:all
 bazel-test: build $(GTEST_READY)
-	tools/bazel_test
+	tools/bazel_test $(BAZEL_TARGETS)
 
 # The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
 # this tree: make compat TF=2.18.1, or TF=2.21.0 MPI=mpich, or MPICC=...
