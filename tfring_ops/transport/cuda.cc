@@ -35,6 +35,7 @@ class CudaTransport final : public Transport {
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
   int node_of(int peer) const override { return host_.node_of(peer); }
+  bool TakesDeviceMemory(int /*peer*/) const override { return true; }
 
   Request StartSend(int peer, ConstBytes data) override {
     // Read only: a send is never read into.

@@ -13,6 +13,9 @@ class FaultyTransport final : public Transport {
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   int node_of(int peer) const override { return inner_->node_of(peer); }
+  bool TakesDeviceMemory(int peer) const override {
+    return inner_->TakesDeviceMemory(peer);
+  }
 
   Request StartSend(int peer, ConstBytes data) override {
     return Fails() ? kFailed : inner_->StartSend(peer, data);

@@ -15,6 +15,9 @@ class GroupTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
   int node_of(int peer) const override { return whole_.node_of(In(peer)); }
+  bool TakesDeviceMemory(int peer) const override {
+    return whole_.TakesDeviceMemory(In(peer));
+  }
 
   Request StartSend(int peer, ConstBytes data) override {
     return whole_.StartSend(In(peer), data);

@@ -127,6 +127,7 @@ class InProcessTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(nodes_.size()); }
   int node_of(int peer) const override { return nodes_[peer]; }
+  bool TakesDeviceMemory(int /*peer*/) const override { return false; }
 
   Request StartSend(int peer, ConstBytes data) override {
     return Keep(fabric_->Start(rank_, peer, Fabric::Direction::kSend,

@@ -76,7 +76,7 @@ class Transport {
 
   // Whether StartSend to `peer`, and StartRecv from it, may be given memory of
   // a GPU.
-  virtual bool TakesDeviceMemory(int /*peer*/) const { return false; }
+  virtual bool TakesDeviceMemory(int peer) const = 0;
 
   // Moves along what is in flight while its owner waits for something else.
   // An error if the transport has failed.
