@@ -11,42 +11,25 @@
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/engine/timeline.h"
+#include "tfring_ops/transport/forwarding.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 namespace {
 
 // Takes a millisecond for each wait.
-class SlowTransport final : public Transport {
+class SlowTransport final : public ForwardingTransport {
  public:
   SlowTransport(std::unique_ptr<Transport> inner, std::atomic<int>& waits)
-      : inner_(std::move(inner)), waits_(waits) {}
+      : ForwardingTransport(std::move(inner)), waits_(waits) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  int node_of(int peer) const override { return inner_->node_of(peer); }
-  bool TakesDeviceMemory(int peer) const override {
-    return inner_->TakesDeviceMemory(peer);
-  }
-  Request StartSend(int peer, ConstBytes data) override {
-    return inner_->StartSend(peer, data);
-  }
-  Request StartRecv(int peer, Bytes data) override {
-    return inner_->StartRecv(peer, data);
-  }
-  absl::StatusOr<bool> Test(Request request) override {
-    return inner_->Test(request);
-  }
   absl::Status Wait(Request request) override {
     ++waits_;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return inner_->Wait(request);
+    return ForwardingTransport::Wait(request);
   }
-  absl::Status Progress() override { return inner_->Progress(); }
-  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
 
  private:
-  const std::unique_ptr<Transport> inner_;
   std::atomic<int>& waits_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -36,33 +37,17 @@ class Events {
 };
 
 // Passes everything on, and keeps how long the longest message was.
-class MeasuringTransport final : public Transport {
+class MeasuringTransport final : public ForwardingTransport {
  public:
   MeasuringTransport(std::unique_ptr<Transport> inner, size_t* longest)
-      : inner_(std::move(inner)), longest_(*longest) {}
+      : ForwardingTransport(std::move(inner)), longest_(*longest) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  int node_of(int peer) const override { return inner_->node_of(peer); }
-  bool TakesDeviceMemory(int peer) const override {
-    return inner_->TakesDeviceMemory(peer);
-  }
   Request StartSend(int peer, ConstBytes data) override {
     longest_ = std::max(longest_, data.size());
-    return inner_->StartSend(peer, data);
+    return ForwardingTransport::StartSend(peer, data);
   }
-  Request StartRecv(int peer, Bytes data) override {
-    return inner_->StartRecv(peer, data);
-  }
-  absl::StatusOr<bool> Test(Request request) override {
-    return inner_->Test(request);
-  }
-  absl::Status Wait(Request request) override { return inner_->Wait(request); }
-  absl::Status Progress() override { return inner_->Progress(); }
-  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
 
  private:
-  const std::unique_ptr<Transport> inner_;
   size_t& longest_;
 };
 

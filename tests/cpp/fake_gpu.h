@@ -12,6 +12,7 @@
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/workspace.h"
+#include "tfring_ops/transport/forwarding.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -77,29 +78,21 @@ class DeviceElements {
 };
 
 // A host transport that takes the fake GPU's memory.
-class CudaAwareTransport final : public Transport {
+class CudaAwareTransport final : public ForwardingTransport {
  public:
   explicit CudaAwareTransport(std::unique_ptr<Transport> host)
-      : host_(std::move(host)) {}
+      : ForwardingTransport(std::move(host)) {}
 
-  int rank() const override { return host_->rank(); }
-  int size() const override { return host_->size(); }
-  int node_of(int peer) const override { return host_->node_of(peer); }
   Request StartSend(int peer, ConstBytes data) override {
-    return host_->StartSend(
-        peer,
-        ConstBytes(OnHost(const_cast<std::byte*>(data.data())), data.size()));
+    std::byte* const memory = const_cast<std::byte*>(data.data());
+    return ForwardingTransport::StartSend(
+        peer, ConstBytes(OnHost(memory), data.size()));
   }
   Request StartRecv(int peer, Bytes data) override {
-    return host_->StartRecv(peer, Bytes(OnHost(data.data()), data.size()));
+    return ForwardingTransport::StartRecv(
+        peer, Bytes(OnHost(data.data()), data.size()));
   }
-  absl::StatusOr<bool> Test(Request request) override {
-    return host_->Test(request);
-  }
-  absl::Status Wait(Request request) override { return host_->Wait(request); }
   bool TakesDeviceMemory(int /*peer*/) const override { return true; }
-  absl::Status Progress() override { return host_->Progress(); }
-  void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
  private:
   static std::byte* OnHost(std::byte* memory) {
@@ -107,8 +100,6 @@ class CudaAwareTransport final : public Transport {
         reinterpret_cast<void* (*)(void*)>(FakeCudaFunction("FakeCudaOnHost"));
     return static_cast<std::byte*>(translate(memory));
   }
-
-  const std::unique_ptr<Transport> host_;
 };
 
 }  // namespace tfring

@@ -2,58 +2,45 @@
 
 #include <utility>
 
+#include "tfring_ops/transport/forwarding.h"
+
 namespace tfring {
 namespace {
 
-class FaultyTransport final : public Transport {
+class FaultyTransport final : public ForwardingTransport {
  public:
   FaultyTransport(std::unique_ptr<Transport> inner, int64_t failing_operation)
-      : inner_(std::move(inner)), failing_operation_(failing_operation) {}
-
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  int node_of(int peer) const override { return inner_->node_of(peer); }
-  bool TakesDeviceMemory(int peer) const override {
-    return inner_->TakesDeviceMemory(peer);
-  }
+      : ForwardingTransport(std::move(inner)),
+        failing_operation_(failing_operation) {}
 
   Request StartSend(int peer, ConstBytes data) override {
-    return Fails() ? kFailed : inner_->StartSend(peer, data);
+    return Fails() ? kFailed : ForwardingTransport::StartSend(peer, data);
   }
 
   Request StartRecv(int peer, Bytes data) override {
-    return Fails() ? kFailed : inner_->StartRecv(peer, data);
+    return Fails() ? kFailed : ForwardingTransport::StartRecv(peer, data);
   }
 
   absl::StatusOr<bool> Test(Request request) override {
     if (request == kFailed) return failure_;
-    return inner_->Test(request);
+    return ForwardingTransport::Test(request);
   }
 
   absl::Status Wait(Request request) override {
     if (request == kFailed) return failure_;
-    return inner_->Wait(request);
+    return ForwardingTransport::Wait(request);
   }
-
-  bool CanPeek(int peer) const override { return inner_->CanPeek(peer); }
 
   absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
     if (Fails()) return failure_;
-    return inner_->Peek(peer, message_bytes);
+    return ForwardingTransport::Peek(peer, message_bytes);
   }
-
-  void Release(int peer) override { inner_->Release(peer); }
-
-  absl::Status Progress() override { return inner_->Progress(); }
-
-  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
 
  private:
   static constexpr Request kFailed = ~Request{0};
 
   bool Fails() { return ++operations_ >= failing_operation_; }
 
-  const std::unique_ptr<Transport> inner_;
   const int64_t failing_operation_;
   const absl::Status failure_ = absl::UnavailableError("the wire was cut");
   int64_t operations_ = 0;

@@ -1,0 +1,55 @@
+// A transport around another, to which it passes on all that a derived class
+// does not change.
+#ifndef TFRING_OPS_TRANSPORT_FORWARDING_H_
+#define TFRING_OPS_TRANSPORT_FORWARDING_H_
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+class ForwardingTransport : public Transport {
+ public:
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  int node_of(int peer) const override { return inner_->node_of(peer); }
+
+  Request StartSend(int peer, ConstBytes data) override {
+    return inner_->StartSend(peer, data);
+  }
+  Request StartRecv(int peer, Bytes data) override {
+    return inner_->StartRecv(peer, data);
+  }
+  absl::StatusOr<bool> Test(Request request) override {
+    return inner_->Test(request);
+  }
+  absl::Status Wait(Request request) override { return inner_->Wait(request); }
+
+  bool CanPeek(int peer) const override { return inner_->CanPeek(peer); }
+  absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
+    return inner_->Peek(peer, message_bytes);
+  }
+  void Release(int peer) override { inner_->Release(peer); }
+
+  bool TakesDeviceMemory(int peer) const override {
+    return inner_->TakesDeviceMemory(peer);
+  }
+  absl::Status Progress() override { return inner_->Progress(); }
+  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
+
+ protected:
+  explicit ForwardingTransport(std::unique_ptr<Transport> inner)
+      : inner_(std::move(inner)) {}
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_FORWARDING_H_
