@@ -15,11 +15,17 @@ from pathlib import Path
 
 PACKAGE = "nvidia-cuda-nvrtc-cu12"
 VERSION = "12.1.105"
-SOURCE = Path(__file__).parents[1] / "tfring_ops/kernels/cuda_kernels.cu"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "tfring_ops/kernels/cuda_kernels.cu"
 PTX = SOURCE.with_suffix(".ptx")
 # Any GPU since Maxwell: the driver compiles it further for its own.
 # fmad: cpu_loops.h is compiled without contraction, too.
-OPTIONS = ("--gpu-architecture=compute_52", "--fmad=false", "--std=c++17")
+OPTIONS = (
+    "--gpu-architecture=compute_52",
+    "--fmad=false",
+    "--std=c++17",
+    f"--include-path={ROOT}",
+)
 
 
 def compiler() -> ctypes.CDLL | None:

@@ -106,8 +106,8 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 # and not under the sanitizers: MPI libraries leak and race by themselves.  Nor
 # are those called large_*_test.cc, which would take minutes there.  What knows
 # no second thread has nothing to show to TSan.
-SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,coordinator \
-  cpu_variants difference fusion half kernels messages options))
+SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
+  coordinator cpu_variants difference fusion half kernels messages options))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
 OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_races_test

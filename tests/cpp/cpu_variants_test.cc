@@ -159,6 +159,27 @@ TEST_P(CpuVariantsTest, ScaleToTheSameBits) {
   }
 }
 
+TEST_P(CpuVariantsTest, ConvertToTheSameBits) {
+  const DataType to = GetParam();
+  for (const DataType from : kDataTypes) {
+    if (from == to || !(CanTravelAs(from, to) || CanTravelAs(to, from))) {
+      continue;
+    }
+    // Every count has another rest.
+    for (const int64_t count : {0, 1, 15, 64, 1039, 5000}) {
+      const Elements data = InterestingElements(from, count, 0);
+      Elements expected((count + 1) * SizeInBytes(to));
+      Elements actual = expected;
+      kCpuBaseline.convert(expected.data(), to, data.data(), from, count);
+      for (const CpuVariant* variant : Others()) {
+        SCOPED_TRACE(std::string(variant->name) + ", from " + Name(from));
+        variant->convert(actual.data(), to, data.data(), from, count);
+        ExpectSameBits(to, actual.data(), expected.data(), count + 1, true);
+      }
+    }
+  }
+}
+
 // Every count up to some vectors, at every distance from what they are aligned
 // to; and nothing beside the range is touched.
 TEST_P(CpuVariantsTest, AnyCountAndAlignment) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -135,6 +136,65 @@ TEST_F(CudaKernelsTest, ScalesAsTheHostDoes) {
       }
     }
   }
+}
+
+// More pieces than one launch takes, of lengths around those of a vector and of
+// a tile, aligned and not.
+TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
+  constexpr int64_t kCounts[] = {0, 1, 7, 8, 65, 2048, 2049, 5000};
+  constexpr int kPieces = 131;
+  for (const DataType from : kDataTypes) {
+    for (const DataType to : kDataTypes) {
+      if (!(CanTravelAs(from, to) || CanTravelAs(to, from))) continue;
+      int64_t count = 0;
+      for (int i = 0; i < kPieces; ++i) count += kCounts[i % 8];
+      const Elements input = AnyElements(from, count, 5);
+      const DeviceElements device_input(*gpu_, input);
+      for (const double factor : {1.0, 1.0 / 3}) {
+        Elements expected(count * SizeInBytes(to));
+        const DeviceElements output(*gpu_, expected);
+        // In the order from last to first.
+        std::vector<CopyPiece> on_host, on_gpu;
+        int64_t first = 0;
+        for (int i = 0; i < kPieces; ++i) {
+          const int64_t length = kCounts[i % 8];
+          const int64_t target = (count - first - length) * SizeInBytes(to);
+          const int64_t source = first * SizeInBytes(from);
+          on_host.push_back(
+              {input.data() + source, expected.data() + target, length});
+          on_gpu.push_back(
+              {device_input.data() + source, output.data() + target, length});
+          first += length;
+        }
+        CpuKernels().CopyPieces(on_host, from, to, factor);
+        kernels_.CopyPieces(on_gpu, from, to, factor);
+        SCOPED_TRACE(std::string("from ") + Name(from));
+        ExpectSame(to, output.Download(), expected);
+      }
+    }
+  }
+  kernels_.CopyPieces({}, DataType::kInt8, DataType::kInt8, 1.0);
+  EXPECT_EQ(kernels_.Synchronize(), absl::OkStatus());
+}
+
+// Nothing that the launch needs is kept until the GPU gets there.
+TEST_F(CudaKernelsTest, PiecesAreOneLaunchAndNobodyKeepsThem) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not count them";
+  const Elements input = AnyElements(DataType::kUint16, 1000, 6);
+  const DeviceElements from(*gpu_, input);
+  const DeviceElements to(*gpu_, Elements(2000));
+  const WithFakeCuda one(&fake_cuda::Options::launches_left, 1);
+  const WithFakeCuda slow(&fake_cuda::Options::delay_us, 1000);
+  {
+    std::vector<CopyPiece> pieces;
+    for (int64_t i = 0; i < 100; ++i) {
+      pieces.push_back({from.data() + i * 20, to.data() + i * 20, 10});
+    }
+    kernels_.CopyPieces(pieces, DataType::kUint16, DataType::kUint16, 1.0);
+    std::fill(pieces.begin(), pieces.end(), CopyPiece{});
+  }
+  EXPECT_EQ(kernels_.Synchronize(), absl::OkStatus());
+  EXPECT_EQ(to.Download(), input);
 }
 
 TEST_F(CudaKernelsTest, CopiesInTheOrderOfTheStream) {

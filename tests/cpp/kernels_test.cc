@@ -393,5 +393,16 @@ TEST(CpuKernelsTest, CopiesElsewhereAndOntoItself) {
   EXPECT_TRUE(CpuKernels().Synchronize().ok());
 }
 
+TEST(CpuKernelsTest, CopiesPiecesAndScalesThem) {
+  const std::vector<int32_t> from = {1, 2, 3, 4, 5, 6};
+  std::vector<int32_t> to(6, 9);
+  const std::vector<CopyPiece> pieces = {{&from[4], to.data(), 2},
+                                         {from.data(), &to[2], 3}};
+  CpuKernels().CopyPieces(pieces, DataType::kInt32, DataType::kInt32, 1.0);
+  EXPECT_EQ(to, (std::vector<int32_t>{5, 6, 1, 2, 3, 9}));
+  CpuKernels().CopyPieces(pieces, DataType::kInt32, DataType::kInt32, 2.0);
+  EXPECT_EQ(to, (std::vector<int32_t>{10, 12, 2, 4, 6, 9}));
+}
+
 }  // namespace
 }  // namespace tfring

@@ -6,11 +6,13 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tfring_ops/base/types.h"
+#include "tfring_ops/kernels/cuda_pieces.h"
 
 using namespace tfring::fake_cuda;  // NOLINT(google-build-using-namespace)
 
@@ -52,34 +54,76 @@ Stream* StreamOf(void* stream) {
   return stream == nullptr ? default_stream : static_cast<Stream*>(stream);
 }
 
+uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
+
 struct Module {
   std::set<std::string> names;
 };
 
 using Reduce = void (*)(void* dst, const void* a, const void* b, int64_t count);
-using Scale = void (*)(void* dst, const void* src, int64_t count,
-                       double factor);
+using CopyPieces = void (*)(tfring::CudaPieces table);
 
 struct Function {
   std::string name;
   void* kernel = nullptr;
-  int operands = 3;
-  uint64_t element_bytes = 1;
+  bool copies_pieces = false;
+  uint64_t from_bytes = 1, to_bytes = 1;  // an element
 };
 
-// By its name, "tfring_sum_float32", as cuda_kernels.cu has it.
+// By its name, "tfring_sum_float32", "tfring_copy_uint8" or
+// "tfring_convert_float32_float16", as cuda_kernels.cu has it.
 Function Describe(const std::string& name) {
   Function function{name, FindKernel(name.c_str())};
-  if (name.rfind("tfring_scale_", 0) == 0) function.operands = 2;
+  std::vector<std::string> words;
+  std::istringstream stream(name);
+  for (std::string word; std::getline(stream, word, '_');) {
+    words.push_back(word);
+  }
+  const std::string& what = words[1];
+  function.copies_pieces =
+      what == "copy" || what == "scale" || what == "convert";
   for (int type = 0; type <= static_cast<int>(DataType::kBool); ++type) {
     const auto dtype = static_cast<DataType>(type);
-    const std::string ending = std::string("_") + Name(dtype);
-    if (name.size() > ending.size() &&
-        name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
-      function.element_bytes = SizeInBytes(dtype);
-    }
+    if (words[2] == Name(dtype)) function.from_bytes = SizeInBytes(dtype);
+    if (words.back() == Name(dtype)) function.to_bytes = SizeInBytes(dtype);
   }
   return function;
+}
+
+int LaunchReduce(const Function& function, void** parameters,
+                 std::function<void()>& kernel) {
+  uint64_t addresses[3];
+  for (int i = 0; i < 3; ++i) {
+    std::memcpy(&addresses[i], parameters[i], sizeof(addresses[i]));
+    if (addresses[i] % function.to_bytes != 0) return kMisaligned;
+  }
+  int64_t count = 0;
+  std::memcpy(&count, parameters[3], sizeof(count));
+  kernel = [dst = OnHost(addresses[0]), a = OnHost(addresses[1]),
+            b = OnHost(addresses[2]), count,
+            reduce = reinterpret_cast<Reduce>(function.kernel)] {
+    reduce(dst, a, b, count);
+  };
+  return kSuccess;
+}
+
+int LaunchCopyPieces(const Function& function, void** parameters,
+                     std::function<void()>& kernel) {
+  tfring::CudaPieces table;
+  std::memcpy(&table, parameters[0], sizeof(table));
+  for (int64_t i = 0; i < table.count; ++i) {
+    tfring::CudaPiece& piece = table.pieces[i];
+    const uint64_t from = Address(piece.from), to = Address(piece.to);
+    if (from % function.from_bytes != 0 || to % function.to_bytes != 0) {
+      return kMisaligned;
+    }
+    piece.from = OnHost(from);
+    piece.to = OnHost(to);
+  }
+  kernel = [table, copy = reinterpret_cast<CopyPieces>(function.kernel)] {
+    copy(table);
+  };
+  return kSuccess;
 }
 
 int Copy(uint64_t to, uint64_t from, size_t bytes, void* stream) {
@@ -89,8 +133,6 @@ int Copy(uint64_t to, uint64_t from, size_t bytes, void* stream) {
   });
   return kSuccess;
 }
-
-uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 
 }  // namespace
 
@@ -226,31 +268,11 @@ ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y,
   if (left == 0) return kLaunchFailed;
   if (left > 0) --left;
   const Function& asked = *static_cast<Function*>(function);
-  const auto parameter = [&](int index) {
-    uint64_t value = 0;
-    std::memcpy(&value, parameters[index], sizeof(value));
-    return value;
-  };
-  for (int i = 0; i < asked.operands; ++i) {
-    if (parameter(i) % asked.element_bytes != 0) return kMisaligned;
-  }
-  std::byte* const dst = OnHost(parameter(0));
-  const std::byte* const a = OnHost(parameter(1));
   std::function<void()> kernel;
-  if (asked.operands == 2) {
-    const auto count = static_cast<int64_t>(parameter(2));
-    double factor = 0;
-    std::memcpy(&factor, parameters[3], sizeof(factor));
-    kernel = [=, scale = reinterpret_cast<Scale>(asked.kernel)] {
-      scale(dst, a, count, factor);
-    };
-  } else {
-    const std::byte* const b = OnHost(parameter(2));
-    const auto count = static_cast<int64_t>(parameter(3));
-    kernel = [=, reduce = reinterpret_cast<Reduce>(asked.kernel)] {
-      reduce(dst, a, b, count);
-    };
-  }
+  const int result = asked.copies_pieces
+                         ? LaunchCopyPieces(asked, parameters, kernel)
+                         : LaunchReduce(asked, parameters, kernel);
+  if (result != kSuccess) return result;
   Enqueue(StreamOf(stream), [=] { RunGrid(grid_x, block_x, kernel); });
   return kSuccess;
 }

@@ -20,6 +20,10 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+
 static float __uint_as_float(unsigned bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));

@@ -2,6 +2,14 @@
 
 namespace tfring {
 
+bool CanTravelAs(DataType dtype, DataType wire) {
+  const bool is_wide =
+      dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
+  const bool is_half =
+      wire == DataType::kFloat16 || wire == DataType::kBfloat16;
+  return dtype == wire || (is_wide && is_half);
+}
+
 int64_t SizeInBytes(DataType dtype) {
   switch (dtype) {
     case DataType::kInt8:

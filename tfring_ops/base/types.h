@@ -41,6 +41,10 @@ struct Range {
   int64_t count = 0;
 };
 
+// Whether floats of `dtype` may travel, and be reduced, as `wire`: as they are,
+// or float32 and float64 as float16 or bfloat16.
+bool CanTravelAs(DataType dtype, DataType wire);
+
 // The size of one element.
 int64_t SizeInBytes(DataType dtype);
 

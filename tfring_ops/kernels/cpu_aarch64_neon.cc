@@ -42,6 +42,19 @@ struct Neon {
              vmovn_u32(vbslq_u32(is_number, rounded, nan)));
   }
 
+  static Floats Load(const float* from) { return vld1q_f32(from); }
+  static void Store(float* to, Floats values) { vst1q_f32(to, values); }
+
+  static Floats Load(const double* from) {
+    return vcvt_high_f32_f64(vcvt_f32_f64(vld1q_f64(from)),
+                             vld1q_f64(from + 2));
+  }
+
+  static void Store(double* to, Floats values) {
+    vst1q_f64(to, vcvt_f64_f32(vget_low_f32(values)));
+    vst1q_f64(to + 2, vcvt_high_f64_f32(values));
+  }
+
   static Floats Multiply(Floats values, double factor) {
     const float64x2_t low = vcvt_f64_f32(vget_low_f32(values));
     const float64x2_t high = vcvt_high_f64_f32(values);
@@ -53,6 +66,6 @@ struct Neon {
 }  // namespace
 
 const CpuVariant kCpuNeon = {"neon", CpuLoops<Neon>::Reduce,
-                             CpuLoops<Neon>::Scale};
+                             CpuLoops<Neon>::Scale, CpuLoops<Neon>::Convert};
 
 }  // namespace tfring

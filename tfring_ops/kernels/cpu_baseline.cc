@@ -10,6 +10,7 @@ using Baseline = PortableCpu<Unit>;
 }  // namespace
 
 const CpuVariant kCpuBaseline = {"baseline", CpuLoops<Baseline>::Reduce,
-                                 CpuLoops<Baseline>::Scale};
+                                 CpuLoops<Baseline>::Scale,
+                                 CpuLoops<Baseline>::Convert};
 
 }  // namespace tfring

@@ -9,6 +9,7 @@
 //   to that number.  An integer that would leave its range stops at the end of
 //   it, and NaN becomes 0.  A factor of exactly 1 changes nothing, not even an
 //   int64 that no double can hold.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -44,6 +45,17 @@ class CpuKernelsImpl final : public Kernels {
     std::memcpy(dst, src, static_cast<size_t>(bytes));
   }
 
+  void CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
+                  DataType to, double factor) const override {
+    for (const CopyPiece& piece : pieces) {
+      if (from == to) {
+        Scale(piece.to, piece.from, piece.count, to, factor);
+      } else {
+        ConvertPiece(piece, from, to, factor);
+      }
+    }
+  }
+
   void Upload(void* dst, const void* host, int64_t bytes) const override {
     Copy(dst, host, bytes);
   }
@@ -70,6 +82,21 @@ class CpuKernelsImpl final : public Kernels {
   void Free(void* memory) const override { std::free(memory); }
 
  private:
+  // In blocks that are scaled while they are in the first cache.
+  void ConvertPiece(const CopyPiece& piece, DataType from, DataType to,
+                    double factor) const {
+    constexpr int64_t kBlock = 2048;
+    const auto* src = static_cast<const std::byte*>(piece.from);
+    auto* dst = static_cast<std::byte*>(piece.to);
+    for (int64_t left = piece.count; left > 0; left -= kBlock) {
+      const int64_t count = std::min(left, kBlock);
+      variant_.convert(dst, to, src, from, count);
+      if (factor != 1.0) variant_.scale(dst, dst, count, to, factor);
+      src += count * SizeInBytes(from);
+      dst += count * SizeInBytes(to);
+    }
+  }
+
   const CpuVariant& variant_;
 };
 

@@ -33,9 +33,9 @@
 namespace tfring {
 
 // What CpuLoops asks of `Cpu`: the vectors that hold kFloats floats and
-// kDoubles doubles, which have C++'s operators, and how 16-bit elements become
-// Floats and come back.  This is the portable way, one by one; `Unit` is any
-// class of the unit's own.
+// kDoubles doubles, which have C++'s operators, and how the elements of all
+// floating-point types become Floats and come back.  This is the portable way,
+// one by one; `Unit` is any class of the unit's own.
 template <typename Unit>
 struct PortableCpu {
   using Floats = float;
@@ -43,13 +43,13 @@ struct PortableCpu {
   using Doubles __attribute__((vector_size(16))) = double;
   static constexpr int64_t kDoubles = 2;
 
-  template <typename Half>
-  static Floats Load(const Half* from) {
+  template <typename T>
+  static Floats Load(const T* from) {
     return static_cast<float>(*from);
   }
-  template <typename Half>
-  static void Store(Half* to, Floats value) {
-    *to = Half(value);
+  template <typename T>
+  static void Store(T* to, Floats value) {
+    *to = T(value);
   }
   // As double, and rounded to float.
   static Floats Multiply(Floats value, double factor) {
@@ -77,6 +77,22 @@ class CpuLoops {
       using T = typename decltype(tag)::type;
       ScaleElements(static_cast<T*>(dst), static_cast<const T*>(src), count,
                     factor);
+    });
+  }
+
+  static void Convert(void* dst, DataType to, const void* src, DataType from,
+                      int64_t count) {
+    Dispatch(to, [=](auto to_tag) {
+      Dispatch(from, [=](auto from_tag) {
+        using To = typename decltype(to_tag)::type;
+        using From = typename decltype(from_tag)::type;
+        if constexpr (kTravelsAs<From, To> || kTravelsAs<To, From>) {
+          ConvertElements(static_cast<To*>(dst), static_cast<const From*>(src),
+                          count);
+        } else {
+          assert(false && "not converted");
+        }
+      });
     });
   }
 
@@ -237,6 +253,11 @@ class CpuLoops {
   static constexpr bool kIsHalf =
       std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
+  // CanTravelAs, but for one type as itself.
+  template <typename T, typename Wire>
+  static constexpr bool kTravelsAs =
+      std::is_floating_point_v<T> && kIsHalf<Wire>;
+
   template <typename T, typename Operation>
   static void ReduceElements(T* dst, const T* a, const T* b, int64_t count,
                              Operation operation) {
@@ -279,6 +300,13 @@ class CpuLoops {
         dst[i] = FromDouble<T>(x * factor);
       });
     }
+  }
+
+  template <typename To, typename From>
+  static void ConvertElements(To* dst, const From* src, int64_t count) {
+    ForEachFloats(count, [=](auto cpu, int64_t i) {
+      cpu.Store(dst + i, cpu.Load(src + i));
+    });
   }
 
   // Calls body(cpu, i) for groups of Cpu::kFloats elements from i on, and, with

@@ -22,6 +22,9 @@ struct CpuVariant {
                  DataType dtype, ReduceOp op);
   void (*scale)(void* dst, const void* src, int64_t count, DataType dtype,
                 double factor);
+  // dst[i] = src[i], of two types of which one can travel as the other.
+  void (*convert)(void* dst, DataType to, const void* src, DataType from,
+                  int64_t count);
 };
 
 // Those that this CPU can run, the fastest first.  The last runs on any.

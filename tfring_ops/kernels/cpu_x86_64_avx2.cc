@@ -48,6 +48,19 @@ struct Avx2 {
                                       _mm256_extracti128_si256(chosen, 1)));
   }
 
+  static Floats Load(const float* from) { return _mm256_loadu_ps(from); }
+  static void Store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
+
+  static Floats Load(const double* from) {
+    return _mm256_set_m128(_mm256_cvtpd_ps(_mm256_loadu_pd(from + 4)),
+                           _mm256_cvtpd_ps(_mm256_loadu_pd(from)));
+  }
+
+  static void Store(double* to, Floats values) {
+    _mm256_storeu_pd(to, _mm256_cvtps_pd(_mm256_castps256_ps128(values)));
+    _mm256_storeu_pd(to + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(values, 1)));
+  }
+
   static Floats Multiply(Floats values, double factor) {
     const __m256d factors = _mm256_set1_pd(factor);
     const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(values));
@@ -60,6 +73,6 @@ struct Avx2 {
 }  // namespace
 
 const CpuVariant kCpuAvx2 = {"avx2", CpuLoops<Avx2>::Reduce,
-                             CpuLoops<Avx2>::Scale};
+                             CpuLoops<Avx2>::Scale, CpuLoops<Avx2>::Convert};
 
 }  // namespace tfring

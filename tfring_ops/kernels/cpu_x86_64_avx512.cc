@@ -46,6 +46,21 @@ struct Avx512 {
                         _mm512_cvtepi32_epi16(chosen));
   }
 
+  static Floats Load(const float* from) { return _mm512_loadu_ps(from); }
+  static void Store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
+
+  static Floats Load(const double* from) {
+    return _mm512_insertf32x8(
+        _mm512_castps256_ps512(_mm512_cvtpd_ps(_mm512_loadu_pd(from))),
+        _mm512_cvtpd_ps(_mm512_loadu_pd(from + 8)), 1);
+  }
+
+  static void Store(double* to, Floats values) {
+    _mm512_storeu_pd(to, _mm512_cvtps_pd(_mm512_castps512_ps256(values)));
+    _mm512_storeu_pd(to + 8,
+                     _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1)));
+  }
+
   static Floats Multiply(Floats values, double factor) {
     const __m512d factors = _mm512_set1_pd(factor);
     const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(values));
@@ -59,6 +74,7 @@ struct Avx512 {
 }  // namespace
 
 const CpuVariant kCpuAvx512 = {"avx512", CpuLoops<Avx512>::Reduce,
-                               CpuLoops<Avx512>::Scale};
+                               CpuLoops<Avx512>::Scale,
+                               CpuLoops<Avx512>::Convert};
 
 }  // namespace tfring

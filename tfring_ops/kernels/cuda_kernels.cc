@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/adasum.h"
+#include "tfring_ops/kernels/cuda_pieces.h"
 
 // The text of the kernels, as the assembler finds it beside their source.
 asm(R"(
@@ -26,10 +27,29 @@ namespace {
 
 constexpr unsigned kThreadsPerBlock = 256;
 constexpr int64_t kBytesPerThread = 16;  // cuda_kernels.cu: Vector
+constexpr int64_t kTileCount = int64_t{kThreadsPerBlock} * 8;
 
 // cuda_kernels.cu's word for it.
 const char* KernelName(ReduceOp op) {
   return op == ReduceOp::kAverage ? Name(ReduceOp::kSum) : Name(op);
+}
+
+// What is only copied may be anything of its size.
+DataType UnsignedOfSize(DataType dtype) {
+  switch (SizeInBytes(dtype)) {
+    case 1:
+      return DataType::kUint8;
+    case 2:
+      return DataType::kUint16;
+    case 4:
+      return DataType::kUint32;
+    default:
+      return DataType::kUint64;
+  }
+}
+
+int64_t Quotient(int64_t count, int64_t divisor) {
+  return (count + divisor - 1) / divisor;  // rounded up
 }
 
 }  // namespace
@@ -71,10 +91,22 @@ absl::Status CudaKernels::FindFunctions() {
       TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
           &reduce_[type][number], module_, name.c_str()));
     }
+    TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
+        &copy_[type], module_,
+        absl::StrCat("tfring_copy_", Name(UnsignedOfSize(dtype))).c_str()));
     if (dtype == DataType::kBool) continue;
     TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
         &scale_[type], module_,
         absl::StrCat("tfring_scale_", Name(dtype)).c_str()));
+    for (int to_type = 0; to_type < kDataTypes; ++to_type) {
+      const auto to = static_cast<DataType>(to_type);
+      if (to == dtype || !(CanTravelAs(dtype, to) || CanTravelAs(to, dtype))) {
+        continue;
+      }
+      TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
+          &convert_[type][to_type], module_,
+          absl::StrCat("tfring_convert_", Name(dtype), "_", Name(to)).c_str()));
+    }
   }
   return absl::OkStatus();
 }
@@ -88,15 +120,12 @@ void CudaKernels::Do(const Ask& ask) const {
 }
 
 template <typename... Parameters>
-absl::Status CudaKernels::Launch(CUfunction function, int64_t bytes,
+absl::Status CudaKernels::Launch(CUfunction function, int64_t blocks,
                                  Parameters&... parameters) const {
-  const int64_t bytes_per_block = kThreadsPerBlock * kBytesPerThread;
-  const int64_t blocks = std::min<int64_t>(
-      (bytes + bytes_per_block - 1) / bytes_per_block, most_blocks_);
   void* addresses[] = {static_cast<void*>(&parameters)...};
-  return driver_.cuLaunchKernel(function, static_cast<unsigned>(blocks), 1, 1,
-                                kThreadsPerBlock, 1, 1, 0, stream_, addresses,
-                                nullptr);
+  return driver_.cuLaunchKernel(
+      function, static_cast<unsigned>(std::min(blocks, most_blocks_)), 1, 1,
+      kThreadsPerBlock, 1, 1, 0, stream_, addresses, nullptr);
 }
 
 void CudaKernels::Reduce(void* dst, const void* a, const void* b, int64_t count,
@@ -104,7 +133,9 @@ void CudaKernels::Reduce(void* dst, const void* a, const void* b, int64_t count,
   if (count == 0) return;
   Do([&] {
     return Launch(reduce_[static_cast<int>(dtype)][static_cast<int>(op)],
-                  count * SizeInBytes(dtype), dst, a, b, count);
+                  Quotient(count * SizeInBytes(dtype),
+                           kThreadsPerBlock * kBytesPerThread),
+                  dst, a, b, count);
   });
 }
 
@@ -113,10 +144,40 @@ void CudaKernels::Scale(void* dst, const void* src, int64_t count,
   if (factor == 1.0 || dtype == DataType::kBool) {
     return Copy(dst, src, count * SizeInBytes(dtype));
   }
-  if (count == 0) return;
+  const CopyPiece piece = {src, dst, count};
+  CopyPieces(absl::MakeConstSpan(&piece, 1), dtype, dtype, factor);
+}
+
+CUfunction CudaKernels::CopyFunction(DataType from, DataType to,
+                                     double factor) const {
+  const auto type = static_cast<size_t>(from);
+  if (from != to) return convert_[type][static_cast<size_t>(to)];
+  const bool scales = factor != 1.0 && to != DataType::kBool;
+  return scales ? scale_[type] : copy_[type];
+}
+
+void CudaKernels::CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
+                             DataType to, double factor) const {
   Do([&] {
-    return Launch(scale_[static_cast<int>(dtype)], count * SizeInBytes(dtype),
-                  dst, src, count, factor);
+    const CUfunction function = CopyFunction(from, to, factor);
+    size_t next = 0;
+    while (next < pieces.size()) {
+      // The driver copies it as it launches.
+      CudaPieces table = {};
+      table.tile_count = kTileCount;
+      table.factor = factor;
+      int64_t tiles = 0;
+      for (; next < pieces.size() && table.count < CudaPieces::kMost; ++next) {
+        const CopyPiece& piece = pieces[next];
+        if (piece.count == 0) continue;
+        tiles += Quotient(piece.count, kTileCount);
+        table.pieces[table.count++] = {piece.from, piece.to, piece.count,
+                                       tiles};
+      }
+      if (tiles == 0) break;
+      TFRING_RETURN_IF_ERROR(Launch(function, tiles, table));
+    }
+    return absl::OkStatus();
   });
 }
 

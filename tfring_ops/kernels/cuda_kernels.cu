@@ -13,6 +13,8 @@ typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 
+#include "tfring_ops/kernels/cuda_pieces.h"
+
 // ---- Elements: how they are stored, and what they are computed in ----
 
 template <typename T>
@@ -136,18 +138,33 @@ __device__ void ForEach(int64_t count, const Body& body) {
   }
 }
 
-__device__ bool Aligned(const void* a, const void* b, const void* c) {
-  const uint64_t bits = reinterpret_cast<uint64_t>(a) |
-                        reinterpret_cast<uint64_t>(b) |
-                        reinterpret_cast<uint64_t>(c);
-  return bits % sizeof(uint4) == 0;
-}
+// What a thread loads and stores at once: 16 bytes, or as many elements as
+// another type has in them.
+template <int kBytes>
+struct Word;
+template <>
+struct Word<16> {
+  using Type = uint4;
+};
+template <>
+struct Word<8> {
+  using Type = uint2;
+};
+template <>
+struct Word<4> {
+  using Type = uint32_t;
+};
 
-// What a thread loads and stores at once.
-template <typename Stored>
+template <typename Stored, int kElements = 16 / sizeof(Stored)>
 union Vector {
-  static constexpr int kCount = sizeof(uint4) / sizeof(Stored);
-  uint4 whole;
+  static constexpr int kCount = kElements;
+  using Whole = typename Word<kCount * sizeof(Stored)>::Type;
+
+  static __device__ bool Aligned(const Stored* a) {
+    return reinterpret_cast<uint64_t>(a) % sizeof(Whole) == 0;
+  }
+
+  Whole whole;
   Stored elements[kCount];
 };
 
@@ -157,7 +174,7 @@ __device__ void Map(Stored* dst, const Stored* a, const Stored* b,
                     int64_t count, const Compute& compute) {
   using V = Vector<Stored>;
   int64_t vectors = 0;
-  if (Aligned(dst, a, b)) {
+  if (V::Aligned(dst) && V::Aligned(a) && V::Aligned(b)) {
     vectors = count / V::kCount;
     ForEach(vectors, [&](int64_t i) {
       V x, y;
@@ -255,14 +272,92 @@ struct Scaled {
   }
 };
 
+// ---- Pieces ----
+
+// The first piece that ends behind `tile`.
+__device__ int Find(const tfring::CudaPieces& table, int64_t tile) {
+  int first = 0, last = static_cast<int>(table.count) - 1;
+  while (first < last) {
+    const int middle = (first + last) / 2;
+    if (table.pieces[middle].tile_end <= tile) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return first;
+}
+
+// to[i] = compute(from[i]) by the threads of a block, on vectors where both are
+// aligned.
+template <typename From, typename To, typename Compute>
+__device__ void MapTile(To* to, const From* from, int64_t count,
+                        const Compute& compute) {
+  constexpr int kCount = 16 / (sizeof(From) < sizeof(To) ? sizeof(To)
+                                                         : sizeof(From));
+  using Source = Vector<From, kCount>;
+  using Target = Vector<To, kCount>;
+  int64_t first = 0;
+  if (Source::Aligned(from) && Target::Aligned(to)) {
+    const int64_t vectors = count / kCount;
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+      Source x;
+      Target y;
+      x.whole = reinterpret_cast<const typename Source::Whole*>(from)[i];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) y.elements[j] = compute(x.elements[j]);
+      reinterpret_cast<typename Target::Whole*>(to)[i] = y.whole;
+    }
+    first = vectors * kCount;
+  }
+  for (int64_t i = first + threadIdx.x; i < count; i += blockDim.x) {
+    to[i] = compute(from[i]);
+  }
+}
+
+// The tiles of all pieces, the blocks of the grid side by side.
+template <typename From, typename To, typename Compute>
+__device__ void MapPieces(const tfring::CudaPieces& table,
+                          const Compute& compute) {
+  const int64_t tiles = table.pieces[table.count - 1].tile_end;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int index = Find(table, tile);
+    const int64_t tiles_before =
+        index == 0 ? 0 : table.pieces[index - 1].tile_end;
+    const int64_t first = (tile - tiles_before) * table.tile_count;
+    const int64_t left = table.pieces[index].count - first;
+    MapTile(static_cast<To*>(table.pieces[index].to) + first,
+            static_cast<const From*>(table.pieces[index].from) + first,
+            left < table.tile_count ? left : table.tile_count, compute);
+  }
+}
+
 template <typename T>
-__device__ void Scale(void* dst, const void* src, int64_t count,
-                      double factor) {
+__device__ void Copy(const tfring::CudaPieces& table) {
+  MapPieces<T, T>(table, [](T x) { return x; });
+}
+
+template <typename T>
+__device__ void Scale(const tfring::CudaPieces& table) {
   using Stored = typename T::Stored;
-  auto* const from = static_cast<const Stored*>(src);
-  Map(static_cast<Stored*>(dst), from, from, count,
-      [factor](Stored x, Stored) {
-        return T::Store(Scaled::Apply(T::Load(x), factor));
+  const double factor = table.factor;
+  MapPieces<Stored, Stored>(table, [factor](Stored x) {
+    return T::Store(Scaled::Apply(T::Load(x), factor));
+  });
+}
+
+// By way of float.
+template <typename From, typename To>
+__device__ void Convert(const tfring::CudaPieces& table) {
+  using Stored = typename To::Stored;
+  using Computed = typename To::Computed;
+  const double factor = table.factor;
+  MapPieces<typename From::Stored, Stored>(
+      table, [factor](typename From::Stored x) {
+        const Stored y = To::Store(
+            static_cast<Computed>(static_cast<float>(From::Load(x))));
+        return factor == 1.0 ? y
+                             : To::Store(Scaled::Apply(To::Load(y), factor));
       });
 }
 
@@ -275,9 +370,22 @@ __device__ void Scale(void* dst, const void* src, int64_t count,
   }
 #define SCALE(dtype, T)                                                 \
   extern "C" __global__ void tfring_scale_##dtype(                      \
-      void* dst, const void* src, int64_t count, double factor) {       \
-    Scale<T>(dst, src, count, factor);                                  \
+      const tfring::CudaPieces table) {                                 \
+    Scale<T>(table);                                                    \
   }
+#define COPY(dtype, T)                                                  \
+  extern "C" __global__ void tfring_copy_##dtype(                       \
+      const tfring::CudaPieces table) {                                 \
+    Copy<T>(table);                                                     \
+  }
+#define CONVERT(from, From, to, To)                                     \
+  extern "C" __global__ void tfring_convert_##from##_##to(              \
+      const tfring::CudaPieces table) {                                 \
+    Convert<From, To>(table);                                           \
+  }
+#define CONVERTS(wide, Wide, half)     \
+  CONVERT(wide, Wide, half, half)      \
+  CONVERT(half, half, wide, Wide)
 #define REDUCES(dtype, T)        \
   REDUCE(dtype, T, sum, Sum)     \
   REDUCE(dtype, T, product, Product) \
@@ -298,3 +406,11 @@ NUMBER(uint16, Plain<uint16_t>)
 NUMBER(uint32, Plain<uint32_t>)
 NUMBER(uint64, Plain<uint64_t>)
 REDUCES(bool, boolean)
+COPY(uint8, uint8_t)
+COPY(uint16, uint16_t)
+COPY(uint32, uint32_t)
+COPY(uint64, uint64_t)
+CONVERTS(float32, Plain<float>, float16)
+CONVERTS(float32, Plain<float>, bfloat16)
+CONVERTS(float64, Plain<double>, float16)
+CONVERTS(float64, Plain<double>, bfloat16)

@@ -38,6 +38,8 @@ class CudaKernels final : public Kernels {
   void Scale(void* dst, const void* src, int64_t count, DataType dtype,
              double factor) const override;
   void Copy(void* dst, const void* src, int64_t bytes) const override;
+  void CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
+                  DataType to, double factor) const override;
   void Upload(void* dst, const void* host, int64_t bytes) const override;
   void Adasum(void* dst, const void* a, const void* b, int64_t count,
               DataType dtype) const override;
@@ -58,9 +60,11 @@ class CudaKernels final : public Kernels {
         most_blocks_(int64_t{multiprocessors} * kBlocksPerMultiprocessor) {}
 
   absl::Status FindFunctions();
-  // `bytes` of each operand say how many threads are worth their while.
+  // The function that copies pieces so.
+  CUfunction CopyFunction(DataType from, DataType to, double factor) const;
+  // With at most so many blocks of threads as the GPU has a use for.
   template <typename... Parameters>
-  absl::Status Launch(CUfunction function, int64_t bytes,
+  absl::Status Launch(CUfunction function, int64_t blocks,
                       Parameters&... parameters) const;
   absl::Status AdasumOnHost(void* dst, const void* a, const void* b,
                             int64_t count, DataType dtype) const;
@@ -74,7 +78,9 @@ class CudaKernels final : public Kernels {
   const int64_t most_blocks_;
   CUmodule module_ = nullptr;
   std::array<std::array<CUfunction, kReduceOps>, kDataTypes> reduce_{};
-  std::array<CUfunction, kDataTypes> scale_{};
+  std::array<CUfunction, kDataTypes> copy_{}, scale_{};
+  // From one type to another, where there is a way.
+  std::array<std::array<CUfunction, kDataTypes>, kDataTypes> convert_{};
   mutable absl::Status status_;
 };
 

@@ -15,9 +15,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "tfring_ops/base/types.h"
 
 namespace tfring {
+
+// A run of elements that is to be somewhere else.  `to` may be `from`, of one
+// type, and may not overlap otherwise.
+struct CopyPiece {
+  const void* from;
+  void* to;
+  int64_t count;
+};
 
 class Kernels {
  public:
@@ -37,6 +46,13 @@ class Kernels {
 
   // `dst` and `src` may be the same, and may not overlap otherwise.
   virtual void Copy(void* dst, const void* src, int64_t bytes) const = 0;
+
+  // All pieces: elements of type `from` become those of type `to`, rounded to
+  // nearest even (a float64 to float32 first), and are then scaled by `factor`
+  // as Scale does.
+  // REQUIRES: one of the two can travel as the other (CanTravelAs).
+  virtual void CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
+                          DataType to, double factor) const = 0;
 
   // From host memory, which is the caller's again when this returns.
   virtual void Upload(void* dst, const void* host, int64_t bytes) const = 0;

@@ -1,0 +1,31 @@
+// What the kernels that copy pieces are launched with: of cuda_kernels.cu,
+// which is compiled without a standard library, and of who launches them.
+#ifndef TFRING_OPS_KERNELS_CUDA_PIECES_H_
+#define TFRING_OPS_KERNELS_CUDA_PIECES_H_
+
+namespace tfring {
+
+// CopyPiece (kernels.h).  A block of threads does a tile of one piece at a
+// time.
+struct CudaPiece {
+  const void* from;
+  void* to;
+  long long count;     // NOLINT(google-runtime-int)
+  long long tile_end;  // NOLINT(google-runtime-int): of it and all before it
+};
+
+struct CudaPieces {
+  static constexpr int kMost = 120;
+
+  CudaPiece pieces[kMost];
+  long long count;       // NOLINT(google-runtime-int): of the pieces
+  long long tile_count;  // NOLINT(google-runtime-int): elements of a tile
+  double factor;
+};
+// So long may the parameters of a kernel be: they are its own copy, and nobody
+// need keep the table.
+static_assert(sizeof(CudaPieces) <= 4096, "too many pieces");
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_CUDA_PIECES_H_
