@@ -41,6 +41,7 @@ def _allreduce_gradient(op: Any, *gradients: Any) -> list[Any]:
         reduce_op=_differentiable("allreduce", op),
         prescale_factor=float(_text_attr(op, "prescale_factor")),
         postscale_factor=float(_text_attr(op, "postscale_factor")),
+        wire_dtype=op.get_attr("wire_dtype"),
     )
     return [*reduced, None]
 
@@ -150,6 +151,7 @@ def _allreduce(
     reduce_op: ReduceOp,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    wire_dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
     tensors = _dense(op, gradients)
     name = _gradient_name(op)
@@ -162,6 +164,7 @@ def _allreduce(
         op=reduce_op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
+        wire_dtype=wire_dtype,
     )
     return chains.finish(buffers, started)
 

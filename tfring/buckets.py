@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -19,6 +19,7 @@ def cut_into_buckets(
     limit_bytes: int,
     *,
     first_limit_bytes: int | None = None,
+    wire_dtype: Callable[[tf.DType], tf.DType] = lambda dtype: dtype,
 ) -> list[list[int]]:
     """Groups tensors of one dtype, in order, up to a size.
 
@@ -30,6 +31,8 @@ def cut_into_buckets(
         tensors: The tensors in the order in which they become ready.
         limit_bytes: The size that a bucket of several tensors may have.
         first_limit_bytes: The same for the first bucket; default `limit_bytes`.
+        wire_dtype: In which dtype tensors of a dtype travel, whose bytes count;
+            default their own.
 
     Returns:
         For each bucket the indices of its tensors, ascending. The buckets are
@@ -41,7 +44,7 @@ def cut_into_buckets(
     # The bucket of each dtype that may still grow.
     growing: dict[tf.DType, _Bucket] = {}
     for index, tensor in enumerate(tensors):
-        nbytes = _static_bytes(tensor)
+        nbytes = _static_bytes(tensor, wire_dtype(tensor.dtype))
         bucket = growing.get(tensor.dtype)
         limit = first_limit_bytes if bucket in buckets[:1] else limit_bytes
         if (
@@ -77,6 +80,6 @@ def cut_by_groups(
     return sorted(buckets.values(), key=lambda indices: indices[-1])
 
 
-def _static_bytes(tensor: tf.Tensor) -> int | None:
+def _static_bytes(tensor: tf.Tensor, dtype: tf.DType) -> int | None:
     count = tensor.shape.num_elements()
-    return None if count is None else count * tensor.dtype.size
+    return None if count is None else count * dtype.size

@@ -60,6 +60,7 @@ def start_allreduce(
     op: ReduceOp,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    wire_dtype: tf.DType | None = None,
     last: bool = True,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[list[tf.Tensor], Started]:
@@ -73,6 +74,9 @@ def start_allreduce(
         op: The reduction.
         prescale_factor: Multiplies each tensor before the reduction.
         postscale_factor: Multiplies the result.
+        wire_dtype: What the tensors are cast to before they are scaled and
+            reduced, and back from afterwards: float16 or bfloat16, of float32
+            and float64, but for Adasum. By default nothing is cast.
         last: Whether it ends the chain; dones may follow.
         process_set: Whose ranks take part, this one among them; it need not be
             that of the rest of the chain.
@@ -87,6 +91,7 @@ def start_allreduce(
         process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
         reduce_op=op.value,
+        wire_dtype=wire_dtype or tensors[0].dtype,
         # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
         prescale_factor=repr(float(prescale_factor)),
         postscale_factor=repr(float(postscale_factor)),

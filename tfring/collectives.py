@@ -41,6 +41,7 @@ from tfring.compression import (
     Compression,
     compress,
     decompress,
+    of_engine,
     of_slices,
 )
 from tfring.gathers import allgather as allgather
@@ -293,6 +294,7 @@ def _allreduce_tensors(
     name: str,
     tensor_names: Sequence[str],
 ) -> list[tf.Tensor]:
+    compression, wire_dtype = of_engine(compression, op)
     compressed = [compress(function, compression, t) for t in tensors]
     for travels, _ in compressed:
         check_reduction(function, op, travels.dtype)
@@ -308,6 +310,7 @@ def _allreduce_tensors(
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
+            wire_dtype=wire_dtype(request.tensors[0].dtype),
             last=request.last,
         )
         in_flight.append((request, buffers, started))

@@ -5,11 +5,12 @@ Half the bytes, or a quarter of them. Or what a compressor of your own does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfring.reductions import SUPPORTED_DTYPES
+from tfring.reductions import SUPPORTED_DTYPES, ReduceOp
 
 
 class Compressor:
@@ -95,12 +96,15 @@ class _Cast(Compressor):
     wire: tf.DType
 
     @classmethod
+    def wire_dtype(cls, dtype: tf.DType) -> tf.DType:
+        """In which dtype tensors of `dtype` travel."""
+        is_larger = dtype.is_floating and dtype.size > cls.wire.size
+        return cls.wire if is_larger else dtype
+
+    @classmethod
     def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Casts floats that are larger than the wire's."""
-        wire = tensor.dtype
-        if wire.is_floating:
-            wire = min(wire, cls.wire, key=lambda dtype: dtype.size)
-        return tf.cast(tensor, wire), tensor.dtype
+        return tf.cast(tensor, cls.wire_dtype(tensor.dtype)), tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -126,6 +130,9 @@ class Compression:
     A tensor is rounded to the dtype of the wire, reduced in it, and cast back.
     That concerns floats that are larger than the wire's: float32 and float64.
     All other tensors travel as they are. Must agree across ranks.
+
+    An allreduce is cast by the engine, block by block, as it copies: that takes
+    no memory of a tensor's size. All else is cast by TensorFlow's operations.
 
     Worth it where the network is the limit. Inside one machine casting, and
     adding float16 above all, may take longer than what it saves.
@@ -180,6 +187,24 @@ def checked(function: str, compression: Any) -> AnyCompressor:
             )
     compressor: AnyCompressor = compression
     return compressor
+
+
+def of_engine(
+    compression: AnyCompressor, op: ReduceOp
+) -> tuple[AnyCompressor, Callable[[tf.DType], tf.DType]]:
+    """What of a compression of an allreduce is the engine's.
+
+    It casts as it copies, which saves two passes over each tensor. But for
+    Adasum, which is computed where the tensors are.
+
+    Returns:
+        The compressor for what is left to do, and in which dtype the engine
+        must let tensors of a dtype travel.
+    """
+    kind = compression if isinstance(compression, type) else type(compression)
+    if kind in (FP16Compressor, BF16Compressor) and op is not ReduceOp.Adasum:
+        return NoneCompressor, kind.wire_dtype
+    return compression, lambda dtype: dtype
 
 
 def of_slices(compression: AnyCompressor) -> AnyCompressor:

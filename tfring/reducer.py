@@ -34,6 +34,7 @@ from tfring.compression import (
     Compression,
     compress,
     decompress,
+    of_engine,
 )
 from tfring.process_sets import ProcessSet, global_process_set
 
@@ -103,6 +104,7 @@ def reduce_gradients(
             order.append(i)
         elif scale_local_gradients:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
+    dense_compression, wire_dtype = of_engine(compression, op)
     make_dense = sparse_as_dense or chains.traced_for_xla()
     before: dict[int, tuple[Any, tf.DType]] = {}  # being compressed
     dense: list[int] = []
@@ -113,7 +115,9 @@ def reduce_gradients(
         else:
             with on_device(device_dense):
                 tensor = _dense(result[i], variables[i], names[i])
-                result[i], context = compress("gradients", compression, tensor)
+                result[i], context = compress(
+                    "gradients", dense_compression, tensor
+                )
                 check_reduction("gradients", op, result[i].dtype)
                 before[i] = context, tensor.dtype
             dense.append(i)
@@ -124,6 +128,7 @@ def reduce_gradients(
             [result[i] for i in dense],
             limit_bytes,
             first_limit_bytes=min(limit_bytes, _FIRST_BUCKET_BYTES),
+            wire_dtype=wire_dtype,
         )
     else:
         buckets = cut_by_groups(
@@ -146,6 +151,7 @@ def reduce_gradients(
                 op=op,
                 prescale_factor=1 / predivide_factor,
                 postscale_factor=predivide_factor,
+                wire_dtype=wire_dtype(result[indices[0]].dtype),
                 last=number == len(buckets) - 1,
                 process_set=process_set,
             )
@@ -165,7 +171,7 @@ def reduce_gradients(
             reduced = chains.finish(buffers, start)
             for i, tensor in zip(indices, reduced, strict=True):
                 result[i] = decompress(
-                    "gradients", compression, tensor, *before[i]
+                    "gradients", dense_compression, tensor, *before[i]
                 )
     return result
 

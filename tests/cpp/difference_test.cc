@@ -45,6 +45,18 @@ TEST(DifferenceTest, OfDtype) {
             "dtypes differ. Rank 0 sent float32; rank 2 sent float64");
 }
 
+TEST(DifferenceTest, OfDtypeOnTheWire) {
+  EXPECT_EQ(DifferenceAfter([](CollectiveRequest& request) {
+              request.wire_dtype = DataType::kFloat16;
+            }),
+            "dtypes on the wire differ. Rank 0 sent float32; rank 2 sent "
+            "float16");
+  EXPECT_EQ(DifferenceAfter([](CollectiveRequest& request) {
+              request.wire_dtype = request.dtype;
+            }),
+            "");
+}
+
 TEST(DifferenceTest, OfWhereTheTensorsAre) {
   const std::string difference =
       DifferenceAfter([](CollectiveRequest& request) { request.device = 1; });

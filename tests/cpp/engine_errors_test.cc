@@ -42,6 +42,8 @@ TEST(EngineMismatchTest, EveryRankGetsTheTextAndTheJobGoesOn) {
        [](auto& request) { request.kind = CollectiveKind::kBroadcast; }},
       {"dtypes differ. Rank 0 sent float32; rank 2 sent int32",
        [](auto& request) { request.dtype = DataType::kInt32; }},
+      {"dtypes on the wire differ. Rank 0 sent float32; rank 2 sent bfloat16",
+       [](auto& request) { request.wire_dtype = DataType::kBfloat16; }},
       {"shapes differ. Rank 0 sent float32 (8,); rank 2 sent float32 (2, 4)",
        [](auto& request) { request.tensors[0].dims = {2, 4}; }},
       {"numbers of tensors differ. Rank 0 sent 1 tensor, 'bias'; rank 2 sent "

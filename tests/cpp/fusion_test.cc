@@ -73,6 +73,9 @@ TEST(FusibleTest, WantsAllreducesThatDifferInTensorsAlone) {
   };
   EXPECT_FALSE(fusible_after(
       [](CollectiveRequest& request) { request.dtype = DataType::kFloat64; }));
+  EXPECT_FALSE(fusible_after([](CollectiveRequest& request) {
+    request.wire_dtype = DataType::kFloat16;
+  }));
   EXPECT_FALSE(
       fusible_after([](CollectiveRequest& request) { request.device = 0; }));
   EXPECT_FALSE(fusible_after(

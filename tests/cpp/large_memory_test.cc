@@ -94,6 +94,17 @@ TEST_F(MemoryTest, Allreduce) {
   }
 }
 
+TEST_F(MemoryTest, CastAllreduce) {
+  for (const int64_t tensors : {1, 4096}) {
+    const auto run = [&](Executor& executor, TensorEntry& entry) {
+      entry.request.wire_dtype = DataType::kFloat16;
+      TensorEntry* const entries[] = {&entry};
+      return executor.Allreduce(entries);
+    };
+    EXPECT_LE(AddedBytes(tensors, run), kMostBytes) << tensors;
+  }
+}
+
 TEST_F(MemoryTest, ReduceScatter) {
   for (const double prescale : {1.0, 0.5}) {
     const auto run = [&](Executor& executor, TensorEntry& entry) {

@@ -14,7 +14,8 @@ ReadyList MakeReadyList() {
   request.process_set_id = 4;
   request.kind = CollectiveKind::kBroadcast;
   request.device = 3;
-  request.dtype = DataType::kBfloat16;
+  request.dtype = DataType::kFloat64;
+  request.wire_dtype = DataType::kBfloat16;
   request.op = ReduceOp::kMax;
   request.root_rank = 3;
   request.prescale_factor = 0.1;
@@ -56,6 +57,7 @@ TEST(MessagesTest, AReadyListComesBackAsItWas) {
   EXPECT_EQ(received.kind, sent.kind);
   EXPECT_EQ(received.device, sent.device);
   EXPECT_EQ(received.dtype, sent.dtype);
+  EXPECT_EQ(received.wire_dtype, sent.wire_dtype);
   EXPECT_EQ(received.op, sent.op);
   EXPECT_EQ(received.root_rank, sent.root_rank);
   EXPECT_EQ(received.prescale_factor, sent.prescale_factor);

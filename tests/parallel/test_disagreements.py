@@ -36,6 +36,17 @@ def of_reductions(reduce, odd):
     }
 
 
+def of_wires(reduce, odd):
+    """What can differ besides where the engine casts."""
+    compression = tfring.Compression
+    return {
+        "dtypes on the wire": lambda: reduce(
+            tf.ones([3]),
+            compression=compression.fp16 if odd else compression.bf16,
+        ),
+    }
+
+
 def of_rows(move, odd):
     """What can differ in what moves rows."""
     rows = tfring.size()
@@ -75,8 +86,10 @@ def disagreements(odd):
 
     ones = tf.ones([2])
     return {
-        "allreduce": of_reductions(named(tfring.allreduce), odd),
+        "allreduce": of_reductions(named(tfring.allreduce), odd)
+        | of_wires(named(tfring.allreduce), odd),
         "grouped_allreduce": of_reductions(alone(tfring.grouped_allreduce), odd)
+        | of_wires(alone(tfring.grouped_allreduce), odd)
         | of_groups(named(tfring.grouped_allreduce), odd),
         "broadcast": {
             "shapes": lambda: tfring.broadcast(

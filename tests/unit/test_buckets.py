@@ -22,6 +22,12 @@ def test_tensor_above_the_limit_travels_alone():
     assert cut_into_buckets(floats(1, 9, 1, 1), 8) == [[0], [1], [2, 3]]
 
 
+def test_what_counts_is_the_dtype_that_travels():
+    tensors = floats(1, 1, 2, 1)
+    buckets = cut_into_buckets(tensors, 8, wire_dtype=lambda _: tf.float16)
+    assert buckets == [[0, 1, 2], [3]]
+
+
 def test_limit_of_zero_gives_every_tensor_a_bucket():
     assert cut_into_buckets(floats(1, 1, 1), 0) == [[0], [1], [2]]
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring import Compression, chains
+from tfring import Compression, chains, compression
 
 BUILT_IN = [Compression.none, Compression.fp16, Compression.bf16]
 UNTOUCHED = sorted(
@@ -24,6 +24,31 @@ def test_larger_floats_are_cast_and_cast_back(compression, wire, dtype):
     again = compression.decompress(compressed, before)
     assert again.dtype == dtype
     assert again.numpy().tolist() == [1.0, 1 + 2**-5, 1.0]
+
+
+@pytest.mark.parametrize("op", list(chains.ReduceOp))
+def test_the_engine_casts_but_for_adasum(op):
+    of_engine = compression.of_engine
+    for kind in Compression.fp16, Compression.bf16, Compression.fp16():
+        rest, wire_dtype = of_engine(kind, op)
+        if op is chains.ReduceOp.Adasum:
+            assert rest is kind
+            assert wire_dtype(tf.float32) == tf.float32
+        else:
+            assert rest is Compression.none
+            assert wire_dtype(tf.float64) == kind.wire
+            assert wire_dtype(tf.int64) == tf.int64
+
+
+def test_a_compressor_that_was_derived_is_called():
+    class Louder(Compression.fp16):
+        @classmethod
+        def compress(cls, tensor):
+            return super().compress(tensor * 2)
+
+    rest, wire_dtype = compression.of_engine(Louder, chains.ReduceOp.Sum)
+    assert rest is Louder
+    assert wire_dtype(tf.float32) == tf.float32
 
 
 @pytest.mark.parametrize("compression", BUILT_IN)

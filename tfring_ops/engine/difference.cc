@@ -91,6 +91,9 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   if (a.dtype != b.dtype) {
     return compare("dtypes", Name(a.dtype), Name(b.dtype));
   }
+  if (WireType(a) != WireType(b)) {
+    return compare("dtypes on the wire", Name(WireType(a)), Name(WireType(b)));
+  }
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorInfo& of_a = a.tensors[i];
     const TensorInfo& of_b = b.tensors[i];

@@ -17,14 +17,14 @@
 namespace tfring {
 namespace {
 
-// For a tensor that is scaled where the threshold forbids all fusion.
+// For a tensor that is scaled or cast where the threshold forbids all fusion.
 constexpr int64_t kScaledBytes = 16 << 20;
 
 RingBuffers BuffersOf(const CollectiveRequest& request,
                       absl::Span<const RingPiece> pieces) {
   RingBuffers buffers;
   for (const RingPiece& piece : pieces) buffers.count += piece.count;
-  buffers.dtype = request.dtype;
+  buffers.dtype = WireType(request);
   buffers.op = request.op;
   buffers.scale = request.postscale_factor;
   return buffers;
@@ -62,16 +62,18 @@ absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
     const CollectiveRequest& request = entry->request;
     for (size_t i = 0; i < request.tensors.size(); ++i) {
       const TensorEntry::Buffer& buffer = entry->buffers[i];
-      sizes.push_back(SizeInBytes(request.dtype, request.tensors[i]));
+      sizes.push_back(SizeInBytes(WireType(request), request.tensors[i]));
       pieces.push_back({buffer.input, buffer.output,
-                        sizes.back() / SizeInBytes(request.dtype)});
+                        sizes.back() / SizeInBytes(WireType(request))});
     }
   }
+  const bool travels_as_it_is =
+      first.prescale_factor == 1.0 && WireType(first) == first.dtype;
   for (const Pack& pack : PlanPacks(sizes, fusion_threshold_bytes_)) {
     std::vector<RingPiece> chosen;
     for (const int index : pack.tensors) chosen.push_back(pieces[index]);
     const bool is_staged =
-        pack.place == Pack::Place::kStage || first.prescale_factor != 1.0;
+        pack.place == Pack::Place::kStage || !travels_as_it_is;
     TFRING_RETURN_IF_ERROR(is_staged ? AllreduceStaged(first, chosen)
                                      : AllreduceInPlace(first, chosen));
   }
@@ -90,9 +92,9 @@ absl::Status Executor::AllreduceInPlace(const CollectiveRequest& request,
 absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
                                        absl::Span<const RingPiece> pieces) {
   const RingBuffers buffers = BuffersOf(request, pieces);
-  const int64_t bytes = buffers.count * SizeInBytes(request.dtype);
+  const int64_t bytes = buffers.count * SizeInBytes(buffers.dtype);
   const int64_t stage_bytes =
-      std::min({bytes, StageBytes(ring_, request.dtype), MostFusedBytes()});
+      std::min({bytes, StageBytes(ring_, buffers.dtype), MostFusedBytes()});
   TFRING_ASSIGN_OR_RETURN(std::byte* const stage, FusionBuffer(stage_bytes));
   Packing packing(ring_.kernels, request, pieces);
   const TimelineSpan span(Timeline::Phase::kRing, request, bytes);

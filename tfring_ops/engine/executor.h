@@ -54,7 +54,7 @@ class Executor {
   // The tensors lie as they are.
   absl::Status AllreduceInPlace(const CollectiveRequest& request,
                                 absl::Span<const RingPiece> pieces);
-  // Through the fusion buffer, and scaled on the way.
+  // Through the fusion buffer, and scaled and cast on the way.
   absl::Status AllreduceStaged(const CollectiveRequest& request,
                                absl::Span<const RingPiece> pieces);
 

@@ -5,8 +5,8 @@ namespace tfring {
 bool Fusible(const CollectiveRequest& a, const CollectiveRequest& b) {
   return a.kind == CollectiveKind::kAllreduce &&
          b.kind == CollectiveKind::kAllreduce && a.dtype == b.dtype &&
-         OnDevice(a) == OnDevice(b) && a.op == b.op &&
-         a.prescale_factor == b.prescale_factor &&
+         WireType(a) == WireType(b) && OnDevice(a) == OnDevice(b) &&
+         a.op == b.op && a.prescale_factor == b.prescale_factor &&
          a.postscale_factor == b.postscale_factor;
 }
 

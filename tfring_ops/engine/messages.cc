@@ -33,6 +33,7 @@ class Writer {
     Put(request.kind);
     Put(request.device);
     Put(request.dtype);
+    Put(WireType(request));
     Put(request.op);
     Put(request.root_rank);
     Put(request.prescale_factor);
@@ -106,6 +107,7 @@ class Reader {
     Get(request.kind);
     Get(request.device);
     Get(request.dtype);
+    Get(request.wire_dtype.emplace());
     Get(request.op);
     Get(request.root_rank);
     Get(request.prescale_factor);

@@ -1,4 +1,5 @@
-// Small tensors on their way through the fusion buffer.
+// Tensors on their way through the fusion buffer: small ones, and those that do
+// not travel as they are.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_PACKING_H_
@@ -6,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "tfring_ops/base/types.h"
@@ -16,8 +18,9 @@
 
 namespace tfring {
 
-// Copies the pieces' inputs, times the prescale factor, one after the other,
-// and what comes back to their outputs.
+// Copies the pieces' inputs, one after the other, as the type of the wire and
+// times the prescale factor, and what comes back to their outputs, as the type
+// of the tensors.
 class Packing final : public Staging {
  public:
   // REQUIRES: what it is given outlives it.
@@ -37,6 +40,7 @@ class Packing final : public Staging {
   const Kernels& kernels_;
   const CollectiveRequest& request_;
   const absl::Span<const RingPiece> pieces_;
+  std::vector<CopyPiece> copies_;  // of one call, which is one of the kernels'
 };
 
 }  // namespace tfring

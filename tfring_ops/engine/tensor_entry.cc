@@ -35,7 +35,7 @@ int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
 int64_t SizeInBytes(const CollectiveRequest& request) {
   int64_t bytes = 0;
   for (const TensorInfo& tensor : request.tensors) {
-    bytes += SizeInBytes(request.dtype, tensor);
+    bytes += SizeInBytes(WireType(request), tensor);
   }
   return bytes;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,9 @@ struct CollectiveRequest {
   // As this process counts its GPUs; all ranks must have it on a GPU, or none.
   int32_t device = kHost;
   DataType dtype = DataType::kFloat32;
+  // Allreduce alone: what the tensors travel as, and are reduced as, if it is
+  // another type; see CanTravelAs.
+  std::optional<DataType> wire_dtype;
   int32_t root_rank = 0;  // broadcast; in the world
   // Allreduce and reducescatter; the factors for before and after it.
   ReduceOp op = ReduceOp::kSum;
@@ -69,7 +73,11 @@ inline bool OnDevice(const CollectiveRequest& request) {
   return request.device != kHost;
 }
 
-// The size of all its tensors, as this rank has them.
+inline DataType WireType(const CollectiveRequest& request) {
+  return request.wire_dtype.value_or(request.dtype);
+}
+
+// The size of all its tensors, as this rank has them and as they travel.
 int64_t SizeInBytes(const CollectiveRequest& request);
 
 struct TensorEntry {

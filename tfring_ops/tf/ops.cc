@@ -53,6 +53,7 @@ absl::Status LikeInputsButForTheRows(InferenceContext* context) {
   return absl::OkStatus();
 }
 
+// `wire_dtype` is T, or what float32 and float64 travel as, and are reduced as.
 REGISTER_OP("TfringAllreduceStart")
     .Input("x: N * T")
     .Input("prev: int64")
@@ -60,6 +61,7 @@ REGISTER_OP("TfringAllreduceStart")
     .Output("handle: int64")
     .Attr(TFRING_DTYPES)
     .Attr("N: int >= 1")
+    .Attr("wire_dtype: type")
     .Attr("request_name: string")
     .Attr("process_set_id: int = 0")
     .Attr("tensor_names: list(string)")

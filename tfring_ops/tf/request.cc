@@ -67,6 +67,26 @@ absl::StatusOr<double> DoubleAttribute(
   return value;
 }
 
+// Of an allreduce.  Its dtype is known.
+absl::Status SetWireType(tensorflow::OpKernelConstruction* context,
+                         CollectiveRequest& request) {
+  TFRING_ASSIGN_OR_RETURN(
+      const auto type, Attribute<tensorflow::DataType>(context, "wire_dtype"));
+  TFRING_ASSIGN_OR_RETURN(const DataType wire, FromTensorFlow(type));
+  if (!CanTravelAs(request.dtype, wire)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(request.dtype), " cannot travel as ", Name(wire),
+                     ": only float32 and float64 as float16 or bfloat16."));
+  }
+  if (request.kind == CollectiveKind::kAdasum && wire != request.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adasum casts nothing on the way, and cannot send ",
+                     Name(request.dtype), " as ", Name(wire), "."));
+  }
+  request.wire_dtype = wire;
+  return absl::OkStatus();
+}
+
 // Makes an allreduce or a reducescatter one by the reduction of that name.
 absl::Status SetReduction(absl::string_view name, CollectiveRequest& request) {
   if (request.kind == CollectiveKind::kAllreduce &&
@@ -126,6 +146,9 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
                             DoubleAttribute(context, "prescale_factor"));
     TFRING_ASSIGN_OR_RETURN(request.postscale_factor,
                             DoubleAttribute(context, "postscale_factor"));
+  }
+  if (kind == CollectiveKind::kAllreduce) {
+    TFRING_RETURN_IF_ERROR(SetWireType(context, request));
   }
   if (kind == CollectiveKind::kBroadcast) {
     TFRING_ASSIGN_OR_RETURN(request.root_rank,
