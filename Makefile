@@ -107,6 +107,9 @@ gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
 	  tests/parallel/on_gpu.py tests/parallel/test_collectives.py
+	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
+	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
+	  tests/parallel/on_gpu.py tests/parallel/on_nccl.py
 
 # Two at a time: much of a job is waiting.
 jobs-test: build

@@ -56,8 +56,10 @@ def capi() -> ctypes.CDLL:
     library.tfring_timeline_start.restype = None
     library.tfring_timeline_stop.argtypes = []
     library.tfring_timeline_stop.restype = ctypes.c_char_p
-    library.tfring_cuda_devices.argtypes = [ctypes.POINTER(ctypes.c_char_p)]
-    library.tfring_cuda_devices.restype = ctypes.c_char_p
+    library.tfring_describe_gpus.argtypes = []
+    library.tfring_describe_gpus.restype = ctypes.c_char_p
+    library.tfring_nccl_version.argtypes = []
+    library.tfring_nccl_version.restype = ctypes.c_int32
     library.tfring_mpi_build_version.argtypes = []
     library.tfring_mpi_build_version.restype = ctypes.c_char_p
     return library

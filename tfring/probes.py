@@ -44,8 +44,12 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that was built in: 0, tfring does not use it."""
-    return 0
+    """The version of NCCL that tensors on GPUs may go by, 0 for none.
+
+    It is found at run time, in TensorFlow's own package of it or where the
+    loader finds it, and used as `TFRING_GPU_BACKEND` says. 22105 is 2.21.5.
+    """
+    return int(_native.capi().tfring_nccl_version())
 
 
 def ddl_built() -> bool:

@@ -53,7 +53,7 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter $(KERNELS)% tests/fake_cuda/%,$1),-ffp-contract=off) \
   $(if $(filter %_avx2.cc,$1),$(AVX2_FLAGS)) \
   $(if $(filter %_avx512.cc,$1),$(AVX512_FLAGS)) \
-  $(if $(filter tests/fake_cuda/%,$1),\
+  $(if $(filter tests/fake_cuda/% tests/fake_nccl/%,$1),\
     -fno-strict-aliasing -Wno-unknown-pragmas) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS))
 
@@ -63,18 +63,19 @@ SOURCES := $(wildcard tfring_ops/xla/*.cc) \
     tfring_ops/*/*.cc))
 # The rooms that need neither TensorFlow's runtime nor MPI.
 CORE_SOURCES := $(filter-out tfring_ops/transport/mpi%,$(filter \
-  $(patsubst %,tfring_ops/%/%,base kernels transport ring engine),$(SOURCES)))
+  $(patsubst %,tfring_ops/%/%,base kernels transport ring nccl engine),$(SOURCES)))
 MPI_SOURCES := $(wildcard tfring_ops/transport/mpi*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
 FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)
+FAKE_NCCL_SOURCES := $(wildcard tests/fake_nccl/*.cc)
 FAKE_GPU_SOURCES := $(wildcard tests/fake_gpu/*.cc)
 BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
 objects = $(1:%.cc=$(OUT)/%.o)
 ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
-  $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(FAKE_GPU_SOURCES) \
-  $(BENCHMARK_SOURCES))
+  $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
+  $(FAKE_GPU_SOURCES) $(BENCHMARK_SOURCES))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -110,7 +111,7 @@ SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
   coordinator cpu_variants difference fusion half kernels messages options))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
-OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_races_test
+OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_%races_test
 TESTS := $(filter-out $(OMITTED_$(VARIANT)),$(TEST_SOURCES:%.cc=%))
 PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
 MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
@@ -132,17 +133,25 @@ $(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
 FAKE_CUDA := $(OUT)/tests/fake_cuda/libcuda.so.1
 $(FAKE_CUDA): $(call objects,$(FAKE_CUDA_SOURCES) tfring_ops/base/types.cc)
 	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
+# tests/fake_nccl/fake_nccl.h, which takes the driver that is loaded.
+FAKE_NCCL := $(OUT)/tests/fake_nccl/libnccl.so.2
+$(FAKE_NCCL): $(call objects,$(FAKE_NCCL_SOURCES))
+	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
 # TensorFlow's device with that driver, which tests/parallel/conftest.py loads.
 FAKE_GPU := $(OUT)/tests/fake_gpu/fake_gpu.so
 $(FAKE_GPU): $(call objects,$(FAKE_GPU_SOURCES)) $(FAKE_CUDA)
 	@$(CXX) -shared -pthread -o $@ $^ -Wl,-rpath,'$$ORIGIN/../fake_cuda' \
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
 .PHONY: fake-gpu
-fake-gpu: $(FAKE_GPU)
+fake-gpu: $(FAKE_GPU) $(FAKE_NCCL)
 CUDA_TESTS := $(filter tests/cpp/cuda_% tests/cpp/mpi_cuda_%,$(TESTS))
 $(CUDA_TESTS:%=$(OUT)/%): LINK_FLAGS := \
   -Wl,-rpath,'$$ORIGIN/../fake_cuda' -Wl,--disable-new-dtags
 $(CUDA_TESTS:%=$(OUT)/%): | $(FAKE_CUDA)
+# The others find no NCCL.
+NCCL_TESTS := $(filter tests/cpp/cuda_nccl_%,$(CUDA_TESTS))
+$(NCCL_TESTS:%=$(OUT)/%): LINK_FLAGS += -Wl,-rpath,'$$ORIGIN/../fake_nccl'
+$(NCCL_TESTS:%=$(OUT)/%): | $(FAKE_NCCL)
 
 LINK_TEST = $(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
   $(filter %.a,$^) $(GTEST_LINK_FLAGS) -lgtest_main -lgmock -lgtest \

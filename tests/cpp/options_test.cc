@@ -20,6 +20,7 @@ class OptionsTest : public testing::Test {
       "TFRING_DEVICE_SEGMENT_BYTES",
       "TFRING_CUDA_IPC",
       "TFRING_CUDA_AWARE_MPI",
+      "TFRING_GPU_BACKEND",
       "TFRING_SHARED_MEMORY",
       "TFRING_STALL_CHECK_TIME_SECONDS",
       "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
@@ -41,6 +42,7 @@ TEST_F(OptionsTest, HasDefaults) {
   EXPECT_EQ(options.device_segment_bytes, 4 << 20);
   EXPECT_TRUE(options.cuda_ipc);
   EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kAsk);
+  EXPECT_EQ(options.gpu_backend, Options::GpuBackend::kRing);
   EXPECT_TRUE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);
@@ -56,6 +58,7 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_DEVICE_SEGMENT_BYTES", "64", 1);
   setenv("TFRING_CUDA_IPC", "0", 1);
   setenv("TFRING_CUDA_AWARE_MPI", "1", 1);
+  setenv("TFRING_GPU_BACKEND", "nccl", 1);
   setenv("TFRING_SHARED_MEMORY", "0", 1);
   setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
   setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
@@ -69,6 +72,7 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   EXPECT_EQ(options.device_segment_bytes, 64);
   EXPECT_FALSE(options.cuda_ipc);
   EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kYes);
+  EXPECT_EQ(options.gpu_backend, Options::GpuBackend::kNccl);
   EXPECT_FALSE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 1.5);
   EXPECT_EQ(options.stall_shutdown_seconds, 0);

@@ -1,4 +1,6 @@
 // The entry points, with the driver's names and numbers.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -145,9 +147,12 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_OPEN_OWN", 0)},
                   {FromEnvironment("FAKE_CUDA_NO_IPC", 0)},
                   {FromEnvironment("FAKE_CUDA_LAUNCHES_LEFT", -1)},
-                  {FromEnvironment("FAKE_CUDA_DEVICES", 1)}};
+                  {FromEnvironment("FAKE_CUDA_DEVICES", 1)},
+                  {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)}};
   return *options;
 }
+
+void* CurrentContext() { return InContext() ? contexts.back() : nullptr; }
 
 }  // namespace tfring::fake_cuda
 
@@ -199,6 +204,17 @@ ENTRY cuDeviceGetName(char* name, int length, int) {
   std::strncpy(name, "fake GPU", length);
   return kSuccess;
 }
+ENTRY cuDeviceTotalMem_v2(size_t* bytes, int) {
+  *bytes = size_t{1} << 30;
+  return kSuccess;
+}
+ENTRY cuDeviceGetUuid(char* uuid, int device) {
+  const int owner = GetOptions().own_gpus ? getpid() : 0;
+  std::memset(uuid, 0, 16);
+  std::memcpy(uuid, &device, sizeof(device));
+  std::memcpy(uuid + sizeof(device), &owner, sizeof(owner));
+  return kSuccess;
+}
 ENTRY cuDeviceGetAttribute(int* value, int, int) {
   *value = 2;
   return kSuccess;
@@ -216,6 +232,12 @@ ENTRY cuCtxPopCurrent_v2(void** context) {
   if (!InContext()) return kInvalidContext;
   *context = contexts.back();
   contexts.pop_back();
+  return kSuccess;
+}
+
+ENTRY cuCtxGetDevice(int* device) {
+  if (!InContext()) return kInvalidContext;
+  *device = static_cast<int>(reinterpret_cast<uintptr_t>(contexts.back())) - 1;
   return kSuccess;
 }
 
@@ -274,6 +296,13 @@ ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y,
                          : LaunchReduce(asked, parameters, kernel);
   if (result != kSuccess) return result;
   Enqueue(StreamOf(stream), [=] { RunGrid(grid_x, block_x, kernel); });
+  return kSuccess;
+}
+
+// What the fake NCCL does its work by.
+ENTRY cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
+  if (!InContext()) return kInvalidContext;
+  Enqueue(StreamOf(stream), [=] { function(argument); });
   return kSuccess;
 }
 

@@ -19,6 +19,7 @@
 //   NO_IPC         1: there is no IPC, as in some containers
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   DEVICES        how many there are
+//   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
 #ifndef TESTS_FAKE_CUDA_FAKE_CUDA_H_
 #define TESTS_FAKE_CUDA_FAKE_CUDA_H_
 
@@ -32,9 +33,14 @@ namespace tfring::fake_cuda {
 
 struct Options {
   std::atomic<int> delay_us, ignore_waits, open_own, no_ipc, launches_left,
-      devices;
+      devices, own_gpus;
 };
 Options& GetOptions();
+
+// ---- driver.cc ----
+
+// The calling thread's; null if it has none.
+void* CurrentContext();
 
 // ---- memory.cc ----
 
@@ -78,10 +84,12 @@ struct Event {
 };
 
 class Stream;
+// In the current context.
 Stream* NewStream();
 void Delete(Stream* stream);
 void Enqueue(Stream* stream, std::function<void()> task);
 void WaitUntilIdle(Stream* stream);
+// All of the current context: another GPU's are not waited for.
 void WaitUntilAllIdle();
 
 void Record(Event& event, Stream* stream);

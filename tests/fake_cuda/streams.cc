@@ -14,7 +14,7 @@ namespace tfring::fake_cuda {
 
 class Stream {
  public:
-  Stream() : thread_([this] { Run(); }) {}
+  Stream() : context_(CurrentContext()), thread_([this] { Run(); }) {}
 
   ~Stream() {
     {
@@ -24,6 +24,8 @@ class Stream {
     changed_.notify_all();
     thread_.join();
   }
+
+  void* context() const { return context_; }
 
   void Enqueue(std::function<void()> task) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -63,6 +65,7 @@ class Stream {
         std::chrono::microseconds((random_ >> 16) % (delay_us + 1)));
   }
 
+  void* const context_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
@@ -111,7 +114,9 @@ void WaitUntilIdle(Stream* stream) { stream->WaitUntilIdle(); }
 
 void WaitUntilAllIdle() {
   std::lock_guard<std::mutex> lock(streams_mutex);
-  for (Stream* const stream : Streams()) stream->WaitUntilIdle();
+  for (Stream* const stream : Streams()) {
+    if (stream->context() == CurrentContext()) stream->WaitUntilIdle();
+  }
 }
 
 void Record(Event& event, Stream* stream) {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from jobs import TFRINGRUN, running
@@ -237,18 +238,45 @@ def test_starts_without_tensorflow_and_mpi():
     assert not {"tensorflow", "keras", "numpy", "mpi4py"} & set(loaded)
 
 
+def facts_of(output):
+    """What --check-build says, by what it is about."""
+    return dict(
+        re.split(r"\s{2,}", line.strip(), maxsplit=1)
+        for line in output.splitlines()[1:]
+    )
+
+
 def test_check_build(start):
     process = start([*TFRINGRUN, "--check-build"])
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    facts = dict(line.strip().split(maxsplit=1) for line in output.splitlines())
+    facts = facts_of(output)
     assert re.match(r"\d+\.\d+\.\d+ \(built with \d", facts["TensorFlow"])
     assert re.match(r"3\.\d+.*, backend tensorflow", facts["Keras"])
     assert "MPI_THREAD_MULTIPLE" in facts["MPI"]
     assert "mpirun" in facts["mpirun"]
     assert facts["XLA"].startswith("yes")
-    assert facts["CUDA"]
-    assert facts["NCCL"].startswith("not used")
+    assert re.match("for CUDA|no driver of an NVIDIA GPU", facts["GPU driver"])
+    assert facts["CUDA MPI"].startswith(("yes", "no"))
+    assert re.match(r"no NCCL: libnccl.so.2|\d+\.\d+\.\d+, /", facts["NCCL"])
+
+
+def test_check_build_with_a_gpu(start):
+    native = Path(__file__).parents[2] / "build/native/plain/tests"
+    libraries = [native / "fake_cuda", native / "fake_nccl"]
+    if not all(path.is_dir() for path in libraries):
+        pytest.skip("`make fake-gpu` has not built the fake driver")
+    process = start(
+        [*TFRINGRUN, "--check-build"],
+        env={"LD_LIBRARY_PATH": ":".join(map(str, libraries))},
+    )
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    facts = facts_of(output)
+    assert facts["GPU driver"] == "for CUDA 12.1"
+    assert facts["GPU 0"] == "fake GPU, 1 GiB"
+    assert facts["CUDA IPC"] == "yes, on GPU 0"
+    assert facts["NCCL"].startswith(f"2.21.5, {libraries[1]}/libnccl.so.2")
 
 
 def test_check_build_without_an_mpi(start, tmp_path):

@@ -10,6 +10,7 @@ TensorFlow has none, it is the fake one of tests/fake_gpu.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import sys
@@ -28,15 +29,17 @@ _TIMEOUT_SECONDS = 100
 
 
 _DEVICE = os.environ.get("TFRING_TEST_DEVICE", "")
-_FAKE_GPU = (
-    Path(__file__).parents[2] / "build/native/plain/tests/fake_gpu/fake_gpu.so"
-)
+_FAKES = Path(__file__).parents[2] / "build/native/plain/tests"
 
 
 def _load_fake_gpu() -> None:
     from tensorflow.python.framework import load_library
 
-    load_library.load_pluggable_device_library(str(_FAKE_GPU))
+    load_library.load_pluggable_device_library(
+        str(_FAKES / "fake_gpu/fake_gpu.so")
+    )
+    # tfring finds it by its name, as it is there.
+    ctypes.CDLL(str(_FAKES / "fake_nccl/libnccl.so.2"))
 
 
 if _DEVICE and not tf.config.list_physical_devices("GPU"):

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("base", "kernels", "transport", "ring", "engine", "capi", "tf", "xla")
+ROOMS = (
+    *("base", "kernels", "transport", "ring", "nccl", "engine"),
+    *("capi", "tf", "xla"),
+)
 # Who may know of what is not ours.
 FRAMEWORK_ROOMS = ("tf", "xla")
 
@@ -145,7 +148,8 @@ def test_no_rooms_include_by_another_path():
     for path in files("tfring_ops", "tests/cpp"):
         text = (ROOT / path).read_text()
         for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
-            known = ("tfring_ops/", "tests/cpp/", "tests/fake_cuda/", "absl/")
+            known = ("tfring_ops/", "absl/")
+            known += ("tests/cpp/", "tests/fake_cuda/", "tests/fake_nccl/")
             framework = ("tensorflow/", "xla/", "tsl/")
             assert name.startswith(known + framework + ("gtest/", "gmock/")), (
                 f"{path} includes {name}"

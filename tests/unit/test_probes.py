@@ -1,6 +1,9 @@
 """What the probes say, held against the library itself."""
 
+import contextlib
+import ctypes
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,15 +25,23 @@ def test_what_is_built_in(linked_libraries):
     assert tfring.mpi_built() is True
     assert "libmpi" in linked_libraries
     for name, built in (
-        ("nccl", tfring.nccl_built()),
         ("gloo", tfring.gloo_built()),
         ("libddl", tfring.ddl_built()),
         ("libccl", tfring.ccl_built()),
     ):
-        # Falsy, and of Horovod's type: the version of NCCL is a number.
-        assert built == 0
-        assert type(built) is (int if name == "nccl" else bool)
+        assert built is False
         assert name not in linked_libraries
+
+
+def test_nccl_is_what_is_found(linked_libraries):
+    assert "libnccl" not in linked_libraries
+    version = tfring.nccl_built()
+    assert type(version) is int
+    beside_tensorflow = Path(tf.__file__).parents[1] / "nvidia/nccl/lib"
+    found = (beside_tensorflow / "libnccl.so.2").exists()
+    with contextlib.suppress(OSError):
+        found = bool(ctypes.CDLL("libnccl.so.2")) or found
+    assert (version > 20000) == found
 
 
 def test_devices_are_those_of_the_kernels():

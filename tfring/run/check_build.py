@@ -6,7 +6,6 @@ line is printed when it is known: a library that does not load shows where.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import sys
@@ -93,23 +92,12 @@ def _check_tensorflow() -> int:
         if "XLA_CPU_JIT" in devices
         else "no: not under jit_compile=True",
     )
-    _say("CUDA", _gpus())
-    _say("NCCL", "not used: tensors on GPUs go round tfring's own ring")
+    for line in _native.capi().tfring_describe_gpus().decode().splitlines():
+        _say(*line.split("\t", 1))
     if keras.backend.backend() != "tensorflow":
         print("Keras must use TensorFlow: set KERAS_BACKEND=tensorflow.")
         return 1
     return 0
-
-
-def _gpus() -> str:
-    from tfring import _native
-
-    names = ctypes.c_char_p()
-    error = _native.capi().tfring_cuda_devices(ctypes.byref(names))
-    if error is not None:
-        return f"no GPU to use: {error.decode()}"
-    found = (names.value or b"").decode().splitlines()
-    return ", ".join(found) if found else "no GPU to use: the driver has none"
 
 
 def _say(what: str, text: str) -> None:

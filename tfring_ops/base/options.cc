@@ -66,6 +66,24 @@ absl::Status ReadAlgorithm(const char* variable, AllreduceAlgorithm& value) {
                    "' must be auto, ring, hierarchical or recursive_doubling"));
 }
 
+absl::Status ReadGpuBackend(const char* variable, Options::GpuBackend& value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  using GpuBackend = Options::GpuBackend;
+  const absl::string_view word = text;
+  if (word == "ring") {
+    value = GpuBackend::kRing;
+  } else if (word == "nccl") {
+    value = GpuBackend::kNccl;
+  } else if (word == "auto") {
+    value = GpuBackend::kAuto;
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat(variable, "='", word, "' must be ring, nccl or auto"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Options> Options::FromEnvironment() {
@@ -85,6 +103,8 @@ absl::StatusOr<Options> Options::FromEnvironment() {
   if (const char* text = std::getenv("TFRING_CUDA_AWARE_MPI"); text && *text) {
     options.cuda_aware_mpi = aware ? CudaAwareMpi::kYes : CudaAwareMpi::kNo;
   }
+  TFRING_RETURN_IF_ERROR(
+      ReadGpuBackend("TFRING_GPU_BACKEND", options.gpu_backend));
   TFRING_RETURN_IF_ERROR(
       ReadSwitch("TFRING_SHARED_MEMORY", options.shared_memory));
   TFRING_RETURN_IF_ERROR(ReadSeconds("TFRING_STALL_CHECK_TIME_SECONDS",

@@ -30,6 +30,10 @@ struct Options {
   // asked.
   enum class CudaAwareMpi : int32_t { kAsk, kNo, kYes };
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kAsk;
+  // TFRING_GPU_BACKEND: who does the collectives of tensors on GPUs.  kAuto:
+  // NCCL, where it can.
+  enum class GpuBackend : int32_t { kRing, kNccl, kAuto };
+  GpuBackend gpu_backend = GpuBackend::kRing;
   // TFRING_SHARED_MEMORY: ranks of one node talk through shared memory.
   bool shared_memory = true;
   // TFRING_STALL_CHECK_TIME_SECONDS: a tensor that some ranks have submitted

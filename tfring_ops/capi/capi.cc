@@ -14,6 +14,7 @@
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/capi/device_lane.h"
 #include "tfring_ops/capi/engines.h"
+#include "tfring_ops/capi/gpu_facts.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/mpi.h"
@@ -204,14 +205,13 @@ const char* tfring_timeline_stop() {
   return lines.c_str();
 }
 
-const char* tfring_cuda_devices(const char** names) {
+const char* tfring_describe_gpus() {
   static thread_local std::string lines;
-  const absl::StatusOr<std::vector<std::string>> found =
-      tfring::CudaDeviceNames();
-  lines = found.ok() ? absl::StrJoin(*found, "\n") : "";
-  *names = lines.c_str();
-  return tfring::AsSentence(found.status());
+  lines = tfring::DescribeGpus();
+  return lines.c_str();
 }
+
+int32_t tfring_nccl_version() { return tfring::NcclVersion(); }
 
 const char* tfring_mpi_build_version() {
   static const auto* version = new std::string(tfring::MpiBuildVersion());

@@ -41,8 +41,12 @@ TFRING_EXPORT void tfring_timeline_start(int32_t mark_verdicts);
 // thread's next call.
 TFRING_EXPORT const char* tfring_timeline_stop();
 
-// Opens every GPU of this machine, and sets `names` to a line for each.
-TFRING_EXPORT const char* tfring_cuda_devices(const char** names);
+// What there is of GPUs, found out by trying: a line for each fact, its name, a
+// tab and the rest in words.  Lives until the same thread's next call.
+TFRING_EXPORT const char* tfring_describe_gpus();
+
+// The version of the NCCL that is found, 22105 for 2.21.5; 0 without one.
+TFRING_EXPORT int32_t tfring_nccl_version();
 
 // The MPI library that this one was compiled for: "Open MPI 5.0.11".
 TFRING_EXPORT const char* tfring_mpi_build_version();

@@ -3,8 +3,6 @@
 #define TFRING_OPS_CAPI_DEVICE_LANE_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,9 +15,6 @@ namespace tfring {
 // See ProcessSet::make_device_lane.  `options` must be the same on all ranks.
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
                                     Transport& data);
-
-// Those of this machine's GPUs that work.  An error says why one does not.
-absl::StatusOr<std::vector<std::string>> CudaDeviceNames();
 
 // OK if `own` is on every rank; else, on every rank, what is wrong on the first
 // that has an error.  Collective.

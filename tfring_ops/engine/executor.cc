@@ -46,13 +46,18 @@ int64_t SegmentBytes(const Options& options, const Transport& transport,
 
 Executor::Executor(const Options& options, Transport& transport,
                    const Kernels& kernels, CostSource cost_source,
-                   Memory memory)
+                   Memory memory, StreamCollectives* collectives)
     : fusion_threshold_bytes_(options.fusion_threshold_bytes),
       scratch_(kernels),
       fusion_buffer_(kernels),
       ring_{transport, kernels, SegmentBytes(options, transport, memory),
             scratch_},
-      allreduce_(ring_, options, cost_source) {}
+      allreduce_(ring_, options, cost_source),
+      collectives_(collectives) {}
+
+bool Executor::Delegates(const CollectiveRequest& request) const {
+  return collectives_ != nullptr && collectives_->Reduces(request.dtype);
+}
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
   const CollectiveRequest& first = entries[0]->request;
@@ -86,7 +91,8 @@ absl::Status Executor::AllreduceInPlace(const CollectiveRequest& request,
   buffers.pieces = pieces;
   const TimelineSpan span(Timeline::Phase::kRing, request,
                           buffers.count * SizeInBytes(request.dtype));
-  return allreduce_.Run(buffers);
+  return Delegates(request) ? collectives_->Allreduce(buffers)
+                            : allreduce_.Run(buffers);
 }
 
 absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
@@ -98,8 +104,10 @@ absl::Status Executor::AllreduceStaged(const CollectiveRequest& request,
   TFRING_ASSIGN_OR_RETURN(std::byte* const stage, FusionBuffer(stage_bytes));
   Packing packing(ring_.kernels, request, pieces);
   const TimelineSpan span(Timeline::Phase::kRing, request, bytes);
-  return allreduce_.RunStaged(buffers, absl::MakeSpan(stage, stage_bytes),
-                              packing);
+  const absl::Span<std::byte> block = absl::MakeSpan(stage, stage_bytes);
+  return Delegates(request)
+             ? collectives_->StagedAllreduce(buffers, block, packing)
+             : allreduce_.RunStaged(buffers, block, packing);
 }
 
 absl::Status Executor::Allgather(
@@ -117,8 +125,11 @@ absl::Status Executor::Allgather(
     }
     TFRING_ASSIGN_OR_RETURN(void* const output,
                             entry.allocate_output(static_cast<int>(i), dims));
+    const void* const input = entry.buffers[i].input;
     TFRING_RETURN_IF_ERROR(
-        RingAllgather(ring_, entry.buffers[i].input, output, bytes_of_rank));
+        collectives_ != nullptr
+            ? collectives_->Allgather(input, output, bytes_of_rank)
+            : RingAllgather(ring_, input, output, bytes_of_rank));
   }
   return absl::OkStatus();
 }
@@ -153,7 +164,10 @@ absl::Status Executor::Broadcast(TensorEntry& entry, int root) {
       ring_.kernels.Copy(buffer.output, buffer.input, bytes);
       TFRING_RETURN_IF_ERROR(ring_.kernels.Synchronize());
     }
-    TFRING_RETURN_IF_ERROR(RingBroadcast(ring_, buffer.output, bytes, root));
+    TFRING_RETURN_IF_ERROR(
+        collectives_ != nullptr
+            ? collectives_->Broadcast(buffer.output, bytes, root)
+            : RingBroadcast(ring_, buffer.output, bytes, root));
   }
   return absl::OkStatus();
 }
@@ -175,14 +189,21 @@ absl::Status Executor::ReduceScatter(TensorEntry& entry) {
     }
     TFRING_RETURN_IF_ERROR(
         request.prescale_factor == 1.0
-            ? RingReduceScatterOwn(
-                  ring_,
+            ? ReduceScatterOwn(
+                  request,
                   {buffer.input, buffer.output, count, request.dtype,
                    request.op, request.postscale_factor},
                   chunks)
             : ScaledReduceScatter(request, buffer, chunks));
   }
   return absl::OkStatus();
+}
+
+absl::Status Executor::ReduceScatterOwn(const CollectiveRequest& request,
+                                        const RingBuffers& buffers,
+                                        absl::Span<const Range> chunks) {
+  return Delegates(request) ? collectives_->ReduceScatterOwn(buffers, chunks)
+                            : RingReduceScatterOwn(ring_, buffers, chunks);
 }
 
 absl::Status Executor::ScaledReduceScatter(const CollectiveRequest& request,
@@ -213,11 +234,11 @@ absl::Status Executor::ScaledReduceScatter(const CollectiveRequest& request,
     TFRING_RETURN_IF_ERROR(ring_.kernels.Synchronize());
     // An empty part has no place, and needs none.
     const int64_t own = std::min(first, chunks[ring_.transport.rank()].count);
-    TFRING_RETURN_IF_ERROR(RingReduceScatterOwn(
-        ring_,
-        {scaled, output + own * element_bytes, total, request.dtype, request.op,
-         request.postscale_factor},
-        parts));
+    TFRING_RETURN_IF_ERROR(
+        ReduceScatterOwn(request,
+                         {scaled, output + own * element_bytes, total,
+                          request.dtype, request.op, request.postscale_factor},
+                         parts));
   }
   return absl::OkStatus();
 }

@@ -18,6 +18,7 @@
 #include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/ring/adaptive_allreduce.h"
 #include "tfring_ops/ring/primitives.h"
+#include "tfring_ops/ring/stream_collectives.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -27,9 +28,11 @@ enum class Memory { kHost, kDevice };
 
 class Executor {
  public:
-  // REQUIRES: the transport and the kernels outlive the executor.
+  // `collectives`, if there are any, do what they can; the ring does the rest.
+  // REQUIRES: what it is given outlives the executor.
   Executor(const Options& options, Transport& transport, const Kernels& kernels,
-           CostSource cost_source, Memory memory = Memory::kHost);
+           CostSource cost_source, Memory memory = Memory::kHost,
+           StreamCollectives* collectives = nullptr);
 
   // REQUIRES: the entries' requests are Fusible.
   absl::Status Allreduce(absl::Span<TensorEntry* const> entries);
@@ -58,9 +61,15 @@ class Executor {
   absl::Status AllreduceStaged(const CollectiveRequest& request,
                                absl::Span<const RingPiece> pieces);
 
+  absl::Status ReduceScatterOwn(const CollectiveRequest& request,
+                                const RingBuffers& buffers,
+                                absl::Span<const Range> chunks);
   absl::Status ScaledReduceScatter(const CollectiveRequest& request,
                                    const TensorEntry::Buffer& buffer,
                                    absl::Span<const Range> chunks);
+
+  // Whether collectives_ do this, and the ring does not.
+  bool Delegates(const CollectiveRequest& request) const;
 
   // However large what goes through the fusion buffer may be.
   int64_t MostFusedBytes() const;
@@ -75,6 +84,7 @@ class Executor {
   Workspace fusion_buffer_;
   const RingContext ring_;
   AdaptiveAllreduce allreduce_;
+  StreamCollectives* const collectives_;
 };
 
 }  // namespace tfring

@@ -13,7 +13,7 @@ Lanes::Lanes(const Options& options, ProcessSet& process_set,
     : options_(options),
       make_device_lane_(process_set.make_device_lane),
       host_(options, Lane{nullptr, nullptr, &host_kernels,
-                          std::move(process_set.data)}) {}
+                          std::move(process_set.data), nullptr}) {}
 
 absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
   if (!OnDevice(request)) return absl::OkStatus();
@@ -53,6 +53,10 @@ absl::StatusOr<Lanes::Open*> Lanes::Of(const CollectiveRequest& request) {
 void Lanes::Abort(const absl::Status& reason) {
   host_.lane.transport->Abort(reason);
   if (on_device_ == nullptr) return;
+  // First: until then the stream may wait for a rank that will not come.
+  if (on_device_->lane.collectives != nullptr) {
+    on_device_->lane.collectives->Abort(reason);
+  }
   on_device_->lane.transport->Abort(reason);
   // What has not been done by now has failed, too.
   if (on_device_->lane.finish) on_device_->lane.finish().IgnoreError();
@@ -100,7 +104,9 @@ absl::Status RunBucket(Lanes::Open& lane, const Verdict::Bucket& bucket,
   for (const TensorEntry* entry : entries) {
     if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
   }
-  return absl::OkStatus();
+  // The ring's messages have told that all ranks are well; others' have not.
+  return lane.lane.collectives == nullptr ? absl::OkStatus()
+                                          : lane.lane.collectives->Finish();
 }
 
 }  // namespace tfring

@@ -33,7 +33,8 @@ class Lanes {
               // A stream's work takes no time to ask for.
               this->lane.stream == nullptr ? CostSource::kMeasured
                                            : CostSource::kTypical,
-              this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice) {}
+              this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
+              this->lane.collectives.get()) {}
 
     Lane lane;
     Executor executor;

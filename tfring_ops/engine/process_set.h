@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/ring/stream_collectives.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -56,6 +57,9 @@ struct Lane {
   void* stream = nullptr;            // the device's, which the kernels work on
   const Kernels* kernels = nullptr;  // the device's, or alive for ever
   std::unique_ptr<Transport> transport;
+  // A device's alone: what does collectives there in the ring's place, if
+  // anything does.
+  std::unique_ptr<StreamCollectives> collectives;
 };
 
 // Agreement and data never mix, so that a message of the one cannot be taken

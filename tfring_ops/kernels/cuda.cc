@@ -1,5 +1,6 @@
 #include "tfring_ops/kernels/cuda.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -22,6 +23,12 @@ class CudaDeviceImpl final : public CudaDevice {
     TFRING_RETURN_IF_ERROR(
         driver_.cuDeviceGetName(name.data(), name.size() - 1, device_));
     name_ = name.data();
+    size_t bytes = 0;
+    TFRING_RETURN_IF_ERROR(driver_.cuDeviceTotalMem(&bytes, device_));
+    memory_bytes_ = static_cast<int64_t>(bytes);
+    CUuuid uuid{};
+    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetUuid(&uuid, device_));
+    std::copy_n(uuid.bytes, uuid_.size(), uuid_.begin());
     int multiprocessors = 0;
     TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
         &multiprocessors, kCudaAttributeMultiprocessors, device_));
@@ -51,6 +58,8 @@ class CudaDeviceImpl final : public CudaDevice {
 
   int ordinal() const override { return ordinal_; }
   const std::string& name() const override { return name_; }
+  int64_t memory_bytes() const override { return memory_bytes_; }
+  const std::array<char, 16>& uuid() const override { return uuid_; }
   CUctx_st* context() const override { return context_; }
   void* stream() const override { return stream_; }
   const Kernels& kernels() const override { return *kernels_; }
@@ -73,6 +82,17 @@ class CudaDeviceImpl final : public CudaDevice {
     return driver_.cuStreamSynchronize(stream_);
   }
 
+  absl::Status TryExport() const override {
+    const CudaScope scope(driver_, context_);
+    TFRING_RETURN_IF_ERROR(scope.status());
+    CUdeviceptr memory = 0;
+    TFRING_RETURN_IF_ERROR(driver_.cuMemAlloc(&memory, 1));
+    CUipcMemHandle handle{};
+    const absl::Status status = driver_.cuIpcGetMemHandle(&handle, memory);
+    driver_.cuMemFree.Result(memory);
+    return status;
+  }
+
   absl::Status Finish() const override {
     const CudaScope scope(driver_, context_);
     TFRING_RETURN_IF_ERROR(scope.status());
@@ -85,6 +105,8 @@ class CudaDeviceImpl final : public CudaDevice {
   const int ordinal_;
   CUdevice device_ = 0;
   std::string name_;
+  int64_t memory_bytes_ = 0;
+  std::array<char, 16> uuid_{};
   CUcontext context_ = nullptr;
   CUstream stream_ = nullptr;
   std::unique_ptr<CudaKernels> kernels_;
@@ -94,6 +116,13 @@ class CudaDeviceImpl final : public CudaDevice {
 const CudaDriver& Driver() { return **CudaDriver::Get(); }
 
 }  // namespace
+
+absl::StatusOr<std::string> CudaDriverVersion() {
+  TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
+  int version = 0;
+  TFRING_RETURN_IF_ERROR(driver->cuDriverGetVersion(&version));
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
 
 absl::StatusOr<int> CudaDeviceCount() {
   TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());

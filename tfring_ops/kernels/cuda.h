@@ -6,6 +6,7 @@
 #ifndef TFRING_OPS_KERNELS_CUDA_H_
 #define TFRING_OPS_KERNELS_CUDA_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +20,10 @@ struct CUctx_st;
 struct CUevent_st;
 
 namespace tfring {
+
+// The CUDA that the driver serves: "12.4".  Unavailable, with the reason, where
+// there is no driver.
+absl::StatusOr<std::string> CudaDriverVersion();
 
 // How many there are.  Unavailable, with the reason, where there is no driver.
 absl::StatusOr<int> CudaDeviceCount();
@@ -34,6 +39,9 @@ class CudaDevice {
 
   virtual int ordinal() const = 0;
   virtual const std::string& name() const = 0;  // "NVIDIA H200"
+  virtual int64_t memory_bytes() const = 0;
+  // The same in all processes that see this GPU.
+  virtual const std::array<char, 16>& uuid() const = 0;
   virtual CUctx_st* context() const = 0;
   virtual void* stream() const = 0;
 
@@ -47,6 +55,9 @@ class CudaDevice {
                               int64_t bytes) const = 0;
   virtual absl::Status Download(void* host, const void* device,
                                 int64_t bytes) const = 0;
+
+  // Whether other processes may be given some of its memory.
+  virtual absl::Status TryExport() const = 0;
 
   // Returns when the stream has done everything.
   virtual absl::Status Finish() const = 0;

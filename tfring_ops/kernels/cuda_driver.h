@@ -21,6 +21,9 @@ using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
+struct CUuuid {
+  char bytes[16];
+};
 struct CUipcMemHandle {
   char reserved[64];
 };
@@ -93,6 +96,9 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION(cuDeviceGetCount, int*);
   TFRING_CUDA_FUNCTION(cuDeviceGet, CUdevice*, int);
   TFRING_CUDA_FUNCTION(cuDeviceGetName, char*, int, CUdevice);
+  TFRING_CUDA_FUNCTION_AS(cuDeviceTotalMem, "cuDeviceTotalMem_v2", size_t*,
+                          CUdevice);
+  TFRING_CUDA_FUNCTION(cuDeviceGetUuid, CUuuid*, CUdevice);
   TFRING_CUDA_FUNCTION(cuDeviceGetAttribute, int*, int, CUdevice);
   TFRING_CUDA_FUNCTION(cuDevicePrimaryCtxRetain, CUcontext*, CUdevice);
   TFRING_CUDA_FUNCTION_AS(cuDevicePrimaryCtxRelease,

@@ -29,6 +29,11 @@ class AttendedTransport final : public ForwardingTransport {
     return ForwardingTransport::Peek(peer, message_bytes);
   }
 
+  absl::Status Progress() override {
+    TFRING_RETURN_IF_ERROR(Attend());
+    return ForwardingTransport::Progress();
+  }
+
  private:
   absl::Status Attend() {
     const Clock::time_point now = Clock::now();

@@ -10,8 +10,8 @@
 
 namespace tfring {
 
-// Passes everything on to `inner`, and calls `attend` before a Wait or a Peek,
-// every twenty microseconds at most.  Its error is theirs.
+// Passes everything on to `inner`, and calls `attend` before a Wait, Peek or
+// Progress, every twenty microseconds at most.  Its error is theirs.
 // REQUIRES: `attend` makes no call to this transport.
 std::unique_ptr<Transport> MakeAttendedTransport(
     std::unique_ptr<Transport> inner, std::function<absl::Status()> attend);

@@ -9,6 +9,7 @@
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/exchange.h"
 #include "tfring_ops/transport/staged.h"
 
 namespace tfring {
@@ -26,35 +27,6 @@ struct Outcome {
   bool ok;
   std::array<char, 255> reason;
 };
-
-// Every rank gives every other one of `sent`, and gets one from each, by rank.
-template <typename T>
-absl::StatusOr<std::vector<T>> Exchange(Transport& host,
-                                        const std::vector<T>& sent) {
-  std::vector<T> received(host.size());
-  received[host.rank()] = sent[host.rank()];
-  std::vector<Request> requests;
-  for (int peer = 0; peer < host.size(); ++peer) {
-    if (peer == host.rank()) continue;
-    requests.push_back(host.StartRecv(
-        peer, Bytes(reinterpret_cast<std::byte*>(&received[peer]), sizeof(T))));
-  }
-  for (int peer = 0; peer < host.size(); ++peer) {
-    if (peer == host.rank()) continue;
-    requests.push_back(host.StartSend(
-        peer, ConstBytes(reinterpret_cast<const std::byte*>(&sent[peer]),
-                         sizeof(T))));
-  }
-  for (const Request request : requests) {
-    TFRING_RETURN_IF_ERROR(host.Wait(request));
-  }
-  return received;
-}
-
-template <typename T>
-absl::StatusOr<std::vector<T>> ExchangeOne(Transport& host, const T& sent) {
-  return Exchange(host, std::vector<T>(host.size(), sent));
-}
 
 // Whether `status` is OK on every rank; if not, rank 0 warns.
 absl::StatusOr<bool> AgreeOnIpc(const absl::Status& status, Transport& host) {

@@ -72,13 +72,6 @@ absl::StatusOr<std::vector<int>> Nodes(MPI_Comm comm) {
   return nodes;
 }
 
-// Open MPI and others have a function that tells; it is in no header that all
-// of them have.
-bool IsCudaAware() {
-  void* const query = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");
-  return query != nullptr && reinterpret_cast<int (*)()>(query)() == 1;
-}
-
 class MpiTransport final : public Transport {
  public:
   MpiTransport(MPI_Comm comm, std::vector<int> nodes, double timeout_seconds)
@@ -374,7 +367,7 @@ class MpiTransport final : public Transport {
 
   MPI_Comm comm_;
   const std::vector<int> nodes_;  // by rank
-  const bool takes_device_memory_ = IsCudaAware();
+  const bool takes_device_memory_ = MpiIsCudaAware();
   const double timeout_seconds_;
   int rank_ = 0;
   std::vector<Operation> operations_;
@@ -398,6 +391,13 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
   TFRING_ASSIGN_OR_RETURN(std::vector<int> nodes, Nodes(duplicate));
   return std::make_unique<MpiTransport>(duplicate, std::move(nodes),
                                         timeout_seconds);
+}
+
+// Open MPI and others have a function that tells; it is in no header that all
+// of them have.
+bool MpiIsCudaAware() {
+  void* const query = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");
+  return query != nullptr && reinterpret_cast<int (*)()>(query)() == 1;
 }
 
 std::string MpiBuildVersion() {

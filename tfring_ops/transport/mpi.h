@@ -21,6 +21,9 @@ namespace tfring {
 absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
     int32_t comm, double timeout_seconds);
 
+// Whether the MPI library says of itself that it takes a GPU's memory.
+bool MpiIsCudaAware();
+
 // The library whose mpi.h this was compiled with: "Open MPI 5.0.11".
 std::string MpiBuildVersion();
 

@@ -1,0 +1,149 @@
+// Who is taken, NCCL or the ring; and that what goes wrong in NCCL is an error
+// on every rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/nccl_engines.h"
+#include "tests/cpp/nccl_ranks.h"
+#include "tfring_ops/nccl/library.h"
+
+namespace tfring {
+namespace {
+
+using GpuBackend = Options::GpuBackend;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int kSize = 3;
+
+struct Choice {
+  bool is_nccl = false;
+  absl::Status status;
+};
+
+// What each rank is given; rank r has GPU r % `gpus`.
+std::vector<Choice> Choose(GpuBackend backend, int gpus, int size = kSize) {
+  const WithFakeCuda devices(&fake_cuda::Options::devices, gpus);
+  auto hosts = MakeInProcessTransports(size);
+  std::vector<Choice> choices(size);
+  OnThreads(size, [&](int rank) {
+    const auto device = OpenGpu(rank % gpus);
+    const auto made =
+        MakeNcclCollectives(*device, *hosts[rank], NcclOptions(backend));
+    choices[rank].status =
+        absl::Status(made.status().code(), made.status().message());
+    choices[rank].is_nccl = made.ok() && *made != nullptr;
+  });
+  return choices;
+}
+
+void ExpectAll(const std::vector<Choice>& choices, bool is_nccl) {
+  for (const Choice& choice : choices) {
+    EXPECT_TRUE(choice.status.ok()) << choice.status;
+    EXPECT_EQ(choice.is_nccl, is_nccl);
+  }
+}
+
+void ExpectAllRefused(const std::vector<Choice>& choices,
+                      const std::string& reason) {
+  for (const Choice& choice : choices) {
+    EXPECT_EQ(choice.status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(choice.status.message()),
+                AllOf(HasSubstr("TFRING_GPU_BACKEND=nccl"), HasSubstr(reason)));
+  }
+}
+
+TEST(CudaNcclChoiceTest, TheLibraryIsFound) {
+  const auto nccl = NcclLibrary::Get();
+  ASSERT_TRUE(nccl.ok()) << nccl.status();
+  EXPECT_EQ((*nccl)->version(), 22105);
+  EXPECT_THAT((*nccl)->path(), HasSubstr("fake_nccl/libnccl.so.2"));
+}
+
+TEST(CudaNcclChoiceTest, AGpuForEachRank) {
+  ExpectAll(Choose(GpuBackend::kRing, kSize), false);
+  ExpectAll(Choose(GpuBackend::kNccl, kSize), true);
+  ExpectAll(Choose(GpuBackend::kAuto, kSize), true);
+  // Alone, there is nothing to send.
+  ExpectAll(Choose(GpuBackend::kAuto, 1, 1), false);
+  ExpectAll(Choose(GpuBackend::kNccl, 1, 1), true);
+}
+
+TEST(CudaNcclChoiceTest, AGpuForTwo) {
+  ExpectAll(Choose(GpuBackend::kAuto, kSize - 1), false);
+  ExpectAllRefused(Choose(GpuBackend::kNccl, kSize - 1),
+                   "ranks 0 and 2 share a GPU");
+}
+
+TEST(CudaNcclChoiceTest, NoIdOnOneRank) {
+  const WithFakeNccl no_id(&fake_nccl::Options::no_id, 1);
+  ExpectAll(Choose(GpuBackend::kAuto, kSize), false);
+  ExpectAllRefused(
+      Choose(GpuBackend::kNccl, kSize),
+      "rank 0: ncclGetUniqueId failed: unhandled system error (2): "
+      "no network interface");
+}
+
+// The others do not go on waiting for it.
+TEST(CudaNcclChoiceTest, OneRankCannotConnect) {
+  for (int rank = 0; rank < kSize; ++rank) {
+    const WithFakeNccl fails(&fake_nccl::Options::fails_to_init, rank);
+    ExpectAll(Choose(GpuBackend::kAuto, kSize), false);
+    ExpectAllRefused(Choose(GpuBackend::kNccl, kSize),
+                     "rank " + std::to_string(rank) +
+                         ": NCCL failed: unhandled system error (2): "
+                         "so says the fake NCCL");
+  }
+}
+
+// Engines that add up a tensor by NCCL.
+class CudaNcclEngineTest : public testing::Test {
+ protected:
+  // On the rank that met it, and on the others the same or that it is lost.
+  static void ExpectAllFail(const std::vector<NcclOutcome>& outcomes,
+                            const std::string& reason) {
+    for (const NcclOutcome& outcome : outcomes) {
+      EXPECT_FALSE(outcome.status.ok());
+      EXPECT_THAT(std::string(outcome.status.message()), HasSubstr(reason));
+    }
+  }
+};
+
+TEST_F(CudaNcclEngineTest, Works) {
+  const WithFakeCuda slow(&FakeOptions::delay_us, 500);
+  const int before = FakeNccl()->collectives;
+  for (const NcclOutcome& outcome : AllreduceByNccl(kSize)) {
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_TRUE(outcome.is_right);
+  }
+  EXPECT_EQ(FakeNccl()->collectives, before + kSize);
+}
+
+TEST_F(CudaNcclEngineTest, ALaunchFails) {
+  const WithFakeNccl full(&fake_nccl::Options::launches_left, kSize - 1);
+  ExpectAllFail(AllreduceByNccl(kSize),
+                "ncclAllReduce failed: unhandled cuda error (1): "
+                "the fake GPU is full");
+}
+
+TEST_F(CudaNcclEngineTest, AnErrorIsNoticedLater) {
+  for (int rank = 0; rank < kSize; ++rank) {
+    const WithFakeNccl error(&fake_nccl::Options::async_error, rank);
+    ExpectAllFail(AllreduceByNccl(kSize),
+                  "NCCL failed: remote process exited or there was a network "
+                  "error (6): so says the fake NCCL");
+  }
+}
+
+TEST_F(CudaNcclEngineTest, ARankNeverComes) {
+  const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
+  ExpectAllFail(AllreduceByNccl(kSize, /*timeout_seconds=*/1),
+                "NCCL has waited for another rank for 1 s");
+}
+
+}  // namespace
+}  // namespace tfring

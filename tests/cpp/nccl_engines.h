@@ -1,0 +1,113 @@
+// Engines that work by NCCL, between what another stream of each GPU does.
+#ifndef TESTS_CPP_NCCL_ENGINES_H_
+#define TESTS_CPP_NCCL_ENGINES_H_
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/elements.h"
+#include "tests/cpp/engines.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/nccl_ranks.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/kernels/cuda.h"
+
+namespace tfring {
+
+// As MakeDeviceLane puts it together.
+inline absl::StatusOr<Lane> MakeNcclLane(const Options& options, int32_t device,
+                                         Transport& data) {
+  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> cuda,
+                          CudaDevice::ForOrdinal(device));
+  Lane lane;
+  TFRING_ASSIGN_OR_RETURN(lane.transport,
+                          MakeCudaTransport(*cuda, data, options));
+  TFRING_ASSIGN_OR_RETURN(lane.collectives,
+                          MakeNcclCollectives(*cuda, data, options));
+  lane.kernels = &cuda->kernels();
+  lane.stream = cuda->stream();
+  lane.finish = [cuda] { return cuda->Finish(); };
+  return lane;
+}
+
+// A tensor on a rank's GPU, which a stream that is not the engine's writes
+// before the collective, and reads after it.
+class StreamedTensor {
+ public:
+  static constexpr int64_t kCount = 20'000;
+
+  explicit StreamedTensor(int rank)
+      : gpu_(OpenGpu(rank)),
+        source_(*gpu_, AllreduceInput(DataType::kFloat32, ReduceOp::kSum,
+                                      kCount, rank)),
+        data_(*gpu_, Elements(kCount * sizeof(float))),
+        written_(*CudaEvent::Create(*gpu_)),
+        reduced_(*CudaEvent::Create(*gpu_)) {}
+
+  void SubmitTo(Engine& engine) {
+    TensorEntry entry;
+    entry.request.name = "gradient";
+    entry.request.device = gpu_->ordinal();
+    entry.request.tensors = {{"", {kCount}}};
+    entry.buffers = {{data_.data(), data_.data()}};
+    entry.on_start = [this](void* stream) { return written_->Await(stream); };
+    entry.on_finish = [this](void* stream) {
+      TFRING_RETURN_IF_ERROR(reduced_->Record(stream));
+      return reduced_->Await(gpu_->stream());
+    };
+    entry.done = [this](const absl::Status& status) { outcome.Done(status); };
+    gpu_->kernels().Copy(data_.data(), source_.data(), kCount * sizeof(float));
+    EXPECT_EQ(written_->Record(gpu_->stream()), absl::OkStatus());
+    engine.Submit(std::move(entry));
+  }
+
+  bool IsSumOver(int size) const {
+    return data_.Download() ==
+           AllreduceOutput(DataType::kFloat32, ReduceOp::kSum, kCount, size);
+  }
+
+  Outcome outcome;
+
+ private:
+  const std::unique_ptr<CudaDevice> gpu_;
+  const DeviceElements source_, data_;
+  const std::unique_ptr<CudaEvent> written_, reduced_;
+};
+
+// What a rank is told, and what it has got.
+struct NcclOutcome {
+  absl::Status status;
+  bool is_right;
+};
+
+inline std::vector<NcclOutcome> AllreduceByNccl(int size,
+                                                double timeout_seconds = 20) {
+  const WithFakeCuda devices(&fake_cuda::Options::devices, size);
+  Options options = NcclOptions();
+  options.stall_shutdown_seconds = timeout_seconds;
+  Job job(MakeInProcessTransports(size), MakeInProcessTransports(size), options,
+          /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+          [](int /*rank*/, ProcessSet& set) {
+            set.make_device_lane = MakeNcclLane;
+          });
+  std::vector<std::unique_ptr<StreamedTensor>> tensors;
+  for (int rank = 0; rank < size; ++rank) {
+    tensors.push_back(std::make_unique<StreamedTensor>(rank));
+    tensors.back()->SubmitTo(job.engine(rank));
+  }
+  std::vector<NcclOutcome> outcomes;
+  for (const auto& tensor : tensors) {
+    const absl::Status status = tensor->outcome.Wait();
+    outcomes.push_back({status, status.ok() && tensor->IsSumOver(size)});
+  }
+  job.Shutdown();
+  return outcomes;
+}
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_NCCL_ENGINES_H_

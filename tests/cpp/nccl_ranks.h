@@ -1,0 +1,84 @@
+// Ranks with the fake NCCL (tests/fake_nccl), and a fake GPU each.
+#ifndef TESTS_CPP_NCCL_RANKS_H_
+#define TESTS_CPP_NCCL_RANKS_H_
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "tests/cpp/cuda_ranks.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/fake_nccl/fake_nccl.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/nccl/collectives.h"
+#include "tfring_ops/transport/cuda.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+inline fake_nccl::Options* FakeNccl() {
+  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  void* const function =
+      library == nullptr ? nullptr : dlsym(library, "FakeNcclOptions");
+  return function == nullptr
+             ? nullptr
+             : reinterpret_cast<fake_nccl::Options* (*)()>(function)();
+}
+
+// Sets an option for as long as it lives.
+class WithFakeNccl {
+ public:
+  WithFakeNccl(std::atomic<int> fake_nccl::Options::* option, int value)
+      : option_(FakeNccl()->*option), before_(option_.exchange(value)) {}
+  ~WithFakeNccl() { option_ = before_; }
+  WithFakeNccl(const WithFakeNccl&) = delete;
+  WithFakeNccl& operator=(const WithFakeNccl&) = delete;
+
+ private:
+  std::atomic<int>& option_;
+  const int before_;
+};
+
+inline Options NcclOptions(
+    Options::GpuBackend backend = Options::GpuBackend::kNccl) {
+  Options options = OptionsFor(Way::kStaged);
+  options.gpu_backend = backend;
+  options.device_segment_bytes = 64 << 10;
+  return options;
+}
+
+inline std::unique_ptr<CudaDevice> OpenGpu(int ordinal) {
+  auto device = CudaDevice::ForOrdinal(ordinal);
+  EXPECT_TRUE(device.ok()) << device.status();
+  return *std::move(device);
+}
+
+// Calls body(executor, device, collectives) on each rank, which has a GPU for
+// itself.
+template <typename Body>
+void OnNccl(int size, const Body& body) {
+  const WithFakeCuda devices(&fake_cuda::Options::devices, size);
+  const Options options = NcclOptions();
+  auto hosts = MakeInProcessTransports(size);
+  OnThreads(size, [&](int rank) {
+    const auto device = OpenGpu(rank);
+    const auto transport = MakeCudaTransport(*device, *hosts[rank], options);
+    ASSERT_TRUE(transport.ok()) << transport.status();
+    const auto collectives =
+        MakeNcclCollectives(*device, *hosts[rank], options);
+    ASSERT_TRUE(collectives.ok()) << collectives.status();
+    Executor executor(options, **transport, device->kernels(),
+                      CostSource::kTypical, Memory::kDevice,
+                      collectives->get());
+    body(rank, executor, *device, **collectives);
+  });
+}
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_NCCL_RANKS_H_

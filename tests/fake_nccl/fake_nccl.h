@@ -1,0 +1,32 @@
+// NCCL for the GPUs of tests/fake_cuda: what libnccl.so.2 is where there is
+// none, so that the code that calls it runs in tests.
+//
+// A collective is a task of the stream, which meets those of the other ranks,
+// threads or processes, in shared memory.  It is strict where NCCL says that
+// one must not: a call in no context, a communicator that is still busy, two
+// ranks on one GPU.  And late: a collective is on the stream no sooner than the
+// second time that one asks whether the communicator is still busy.
+//
+// Options, each also read at the start from the environment as FAKE_NCCL_...:
+//   VERSION        what it says of itself
+//   NO_ID          1: there is no unique ID
+//   FAILS_TO_INIT  the rank that cannot be connected to the others; -1 is none
+//   LOST           the rank that all wait for, from the first collective on
+//   ASYNC_ERROR    the rank that notices an error in its first collective
+//   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
+//   COLLECTIVES    how many there have been, of this process
+#ifndef TESTS_FAKE_NCCL_FAKE_NCCL_H_
+#define TESTS_FAKE_NCCL_FAKE_NCCL_H_
+
+#include <atomic>
+
+namespace tfring::fake_nccl {
+
+struct Options {
+  std::atomic<int> version, no_id, fails_to_init, lost, async_error,
+      launches_left, collectives;
+};
+
+}  // namespace tfring::fake_nccl
+
+#endif  // TESTS_FAKE_NCCL_FAKE_NCCL_H_

@@ -1,0 +1,402 @@
+// The entry points, with NCCL's names and numbers.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tests/fake_nccl/fake_nccl.h"
+#include "tests/fake_nccl/meeting.h"
+#include "tfring_ops/base/half.h"
+
+using namespace tfring::fake_nccl;  // NOLINT(google-build-using-namespace)
+
+#define ENTRY extern "C" [[gnu::visibility("default")]] int
+
+namespace {
+
+using tfring::Bfloat16;
+using tfring::Float16;
+
+enum Result : int {
+  kSuccess = 0,
+  kUnhandledCudaError = 1,
+  kSystemError = 2,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7,
+};
+
+enum Op : int { kSum, kProduct, kMax, kMin, kMove };
+
+int FromEnvironment(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+Options& GetOptions() {
+  static auto* const options =
+      new Options{{FromEnvironment("FAKE_NCCL_VERSION", 22105)},
+                  {FromEnvironment("FAKE_NCCL_NO_ID", 0)},
+                  {FromEnvironment("FAKE_NCCL_FAILS_TO_INIT", -1)},
+                  {FromEnvironment("FAKE_NCCL_LOST", -1)},
+                  {FromEnvironment("FAKE_NCCL_ASYNC_ERROR", -1)},
+                  {FromEnvironment("FAKE_NCCL_LAUNCHES_LEFT", -1)},
+                  {FromEnvironment("FAKE_NCCL_COLLECTIVES", 0)}};
+  return *options;
+}
+
+thread_local const char* last_error = "";
+int Fail(Result result, const char* text) {
+  last_error = text;
+  return result;
+}
+
+// The fake driver, which is loaded.
+template <typename Function>
+Function Driver(const char* name) {
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function>(dlsym(driver, name));
+}
+std::byte* OnHost(const void* memory) {
+  static const auto translate = Driver<void* (*)(void*)>("FakeCudaOnHost");
+  return static_cast<std::byte*>(translate(const_cast<void*>(memory)));
+}
+bool InContext(int& device) {
+  static const auto get = Driver<int (*)(int*)>("cuCtxGetDevice");
+  return get(&device) == 0;
+}
+
+// Calls visit(T()) with the type of an ncclDataType_t.
+template <typename Visitor>
+void VisitType(int type, const Visitor& visit) {
+  switch (type) {
+    case 0:
+      return visit(int8_t());
+    case 1:
+      return visit(uint8_t());
+    case 2:
+      return visit(int32_t());
+    case 3:
+      return visit(uint32_t());
+    case 4:
+      return visit(int64_t());
+    case 5:
+      return visit(uint64_t());
+    case 6:
+      return visit(Float16());
+    case 7:
+      return visit(float());
+    case 8:
+      return visit(double());
+    default:
+      return visit(Bfloat16());
+  }
+}
+
+template <typename T>
+T Reduced(int op, T a, T b) {
+  using Number = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+  // Integers wrap round.
+  using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, Number>;
+  const auto x = static_cast<Number>(a);
+  const auto y = static_cast<Number>(b);
+  switch (op) {
+    case kSum:
+      return T(
+          static_cast<Number>(static_cast<Wide>(x) + static_cast<Wide>(y)));
+    case kProduct:
+      return T(
+          static_cast<Number>(static_cast<Wide>(x) * static_cast<Wide>(y)));
+    case kMax:
+      return x < y ? b : a;
+    default:
+      return y < x ? b : a;
+  }
+}
+
+// The elements of all ranks, brought together at one of them or at all.
+struct Part {
+  const void* input;
+  void* output;
+  size_t count;
+  int type;
+  int op;    // kMove: those of the root
+  int root;  // -1: at all
+};
+
+struct Collective {
+  void* stream;
+  std::vector<Part> parts;
+};
+
+}  // namespace
+
+struct ncclComm {
+  Meeting* meeting;
+  int rank;
+  bool connected = false;
+  int async_error = kSuccess;
+  std::vector<Collective> asked = {};  // not yet on a stream
+  int looks = 0;                       // at whether they are
+  void* stream = nullptr;              // that was used last
+  std::atomic<bool> ends{false};
+};
+
+namespace {
+
+using Comm = ncclComm;
+
+// A block at a time: everyone shows theirs, and takes what they want.
+void Run(Comm& comm, const Part& part) {
+  VisitType(part.type, [&](auto type) {
+    using T = decltype(type);
+    Meeting& meeting = *comm.meeting;
+    const size_t most = kSlotBytes / sizeof(T);
+    // Looked up where it is used: also a pointer that is nobody's may be given.
+    const auto at = [](const void* memory, size_t element) {
+      return reinterpret_cast<T*>(OnHost(memory)) + element;
+    };
+    for (size_t first = 0; first < part.count; first += most) {
+      const size_t count = std::min(most, part.count - first);
+      if (part.op != kMove || part.root == comm.rank) {
+        std::memcpy(meeting.slot(comm.rank), at(part.input, first),
+                    count * sizeof(T));
+      }
+      if (!meeting.Meet(comm.rank, comm.ends)) return;
+      const auto of_rank = [&](int rank) {
+        return reinterpret_cast<const T*>(meeting.slot(rank));
+      };
+      if (part.op == kMove) {
+        std::memcpy(at(part.output, first), of_rank(part.root),
+                    count * sizeof(T));
+      } else if (part.root < 0 || part.root == comm.rank) {
+        T* const output = at(part.output, first);
+        for (size_t i = 0; i < count; ++i) {
+          T whole = of_rank(0)[i];
+          for (int rank = 1; rank < meeting.size(); ++rank) {
+            whole = Reduced(part.op, whole, of_rank(rank)[i]);
+          }
+          output[i] = whole;
+        }
+      }
+      if (!meeting.Meet(comm.rank, comm.ends)) return;
+    }
+  });
+}
+
+struct Task {
+  Comm* comm;
+  std::vector<Part> parts;
+};
+
+void RunTask(void* argument) {
+  const auto* const task = static_cast<Task*>(argument);
+  Comm& comm = *task->comm;
+  const Options& options = GetOptions();
+  if (options.lost == comm.rank || options.async_error == comm.rank) {
+    while (!comm.ends) std::this_thread::yield();
+  }
+  for (const Part& part : task->parts) {
+    if (!comm.ends) Run(comm, part);
+  }
+  delete task;
+}
+
+void PutOnStreams(Comm& comm) {
+  static const auto launch =
+      Driver<int (*)(void*, void (*)(void*), void*)>("cuLaunchHostFunc");
+  for (Collective& collective : comm.asked) {
+    comm.stream = collective.stream;
+    launch(collective.stream, RunTask,
+           new Task{&comm, std::move(collective.parts)});
+  }
+  comm.asked.clear();
+  comm.looks = 0;
+}
+
+thread_local int groups = 0;
+thread_local std::vector<std::pair<Comm*, Collective>> grouped;
+
+int EndGroup() {
+  if (--groups > 0) return kSuccess;
+  bool busy = false;
+  for (auto& [comm, collective] : std::exchange(grouped, {})) {
+    comm->asked.push_back(std::move(collective));
+    if (GetOptions().async_error == comm->rank) {
+      comm->async_error = kRemoteError;
+    }
+    busy = true;
+  }
+  return busy ? kInProgress : kSuccess;
+}
+
+int Ask(Comm* comm, void* stream, std::vector<Part> parts) {
+  int device = 0;
+  if (!InContext(device)) return Fail(kUnhandledCudaError, "no context");
+  if (comm == nullptr || !comm->connected || !comm->asked.empty()) {
+    return Fail(kInvalidUsage, "the communicator is not ready");
+  }
+  Options& options = GetOptions();
+  ++options.collectives;
+  if (options.launches_left == 0) {
+    return Fail(kUnhandledCudaError, "the fake GPU is full");
+  }
+  if (options.launches_left > 0) --options.launches_left;
+  ++groups;
+  grouped.push_back({comm, {stream, std::move(parts)}});
+  return EndGroup();
+}
+
+void End(Comm* comm) {
+  static const auto synchronize = Driver<int (*)(void*)>("cuStreamSynchronize");
+  comm->ends = true;
+  if (comm->stream != nullptr) synchronize(comm->stream);
+  Meeting::Leave(comm->meeting);
+  delete comm;
+}
+
+}  // namespace
+
+// What no NCCL has.
+extern "C" [[gnu::visibility("default")]] Options* FakeNcclOptions() {
+  return &GetOptions();
+}
+
+extern "C" [[gnu::visibility("default")]] const char* ncclGetErrorString(
+    int result) {
+  switch (result) {
+    case kUnhandledCudaError:
+      return "unhandled cuda error";
+    case kSystemError:
+      return "unhandled system error";
+    case kInvalidUsage:
+      return "invalid usage";
+    case kRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "some other error";
+  }
+}
+extern "C" [[gnu::visibility("default")]] const char* ncclGetLastError(Comm*) {
+  return last_error;
+}
+
+ENTRY ncclGetVersion(int* version) {
+  *version = GetOptions().version;
+  return kSuccess;
+}
+
+struct UniqueId {
+  Address address;
+  char rest[128 - sizeof(Address)];
+};
+ENTRY ncclGetUniqueId(UniqueId* id) {
+  if (GetOptions().no_id) return Fail(kSystemError, "no network interface");
+  return Meeting::Found(id->address) ? kSuccess
+                                     : Fail(kSystemError, "no memory");
+}
+
+struct Config {
+  size_t size;
+  unsigned magic;
+  unsigned version;
+  int blocking;
+};
+ENTRY ncclCommInitRankConfig(Comm** made, int size, UniqueId id, int rank,
+                             const Config* config) {
+  int device = 0;
+  if (!InContext(device)) return Fail(kUnhandledCudaError, "no context");
+  if (config->size < sizeof(Config) || config->magic != 0xcafebeef ||
+      config->version < 21400 || config->blocking != 0) {
+    return Fail(kInvalidArgument, "a fake that blocks would hang tests");
+  }
+  Meeting* const meeting = Meeting::Join(id.address, size);
+  if (meeting == nullptr) return Fail(kSystemError, "nobody is there");
+  *made = new Comm{meeting, rank};
+  if (GetOptions().fails_to_init == rank) {
+    (*made)->async_error = kSystemError;
+    return kInProgress;
+  }
+  char uuid[16];
+  Driver<int (*)(char*, int)>("cuDeviceGetUuid")(uuid, device);
+  meeting->Arrive(rank, uuid);
+  return kInProgress;
+}
+
+ENTRY ncclCommGetAsyncError(Comm* comm, int* state) {
+  if (comm->async_error != kSuccess) {
+    last_error = "so says the fake NCCL";
+    *state = comm->async_error;
+    return kSuccess;
+  }
+  if (!comm->connected && comm->meeting->AllAreHere()) {
+    comm->connected = true;
+    if (comm->meeting->TwoShareAGpu()) {
+      last_error = "Duplicate GPU detected";
+      comm->async_error = kInvalidUsage;
+    }
+  }
+  if (!comm->asked.empty() && ++comm->looks >= 2) PutOnStreams(*comm);
+  *state =
+      comm->connected && comm->asked.empty() ? comm->async_error : kInProgress;
+  return kSuccess;
+}
+ENTRY ncclCommFinalize(Comm*) { return kSuccess; }
+ENTRY ncclCommDestroy(Comm* comm) {
+  End(comm);
+  return kSuccess;
+}
+ENTRY ncclCommAbort(Comm* comm) {
+  End(comm);
+  return kSuccess;
+}
+
+ENTRY ncclGroupStart() {
+  ++groups;
+  return kSuccess;
+}
+ENTRY ncclGroupEnd() { return EndGroup(); }
+
+ENTRY ncclAllReduce(const void* input, void* output, size_t count, int type,
+                    int op, Comm* comm, void* stream) {
+  return Ask(comm, stream, {{input, output, count, type, op, -1}});
+}
+ENTRY ncclReduce(const void* input, void* output, size_t count, int type,
+                 int op, int root, Comm* comm, void* stream) {
+  return Ask(comm, stream, {{input, output, count, type, op, root}});
+}
+ENTRY ncclBroadcast(const void* input, void* output, size_t count, int type,
+                    int root, Comm* comm, void* stream) {
+  return Ask(comm, stream, {{input, output, count, type, kMove, root}});
+}
+ENTRY ncclReduceScatter(const void* input, void* output, size_t count, int type,
+                        int op, Comm* comm, void* stream) {
+  size_t element_bytes = 0;
+  VisitType(type, [&](auto zero) { element_bytes = sizeof(zero); });
+  std::vector<Part> parts;
+  for (int rank = 0; rank < comm->meeting->size(); ++rank) {
+    const auto* const from =
+        static_cast<const std::byte*>(input) + rank * count * element_bytes;
+    parts.push_back({from, output, count, type, op, rank});
+  }
+  return Ask(comm, stream, std::move(parts));
+}
+ENTRY ncclAllGather(const void* input, void* output, size_t count, int type,
+                    Comm* comm, void* stream) {
+  size_t element_bytes = 0;
+  VisitType(type, [&](auto zero) { element_bytes = sizeof(zero); });
+  std::vector<Part> parts;
+  for (int rank = 0; rank < comm->meeting->size(); ++rank) {
+    auto* const to =
+        static_cast<std::byte*>(output) + rank * count * element_bytes;
+    parts.push_back({input, to, count, type, kMove, rank});
+  }
+  return Ask(comm, stream, std::move(parts));
+}

@@ -1,0 +1,24 @@
+// NCCL, where TFRING_GPU_BACKEND asks for it.
+#ifndef TFRING_OPS_NCCL_COLLECTIVES_H_
+#define TFRING_OPS_NCCL_COLLECTIVES_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/ring/stream_collectives.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// Null where the ring does the work.  Collective over the ranks of `host`, with
+// the same outcome on all: NCCL serves if each rank has it and a GPU for
+// itself.  If not, kNccl is an error that says why, and kAuto is the ring.
+// REQUIRES: `device` and `host` outlive it.
+absl::StatusOr<std::unique_ptr<StreamCollectives>> MakeNcclCollectives(
+    const CudaDevice& device, Transport& host, const Options& options);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_NCCL_COLLECTIVES_H_

@@ -1,0 +1,182 @@
+#include "tfring_ops/nccl/communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/backoff.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank tells the others of a step that all must take.
+struct Word {
+  // kGivenUp: because another one has failed.
+  enum class State { kBusy, kDone, kFailed, kGivenUp };
+  State state = State::kBusy;
+  std::array<char, 500> reason{};
+};
+
+// Calls `done` until it says so on every rank, or there is an error on one,
+// which is then everyone's.  Nobody goes on waiting for a rank that has failed.
+absl::Status UntilAllAreDone(
+    Transport& host, const std::function<absl::StatusOr<bool>()>& done) {
+  std::vector<Word> words(host.size());
+  Word& own = words[host.rank()];
+  std::vector<Request> requests;
+  for (int peer = 0; peer < host.size(); ++peer) {
+    if (peer == host.rank()) continue;
+    auto* const word = reinterpret_cast<std::byte*>(&words[peer]);
+    requests.push_back(host.StartRecv(peer, Bytes(word, sizeof(Word))));
+  }
+  for (Backoff backoff; own.state == Word::State::kBusy; backoff.Pause()) {
+    const absl::StatusOr<bool> is_done = done();
+    if (!is_done.ok()) {
+      own.state = Word::State::kFailed;
+      is_done.status().message().copy(own.reason.data(), own.reason.size() - 1);
+    } else if (*is_done) {
+      own.state = Word::State::kDone;
+    }
+    for (Request& request : requests) {
+      TFRING_ASSIGN_OR_RETURN(const bool has_come, host.Test(request));
+      if (has_come) request = kNoRequest;
+    }
+    const bool one_failed = std::any_of(
+        words.begin(), words.end(),
+        [](const Word& word) { return word.state == Word::State::kFailed; });
+    if (own.state == Word::State::kBusy && one_failed) {
+      own.state = Word::State::kGivenUp;
+    }
+  }
+  for (int peer = 0; peer < host.size(); ++peer) {
+    if (peer == host.rank()) continue;
+    const auto* const word = reinterpret_cast<const std::byte*>(&own);
+    requests.push_back(host.StartSend(peer, ConstBytes(word, sizeof(Word))));
+  }
+  for (const Request request : requests) {
+    TFRING_RETURN_IF_ERROR(host.Wait(request));
+  }
+  for (int rank = 0; rank < host.size(); ++rank) {
+    if (words[rank].state != Word::State::kFailed) continue;
+    return absl::UnavailableError(
+        absl::StrCat("rank ", rank, ": ", words[rank].reason.data()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(const NcclLibrary& nccl,
+                                   const CudaDriver& driver,
+                                   const CudaDevice& device, Transport& host,
+                                   double timeout_seconds)
+    : nccl_(nccl),
+      driver_(driver),
+      device_(device),
+      host_(host),
+      timeout_seconds_(timeout_seconds) {}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    const NcclLibrary& nccl, const CudaDevice& device, Transport& host,
+    const NcclUniqueId& id, double timeout_seconds) {
+  TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
+  std::unique_ptr<NcclCommunicator> made(
+      new NcclCommunicator(nccl, *driver, device, host, timeout_seconds));
+  if (absl::Status status = made->Open(id); !status.ok()) {
+    made->Abort(status);
+    return status;
+  }
+  return made;
+}
+
+absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
+  const CudaScope scope(driver_, device_.context());
+  absl::Status started = scope.status();
+  if (started.ok()) {
+    absl::StatusOr<std::unique_ptr<CudaEvent>> event =
+        CudaEvent::Create(device_);
+    started = event.status();
+    if (started.ok()) finished_ = *std::move(event);
+  }
+  if (started.ok()) {
+    NcclConfig config;
+    started = nccl_.ncclCommInitRankConfig(&comm_, host_.size(), id,
+                                           host_.rank(), &config);
+  }
+  const Clock::time_point begin = Clock::now();
+  return UntilAllAreDone(host_, [&]() -> absl::StatusOr<bool> {
+    TFRING_RETURN_IF_ERROR(started);
+    const std::chrono::duration<double> waited = Clock::now() - begin;
+    if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "NCCL has not connected the ranks for ", timeout_seconds_, " s"));
+    }
+    return Settled();
+  });
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (comm_ == nullptr) return;
+  const CudaScope scope(driver_, device_.context());
+  absl::Status status = nccl_.ncclCommFinalize(comm_);
+  if (status.ok()) status = Settle();
+  if (status.ok()) {
+    nccl_.ncclCommDestroy.Result(comm_);
+  } else {
+    nccl_.ncclCommAbort.Result(comm_);
+  }
+}
+
+absl::StatusOr<bool> NcclCommunicator::Settled() const {
+  int state = kNcclSuccess;
+  TFRING_RETURN_IF_ERROR(nccl_.ncclCommGetAsyncError(comm_, &state));
+  TFRING_RETURN_IF_ERROR(nccl_.Check(state, "NCCL"));
+  return state != kNcclInProgress;
+}
+
+absl::Status NcclCommunicator::Settle() {
+  return WaitUntil([this] { return Settled(); });
+}
+
+absl::Status NcclCommunicator::Finish() {
+  TFRING_RETURN_IF_ERROR(broken_);
+  if (!unfinished_) return absl::OkStatus();
+  TFRING_RETURN_IF_ERROR(finished_->Record(device_.stream()));
+  TFRING_RETURN_IF_ERROR(WaitUntil([this]() -> absl::StatusOr<bool> {
+    TFRING_RETURN_IF_ERROR(Settled().status());
+    return finished_->Done();
+  }));
+  unfinished_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::WaitUntil(
+    const std::function<absl::StatusOr<bool>()>& done) {
+  const Clock::time_point begin = Clock::now();
+  for (Backoff backoff;; backoff.Pause()) {
+    TFRING_ASSIGN_OR_RETURN(const bool is_done, done());
+    if (is_done) return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(host_.Progress());
+    const std::chrono::duration<double> waited = Clock::now() - begin;
+    if (backoff.SeldomTurn() && timeout_seconds_ > 0 &&
+        waited.count() > timeout_seconds_) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "NCCL has waited for another rank for ", timeout_seconds_, " s"));
+    }
+  }
+}
+
+void NcclCommunicator::Abort(const absl::Status& reason) {
+  if (broken_.ok()) broken_ = reason;
+  if (comm_ == nullptr) return;
+  const CudaScope scope(driver_, device_.context());
+  nccl_.ncclCommAbort.Result(std::exchange(comm_, nullptr));
+}
+
+}  // namespace tfring

@@ -1,0 +1,85 @@
+// A communicator of NCCL's, none of whose calls blocks.
+//
+// While NCCL is busy, on the host or on the GPU, this rank looks after the
+// host's transport, which says when a peer is lost, and after the errors that
+// NCCL has noticed by itself.  So nobody waits for ever.
+//
+// Not thread-safe.
+#ifndef TFRING_OPS_NCCL_COMMUNICATOR_H_
+#define TFRING_OPS_NCCL_COMMUNICATOR_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/nccl/library.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+class NcclCommunicator {
+ public:
+  // Of the ranks of `host`.  Collective over them, and an error of one is an
+  // error on all.  No wait takes longer than `timeout_seconds`; 0 is for ever.
+  // REQUIRES: what it is given outlives it.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
+      const NcclLibrary& nccl, const CudaDevice& device, Transport& host,
+      const NcclUniqueId& id, double timeout_seconds);
+
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  // Calls ask(nccl, comm, stream), which asks for collectives that NCCL may do
+  // in any order, or at once.  Returns when the stream has been asked for them.
+  template <typename Ask>
+  absl::Status Group(const Ask& ask) {
+    TFRING_RETURN_IF_ERROR(broken_);
+    const CudaScope scope(driver_, device_.context());
+    TFRING_RETURN_IF_ERROR(scope.status());
+    unfinished_ = true;
+    TFRING_RETURN_IF_ERROR(nccl_.ncclGroupStart());
+    const absl::Status asked = ask(nccl_, comm_, device_.stream());
+    // Also after an error: the group is the thread's.
+    const absl::Status ended = nccl_.ncclGroupEnd();
+    TFRING_RETURN_IF_ERROR(asked);
+    TFRING_RETURN_IF_ERROR(ended);
+    return Settle();
+  }
+
+  // Returns when the stream has done all that it was asked for, if that is the
+  // work of a Group.
+  absl::Status Finish();
+
+  // Ends what is under way.  Every later call fails with `reason`.
+  void Abort(const absl::Status& reason);
+
+ private:
+  NcclCommunicator(const NcclLibrary& nccl, const CudaDriver& driver,
+                   const CudaDevice& device, Transport& host,
+                   double timeout_seconds);
+
+  absl::Status Open(const NcclUniqueId& id);
+  // Whether NCCL's host code has done what it was asked for last.
+  absl::StatusOr<bool> Settled() const;
+  absl::Status Settle();
+  absl::Status WaitUntil(const std::function<absl::StatusOr<bool>()>& done);
+
+  const NcclLibrary& nccl_;
+  const CudaDriver& driver_;
+  const CudaDevice& device_;
+  Transport& host_;
+  const double timeout_seconds_;
+  ncclComm_t comm_ = nullptr;
+  std::unique_ptr<CudaEvent> finished_;
+  bool unfinished_ = false;
+  absl::Status broken_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,118 @@
+// NCCL's functions, found at run time: nothing here asks the linker for one.
+// Thread-safe.
+//
+// Types and numbers are those of nccl.h 2.14, which later versions keep.
+#ifndef TFRING_OPS_NCCL_LIBRARY_H_
+#define TFRING_OPS_NCCL_LIBRARY_H_
+
+#include <climits>
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+// As in nccl.h, so that the two could be included together.
+using ncclComm_t = struct ncclComm*;
+
+namespace tfring {
+
+inline constexpr int kNcclSuccess = 0;
+inline constexpr int kNcclInProgress = 7;
+
+// What the ranks of a communicator know it by.
+struct NcclUniqueId {
+  char internal[128];
+};
+
+// The first members of ncclConfig_t: `size` and `version` say that there are no
+// more.
+struct NcclConfig {
+  size_t size = sizeof(NcclConfig);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21400;
+  int blocking = 0;
+  int unset = INT_MIN;  // where 2.14 has nothing
+};
+
+class NcclLibrary {
+ public:
+  // The one of this process, which lives for ever: that of TensorFlow's own
+  // package of NCCL where it is installed, else the loader's.  Unavailable,
+  // with the reason, where there is none.
+  static absl::StatusOr<const NcclLibrary*> Get();
+
+  // 22105 is 2.21.5.
+  int version() const { return version_; }
+  const std::string& path() const { return path_; }
+
+  // A function of NCCL's: called, it gives a Status with NCCL's own words for
+  // what went wrong.  That it is still under way is OK: see communicator.h.
+  template <typename... Parameters>
+  class Function {
+   public:
+    Function(NcclLibrary& library, const char* name)
+        : library_(library),
+          name_(name),
+          function_(
+              reinterpret_cast<int (*)(Parameters...)>(library.Find(name))) {}
+
+    absl::Status operator()(Parameters... parameters) const {
+      return library_.Check(function_(parameters...), name_);
+    }
+    // For who does not mind.
+    int Result(Parameters... parameters) const {
+      return function_(parameters...);
+    }
+
+   private:
+    const NcclLibrary& library_;
+    const char* const name_;
+    int (*const function_)(Parameters...);
+  };
+
+  // OK for kNcclSuccess and kNcclInProgress.
+  absl::Status Check(int result, absl::string_view what) const;
+
+ private:
+  explicit NcclLibrary(void* library);
+  void* Find(const char* name);
+
+  void* const library_;
+  const char* missing_ = nullptr;  // the first that was not found
+  int version_ = 0;
+  std::string path_;
+  const char* (*const get_error_string_)(int);
+  const char* (*const get_last_error_)(ncclComm_t);
+
+ public:
+#define TFRING_NCCL_FUNCTION(name, ...) \
+  const Function<__VA_ARGS__> name { *this, #name }
+  TFRING_NCCL_FUNCTION(ncclGetVersion, int*);
+  TFRING_NCCL_FUNCTION(ncclGetUniqueId, NcclUniqueId*);
+  TFRING_NCCL_FUNCTION(ncclCommInitRankConfig, ncclComm_t*, int, NcclUniqueId,
+                       int, NcclConfig*);
+  TFRING_NCCL_FUNCTION(ncclCommGetAsyncError, ncclComm_t, int*);
+  TFRING_NCCL_FUNCTION(ncclCommFinalize, ncclComm_t);
+  TFRING_NCCL_FUNCTION(ncclCommDestroy, ncclComm_t);
+  TFRING_NCCL_FUNCTION(ncclCommAbort, ncclComm_t);
+  TFRING_NCCL_FUNCTION(ncclGroupStart);
+  TFRING_NCCL_FUNCTION(ncclGroupEnd);
+  // From, to, elements, their type, operation or root or both, and where.
+  TFRING_NCCL_FUNCTION(ncclAllReduce, const void*, void*, size_t, int, int,
+                       ncclComm_t, void*);
+  TFRING_NCCL_FUNCTION(ncclReduce, const void*, void*, size_t, int, int, int,
+                       ncclComm_t, void*);
+  TFRING_NCCL_FUNCTION(ncclReduceScatter, const void*, void*, size_t, int, int,
+                       ncclComm_t, void*);
+  TFRING_NCCL_FUNCTION(ncclAllGather, const void*, void*, size_t, int,
+                       ncclComm_t, void*);
+  TFRING_NCCL_FUNCTION(ncclBroadcast, const void*, void*, size_t, int, int,
+                       ncclComm_t, void*);
+#undef TFRING_NCCL_FUNCTION
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_NCCL_LIBRARY_H_

@@ -1,0 +1,53 @@
+// The ring's collectives, done by another library on a device's stream.
+//
+// Not thread-safe.  Every rank makes the same calls in the same order.  But for
+// Finish, a call returns when the stream has been asked for the work, in the
+// order of the kernels that work on the same stream; what it needs on the host
+// is the caller's again.  After an error, Abort comes before the buffers are
+// touched.
+#ifndef TFRING_OPS_RING_STREAM_COLLECTIVES_H_
+#define TFRING_OPS_RING_STREAM_COLLECTIVES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/ring/allreduce.h"
+#include "tfring_ops/ring/primitives.h"
+
+namespace tfring {
+
+class StreamCollectives {
+ public:
+  virtual ~StreamCollectives() = default;
+
+  // Whether Allreduce, StagedAllreduce and ReduceScatterOwn take such elements:
+  // the same on every rank.  The others take all.
+  virtual bool Reduces(DataType dtype) const = 0;
+
+  // As RingAllreduce, StagedRingAllreduce, RingReduceScatterOwn, RingAllgather
+  // and RingBroadcast.
+  virtual absl::Status Allreduce(const RingBuffers& buffers) = 0;
+  virtual absl::Status StagedAllreduce(const RingBuffers& buffers,
+                                       absl::Span<std::byte> stage,
+                                       Staging& staging) = 0;
+  virtual absl::Status ReduceScatterOwn(const RingBuffers& buffers,
+                                        absl::Span<const Range> chunks) = 0;
+  virtual absl::Status Allgather(const void* input, void* output,
+                                 absl::Span<const int64_t> bytes_of_rank) = 0;
+  virtual absl::Status Broadcast(void* data, int64_t bytes, int root) = 0;
+
+  // Returns when the stream has done all of the above: only then is it known
+  // that nothing has gone wrong on any rank.
+  virtual absl::Status Finish() = 0;
+
+  // Ends what is under way on the stream, whose results are undefined.  Every
+  // later call fails with `reason`.
+  virtual void Abort(const absl::Status& reason) = 0;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_RING_STREAM_COLLECTIVES_H_
