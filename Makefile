@@ -22,15 +22,16 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types format \
-  cpp-test soak unit-test parallel-test gpu-test jobs-test network-test \
-  bazel-test compat
+  cpp-test soak unit-test parallel-test gpu-test gpu-validation jobs-test \
+  network-test bazel-test compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
 	@echo "test:   lint types cpp-test unit-test parallel-test jobs-test" \
 	  "network-test"
-	@echo "others: build wheel format soak bazel-test clean; compat TF=2.18.1"
+	@echo "others: build wheel format soak gpu-validation" \
+	  "bazel-test clean; compat TF=2.18.1"
 
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
@@ -103,13 +104,29 @@ parallel-test: build
 	done
 
 # On tensors of a GPU, the fake one of tests/fake_gpu where there is none.
+GPU_TESTS := on_gpu on_gpu_training test_collectives
+GPU_TESTS_2 := test_adasum test_callbacks test_gradients test_grouped \
+  test_join test_metric_average test_optimizer test_process_sets test_state
 gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
-	TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
-	  tests/parallel/on_gpu.py tests/parallel/test_collectives.py
+	@set -e; for ranks in $(RANKS); do \
+	  files="$(GPU_TESTS)"; \
+	  if [ $$ranks = 2 ]; then files="$$files $(GPU_TESTS_2)"; fi; \
+	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest $$files"; \
+	  TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np $$ranks \
+	    $(BIN)/python -m pytest $$(printf 'tests/parallel/%s.py ' $$files); \
+	done
+	$(BIN)/python tests/gpu/validate.py --parts=kernels,ipc --ranks=1,2
+	$(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
 	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
 	  tests/parallel/on_gpu.py tests/parallel/on_nccl.py
+
+# For docs/gpu-validation.md, and not part of `test`.
+gpu-validation: build
+	$(NATIVE) VARIANT=plain fake-gpu
+	$(BIN)/python tests/gpu/validate.py
+	$(BIN)/python benchmarks/gpu.py
 
 # Two at a time: much of a job is waiting.
 jobs-test: build

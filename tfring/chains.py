@@ -366,15 +366,20 @@ def traced_for_xla() -> bool:
 
 
 def _handle_before(previous: Started | None) -> tf.Tensor:
-    """The input `prev` of a start; see Note [Order under XLA]."""
+    """The input `prev` of a start; see Note [Order under XLA].
+
+    It is in host memory, as the start wants it: to be brought there from a GPU,
+    it would have to wait for all that the GPU has been asked for.
+    """
     if previous is not None:
         return previous.handle
     if tf.executing_eagerly():
         return _no_handle()
     ended = _ended()
-    if not ended:
-        return tf.constant(0, tf.int64)
-    handle = tf.add_n(ended)  # each is 0
+    with tf.device("CPU:0"):
+        if not ended:
+            return tf.constant(0, tf.int64)
+        handle = tf.add_n(ended)  # each is 0
     ended.clear()
     return handle
 
@@ -382,7 +387,8 @@ def _handle_before(previous: Started | None) -> tf.Tensor:
 @functools.cache
 def _no_handle() -> tf.Tensor:
     """Eagerly, the input `prev` of the first start of a chain."""
-    return tf.constant(0, tf.int64)
+    with tf.device("CPU:0"):
+        return tf.constant(0, tf.int64)
 
 
 def _started(

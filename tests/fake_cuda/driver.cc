@@ -52,7 +52,7 @@ thread_local std::vector<void*> contexts;
 bool InContext() { return !contexts.empty(); }
 
 Stream* StreamOf(void* stream) {
-  static Stream* const default_stream = NewStream();
+  static Stream* const default_stream = NewStream(kNullStream);
   return stream == nullptr ? default_stream : static_cast<Stream*>(stream);
 }
 
@@ -144,6 +144,7 @@ Options& GetOptions() {
   static auto* const options =
       new Options{{FromEnvironment("FAKE_CUDA_DELAY_US", 0)},
                   {FromEnvironment("FAKE_CUDA_IGNORE_WAITS", 0)},
+                  {FromEnvironment("FAKE_CUDA_HELD", 0)},
                   {FromEnvironment("FAKE_CUDA_OPEN_OWN", 0)},
                   {FromEnvironment("FAKE_CUDA_NO_IPC", 0)},
                   {FromEnvironment("FAKE_CUDA_LAUNCHES_LEFT", -1)},

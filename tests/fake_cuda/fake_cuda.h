@@ -14,6 +14,7 @@
 //   DELAY_US       every task of a stream starts up to this much later
 //   IGNORE_WAITS   n: every n-th cuStreamWaitEvent does nothing, the bug that
 //                  tests must be able to see
+//   HELD           1: the null stream does nothing, 2: no other one does
 //   OPEN_OWN       1: handles may be opened in the process that made them, so
 //                  that ranks may be threads
 //   NO_IPC         1: there is no IPC, as in some containers
@@ -32,8 +33,8 @@
 namespace tfring::fake_cuda {
 
 struct Options {
-  std::atomic<int> delay_us, ignore_waits, open_own, no_ipc, launches_left,
-      devices, own_gpus;
+  std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc,
+      launches_left, devices, own_gpus;
 };
 Options& GetOptions();
 
@@ -84,8 +85,9 @@ struct Event {
 };
 
 class Stream;
+enum StreamKind { kNullStream = 1, kOtherStream = 2 };
 // In the current context.
-Stream* NewStream();
+Stream* NewStream(StreamKind kind = kOtherStream);
 void Delete(Stream* stream);
 void Enqueue(Stream* stream, std::function<void()> task);
 void WaitUntilIdle(Stream* stream);

@@ -14,7 +14,8 @@ namespace tfring::fake_cuda {
 
 class Stream {
  public:
-  Stream() : context_(CurrentContext()), thread_([this] { Run(); }) {}
+  explicit Stream(StreamKind kind)
+      : context_(CurrentContext()), kind_(kind), thread_([this] { Run(); }) {}
 
   ~Stream() {
     {
@@ -58,6 +59,9 @@ class Stream {
 
   // Now long and now short, the same in every run.
   void Delay() {
+    while (GetOptions().held == kind_) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
     const int delay_us = GetOptions().delay_us;
     if (delay_us == 0) return;
     random_ = random_ * 1103515245 + 12345;
@@ -66,6 +70,7 @@ class Stream {
   }
 
   void* const context_;
+  const StreamKind kind_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
@@ -91,8 +96,8 @@ bool HasCome(const EventState& state, uint32_t ticket) {
 
 }  // namespace
 
-Stream* NewStream() {
-  auto* const stream = new Stream();
+Stream* NewStream(StreamKind kind) {
+  auto* const stream = new Stream(kind);
   std::lock_guard<std::mutex> lock(streams_mutex);
   Streams().insert(stream);
   return stream;

@@ -8,38 +8,11 @@
 #include <cstdint>
 #include <iterator>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/c/tf_status.h"
-
-// Of libcuda.so.1, which is the fake one; 0 is success.
-using CUdeviceptr = uint64_t;
-using CUcontext = void*;
-using CUevent = void*;
-using CUstream = void*;
-extern "C" {
-int cuInit(unsigned flags);
-int cuDeviceGet(int* device, int ordinal);
-int cuDevicePrimaryCtxRetain(CUcontext* context, int device);
-int cuCtxPushCurrent_v2(CUcontext context);
-int cuMemAlloc_v2(CUdeviceptr* memory, size_t bytes);
-int cuMemFree_v2(CUdeviceptr memory);
-int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags);
-int cuMemFreeHost(void* memory);
-int cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream);
-int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
-                         CUstream);
-int cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
-                         CUstream);
-int cuEventCreate(CUevent* event, unsigned flags);
-int cuEventDestroy_v2(CUevent event);
-int cuEventQuery(CUevent event);
-int cuEventRecord(CUevent event, CUstream stream);
-int cuStreamSynchronize(CUstream stream);
-int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
-}
+#include "tests/fake_gpu/driver.h"
 
 struct SP_Stream_st {};
 struct SP_Event_st {
@@ -49,7 +22,8 @@ struct SP_Timer_st {};
 
 namespace {
 
-constexpr CUstream kStream = nullptr;
+using namespace tfring::fake_gpu;  // NOLINT(google-build-using-namespace)
+
 constexpr unsigned kDisableTiming = 2;
 constexpr int kNotReady = 600;
 
@@ -60,21 +34,6 @@ void Report(int result, TF_Status* status) {
 
 CUdeviceptr Address(const SP_DeviceMemoryBase* memory) {
   return reinterpret_cast<CUdeviceptr>(memory->opaque);
-}
-
-// The context is a thread's, and TensorFlow has many.
-void UseContext() {
-  static thread_local bool in_use = false;
-  if (std::exchange(in_use, true)) return;
-  static const CUcontext context = [] {
-    int device = 0;
-    CUcontext primary = nullptr;
-    cuInit(0);
-    cuDeviceGet(&device, 0);
-    cuDevicePrimaryCtxRetain(&primary, device);
-    return primary;
-  }();
-  cuCtxPushCurrent_v2(context);
 }
 
 // ---- Memory ----

@@ -6,43 +6,17 @@ does not.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Iterator
+import time
 
+import fake_driver
 import numpy as np
 import pytest
 import tensorflow as tf
+from mpi4py import MPI
 
 import tfring
-
-
-class _FakeCudaOptions(ctypes.Structure):
-    """The first of those in tests/fake_cuda/fake_cuda.h."""
-
-    _fields_ = (("delay_us", ctypes.c_int), ("ignore_waits", ctypes.c_int))
-
-
-def _fake_cuda() -> _FakeCudaOptions | None:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        find = driver.FakeCudaOptions
-    except (OSError, AttributeError):  # a real one
-        return None
-    find.restype = ctypes.POINTER(_FakeCudaOptions)
-    return find().contents
-
-
-@pytest.fixture
-def slow_streams() -> Iterator[_FakeCudaOptions | None]:
-    """Every task of a stream starts up to this much later, here and there."""
-    options = _fake_cuda()
-    if options is not None:
-        options.delay_us = 500
-    yield options
-    if options is not None:
-        options.delay_us = 0
-        options.ignore_waits = 0
+from tfring import chains
 
 
 def _wrong_steps(rank: int, size: int) -> int:
@@ -77,6 +51,80 @@ def test_without_waits_the_order_is_lost(slow_streams, rank, size):
     slow_streams.ignore_waits = 0
     with tf.device("CPU:0"):
         assert tfring.allreduce(wrong, op=tfring.Max).numpy() > 0
+
+
+# In functions: an op by itself may end only when TensorFlow's stream has come
+# so far.
+@pytest.mark.parametrize(
+    "streams", [fake_driver.FRAMEWORK_STREAM, fake_driver.ENGINE_STREAMS]
+)
+def test_neither_comes_before_the_other(streams, rank, size):
+    same = tf.eye(8)
+
+    @tf.function
+    def step(matrix):
+        made = tf.matmul(matrix, same)
+        total = tfring.allreduce(made, op=tfring.Sum)
+        return tf.matmul(total, same)
+
+    step(same)
+    for round_ in range(3):
+        own = tf.constant(8 * [8 * [float(10 * round_ + rank)]])
+        with fake_driver.held(streams):
+            result = step(own)
+        total = sum(10 * round_ + r for r in range(size))
+        np.testing.assert_array_equal(result, np.full((8, 8), total))
+
+
+def test_outputs_made_late_wait_for_their_memory(rank, size):
+    """As TensorFlow gives memory out again while work on it is still queued."""
+    if size == 1:
+        return  # its engine waits for nobody
+
+    @tf.function
+    def step(rows, other):
+        started = chains.start_allgather(
+            [rows], request_name="late", tensor_names=["rows"], previous=None
+        )
+        with tf.control_dependencies([started.handle]):
+            # Each of the output's size, and let go by the next.
+            for _ in range(30):
+                other = tf.multiply(other, other)
+        gathered = chains.finish_allgather([rows], started, request_name="late")
+        return gathered[0], other
+
+    other = tf.ones([500 * size, 40])
+    step(tf.zeros([500, 40]), other)
+    for round_ in range(3):
+        rows = tf.fill([500, 40], np.float32(10 * round_ + rank))
+        MPI.COMM_WORLD.Barrier()
+        if rank == size - 1:
+            time.sleep(0.1)
+        with fake_driver.held(fake_driver.FRAMEWORK_STREAM):
+            gathered, _ = step(rows, other)
+        values = 10 * round_ + np.arange(size, dtype=np.float32)
+        expected = np.tile(np.repeat(values, 500)[:, np.newaxis], 40)
+        np.testing.assert_array_equal(gathered.numpy(), expected)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_long_kernel_before_and_after(slow_streams, mode, rank, size):
+    count, times = (16, 20) if slow_streams is not None else (4096, 100)
+    same = tf.eye(count)
+
+    def work(matrix):
+        for _ in range(times):
+            matrix = tf.matmul(matrix, same)
+        return matrix
+
+    def step(matrix):
+        return work(tfring.allreduce(work(matrix), op=tfring.Sum))
+
+    run = step if mode == "eager" else tf.function(step)
+    values = np.arange(count * count, dtype=np.float32) % 100
+    result = run(tf.constant(values.reshape(count, count) + rank))
+    expected = size * values + size * (size - 1) / 2
+    np.testing.assert_array_equal(result, expected.reshape(count, count))
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])

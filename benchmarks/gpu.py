@@ -1,0 +1,227 @@
+"""What the kernels and the rings reach on this machine's GPU.
+
+  .venv/bin/python benchmarks/gpu.py --json=gpu.json
+
+A figure is the share of a bound that follows from copies measured in the same
+run. c, d and h are the bytes per second of copies within the GPU's memory, to
+pinned memory of the host, and from there; B is the size of the tensor, which
+each of two ranks has on one and the same GPU:
+
+- pack, unpack: each byte is read once and written once, as by a copy: B / c.
+- ipc: a rank copies a half into the slots that its neighbour reads (2 bytes of
+  traffic for each of its own), reduces the half that it reads there (3), copies
+  that into slots (2) and copies the other half out of them (2): 9 B / 2, and
+  9 B for both, which take turns. A copy moves 2 c: 9 B / 2 c.
+- staged: a rank moves B to the host and B from there, both at once, and so does
+  the other, by the same link: the longer one of 2 B / d and 2 B / h.
+- keras: the step of a model with the plain optimizer, on one rank.
+
+Where there is no GPU, the driver is the fake one of tests/fake_cuda, and the
+model is on the CPU: with --bytes=1m that shows that all of this runs, and no
+more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+import bare_gpu  # noqa: E402
+
+# The least shares that the project is content with.
+GOALS = {"pack": 0.8, "unpack": 0.8, "ipc": 0.4, "staged": 0.7, "keras": 0.97}
+_ROUNDS, _REPETITIONS = 5, 5
+_PACKED_TENSORS = 256
+
+
+def seconds_of(
+    work: Callable[[], object], finish: Callable[[], object]
+) -> float:
+    """Of one `work`: the median of some rounds."""
+    work()
+    finish()
+    rounds = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        for _ in range(_REPETITIONS):
+            work()
+        finish()
+        rounds.append((time.perf_counter() - begin) / _REPETITIONS)
+    return float(np.median(rounds))
+
+
+def measure_copies(count_bytes: int) -> dict[str, float]:
+    """Seconds of copies, and of packing many tensors. One rank."""
+    gpu = bare_gpu.Gpu()
+    a, b = gpu.memory(count_bytes), gpu.memory(count_bytes)
+    host = gpu.pinned(count_bytes)
+    count = count_bytes // 4 // _PACKED_TENSORS
+    counts = _PACKED_TENSORS * [count]
+    of_a, of_b = (
+        [memory.address + 4 * count * i for i in range(_PACKED_TENSORS)]
+        for memory in (a, b)
+    )
+    works = {
+        "copy": lambda: gpu.copy(b.address, a.address, count_bytes),
+        "to host": lambda: gpu.to_host(host, a.address, count_bytes),
+        "from host": lambda: gpu.from_host(a.address, host, count_bytes),
+        "pack": lambda: gpu.copy_pieces(of_b, of_a, counts, "float32"),
+        "unpack": lambda: gpu.copy_pieces(of_a, of_b, counts, "float32"),
+    }
+    return {name: seconds_of(work, gpu.finish) for name, work in works.items()}
+
+
+def measure_allreduce(count_bytes: int) -> dict[str, float]:
+    """Seconds of an allreduce of float32. Every rank calls it."""
+    gpu = bare_gpu.Gpu()
+    world = bare_gpu.start_engine()
+    memory = gpu.array(np.zeros(count_bytes // 4, np.float32))
+    world.Barrier()
+    seconds = seconds_of(
+        lambda: gpu.allreduce("all", [memory.address], [count_bytes // 4]),
+        lambda: None,
+    )
+    bare_gpu.stop_engine()
+    return {"allreduce": seconds}
+
+
+def measure_keras(count_bytes: int) -> dict[str, float]:
+    """Seconds of a step of four dense layers, `count_bytes` in all."""
+    import keras
+    import tensorflow as tf
+
+    import tfring
+
+    tfring.init()
+    width = int((count_bytes / 4 / 4) ** 0.5)
+    x = tf.random.normal([1024, width])
+    steps = {}
+    for name in ("plain", "ours"):
+        optimizer = keras.optimizers.SGD(1e-6, momentum=0.9)
+        if name == "ours":
+            optimizer = tfring.DistributedOptimizer(optimizer)
+        model = keras.Sequential(
+            [keras.Input((width,))]
+            + [keras.layers.Dense(width) for _ in range(4)]
+        )
+        model.compile(optimizer, "mse")
+        steps[name] = model.train_on_batch
+    # In turns, as a machine's speed drifts.
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(_ROUNDS):
+        for name, step in steps.items():
+            seconds[name].append(
+                seconds_of(lambda step=step: step(x, x), lambda: None)
+            )
+    return {name: float(np.median(of)) for name, of in seconds.items()}
+
+
+MEASURES = {
+    "copies": measure_copies,
+    "allreduce": measure_allreduce,
+    "keras": measure_keras,
+}
+
+
+def run(
+    measure: str, ranks: int, count_bytes: int, **environment: str
+) -> dict[str, float]:
+    """Measures in a job of its own; returns what rank 0 found."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "seconds.json")
+        command = [
+            *(sys.executable, "-m", "tfring.run", "-np", str(ranks)),
+            *(sys.executable, __file__, f"--bytes={count_bytes}"),
+            *(f"--measure={measure}", f"--json={path}"),
+        ]
+        # Else tfringrun gives each rank a GPU of its own.
+        defaults = {"CUDA_VISIBLE_DEVICES": "0"}
+        subprocess.run(
+            command,
+            check=True,
+            env={**defaults, **os.environ, "PYTHONPATH": str(ROOT)}
+            | environment,
+        )
+        return dict(json.loads(path.read_text()))
+
+
+def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds, and the shares of the bounds; see the top of this file."""
+    seconds = run("copies", 1, count_bytes)
+    copy = seconds["copy"]
+    host = max(seconds["to host"], seconds["from host"])
+    for name, ipc in ("ipc", "1"), ("staged", "0"):
+        seconds[name] = run(
+            "allreduce",
+            2,
+            count_bytes,
+            TFRING_CUDA_IPC=ipc,
+            TFRING_CUDA_AWARE_MPI="0",
+        )["allreduce"]
+    keras = run("keras", 1, count_bytes)
+    seconds |= {f"keras, {name}": value for name, value in keras.items()}
+    return seconds, {
+        "pack": copy / seconds["pack"],
+        "unpack": copy / seconds["unpack"],
+        "ipc": 4.5 * copy / seconds["ipc"],
+        "staged": 2 * host / seconds["staged"],
+        "keras": keras["plain"] / keras["ours"],
+    }
+
+
+def number_of_bytes(text: str) -> int:
+    """Of "256m"."""
+    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+    unit = units.get(text[-1:].lower())
+    return int(text[:-1]) * unit if unit else int(text)
+
+
+def main() -> None:
+    """Prints the table, and writes --json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bytes", type=number_of_bytes, default="256m")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        found = MEASURES[arguments.measure](arguments.bytes)
+        if bare_gpu.rank() == 0:
+            arguments.json.write_text(json.dumps(found))
+        return
+
+    seconds, found = shares(arguments.bytes)
+    fake = bare_gpu.is_fake()
+    print(f"{arguments.bytes / 2**20:g} MiB on {bare_gpu.name()}\n")
+    print("| | ms | GB/s |\n|---|---|---|")
+    for name, value in seconds.items():
+        rate = arguments.bytes / value / 1e9
+        shown = "" if name.startswith("keras") else f"{rate:.1f}"
+        print(f"| {name} | {1e3 * value:.3f} | {shown} |")
+    print("\n| | share of the bound | goal |\n|---|---|---|")
+    for name, share in found.items():
+        print(f"| {name} | {share:.0%} | {GOALS[name]:.0%} |")
+    if fake:
+        print("\nOn the fake device: none of these is a measurement.")
+    if arguments.json:
+        figures = {
+            "device": bare_gpu.name(),
+            "bytes": arguments.bytes,
+            "seconds": seconds,
+            "shares": found,
+        }
+        arguments.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+// The fake driver, as the device of this folder uses it.
+#ifndef TESTS_FAKE_GPU_DRIVER_H_
+#define TESTS_FAKE_GPU_DRIVER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// Of libcuda.so.1, which is the fake one; 0 is success.
+using CUdeviceptr = uint64_t;
+using CUcontext = void*;
+using CUevent = void*;
+using CUstream = void*;
+extern "C" {
+int cuInit(unsigned flags);
+int cuDeviceGet(int* device, int ordinal);
+int cuDevicePrimaryCtxRetain(CUcontext* context, int device);
+int cuCtxPushCurrent_v2(CUcontext context);
+int cuMemAlloc_v2(CUdeviceptr* memory, size_t bytes);
+int cuMemFree_v2(CUdeviceptr memory);
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags);
+int cuMemFreeHost(void* memory);
+int cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream);
+int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
+                         CUstream);
+int cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                         CUstream);
+int cuEventCreate(CUevent* event, unsigned flags);
+int cuEventDestroy_v2(CUevent event);
+int cuEventQuery(CUevent event);
+int cuEventRecord(CUevent event, CUstream stream);
+int cuLaunchHostFunc(CUstream stream, void (*call)(void* argument),
+                     void* argument);
+int cuStreamSynchronize(CUstream stream);
+int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+// What no driver has: where the host finds what lies at a device's address.
+void* FakeCudaOnHost(void* memory);
+}
+
+namespace tfring::fake_gpu {
+
+// All of TensorFlow's streams.
+inline constexpr CUstream kStream = nullptr;
+
+// The context is a thread's, and TensorFlow has many.
+inline void UseContext() {
+  static thread_local bool in_use = false;
+  if (std::exchange(in_use, true)) return;
+  static const CUcontext context = [] {
+    int device = 0;
+    CUcontext primary = nullptr;
+    cuInit(0);
+    cuDeviceGet(&device, 0);
+    cuDevicePrimaryCtxRetain(&primary, device);
+    return primary;
+  }();
+  cuCtxPushCurrent_v2(context);
+}
+
+}  // namespace tfring::fake_gpu
+
+#endif  // TESTS_FAKE_GPU_DRIVER_H_

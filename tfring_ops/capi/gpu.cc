@@ -1,0 +1,130 @@
+#include "tfring_ops/capi/gpu.h"
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/capi/engines.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+namespace {
+
+const CudaDevice& Gpu(const void* gpu) {
+  return *static_cast<const CudaDevice*>(gpu);
+}
+
+// nullptr if it is OK.
+const char* AsSentence(const absl::Status& status) {
+  static thread_local std::string sentence;
+  if (status.ok()) return nullptr;
+  sentence = std::string(status.message());
+  return sentence.c_str();
+}
+
+absl::Status Wait(const CudaEvent& event) {
+  for (;;) {
+    TFRING_ASSIGN_OR_RETURN(const bool done, event.Done());
+    if (done) return absl::OkStatus();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+absl::Status AllreduceAndWait(const CudaDevice& gpu, TensorEntry entry) {
+  TFRING_ASSIGN_OR_RETURN(const std::unique_ptr<CudaEvent> finished,
+                          CudaEvent::Create(gpu));
+  std::promise<absl::Status> done;
+  entry.request.device = gpu.ordinal();
+  entry.on_finish = [&finished](void* stream) {
+    return finished->Record(stream);
+  };
+  entry.done = [&done](const absl::Status& status) { done.set_value(status); };
+  SubmitToEngine(std::move(entry));
+  TFRING_RETURN_IF_ERROR(done.get_future().get());
+  return Wait(*finished);
+}
+
+}  // namespace
+}  // namespace tfring
+
+const char* tfring_gpu_open(int32_t ordinal, void** gpu) {
+  auto device = tfring::CudaDevice::ForOrdinal(ordinal);
+  *gpu = device.ok() ? device->release() : nullptr;
+  return tfring::AsSentence(device.status());
+}
+
+void tfring_gpu_close(void* gpu) {
+  delete static_cast<tfring::CudaDevice*>(gpu);
+}
+
+void* tfring_gpu_context(const void* gpu) { return tfring::Gpu(gpu).context(); }
+
+void* tfring_gpu_stream(const void* gpu) { return tfring::Gpu(gpu).stream(); }
+
+void tfring_gpu_reduce(const void* gpu, void* dst, const void* a, const void* b,
+                       int64_t count, int32_t dtype, int32_t op) {
+  tfring::Gpu(gpu).kernels().Reduce(dst, a, b, count,
+                                    static_cast<tfring::DataType>(dtype),
+                                    static_cast<tfring::ReduceOp>(op));
+}
+
+void tfring_gpu_scale(const void* gpu, void* dst, const void* src,
+                      int64_t count, int32_t dtype, double factor) {
+  tfring::Gpu(gpu).kernels().Scale(
+      dst, src, count, static_cast<tfring::DataType>(dtype), factor);
+}
+
+void tfring_gpu_copy(const void* gpu, void* dst, const void* src,
+                     int64_t bytes) {
+  tfring::Gpu(gpu).kernels().Copy(dst, src, bytes);
+}
+
+void tfring_gpu_copy_pieces(const void* gpu, int32_t pieces, void* const* to,
+                            const void* const* from, const int64_t* counts,
+                            int32_t from_dtype, int32_t to_dtype,
+                            double factor) {
+  std::vector<tfring::CopyPiece> copies;
+  for (int i = 0; i < pieces; ++i)
+    copies.push_back({from[i], to[i], counts[i]});
+  tfring::Gpu(gpu).kernels().CopyPieces(
+      copies, static_cast<tfring::DataType>(from_dtype),
+      static_cast<tfring::DataType>(to_dtype), factor);
+}
+
+void tfring_gpu_adasum(const void* gpu, void* dst, const void* a, const void* b,
+                       int64_t count, int32_t dtype) {
+  tfring::Gpu(gpu).kernels().Adasum(dst, a, b, count,
+                                    static_cast<tfring::DataType>(dtype));
+}
+
+const char* tfring_gpu_finish(const void* gpu) {
+  return tfring::AsSentence(tfring::Gpu(gpu).Finish());
+}
+
+const char* tfring_gpu_allreduce(const void* gpu, const char* name,
+                                 int32_t tensors, void* const* buffers,
+                                 const int64_t* counts, int32_t dtype,
+                                 int32_t op, double prescale_factor) {
+  tfring::TensorEntry entry;
+  entry.request.name = name;
+  entry.request.dtype = static_cast<tfring::DataType>(dtype);
+  entry.request.op = static_cast<tfring::ReduceOp>(op);
+  entry.request.prescale_factor = prescale_factor;
+  for (int i = 0; i < tensors; ++i) {
+    entry.request.tensors.push_back({absl::StrCat(name, "/", i), {counts[i]}});
+    entry.buffers.push_back({buffers[i], buffers[i]});
+  }
+  return tfring::AsSentence(
+      tfring::AllreduceAndWait(tfring::Gpu(gpu), std::move(entry)));
+}

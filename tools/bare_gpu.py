@@ -1,0 +1,294 @@
+"""A GPU without TensorFlow, by ctypes: memory of the driver, kernels of tfring.
+
+For tests/gpu and benchmarks/gpu.py. Where no GPU may exist, it is the fake one
+of tests/fake_cuda, which `make -f tools/native.mk fake-gpu` builds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfring import _abi, _native
+from tfring.run import gpus
+
+FAKE_DRIVER = (
+    Path(__file__).parents[1]
+    / "build/native/plain/tests/fake_cuda/libcuda.so.1"
+)
+
+# As in tfring_ops/base/types.h.
+DTYPES = (
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    "bool",
+)
+OPS = ("average", "sum", "min", "max", "product")
+
+Array = npt.NDArray[Any]
+
+
+class GpuError(Exception):
+    """What the driver or tfring says went wrong."""
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """The driver; the op library finds this very one by its name."""
+    real = gpus.may_exist()
+    return ctypes.CDLL("libcuda.so.1" if real else str(FAKE_DRIVER))
+
+
+def is_fake() -> bool:
+    """Whether the driver is that of tests/fake_cuda."""
+    return hasattr(driver(), "FakeCudaOptions")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The op library, of which TensorFlow's Python knows nothing."""
+    driver()
+    _native.mpi()
+    opened = ctypes.CDLL(str(_abi.LIBRARY))
+    opened.tfring_gpu_context.restype = ctypes.c_void_p
+    opened.tfring_gpu_stream.restype = ctypes.c_void_p
+    for function in (
+        *("init", "cuda_devices"),
+        *("gpu_open", "gpu_finish", "gpu_allreduce"),
+    ):
+        getattr(opened, f"tfring_{function}").restype = ctypes.c_char_p
+    return opened
+
+
+def check(sentence: bytes | None) -> None:
+    """Raises what a function of the op library has returned."""
+    if sentence is not None:
+        raise GpuError(sentence.decode())
+
+
+def call(function: str, *arguments: object) -> None:
+    """Calls a function of the driver."""
+    result = getattr(driver(), function)(*arguments)
+    if result != 0:
+        error = ctypes.c_char_p()
+        driver().cuGetErrorName(result, ctypes.byref(error))
+        raise GpuError(f"{function}: {(error.value or b'?').decode()}")
+
+
+def _address(value: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64(value)
+
+
+class Memory:
+    """Some bytes of a GPU, freed with this object."""
+
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        self._gpu = gpu
+        self.nbytes = nbytes
+        address = ctypes.c_uint64()
+        call("cuMemAlloc_v2", ctypes.byref(address), _size(max(nbytes, 1)))
+        self.address = address.value
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            driver().cuMemFree_v2(_address(self.address))
+
+    def put(self, array: Array, offset: int = 0) -> None:
+        """Copies `array` to byte `offset`, and waits."""
+        source = np.ascontiguousarray(array)
+        self._gpu.from_host(
+            self.address + offset, source.ctypes.data, source.nbytes
+        )
+        self._gpu.finish()
+
+    def get(self, like: Array, offset: int = 0) -> Array:
+        """Waits, and returns what lies at byte `offset`, of `like`'s form."""
+        result = np.empty_like(like)
+        self._gpu.to_host(
+            result.ctypes.data, self.address + offset, result.nbytes
+        )
+        self._gpu.finish()
+        return result
+
+
+def _size(nbytes: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(nbytes)
+
+
+class Gpu:
+    """GPU 0 of this process, with a stream; its context is this thread's.
+
+    Kernels take addresses on the device and numbers of elements; they are asked
+    for only, and `finish` waits.
+    """
+
+    def __init__(self) -> None:
+        self._handle = ctypes.c_void_p()
+        check(library().tfring_gpu_open(0, ctypes.byref(self._handle)))
+        self.context = ctypes.c_void_p(
+            library().tfring_gpu_context(self._handle)
+        )
+        self.stream = ctypes.c_void_p(library().tfring_gpu_stream(self._handle))
+        call("cuCtxPushCurrent_v2", self.context)
+
+    def finish(self) -> None:
+        """Waits until the stream has done everything."""
+        check(library().tfring_gpu_finish(self._handle))
+
+    def memory(self, nbytes: int) -> Memory:
+        """New memory, of undefined content."""
+        return Memory(self, nbytes)
+
+    def array(self, array: Array) -> Memory:
+        """A copy of `array`."""
+        memory = Memory(self, array.nbytes)
+        memory.put(array)
+        return memory
+
+    def pinned(self, nbytes: int) -> int:
+        """The address of pinned memory of the host, which is never freed."""
+        memory = ctypes.c_void_p()
+        call("cuMemHostAlloc", ctypes.byref(memory), _size(nbytes), 0)
+        return memory.value or 0
+
+    def from_host(self, dst: int, host: int, nbytes: int) -> None:
+        """From an address of the host, in the order of the stream."""
+        call(
+            "cuMemcpyHtoDAsync_v2",
+            _address(dst),
+            ctypes.c_void_p(host),
+            _size(nbytes),
+            self.stream,
+        )
+
+    def to_host(self, host: int, src: int, nbytes: int) -> None:
+        """The other way."""
+        call(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_void_p(host),
+            _address(src),
+            _size(nbytes),
+            self.stream,
+        )
+
+    def reduce(
+        self, dst: int, a: int, b: int, count: int, dtype: str, op: str
+    ) -> None:
+        """`dst[i] = a[i] op b[i]`."""
+        library().tfring_gpu_reduce(
+            self._handle,
+            *map(_address, (dst, a, b)),
+            ctypes.c_int64(count),
+            DTYPES.index(dtype),
+            OPS.index(op),
+        )
+
+    def scale(
+        self, dst: int, src: int, count: int, dtype: str, factor: float
+    ) -> None:
+        """`dst[i] = src[i] * factor`."""
+        library().tfring_gpu_scale(
+            self._handle,
+            *map(_address, (dst, src)),
+            ctypes.c_int64(count),
+            DTYPES.index(dtype),
+            ctypes.c_double(factor),
+        )
+
+    def copy(self, dst: int, src: int, nbytes: int) -> None:
+        """Within the device."""
+        library().tfring_gpu_copy(
+            self._handle, *map(_address, (dst, src)), ctypes.c_int64(nbytes)
+        )
+
+    def copy_pieces(
+        self,
+        to: Sequence[int],
+        source: Sequence[int],
+        counts: Sequence[int],
+        dtype: str,
+        to_dtype: str | None = None,
+        factor: float = 1.0,
+    ) -> None:
+        """As a bucket is packed and unpacked: runs of `counts[i]` elements.
+
+        They are cast to `to_dtype`, if that is another, and scaled.
+        """
+        number = len(counts)
+        library().tfring_gpu_copy_pieces(
+            self._handle,
+            number,
+            (ctypes.c_uint64 * number)(*to),
+            (ctypes.c_uint64 * number)(*source),
+            (ctypes.c_int64 * number)(*counts),
+            DTYPES.index(dtype),
+            DTYPES.index(to_dtype or dtype),
+            ctypes.c_double(factor),
+        )
+
+    def adasum(self, dst: int, a: int, b: int, count: int, dtype: str) -> None:
+        """Adasum of two whole tensors."""
+        library().tfring_gpu_adasum(
+            self._handle,
+            *map(_address, (dst, a, b)),
+            ctypes.c_int64(count),
+            DTYPES.index(dtype),
+        )
+
+    def allreduce(
+        self,
+        name: str,
+        buffers: Sequence[int],
+        counts: Sequence[int],
+        dtype: str = "float32",
+        op: str = "sum",
+        prescale_factor: float = 1.0,
+    ) -> None:
+        """In place, by the world's engine, and waits. Collective."""
+        number = len(buffers)
+        check(
+            library().tfring_gpu_allreduce(
+                self._handle,
+                name.encode(),
+                number,
+                (ctypes.c_uint64 * number)(*buffers),
+                (ctypes.c_int64 * number)(*counts),
+                DTYPES.index(dtype),
+                OPS.index(op),
+                ctypes.c_double(prescale_factor),
+            )
+        )
+
+
+def name() -> str:
+    """The GPU's, and the version of CUDA that its driver is for."""
+    names, number = ctypes.c_char_p(), ctypes.c_int()
+    check(library().tfring_cuda_devices(ctypes.byref(names)))
+    call("cuDriverGetVersion", ctypes.byref(number))
+    major, minor = number.value // 1000, number.value % 1000 // 10
+    first = (names.value or b"").decode().partition("\n")[0]
+    return f"{first}, CUDA {major}.{minor}"
+
+
+def rank() -> int:
+    """This process's, in the job."""
+    return int(_native.mpi().COMM_WORLD.rank)
+
+
+def start_engine() -> Any:
+    """Starts the world's engine; returns MPI's communicator. Collective."""
+    world = _native.mpi().COMM_WORLD
+    check(library().tfring_init(ctypes.c_int32(world.py2f())))
+    return world
+
+
+def stop_engine() -> None:
+    """Ends what `start_engine` has started."""
+    library().tfring_shutdown()
