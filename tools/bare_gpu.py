@@ -59,10 +59,7 @@ def library() -> ctypes.CDLL:
     opened = ctypes.CDLL(str(_abi.LIBRARY))
     opened.tfring_gpu_context.restype = ctypes.c_void_p
     opened.tfring_gpu_stream.restype = ctypes.c_void_p
-    for function in (
-        *("init", "cuda_devices"),
-        *("gpu_open", "gpu_finish", "gpu_allreduce"),
-    ):
+    for function in ("init", "gpu_open", "gpu_finish", "gpu_allreduce"):
         getattr(opened, f"tfring_{function}").restype = ctypes.c_char_p
     return opened
 
@@ -269,12 +266,12 @@ class Gpu:
 
 def name() -> str:
     """The GPU's, and the version of CUDA that its driver is for."""
-    names, number = ctypes.c_char_p(), ctypes.c_int()
-    check(library().tfring_cuda_devices(ctypes.byref(names)))
+    text, number = ctypes.create_string_buffer(256), ctypes.c_int()
+    call("cuInit", 0)
+    call("cuDeviceGetName", text, 255, 0)
     call("cuDriverGetVersion", ctypes.byref(number))
     major, minor = number.value // 1000, number.value % 1000 // 10
-    first = (names.value or b"").decode().partition("\n")[0]
-    return f"{first}, CUDA {major}.{minor}"
+    return f"{text.value.decode()}, CUDA {major}.{minor}"
 
 
 def rank() -> int:

@@ -34,7 +34,7 @@ FRAMEWORK_STREAM, ENGINE_STREAMS = 1, 2
 
 @contextlib.contextmanager
 def held(streams: int) -> Iterator[None]:
-    """For the first 0.3 s of the block these streams do nothing.
+    """For the first half second of the block these streams do nothing.
 
     So whoever does not wait for them is sure to come too early. Nothing happens
     where the driver is a real one.
@@ -43,7 +43,7 @@ def held(streams: int) -> Iterator[None]:
     if found is None:
         yield
         return
-    release = threading.Timer(0.3, lambda: setattr(found, "held", 0))
+    release = threading.Timer(0.5, lambda: setattr(found, "held", 0))
     found.held = streams
     release.start()
     yield
