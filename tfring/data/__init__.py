@@ -1,0 +1,21 @@
+"""Data for ranks: a dataset's shares, and tf.data's service.
+
+`shard` gives each rank its part of a dataset. `compute_service` and
+`compute_worker` have processes of their own prepare it, as Horovod's modules of
+these names do.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfring.data.sharding import shard as shard
+
+if TYPE_CHECKING:
+    from tfring.data import compute_service as compute_service
+    from tfring.data import compute_worker as compute_worker
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("compute_service", "compute_worker"):
+        return importlib.import_module(f"tfring.data.{name}")
+    raise AttributeError(f"module 'tfring.data' has no attribute {name!r}")

@@ -1,0 +1,92 @@
+"""A compute job: `tfringrun -np N python -m tfring.data.compute_worker FILE`.
+
+Its ranks run the workers of tf.data's service, and usually its dispatchers. It
+writes FILE, which training jobs read, and ends when one of them calls
+`TfDataServiceConfig.read(FILE).compute_client().shutdown()`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tfring import _runtime
+from tfring.data._registry import ComputeService, make_key
+from tfring.data.compute_service import TfDataServiceConfig, compute_worker_fn
+from tfring.objects import broadcast_object
+
+
+def main(
+    dispatchers: int, dispatcher_side: str, configfile: str, timeout: int
+) -> None:
+    """Runs one rank of a compute job, to its end. Collective.
+
+    Args:
+        dispatchers: How many; the number of ranks must be a multiple of it.
+        dispatcher_side: As in `TfDataServiceConfig`.
+        configfile: What rank 0 writes, and removes in the end.
+        timeout: As in `TfDataServiceConfig`.
+
+    Raises:
+        ValueError: The ranks cannot be shared out among the dispatchers.
+    """
+    _runtime.init()
+    size = _runtime.size()
+    if dispatchers < 1 or size % dispatchers:
+        raise ValueError(
+            f"compute_worker: {size} ranks cannot be shared out among "
+            f"{dispatchers} dispatchers. Start a multiple of them."
+        )
+    if _runtime.rank() != 0:
+        compute_worker_fn(broadcast_object())
+        return
+    key = make_key()
+    service = ComputeService(dispatchers, size // dispatchers, key)
+    try:
+        config = TfDataServiceConfig(
+            dispatchers,
+            size // dispatchers,
+            dispatcher_side,
+            service.addresses(),
+            key,
+            timeout,
+        )
+        config.write(configfile)
+        compute_worker_fn(broadcast_object(config))
+    finally:
+        service.shutdown()
+        Path(configfile).unlink(missing_ok=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tfring.data.compute_worker",
+        description="Runs a rank of a compute job for tf.data's service.",
+    )
+    parser.add_argument("configfile", help="what training jobs will read")
+    parser.add_argument(
+        "--dispatchers", type=int, default=1, help="1, or one for each rank"
+    )
+    parser.add_argument(
+        "--dispatcher-side",
+        default="compute",
+        choices=("compute", "training"),
+        help="where dispatchers run",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=60,
+        help="seconds that each waits for the others to come",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    _options = _parser().parse_args()
+    main(
+        _options.dispatchers,
+        _options.dispatcher_side,
+        _options.configfile,
+        _options.timeout,
+    )
