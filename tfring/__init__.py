@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tfring import callbacks as callbacks
     from tfring import compression as compression
     from tfring import data as data
+    from tfring import elastic as elastic
     from tfring._runtime import cross_rank as cross_rank
     from tfring._runtime import cross_size as cross_size
     from tfring._runtime import init as init
@@ -184,7 +185,7 @@ _MODULE_OF = {
 }
 
 # Modules that are part of the public interface.
-_MODULES = ("callbacks", "compression", "data")
+_MODULES = ("callbacks", "compression", "data", "elastic")
 
 __all__ = ["__version__", *_MODULES, *_MODULE_OF]
 

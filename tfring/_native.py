@@ -41,6 +41,8 @@ def capi() -> ctypes.CDLL:
     library.tfring_init.restype = ctypes.c_char_p
     library.tfring_shutdown.argtypes = []
     library.tfring_shutdown.restype = None
+    library.tfring_ended.argtypes = []
+    library.tfring_ended.restype = ctypes.c_char_p
     library.tfring_add_process_set.argtypes = [
         ctypes.c_int32,
         ctypes.POINTER(ctypes.c_int32),

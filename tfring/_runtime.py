@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import atexit
 import dataclasses
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import logging
 
@@ -52,6 +55,9 @@ class _Topology:
         cross.Free()
         return topology
 
+
+# How often a rank looks whether the others have come.
+_LOOK_SECONDS = 0.001
 
 _topology: _Topology | None = None
 # A duplicate, as that of the caller may be freed.
@@ -155,6 +161,10 @@ def _join(comm: Any) -> None:
         raise RuntimeError(f"tfring.init failed: {message}")
     _job = comm.Dup()
     _topology = _Topology.of(comm)
+    if started := os.environ.get("TFRING_STARTED"):
+        # For `tfringrun --elastic`: from here on the others notice if this
+        # rank is killed.
+        Path(started).touch()
     _install_process_hooks()
     logging.debug("tfring: rank %d of %d", comm.rank, comm.size)
 
@@ -192,8 +202,89 @@ def shutdown() -> None:
         # here, too.
         if timeline.is_recording():
             timeline.stop_timeline()
-        job().Free()
+        if _has_lost_ranks(job()):
+            job().Revoke()
+        else:
+            job().Free()
         _job = None
+
+
+def restart() -> None:
+    """Leaves the job, and joins it again with the ranks that are still there.
+
+    A rank that is not lost must call it: what the others submit fails once one
+    of them has, so that they know. Process sets are gone afterwards. A timeline
+    goes on, without what a lost rank has recorded.
+
+    Collective over the ranks that are left.
+
+    Raises:
+        RuntimeError: Another rank has not come in as long as a collective may
+            be stalled, or as for `init`.
+    """
+    global _topology, _job
+    from tfring import timeline
+
+    with _lock:
+        _joined()
+        for hook in _shutdown_hooks:
+            hook()
+        _native.capi().tfring_shutdown()
+        # The old one is not freed: a lost rank would have to take part.
+        before, _topology, _job = job(), None, None
+        left = _ranks_left(before)
+        _join(left)
+        left.Free()
+        if timeline.is_recording():
+            timeline.go_on_with(job())
+
+
+def _ranks_left(before: MPI.Intracomm) -> MPI.Intracomm:
+    limit = float(os.environ.get("TFRING_STALL_SHUTDOWN_TIME_SECONDS", 600))
+    begin = time.monotonic()
+    outlives = outlives_lost_ranks()
+    if outlives:
+        # Who waits for a rank that comes here gets an error.
+        before.Revoke()
+        request = before.Iagree(array.array("i", [1]))
+    else:
+        request = before.Ibarrier()
+    while not _is_over(request):
+        if limit and time.monotonic() - begin > limit:
+            raise RuntimeError(
+                f"tfring: to start again takes all {before.size} ranks that "
+                f"are not lost, and some have not come for {limit:g} s."
+            )
+        time.sleep(_LOOK_SECONDS)
+    # Open MPI 5.0's Ishrink fails.
+    left: Any = before.Shrink() if outlives else before.Dup()
+    return cast("MPI.Intracomm", left)
+
+
+def _is_over(request: MPI.Request) -> bool:
+    MPI = _native.mpi()  # noqa: N806
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        # An agreement comes about without the ranks that are lost, and says so.
+        if error.error_class != MPI.ERR_PROC_FAILED:
+            raise
+        return True
+
+
+def _has_lost_ranks(comm: MPI.Intracomm) -> bool:
+    return outlives_lost_ranks() and bool(comm.Get_failed().size > 0)
+
+
+def outlives_lost_ranks() -> bool:
+    """Whether MPI goes on when a rank is killed: Open MPI, if told to."""
+    name = "OMPI_MCA_mpi_ft_enable"
+    return os.environ.get(name) == "1"
+
+
+def has_ended() -> bool:
+    """Whether all collectives fail from now on: a rank is lost or has left."""
+    return _native.capi().tfring_ended() is not None
 
 
 def at_shutdown(hook: Callable[[], None]) -> Callable[[], None]:

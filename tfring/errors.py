@@ -7,3 +7,23 @@ What goes wrong inside a collective is one of TensorFlow's errors:
 
 class NotInitializedError(ValueError):
     """tfring was asked for something before `tfring.init()`."""
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective cannot go on, and `tfring.elastic.run` starts it again.
+
+    Under Horovod's name, for functions that raise it themselves. What the
+    collectives raise is `tf.errors.UnavailableError`.
+    """
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
+    """`State.commit` has heard that hosts come or go: start again from here.
+
+    Args:
+        skip_sync: Whether the ranks need not be given rank 0's state.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync

@@ -87,6 +87,7 @@ class EngineFaultTest
         const absl::Status status = entries[rank]->outcome.Wait();
         if (status.ok()) continue;
         failed = true;
+        EXPECT_EQ(job.engine(rank).ended(), status);
         EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
       }
     }

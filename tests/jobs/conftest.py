@@ -63,9 +63,19 @@ def run_job(start, write_script):
     `stdout` has stderr in it; a job that takes longer fails the test.
     """
 
-    def run_job(ranks, script, *, timeout=60, env=None, plain_mpirun=False):
+    def run_job(
+        ranks,
+        script,
+        *,
+        timeout=60,
+        env=None,
+        options=(),
+        plain_mpirun=False,
+    ):
         launcher = (
-            mpirun(ranks) if plain_mpirun else [*TFRINGRUN, "-np", str(ranks)]
+            mpirun(ranks)
+            if plain_mpirun
+            else [*TFRINGRUN, *options, "-np", str(ranks)]
         )
         process = start(
             [*launcher, sys.executable, write_script(script)], env=env

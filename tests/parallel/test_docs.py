@@ -15,6 +15,7 @@ import tfring
 import tfring.callbacks
 import tfring.compression
 import tfring.data
+import tfring.elastic
 from tfring.process_sets import added
 
 README = Path(__file__).parents[2] / "README.md"
@@ -33,6 +34,7 @@ def _documented() -> dict[str, Any]:
         "tfring.callbacks": tfring.callbacks,
         "tfring.compression": tfring.compression,
         "tfring.data": tfring.data,
+        "tfring.elastic": tfring.elastic,
     }
     return {
         f"{module}.{name}": getattr(within, name)

@@ -8,6 +8,7 @@ what looks like a flag. absl would parse it all, or ask for a `--` in between.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import shutil
@@ -86,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the same as a file with a line for each: 'node1 slots=4'",
     )
     parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="do not end the job when a rank is killed: tfring.elastic.run "
+        "goes on with the others; takes Open MPI 5",
+    )
+    parser.add_argument(
         "--verbose",
         action="store_true",
         help="say how the job is started",
@@ -159,7 +166,10 @@ def _run(options: argparse.Namespace) -> int:
     hosts = options.hosts or []
     if options.hostfile is not None:
         hosts = hosts_lib.read_hostfile(options.hostfile)
-    job = _describe_job(options.ranks, hosts, _command(options))
+    job = dataclasses.replace(
+        _describe_job(options.ranks, hosts, _command(options)),
+        elastic=options.elastic,
+    )
     command = mpi_launchers.command_line(launcher, job)
     if options.verbose:
         _say_how(launcher, job, command)

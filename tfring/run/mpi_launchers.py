@@ -50,6 +50,7 @@ class Job:
         hosts: The machines in order; none leaves the choice to the launcher.
         oversubscribe: Whether there may be more ranks than slots or cores.
         cores_per_rank: How many cores to bind a rank to, or 0.
+        elastic: Whether the job goes on when a rank is killed.
         exported: The names of the environment variables that other machines
             need; those of this machine inherit all.
     """
@@ -59,6 +60,7 @@ class Job:
     hosts: Sequence[Host] = ()
     oversubscribe: bool = False
     cores_per_rank: int = 0
+    elastic: bool = False
     exported: Sequence[str] = ()
 
 
@@ -134,10 +136,22 @@ def identify(path: Path) -> MpiLauncher | None:
 
 
 def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
-    """The whole command line that starts `job`."""
+    """The whole command line that starts `job`.
+
+    Raises:
+        ValueError: The job is elastic, and with this launcher none is.
+    """
+    if job.elastic and not (
+        launcher.family is Family.OPEN_MPI and launcher.major >= 5
+    ):
+        raise ValueError(
+            "--elastic needs an MPI that goes on when a rank is killed: Open "
+            f"MPI 5 or later. This is {launcher.family.value} "
+            f"{launcher.version}."
+        )
     if launcher.family is Family.OPEN_MPI:
         options = _open_mpi_options(launcher, job)
-        command = list(job.command)
+        command = [*(_ELASTIC_WRAPPER if job.elastic else ()), *job.command]
     else:
         options = _hydra_options(job)
         command = [*_HYDRA_WRAPPER, *job.command]
@@ -166,6 +180,8 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
         options += ["--output", "tag:raw"]
     else:
         options += ["--tag-output"]
+    if job.elastic:
+        options += ["--with-ft", "ulfm"]
     for name in job.exported:
         options += ["-x", name]
     return options
@@ -179,6 +195,22 @@ _HYDRA_WRAPPER = (
     "/bin/sh",
     "-c",
     '"$@" </dev/null; status=$?; '
+    r'[ $status -eq 0 ] || printf "\036exit %d\037\n" $status >&2; '
+    "exit $status",
+    "tfringrun",
+)
+
+
+# With --with-ft, Open MPI lets the others wait for ever when one ends before
+# MPI_Init. So here, too, a shell reports a failure, and the job ends it: unless
+# a signal ended the rank after `tfring.init`, which makes the file. The shell
+# then ends as the rank did, for Open MPI to see.
+_ELASTIC_WRAPPER = (
+    "/bin/sh",
+    "-c",
+    'TFRING_STARTED=$(mktemp -u); export TFRING_STARTED; "$@"; status=$?; '
+    '[ -e "$TFRING_STARTED" ] && started=yes && rm -f "$TFRING_STARTED"; '
+    "[ $status -gt 128 ] && [ $started ] && kill -KILL $$; "
     r'[ $status -eq 0 ] || printf "\036exit %d\037\n" $status >&2; '
     "exit $status",
     "tfringrun",
@@ -232,8 +264,12 @@ def marks(launcher: MpiLauncher) -> Marks:
         )
     # Its own messages stand between rulers of either length.
     return Marks(
-        pattern=re.compile(tag + rb" |-{60}(?:-{14})?\n"),
-        unfinished=re.compile(rb"(?:" + start_of_tag + rb":?|-+)\Z"),
+        pattern=re.compile(
+            tag + rb" |-{60}(?:-{14})?\n|\x1eexit (?P<status>\d+)\x1f\n"
+        ),
+        unfinished=re.compile(
+            rb"(?:" + start_of_tag + rb":?|-+|\x1e[^\x1f]*\x1f?)\Z"
+        ),
         every_line=False,
         failure=_FAILURE,
     )

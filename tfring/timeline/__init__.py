@@ -132,6 +132,13 @@ def stop_timeline() -> None:
     trace.write(Path(running.path), recordings)
 
 
+def go_on_with(job: MPI.Intracomm) -> None:
+    """Makes `job` those whose recordings `stop_timeline` gathers."""
+    global _running
+    if _running is not None:
+        _running = dataclasses.replace(_running, comm=job.Dup())
+
+
 def is_recording() -> bool:
     """Whether `start_timeline` has been called, and `stop_timeline` not."""
     return _running is not None

@@ -163,6 +163,11 @@ void tfring_shutdown() {
   }
 }
 
+const char* tfring_ended() {
+  const auto world = tfring::EngineOf(tfring::kWorld);
+  return tfring::AsSentence(world.ok() ? (*world)->ended() : world.status());
+}
+
 const char* tfring_add_process_set(int32_t id, const int32_t* ranks,
                                    int32_t count, int32_t comm) {
   return tfring::AsSentence(

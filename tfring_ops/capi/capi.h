@@ -17,6 +17,9 @@ TFRING_EXPORT const char* tfring_init(int32_t comm);
 // Stops all engines.  Without any, does nothing.
 TFRING_EXPORT void tfring_shutdown();
 
+// Why the world's engine takes nothing more: a rank is lost or has left.
+TFRING_EXPORT const char* tfring_ended();
+
 // Makes `id` the process set of `count` ranks of the world, in their order.
 // Every rank of the world must call it, at the same place among such calls;
 // on a rank of the set it is collective over `comm`, which has these ranks in

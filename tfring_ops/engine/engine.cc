@@ -71,6 +71,8 @@ class RingEngine final : public Engine {
     if (abort_reason_.ok()) abort_reason_ = reason;
   }
 
+  absl::Status ended() override { return submissions_.closed(); }
+
   int rank() const override { return process_set_.control->rank(); }
   int size() const override { return process_set_.control->size(); }
   const Options& options() const override { return options_; }

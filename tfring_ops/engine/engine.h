@@ -49,6 +49,9 @@ class Engine {
   // lost, as the engine of another process set has found.  Never blocks.
   virtual void Abort(const absl::Status& reason) = 0;
 
+  // Why it takes nothing more: a rank is lost or has left.  OK while it does.
+  virtual absl::Status ended() = 0;
+
   // In the process set.
   virtual int rank() const = 0;
   virtual int size() const = 0;

@@ -47,6 +47,11 @@ void Submissions::Close(const absl::Status& reason) {
   if (closed_.ok()) closed_ = reason;
 }
 
+absl::Status Submissions::closed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
+}
+
 void Submissions::RequestShutdown() {
   {
     std::lock_guard<std::mutex> lock(mutex_);

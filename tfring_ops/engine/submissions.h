@@ -40,6 +40,9 @@ class Submissions {
   // Later Adds fail with `reason`.  The first call counts.
   void Close(const absl::Status& reason);
 
+  // What Close was told; OK before.
+  absl::Status closed();
+
   // Asks for the end; see ShutdownRequested.
   void RequestShutdown();
   bool ShutdownRequested();

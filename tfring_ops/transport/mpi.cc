@@ -325,12 +325,15 @@ class MpiTransport final : public Transport {
   }
 
   absl::Status CheckForAbort() {
+    if (abort_request_ == MPI_REQUEST_NULL) return absl::OkStatus();
     int complete = 0;
-    if (abort_request_ == MPI_REQUEST_NULL ||
-        MPI_Test(&abort_request_, &complete, MPI_STATUS_IGNORE) !=
-            MPI_SUCCESS ||
-        !complete) {
-      return absl::OkStatus();
+    // A receive from any rank, also from one that is lost: where MPI outlives
+    // that, as Open MPI does with --with-ft ulfm, it is told here.
+    if (const absl::Status status =
+            FromMpi(MPI_Test(&abort_request_, &complete, MPI_STATUS_IGNORE),
+                    "a rank is lost: MPI_Test");
+        !status.ok() || !complete) {
+      return status;
     }
     // The rank that aborted has told everyone: no need to pass it on.
     broken_ = absl::UnavailableError(abort_received_.data());

@@ -1,0 +1,166 @@
+"""elastic: states, callbacks, and a new start of ranks that are all alive.
+
+What happens when a rank is killed is in tests/jobs/test_elastic.py.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import elastic
+
+
+def sum_of(value):
+    return float(tfring.allreduce(float(value), op=tfring.Sum))
+
+
+def test_who_fails_takes_all_back_to_the_commit(rank, size):
+    variable = tf.Variable(float(rank))
+    state = elastic.TensorFlowState([variable], step=0, seen=[])
+    starts, resets = [], []
+    state.register_reset_callbacks(
+        [
+            lambda: resets.append(tfring.size()),
+            lambda: resets.append("b"),
+        ]
+    )
+
+    @elastic.run
+    def train(state, last, *, fail):
+        starts.append((state.step, list(state.seen), variable.numpy()))
+        while state.step < last:
+            variable.assign_add(sum_of(1))
+            state.seen.append(state.step)
+            state.step += 1
+            if state.step == 2:
+                state.commit()
+            # One rank alone: the others hear of it.
+            if state.step == 3 and len(starts) == 1 and rank == size - 1:
+                raise fail
+        return rank
+
+    assert train(state, 5, fail=elastic.HorovodInternalError("x")) == rank
+    assert starts == [(0, [], 0.0), (2, [0, 1], 2.0 * size)]
+    assert resets == [size, "b"]
+    assert variable == 5.0 * size
+    assert state.seen == [0, 1, 2, 3, 4]
+    assert train.__name__ == "train"
+
+
+def test_other_errors_are_those_of_the_function():
+    state = elastic.ObjectState(tfring.broadcast_object, tfring.rank, step=1)
+
+    @elastic.run
+    def train(state):
+        raise tf.errors.UnavailableError(None, None, "not the job")
+
+    with pytest.raises(tf.errors.UnavailableError, match="not the job"):
+        train(state)
+
+
+@pytest.mark.parametrize("kind", ["added", "removed"])
+def test_hosts_that_come_or_go(rank, kind):
+    state = elastic.ObjectState(
+        tfring.broadcast_object, tfring.rank, step=10 * rank
+    )
+    starts = []
+
+    @elastic.run
+    def train(state):
+        starts.append(state.step)
+        if len(starts) == 1:
+            state.step += 1 + rank
+            if rank == 0:
+                state.on_hosts_updated(1, elastic.HostUpdateResult[kind])
+                state.on_hosts_updated(1, elastic.HostUpdateResult.mixed)
+            state.commit()
+        state.commit()  # told once
+        return state.step
+
+    # Not taken back; all have rank 0's again, unless none can be new.
+    second = 1 if kind == "added" else 1 + rank
+    assert train(state) == second
+    assert starts == [0, second]
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+    return model
+
+
+def state_of(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return [tf.convert_to_tensor(v).numpy() for v in variables]
+
+
+def test_a_model_and_its_optimizer(rank):
+    model = small_model()
+    state = elastic.TensorFlowKerasState(model, batch=0, epoch=0)
+    state.sync()
+    gathered = tfring.allgather(model.get_weights()[0][None]).numpy()
+    assert (gathered == gathered[0]).all()
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    model.fit(x, y, batch_size=2, verbose=0)
+    state.save()
+    saved = state_of(model)
+    model.fit(x, y, batch_size=1, verbose=0)
+    assert model.optimizer.iterations == 6
+    traced = model.train_function
+    state.restore()
+    state.on_reset()
+    for now, then in zip(state_of(model), saved, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert model.train_function is not traced
+    model.fit(x, y, batch_size=2, verbose=0)
+    assert model.optimizer.iterations == 4
+
+
+def test_callbacks_count_and_commit():
+    model = small_model()
+    state = elastic.KerasState(model, batch=2, epoch=1)
+    commits = []
+    state.save = lambda: commits.append((state.epoch, state.batch))
+    x, y = np.ones((3, 2)), np.ones((3, 1))
+    callbacks = [
+        elastic.UpdateEpochStateCallback(state),
+        elastic.UpdateBatchStateCallback(state),
+        elastic.CommitStateCallback(state, batches_per_commit=2),
+    ]
+    # What is left of the second epoch, and then the third.
+    model.fit(x, y, 1, epochs=2, verbose=0, callbacks=callbacks)
+    assert commits == [(1, 4), (2, 0), (2, 1), (2, 3), (3, 0)]
+    model.fit(x, y, 1, 5, initial_epoch=3, verbose=0, callbacks=callbacks)
+    assert (state.epoch, state.batch) == (5, 0)
+
+
+def test_a_session(rank):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", initializer=float(rank + 1))
+        session.run(variable.initializer)
+        state = elastic.TensorFlowState(session=session, step=rank)
+        session.run(variable.assign(7.0 + rank))
+        state.restore()
+        assert session.run(variable) == rank + 1
+        state.sync()
+        assert session.run(variable) == 1
+        assert state.step == 0
+        state.commit()
+
+
+def test_errors():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="must be built first"):
+        elastic.KerasState(model)
+    model.build((None, 2))
+    with pytest.raises(ValueError, match="no optimizer"):
+        elastic.KerasState(model)
+    with pytest.raises(ValueError, match="no variables"):
+        elastic.TensorFlowState([])
+    with pytest.raises(ValueError, match="must be positive"):
+        elastic.CommitStateCallback(None, 0)
+    with pytest.raises(NotImplementedError):
+        elastic.State(tfring.broadcast_object).commit()

@@ -1,0 +1,26 @@
+"""Training that goes on when a rank is lost, with Horovod's elastic API.
+
+Under `tfringrun --elastic`, where MPI is Open MPI 5, the ranks that are left
+start again from the last commit when one is killed. Elsewhere a killed rank
+ends the job; `run` then serves what leaves all ranks alive. There is no
+launcher that starts ranks anew, and a host that is lost ends the job.
+"""
+
+from tfring.elastic.callbacks import CommitStateCallback as CommitStateCallback
+from tfring.elastic.callbacks import (
+    UpdateBatchStateCallback as UpdateBatchStateCallback,
+)
+from tfring.elastic.callbacks import (
+    UpdateEpochStateCallback as UpdateEpochStateCallback,
+)
+from tfring.elastic.running import run as run
+from tfring.elastic.state import HostUpdateResult as HostUpdateResult
+from tfring.elastic.state import ObjectState as ObjectState
+from tfring.elastic.state import State as State
+from tfring.elastic.variables import KerasState as KerasState
+from tfring.elastic.variables import (
+    TensorFlowKerasState as TensorFlowKerasState,
+)
+from tfring.elastic.variables import TensorFlowState as TensorFlowState
+from tfring.errors import HorovodInternalError as HorovodInternalError
+from tfring.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt

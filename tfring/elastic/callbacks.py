@@ -1,0 +1,102 @@
+"""Keras callbacks that keep a state up to date during `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfring.elastic.state import State
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits the state after batches, and after each epoch.
+
+    Put it after those that change the state. Collective: pass it on every rank,
+    all with equally many batches.
+
+    Args:
+        state: A `State`.
+        batches_per_commit: How many batches there are from one commit to the
+            next.
+
+    Raises:
+        ValueError: `batches_per_commit` is not positive.
+
+    Example:
+
+    ```python
+    state = tfring.elastic.KerasState(model, batch=0, epoch=0)
+    model.fit(x, y, callbacks=[
+        tfring.elastic.UpdateEpochStateCallback(state),
+        tfring.elastic.UpdateBatchStateCallback(state),
+        tfring.elastic.CommitStateCallback(state, batches_per_commit=10)])
+    assert (state.epoch, state.batch) == (1, 0)
+    ```
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(
+                "CommitStateCallback: batches_per_commit must be positive, "
+                f"got {batches_per_commit}."
+            )
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if self._batches % self.batches_per_commit == 0:
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Counts in `state.batch` the batches that are done in this epoch.
+
+    After a new start `fit` begins where the state is: pass it what is left of
+    the epoch, `dataset.skip(state.batch)`. The count goes on from there, and is
+    0 at the epoch's end.
+
+    Args:
+        state: A `State` with an attribute `batch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._first = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._first = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = self._first + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = self._first = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Counts in `state.epoch` the epochs that are done.
+
+    It goes on from where the state is, whether `fit` has begun to count at 0 or
+    at its `initial_epoch`.
+
+    Args:
+        state: A `State` with an attribute `epoch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.epoch += 1

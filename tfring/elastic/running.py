@@ -1,0 +1,104 @@
+"""run: a training function, started again until it has ended."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from tfring import _native, _runtime, exchanges
+from tfring.elastic.state import State
+from tfring.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: a training function that goes on when a rank is lost.
+
+    All ranks take rank 0's state, and call the function. Where a collective
+    fails in it because a rank is lost, has left the job, or MPI has failed,
+    each rank that is still there goes back to its last commit, and they start
+    again among themselves: new ranks and size, rank 0's state, the callbacks of
+    `State.register_reset_callbacks`, the function once more. The function
+    returns when it has ended on all ranks.
+
+    After a start process sets are gone, to be added again by such a callback.
+    What a `tf.function` was told of `tfring.size()` when it was traced is as
+    before; the functions of a `TensorFlowKerasState`'s model are traced anew.
+
+    Ranks are lost without ending the job under `tfringrun --elastic` (or
+    `mpirun --with-ft ulfm` of Open MPI 5). One that is lost while the others
+    start again, and a machine that is lost, end it. So does an exception of any
+    other kind. Collective: every rank must call the function.
+
+    Args:
+        func: Its first argument is a `State`; the others are passed on.
+
+    Returns:
+        A function that returns what `func` does.
+
+    Raises:
+        RuntimeError: When the others start again, a rank does not come in
+            `TFRING_STALL_SHUTDOWN_TIME_SECONDS`.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    weight = tf.Variable(0.0)
+    state = tfring.elastic.TensorFlowState([weight], step=0)
+
+    @tfring.elastic.run
+    def train(state):
+        while state.step < 10:
+            weight.assign_add(tfring.allreduce(1.0))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    assert weight == 10
+    ```
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                result = func(state, *args, **kwargs)
+                # Not to be gone when another rank needs this one to start.
+                exchanges.barrier()
+                return result
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            except Exception as error:
+                if not _is_of_the_job(error):
+                    raise
+                logging.warning("tfring: back to the last commit: %s", error)
+                state.restore()
+                skip_sync = False
+            _runtime.restart()
+            state.on_reset()
+
+    return wrapper
+
+
+def _is_of_the_job(error: Exception) -> bool:
+    """Whether it is the job that has failed, and not `func`."""
+    if isinstance(error, HorovodInternalError):
+        return True
+    MPI = _native.mpi()  # noqa: N806
+    if isinstance(error, MPI.Exception):
+        # From what is not the engine's, such as `add_process_set`.
+        return error.error_class in (
+            MPI.ERR_PROC_FAILED,
+            MPI.ERR_PROC_FAILED_PENDING,
+            MPI.ERR_REVOKED,
+        )
+    return _runtime.is_initialized() and _runtime.has_ended()

@@ -1,0 +1,178 @@
+"""What ranks go back to, and start again from."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import queue
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tfring.errors import HostsUpdatedInterrupt
+
+
+class HostUpdateResult(enum.IntFlag):
+    """What has become of the hosts; see `State.on_hosts_updated`."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = removed | added
+
+
+class State:
+    """What `run` saves, restores and gives to all ranks: a base class.
+
+    Subclasses have `save`, `restore` and `sync`, and may have `reset`.
+
+    Args:
+        bcast_object: A function that gives every rank rank 0's object.
+        get_rank: A function that returns this rank. Without effect.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[[Any], Any],
+        get_rank: Callable[[], int] | None = None,
+    ) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        # SimpleQueue, as signal handlers may put into it.
+        self._updates: queue.SimpleQueue[tuple[float, int]] = (
+            queue.SimpleQueue()
+        )
+        self._last_update = 0.0
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(
+        self, callbacks: Iterable[Callable[[], None]]
+    ) -> None:
+        """Adds functions that every rank calls after each new start.
+
+        They are called before `sync`; there `tfring.size()` is the new one, by
+        which a learning rate may be scaled, or data be shared out anew.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """What `run` calls after each new start."""
+        while not self._updates.empty():
+            self._updates.get()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Asks for a new start at the next commit, from where that is.
+
+        In Horovod the elastic launcher calls it. Here whoever knows that hosts
+        come or go: a signal handler, for example. Rank 0's calls count.
+
+        Args:
+            timestamp: When; one that is not later than the last is ignored.
+            update_res: A `HostUpdateResult`. With `removed` alone, `run` leaves
+                out `sync`.
+        """
+        self._updates.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Saves the state, and checks whether to start again.
+
+        It copies the state, and broadcasts a small object: once in some batches
+        may be enough. Collective: every rank must call it.
+
+        Raises:
+            HostsUpdatedInterrupt: As `check_host_updates`.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Looks for what `on_hosts_updated` was told on rank 0. Collective.
+
+        Raises:
+            HostsUpdatedInterrupt: It was told of an update, on every rank.
+        """
+        latest, kinds = self._last_update, 0
+        while not self._updates.empty():
+            timestamp, kind = self._updates.get()
+            if timestamp > latest:
+                latest, kinds = timestamp, kinds | kind
+        updated, latest, kinds = self._bcast_object(
+            (latest > self._last_update, latest, kinds)
+        )
+        self._last_update = latest
+        if updated:
+            raise HostsUpdatedInterrupt(kinds == HostUpdateResult.removed)
+
+    def save(self) -> None:
+        """Remembers the state as it is."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to what `save` remembered."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's state, and saves it. Collective."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Makes ready what depends on the ranks, before the callbacks."""
+
+
+class ObjectState(State):
+    """Python objects, as attributes.
+
+    Args:
+        bcast_object: As for `State`.
+        get_rank: As for `State`.
+        **kwargs: The attributes and their first values: anything that can be
+            copied and pickled.
+
+    Example:
+
+    ```python
+    import tfring
+
+    tfring.init()
+    state = tfring.elastic.ObjectState(
+        tfring.broadcast_object, tfring.rank, epoch=0)
+    state.epoch = 3
+    state.commit()
+    state.epoch = 4
+    state.restore()
+    assert state.epoch == 3
+    ```
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[[Any], Any],
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        self._assign()
+        # Copies: an attribute may be changed in place, like a list.
+        ObjectState.save(self)
+
+    def save(self) -> None:
+        self._saved_state = {
+            name: copy.deepcopy(getattr(self, name))
+            for name in self._saved_state
+        }
+
+    def restore(self) -> None:
+        self._assign()
+
+    def sync(self) -> None:
+        ObjectState.save(self)
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self._assign()
+
+    def _assign(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, copy.deepcopy(value))

@@ -1,0 +1,202 @@
+"""States of variables: a list of them, or a model's and its optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfring import _runtime
+from tfring.elastic.state import ObjectState
+from tfring.objects import broadcast_object, broadcast_object_fn
+from tfring.state import broadcast_variables
+
+
+class TensorFlowState(ObjectState):
+    """TensorFlow variables, and Python objects as attributes.
+
+    Args:
+        variables: TensorFlow or Keras variables; in a graph of TensorFlow 1 by
+            default all.
+        session: For programs of TensorFlow 1: the session that has them; the
+            default session if there is one.
+        **kwargs: As for `ObjectState`.
+
+    Raises:
+        TypeError: As for `tfring.broadcast_variables`.
+        ValueError: There are no variables.
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[Any] | None = None,
+        session: tf.compat.v1.Session | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.session = session or tf.compat.v1.get_default_session()
+        self.variables = list(
+            tf.compat.v1.global_variables() if variables is None else variables
+        )
+        if not self.variables:
+            raise ValueError(
+                "TensorFlowState: there are no variables. Pass them: eager "
+                "TensorFlow keeps no list of all."
+            )
+        if self.session is not None:
+            # Made once, so that the graph does not grow.
+            with self.session.graph.as_default():
+                self._broadcast = broadcast_variables(self.variables, 0)
+                self._placeholders = [
+                    tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape)
+                    for v in self.variables
+                ]
+                self._assignments = [
+                    variable.assign(value).op
+                    for variable, value in zip(
+                        self.variables, self._placeholders, strict=True
+                    )
+                ]
+        self._save_variables()
+        super().__init__(
+            broadcast_object_fn(session=self.session), _runtime.rank, **kwargs
+        )
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        if self.session is None:
+            _assign(self.variables, self._saved)
+        else:
+            self.session.run(
+                self._assignments,
+                dict(zip(self._placeholders, self._saved, strict=True)),
+            )
+        super().restore()
+
+    def sync(self) -> None:
+        if self.session is None:
+            broadcast_variables(self.variables, 0)
+        else:
+            self.session.run(self._broadcast)
+        self._save_variables()
+        super().sync()
+
+    def _save_variables(self) -> None:
+        self._saved = (
+            _values(self.variables)
+            if self.session is None
+            else self.session.run(self.variables)
+        )
+
+
+class TensorFlowKerasState(ObjectState):
+    """A Keras model and its optimizer, and Python objects as attributes.
+
+    All of the model's variables and the optimizer's, but for metrics: weights,
+    moving statistics, seeds, momenta, iterations. After a new start the model's
+    functions are traced again, as the number of ranks may be in them.
+
+    Args:
+        model: A Keras model that has been built.
+        optimizer: By default that with which the model was compiled. It is
+            built if need be.
+        backend: Accepted as Horovod's. Without effect, as Keras 3 has no
+            sessions.
+        **kwargs: As for `ObjectState`, of which `batch` and `epoch` are those
+            that `UpdateBatchStateCallback` and `UpdateEpochStateCallback`
+            count.
+
+    Raises:
+        ValueError: The model has not been built, or there is no optimizer.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    state = tfring.elastic.TensorFlowKerasState(model, batch=0, epoch=0)
+    ```
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        backend: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        if not model.built:
+            raise ValueError(
+                f"{name}: the model must be built first. Give it an Input, or "
+                "call model.build(input_shape)."
+            )
+        self.model = model
+        self.backend = backend
+        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is None:
+            raise ValueError(
+                f"{name}: there is no optimizer. Pass one, or compile the "
+                "model with it."
+            )
+        if not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        self._save_variables()
+        super().__init__(broadcast_object, _runtime.rank, **kwargs)
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        _assign(self._variables(), self._saved)
+        super().restore()
+
+    def sync(self) -> None:
+        broadcast_variables(self._variables(), 0)
+        self._save_variables()
+        super().sync()
+
+    def reset(self) -> None:
+        for function in ("train_function", "test_function", "predict_function"):
+            setattr(self.model, function, None)
+
+    def _variables(self) -> list[Any]:
+        of_metrics = {id(v) for v in self.model.metrics_variables}
+        of_model = [v for v in self.model.variables if id(v) not in of_metrics]
+        return of_model + list(self.optimizer.variables)
+
+    def _save_variables(self) -> None:
+        self._saved = _values(self._variables())
+
+
+class KerasState(TensorFlowKerasState):
+    """`TensorFlowKerasState` under the name that Horovod's Keras modules have.
+
+    Args:
+        model: As for `TensorFlowKerasState`.
+        optimizer: As for `TensorFlowKerasState`.
+        **kwargs: As for `TensorFlowKerasState`.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(model, optimizer=optimizer, **kwargs)
+
+
+def _values(variables: Iterable[Any]) -> list[Any]:
+    """Copies in host memory."""
+    return [tf.convert_to_tensor(variable).numpy() for variable in variables]
+
+
+def _assign(variables: Iterable[Any], values: Iterable[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
