@@ -3,6 +3,8 @@
 What happens when a rank is killed is in tests/jobs/test_elastic.py.
 """
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -47,6 +49,21 @@ def test_who_fails_takes_all_back_to_the_commit(rank, size):
     assert variable == 5.0 * size
     assert state.seen == [0, 1, 2, 3, 4]
     assert train.__name__ == "train"
+
+
+def test_no_rank_is_gone_when_a_late_one_starts_again(rank, size):
+    calls = []
+
+    @elastic.run
+    def train(state):
+        calls.append(tfring.size())
+        if rank == size - 1 and len(calls) == 1:
+            time.sleep(0.3)
+            raise elastic.HorovodInternalError("late")
+        return len(calls)
+
+    assert train(elastic.ObjectState(tfring.broadcast_object)) == 2
+    assert calls == [size, size]
 
 
 def test_other_errors_are_those_of_the_function():
