@@ -2,10 +2,10 @@
 
   .venv/bin/python benchmarks/between_hosts.py --hosts=2,4,8 --json=hosts.json
 
-The hosts are network namespaces of this machine, one rank on each: it takes
-root (tools/host_network.py). A figure is the share of the bound: the time that
-2 (N - 1) / N times the bytes take at the rate of a link, by the time that it
-took. The headers of TCP and Ethernet alone cost 4.6% of a link.
+The hosts are network namespaces of this machine: it takes root
+(tools/host_network.py). A figure is the share of the bound: the time that
+2 (N - 1) / N times the bytes, for N hosts, take at the rate of a link, by the
+time that it took. The headers of TCP and Ethernet alone cost 4.6% of a link.
 
 The link must be the limit, and not the cores, which the hosts share: choose
 --rate_mbit so that the CPU time of all ranks together is well below the time
@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from host_network import HostNetwork, missing  # noqa: E402
 
 HOSTS = flags.DEFINE_list("hosts", "2,4,8", "Numbers of hosts.")
+RANKS = flags.DEFINE_integer("ranks", 1, "On each host.")
 RATE_MBIT = flags.DEFINE_integer(
     "rate_mbit", 250, "Of each host's link, in each direction, in Mbit/s."
 )
@@ -49,7 +50,7 @@ class Figure:
 
 
 def measure(hosts: int) -> list[Figure]:
-    """Runs tfring-bench with a rank on each host."""
+    """Runs tfring-bench across the hosts."""
     with (
         HostNetwork(hosts, rate=f"{RATE_MBIT.value}mbit") as network,
         tempfile.TemporaryDirectory() as directory,
@@ -58,7 +59,7 @@ def measure(hosts: int) -> list[Figure]:
         job = network.popen(
             [
                 *(sys.executable, "-m", "tfring.run"),
-                *("-H", network.slots(1)),
+                *("-H", network.slots(RANKS.value)),
                 *(sys.executable, "-m", "tfring.bench", "allreduce"),
                 f"--min_bytes={BYTES.value}",
                 f"--max_bytes={BYTES.value}",
@@ -129,6 +130,7 @@ def main(arguments: Sequence[str]) -> None:
     if JSON.value:
         content = {
             "rate_mbit": RATE_MBIT.value,
+            "ranks_per_host": RANKS.value,
             "figures": [dataclasses.asdict(f) for f in figures],
             "growth": growth(figures),
         }

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -12,6 +14,7 @@
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/ring/hierarchical.h"
 #include "tfring_ops/ring/recursive_doubling.h"
+#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -37,7 +40,6 @@ std::vector<Sibling> Siblings() {
   siblings.push_back({Medium::kSharedMemory, 2, {}});
   siblings.push_back({Medium::kSharedMemory, 7, {}});
   siblings.push_back({Medium::kTwoNodes, 5, {}});
-  siblings.push_back({Medium::kInProcess, 1, {1, 1}});
   siblings.push_back({Medium::kInProcess, 3, {1, 3}});
   siblings.push_back({Medium::kInProcess, 6, {3, 2}});
   siblings.push_back({Medium::kInProcess, 7, {7}});
@@ -118,6 +120,57 @@ TEST_P(SiblingTest, GivesEveryRankTheSameBits) {
         }
       },
       GetParam().medium);
+}
+
+// Writes down which messages go to another node.
+class NotingTransport final : public ForwardingTransport {
+ public:
+  explicit NotingTransport(std::unique_ptr<Transport> inner)
+      : ForwardingTransport(std::move(inner)) {}
+
+  Request StartSend(int peer, ConstBytes data) override {
+    across_.push_back(node_of(peer) != node_of(rank()));
+    return ForwardingTransport::StartSend(peer, data);
+  }
+
+  // How often those begin, after others.
+  int64_t Turns() const {
+    int64_t turns = 0;
+    for (size_t i = 1; i < across_.size(); ++i) {
+      turns += across_[i] && !across_[i - 1];
+    }
+    return turns;
+  }
+
+ private:
+  std::vector<bool> across_;
+};
+
+// See Note [Blocks of a grid].
+TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
+  constexpr int kSize = 4;
+  // Of rank 0.
+  const auto turns = [](int64_t bytes, int64_t segment_bytes) {
+    int64_t result = 0;
+    auto transports = MakeTransports(Medium::kNodesOfTwo, kSize);
+    OnThreads(kSize, [&](int rank) {
+      NotingTransport transport(std::move(transports[rank]));
+      std::vector<float> data(bytes / sizeof(float));
+      Workspace scratch(CpuKernels());
+      const RingContext context{transport, CpuKernels(), segment_bytes,
+                                scratch};
+      const absl::Status status = HierarchicalAllreduce(
+          RingGrid(context, {2, 2}),
+          {data.data(), data.data(), static_cast<int64_t>(data.size())});
+      EXPECT_TRUE(status.ok()) << status;
+      if (rank == 0) result = transport.Turns();
+    });
+    return result;
+  };
+  // One block; four; and as many as a short segment makes.
+  EXPECT_EQ(turns(kSize * (128 << 10), 512 << 10), 1);
+  EXPECT_GE(turns(kSize * (512 << 10), 512 << 10), 4);
+  EXPECT_GE(turns(kSize * (128 << 10), 4 << 10), 8);
 }
 
 // What else is in the buffer does not matter, as it does to a ring.

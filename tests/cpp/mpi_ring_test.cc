@@ -207,6 +207,7 @@ TEST_P(MpiRingTest, TheSiblingsOfTheRingReduceToo) {
                                size());
   CheckAllreduce(*transport_, solved, {1000, 64 << 10},
                  RecursiveDoublingAllreduce);
+  if (size() == 1) return;
   CheckAllreduce(*transport_, solved, {1000, 64 << 10},
                  [&](const RingContext& ring, const RingBuffers& buffers) {
                    return HierarchicalAllreduce(RingGrid(ring, {1, size()}),

@@ -4,7 +4,8 @@
 // an allgather along the first one brings all shares together.
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
-// link side by side.  A ring takes 2 (n - 1) steps, an axis of n only its own
+// link side by side, while the node's ranks are at work on another block: Note
+// [Blocks of a grid].  A ring takes 2 (n - 1) steps, an axis of n only its own
 // 2 (n - 1): axes of 64 and 64 take 252 where a ring of 4096 takes 8190.  All
 // axes of 2 are Rabenseifner's recursive halving and doubling.
 //
@@ -27,7 +28,8 @@ namespace tfring {
 class RingGrid {
  public:
   // `shape` has the number of ranks along each axis; their product is that of
-  // `whole`.  Ranks fill the first axis first, in the order of the ring.
+  // `whole`, and the last is at least 2.  Ranks fill the first axis first, in
+  // the order of the ring.
   // REQUIRES: `whole` outlives the grid.
   RingGrid(const RingContext& whole, const std::vector<int>& shape);
 
