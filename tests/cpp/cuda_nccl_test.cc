@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -72,6 +73,7 @@ constexpr int64_t kCounts[] = {7, 1001, 50'001};
 struct Factors {
   double prescale = 1.0;
   double postscale = 1.0;
+  std::optional<DataType> wire_dtype = {};
 };
 
 void CheckAllreduce(int rank, int size, Executor& executor,
@@ -81,6 +83,7 @@ void CheckAllreduce(int rank, int size, Executor& executor,
   collective.entry.request.op = op;
   collective.entry.request.prescale_factor = factors.prescale;
   collective.entry.request.postscale_factor = factors.postscale;
+  collective.entry.request.wire_dtype = factors.wire_dtype;
   for (const int64_t count : kCounts) {
     collective.Add(AllreduceInput(dtype, op, count, rank), {count});
   }
@@ -111,7 +114,8 @@ TEST_P(CudaNcclTest, Allreduce) {
                        {});
       }
       if (dtype == DataType::kFloat32) {
-        for (const Factors factors : {Factors{2.0, 0.25}, Factors{1.0, 0.5}}) {
+        for (const Factors factors : {Factors{2.0, 0.25}, Factors{1.0, 0.5},
+                                      Factors{1.0, 1.0, DataType::kFloat16}}) {
           CheckAllreduce(rank, size, executor, device, collectives, dtype,
                          ReduceOp::kSum, factors);
         }

@@ -56,7 +56,7 @@ Executor::Executor(const Options& options, Transport& transport,
       collectives_(collectives) {}
 
 bool Executor::Delegates(const CollectiveRequest& request) const {
-  return collectives_ != nullptr && collectives_->Reduces(request.dtype);
+  return collectives_ != nullptr && collectives_->Reduces(WireType(request));
 }
 
 absl::Status Executor::Allreduce(absl::Span<TensorEntry* const> entries) {
