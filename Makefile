@@ -119,8 +119,7 @@ gpu-test: build
 	$(BIN)/python tests/gpu/validate.py --parts=kernels,ipc --ranks=1,2
 	$(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
-	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest \
-	  tests/parallel/on_gpu.py tests/parallel/on_nccl.py
+	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest tests/parallel/on_nccl.py
 
 # For docs/gpu-validation.md, and not part of `test`.
 gpu-validation: build

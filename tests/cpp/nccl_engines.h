@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/cuda_driver.h"
 
 namespace tfring {
 
@@ -34,8 +37,8 @@ inline absl::StatusOr<Lane> MakeNcclLane(const Options& options, int32_t device,
   return lane;
 }
 
-// A tensor on a rank's GPU, which a stream that is not the engine's writes
-// before the collective, and reads after it.
+// A tensor on a rank's GPU, which the null stream writes before the collective,
+// and another one reads after it.
 class StreamedTensor {
  public:
   static constexpr int64_t kCount = 20'000;
@@ -60,8 +63,13 @@ class StreamedTensor {
       return reduced_->Await(gpu_->stream());
     };
     entry.done = [this](const absl::Status& status) { outcome.Done(status); };
-    gpu_->kernels().Copy(data_.data(), source_.data(), kCount * sizeof(float));
-    EXPECT_EQ(written_->Record(gpu_->stream()), absl::OkStatus());
+    const CudaDriver& driver = **CudaDriver::Get();
+    const CudaScope scope(driver, gpu_->context());
+    EXPECT_EQ(driver.cuMemcpyDtoDAsync(DeviceAddress(data_.data()),
+                                       DeviceAddress(source_.data()),
+                                       kCount * sizeof(float), nullptr),
+              absl::OkStatus());
+    EXPECT_EQ(written_->Record(nullptr), absl::OkStatus());
     engine.Submit(std::move(entry));
   }
 
@@ -84,6 +92,7 @@ struct NcclOutcome {
   bool is_right;
 };
 
+// A stream that is held back is let go when NCCL has been asked on all ranks.
 inline std::vector<NcclOutcome> AllreduceByNccl(int size,
                                                 double timeout_seconds = 20) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, size);
@@ -94,10 +103,16 @@ inline std::vector<NcclOutcome> AllreduceByNccl(int size,
           [](int /*rank*/, ProcessSet& set) {
             set.make_device_lane = MakeNcclLane;
           });
+  const int before = FakeNccl()->collectives;
   std::vector<std::unique_ptr<StreamedTensor>> tensors;
   for (int rank = 0; rank < size; ++rank) {
     tensors.push_back(std::make_unique<StreamedTensor>(rank));
     tensors.back()->SubmitTo(job.engine(rank));
+  }
+  if (FakeCuda()->held != 0) {
+    while (FakeNccl()->collectives < before + size) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    FakeCuda()->held = 0;
   }
   std::vector<NcclOutcome> outcomes;
   for (const auto& tensor : tensors) {

@@ -1,6 +1,7 @@
 """Tensors on GPUs, each rank with its own, by NCCL or by a fake one.
 
-`make gpu-test` runs it with TFRING_GPU_BACKEND=nccl, and on_gpu.py beside it.
+`make gpu-test` runs it with TFRING_GPU_BACKEND=nccl. The order of streams is
+shown by tests/cpp/cuda_nccl_races_test.cc.
 """
 
 from __future__ import annotations
