@@ -108,7 +108,8 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 # are those called large_*_test.cc, which would take minutes there.  What knows
 # no second thread has nothing to show to TSan.
 SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
-  coordinator cpu_variants difference fusion half kernels messages options))
+  coordinator cpu_variants difference fusion half kernels messages options \
+  plan))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
 OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_%races_test

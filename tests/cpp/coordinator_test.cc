@@ -252,5 +252,127 @@ TEST(CoordinatorOptionsTest, ZeroSecondsIsNever) {
   EXPECT_TRUE(coordinator.TakeVerdict().empty());
 }
 
+// ---- Plans ----
+
+class PlanningTest : public CoordinatorTest {
+ protected:
+  // The names of the plan in the next verdict.
+  std::vector<std::string> TakePlan() {
+    std::vector<std::string> names;
+    for (const auto& item : coordinator_.TakeVerdict().plan) {
+      names.push_back(item.name);
+    }
+    return names;
+  }
+  // Each bucket by itself.
+  std::vector<std::string> PlanAfterSteps(int steps) {
+    std::vector<std::string> plan;
+    for (int step = 0; step < steps; ++step) {
+      for (const char* name : {"a", "b"}) {
+        EXPECT_TRUE(plan.empty());
+        AddOnAllRanks(MakeRequest(name));
+        plan = TakePlan();
+      }
+    }
+    return plan;
+  }
+};
+
+TEST_F(PlanningTest, AStepThatHasRepeatedIsThePlan) {
+  EXPECT_EQ(PlanAfterSteps(2), (std::vector<std::string>{"a", "b"}));
+}
+
+TEST_F(PlanningTest, ItIsSaidOnce) {
+  PlanAfterSteps(2);
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+  EXPECT_TRUE(TakePlan().empty());
+}
+
+TEST_F(PlanningTest, WhatTheRanksWereReadyForIsForgotten) {
+  PlanAfterSteps(1);
+  AddOnAllRanks(MakeRequest("a"));
+  TakePlan();
+  for (const int rank : {0, 1}) Add(rank, MakeRequest("a"));
+  AddOnAllRanks(MakeRequest("b"));
+  EXPECT_EQ(TakePlan(), (std::vector<std::string>{"a", "b"}));
+  Add(2, MakeRequest("a"));
+  EXPECT_TRUE(coordinator_.TakeVerdict().empty());
+  for (const int rank : {0, 1}) Add(rank, MakeRequest("a"));
+  EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
+}
+
+TEST_F(PlanningTest, NoneBeginsWhileAnotherRequestWaits) {
+  Add(1, MakeRequest("late"));
+  EXPECT_TRUE(PlanAfterSteps(9).empty());
+  Pass(30);
+  EXPECT_EQ(coordinator_.TakeVerdict().reports.size(), 1u);
+}
+
+TEST_F(PlanningTest, NoneBeginsWhileAPlannedNameWaitsWithAnotherShape) {
+  PlanAfterSteps(1);
+  AddOnAllRanks(MakeRequest("a"));
+  TakePlan();
+  Add(1, MakeRequest("a", {5}));
+  AddOnAllRanks(MakeRequest("b"));
+  EXPECT_TRUE(TakePlan().empty());
+}
+
+TEST_F(PlanningTest, NoneBeginsWhileARankHasJoined) {
+  PlanAfterSteps(1);
+  AddOnAllRanks(MakeRequest("a"));
+  TakePlan();
+  Add(2, MakeRequest("b"));
+  Add(2, OfKind(CollectiveKind::kJoin, MakeRequest("join")));
+  for (const int rank : {0, 1}) Add(rank, MakeRequest("b"));
+  EXPECT_TRUE(TakePlan().empty());
+}
+
+TEST_F(PlanningTest, NoneOfWhatSharesAMessage) {
+  for (int step = 0; step < 5; ++step) {
+    for (const char* name : {"a", "b"}) AddOnAllRanks(MakeRequest(name));
+    const Verdict verdict = coordinator_.TakeVerdict();
+    EXPECT_EQ(verdict.buckets.size(), 1u);
+    EXPECT_TRUE(verdict.plan.empty());
+  }
+}
+
+TEST_F(PlanningTest, NoneOfWhatTheVerdictSaysMoreOf) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllgather, CollectiveKind::kAlltoall,
+        CollectiveKind::kJoin}) {
+    for (int step = 0; step < 5; ++step) {
+      CollectiveRequest request = OfKind(kind, MakeRequest("a", {kSize}));
+      request.splits.assign(kSize, 1);
+      AddOnAllRanks(request);
+      EXPECT_TRUE(TakePlan().empty());
+    }
+  }
+}
+
+TEST_F(PlanningTest, AFailureIsNoRepetition) {
+  PlanAfterSteps(1);
+  AddOnAllRanks(MakeRequest("a"));
+  for (int rank = 0; rank < kSize; ++rank) {
+    Add(rank, MakeRequest("c", {rank}));
+  }
+  EXPECT_EQ(coordinator_.TakeVerdict().failures.size(), 1u);
+  AddOnAllRanks(MakeRequest("b"));
+  EXPECT_TRUE(TakePlan().empty());
+}
+
+TEST_F(PlanningTest, NoneForOneRankAndNoneForVeryMany) {
+  for (const int size : {1, 2, kMaxPlanRanks, kMaxPlanRanks + 1}) {
+    Coordinator coordinator(MakeOptions(), Members(size));
+    size_t items = 0;
+    for (int step = 0; step < 2; ++step) {
+      for (int rank = 0; rank < size; ++rank) {
+        coordinator.Add(rank, MakeRequest("a"), now_);
+      }
+      items = coordinator.TakeVerdict().plan.size();
+    }
+    EXPECT_EQ(items, size > 1 && size <= kMaxPlanRanks ? 1u : 0u) << size;
+  }
+}
+
 }  // namespace
 }  // namespace tfring

@@ -147,6 +147,47 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
   EXPECT_GE(failures, 5);
 }
 
+// The control channel's operations then are those of a plan that begins, holds
+// and ends.
+TEST_P(EngineFaultTest, ReachesEveryEntryOfRepeatedSteps) {
+  constexpr int kEnough = 16;
+  const std::vector<std::string> names = {"a", "b", "a", "b", "a",
+                                          "b", "a", "b", "c", "a"};
+  int failures = 0, successes = 0;
+  for (int64_t k = 1; successes < kEnough; ++k) {
+    SCOPED_TRACE(testing::Message() << "operation " << k << " fails");
+    std::vector<Entries> work;
+    for (const std::string& name : names) {
+      work.push_back(MakeEntries(kSize, name, 10));
+    }
+    const Clock::time_point begin = Clock::now();
+    Job job = MakeFaultyJob(k, AllreduceAlgorithm::kRing);
+    bool failed = false;
+    for (const Entries& entries : work) {
+      for (int rank = 0; rank < kSize; ++rank) {
+        if (job.started(rank).ok()) entries[rank]->SubmitTo(job.engine(rank));
+      }
+      for (int rank = 0; rank < kSize; ++rank) {
+        if (!job.started(rank).ok()) {
+          failed = true;
+          continue;
+        }
+        const absl::Status status = entries[rank]->outcome.Wait();
+        EXPECT_EQ(entries[rank]->outcome.calls(), 1);
+        if (status.ok()) continue;
+        failed = true;
+        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      }
+    }
+    job.Shutdown();
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    failures += failed;
+    successes = failed ? 0 : successes + 1;
+    if (HasFailure()) return;
+  }
+  EXPECT_GE(failures, 5);
+}
+
 TEST_P(EngineFaultTest, MayComeWhileCostsAreMeasured) {
   const bool failed = Run(/*failing_operation=*/20, AllreduceAlgorithm::kAuto);
   // What is measured is the data channel.

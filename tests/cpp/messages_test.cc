@@ -41,6 +41,7 @@ Verdict MakeVerdict() {
   verdict.failures = {
       {{0, 2}, "d", absl::FailedPreconditionError("shapes differ")}};
   verdict.reports = {{{1}, "rank 0 is late"}};
+  verdict.plan = MakeReadyList().requests;
   verdict.farewell = absl::UnavailableError("the end");
   return verdict;
 }
@@ -78,6 +79,18 @@ TEST(MessagesTest, ARequestAloneComesBackAsItWas) {
             absl::StatusCode::kInternal);
 }
 
+TEST(MessagesTest, AnAnnouncementIsNoReadyList) {
+  const std::string bytes = Encode(Announcement{int64_t{1} << 40, true});
+  EXPECT_FALSE(IsReadyList(bytes));
+  EXPECT_FALSE(DecodeReadyList(bytes).ok());
+  const Announcement copy = DecodeAnnouncement(bytes).value();
+  EXPECT_EQ(copy.count, int64_t{1} << 40);
+  EXPECT_TRUE(copy.leaves);
+  const std::string list = Encode(ReadyList());
+  EXPECT_TRUE(IsReadyList(list));
+  EXPECT_FALSE(DecodeAnnouncement(list).ok());
+}
+
 TEST(MessagesTest, AVerdictComesBackAsItWas) {
   const Verdict verdict = MakeVerdict();
   const Verdict copy = DecodeVerdict(Encode(verdict)).value();
@@ -98,6 +111,8 @@ TEST(MessagesTest, AVerdictComesBackAsItWas) {
   ASSERT_EQ(copy.reports.size(), 1u);
   EXPECT_EQ(copy.reports[0].ranks, verdict.reports[0].ranks);
   EXPECT_EQ(copy.reports[0].text, "rank 0 is late");
+  ASSERT_EQ(copy.plan.size(), verdict.plan.size());
+  EXPECT_EQ(Encode(copy.plan[0]), Encode(verdict.plan[0]));
   EXPECT_EQ(copy.farewell, verdict.farewell);
 }
 
@@ -123,7 +138,7 @@ TEST(MessagesTest, ACutOrPaddedMessageIsAnError) {
   EXPECT_FALSE(DecodeReadyList(list + '\0').ok());
   EXPECT_FALSE(DecodeVerdict(verdict + '\0').ok());
   // A list that claims more items than memory has.
-  EXPECT_FALSE(DecodeReadyList(std::string(64, '\xff')).ok());
+  EXPECT_FALSE(DecodeReadyList(list[0] + std::string(64, '\xff')).ok());
 }
 
 }  // namespace

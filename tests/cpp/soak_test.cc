@@ -17,6 +17,7 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/engine/plan.h"
 
 namespace tfring {
 namespace {
@@ -317,6 +318,45 @@ TEST(SoakTest, CollectivesOfAllKinds) {
       if (HasFatalFailure()) return;
     }
     running.clear();
+  }
+  job.Shutdown();
+}
+
+// As a training loop has them, each period some times over: what is agreed by a
+// plan, and by leaving it, gives the same bits.
+TEST(SoakTest, CollectivesThatRepeat) {
+  constexpr int kMostInPeriod = 5, kMostTimes = 20;
+  Options options;
+  options.fusion_threshold_bytes = 0;
+  options.segment_bytes = 4000;
+  Maker maker(/*seed=*/2);
+  const int count = CollectiveCount();
+  std::deque<std::unique_ptr<Running>> running;
+  Job job(MakeTransports(Medium::kSharedMemory, kSize),
+          MakeTransports(Medium::kSharedMemory, kSize), options);
+  for (int made = 0; made < count;) {
+    std::vector<Collective> period(1 + Below(maker.random(), kMostInPeriod));
+    for (size_t i = 0; i < period.size(); ++i) {
+      do {
+        period[i] = maker.Make("bucket " + std::to_string(i));
+      } while (!CanBePlanned(period[i].of_rank[0].request.kind));
+    }
+    const int64_t times = 1 + Below(maker.random(), kMostTimes);
+    for (int64_t step = 0; step < times; ++step) {
+      for (int rank = 0; rank < kSize; ++rank) {
+        for (const Collective& collective : period) {
+          running.push_back(std::make_unique<Running>(collective.of_rank[rank],
+                                                      collective.in_place));
+          running.back()->SubmitTo(job.engine(rank));
+        }
+      }
+      for (const auto& one : running) {
+        one->Check();
+        if (HasFatalFailure()) return;
+      }
+      running.clear();
+    }
+    made += static_cast<int>(times * static_cast<int64_t>(period.size()));
   }
   job.Shutdown();
 }

@@ -71,6 +71,29 @@ def test_timeline(
     assert f"slowest rank: {figures.slowest_rank}" in capsys.readouterr().out
 
 
+def test_a_repeated_step_needs_no_verdict(
+    tmp_path: Path, rank: int, size: int
+) -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        for name in ("forth", "back"):
+            x = tfring.allreduce(x, name=f"repeated/{name}")
+        return x
+
+    path = _shared_path(tmp_path)
+    for _ in range(4):
+        step(tf.ones([10]))
+    tfring.start_timeline(str(path), mark_cycles=True)
+    for i in range(20):
+        assert step(tf.fill([10], float(i + rank)))[0] == i + (size - 1) / 2
+    tfring.stop_timeline()
+    MPI.COMM_WORLD.Barrier()
+    events = summary.read(path)
+    assert sum(event.get("cat") == "bucket" for event in events) == 40 * size
+    if size > 1:
+        assert not any(event.get("cat") == "verdict" for event in events)
+
+
 def test_from_init_to_shutdown(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,8 +249,44 @@ Verdict Coordinator::TakeVerdict() {
     bucket_bytes += bytes;
     previous = &ready;
   }
+  FindPeriods(verdict);
   ready_.clear();
+  if (!verdict.buckets.empty()) verdict.plan = NextPlan();
+  if (!verdict.plan.empty()) waiting_.clear();
   return verdict;
+}
+
+void Coordinator::FindPeriods(const Verdict& verdict) {
+  if (!verdict.failures.empty() || !verdict.reports.empty() ||
+      !verdict.farewell.ok()) {
+    return periods_.Reset();
+  }
+  auto ready = ready_.begin();
+  for (const Verdict::Bucket& bucket : verdict.buckets) {
+    if (bucket.names.size() == 1 && ready->submissions == members_.size() &&
+        CanBePlanned(ready->request.kind)) {
+      periods_.Add(std::move(ready->request));
+    } else {
+      periods_.Reset();
+    }
+    ready += static_cast<std::ptrdiff_t>(bucket.names.size());
+  }
+}
+
+std::vector<CollectiveRequest> Coordinator::NextPlan() const {
+  if (members_.size() == 1 || members_.size() > kMaxPlanRanks ||
+      joined_count_ > 0) {
+    return {};
+  }
+  std::vector<CollectiveRequest> period = periods_.Period();
+  for (const auto& one : waiting_) {
+    const CollectiveRequest& waiting = one.second.request;
+    const bool planned =
+        std::any_of(period.begin(), period.end(),
+                    [&](const auto& item) { return Agree(item, waiting); });
+    if (!planned) return {};
+  }
+  return period;
 }
 
 void Coordinator::Fail(std::vector<int32_t> ranks, const std::string& name,

@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kCoordinatorRank = Agreement::kCoordinatorRank;
 // How long an idle engine sleeps between looks at its mailbox.  Nobody waits
-// for an idle rank but to hear a report or a farewell.
+// for an idle rank but to hear a report, a farewell or that it leaves a plan.
 constexpr std::chrono::milliseconds kIdlePoll{20};
 constexpr std::chrono::milliseconds kStallCheckPeriod{50};
 // How much longer than the stall time-out a rank waits for the coordinator's

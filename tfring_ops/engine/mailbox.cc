@@ -23,6 +23,7 @@ Mailbox::Mailbox(Transport& transport)
     : transport_(transport), incoming_(transport.size()) {}
 
 void Mailbox::Send(int peer, std::shared_ptr<const std::string> message) {
+  ++sent_;
   Outgoing& out = outgoing_.emplace_back();
   out.message = std::move(message);
   out.length = out.message->size();
@@ -54,11 +55,12 @@ absl::StatusOr<std::optional<std::string>> Mailbox::Poll(int peer) {
   return std::exchange(in.message, {});
 }
 
-absl::Status Mailbox::Flush() {
-  for (; !outgoing_.empty(); outgoing_.pop_front()) {
+absl::Status Mailbox::Flush(int64_t count) {
+  while (sent_ - static_cast<int64_t>(outgoing_.size()) < count) {
     const Outgoing& out = outgoing_.front();
     TFRING_RETURN_IF_ERROR(transport_.Wait(out.length_sent));
     TFRING_RETURN_IF_ERROR(transport_.Wait(out.message_sent));
+    outgoing_.pop_front();
   }
   return absl::OkStatus();
 }

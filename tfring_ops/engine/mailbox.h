@@ -32,8 +32,12 @@ class Mailbox {
   // Forgets messages that have left.  An error if one of them cannot.
   absl::Status Collect();
 
-  // Returns when every message has left.
-  absl::Status Flush();
+  // How many messages there have been to send.
+  int64_t sent() const { return sent_; }
+
+  // Returns when every message has left, or the first `count`.
+  absl::Status Flush() { return Flush(sent_); }
+  absl::Status Flush(int64_t count);
 
  private:
   // A message travels as its length and then its bytes.
@@ -53,6 +57,7 @@ class Mailbox {
   Transport& transport_;
   // std::deque: `length` must not move while it is on its way.
   std::deque<Outgoing> outgoing_;
+  int64_t sent_ = 0;
   std::vector<Incoming> incoming_;  // by peer
 };
 

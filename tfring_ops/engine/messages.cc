@@ -6,6 +6,9 @@
 namespace tfring {
 namespace {
 
+// The first byte of what a rank says.
+enum class Said : uint8_t { kReadyList, kAnnouncement };
+
 // Numbers as they lie in memory, strings and lists behind their length.  All
 // ranks run the same build on the same kind of machine.
 class Writer {
@@ -75,6 +78,11 @@ class Reader {
  public:
   explicit Reader(const std::string& bytes) : bytes_(bytes) {}
 
+  void Expect(Said expected) {
+    Said said;
+    Get(said);
+    if (said != expected) faulty_ = true;
+  }
   template <typename T>
   void Get(T& value) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
@@ -171,9 +179,22 @@ std::string Encode(const CollectiveRequest& request) {
 
 std::string Encode(const ReadyList& list) {
   Writer writer;
+  writer.Put(Said::kReadyList);
   writer.Put(list.requests);
   writer.Put(list.goodbye);
   return std::move(writer).Take();
+}
+
+std::string Encode(const Announcement& announcement) {
+  Writer writer;
+  writer.Put(Said::kAnnouncement);
+  writer.Put(announcement.count);
+  writer.Put(announcement.leaves);
+  return std::move(writer).Take();
+}
+
+bool IsReadyList(const std::string& bytes) {
+  return !bytes.empty() && bytes[0] == static_cast<char>(Said::kReadyList);
 }
 
 std::string Encode(const Verdict& verdict) {
@@ -181,6 +202,7 @@ std::string Encode(const Verdict& verdict) {
   writer.Put(verdict.buckets);
   writer.Put(verdict.failures);
   writer.Put(verdict.reports);
+  writer.Put(verdict.plan);
   writer.Put(verdict.farewell);
   return std::move(writer).Take();
 }
@@ -196,10 +218,21 @@ absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes) {
 absl::StatusOr<ReadyList> DecodeReadyList(const std::string& bytes) {
   Reader reader(bytes);
   ReadyList list;
+  reader.Expect(Said::kReadyList);
   reader.Get(list.requests);
   reader.Get(list.goodbye);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   return list;
+}
+
+absl::StatusOr<Announcement> DecodeAnnouncement(const std::string& bytes) {
+  Reader reader(bytes);
+  Announcement announcement;
+  reader.Expect(Said::kAnnouncement);
+  reader.Get(announcement.count);
+  reader.Get(announcement.leaves);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return announcement;
 }
 
 absl::StatusOr<Verdict> DecodeVerdict(const std::string& bytes) {
@@ -208,6 +241,7 @@ absl::StatusOr<Verdict> DecodeVerdict(const std::string& bytes) {
   reader.Get(verdict.buckets);
   reader.Get(verdict.failures);
   reader.Get(verdict.reports);
+  reader.Get(verdict.plan);
   reader.Get(verdict.farewell);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   return verdict;

@@ -1,0 +1,425 @@
+// Steps that repeat, which are agreed by a plan, and all that ends a plan:
+// ranks that ask for something else, or for nothing, that join, shut down, are
+// late, or hang.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/engine/timeline.h"
+
+namespace tfring {
+namespace {
+
+using Random = std::mt19937;
+
+int Below(Random& random, int end) {
+  // Unlike <random>'s distributions, the same everywhere.
+  return static_cast<int>(random() % static_cast<unsigned>(end));
+}
+
+// One rank of a training loop.
+class Worker {
+ public:
+  Worker(Engine& engine, unsigned seed)
+      : engine_(engine), random_(seed * 31 + engine.rank()) {}
+
+  // In place, of floats that are different at each call.  Waits for the last
+  // one of that name.
+  FloatEntry& Start(const std::string& name, size_t count = 10,
+                    CollectiveKind kind = CollectiveKind::kAllreduce) {
+    Finish(name);
+    if (Below(random_, 8) == 0) std::this_thread::yield();
+    if (Below(random_, 500) == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    }
+    const auto scale = static_cast<float>(++starts_[name] % 100);
+    auto entry = std::make_unique<FloatEntry>(
+        name, std::vector<float>(
+                  count, scale * static_cast<float>(engine_.rank() + 1)));
+    entry->request.kind = kind;
+    if (kind == CollectiveKind::kJoin) entry->request.tensors.clear();
+    entry->SubmitTo(engine_);
+    Running& running = running_[name];
+    running = {entry.get(), scale * contributions_, absl::StatusCode::kOk};
+    entries_.push_back(std::move(entry));
+    return *running.entry;
+  }
+  void ExpectFailure(const std::string& name, absl::StatusCode code) {
+    running_[name].code = code;
+  }
+
+  void Finish(const std::string& name) {
+    const auto found = running_.find(name);
+    if (found == running_.end()) return;
+    const Running running = found->second;
+    running_.erase(found);
+    const absl::Status status = running.entry->outcome.Wait();
+    EXPECT_EQ(running.entry->outcome.calls(), 1);
+    if (ended_ || status.code() == absl::StatusCode::kUnavailable) {
+      ended_ = true;
+      return;
+    }
+    EXPECT_EQ(status.code(), running.code) << name << ": " << status;
+    if (!status.ok() ||
+        running.entry->request.kind != CollectiveKind::kAllreduce) {
+      return;
+    }
+    const std::vector<float>& result = running.entry->result();
+    EXPECT_EQ(std::count(result.begin(), result.end(), running.sum),
+              result.size())
+        << name << ", start " << starts_[name] << ": " << result[0]
+        << " in place of " << running.sum;
+  }
+  void FinishAll() {
+    while (!running_.empty()) {
+      Finish(std::string(running_.begin()->first));
+    }
+  }
+
+  // Others have started it, that often.
+  void Skip(const std::string& name, int times) { starts_[name] += times; }
+
+  // Of the ranks that do not join: what they have in sum.
+  void SetContributions(int sum) { contributions_ = static_cast<float>(sum); }
+  // Somebody has shut down.
+  bool ended() const { return ended_; }
+  Random& random() { return random_; }
+
+ private:
+  struct Running {
+    FloatEntry* entry;
+    float sum;
+    absl::StatusCode code;
+  };
+
+  Engine& engine_;
+  Random random_;
+  std::vector<std::unique_ptr<FloatEntry>> entries_;  // until the job has ended
+  std::unordered_map<std::string, Running> running_;
+  std::unordered_map<std::string, int> starts_;
+  float contributions_ = 0;
+  bool ended_ = false;
+};
+
+std::string BucketName(int bucket) {
+  return "bucket " + std::to_string(bucket);
+}
+
+// What all ranks do, step by step, drawn from one seed; each in its own time.
+class Script {
+ public:
+  Script(Worker& worker, int rank, int size, unsigned seed)
+      : worker_(worker), rank_(rank), size_(size), random_(seed) {
+    worker_.SetContributions(SumOfRanks());
+  }
+
+  void Run(int steps) {
+    for (int step = 0; step < steps && !worker_.ended(); ++step) {
+      ASSERT_FALSE(testing::Test::HasFailure()) << "step " << step;
+      const std::string extra = "extra " + std::to_string(step);
+      switch (Below(random_, 140)) {
+        case 0:
+          buckets_ = 1 + Below(random_, 4);
+          break;
+        case 1:
+          AnotherBetween(extra, CollectiveKind::kAllreduce);
+          break;
+        case 2:
+          AnotherBetween(extra, CollectiveKind::kAllgather);
+          break;
+        case 3:
+          AnotherAnywhere(extra);
+          break;
+        case 4:
+          InAnyOrder();
+          break;
+        case 5:
+          Mismatch();
+          break;
+        case 6:
+          Join();
+          break;
+        default:
+          Step(0, buckets_);
+          // Or the ranks may be up to a step apart.
+          if (Below(random_, 2) == 0) worker_.FinishAll();
+      }
+    }
+    worker_.FinishAll();
+  }
+
+ private:
+  int SumOfRanks() const { return size_ * (size_ + 1) / 2; }
+
+  void Step(int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      worker_.Start(BucketName(i), i == 1 ? 3000 : 10);
+    }
+  }
+
+  void AnotherBetween(const std::string& name, CollectiveKind kind) {
+    const int at = Below(random_, buckets_ + 1);
+    Step(0, at);
+    worker_.Start(name, 10, kind);
+    worker_.Finish(name);
+    Step(at, buckets_);
+  }
+
+  void AnotherAnywhere(const std::string& name) {
+    const int at = Below(worker_.random(), buckets_ + 1);
+    Step(0, at);
+    worker_.Start(name);
+    Step(at, buckets_);
+    worker_.Finish(name);
+  }
+
+  void InAnyOrder() {
+    worker_.FinishAll();
+    std::vector<int> order(buckets_);
+    for (int i = 0; i < buckets_; ++i) order[i] = i;
+    for (int i = buckets_; i > 1; --i) {
+      std::swap(order[i - 1], order[Below(worker_.random(), i)]);
+    }
+    for (const int i : order) Step(i, i + 1);
+    worker_.FinishAll();
+  }
+
+  void Mismatch() {
+    const int wrong_rank = Below(random_, size_);
+    const int at = Below(random_, buckets_);
+    Step(0, at);
+    worker_.Start(BucketName(at), rank_ == wrong_rank ? 20 : 30);
+    if (size_ > 1) {
+      worker_.ExpectFailure(BucketName(at),
+                            absl::StatusCode::kFailedPrecondition);
+    }
+    Step(at + 1, buckets_);
+  }
+
+  void Join() {
+    worker_.FinishAll();
+    // Rank 0 after no step, or rank 1, ...
+    const int first = Below(random_, size_);
+    const int steps = Below(random_, 8);
+    if (rank_ == first) {
+      worker_.Start("join", 0, CollectiveKind::kJoin);
+      for (int i = 0; i < buckets_; ++i) worker_.Skip(BucketName(i), steps);
+    } else {
+      worker_.SetContributions(SumOfRanks() - (first + 1));
+      for (int step = 0; step < steps; ++step) {
+        Step(0, buckets_);
+        worker_.FinishAll();
+      }
+      worker_.Start("join", 0, CollectiveKind::kJoin);
+    }
+    worker_.Finish("join");
+    worker_.SetContributions(SumOfRanks());
+  }
+
+  Worker& worker_;
+  const int rank_, size_;
+  Random random_;
+  int buckets_ = 3;
+};
+
+class RepeatedStepsTest
+    : public testing::TestWithParam<std::tuple<int, Medium>> {
+ protected:
+  static int size() { return std::get<int>(GetParam()); }
+
+  static Job MakeJob() {
+    const Medium medium = std::get<Medium>(GetParam());
+    return Job(MakeTransports(medium, size()), MakeTransports(medium, size()),
+               Job::ShortOptions());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    SizeAndMedium, RepeatedStepsTest,
+    testing::Combine(testing::Values(1, 2, 3, 4, 5),
+                     testing::Values(Medium::kInProcess,
+                                     Medium::kSharedMemory)));
+
+TEST_P(RepeatedStepsTest, NeedNoVerdict) {
+  if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  constexpr int kBuckets = 3, kSteps = 50;
+  std::vector<std::unique_ptr<Worker>> workers(size());
+  Job job = MakeJob();
+  const auto run = [&](int steps) {
+    OnThreads(size(), [&](int rank) {
+      if (!workers[rank]) {
+        workers[rank] = std::make_unique<Worker>(job.engine(rank), 0);
+        workers[rank]->SetContributions(size() * (size() + 1) / 2);
+      }
+      for (int step = 0; step < steps; ++step) {
+        for (int i = 0; i < kBuckets; ++i) {
+          workers[rank]->Start(BucketName(i));
+        }
+        workers[rank]->FinishAll();
+      }
+    });
+  };
+  run(2);
+  Timeline::Global().Start(/*mark_verdicts=*/true);
+  run(kSteps);
+  int verdicts = 0, agreed = 0;
+  for (const Timeline::Event& event : Timeline::Global().Stop().events) {
+    if (event.phase == Timeline::Phase::kVerdict) ++verdicts;
+    if (event.phase == Timeline::Phase::kAgree) {
+      ++agreed;
+      EXPECT_LE(event.begin_ns, event.end_ns);
+    }
+  }
+  EXPECT_EQ(verdicts, 0);
+  EXPECT_EQ(agreed, kSteps * kBuckets * size());
+  ExpectWorks(job);
+  job.Shutdown();
+}
+
+TEST_P(RepeatedStepsTest, MayBeFollowedByAnything) {
+  constexpr int kSteps = 400;
+  for (unsigned seed = 0; seed < 2; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::vector<std::unique_ptr<Worker>> workers(size());
+    Job job = MakeJob();
+    OnThreads(size(), [&](int rank) {
+      workers[rank] = std::make_unique<Worker>(job.engine(rank), seed);
+      Script(*workers[rank], rank, size(), seed).Run(kSteps);
+    });
+    job.Shutdown();
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(RepeatedStepsTest, AShutdownEndsThemWheneverItComes) {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::vector<std::unique_ptr<Worker>> workers(size());
+    Job job = MakeJob();
+    Random random(seed);
+    const int first = Below(random, size());
+    const int steps = 2 + Below(random, 40);
+    OnThreads(size(), [&](int rank) {
+      workers[rank] = std::make_unique<Worker>(job.engine(rank), seed);
+      Worker& worker = *workers[rank];
+      worker.SetContributions(size() * (size() + 1) / 2);
+      for (int step = 0; step < steps || rank != first; ++step) {
+        for (int i = 0; i < 3; ++i) worker.Start(BucketName(i));
+        if (seed % 2 == 0) worker.FinishAll();
+        if (worker.ended()) break;
+      }
+      job.engine(rank).Shutdown();
+      worker.FinishAll();
+    });
+    if (HasFailure()) return;
+  }
+}
+
+// ---- Those that others wait for ----
+
+constexpr int kSize = 3;
+
+void RunSteps(Job& job, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    for (int i = 0; i < 2; ++i) ExpectWorks(job, BucketName(i));
+  }
+}
+
+class LateRankTest : public testing::TestWithParam<int> {
+ protected:
+  static int late() { return GetParam(); }
+
+  void SubmitOthers(const Entries& entries) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank != late()) entries[rank]->SubmitTo(job_->engine(rank));
+    }
+  }
+
+  // Every rank but late() has this outcome, and a text with all `parts`.
+  static void ExpectOthers(const Entries& entries, absl::StatusCode code,
+                           const std::vector<std::string>& parts) {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank == late()) continue;
+      const absl::Status status = entries[rank]->outcome.Wait();
+      EXPECT_EQ(status.code(), code) << status;
+      for (const std::string& part : parts) {
+        EXPECT_NE(status.message().find(part), absl::string_view::npos)
+            << status;
+      }
+    }
+  }
+
+  // So long that no rank leaves a plan because this machine is slow.
+  static Options MakeOptions() {
+    Options options = Job::ShortOptions();
+    options.stall_check_seconds = 2;
+    options.stall_shutdown_seconds = 4;
+    return options;
+  }
+
+  std::unique_ptr<Job> job_ = std::make_unique<Job>(kSize, MakeOptions());
+};
+INSTANTIATE_TEST_SUITE_P(Rank, LateRankTest, testing::Values(0, 2));
+
+TEST_P(LateRankTest, IsReportedThenItFailsAndTheStepsGoOn) {
+  RunSteps(*job_, 4);
+  testing::internal::CaptureStderr();
+  const Entries entries = MakeEntries(kSize, BucketName(0), 100);
+  SubmitOthers(entries);
+  const std::string rank = "for rank " + std::to_string(late());
+  ExpectOthers(entries, absl::StatusCode::kDeadlineExceeded,
+               {"has waited", rank});
+  entries[late()]->SubmitTo(job_->engine(late()));
+  EXPECT_EQ(entries[late()]->outcome.Wait().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(rank),
+            std::string::npos);
+  RunSteps(*job_, 8);
+}
+
+// It cannot even say that it leaves the plan.
+TEST_P(LateRankTest, MayBeAProcessThatHangs) {
+  RunSteps(*job_, 4);
+  testing::internal::CaptureStderr();
+  std::promise<void> hangs, may_go_on;
+  Entries last = MakeEntries(kSize, BucketName(0), 100);
+  FloatEntry& hanging = *last[late()];
+  TensorEntry entry;
+  entry.request = hanging.request;
+  std::vector<float> data(100);
+  entry.buffers = {{data.data(), data.data()}};
+  entry.done = [&](const absl::Status&) {
+    hangs.set_value();
+    may_go_on.get_future().wait();  // with the engine's thread
+  };
+  job_->engine(late()).Submit(std::move(entry));
+  SubmitOthers(last);
+  hangs.get_future().wait();
+  const Entries next = MakeEntries(kSize, BucketName(1), 100);
+  SubmitOthers(next);
+  const std::string text =
+      "'bucket 1': no word from rank " + std::to_string(late());
+  ExpectOthers(next, absl::StatusCode::kDeadlineExceeded,
+               {text, "Its process hangs"});
+  may_go_on.set_value();
+  job_->Shutdown();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(text),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tfring
