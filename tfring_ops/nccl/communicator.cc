@@ -1,6 +1,5 @@
 #include "tfring_ops/nccl/communicator.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -29,11 +28,11 @@ absl::Status UntilAllAreDone(
     Transport& host, const std::function<absl::StatusOr<bool>()>& done) {
   std::vector<Word> words(host.size());
   Word& own = words[host.rank()];
-  std::vector<Request> requests;
+  std::vector<Request> requests(host.size(), kNoRequest);
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank()) continue;
     auto* const word = reinterpret_cast<std::byte*>(&words[peer]);
-    requests.push_back(host.StartRecv(peer, Bytes(word, sizeof(Word))));
+    requests[peer] = host.StartRecv(peer, Bytes(word, sizeof(Word)));
   }
   for (Backoff backoff; own.state == Word::State::kBusy; backoff.Pause()) {
     const absl::StatusOr<bool> is_done = done();
@@ -43,15 +42,15 @@ absl::Status UntilAllAreDone(
     } else if (*is_done) {
       own.state = Word::State::kDone;
     }
-    for (Request& request : requests) {
-      TFRING_ASSIGN_OR_RETURN(const bool has_come, host.Test(request));
-      if (has_come) request = kNoRequest;
-    }
-    const bool one_failed = std::any_of(
-        words.begin(), words.end(),
-        [](const Word& word) { return word.state == Word::State::kFailed; });
-    if (own.state == Word::State::kBusy && one_failed) {
-      own.state = Word::State::kGivenUp;
+    for (int peer = 0; peer < host.size(); ++peer) {
+      if (requests[peer] == kNoRequest) continue;
+      TFRING_ASSIGN_OR_RETURN(const bool has_come, host.Test(requests[peer]));
+      if (!has_come) continue;
+      requests[peer] = kNoRequest;
+      if (own.state == Word::State::kBusy &&
+          words[peer].state == Word::State::kFailed) {
+        own.state = Word::State::kGivenUp;
+      }
     }
   }
   for (int peer = 0; peer < host.size(); ++peer) {
