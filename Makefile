@@ -104,9 +104,10 @@ parallel-test: build
 	done
 
 # On tensors of a GPU, the fake one of tests/fake_gpu where there is none.
-GPU_TESTS := on_gpu on_gpu_training test_collectives
-GPU_TESTS_2 := test_adasum test_callbacks test_gradients test_grouped \
-  test_join test_metric_average test_optimizer test_process_sets test_state
+GPU_TESTS := on_gpu on_gpu_training
+GPU_TESTS_2 := test_adasum test_callbacks test_collectives test_gradients \
+  test_grouped test_join test_metric_average test_optimizer \
+  test_process_sets test_state
 gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(RANKS); do \

@@ -6,16 +6,11 @@ does not.
 
 from __future__ import annotations
 
-import time
-
-import fake_driver
 import numpy as np
 import pytest
 import tensorflow as tf
-from mpi4py import MPI
 
 import tfring
-from tfring import chains
 
 
 def _wrong_steps(rank: int, size: int) -> int:
@@ -48,61 +43,6 @@ def test_without_waits_the_order_is_lost(slow_streams, rank, size):
     slow_streams.ignore_waits = 0
     with tf.device("CPU:0"):
         assert tfring.allreduce(wrong, op=tfring.Max).numpy() > 0
-
-
-# In functions: an op by itself may end only when TensorFlow's stream has come
-# so far.
-@pytest.mark.parametrize(
-    "streams", [fake_driver.FRAMEWORK_STREAM, fake_driver.ENGINE_STREAMS]
-)
-def test_neither_comes_before_the_other(streams, rank, size):
-    same = tf.eye(8)
-
-    @tf.function
-    def step(matrix):
-        made = tf.matmul(matrix, same)
-        total = tfring.allreduce(made, op=tfring.Sum)
-        return tf.matmul(total, same)
-
-    step(same)
-    for round_ in range(2):
-        own = tf.constant(8 * [8 * [float(10 * round_ + rank)]])
-        MPI.COMM_WORLD.Barrier()
-        with fake_driver.held(streams):
-            result = step(own)
-        total = sum(10 * round_ + r for r in range(size))
-        np.testing.assert_array_equal(result, np.full((8, 8), total))
-
-
-def test_outputs_made_late_wait_for_their_memory(rank, size):
-    """As TensorFlow gives memory out again while work on it is still queued."""
-    if size == 1:
-        return  # its engine waits for nobody
-
-    @tf.function
-    def step(rows, other):
-        started = chains.start_allgather(
-            [rows], request_name="late", tensor_names=["rows"], previous=None
-        )
-        with tf.control_dependencies([started.handle]):
-            # Each of the output's size, and let go by the next.
-            for _ in range(30):
-                other = tf.multiply(other, other)
-        gathered = chains.finish_allgather([rows], started, request_name="late")
-        return gathered[0], other
-
-    other = tf.ones([500 * size, 40])
-    step(tf.zeros([500, 40]), other)
-    for round_ in range(2):
-        rows = tf.fill([500, 40], np.float32(10 * round_ + rank))
-        MPI.COMM_WORLD.Barrier()
-        if rank == size - 1:
-            time.sleep(0.2)
-        with fake_driver.held(fake_driver.FRAMEWORK_STREAM):
-            gathered, _ = step(rows, other)
-        values = 10 * round_ + np.arange(size, dtype=np.float32)
-        expected = np.tile(np.repeat(values, 500)[:, np.newaxis], 40)
-        np.testing.assert_array_equal(gathered.numpy(), expected)
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])

@@ -94,6 +94,8 @@ def test_timeline_of_a_fit(tmp_path: Path, record_property, rank, size):
     ranks = summary.summarize(summary.read(path)).ranks
     overlap = [f"{ranks[r].overlap:.0%}" for r in range(size)]
     record_property("overlap of each rank", " ".join(overlap))
+    if size == 1:
+        return  # there is nothing to do
     for of_rank in ranks.values():
         assert of_rank.requests >= 5 * 4
         assert of_rank.count_bytes >= 5 * 8 * 4 * width * width
