@@ -297,10 +297,12 @@ struct UniqueId {
   Address address;
   char rest[128 - sizeof(Address)];
 };
-ENTRY ncclGetUniqueId(UniqueId* id) {
+ENTRY ncclGetUniqueId(void* id) {
   if (GetOptions().no_id) return Fail(kSystemError, "no network interface");
-  return Meeting::Found(id->address) ? kSuccess
-                                     : Fail(kSystemError, "no memory");
+  Address address{};
+  if (!Meeting::Found(address)) return Fail(kSystemError, "no memory");
+  std::memcpy(id, &address, sizeof(address));  // which may lie anywhere
+  return kSuccess;
 }
 
 struct Config {
