@@ -47,7 +47,7 @@ def halves(sets, size):
 def allreduce(tensor, process_set, op=tfring.Sum, name=None):
     name = name or chains.unique_name("test", process_set)
     buffers, started = chains.start_allreduce(
-        [tensor],
+        [tf.convert_to_tensor(tensor)],
         request_name=name,
         tensor_names=[name],
         previous=None,
