@@ -118,17 +118,30 @@ def tensors_to_round(rank, dtype):
     ]
 
 
-def assert_same_bits(results, expected):
+def assert_as_cast_by_hand(results, expected, compression, size):
+    """The same bits on two ranks; on more, but for the order of additions.
+
+    That is another where a tensor shares its message with other tensors.
+    """
     for result, other in zip(results, expected, strict=True):
         assert result.dtype == other.dtype
-        np.testing.assert_array_equal(result, other)
+        if size <= 2:
+            np.testing.assert_array_equal(result, other)
+            continue
+        finite = np.abs(other)[np.isfinite(other)]
+        np.testing.assert_allclose(
+            result,
+            other,
+            rtol=0,
+            atol=8 * UNIT_ROUNDOFF[compression] * finite.max(initial=0),
+        )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     "op", [tfring.Average, tfring.Sum, tfring.Max, tfring.Adasum]
 )
-def test_has_the_bits_of_a_cast_by_hand(op, dtype, compression, mode, rank):
+def test_is_a_cast_by_hand(op, dtype, compression, mode, rank, size):
     tensors = tensors_to_round(rank, dtype)
     if op is tfring.Adasum:
         tensors = [tf.where(tf.math.is_finite(t), t, 1) for t in tensors]
@@ -144,12 +157,12 @@ def test_has_the_bits_of_a_cast_by_hand(op, dtype, compression, mode, rank):
 
     expected = reduce(tensors, ByHand(WIRES[compression]))
     results = mode(lambda tensors: reduce(tensors, compression))(tensors)
-    if tfring.size() > 1:
-        assert_same_bits(results, expected)
+    if size > 1:
+        assert_as_cast_by_hand(results, expected, compression, size)
 
 
 @pytest.mark.parametrize("groups", [None, 2])
-def test_gradients_have_the_bits_of_a_cast_by_hand(
+def test_gradients_are_those_of_a_cast_by_hand(
     groups, compression, mode, rank, size
 ):
     own = tensors_to_round(rank, np.float32)
@@ -173,7 +186,7 @@ def test_gradients_have_the_bits_of_a_cast_by_hand(
     expected = gradients(own, ByHand(WIRES[compression]))
     results = mode(lambda own: gradients(own, compression))(own)
     if size > 1:
-        assert_same_bits(results, expected)
+        assert_as_cast_by_hand(results, expected, compression, size)
 
 
 def test_group_of_many_dtypes(compression, mode, rank, size, wires):
