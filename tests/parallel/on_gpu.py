@@ -6,11 +6,14 @@ does not.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfring
+from tfring import chains
 
 
 def _wrong_steps(rank: int, size: int) -> int:
@@ -63,6 +66,40 @@ def test_a_long_kernel_before_and_after(slow_streams, mode, rank, size):
     result = run(tf.constant(values.reshape(count, count) + rank))
     expected = size * values + size * (size - 1) / 2
     np.testing.assert_array_equal(result, expected.reshape(count, count))
+
+
+def test_memory_that_is_given_late_is_free(slow_streams, rank, size):
+    count, times = (24, 300) if slow_streams is not None else (2048, 100)
+    same = tf.eye(count)
+
+    # The result is allocated when all ranks have come. By then the products
+    # have given back memory that the GPU has yet to write.
+    @tf.function
+    def step(own, matrix, request_name):
+        started = chains.start_allgather(
+            [own, own],
+            request_name=request_name,
+            tensor_names=[request_name, "the same"],
+            previous=None,
+        )
+        with tf.control_dependencies([started.handle]):
+            for _ in range(times):
+                matrix = tf.matmul(matrix, same)
+        gathered = chains.finish_allgather(
+            [own, own], started, request_name=request_name
+        )
+        return gathered, matrix
+
+    own = tf.fill([count // size, count], np.float32(rank))
+    expected = np.repeat(np.arange(size), count // size)
+    for attempt in range(4):
+        # All but one wait in the engine.
+        if rank == attempt % size:
+            time.sleep(0.03)
+        gathered, _ = step(own, 9 * same, "late")
+        for result in gathered:
+            np.testing.assert_array_equal(result[:, 0], expected)
+            np.testing.assert_array_equal(result[:, -1], expected)
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])

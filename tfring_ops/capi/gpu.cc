@@ -95,8 +95,9 @@ void tfring_gpu_copy_pieces(const void* gpu, int32_t pieces, void* const* to,
                             int32_t from_dtype, int32_t to_dtype,
                             double factor) {
   std::vector<tfring::CopyPiece> copies;
-  for (int i = 0; i < pieces; ++i)
+  for (int i = 0; i < pieces; ++i) {
     copies.push_back({from[i], to[i], counts[i]});
+  }
   tfring::Gpu(gpu).kernels().CopyPieces(
       copies, static_cast<tfring::DataType>(from_dtype),
       static_cast<tfring::DataType>(to_dtype), factor);
