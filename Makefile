@@ -95,7 +95,7 @@ soak: build $(GTEST_READY)
 	TFRING_SOAK=10000 build/native/plain/tests/cpp/soak_test
 
 unit-test: build
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 tests/unit
 
 parallel-test: build
 	@set -e; for ranks in $(RANKS); do \

@@ -213,6 +213,32 @@ TEST_F(DeviceLanesTest, WithoutALaneEveryRankIsToldAndTheJobGoesOn) {
   }
 }
 
+// Who makes a lane may take the loss for a reason to have none.
+TEST_F(DeviceLanesTest, ARankMayBeLostWhileALaneIsMade) {
+  Job job(2, [](int rank, ProcessSet& set) {
+    set.make_device_lane = [rank](const Options&, int32_t,
+                                  Transport& data) -> absl::StatusOr<Lane> {
+      if (rank == 0) return absl::UnavailableError("no lane");
+      absl::Status status;
+      while (status.ok()) status = data.Progress();
+      return status;
+    };
+  });
+  const Entries on_device = MakeEntries(2, "on the device", 10);
+  const Entries after = MakeEntries(2, "after", 10);
+  for (int rank = 0; rank < 2; ++rank) {
+    on_device[rank]->request.device = 0;
+    on_device[rank]->SubmitTo(job.engine(rank));
+  }
+  EXPECT_FALSE(on_device[0]->outcome.Wait().ok());
+  job.engine(0).Abort(absl::UnavailableError("rank 0 is lost"));
+  EXPECT_FALSE(on_device[1]->outcome.Wait().ok());
+  after[1]->SubmitTo(job.engine(1));
+  const absl::Status status = after[1]->outcome.Wait();
+  EXPECT_EQ(status.message(), "rank 0 is lost");
+  job.Shutdown();
+}
+
 TEST_F(DeviceLanesTest, ALaneThatCannotBeMadeIsAskedForOnce) {
   int calls[kSize] = {};
   Job job(kSize, [&](int rank, ProcessSet& set) {

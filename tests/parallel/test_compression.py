@@ -137,9 +137,14 @@ def assert_as_cast_by_hand(results, expected, compression, size):
         )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    "op", [tfring.Average, tfring.Sum, tfring.Max, tfring.Adasum]
+    ("op", "dtype"),
+    [
+        (tfring.Average, np.float32),
+        (tfring.Sum, np.float64),
+        (tfring.Max, np.float32),
+        (tfring.Adasum, np.float64),
+    ],
 )
 def test_is_a_cast_by_hand(op, dtype, compression, mode, rank, size):
     tensors = tensors_to_round(rank, dtype)

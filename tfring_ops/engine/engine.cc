@@ -144,8 +144,15 @@ class RingEngine final : public Engine {
     return ended_.ok() ? CheckCoordinator() : absl::OkStatus();
   }
 
-  // What is to be done also while a bucket is on the wire.
+  // What is to be done also while a bucket is on the wire.  An error is the
+  // end, also where the wait that met it was for something that may fail, like
+  // the making of a lane.
   absl::Status Attend() {
+    if (attended_.ok()) attended_ = LookAfterAgreement();
+    return attended_;
+  }
+
+  absl::Status LookAfterAgreement() {
     TFRING_RETURN_IF_ERROR(AbortReason());
     std::vector<CollectiveRequest> requests;
     const Clock::time_point now = Clock::now();
@@ -304,6 +311,7 @@ class RingEngine final : public Engine {
   std::deque<StandIn> stand_ins_;  // of this bucket, where this rank has joined
   std::unordered_map<std::string, InFlight> in_flight_;
   Clock::time_point last_stall_check_ = Clock::now();
+  absl::Status attended_;
   absl::Status ended_;
   bool progressed_ = false;
   bool finished_ = false;
