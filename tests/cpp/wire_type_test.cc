@@ -100,9 +100,13 @@ TEST_P(WireTypeTest, IsAsCastByHand) {
 }
 
 TEST_P(WireTypeTest, IsSoWithEveryAlgorithm) {
-  Options options = Job::ShortOptions();
-  options.allreduce = AllreduceAlgorithm::kRecursiveDoubling;
-  ExpectSameAsCastByHand(options);
+  for (const AllreduceAlgorithm algorithm :
+       {AllreduceAlgorithm::kRecursiveDoubling,
+        AllreduceAlgorithm::kHierarchical}) {
+    Options options = Job::ShortOptions();
+    options.allreduce = algorithm;
+    ExpectSameAsCastByHand(options);
+  }
 }
 
 }  // namespace
