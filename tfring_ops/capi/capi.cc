@@ -15,6 +15,7 @@
 #include "tfring_ops/capi/device_lane.h"
 #include "tfring_ops/capi/engines.h"
 #include "tfring_ops/capi/gpu_facts.h"
+#include "tfring_ops/capi/sentence.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/mpi.h"
@@ -95,14 +96,6 @@ absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
   }
   Register(id, {std::move(ranks), std::move(engine)});
   return absl::OkStatus();
-}
-
-// nullptr if it is OK.
-const char* AsSentence(const absl::Status& status) {
-  static thread_local std::string sentence;
-  if (status.ok()) return nullptr;
-  sentence = std::string(status.message());
-  return sentence.c_str();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/capi/engines.h"
+#include "tfring_ops/capi/sentence.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -23,14 +24,6 @@ namespace {
 
 const CudaDevice& Gpu(const void* gpu) {
   return *static_cast<const CudaDevice*>(gpu);
-}
-
-// nullptr if it is OK.
-const char* AsSentence(const absl::Status& status) {
-  static thread_local std::string sentence;
-  if (status.ok()) return nullptr;
-  sentence = std::string(status.message());
-  return sentence.c_str();
 }
 
 absl::Status Wait(const CudaEvent& event) {
