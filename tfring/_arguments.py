@@ -10,9 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _runtime
-from tfring.chains import SUPPORTED_DTYPES, ReduceOp, unique_name
 from tfring.compression import AnyCompressor, Compression, checked
+from tfring.ordering import unique_name
 from tfring.process_sets import ProcessSet, global_process_set
+from tfring.reductions import SUPPORTED_DTYPES, ReduceOp
 
 
 def checked_tensor(function: str, value: Any) -> tf.Tensor:

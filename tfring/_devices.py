@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from tfring import _native
-from tfring.chains import traced_for_xla
+from tfring.ordering import traced_for_xla
 
 
 def checked_device(function: str, argument: str, device: Any) -> str:

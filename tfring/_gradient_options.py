@@ -9,9 +9,9 @@ from typing import Any
 from tfring._arguments import checked_factor
 from tfring._devices import checked_device
 from tfring._local_variables import LocalVariables, variable_key
-from tfring.chains import ReduceOp
 from tfring.compression import checked
 from tfring.process_sets import ProcessSet
+from tfring.reductions import ReduceOp
 
 
 def gradient_options(

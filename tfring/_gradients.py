@@ -20,8 +20,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfring import _runtime, chains
-from tfring.chains import ReduceOp
+from tfring.ordering import unique_name
 from tfring.process_sets import ProcessSet, by_id
+from tfring.reductions import ReduceOp
 
 tf.no_gradient("TfringAllgatherStart")
 tf.no_gradient("TfringAlltoallStart")
@@ -187,7 +188,7 @@ def _gradient_name(op: Any) -> str:
     if tf.executing_eagerly():
         return name
     # A graph may hold more than one gradient of an op.
-    return chains.unique_name(name, _process_set(op))
+    return unique_name(name, _process_set(op))
 
 
 def _process_set(op: Any) -> ProcessSet:

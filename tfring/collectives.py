@@ -29,13 +29,9 @@ from tfring._arguments import (
 )
 from tfring._devices import checked_device, on_device
 from tfring._groups import in_order, requests_of
-from tfring.chains import SUPPORTED_DTYPES as SUPPORTED_DTYPES
-from tfring.chains import ReduceOp as ReduceOp
-from tfring.chains import Started as Started
 from tfring.chains import finish as finish
 from tfring.chains import start_allreduce as start_allreduce
 from tfring.chains import start_broadcast as start_broadcast
-from tfring.chains import traced_for_xla
 from tfring.compression import (
     AnyCompressor,
     Compression,
@@ -48,7 +44,11 @@ from tfring.gathers import allgather as allgather
 from tfring.gathers import broadcast as broadcast
 from tfring.gathers import gather
 from tfring.gathers import grouped_allgather as grouped_allgather
+from tfring.ordering import Started as Started
+from tfring.ordering import traced_for_xla
 from tfring.process_sets import ProcessSet, global_process_set
+from tfring.reductions import SUPPORTED_DTYPES as SUPPORTED_DTYPES
+from tfring.reductions import ReduceOp as ReduceOp
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum

@@ -25,7 +25,6 @@ from tfring._arguments import (
 from tfring._devices import checked_device, on_device
 from tfring._groups import in_order, requests_of
 from tfring.chains import (
-    ReduceOp,
     finish,
     finish_alltoall,
     finish_barrier,
@@ -40,6 +39,7 @@ from tfring.compression import (
     decompress,
 )
 from tfring.process_sets import ProcessSet, global_process_set
+from tfring.reductions import ReduceOp
 
 
 def reducescatter(

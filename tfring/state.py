@@ -12,6 +12,7 @@ from tfring import _runtime, chains
 from tfring._arguments import check_process_set, check_root_rank, checked_name
 from tfring.buckets import cut_into_buckets
 from tfring.process_sets import ProcessSet, global_process_set
+from tfring.reductions import SUPPORTED_DTYPES
 
 
 def broadcast_variables(
@@ -173,7 +174,7 @@ def _broadcast(
 def _as_supported(variable: Any) -> tf.Tensor:
     """What a variable holds, as bytes where collectives lack its dtype."""
     value = tf.convert_to_tensor(variable)
-    if value.dtype in chains.SUPPORTED_DTYPES:
+    if value.dtype in SUPPORTED_DTYPES:
         return value
     if tf.executing_eagerly():
         return tf.constant(np.frombuffer(value.numpy().tobytes(), np.uint8))

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfring._gradient_options import gradient_options
 from tfring._local_variables import checked_layers
-from tfring.chains import ReduceOp
 from tfring.compression import AnyCompressor, Compression
 from tfring.process_sets import ProcessSet, global_process_set
 from tfring.reducer import reduce_gradients
+from tfring.reductions import ReduceOp
 
 
 def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)

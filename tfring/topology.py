@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfring import _runtime
-from tfring.chains import traced_for_xla
+from tfring.ordering import traced_for_xla
 from tfring.process_sets import by_id
 
 # What process_set_included_op returns instead of 0 or 1, as Horovod does.

@@ -11,9 +11,9 @@ import tensorflow as tf
 from mpi4py import MPI
 
 import tfring
-from tfring import chains
+from tfring.reductions import SUPPORTED_DTYPES
 
-DTYPES = sorted(chains.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
 NUMBERS = [dtype for dtype in DTYPES if dtype != tf.bool]
 MODES = ["eager", "graph"]
 

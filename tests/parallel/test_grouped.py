@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring import chains
+from tfring.reductions import SUPPORTED_DTYPES
 
-DTYPES = sorted(chains.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
 MODES = ["eager", "graph"]
 
 

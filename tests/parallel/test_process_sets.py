@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import tfring
 from tfring import chains
+from tfring.ordering import unique_name
 
 MODES = ["eager", "graph", "xla"]
 
@@ -45,7 +46,7 @@ def halves(sets, size):
 
 
 def allreduce(tensor, process_set, op=tfring.Sum, name=None):
-    name = name or chains.unique_name("test", process_set)
+    name = name or unique_name("test", process_set)
     buffers, started = chains.start_allreduce(
         [tf.convert_to_tensor(tensor)],
         request_name=name,

@@ -7,10 +7,11 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring import _runtime, chains
+from tfring import _runtime
+from tfring.reductions import SUPPORTED_DTYPES
 
 v1 = tf.compat.v1
-DTYPES = sorted(chains.SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
 
 
 @pytest.fixture

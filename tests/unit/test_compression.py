@@ -4,11 +4,12 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring import Compression, chains, compression
+from tfring import Compression, compression
+from tfring.reductions import SUPPORTED_DTYPES, ReduceOp
 
 BUILT_IN = [Compression.none, Compression.fp16, Compression.bf16]
 UNTOUCHED = sorted(
-    chains.SUPPORTED_DTYPES - {tf.float32, tf.float64}, key=lambda d: d.name
+    SUPPORTED_DTYPES - {tf.float32, tf.float64}, key=lambda d: d.name
 )
 
 
@@ -26,12 +27,12 @@ def test_larger_floats_are_cast_and_cast_back(compression, wire, dtype):
     assert again.numpy().tolist() == [1.0, 1 + 2**-5, 1.0]
 
 
-@pytest.mark.parametrize("op", list(chains.ReduceOp))
+@pytest.mark.parametrize("op", list(ReduceOp))
 def test_the_engine_casts_but_for_adasum(op):
     of_engine = compression.of_engine
     for kind in Compression.fp16, Compression.bf16, Compression.fp16():
         rest, wire_dtype = of_engine(kind, op)
-        if op is chains.ReduceOp.Adasum:
+        if op is ReduceOp.Adasum:
             assert rest is kind
             assert wire_dtype(tf.float32) == tf.float32
         else:
@@ -46,7 +47,7 @@ def test_a_compressor_that_was_derived_is_called():
         def compress(cls, tensor):
             return super().compress(tensor * 2)
 
-    rest, wire_dtype = compression.of_engine(Louder, chains.ReduceOp.Sum)
+    rest, wire_dtype = compression.of_engine(Louder, ReduceOp.Sum)
     assert rest is Louder
     assert wire_dtype(tf.float32) == tf.float32
 
