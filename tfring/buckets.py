@@ -1,4 +1,12 @@
-"""Cuts a list of tensors into buckets, each of which travels as one request."""
+"""Cuts a list of tensors into buckets, each of which travels as one request.
+
+Note [Bucket sizes]: a bucket travels when the last of its tensors is ready, so
+the last bucket of all travels when nothing is left to compute. Were all
+gradients one bucket, none of it would overlap with backpropagation. So a bucket
+is at most an eighth of the whole; what is lost is an eighth, while the latency
+of eight messages is little where there is much to send. The first one is small,
+so that the wire has work soon.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +15,39 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+_FIRST_BYTES = 1 << 20
+_PARTS = 8
+# Below it, the latency of a message counts for more than its bytes.
+_PART_BYTES = 4 << 20
+
 
 @dataclasses.dataclass
 class _Bucket:
     indices: list[int]
     nbytes: int | None  # None where the trace does not know a shape
+
+
+def bucket_limits(
+    tensors: Sequence[tf.Tensor],
+    most_bytes: int,
+    *,
+    wire_dtype: Callable[[tf.DType], tf.DType] = lambda dtype: dtype,
+) -> tuple[int, int]:
+    """How large buckets may be that shall overlap with what makes the tensors.
+
+    See Note [Bucket sizes].
+
+    Args:
+        tensors: All that shall travel.
+        most_bytes: The size of a bucket that is never exceeded.
+        wire_dtype: As `cut_into_buckets`'s.
+
+    Returns:
+        The bytes of the first bucket, and of each other one.
+    """
+    total = sum(_static_bytes(t, wire_dtype(t.dtype)) or 0 for t in tensors)
+    part = max(_PART_BYTES, total // _PARTS)
+    return min(most_bytes, _FIRST_BYTES), min(most_bytes, part)
 
 
 def cut_into_buckets(

@@ -27,8 +27,7 @@ from tfring import _runtime, chains, collectives
 from tfring._arguments import check_reduction
 from tfring._devices import on_device
 from tfring._local_variables import variable_key
-from tfring.buckets import cut_by_groups, cut_into_buckets
-from tfring.chains import ReduceOp
+from tfring.buckets import bucket_limits, cut_by_groups, cut_into_buckets
 from tfring.compression import (
     AnyCompressor,
     Compression,
@@ -36,10 +35,9 @@ from tfring.compression import (
     decompress,
     of_engine,
 )
+from tfring.ordering import traced_for_xla
 from tfring.process_sets import ProcessSet, global_process_set
-
-# Small, so that the wire has work soon after backpropagation has begun.
-_FIRST_BUCKET_BYTES = 1 << 20
+from tfring.reductions import ReduceOp
 
 _Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
@@ -105,7 +103,7 @@ def reduce_gradients(
         elif scale_local_gradients:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
     dense_compression, wire_dtype = of_engine(compression, op)
-    make_dense = sparse_as_dense or chains.traced_for_xla()
+    make_dense = sparse_as_dense or traced_for_xla()
     before: dict[int, tuple[Any, tf.DType]] = {}  # being compressed
     dense: list[int] = []
     sparse: list[int] = []
@@ -123,11 +121,14 @@ def reduce_gradients(
             dense.append(i)
 
     if groups is None:
-        limit_bytes = _runtime.fusion_threshold_bytes()
+        tensors = [result[i] for i in dense]
+        first_limit_bytes, limit_bytes = bucket_limits(
+            tensors, _runtime.fusion_threshold_bytes(), wire_dtype=wire_dtype
+        )
         buckets = cut_into_buckets(
-            [result[i] for i in dense],
+            tensors,
             limit_bytes,
-            first_limit_bytes=min(limit_bytes, _FIRST_BUCKET_BYTES),
+            first_limit_bytes=first_limit_bytes,
             wire_dtype=wire_dtype,
         )
     else:

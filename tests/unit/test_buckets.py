@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfring.buckets import cut_by_groups, cut_into_buckets
+from tfring.buckets import bucket_limits, cut_by_groups, cut_into_buckets
 
 
 def floats(*counts, dtype=tf.float32):
@@ -59,6 +59,20 @@ def test_tensor_of_unknown_shape_travels_alone():
 
 def test_nothing_to_cut():
     assert cut_into_buckets([], 100) == []
+
+
+def test_no_bucket_is_most_of_the_whole():
+    def specs(dtype):
+        return [tf.TensorSpec([20 << 20], dtype)] * 2
+
+    assert bucket_limits(specs(tf.float32), 64 << 20) == (1 << 20, 20 << 20)
+    assert bucket_limits(specs(tf.float32), 8 << 20) == (1 << 20, 8 << 20)
+    assert bucket_limits(specs(tf.float32), 0) == (0, 0)
+    assert bucket_limits(floats(1), 64 << 20) == (1 << 20, 4 << 20)
+    halves = bucket_limits(
+        specs(tf.float32), 64 << 20, wire_dtype=lambda _: tf.float16
+    )
+    assert halves == (1 << 20, 10 << 20)
 
 
 def test_groups_travel_together_by_dtype():
