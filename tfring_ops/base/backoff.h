@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -12,6 +13,8 @@ namespace tfring {
 
 // Spins briefly, then offers the core to others, then sleeps: the answer to a
 // short wait comes at once, and a long one leaves the core to the computation.
+// A sleep is about a sixteenth of the wait before it, so that a wait is not
+// prolonged by more, nor does a long one wake up often only to look.
 // One object per wait; not thread-safe.
 class Backoff {
  public:
@@ -22,7 +25,8 @@ class Backoff {
       sched_yield();
       return;
     }
-    std::this_thread::sleep_for(kSleep);
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min(sleep_ + sleep_ / 16, kLongestSleep);
   }
 
   // True now and then: time to look at what may be looked at rarely.
@@ -31,9 +35,10 @@ class Backoff {
  private:
   static constexpr int kSpins = 64;
   static constexpr int kYields = 1024;
-  static constexpr std::chrono::microseconds kSleep{20};
+  static constexpr std::chrono::nanoseconds kLongestSleep{250'000};
 
   int64_t pauses_ = 0;
+  std::chrono::nanoseconds sleep_{20'000};
 };
 
 }  // namespace tfring
