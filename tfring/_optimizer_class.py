@@ -235,6 +235,11 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
             yield from with_inner(each)
 
 
+def is_distributed(optimizer: Any) -> bool:
+    """Whether it averages between ranks, or one inside of it does."""
+    return any(isinstance(each, Distributed) for each in with_inner(optimizer))
+
+
 @functools.cache
 def _teach_loss_scale_optimizer() -> None:
     """Lets it average before it looks; see Note [Loss scaling]."""

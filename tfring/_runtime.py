@@ -6,7 +6,6 @@ import array
 import atexit
 import dataclasses
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import logging
 
-from tfring import _native
+from tfring import _build_info, _failure, _native
 from tfring.errors import NotInitializedError
 
 if TYPE_CHECKING:
@@ -90,8 +89,8 @@ def init(
 
     Raises:
         RuntimeError: MPI gives no `MPI_THREAD_MULTIPLE`, does not see the other
-            tasks of an `srun`, or the engine cannot start; the message says
-            why.
+            tasks of an `srun` or of another version's `mpirun`, or
+            the engine cannot start; the message says why.
         TypeError: `comm` is neither an mpi4py communicator nor a list.
         ValueError: A `TFRING_*` environment variable has an unusable value,
             this process is not in the list `comm`, or as for
@@ -282,9 +281,13 @@ def outlives_lost_ranks() -> bool:
     return os.environ.get(name) == "1"
 
 
-def has_ended() -> bool:
-    """Whether all collectives fail from now on: a rank is lost or has left."""
-    return _native.capi().tfring_ended() is not None
+def reason_of_end() -> str | None:
+    """Why all collectives fail from now on: a rank is lost, or has left.
+
+    None while they do not.
+    """
+    reason: bytes | None = _native.capi().tfring_ended()
+    return None if reason is None else reason.decode()
 
 
 def at_shutdown(hook: Callable[[], None]) -> Callable[[], None]:
@@ -353,17 +356,29 @@ def _joined() -> _Topology:
     return _topology
 
 
+# Who tells a process how many tasks it has started, by which variable, and how
+# to start them so that MPI sees them.
+_LAUNCHERS = (
+    ("SLURM_STEP_NUM_TASKS", "srun", "with `srun --mpi=pmix`, or "),
+    ("OMPI_COMM_WORLD_SIZE", "mpirun", ""),
+)
+
+
 def _check_all_tasks_are_ranks(world_size: int) -> None:
-    # With a plain `srun`, an MPI that Slurm does not speak to starts every task
-    # as a job of its own: each would train alone without a word.
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if world_size == 1 and tasks > 1:
-        raise RuntimeError(
-            f"srun started {tasks} tasks, but to MPI each is a job of one "
-            "rank. Start them with `srun --mpi=pmix`, or with `tfringrun` "
-            "inside of the allocation. For independent jobs pass "
-            "comm=mpi4py.MPI.COMM_SELF to tfring.init."
-        )
+    # With a plain `srun`, or the mpirun of another version, every task is a job
+    # of its own to MPI: each would train alone without a word.
+    if world_size > 1:
+        return
+    for variable, launcher, remedy in _LAUNCHERS:
+        tasks = int(os.environ.get(variable, "1"))
+        if tasks > 1:
+            raise RuntimeError(
+                f"{launcher} started {tasks} tasks, but to tfring's MPI, "
+                f"{_build_info.MPI_VERSION}, each is a job of one rank. Start "
+                f"them {remedy}with `tfringrun`, which knows the right mpirun. "
+                "For independent jobs pass comm=mpi4py.MPI.COMM_SELF to "
+                "tfring.init."
+            )
 
 
 def _install_process_hooks() -> None:
@@ -373,15 +388,4 @@ def _install_process_hooks() -> None:
     _process_hooks_installed = True
     # Before MPI_Finalize, which mpi4py leaves to the very end of the process.
     atexit.register(shutdown)
-    previous_hook = sys.excepthook
-
-    def abort_job(kind: Any, value: Any, traceback: Any) -> None:
-        previous_hook(kind, value, traceback)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        world = _native.mpi().COMM_WORLD
-        if world.size > 1:
-            interrupted = issubclass(kind, KeyboardInterrupt)
-            world.Abort(130 if interrupted else 1)
-
-    sys.excepthook = abort_job
+    _failure.end_job_with_this_process()

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+from absl import logging
 
 from tfring import _runtime
 from tfring._devices import checked_device
 from tfring._local_variables import LocalVariables
+from tfring._optimizer_class import is_distributed
 from tfring.checkpoint import BestModelCheckpoint as BestModelCheckpoint
 from tfring.consistency import (
     ConsistencyCheckCallback as ConsistencyCheckCallback,
@@ -28,7 +30,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     loaded a checkpoint, would average gradients of different models. It acts
     once in each `fit`, before the first batch; a model that has no variables
     until it has seen a batch is broadcast after that. Metrics remain each
-    rank's own. Collective: pass it on every rank.
+    rank's own. It warns if the model's optimizer is not distributed.
+    Collective: pass it on every rank.
 
     Args:
         root_rank: The rank whose state all others take. Must agree across
@@ -87,12 +90,31 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         self._done = True
+        _warn_if_each_rank_trains_alone(self.model)
         broadcast_model(
             self.model,
             root_rank=self.root_rank,
             local_variables=self._local_variables,
             device=self.device,
         )
+
+
+def _warn_if_each_rank_trains_alone(model: Any) -> None:
+    """Says so, on rank 0: what is forgotten most easily shows in no error."""
+    if _runtime.size() == 1 or _runtime.rank() != 0:
+        return
+    # A train_step of one's own may have a tape.
+    own_step = type(model).train_step is not keras.Model.train_step
+    optimizer = model.optimizer
+    if optimizer is None or own_step or is_distributed(optimizer):
+        return
+    logging.warning(
+        "tfring: the optimizer '%s' is not distributed, so that each of %d "
+        "ranks trains a model of its own. Compile the model with "
+        "tfring.DistributedOptimizer(optimizer).",
+        optimizer.name,
+        _runtime.size(),
+    )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

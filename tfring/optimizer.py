@@ -11,14 +11,13 @@ from tfring import _runtime
 from tfring._gradient_options import gradient_options
 from tfring._local_variables import checked_layers
 from tfring._optimizer_class import (
-    Distributed,
     accumulates_as_keras,
     distribute,
-    with_inner,
+    is_distributed,
 )
-from tfring.chains import ReduceOp
 from tfring.compression import AnyCompressor, Compression
 from tfring.process_sets import ProcessSet, global_process_set
+from tfring.reductions import ReduceOp
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
@@ -137,7 +136,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             "the optimizer with keras.optimizers; with any other, average the "
             "gradients by tfring.DistributedGradientTape."
         )
-    if any(isinstance(o, Distributed) for o in with_inner(optimizer)):
+    if is_distributed(optimizer):
         raise ValueError(
             f"The optimizer '{optimizer.name}' is distributed already: "
             "DistributedOptimizer changes the optimizer that it is given. "

@@ -137,6 +137,8 @@ def test_a_missing_rank(run_job):
         + """
 tfring.init()
 rank = tfring.rank()
+for step in range(20):  # so that a plan holds
+    tfring.allreduce(tf.ones([2]), name="lonely")
 begin = time.monotonic()
 if rank != 2:
     error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="lonely"))
@@ -189,8 +191,18 @@ for step in range(10**9):
 
 @pytest.mark.parametrize("plain_mpirun", [False, True])
 def test_an_exception_on_one_rank(run_job, plain_mpirun):
+    # The launcher looks up late, as on a busy machine: the rank's words and the
+    # job's end then lie before it together.
     script = TRAINING.replace(
-        "END", "if rank == 1: raise ValueError(f'boom {time.time()}')"
+        "END",
+        """
+        if rank == 1:
+            import signal, subprocess
+            launcher = os.getppid()
+            os.kill(launcher, signal.SIGSTOP)
+            subprocess.Popen(f"sleep 1; kill -CONT {launcher}", shell=True)
+            raise ValueError(f'boom {time.time()}')
+""",
     )
     job = run_job(2, script, plain_mpirun=plain_mpirun)
     assert job.returncode == 1, job.stdout

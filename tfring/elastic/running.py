@@ -80,7 +80,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except Exception as error:
                 if not _is_of_the_job(error):
                     raise
-                logging.warning("tfring: back to the last commit: %s", error)
+                # TensorFlow's error is a page about the graph.
+                reason = _runtime.reason_of_end() or error
+                logging.warning("tfring: back to the last commit: %s", reason)
                 state.restore()
                 skip_sync = False
             _runtime.restart()
@@ -101,4 +103,4 @@ def _is_of_the_job(error: Exception) -> bool:
             MPI.ERR_PROC_FAILED_PENDING,
             MPI.ERR_REVOKED,
         )
-    return _runtime.is_initialized() and _runtime.has_ended()
+    return _runtime.is_initialized() and _runtime.reason_of_end() is not None

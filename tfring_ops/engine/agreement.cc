@@ -1,17 +1,15 @@
 #include "tfring_ops/engine/agreement.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/timeline.h"
+#include "tfring_ops/engine/wording.h"
 
 namespace tfring {
 namespace {
@@ -282,18 +280,10 @@ absl::Status Agreement::CheckPlanStalls() {
     return absl::OkStatus();
   }
   const auto describe = [&] {
-    const std::vector<int32_t> ranks = plan_->Remaining();
-    std::vector<int32_t> of_world;
-    for (const int32_t rank : ranks) {
-      of_world.push_back(members_.world_ranks[rank]);
-    }
     const CollectiveRequest& request =
         plan_->pending().empty() ? unsaid_.front() : plan_->pending().front();
-    return absl::StrCat(
-        "'", request.name, "'", members_.Suffix(), ": no word from ",
-        of_world.size() == 1 ? "rank " : "ranks ",
-        absl::StrJoin(of_world, ", "), " for ", std::lround(waited), " s. ",
-        of_world.size() == 1 ? "Its process hangs." : "Their processes hang.");
+    return DescribeSilence(members_, request, waited, rank_,
+                           plan_->Remaining());
   };
   if (options_.stall_check_seconds > 0 && !stall_reported_ &&
       waited >= options_.stall_check_seconds) {
@@ -302,7 +292,7 @@ absl::Status Agreement::CheckPlanStalls() {
   }
   if (options_.stall_shutdown_seconds > 0 &&
       waited >= options_.stall_shutdown_seconds) {
-    return absl::DeadlineExceededError(describe());
+    return absl::DeadlineExceededError(describe() + kEndOfJob);
   }
   return absl::OkStatus();
 }

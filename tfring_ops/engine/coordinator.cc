@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "tfring_ops/engine/fusion.h"
 #include "tfring_ops/engine/stand_in.h"
+#include "tfring_ops/engine/wording.h"
 
 namespace tfring {
 namespace {
@@ -40,7 +40,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   if (joined_[rank]) {
     Fail({rank}, request.name,
          absl::FailedPreconditionError(absl::StrCat(
-             What(request), ": ", Ranks({rank}),
+             What(members_, request), ": ", Ranks(members_, {rank}),
              " has joined, and asks for nothing before all ranks have. Wait "
              "for the join to end first.")));
     return;
@@ -165,7 +165,7 @@ void Coordinator::Decide(Waiting waiting) {
     } else {
       Fail(RanksThat(waiting.submitted, true), waiting.request.name,
            absl::FailedPreconditionError(
-               absl::StrCat(What(waiting.request), ": ", why_not,
+               absl::StrCat(What(members_, waiting.request), ": ", why_not,
                             ". Call it before the first rank joins, or after "
                             "the last one has.")));
     }
@@ -173,21 +173,25 @@ void Coordinator::Decide(Waiting waiting) {
   }
   std::string also;
   if (waiting.differing_ranks.size() > 1) {
-    also = absl::StrCat(" (", Ranks(waiting.differing_ranks), " differ from ",
-                        Ranks({waiting.first_rank}), ")");
+    std::sort(waiting.differing_ranks.begin(), waiting.differing_ranks.end());
+    also = absl::StrCat(" (", Ranks(members_, waiting.differing_ranks),
+                        " differ from ", Ranks(members_, {waiting.first_rank}),
+                        ")");
   }
   Fail(RanksThat(waiting.submitted, true), waiting.request.name,
        absl::FailedPreconditionError(absl::StrCat(
-           What(waiting.request), ": ", waiting.difference, also,
+           What(members_, waiting.request), ": ", waiting.difference, also,
            ". Run the same model and the same calls on every rank.")));
 }
 
 void Coordinator::Depart(int rank) {
   if (!departed_.ok()) return;
   departed_ = absl::UnavailableError(absl::StrCat(
-      Ranks({rank}), " has shut down tfring", members_.Suffix(),
+      Ranks(members_, {rank}), " has shut down tfring", members_.Suffix(),
       ", and a collective needs every rank. All ranks must make the same calls "
-      "before the first of them ends."));
+      "before the first of them ends: look for a branch or an early end of the "
+      "data on ",
+      Ranks(members_, {rank}), "."));
   waiting_.clear();
   verdict_.farewell = departed_;
 }
@@ -294,49 +298,24 @@ void Coordinator::Fail(std::vector<int32_t> ranks, const std::string& name,
   verdict_.failures.push_back({std::move(ranks), name, std::move(status)});
 }
 
-std::string Coordinator::Ranks(const std::vector<int32_t>& ranks) const {
-  std::vector<int32_t> of_world;
-  for (const int32_t rank : ranks) {
-    of_world.push_back(members_.world_ranks[rank]);
-  }
-  if (of_world.size() == 1) return absl::StrCat("rank ", of_world[0]);
-  return absl::StrCat("ranks ",
-                      absl::StrJoin(of_world.begin(), of_world.end() - 1, ", "),
-                      " and ", of_world.back());
-}
-
-// With several tensors "allreduce of 'gradients/0' ('bias' to 'kernel')".
-std::string Coordinator::What(const CollectiveRequest& request) const {
-  std::string what =
-      absl::StrCat(Name(request.kind), " of '", request.name, "'");
-  if (!request.tensors.empty()) {
-    const std::string& first = request.tensors.front().name;
-    if (request.tensors.size() > 1) {
-      absl::StrAppend(&what, " ('", first, "' to '",
-                      request.tensors.back().name, "')");
-    } else if (!first.empty() && first != request.name) {
-      absl::StrAppend(&what, " ('", first, "')");
-    }
-  }
-  return absl::StrCat(what, members_.Suffix());
-}
-
 std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {
   const std::vector<int32_t> missing = Missing(waiting, /*joined=*/false);
   const std::vector<int32_t> joined = Missing(waiting, /*joined=*/true);
   const std::string also =
-      joined.empty() ? ""
-                     : absl::StrCat(" (", Ranks(joined), " joined and",
-                                    joined.size() == 1 ? " is" : " are",
-                                    " not waited for)");
-  return absl::StrCat(What(waiting.request), " has waited ",
+      joined.empty()
+          ? ""
+          : absl::StrCat(" (", Ranks(members_, joined), " joined and",
+                         joined.size() == 1 ? " is" : " are",
+                         " not waited for)");
+  return absl::StrCat(What(members_, waiting.request), " has waited ",
                       std::lround(SecondsBetween(waiting.since, now)),
-                      " s for ", Ranks(missing), "; ",
-                      Ranks(RanksThat(waiting.submitted, true)),
+                      " s for ", Ranks(members_, missing), "; ",
+                      Ranks(members_, RanksThat(waiting.submitted, true)),
                       " asked for it", also,
                       ". All ranks must make the same calls: look for a branch "
                       "or an early end of the data on ",
-                      Ranks(missing), ", or for a process that hangs.");
+                      Ranks(members_, missing),
+                      ", or for a process that hangs.");
 }
 
 }  // namespace tfring

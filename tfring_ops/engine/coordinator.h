@@ -96,10 +96,6 @@ class Coordinator {
   // Those that have not submitted `waiting`: who may yet, or has joined.
   std::vector<int32_t> Missing(const Waiting& waiting, bool joined) const;
   std::string DescribeStall(const Waiting& waiting, Time now) const;
-  // "rank 2", "ranks 0, 1 and 3"
-  std::string Ranks(const std::vector<int32_t>& ranks) const;
-  // "allreduce of 'metrics' (process set 2)"
-  std::string What(const CollectiveRequest& request) const;
 
   const Options options_;
   const Members members_;

@@ -1,0 +1,24 @@
+"""What `init` looks at before there is a job."""
+
+import pytest
+
+from tfring import _runtime
+
+
+@pytest.mark.parametrize(
+    ("variable", "launcher"),
+    [
+        ("SLURM_STEP_NUM_TASKS", "srun"),
+        ("OMPI_COMM_WORLD_SIZE", "mpirun"),
+    ],
+)
+def test_each_task_a_job_of_its_own(monkeypatch, variable, launcher):
+    for name, _, _ in _runtime._LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    _runtime._check_all_tasks_are_ranks(1)
+    monkeypatch.setenv(variable, "2")
+    _runtime._check_all_tasks_are_ranks(2)
+    with pytest.raises(RuntimeError, match=f"^{launcher} started 2 tasks"):
+        _runtime._check_all_tasks_are_ranks(1)
+    monkeypatch.setenv(variable, "1")
+    _runtime._check_all_tasks_are_ranks(1)
