@@ -21,17 +21,21 @@ TEST_P(CudaRacesTest, AWaitThatIsLeftOutIsSeen) {
   const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 8191}, 2);
   for (const int nth : {0, 1, 2, 5}) {
     std::atomic<int> wrong{0};
-    OnGpus(2, OptionsFor(GetParam()), GetParam(),
-           [&](const CudaDevice& device, Transport& transport, Transport&) {
-             GpuRank gpu(device, transport, kSegmentBytes);
-             FakeCuda()->ignore_waits = nth;
-             const auto result = gpu.Allreduce(
-                 c, AllreduceInput(c.dtype, c.op, c.count, gpu.rank()),
-                 /*in_place=*/false);
-             ASSERT_TRUE(result.ok()) << result.status();
-             wrong += *result == c.expected ? 0 : 1;
-           });
-    FakeCuda()->ignore_waits = 0;
+    // Once, it may come out well by chance.
+    const int most = nth > 0 ? 20 : 3;
+    for (int i = 0; i < most && wrong == 0; ++i) {
+      OnGpus(2, OptionsFor(GetParam()), GetParam(),
+             [&](const CudaDevice& device, Transport& transport, Transport&) {
+               GpuRank gpu(device, transport, kSegmentBytes);
+               FakeCuda()->ignore_waits = nth;
+               const auto result = gpu.Allreduce(
+                   c, AllreduceInput(c.dtype, c.op, c.count, gpu.rank()),
+                   /*in_place=*/false);
+               ASSERT_TRUE(result.ok()) << result.status();
+               wrong += *result == c.expected ? 0 : 1;
+             });
+      FakeCuda()->ignore_waits = 0;
+    }
     EXPECT_EQ(wrong > 0, nth > 0) << "every " << nth << "th";
   }
 }

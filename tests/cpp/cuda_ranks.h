@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/ranks.h"
@@ -32,10 +33,12 @@ inline Options OptionsFor(Way way) {
   return options;
 }
 
-// Calls body(device, transport, host) on each rank.
+// Calls body(device, transport, host) on each rank; nodes[r] is that of rank r.
 template <typename Body>
-void OnGpus(int size, const Options& options, Way way, const Body& body) {
-  auto hosts = MakeInProcessTransports(size);
+void OnGpus(const std::vector<int>& nodes, const Options& options, Way way,
+            const Body& body) {
+  auto hosts = MakeInProcessTransports(nodes);
+  const auto size = static_cast<int>(nodes.size());
   OnThreads(size, [&](int rank) {
     if (way == Way::kCudaAware) {
       hosts[rank] =
@@ -48,6 +51,12 @@ void OnGpus(int size, const Options& options, Way way, const Body& body) {
     EXPECT_EQ((*transport)->size(), size);
     body(*device, **transport, *hosts[rank]);
   });
+}
+
+// The same on one node.
+template <typename Body>
+void OnGpus(int size, const Options& options, Way way, const Body& body) {
+  OnGpus(std::vector<int>(size), options, way, body);
 }
 
 }  // namespace tfring

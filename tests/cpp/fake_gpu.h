@@ -29,6 +29,12 @@ inline fake_cuda::Options* FakeCuda() {
              : reinterpret_cast<fake_cuda::Options* (*)()>(function)();
 }
 
+// Where there is a fake driver.
+inline fake_cuda::Counts& FakeCudaCounts() {
+  return *reinterpret_cast<fake_cuda::Counts* (*)()>(
+      FakeCudaFunction("FakeCudaCounts"))();
+}
+
 // Sets an option for as long as it lives.
 class WithFakeCuda {
  public:

@@ -6,6 +6,7 @@
 #include <memory>
 #include <tuple>
 
+#include "tests/cpp/cuda_fusion_checks.h"
 #include "tests/cpp/cuda_ring_checks.h"
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/mpi_world.h"
@@ -35,6 +36,23 @@ TEST_P(MpiCudaTest, EveryCollective) {
             ipc && host->size() > 1);
   GpuRank(*device, *transport, 2000)
       .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
+}
+
+TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {
+  const auto [ipc, shared_memory] = GetParam();
+  const WithFakeCuda delay(&fake_cuda::Options::delay_us, 300);
+  const auto host = MakeWorldTransport(shared_memory);
+  const auto device = OpenGpu();
+  Options options;
+  options.cuda_ipc = ipc;
+  options.device_segment_bytes = 64 << 10;
+  const auto transport = MakeCudaTransport(*device, *host, options).value();
+  GpuFusion fusion(*device, *transport, options);
+  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 5000},
+                          host->size());
+  fusion.CheckAllreduce(c, 10);
+  fusion.CheckReduceScatter({300'000, 700'000});
+  EXPECT_EQ(fusion.status(), absl::OkStatus());
 }
 
 }  // namespace

@@ -147,10 +147,16 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_HELD", 0)},
                   {FromEnvironment("FAKE_CUDA_OPEN_OWN", 0)},
                   {FromEnvironment("FAKE_CUDA_NO_IPC", 0)},
+                  {FromEnvironment("FAKE_CUDA_EXPORTS_LEFT", -1)},
                   {FromEnvironment("FAKE_CUDA_LAUNCHES_LEFT", -1)},
                   {FromEnvironment("FAKE_CUDA_DEVICES", 1)},
                   {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)}};
   return *options;
+}
+
+Counts& GetCounts() {
+  static auto* const counts = new Counts{};
+  return *counts;
 }
 
 void* CurrentContext() { return InContext() ? contexts.back() : nullptr; }
@@ -160,6 +166,9 @@ void* CurrentContext() { return InContext() ? contexts.back() : nullptr; }
 // What no driver has.
 extern "C" [[gnu::visibility("default")]] Options* FakeCudaOptions() {
   return &GetOptions();
+}
+extern "C" [[gnu::visibility("default")]] Counts* FakeCudaCounts() {
+  return &GetCounts();
 }
 extern "C" [[gnu::visibility("default")]] void* FakeCudaOnHost(void* memory) {
   return OnHost(Address(memory));
@@ -342,6 +351,7 @@ ENTRY cuEventCreate(void** event, unsigned flags) {
 }
 ENTRY cuEventDestroy_v2(void* event) {
   auto* const ended = static_cast<Event*>(event);
+  WaitUntilAllIdle();  // of other processes' events, too
   if (ended->memory != 0 && !CloseImported(ended->memory)) {
     Free(ended->memory);
   }
@@ -387,10 +397,14 @@ ENTRY cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes,
 }
 ENTRY cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes,
                            void* stream) {
+  GetCounts().copied_bytes += static_cast<int64_t>(bytes);
   return Copy(to, from, bytes, stream);
 }
 
 ENTRY cuIpcGetMemHandle(Handle* handle, uint64_t address) {
+  auto& left = GetOptions().exports_left;
+  if (left == 0) return kNotSupported;
+  if (left > 0) --left;
   return Export(address, *handle) ? kSuccess : kInvalidValue;
 }
 struct IpcHandle {

@@ -8,7 +8,7 @@
 // and only what a compiler and a GPU make of it is left to a real one.  It is
 // strict where CUDA leaves things undefined: a call without a context, a handle
 // opened where it was made, an address of an element that is not aligned are
-// errors.
+// errors, and to close another process's memory while it is read is a crash.
 //
 // Options, each also read at the start from the environment as FAKE_CUDA_...:
 //   DELAY_US       every task of a stream starts up to this much later
@@ -18,6 +18,8 @@
 //   OPEN_OWN       1: handles may be opened in the process that made them, so
 //                  that ranks may be threads
 //   NO_IPC         1: there is no IPC, as in some containers
+//   EXPORTS_LEFT   cuIpcGetMemHandle fails when so many have succeeded; -1 is
+//                  never
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   DEVICES        how many there are
 //   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
@@ -33,10 +35,19 @@
 namespace tfring::fake_cuda {
 
 struct Options {
-  std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc,
+  std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
       launches_left, devices, own_gpus;
 };
 Options& GetOptions();
+
+// What has been seen so far.
+struct Counts {
+  std::atomic<int64_t> copied_bytes;  // by cuMemcpyDtoDAsync
+  // Memory that was freed while a handle of it was open, in this process: CUDA
+  // leaves it undefined.
+  std::atomic<int64_t> freed_while_open;
+};
+Counts& GetCounts();
 
 // ---- driver.cc ----
 

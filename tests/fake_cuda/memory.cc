@@ -48,7 +48,6 @@ uint64_t Map(int file, size_t bytes, bool imported) {
 }
 
 bool Unmap(uint64_t address, bool imported) {
-  WaitUntilAllIdle();
   std::lock_guard<std::mutex> lock(mutex);
   const auto found = Blocks().find(address);
   if (found == Blocks().end()) return false;
@@ -57,6 +56,7 @@ bool Unmap(uint64_t address, bool imported) {
     return true;
   }
   if (imported != (found->second.file < 0)) return false;
+  if (found->second.opened > 0) ++GetCounts().freed_while_open;
   munmap(found->second.host, found->second.bytes);
   if (found->second.file >= 0) close(found->second.file);
   Blocks().erase(found);
@@ -77,7 +77,10 @@ uint64_t Allocate(size_t bytes) {
   return address;
 }
 
-bool Free(uint64_t address) { return Unmap(address, /*imported=*/false); }
+bool Free(uint64_t address) {
+  WaitUntilAllIdle();
+  return Unmap(address, /*imported=*/false);
+}
 
 bool Export(uint64_t address, Handle& handle) {
   std::lock_guard<std::mutex> lock(mutex);

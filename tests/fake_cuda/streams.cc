@@ -1,5 +1,7 @@
 // Streams, each a thread that does one task after the other, and the events
 // that order them.
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -57,7 +59,7 @@ class Stream {
     }
   }
 
-  // Now long and now short, the same in every run.
+  // Now long and now short, and otherwise in every stream.
   void Delay() {
     while (GetOptions().held == kind_) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -69,6 +71,11 @@ class Stream {
         std::chrono::microseconds((random_ >> 16) % (delay_us + 1)));
   }
 
+  static uint32_t NextSeed() {
+    static std::atomic<uint32_t> streams{0};
+    return (static_cast<uint32_t>(getpid()) + ++streams) * 2654435761;
+  }
+
   void* const context_;
   const StreamKind kind_;
   std::mutex mutex_;
@@ -76,7 +83,7 @@ class Stream {
   std::deque<std::function<void()>> tasks_;
   bool busy_ = false;
   bool ends_ = false;
-  uint32_t random_ = 1;
+  uint32_t random_ = NextSeed();
   std::thread thread_;  // last: it uses all of the above
 };
 

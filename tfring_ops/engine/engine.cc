@@ -19,6 +19,7 @@
 #include "tfring_ops/engine/stand_in.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/engine/timeline.h"
+#include "tfring_ops/engine/wording.h"
 #include "tfring_ops/ring/broadcast.h"
 #include "tfring_ops/transport/attended.h"
 
@@ -288,11 +289,12 @@ class RingEngine final : public Engine {
       // A join may well take as long as the others' data lasts.
       if (waiting.entry.request.kind == CollectiveKind::kJoin) continue;
       if (now - waiting.since < limit) continue;
-      return absl::DeadlineExceededError(absl::StrCat(
-          "'", name, "'", members_.Suffix(), ": no word from rank ",
-          members_.world_ranks[kCoordinatorRank],
-          ", which orders the collectives, for ",
-          options_.stall_shutdown_seconds, " s. Its process hangs."));
+      return absl::DeadlineExceededError(
+          DescribeSilence(
+              members_, waiting.entry.request,
+              std::chrono::duration<double>(now - waiting.since).count(),
+              rank(), {kCoordinatorRank}) +
+          kEndOfJob);
     }
     return absl::OkStatus();
   }

@@ -144,14 +144,15 @@ absl::Status Executor::Adasum(TensorEntry& entry) {
     kernels.Scale(buffer.output, buffer.input, count, request.dtype,
                   request.prescale_factor);
     TFRING_RETURN_IF_ERROR(kernels.Synchronize());
-    TFRING_ASSIGN_OR_RETURN(std::byte* const received, FusionBuffer(bytes));
+    TFRING_ASSIGN_OR_RETURN(std::byte* const received, scratch_.AtLeast(bytes));
     TFRING_RETURN_IF_ERROR(
         RingAdasum(ring_, buffer.output, received, count, request.dtype));
     kernels.Scale(buffer.output, buffer.output, count, request.dtype,
                   request.postscale_factor);
     TFRING_RETURN_IF_ERROR(kernels.Synchronize());
   }
-  TrimFusionBuffer();
+  // It was as much as the tensor has.
+  if (scratch_.bytes() > fusion_threshold_bytes_) scratch_.Clear();
   return absl::OkStatus();
 }
 
@@ -279,12 +280,16 @@ int64_t Executor::MostFusedBytes() const {
   return std::max(fusion_threshold_bytes_, kScaledBytes);
 }
 
-void Executor::TrimFusionBuffer() {
-  if (fusion_buffer_.bytes() > fusion_threshold_bytes_) fusion_buffer_.Clear();
+absl::StatusOr<std::byte*> Executor::FusionBuffer(int64_t bytes) {
+  if (bytes <= fusion_buffer_.bytes()) return fusion_buffer_.data();
+  Transport& transport = ring_.transport;
+  TFRING_RETURN_IF_ERROR(transport.Export({}));
+  bytes = (bytes + kExportedBytes - 1) / kExportedBytes * kExportedBytes;
+  TFRING_ASSIGN_OR_RETURN(std::byte* const data, fusion_buffer_.AtLeast(bytes));
+  TFRING_RETURN_IF_ERROR(transport.Export(Bytes(data, bytes)));
+  return data;
 }
 
-absl::StatusOr<std::byte*> Executor::FusionBuffer(int64_t bytes) {
-  return fusion_buffer_.AtLeast(bytes);
-}
+Executor::~Executor() { ring_.transport.Export({}).IgnoreError(); }
 
 }  // namespace tfring

@@ -33,6 +33,11 @@ class Executor {
   Executor(const Options& options, Transport& transport, const Kernels& kernels,
            CostSource cost_source, Memory memory = Memory::kHost,
            StreamCollectives* collectives = nullptr);
+  // Collective, unless the transport has been aborted: peers may have read this
+  // rank's fusion buffer.
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   // REQUIRES: the entries' requests are Fusible.
   absl::Status Allreduce(absl::Span<TensorEntry* const> entries);
@@ -73,10 +78,8 @@ class Executor {
 
   // However large what goes through the fusion buffer may be.
   int64_t MostFusedBytes() const;
-  // At least `bytes` of fusion_buffer_.
+  // At least `bytes` of fusion_buffer_, the same on all ranks.  Collective.
   absl::StatusOr<std::byte*> FusionBuffer(int64_t bytes);
-  // After Adasum, which needs as much as the tensor has.
-  void TrimFusionBuffer();
 
   const int64_t fusion_threshold_bytes_;
   // Kept from call to call: fresh memory costs a page fault every 4 KiB.

@@ -29,6 +29,7 @@ class CudaTransport final : public Transport {
   ~CudaTransport() override {
     const CudaScope scope(ways_->context().driver, ways_->context().context);
     if (broken_.ok()) broken_ = ways_->LetGo();
+    marks_.clear();
     ways_.reset();
   }
 
@@ -49,7 +50,12 @@ class CudaTransport final : public Transport {
   absl::StatusOr<bool> Test(Request request) override {
     if (request == kNoRequest) return true;
     MoveAll();
-    const bool complete = messages_[request - 1].complete;
+    const CudaMessage& message = messages_[request - 1];
+    const bool complete = message.complete;
+    if (complete && message.is_read_in_place && broken_.ok()) {
+      const Scope scope(*ways_);
+      Note(message.read->Await(ways_->context().stream));
+    }
     if (complete || !broken_.ok()) free_.push_back(request);
     if (!broken_.ok()) return broken_;
     return complete;
@@ -81,6 +87,13 @@ class CudaTransport final : public Transport {
     Note(ways_->link(peer).Release());
   }
 
+  absl::Status Export(Bytes memory) override {
+    if (!broken_.ok()) return broken_;
+    const Scope scope(*ways_);
+    Note(ways_->Export(memory));
+    return broken_;
+  }
+
   absl::Status Progress() override {
     MoveAll();
     return broken_;
@@ -109,6 +122,7 @@ class CudaTransport final : public Transport {
                 void (CudaLink::*add)(CudaMessage&)) {
     if (free_.empty()) {
       messages_.emplace_back();
+      marks_.emplace_back(ways_->context());
       free_.push_back(messages_.size());
     }
     const Request request = free_.back();
@@ -117,6 +131,7 @@ class CudaTransport final : public Transport {
     message = CudaMessage();
     message.data = data;
     message.bytes = bytes;
+    message.read = &marks_[request - 1];
     if (!broken_.ok()) return request;
     const Scope scope(*ways_);
     (ways_->link(peer).*add)(message);
@@ -160,7 +175,8 @@ class CudaTransport final : public Transport {
   Transport& host_;
   const double timeout_seconds_;
   std::deque<CudaMessage> messages_;
-  std::vector<Request> free_;  // messages_ that are not in use
+  std::deque<CudaMark> marks_;  // of each
+  std::vector<Request> free_;   // messages_ that are not in use
   absl::Status broken_;
 };
 

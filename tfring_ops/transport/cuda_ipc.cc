@@ -8,17 +8,18 @@
 namespace tfring {
 namespace {
 
-// CUDA exports whole pages of this size: a smaller piece of memory may share
-// its page with what is nobody else's business.
-constexpr size_t kExportedBytes = 2 << 20;
-
 constexpr unsigned kEventFlags =
     kCudaEventInterprocess | kCudaEventDisableTiming;
+
+// Where a part is that lies in a slot, and not in what is exported besides.
+constexpr uint64_t kInSlot = UINT64_MAX;
 
 struct Token {
   enum class Kind : uint64_t { kFilled, kEmptied };
   Kind kind;
-  uint64_t message_bytes;
+  // Of a part that is there:
+  uint64_t message_bytes = 0;
+  uint64_t offset = 0;  // in what is exported, or kInSlot
 };
 
 class IpcLink final : public CudaLink {
@@ -39,6 +40,15 @@ class IpcLink final : public CudaLink {
           driver.cuIpcOpenEventHandle(&emptied_[slot], offer.emptied[slot]));
     }
     return absl::OkStatus();
+  }
+
+  absl::Status OpenExported(const CUipcMemHandle& memory) override {
+    return context_.driver.cuIpcOpenMemHandle(&exported_, memory,
+                                              kCudaIpcLazyPeerAccess);
+  }
+  void CloseExported() override {
+    if (exported_ != 0) context_.driver.cuIpcCloseMemHandle.Result(exported_);
+    exported_ = 0;
   }
 
   ~IpcLink() override { Close(); }
@@ -70,7 +80,7 @@ class IpcLink final : public CudaLink {
     const size_t bytes = peeked_.NextPart(context_.part_bytes);
     peeked_.started += bytes;
     peeking_ = false;
-    return ConstBytes(IncomingSlot(), bytes);
+    return ConstBytes(incoming_part_, bytes);
   }
   absl::Status Release() override { return EndRead(); }
 
@@ -103,11 +113,13 @@ class IpcLink final : public CudaLink {
     Request request = kNoRequest;
   };
 
-  std::byte* IncomingSlot() const {
-    return incoming_ + (read_ % kIpcSlots) * context_.part_bytes;
-  }
+  struct Part {
+    CudaMessage* message;
+    bool is_read_in_place;
+  };
 
   void Close() {
+    CloseExported();
     for (int slot = 0; slot < kIpcSlots; ++slot) {
       for (CUevent* const event : {&filled_[slot], &emptied_[slot]}) {
         if (*event != nullptr) context_.driver.cuEventDestroy.Result(*event);
@@ -141,7 +153,7 @@ class IpcLink final : public CudaLink {
       if (!arrived) break;
       token_request_ = kNoRequest;
       if (token_.kind == Token::Kind::kFilled) {
-        arrived_.push_back(token_.message_bytes);
+        arrived_.push_back(token_);
       } else {
         TFRING_RETURN_IF_ERROR(EndSend());
       }
@@ -149,8 +161,8 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  void SendToken(Token::Kind kind, uint64_t message_bytes) {
-    tokens_.push_back({{kind, message_bytes}});
+  void SendToken(const Token& token) {
+    tokens_.push_back({token});
     SentToken& sent = tokens_.back();
     sent.request = context_.host.StartSend(
         peer_, ConstBytes(reinterpret_cast<const std::byte*>(&sent.token),
@@ -161,26 +173,19 @@ class IpcLink final : public CudaLink {
     while (!sends_.empty() && in_flight_ < kIpcSlots) {
       CudaMessage& message = *sends_.front();
       const int slot = static_cast<int>(written_ % kIpcSlots);
+      const std::byte* const data = message.data + message.started;
       const size_t bytes = message.NextPart(context_.part_bytes);
-      const CudaDriver& driver = context_.driver;
-      CUstream stream = context_.outgoing;
-      TFRING_RETURN_IF_ERROR(ready_.Record(context_.stream));
-      TFRING_RETURN_IF_ERROR(ready_.Await(stream));
-      if (used_[slot]) {
-        TFRING_RETURN_IF_ERROR(
-            driver.cuStreamWaitEvent(stream, emptied_[slot], 0));
+      const uint64_t offset = OffsetOf(data);
+      if (offset == kInSlot) {
+        TFRING_RETURN_IF_ERROR(FillSlot(slot, data, bytes));
       }
-      if (bytes > 0) {
-        TFRING_RETURN_IF_ERROR(driver.cuMemcpyDtoDAsync(
-            DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
-            DeviceAddress(message.data + message.started), bytes, stream));
-      }
-      TFRING_RETURN_IF_ERROR(
-          driver.cuEventRecord(memory_.filled(index_, slot), stream));
+      TFRING_RETURN_IF_ERROR(context_.driver.cuEventRecord(
+          memory_.filled(index_, slot),
+          offset == kInSlot ? context_.outgoing : context_.stream));
       used_[slot] = true;
       message.started += bytes;
-      SendToken(Token::Kind::kFilled, message.bytes);
-      parts_in_flight_.push_back(&message);
+      SendToken({Token::Kind::kFilled, message.bytes, offset});
+      parts_in_flight_.push_back({&message, offset != kInSlot});
       ++in_flight_;
       ++written_;
       if (message.started == message.bytes) sends_.pop_front();
@@ -188,17 +193,48 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // The peer has asked for its read of the earliest slot.
+  // Where the peer finds `data` in what this rank has exported.
+  uint64_t OffsetOf(const std::byte* data) const {
+    const Bytes& exported = memory_.exported();
+    const uint64_t offset =
+        DeviceAddress(data) - DeviceAddress(exported.data());
+    return offset < exported.size() ? offset : kInSlot;
+  }
+
+  absl::Status FillSlot(int slot, const std::byte* data, size_t bytes) {
+    const CudaDriver& driver = context_.driver;
+    TFRING_RETURN_IF_ERROR(ready_.Record(context_.stream));
+    TFRING_RETURN_IF_ERROR(ready_.Await(context_.outgoing));
+    if (used_[slot]) {
+      TFRING_RETURN_IF_ERROR(
+          driver.cuStreamWaitEvent(context_.outgoing, emptied_[slot], 0));
+    }
+    if (bytes == 0) return absl::OkStatus();
+    return driver.cuMemcpyDtoDAsync(
+        DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
+        DeviceAddress(data), bytes, context_.outgoing);
+  }
+
+  // The peer has asked for its read of the earliest part.
   absl::Status EndSend() {
+    const CudaDriver& driver = context_.driver;
     const auto slot = static_cast<int>((written_ - in_flight_) % kIpcSlots);
-    CudaMessage& message = *parts_in_flight_.front();
+    const Part part = parts_in_flight_.front();
+    CudaMessage& message = *part.message;
     parts_in_flight_.pop_front();
     --in_flight_;
-    // Who writes to the buffer now, writes after the copy has read it.
-    TFRING_RETURN_IF_ERROR(context_.driver.cuStreamWaitEvent(
-        context_.stream, memory_.filled(index_, slot), 0));
     message.complete = ++message.finished == message.Parts(context_.part_bytes);
-    return absl::OkStatus();
+    if (!part.is_read_in_place) {
+      // Who writes to the buffer now, writes after the copy has read it.
+      return driver.cuStreamWaitEvent(context_.stream,
+                                      memory_.filled(index_, slot), 0);
+    }
+    if (!message.complete) return absl::OkStatus();
+    // See Note [Read in place].  The peer reads one part after the other.
+    message.is_read_in_place = true;
+    TFRING_RETURN_IF_ERROR(
+        driver.cuStreamWaitEvent(context_.outgoing, emptied_[slot], 0));
+    return message.read->Record(context_.outgoing);
   }
 
   absl::Status MoveReceives() {
@@ -209,7 +245,7 @@ class IpcLink final : public CudaLink {
       if (bytes > 0) {
         TFRING_RETURN_IF_ERROR(context_.driver.cuMemcpyDtoDAsync(
             DeviceAddress(message.data + message.started),
-            DeviceAddress(IncomingSlot()), bytes, context_.stream));
+            DeviceAddress(incoming_part_), bytes, context_.stream));
       }
       TFRING_RETURN_IF_ERROR(EndRead());
       message.started += bytes;
@@ -221,17 +257,22 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // The stream may read the next slot, which is of a message of that size.
+  // The stream may read incoming_part_, which is of a message of that size.
   absl::Status BeginRead(uint64_t message_bytes) {
-    if (arrived_.front() != message_bytes) {
-      return absl::InternalError(absl::StrCat("rank ", peer_, " sent ",
-                                              arrived_.front(), " bytes where ",
-                                              message_bytes, " were expected"));
+    const Token token = arrived_.front();
+    if (token.message_bytes != message_bytes) {
+      return absl::InternalError(
+          absl::StrCat("rank ", peer_, " sent ", token.message_bytes,
+                       " bytes where ", message_bytes, " were expected"));
     }
     arrived_.pop_front();
     --wanted_parts_;
-    return context_.driver.cuStreamWaitEvent(context_.stream,
-                                             filled_[read_ % kIpcSlots], 0);
+    const uint64_t slot = read_ % kIpcSlots;
+    incoming_part_ =
+        token.offset == kInSlot
+            ? incoming_ + slot * context_.part_bytes
+            : static_cast<std::byte*>(DeviceMemory(exported_)) + token.offset;
+    return context_.driver.cuStreamWaitEvent(context_.stream, filled_[slot], 0);
   }
 
   absl::Status EndRead() {
@@ -239,7 +280,7 @@ class IpcLink final : public CudaLink {
         memory_.emptied(index_, static_cast<int>(read_ % kIpcSlots)),
         context_.stream));
     ++read_;
-    SendToken(Token::Kind::kEmptied, 0);
+    SendToken({Token::Kind::kEmptied});
     return absl::OkStatus();
   }
 
@@ -247,25 +288,28 @@ class IpcLink final : public CudaLink {
   const IpcMemory& memory_;
   const int index_, peer_;
 
-  // The peer's: its slots for this rank, and its events.
+  // The peer's: its slots for this rank, its events, and what it has exported
+  // besides.
   CUdeviceptr mapped_ = 0;
   std::byte* incoming_ = nullptr;
   std::array<CUevent, kIpcSlots> filled_{};
   std::array<CUevent, kIpcSlots> emptied_{};
+  CUdeviceptr exported_ = 0;
 
-  std::deque<CudaMessage*> sends_;            // with parts left to start
-  std::deque<CudaMessage*> parts_in_flight_;  // whose each part is
-  uint64_t written_ = 0;                      // parts
-  uint64_t in_flight_ = 0;                    // of them
+  std::deque<CudaMessage*> sends_;  // with parts left to start
+  std::deque<Part> parts_in_flight_;
+  uint64_t written_ = 0;    // parts
+  uint64_t in_flight_ = 0;  // of them
   std::array<bool, kIpcSlots> used_{};
   CudaMark ready_{context_};
 
   std::deque<CudaMessage*> receives_;  // with parts left to come
   CudaMessage peeked_;
   bool peeking_ = false;
-  uint64_t wanted_parts_ = 0;     // that have not been read
-  std::deque<uint64_t> arrived_;  // sizes of the messages that they are of
-  uint64_t read_ = 0;             // parts
+  uint64_t wanted_parts_ = 0;           // that have not been read
+  std::deque<Token> arrived_;           // of them
+  std::byte* incoming_part_ = nullptr;  // that is read
+  uint64_t read_ = 0;                   // parts
 
   Token token_{};  // that comes next
   Request token_request_ = kNoRequest;
@@ -285,7 +329,7 @@ absl::Status IpcMemory::Open(int peers) {
   const CudaDriver& driver = context_.driver;
   const size_t bytes_per_peer = kIpcSlots * context_.part_bytes;
   TFRING_RETURN_IF_ERROR(driver.cuMemAlloc(
-      &memory_, std::max(kExportedBytes, peers * bytes_per_peer)));
+      &memory_, std::max<size_t>(kExportedBytes, peers * bytes_per_peer)));
   offers_.resize(peers);
   events_.resize(peers);
   for (int index = 0; index < peers; ++index) {
@@ -301,6 +345,14 @@ absl::Status IpcMemory::Open(int peers) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<CUipcMemHandle> IpcMemory::Export(Bytes memory) {
+  CUipcMemHandle handle{};
+  TFRING_RETURN_IF_ERROR(
+      context_.driver.cuIpcGetMemHandle(&handle, DeviceAddress(memory.data())));
+  exported_ = memory;
+  return handle;
 }
 
 IpcMemory::~IpcMemory() {

@@ -6,6 +6,27 @@
 // slot, by a copy or by the kernel that reduces it.  It records an event of its
 // own and sends a token back, and the slot is free.
 //
+// What lies in memory that the sender has exported besides (the fusion buffer)
+// is not copied: the token says where, and the receiver reads it there.
+//
+// Note [Read in place]
+// Three waits keep memory that is read in place as it is until it has been
+// read:
+// - The receiver's stream reads after the event `filled`, which the sender
+//   records when it has asked for all that writes the part.
+// - A send is complete with the token that comes back, and from then on the
+//   sender's stream waits for the event `emptied`.  The algorithms write to
+//   what they have sent only after they have waited for the send, as any
+//   transport requires; what else keeps their order (a chunk comes round when
+//   its neighbour has read it) does not hold for the next block of a stage, nor
+//   for recursive doubling.
+// - Before the memory goes, every rank waits for its stream and closes it, and
+//   all ranks meet: CudaWays::Export.
+// The second wait is only for what has been asked for before it, here or by the
+// peer: so streams never wait for each other in a circle.  It is made when the
+// algorithm waits for the send, and not when the token comes: in a ring that is
+// a move later, and neighbours need not take turns.
+//
 // Note [A token before each wait]
 // A wait for an event of another process means the latest record of it, and
 // none where it has not been recorded yet.  So the owner records first and then
@@ -56,6 +77,11 @@ class IpcMemory {
     return events_[index][kIpcSlots + slot];
   }
 
+  // Memory besides the slots, whose parts peers read in place; none at first.
+  absl::StatusOr<CUipcMemHandle> Export(Bytes memory);
+  void ExportNone() { exported_ = {}; }
+  const Bytes& exported() const { return exported_; }
+
  private:
   static constexpr int kEvents = 2 * kIpcSlots;  // for each peer
 
@@ -64,6 +90,7 @@ class IpcMemory {
 
   const CudaLinkContext& context_;
   CUdeviceptr memory_ = 0;
+  Bytes exported_;
   std::vector<IpcOffer> offers_;
   std::vector<std::array<CUevent, kEvents>> events_;
 };

@@ -31,50 +31,6 @@ struct CudaLinkContext {
   size_t part_bytes;
 };
 
-// A message, cut into parts; one of no bytes is a part too.
-struct CudaMessage {
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-  size_t started = 0;   // bytes, in whole parts
-  size_t finished = 0;  // parts
-  bool complete = false;
-
-  size_t Parts(size_t part_bytes) const {
-    return std::max<size_t>(1, (bytes + part_bytes - 1) / part_bytes);
-  }
-  size_t NextPart(size_t part_bytes) const {
-    return std::min(part_bytes, bytes - started);
-  }
-};
-
-class CudaLink {
- public:
-  virtual ~CudaLink() = default;
-
-  // Adds to the messages under way, in order.  REQUIRES: `message` stays until
-  // it is complete or the transport has been aborted.
-  virtual void Send(CudaMessage& message) = 0;
-  virtual void Receive(CudaMessage& message) = 0;
-
-  // Moves what can move, and says which messages are complete.
-  virtual absl::Status Move() = 0;
-
-  // As in transport.h; an empty part means that none has come.
-  virtual bool CanPeek() const { return false; }
-  virtual absl::StatusOr<ConstBytes> Peek(size_t /*message_bytes*/) {
-    return absl::UnimplementedError("this link cannot peek");
-  }
-  virtual absl::Status Release() { return absl::OkStatus(); }
-
-  // Waits until what the link has told the peer has left.
-  virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
-
-  // Before the end, unless the transport has been aborted: waits until the peer
-  // is done with this rank's memory and lets go of the peer's.  Ranks meet
-  // between this and the destructor.
-  virtual absl::Status LetGo() { return absl::OkStatus(); }
-};
-
 // An event with its owner.
 class CudaMark {
  public:
@@ -107,6 +63,61 @@ class CudaMark {
  private:
   const CudaLinkContext& context_;
   CUevent event_ = nullptr;
+};
+
+// A message, cut into parts; one of no bytes is a part too.
+struct CudaMessage {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+  size_t started = 0;   // bytes, in whole parts
+  size_t finished = 0;  // parts
+  bool complete = false;
+  // Of a send that the peer reads where it lies: when it has been read.
+  // Whoever writes to the buffer afterwards has to wait for it.
+  CudaMark* read = nullptr;
+  bool is_read_in_place = false;
+
+  size_t Parts(size_t part_bytes) const {
+    return std::max<size_t>(1, (bytes + part_bytes - 1) / part_bytes);
+  }
+  size_t NextPart(size_t part_bytes) const {
+    return std::min(part_bytes, bytes - started);
+  }
+};
+
+class CudaLink {
+ public:
+  virtual ~CudaLink() = default;
+
+  // Adds to the messages under way, in order.  REQUIRES: `message` stays until
+  // it is complete or the transport has been aborted.
+  virtual void Send(CudaMessage& message) = 0;
+  virtual void Receive(CudaMessage& message) = 0;
+
+  // Moves what can move, and says which messages are complete.
+  virtual absl::Status Move() = 0;
+
+  // As in transport.h; an empty part means that none has come.
+  virtual bool CanPeek() const { return false; }
+  virtual absl::StatusOr<ConstBytes> Peek(size_t /*message_bytes*/) {
+    return absl::UnimplementedError("this link cannot peek");
+  }
+  virtual absl::Status Release() { return absl::OkStatus(); }
+
+  // Opens what the peer has exported besides, to read there what it sends from
+  // there; and closes it.
+  virtual absl::Status OpenExported(const CUipcMemHandle& /*memory*/) {
+    return absl::OkStatus();
+  }
+  virtual void CloseExported() {}
+
+  // Waits until what the link has told the peer has left.
+  virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
+
+  // Before the end, unless the transport has been aborted: waits until the peer
+  // is done with this rank's memory and lets go of the peer's.  Ranks meet
+  // between this and the destructor.
+  virtual absl::Status LetGo() { return absl::OkStatus(); }
 };
 
 }  // namespace tfring

@@ -28,8 +28,9 @@ struct Outcome {
   std::array<char, 255> reason;
 };
 
-// Whether `status` is OK on every rank; if not, rank 0 warns.
-absl::StatusOr<bool> AgreeOnIpc(const absl::Status& status, Transport& host) {
+// Whether `status` is OK on every rank; if not, rank 0 warns of what follows.
+absl::StatusOr<bool> AgreeOnIpc(const absl::Status& status, Transport& host,
+                                absl::string_view what_follows) {
   Outcome outcome{};
   outcome.ok = status.ok();
   status.message().copy(outcome.reason.data(), outcome.reason.size() - 1);
@@ -38,17 +39,22 @@ absl::StatusOr<bool> AgreeOnIpc(const absl::Status& status, Transport& host) {
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].ok) continue;
     if (host.rank() == 0) {
-      LogWarning(
-          0, absl::StrCat(
-                 "the GPUs of a node talk through host memory, as rank ", rank,
-                 " cannot share its GPU's: ", outcomes[rank].reason.data(),
-                 ". Slower, but right; TFRING_CUDA_IPC=0 asks for it "
-                 "without this warning."));
+      LogWarning(0,
+                 absl::StrCat(
+                     what_follows, ", as rank ", rank,
+                     " cannot share its GPU's: ", outcomes[rank].reason.data(),
+                     ". Slower, but right; TFRING_CUDA_IPC=0 asks for "
+                     "host memory without this warning."));
     }
     return false;
   }
   return true;
 }
+
+constexpr absl::string_view kThroughHost =
+    "the GPUs of a node talk through host memory";
+constexpr absl::string_view kThroughSlots =
+    "the GPUs of a node copy what they have packed to other memory";
 
 size_t PartBytes(int64_t segment_bytes, int size) {
   const size_t limit = kSlotsBytes / kIpcSlots / std::max(1, size - 1);
@@ -137,11 +143,11 @@ absl::Status CudaWays::TryIpc(const std::vector<int>& peers) {
   }
   // One agreement for each step, as a rank that waits for a peer has to know
   // that the peer is well.
-  TFRING_ASSIGN_OR_RETURN(bool agreed, AgreeOnIpc(status, host));
+  TFRING_ASSIGN_OR_RETURN(bool agreed, AgreeOnIpc(status, host, kThroughHost));
   if (agreed) {
     TFRING_ASSIGN_OR_RETURN(offers, Exchange(host, offers));
-    TFRING_ASSIGN_OR_RETURN(agreed,
-                            AgreeOnIpc(OpenIpcLinks(peers, offers), host));
+    TFRING_ASSIGN_OR_RETURN(
+        agreed, AgreeOnIpc(OpenIpcLinks(peers, offers), host, kThroughHost));
   }
   if (agreed) {
     const absl::StatusOr<absl::Status> outcome = CheckIpc(peers);
@@ -150,7 +156,7 @@ absl::Status CudaWays::TryIpc(const std::vector<int>& peers) {
       host.Abort(outcome.status());
       return outcome.status();
     }
-    TFRING_ASSIGN_OR_RETURN(agreed, AgreeOnIpc(*outcome, host));
+    TFRING_ASSIGN_OR_RETURN(agreed, AgreeOnIpc(*outcome, host, kThroughHost));
   }
   if (agreed) return absl::OkStatus();
   for (std::unique_ptr<CudaLink>& link : links_) link.reset();
@@ -260,6 +266,53 @@ absl::StatusOr<bool> CudaWays::Idle() {
     if (!done) return false;
   }
   return true;
+}
+
+// The steps are TryIpc's.
+absl::Status CudaWays::Export(Bytes memory) {
+  if (memory_ == nullptr || !can_export_) return absl::OkStatus();
+  Transport& host = context_.host;
+  TFRING_RETURN_IF_ERROR(ExportNone());
+  if (memory.empty()) return absl::OkStatus();
+  const absl::StatusOr<CUipcMemHandle> own = memory_->Export(memory);
+  TFRING_ASSIGN_OR_RETURN(bool agreed,
+                          AgreeOnIpc(own.status(), host, kThroughSlots));
+  if (agreed) {
+    TFRING_ASSIGN_OR_RETURN(const std::vector<CUipcMemHandle> handles,
+                            ExchangeOne(host, *own));
+    TFRING_ASSIGN_OR_RETURN(
+        agreed, AgreeOnIpc(OpenExported(handles), host, kThroughSlots));
+  }
+  if (agreed) return absl::OkStatus();
+  can_export_ = false;
+  return ExportNone();
+}
+
+absl::Status CudaWays::OpenExported(
+    const std::vector<CUipcMemHandle>& handles) {
+  for (int peer = 0; peer < context_.host.size(); ++peer) {
+    if (links_[peer] == nullptr) continue;
+    TFRING_RETURN_IF_ERROR(links_[peer]->OpenExported(handles[peer]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaWays::ExportNone() {
+  // It may still be at work on what peers have exported; and if it waits for
+  // one of them that is lost, the host's transport hears of it.
+  CudaMark asked(context_);
+  TFRING_RETURN_IF_ERROR(asked.Record(context_.stream));
+  for (Backoff backoff;; backoff.Pause()) {
+    TFRING_ASSIGN_OR_RETURN(const bool done, asked.Done());
+    if (done) break;
+    TFRING_RETURN_IF_ERROR(context_.host.Progress());
+  }
+  for (const std::unique_ptr<CudaLink>& link : links_) {
+    if (link != nullptr) link->CloseExported();
+  }
+  TFRING_RETURN_IF_ERROR(ExchangeOne(context_.host, 'x').status());
+  memory_->ExportNone();
+  return absl::OkStatus();
 }
 
 absl::Status CudaWays::LetGo() {

@@ -31,6 +31,9 @@ class CudaWays {
   // Whether the GPU has done all that it was asked for.
   absl::StatusOr<bool> Idle();
 
+  // See Transport::Export.
+  absl::Status Export(Bytes memory);
+
   // Meets the other ranks, so that nobody's memory goes while it is read.
   absl::Status LetGo();
 
@@ -44,12 +47,16 @@ class CudaWays {
                             const std::vector<IpcOffer>& offers);
   // Whether what the peers write arrives.  An error is one of the calls'.
   absl::StatusOr<absl::Status> CheckIpc(const std::vector<int>& peers);
+  absl::Status OpenExported(const std::vector<CUipcMemHandle>& handles);
+  // Takes back what this rank has exported, when no peer reads it any more.
+  absl::Status ExportNone();
   // `memory` has a number for each peer, then places for one from each.
   absl::Status ExchangeNumbers(const std::vector<int>& peers,
                                CUdeviceptr memory);
 
   CudaLinkContext context_;
-  std::unique_ptr<IpcMemory> memory_;
+  std::unique_ptr<IpcMemory> memory_;  // on all ranks or on none
+  bool can_export_ = true;             // more of it, agreed by all ranks
   std::vector<std::unique_ptr<CudaLink>> links_;  // by rank
   std::vector<std::unique_ptr<CudaMark>> marks_;  // of the streams, for Idle
 };

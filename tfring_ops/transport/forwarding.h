@@ -36,6 +36,7 @@ class ForwardingTransport : public Transport {
   }
   void Release(int peer) override { inner_->Release(peer); }
 
+  absl::Status Export(Bytes memory) override { return inner_->Export(memory); }
   bool TakesDeviceMemory(int peer) const override {
     return inner_->TakesDeviceMemory(peer);
   }

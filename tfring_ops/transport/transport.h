@@ -32,6 +32,10 @@ inline constexpr Request kNoRequest = 0;
 // Holds whole elements of every type.
 inline constexpr size_t kPartAlignment = 64;
 
+// GPUs export whole pages of this size: a smaller piece of memory may share its
+// page with what is nobody else's business.
+inline constexpr int64_t kExportedBytes = 2 << 20;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -73,6 +77,13 @@ class Transport {
   }
   // Gives back the whole of the part that Peek has given.
   virtual void Release(int /*peer*/) {}
+
+  // Says where much of what is sent will lie, in place of what was said before:
+  // peers may read it there.  Of no bytes: nowhere.  When it returns, nobody
+  // reads where it lay before.  Collective, while nothing is under way.
+  // REQUIRES: `memory` is all of what Kernels::Allocate has given, a multiple
+  // of kExportedBytes, and is kept until the next call or the transport's end.
+  virtual absl::Status Export(Bytes /*memory*/) { return absl::OkStatus(); }
 
   // Whether StartSend to `peer`, and StartRecv from it, may be given memory of
   // a GPU.

@@ -1,0 +1,168 @@
+// The fusion buffer of a GPU, which neighbours read in place.  Ranks are
+// threads with a fake GPU each.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "tests/cpp/cuda_fusion_checks.h"
+#include "tests/cpp/cuda_ranks.h"
+#include "tests/cpp/fake_gpu.h"
+
+namespace tfring {
+namespace {
+
+constexpr int64_t kLargeThreshold = 1 << 20;
+
+SolvedAllreduce Solve(int64_t count, int size) {
+  return {{DataType::kFloat32, ReduceOp::kSum, count}, size};
+}
+
+// Calls body(fusion) on each rank.
+template <typename Body>
+void OnFusion(const std::vector<int>& nodes, const Options& options,
+              const Body& body) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const int64_t freed_before = FakeCudaCounts().freed_while_open;
+  OnGpus(nodes, options, options.cuda_ipc ? Way::kIpc : Way::kStaged,
+         [&](const CudaDevice& device, Transport& transport, Transport&) {
+           GpuFusion fusion(device, transport, options);
+           body(fusion);
+           EXPECT_EQ(fusion.status(), absl::OkStatus());
+         });
+  EXPECT_EQ(FakeCudaCounts().freed_while_open, freed_before);
+}
+
+// Of which ranks are a node, and how they reduce.
+class CudaFusionTest : public testing::TestWithParam<
+                           std::tuple<std::vector<int>, AllreduceAlgorithm>> {
+ protected:
+  int size() const { return static_cast<int>(nodes().size()); }
+
+  template <typename Body>
+  void OnFusion(int64_t fusion_threshold_bytes, const Body& body) const {
+    const WithFakeCuda delay(&FakeOptions::delay_us, 300);
+    Options options = OptionsFor(Way::kIpc);
+    options.fusion_threshold_bytes = fusion_threshold_bytes;
+    options.allreduce = std::get<1>(GetParam());
+    tfring::OnFusion(nodes(), options, body);
+  }
+
+ private:
+  const std::vector<int>& nodes() const { return std::get<0>(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Nodes, CudaFusionTest,
+    testing::Combine(testing::Values(std::vector<int>{0, 0},
+                                     std::vector<int>{0, 0, 0},
+                                     std::vector<int>{0, 0, 0, 0},
+                                     // Some read in place, others by the host.
+                                     std::vector<int>{0, 0, 1},
+                                     std::vector<int>{0, 0, 1, 1}),
+                     testing::Values(AllreduceAlgorithm::kRing,
+                                     AllreduceAlgorithm::kHierarchical,
+                                     AllreduceAlgorithm::kRecursiveDoubling)));
+
+// A block is packed where the one before the last was, and a message where the
+// one before it was: a neighbour may still be about to read that.
+TEST_P(CudaFusionTest, ABlockWaitsUntilWhatWasThereHasBeenRead) {
+  const SolvedAllreduce c = Solve(5000, size());
+  for (const int64_t threshold_bytes : {int64_t{2000}, kLargeThreshold}) {
+    OnFusion(threshold_bytes,
+             [&](GpuFusion& fusion) { fusion.CheckAllreduce(c, 30); });
+  }
+}
+
+TEST_P(CudaFusionTest, SoDoesWhatIsScaledForAReduceScatter) {
+  OnFusion(kLargeThreshold, [&](GpuFusion& fusion) {
+    fusion.CheckReduceScatter(std::vector<int64_t>(20, 200));
+  });
+}
+
+Options LongParts() {
+  Options options = OptionsFor(Way::kIpc);
+  options.device_segment_bytes = 64 << 10;
+  return options;
+}
+
+TEST(CudaFusionBufferTest, MayGrowWhileOthersReadIt) {
+  const WithFakeCuda delay(&FakeOptions::delay_us, 300);
+  const SolvedAllreduce c = Solve(5000, 3);
+  OnFusion({0, 0, 0}, LongParts(), [&](GpuFusion& fusion) {
+    fusion.CheckAllreduce(c, 10);
+    fusion.CheckReduceScatter({200, 300'000, 700'000, 1'200'000});
+  });
+}
+
+// Bytes that all ranks together copy for an allreduce of `count` elements.
+int64_t CopiedBytes(int size, int64_t count, const Options& options,
+                    int64_t tensors) {
+  const SolvedAllreduce c = Solve(count, size);
+  int64_t before = 0;
+  std::atomic<int> ready{0};
+  std::atomic<bool> begins{false};
+  OnFusion(std::vector<int>(size), options, [&](GpuFusion& fusion) {
+    // All links have been made and checked.
+    if (++ready == size) {
+      before = FakeCudaCounts().copied_bytes;
+      begins = true;
+    }
+    while (!begins) std::this_thread::yield();
+    fusion.CheckAllreduce(c, tensors);
+  });
+  return FakeCudaCounts().copied_bytes - before;
+}
+
+// What is packed is copied where the whole chunks land, and nowhere else; what
+// lies outside of the fusion buffer, for each send too.
+TEST(CudaFusionBufferTest, IsNotCopiedToBeSent) {
+  for (const int size : {2, 3, 4}) {
+    const int64_t count = 12'000;
+    const int64_t landing = (size - 1) * count * int64_t{sizeof(float)};
+    EXPECT_EQ(CopiedBytes(size, count, LongParts(), 30), landing);
+    EXPECT_EQ(CopiedBytes(size, count, LongParts(), 1), 3 * landing);
+  }
+}
+
+TEST(CudaFusionBufferTest, WhereOneCannotExportItAllCopyWhatTheySend) {
+  const SolvedAllreduce c = Solve(5000, 3);
+  // Each rank's slots for two peers, and the buffers of two ranks.
+  const WithFakeCuda failing(&FakeOptions::exports_left, 3 * 2 + 2);
+  testing::internal::CaptureStderr();
+  OnFusion({0, 0, 0}, LongParts(), [&](GpuFusion& fusion) {
+    fusion.CheckAllreduce(c, 10);
+    fusion.CheckReduceScatter({200, 700'000});
+  });
+  const std::string text = testing::internal::GetCapturedStderr();
+  const size_t found = text.find("packed to other memory, as rank");
+  EXPECT_NE(found, std::string::npos) << text;
+  EXPECT_EQ(text.find("as rank", found + 40), std::string::npos) << text;
+  EXPECT_NE(text.find("CUDA_ERROR_NOT_SUPPORTED"), std::string::npos) << text;
+}
+
+TEST(CudaFusionBufferTest, AnErrorOfOneGpuReachesAllRanks) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda delay(&FakeOptions::delay_us, 300);
+  const WithFakeCuda failing(&FakeOptions::launches_left, 20);
+  const SolvedAllreduce c = Solve(5000, 3);
+  std::atomic<int> failed{0};
+  const Options options = OptionsFor(Way::kIpc);
+  OnGpus(3, options, Way::kIpc,
+         [&](const CudaDevice& device, Transport& transport, Transport&) {
+           GpuFusion fusion(device, transport, options);
+           fusion.CheckAllreduce(c, 10);
+           EXPECT_NE(fusion.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
+                     absl::string_view::npos)
+               << fusion.status();
+           ++failed;
+           while (failed < 3) std::this_thread::yield();
+         });
+}
+
+}  // namespace
+}  // namespace tfring
