@@ -62,7 +62,7 @@ class Outcome {
 // Must outlive the collective.
 class FloatEntry {
  public:
-  // In place.
+  // In place, but where its kind has an output apart from the input.
   FloatEntry(std::string name, std::vector<float> values)
       : data_(std::move(values)) {
     request.name = name;
@@ -72,16 +72,24 @@ class FloatEntry {
   void SubmitTo(Engine& engine) {
     TensorEntry entry = callbacks;
     entry.request = request;
-    entry.buffers = {{data_.data(), data_.data()}};
+    if (request.kind == CollectiveKind::kReduceScatter) {
+      apart_.resize(data_.size());
+      entry.buffers = {{data_.data(), apart_.data()}};
+    } else {
+      entry.buffers = {{data_.data(), data_.data()}};
+    }
     entry.allocate_output = [this](int, const std::vector<int64_t>& dims) {
-      gathered_.resize(dims[0]);
-      return gathered_.data();
+      apart_.resize(dims[0]);
+      return apart_.data();
     };
     entry.on_received_splits = [](const std::vector<int64_t>&) {};
     entry.on_joined = [this](int rank) { last_joined = rank; };
     entry.done = [this](const absl::Status& status) {
       // At once, so that AddressSanitizer sees who still uses it.
-      if (!status.ok()) std::vector<float>().swap(data_);
+      if (!status.ok()) {
+        std::vector<float>().swap(data_);
+        std::vector<float>().swap(apart_);
+      }
       outcome.Done(status);
     };
     engine.Submit(std::move(entry));
@@ -89,8 +97,9 @@ class FloatEntry {
 
   const std::vector<float>& result() const {
     return request.kind == CollectiveKind::kAllgather ||
-                   request.kind == CollectiveKind::kAlltoall
-               ? gathered_
+                   request.kind == CollectiveKind::kAlltoall ||
+                   request.kind == CollectiveKind::kReduceScatter
+               ? apart_
                : data_;
   }
 
@@ -101,7 +110,7 @@ class FloatEntry {
   int last_joined = -1;  // of a join, once it is done
 
  private:
-  std::vector<float> data_, gathered_;
+  std::vector<float> data_, apart_;
 };
 
 // The same entry on every rank.

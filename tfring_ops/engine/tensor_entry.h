@@ -83,8 +83,8 @@ int64_t SizeInBytes(const CollectiveRequest& request);
 struct TensorEntry {
   struct Buffer {
     const void* input = nullptr;
-    // May be `input`.  For reducescatter this rank's rows alone; unused for
-    // allgather and alltoall.
+    // May be `input`, but for reducescatter, where it is this rank's rows alone
+    // and apart from `input`.  Unused for allgather and alltoall.
     void* output = nullptr;
   };
 
