@@ -97,28 +97,39 @@ soak: build $(GTEST_READY)
 unit-test: build
 	$(BIN)/python -m pytest --numprocesses 2 tests/unit
 
-parallel-test: build
-	@set -e; for ranks in $(RANKS); do \
-	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest tests/parallel"; \
-	  $(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest tests/parallel; \
-	done
+# On two ranks all.  Elsewhere not the whole trainings and the like, which take
+# long and go the same way on any number of ranks.  On four, which follow three,
+# only the collectives, their gradients and errors, agreement, and process sets.
+LEFT_OUT_1 := data_service docs large loading local_variables training \
+  xla_stress
+LEFT_OUT_3 := $(LEFT_OUT_1)
+LEFT_OUT_4 := $(LEFT_OUT_1) callbacks compression compressors consistency data \
+  elastic join_callback metric_average optimizer sync_batch_norm timeline
+parallel-test: $(RANKS:%=parallel-test/%)
+parallel-test/%: build
+	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
+	  $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py)
 
-# On tensors of a GPU, the fake one of tests/fake_gpu where there is none.
-GPU_TESTS := on_gpu on_gpu_training
-GPU_TESTS_2 := test_adasum test_callbacks test_collectives test_gradients \
-  test_grouped test_join test_metric_average test_optimizer \
-  test_process_sets test_state
+# On tensors of a GPU, the fake one of tests/fake_gpu where there is none: all
+# of tests/parallel at GPU_RANKS, and some of it at 3 and 4.  At one rank
+# validate.py runs some.
+#   make gpu-test GPU_RANKS="1 2 3 4"
+GPU_RANKS := 2
+GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
 gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
-	@set -e; for ranks in $(RANKS); do \
+	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
 	  files="$(GPU_TESTS)"; \
-	  if [ $$ranks = 2 ]; then files="$$files $(GPU_TESTS_2)"; fi; \
+	  case " $(GPU_RANKS) " in \
+	    *" $$ranks "*) files="$$files tests/parallel/test_*.py" ;; \
+	  esac; \
 	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest $$files"; \
 	  TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np $$ranks \
-	    $(BIN)/python -m pytest $$(printf 'tests/parallel/%s.py ' $$files); \
+	    $(BIN)/python -m pytest $$files; \
 	done
 	$(BIN)/python tests/gpu/validate.py --parts=kernels,ipc --ranks=1,2
-	$(BIN)/python benchmarks/gpu.py --bytes=1m
+	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
+	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
 	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest tests/parallel/on_nccl.py
 

@@ -194,9 +194,7 @@ TEST_P(MpiRingTest, AllreduceOfEveryTypeAndOp) {
 // Below and above the size at which MPI changes to rendezvous.
 TEST_P(MpiRingTest, AllreduceOfAMillionElements) {
   for (const DataType dtype : kDataTypes) {
-    for (const ReduceOp op : kReduceOps) {
-      Check({dtype, op, 1'000'003}, {512 << 10});
-    }
+    Check({dtype, ReduceOp::kSum, 1'000'003}, {512 << 10});
   }
   Check({DataType::kFloat32, ReduceOp::kAverage, 1'000'003},
         {1000, 64 << 10, 64 << 20});

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "Eigen/Core"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -51,9 +52,11 @@ Tensor* NewOutput(OpKernelContext* context, const TensorShape& shape) {
 
 // ---- One element with another, broadcast as in NumPy ----
 
-// For each element of `result`, the index of its operand in `shape`.
+// For each element of `result`, the index of its operand in `shape`. None where
+// each is that of its operand: most tensors, and the largest.
 std::vector<int64_t> Operands(const TensorShape& shape,
                               const TensorShape& result) {
+  if (shape == result) return {};
   std::vector<int64_t> indices(result.num_elements());
   for (int64_t i = 0; i < result.num_elements(); ++i) {
     int64_t rest = i, index = 0, stride = 1;
@@ -92,9 +95,11 @@ class BinaryOp : public OpKernel {
     if (output == nullptr) return;
     Launch([x = Elements<float>(a), y = Elements<float>(b),
             of_x = Operands(a.shape(), shape),
-            of_y = Operands(b.shape(), shape), z = Elements<float>(*output)] {
-      for (size_t i = 0; i < of_x.size(); ++i) {
-        z[i] = Operation()(x[of_x[i]], y[of_y[i]]);
+            of_y = Operands(b.shape(), shape), z = Elements<float>(*output),
+            count = output->NumElements()] {
+      for (int64_t i = 0; i < count; ++i) {
+        z[i] = Operation()(x[of_x.empty() ? i : of_x[i]],
+                           y[of_y.empty() ? i : of_y[i]]);
       }
     });
   }
@@ -138,6 +143,13 @@ class BiasAddGradOp : public OpKernel {
   }
 };
 
+auto MatrixOf(const Tensor& tensor) {
+  using Matrix =
+      Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  return Eigen::Map<Matrix>(Elements<float>(tensor), tensor.dim_size(0),
+                            tensor.dim_size(1));
+}
+
 class MatMulOp : public OpKernel {
  public:
   explicit MatMulOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -156,21 +168,16 @@ class MatMulOp : public OpKernel {
     const Tensor* const output =
         NewOutput(context, TensorShape({rows, columns}));
     if (output == nullptr) return;
-    const int64_t a_row = transpose_a_ ? 1 : inner;
-    const int64_t a_inner = transpose_a_ ? rows : 1;
-    const int64_t b_inner = transpose_b_ ? 1 : columns;
-    const int64_t b_column = transpose_b_ ? inner : 1;
-    Launch([=, x = Elements<float>(a), y = Elements<float>(b),
-            z = Elements<float>(*output)] {
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t column = 0; column < columns; ++column) {
-          float sum = 0;
-          for (int64_t i = 0; i < inner; ++i) {
-            sum += x[row * a_row + i * a_inner] *
-                   y[i * b_inner + column * b_column];
-          }
-          z[row * columns + column] = sum;
-        }
+    Launch([transpose_a = transpose_a_, transpose_b = transpose_b_,
+            x = MatrixOf(a), y = MatrixOf(b), z = MatrixOf(*output)]() mutable {
+      if (transpose_a && transpose_b) {
+        z.noalias() = x.transpose() * y.transpose();
+      } else if (transpose_a) {
+        z.noalias() = x.transpose() * y;
+      } else if (transpose_b) {
+        z.noalias() = x * y.transpose();
+      } else {
+        z.noalias() = x * y;
       }
     });
   }
@@ -181,6 +188,14 @@ class MatMulOp : public OpKernel {
 
 // ---- Variables ----
 
+tensorflow::core::RefCountPtr<tensorflow::Var> VariableOf(
+    OpKernelContext* context) {
+  tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+  context->SetStatus(tensorflow::LookupResource(
+      context, tensorflow::HandleFromInput(context, 0), &variable));
+  return variable;
+}
+
 // Into new memory, as who has read the variable may still hold the old.
 template <typename T, typename Operation>
 class UpdateVariableOp : public OpKernel {
@@ -188,11 +203,8 @@ class UpdateVariableOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-    OP_REQUIRES_OK(
-        context,
-        tensorflow::LookupResource(
-            context, tensorflow::HandleFromInput(context, 0), &variable));
+    const auto variable = VariableOf(context);
+    if (variable == nullptr) return;
     const Tensor& change = context->input(1);
     const tensorflow::mutex_lock lock(*variable->mu());
     const Tensor before = *variable->tensor();
@@ -206,6 +218,65 @@ class UpdateVariableOp : public OpKernel {
       std::transform(x, x + count, y, z, Operation());
     });
     *variable->tensor() = after;
+  }
+};
+
+// Of some rows alone, an embedding's. Indices must be those of rows.
+template <typename T, typename Index, typename Operation>
+class UpdateRowsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const auto variable = VariableOf(context);
+    if (variable == nullptr) return;
+    const Tensor& rows = context->input(1);
+    const Tensor& changes = context->input(2);
+    const tensorflow::mutex_lock lock(*variable->mu());
+    const Tensor before = *variable->tensor();
+    Tensor after;
+    OP_REQUIRES_OK(context, context->allocate_temp(before.dtype(),
+                                                   before.shape(), &after));
+    Launch([x = Elements<T>(before), count = before.NumElements(),
+            row = Elements<Index>(rows), row_count = rows.NumElements(),
+            width = before.NumElements() / before.dim_size(0),
+            y = Elements<T>(changes), z = Elements<T>(after)] {
+      std::copy_n(x, count, z);
+      for (int64_t i = 0; i < row_count; ++i) {
+        T* const to = z + row[i] * width;
+        std::transform(to, to + width, y + i * width, to, Operation());
+      }
+    });
+    *variable->tensor() = after;
+  }
+};
+
+// Rows of any type.
+template <typename Index>
+class GatherRowsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const auto variable = VariableOf(context);
+    if (variable == nullptr) return;
+    const Tensor& rows = context->input(1);
+    const tensorflow::tf_shared_lock lock(*variable->mu());
+    const Tensor& table = *variable->tensor();
+    TensorShape shape = rows.shape();
+    for (int dim = 1; dim < table.dims(); ++dim) {
+      shape.AddDim(table.dim_size(dim));
+    }
+    const Tensor* const output = NewOutput(context, shape);
+    if (output == nullptr) return;
+    Launch([x = Elements<char>(table), row = Elements<Index>(rows),
+            row_count = rows.NumElements(),
+            row_bytes = table.TotalBytes() / table.dim_size(0),
+            y = Elements<char>(*output)] {
+      for (int64_t i = 0; i < row_count; ++i) {
+        std::copy_n(x + row[i] * row_bytes, row_bytes, y + i * row_bytes);
+      }
+    });
   }
 };
 
@@ -236,6 +307,23 @@ UPDATES_ON_GPU(double)
 UPDATES_ON_GPU(Eigen::half)
 UPDATES_ON_GPU(tensorflow::bfloat16)
 UPDATES_ON_GPU(int64_t)
+
+#define ROWS_ON_GPU(NAME, INDEX) \
+  Name(NAME)                     \
+      .Device(DEVICE_GPU)        \
+      .HostMemory("resource")    \
+      .TypeConstraint<INDEX>("Tindices")
+#define UPDATES_OF_ROWS_ON_GPU(INDEX)                                          \
+  REGISTER_KERNEL_BUILDER(ROWS_ON_GPU("ResourceGather", INDEX),                \
+                          GatherRowsOp<INDEX>);                                \
+  REGISTER_KERNEL_BUILDER(                                                     \
+      ROWS_ON_GPU("ResourceScatterAdd", INDEX).TypeConstraint<float>("dtype"), \
+      UpdateRowsOp<float, INDEX, std::plus<float>>);                           \
+  REGISTER_KERNEL_BUILDER(                                                     \
+      ROWS_ON_GPU("ResourceScatterSub", INDEX).TypeConstraint<float>("dtype"), \
+      UpdateRowsOp<float, INDEX, std::minus<float>>);
+UPDATES_OF_ROWS_ON_GPU(int32_t)
+UPDATES_OF_ROWS_ON_GPU(int64_t)
 
 }  // namespace
 }  // namespace tfring::fake_gpu

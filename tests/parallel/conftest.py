@@ -4,8 +4,8 @@ A test is a collective. What fails on one rank leaves the others waiting, so
 that rank says why, and ends the job.
 
 With TFRING_TEST_DEVICE=GPU:0 the tests' tensors are on that device. Where
-TensorFlow has none, it is the fake one of tests/fake_gpu, and a test of what
-that has not is skipped.
+TensorFlow has none, it is the fake one of tests/fake_gpu, and tests of XLA are
+skipped.
 """
 
 from __future__ import annotations
@@ -51,31 +51,38 @@ if _ON_FAKE_GPU:
     _load_fake_gpu()
     # Keras's "auto", which would be XLA.
     trainer.Trainer._resolve_auto_jit_compile = lambda model: False
-    # It makes ops of others, when these have got their devices.
+    # They make ops of others, when these have got their devices.
     tf.config.optimizer.set_experimental_options(
-        {"arithmetic_optimization": False}
+        {
+            "arithmetic_optimization": False,
+            "constant_folding": False,
+            "layout_optimizer": False,
+        }
     )
-# What an error says that comes of what the fake GPU has not.
-_NOT_ON_FAKE_GPU = {
-    "FAKE_CUDA": "XLA",
-    "tfvariable_on_a_different_device": "XLA",
-    "ResourceGather": "embeddings",
+
+# By these of its parameters a test asks for XLA, or else by its mark.
+_XLA = {
+    "jit_compile": (True,),
+    "mode": ("xla", "compiled"),
+    "traced": ("xla",),
+    "how": ("compiled",),
 }
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[object]:
-    report = yield
-    if _ON_FAKE_GPU and report.failed:
-        for words, missing in _NOT_ON_FAKE_GPU.items():
-            if words in str(call.excinfo.value):
-                path, line, _ = item.location
-                report.outcome = "skipped"
-                reason = f"not on the fake device: {missing}"
-                report.longrepr = (path, line, reason)
-    return report
+def _needs_xla(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    parameters = call.params if call else {}
+    return item.get_closest_marker("xla") is not None or any(
+        parameters.get(name) in values for name, values in _XLA.items()
+    )
+
+
+# Before it runs: what fails for any other reason is a failure.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _ON_FAKE_GPU and _needs_xla(item):
+            reason = "XLA has no compiler for the fake device"
+            item.add_marker(pytest.mark.skip(reason))
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +126,7 @@ def slow_streams() -> Iterator[fake_driver.Options | None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xla: of jit_compile=True")
     # Before output is captured: what must be seen when a rank dies goes here.
     config._tfring_stderr = os.fdopen(os.dup(2), "w")
     from mpi4py import MPI

@@ -311,6 +311,7 @@ def test_tape_of_an_embedding(sparse_as_dense, compression, mode, rank, size):
     np.testing.assert_allclose(gradient(), expected, rtol=tolerance)
 
 
+@pytest.mark.xla
 def test_model_trains(compression, size):
     x = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     y = x.sum(axis=1, keepdims=True)

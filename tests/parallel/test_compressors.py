@@ -22,7 +22,7 @@ class Hundredths(Compressor):
 
     @staticmethod
     def compress(tensor):
-        return tf.cast(tf.round(tensor * 100), tf.int32), tensor.dtype
+        return tf.cast(tf.round(tensor * 100), tf.int64), tensor.dtype
 
     @staticmethod
     def decompress(tensor, ctx):

@@ -1,6 +1,7 @@
 """tf.data's service: every rank is a worker, and takes elements from all."""
 
 import itertools
+import os
 import threading
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from tfring.data.compute_service import (
     compute_worker_fn,
     send_to_data_service,
     tf_data_service,
+)
+
+pytestmark = pytest.mark.skipif(
+    "TFRING_TEST_DEVICE" in os.environ, reason="tf.data works on the host"
 )
 
 COUNT = 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import tensorflow as tf
 from mpi4py import MPI
 
 import tfring
+
+pytestmark = pytest.mark.skipif(
+    "TFRING_TEST_DEVICE" in os.environ, reason="fills the memory of a host"
+)
 
 # Rows of int8, 2**31 + 52 elements in all.
 COLUMNS = 50

@@ -265,11 +265,13 @@ def test_gradient_of_a_shape_known_on_one_rank_alone(rank, mean_rank):
 def test_models_that_differ_are_named_on_every_rank(rank, size):
     if size == 1:
         pytest.skip("One rank agrees with itself.")
-    head = keras.Variable(np.zeros(2 + rank, np.float32), name="head")
+    # One rank alone: of three that differ, the first two to come are named.
+    units = 3 if rank == size - 1 else 2
+    head = keras.Variable(np.zeros(units, np.float32), name="head")
     sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
     with pytest.raises(tf.errors.FailedPreconditionError) as error:
-        sgd.apply([tf.zeros([2 + rank])], [head])
-    for part in ("head", "(2,)", "ank 0"):
+        sgd.apply([tf.zeros([units])], [head])
+    for part in ("head", "(2,)", "(3,)", f"ank {size - 1}"):
         assert part in str(error.value)
 
 
