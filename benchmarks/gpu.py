@@ -16,9 +16,12 @@ each of two ranks has on one and the same GPU:
   the other, by the same link: the longer one of 2 B / d and 2 B / h.
 - keras: the step of a model with the plain optimizer, on one rank.
 
-Where there is no GPU, the driver is the fake one of tests/fake_cuda, and the
-model is on the CPU: with --bytes=1m that shows that all of this runs, and no
-more.
+Where two ranks can have a GPU each, the ring and NCCL are measured there, too,
+one after the other; NCCL takes no two ranks on one GPU.
+
+Where there is no GPU, the driver and NCCL are the fake ones of tests/fake_cuda
+and tests/fake_nccl, and the model is on the CPU: --bytes=1m shows that all of
+this runs, and no more. FAKE_CUDA_OWN_GPUS=1 gives each rank a fake GPU.
 """
 
 from __future__ import annotations
@@ -127,7 +130,13 @@ def measure_keras(count_bytes: int) -> dict[str, float]:
     return {name: float(np.median(of)) for name, of in seconds.items()}
 
 
+def nccl_version(_count_bytes: int) -> dict[str, float]:
+    """In a job, as it takes MPI to ask."""
+    return {"version": bare_gpu.nccl_version()}
+
+
 MEASURES = {
+    "nccl version": nccl_version,
     "copies": measure_copies,
     "allreduce": measure_allreduce,
     "keras": measure_keras,
@@ -135,7 +144,12 @@ MEASURES = {
 
 
 def run(
-    measure: str, ranks: int, count_bytes: int, **environment: str
+    measure: str,
+    ranks: int,
+    count_bytes: int,
+    *,
+    on_one_gpu: bool = True,
+    **environment: str,
 ) -> dict[str, float]:
     """Measures in a job of its own; returns what rank 0 found."""
     with tempfile.TemporaryDirectory() as directory:
@@ -146,7 +160,7 @@ def run(
             *(f"--measure={measure}", f"--json={path}"),
         ]
         # Else tfringrun gives each rank a GPU of its own.
-        defaults = {"CUDA_VISIBLE_DEVICES": "0"}
+        defaults = {"CUDA_VISIBLE_DEVICES": "0"} if on_one_gpu else {}
         subprocess.run(
             command,
             check=True,
@@ -154,6 +168,34 @@ def run(
             | environment,
         )
         return dict(json.loads(path.read_text()))
+
+
+def why_not_nccl() -> str:
+    """What keeps two ranks from using it; "" if nothing does."""
+    if run("nccl version", 1, 0)["version"] == 0:
+        return "there is no NCCL of version 2.14 or later"
+    if bare_gpu.is_fake():
+        if os.environ.get("FAKE_CUDA_OWN_GPUS") != "1":
+            return "the ranks share the fake GPU without FAKE_CUDA_OWN_GPUS=1"
+    elif "CUDA_VISIBLE_DEVICES" in os.environ:
+        return "CUDA_VISIBLE_DEVICES is set, and so all ranks are on one GPU"
+    elif bare_gpu.number_of_gpus() < 2:
+        return "it takes a GPU for each of two ranks, and there is one"
+    return ""
+
+
+def of_own_gpus(count_bytes: int) -> dict[str, float]:
+    """Seconds of an allreduce by the ring and by NCCL, on a GPU each."""
+    return {
+        f"{backend}, a GPU each": run(
+            "allreduce",
+            2,
+            count_bytes,
+            on_one_gpu=False,
+            TFRING_GPU_BACKEND=backend,
+        )["allreduce"]
+        for backend in ("ring", "nccl")
+    }
 
 
 def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -201,6 +243,9 @@ def main() -> None:
         return
 
     seconds, found = shares(arguments.bytes)
+    left_out = why_not_nccl()
+    if not left_out:
+        seconds |= of_own_gpus(arguments.bytes)
     fake = bare_gpu.is_fake()
     print(f"{arguments.bytes / 2**20:g} MiB on {bare_gpu.name()}\n")
     print("| | ms | GB/s |\n|---|---|---|")
@@ -211,6 +256,8 @@ def main() -> None:
     print("\n| | share of the bound | goal |\n|---|---|---|")
     for name, share in found.items():
         print(f"| {name} | {share:.0%} | {GOALS[name]:.0%} |")
+    if left_out:
+        print(f"\nNCCL is left out: {left_out}.")
     if fake:
         print("\nOn the fake device: none of these is a measurement.")
     if arguments.json:

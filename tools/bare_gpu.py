@@ -18,10 +18,9 @@ import numpy.typing as npt
 from tfring import _abi, _native
 from tfring.run import gpus
 
-FAKE_DRIVER = (
-    Path(__file__).parents[1]
-    / "build/native/plain/tests/fake_cuda/libcuda.so.1"
-)
+_FAKES = Path(__file__).parents[1] / "build/native/plain/tests"
+FAKE_DRIVER = _FAKES / "fake_cuda/libcuda.so.1"
+FAKE_NCCL = _FAKES / "fake_nccl/libnccl.so.2"
 
 # As in tfring_ops/base/types.h.
 DTYPES = (
@@ -54,7 +53,8 @@ def is_fake() -> bool:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The op library, of which TensorFlow's Python knows nothing."""
-    driver()
+    if is_fake():
+        ctypes.CDLL(str(FAKE_NCCL))  # found by its name, as the driver is
     _native.mpi()
     opened = ctypes.CDLL(str(_abi.LIBRARY))
     opened.tfring_gpu_context.restype = ctypes.c_void_p
@@ -272,6 +272,19 @@ def name() -> str:
     call("cuDriverGetVersion", ctypes.byref(number))
     major, minor = number.value // 1000, number.value % 1000 // 10
     return f"{text.value.decode()}, CUDA {major}.{minor}"
+
+
+def number_of_gpus() -> int:
+    """Those that this process may use."""
+    number = ctypes.c_int()
+    call("cuInit", 0)
+    call("cuDeviceGetCount", ctypes.byref(number))
+    return number.value
+
+
+def nccl_version() -> int:
+    """As of `tfring.nccl_built`: 22105 is 2.21.5; 0 if there is none."""
+    return int(library().tfring_nccl_version())
 
 
 def rank() -> int:

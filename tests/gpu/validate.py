@@ -63,7 +63,11 @@ PARTS = {
         (1, 2),
         _ON_GPU,
     ),
-    "xla": Part(("tests/parallel/test_xla.py",), (1, 2), _ON_GPU),
+    "xla": Part(
+        ("tests/parallel/test_xla.py", "tests/parallel/test_xla_stress.py"),
+        (1, 2),
+        _ON_GPU,
+    ),
     "keras": Part(
         (
             "tests/parallel/on_gpu_training.py",
