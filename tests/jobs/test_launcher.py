@@ -200,6 +200,7 @@ def test_several_hosts(start, write_script, tmp_path):
         world = MPI.COMM_WORLD
         total = world.allreduce(world.rank)
         print(os.uname().nodename, os.environ["MY_DATA"], total)
+        assert "hugetlb" in os.environ["GLIBC_TUNABLES"]
         """
     )
     hostfile = tmp_path / "hosts"

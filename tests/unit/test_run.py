@@ -50,6 +50,10 @@ class TestHosts:
         path.write_text("node1\nnode2 slots=two\n")
         with pytest.raises(ValueError, match=r"hosts, line 2: .*'node2:two'"):
             hosts_lib.read_hostfile(path)
+        for line in ("node2 4", "node2 slots = 4", "node2 slot=4"):
+            path.write_text(f"node1\n{line}\n")
+            with pytest.raises(ValueError, match="line like 'node2 slots=4'"):
+                hosts_lib.read_hostfile(path)
         path.write_text("# nothing\n")
         with pytest.raises(ValueError, match="names no hosts"):
             hosts_lib.read_hostfile(path)
@@ -244,6 +248,7 @@ class TestUsage:
 
         def record(command, environment, marks):
             self.started = command
+            self.environment = environment
             return self
 
         monkeypatch.setattr(launcher_lib, "RunningJob", record)
@@ -279,6 +284,17 @@ class TestUsage:
         launcher_lib.main(["-np", "64", "echo"])
         assert "slot" in self.started
         assert "PATH" in self.started
+
+    def test_memory_comes_in_huge_pages_unless_told_otherwise(
+        self, monkeypatch
+    ):
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+        launcher_lib.main(["-H", "node2:1", "echo"])
+        assert "hugetlb=1" in self.environment["GLIBC_TUNABLES"]
+        assert "GLIBC_TUNABLES" in self.started
+        monkeypatch.setenv("GLIBC_TUNABLES", "")
+        launcher_lib.main(["-np", "1", "echo"])
+        assert self.environment["GLIBC_TUNABLES"] == ""
 
     def test_too_many_ranks_for_the_slots(self, capsys):
         launcher_lib.main(["-np", "3", "-H", "localhost:2", "echo"])

@@ -39,7 +39,7 @@ def parse_hosts(text: str) -> list[Host]:
 def read_hostfile(path: Path) -> list[Host]:
     """Reads `--hostfile`: a host per line, `node1 slots=4` or `node1:4`.
 
-    `#` starts a comment. What else Open MPI knows (`max_slots=8`) is ignored.
+    `#` starts a comment. Open MPI's `max_slots=8` is ignored.
 
     Raises:
         OSError: The file cannot be read.
@@ -50,17 +50,27 @@ def read_hostfile(path: Path) -> list[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        slots = [word for word in words[1:] if word.startswith("slots=")]
-        entry = words[0] + "".join(
-            word.replace("slots=", ":") for word in slots[:1]
-        )
         try:
-            hosts.append(_parse_host(entry))
+            hosts.append(_parse_line(*words))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
     if not hosts:
         raise ValueError(f"{path} names no hosts.")
     return hosts
+
+
+def _parse_line(name: str, *settings: str) -> Host:
+    entry = name
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key == "slots":
+            entry += f":{value}"
+        elif key not in ("max_slots", "max-slots"):
+            # Not to be ignored: in "node1 4" it is the number of slots.
+            raise ValueError(
+                f"expected a line like '{name} slots=4', got {setting!r}."
+            )
+    return _parse_host(entry)
 
 
 def _parse_host(entry: str) -> Host:

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfring.run import gpus, mpi_launchers
@@ -40,6 +40,15 @@ They get this shell's environment, but for what belongs to a login or a machine.
 The ranks' standard input is empty.
 """
 
+# What ranks find in their environment unless this shell's says otherwise.
+_ENVIRONMENT = {
+    # Output as it comes, also where a rank writes into a pipe.
+    "PYTHONUNBUFFERED": "1",
+    # Memory that TensorFlow takes anew in every step costs a page fault for
+    # each page: one in place of 512, from glibc 2.35 on.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
 _EPILOG = """\
 Each rank is bound to its share of this machine's cores if that is two or more,
 and TensorFlow then starts a thread for each. With fewer, or on other machines,
@@ -49,6 +58,9 @@ TF_NUM_INTRAOP_THREADS if that is too many.
 Each rank sees one GPU of its machine, by CUDA_VISIBLE_DEVICES, unless that is
 set; where ranks share one, TensorFlow takes its memory as it grows. A script
 need not choose.
+
+Memory comes in huge pages where the kernel has them for those who ask
+(GLIBC_TUNABLES=glibc.malloc.hugetlb=1), unless GLIBC_TUNABLES is set.
 
 The exit status is 0, or that of the rank that failed first: 128 + n if signal n
 ended it. It is 1 if a host was lost.
@@ -166,16 +178,14 @@ def _run(options: argparse.Namespace) -> int:
     hosts = options.hosts or []
     if options.hostfile is not None:
         hosts = hosts_lib.read_hostfile(options.hostfile)
+    environment = {**_ENVIRONMENT, **os.environ}
     job = dataclasses.replace(
-        _describe_job(options.ranks, hosts, _command(options)),
+        _describe_job(options.ranks, hosts, _command(options), environment),
         elastic=options.elastic,
     )
     command = mpi_launchers.command_line(launcher, job)
     if options.verbose:
         _say_how(launcher, job, command)
-    environment = dict(os.environ)
-    # Output as it comes, also where a rank writes into a pipe.
-    environment.setdefault("PYTHONUNBUFFERED", "1")
     return RunningJob(command, environment, mpi_launchers.marks(launcher)).run()
 
 
@@ -212,7 +222,10 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _describe_job(
-    ranks: int | None, hosts: Sequence[Host], command: Sequence[str]
+    ranks: int | None,
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    environment: Mapping[str, str],
 ) -> mpi_launchers.Job:
     slots = sum(host.slots for host in hosts)
     if ranks is None:
@@ -220,7 +233,7 @@ def _describe_job(
             raise _UsageError("how many ranks? Pass -np N.")
         ranks = slots
     elsewhere = not all(host.is_local() for host in hosts)
-    if not hosts and hosts_lib.manages_hosts(os.environ):
+    if not hosts and hosts_lib.manages_hosts(environment):
         # The batch system's hosts: the launcher knows them, we do not.
         elsewhere = True
         oversubscribe = False
@@ -241,7 +254,7 @@ def _describe_job(
         )
     if elsewhere or gpus.may_exist():
         command = gpus.one_for_each_rank(command)
-    exported = mpi_launchers.exported_names(os.environ) if elsewhere else []
+    exported = mpi_launchers.exported_names(environment) if elsewhere else []
     return mpi_launchers.Job(
         ranks=ranks,
         command=command,
