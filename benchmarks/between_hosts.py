@@ -35,6 +35,9 @@ BYTES = flags.DEFINE_string("bytes", "64m", "The size of the tensor.")
 PEERS = flags.DEFINE_string("peers", "mpi,gloo", "As tfring-bench's.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "How many turns each has.")
 JSON = flags.DEFINE_string("json", None, "A file for all figures.")
+PLOT = flags.DEFINE_string(
+    "plot", None, "A picture of the shares, as PNG or SVG; needs matplotlib."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +107,27 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
+def plot(path: Path, figures: Sequence[Figure]) -> None:
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(8, 4), layout="constrained")
+    axes = canvas.subplots()
+    for who in dict.fromkeys(f.who for f in figures):
+        of_who = [f for f in figures if f.who == who]
+        axes.plot(
+            [str(f.hosts) for f in of_who],
+            [100 * f.median_share for f in of_who],
+            marker="o",
+            label=who,
+        )
+    axes.set_xlabel("hosts")
+    axes.set_ylabel("% of the bound, by the median time")
+    axes.set_ylim(0, 100)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    canvas.savefig(path)
+
+
 def growth(figures: Sequence[Figure]) -> dict[str, float]:
     """By how much the time grew from the fewest hosts to the most."""
     fewest = min(f.hosts for f in figures)
@@ -135,6 +159,8 @@ def main(arguments: Sequence[str]) -> None:
             "growth": growth(figures),
         }
         Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    if PLOT.value:
+        plot(Path(PLOT.value), figures)
 
 
 if __name__ == "__main__":

@@ -224,6 +224,10 @@ class HostNetwork:
         inside = ["nsenter", f"--target={first}", "--net"]
         _run(*inside, *_words(f"ip address add {address}/24 dev eth0"))
         _run(*inside, *_words("ip link set eth0 up"))
+        # Linux's default, whatever this machine's is: BBR leaves a link idle
+        # now and then, by design, and a ring waits wherever one link does.
+        route = f"{_SUBNET}.0/24 dev eth0 src {address} congctl cubic"
+        _run(*inside, *_words(f"ip route replace {route}"))
         # A smaller burst than 256 KiB would hold back what the kernel sends in
         # one piece, and with it the rate.
         shape = f"root tbf rate {self._rate} burst 256k limit 8m"

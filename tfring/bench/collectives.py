@@ -82,16 +82,22 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
     if "function" in modes:
         function = tf.function(operation)
         add("tfring function", lambda: function(x), problem.expected)
-        empty = tf.function(tf.identity)
-        nothing = Simple("empty function", lambda: empty(x), problem.mine)
-        nothing.moves_bytes = False
-        result.append(nothing)
+        result.append(EmptyFunction(x, problem.mine))
     if "jit" in modes and problem.kind in _WITH_JIT:
         compiled = tf.function(operation, jit_compile=True)
         add("tfring jit", lambda: compiled(x), problem.expected)
     if "inplace" in modes and problem.kind == "allreduce":
         result.append(InPlace([x], [problem.expected]))
     return result
+
+
+class EmptyFunction(Simple):
+    """A `tf.function` that returns what it is given."""
+
+    def __init__(self, tensors: Any, arrays: Any) -> None:
+        function = tf.function(lambda x: tf.nest.map_structure(tf.identity, x))
+        super().__init__("empty function", lambda: function(tensors), arrays)
+        self.moves_bytes = False
 
 
 class InPlace(Contestant):

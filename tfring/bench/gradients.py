@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfring
-from tfring.bench.collectives import InPlace
+from tfring.bench.collectives import EmptyFunction, InPlace
 from tfring.bench.measure import Contestant, Simple
 from tfring.bench.sizes import Shape
 from tfring.reducer import reduce_gradients
@@ -67,6 +67,8 @@ def contestants(
                     sums,
                 )
             )
+    if "function" in modes:
+        result.append(EmptyFunction(gradients, mine))
     if "inplace" in modes:
         result.append(InPlace(gradients, sums))
     return result
