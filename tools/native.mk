@@ -31,10 +31,12 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
 # initial-exec: where thread-local memory is allocated late and lies 16 bytes
 # behind the start of a page, g++ 12's TSan takes these for a header with its
 # bounds, which glibc 2.19 wrote, and asks for terabytes.
-# O0: most tests run for a moment, and compile in little more than half the time.
+# O0, and no undefined: most tests run for a moment, and compile in a third of the
+# time.
 # maybe-uninitialized: g++ 12 sees one in absl's InlinedVector, inlined into
 # ours, where -isystem does not quieten it.
 # -idirafter: only for what an older TensorFlow's own headers lack.
+TEST_FLAGS := -O0 -fno-sanitize=undefined
 XLA_FLAGS := -Wno-maybe-uninitialized \
   -isystem $(TENSORFLOW)/include/external/highwayhash \
   -isystem $(TENSORFLOW)/include/external/farmhash_archive/src \
@@ -60,7 +62,8 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tests/fake_cuda/% tests/fake_nccl/%,$1),\
     -fno-strict-aliasing -Wno-unknown-pragmas -ftls-model=initial-exec) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS)) \
-  $(if $(filter tests/cpp/%,$1),-O0)
+  $(if $(filter tests/cpp/%,$1),$(TEST_FLAGS)) \
+  $(call precompiled,$1)
 
 # The lowering to XLA takes longest by far, so it starts first.
 SOURCES := $(wildcard tfring_ops/xla/*.cc) \
@@ -81,6 +84,24 @@ objects = $(1:%.cc=$(OUT)/%.o)
 ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
   $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
   $(FAKE_GPU_SOURCES) $(BENCHMARK_SOURCES))
+
+# Half of the time that the sanitizers' builds take is for the same headers.  The
+# plain one goes without them, and so sees what a source forgets to include.
+PRECOMPILED := $(OUT)/precompiled
+ifneq ($(VARIANT),plain)
+# Not those that are compiled for some CPUs alone.
+PRECOMPILING := $(filter-out $(KERNELS)%,$(CORE_SOURCES))
+precompiled = $(if $(filter $1,$(PRECOMPILING)),-include $(PRECOMPILED)/core.h) \
+  $(if $(filter tests/cpp/%,$1),-include $(PRECOMPILED)/tests.h)
+$(call objects,$(PRECOMPILING)): $(PRECOMPILED)/core.h.gch
+$(call objects,$(TEST_SOURCES) $(TEST_HELPER_SOURCES)): $(PRECOMPILED)/tests.h.gch
+$(PRECOMPILED)/tests.h.gch: FLAGS += $(TEST_FLAGS) $(GTEST_COMPILE_FLAGS) \
+  -include gtest/gtest.h
+endif
+$(PRECOMPILED)/%.h.gch: tools/precompiled.h $(BUILD)/config.mk tools/native.mk
+	@mkdir -p $(@D)
+	@echo "$(VARIANT): $< for $*"
+	@$(CXX) $(FLAGS) -x c++-header -o $@ $<
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -118,7 +139,12 @@ SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
 OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_%races_test
-TESTS := $(filter-out $(OMITTED_$(VARIANT)),$(TEST_SOURCES:%.cc=%))
+# So that none of those that take long is left for the end.
+LONG_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,engine_faults ring \
+  cuda_fusion cuda_nccl soak))
+ALL_TESTS := $(TEST_SOURCES:%.cc=%)
+TESTS := $(filter-out $(OMITTED_$(VARIANT)),\
+  $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(ALL_TESTS)))
 PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
 MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
 # The rings themselves meet 5 to 8 ranks as threads, in ring_test.
@@ -180,6 +206,9 @@ check: export TF_ENABLE_ONEDNN_OPTS := 0
 CHECKS := $(PLAIN_TESTS:%=check/%) $(MPI_TESTS:%=check/%)
 .PHONY: $(CHECKS)
 check: $(CHECKS)
+# Those alone that no sanitizer takes.
+.PHONY: check-unsanitized
+check-unsanitized: $(filter $(OMITTED_asan:%=check/%),$(CHECKS)) check/symbols
 
 $(PLAIN_TESTS:%=check/%): check/%: $(OUT)/%
 	@echo $<

@@ -110,6 +110,10 @@ TEST_P(CudaNcclTest, Allreduce) {
     OnNccl(size, [&](int rank, Executor& executor, const CudaDevice& device,
                      StreamCollectives& collectives) {
       for (const ReduceOp op : kReduceOps) {
+        // On two ranks every type with every operation.
+        if (size != 2 && op != ReduceOp::kSum && dtype != DataType::kFloat32) {
+          continue;
+        }
         CheckAllreduce(rank, size, executor, device, collectives, dtype, op,
                        {});
       }

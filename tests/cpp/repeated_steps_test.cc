@@ -250,7 +250,7 @@ class RepeatedStepsTest
 };
 INSTANTIATE_TEST_SUITE_P(
     SizeAndMedium, RepeatedStepsTest,
-    testing::Combine(testing::Values(1, 2, 3, 4, 5),
+    testing::Combine(testing::Values(1, 2, 3, 5),
                      testing::Values(Medium::kInProcess,
                                      Medium::kSharedMemory)));
 
@@ -291,7 +291,7 @@ TEST_P(RepeatedStepsTest, NeedNoVerdict) {
 }
 
 TEST_P(RepeatedStepsTest, MayBeFollowedByAnything) {
-  constexpr int kSteps = 400;
+  constexpr int kSteps = 200;
   for (unsigned seed = 0; seed < 2; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::vector<std::unique_ptr<Worker>> workers(size());
@@ -306,7 +306,7 @@ TEST_P(RepeatedStepsTest, MayBeFollowedByAnything) {
 }
 
 TEST_P(RepeatedStepsTest, AShutdownEndsThemWheneverItComes) {
-  for (unsigned seed = 0; seed < 12; ++seed) {
+  for (unsigned seed = 0; seed < 8; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::vector<std::unique_ptr<Worker>> workers(size());
     Job job = MakeJob();
