@@ -33,19 +33,21 @@ def contestants(count_bytes: int, size: int) -> list[Contestant]:
     def staged(in_place: bool) -> Any:
         """Each of `size` - 1 chunks: copied in, added; copied in, copied out.
 
-        A chunk is a `size`-th of the tensor.
+        A chunk is a `size`-th of the tensor. What is added to is the next chunk,
+        as in a ring.
         """
         chunk = len(source) // size
         initial = target if in_place else source
         for start in range(0, chunk * (size - 1), len(slot)):
-            piece = slice(start, min(start + len(slot), chunk * (size - 1)))
-            part = slot[: piece.stop - piece.start]
+            sent = slice(start, min(start + len(slot), chunk * (size - 1)))
+            reduced = slice(sent.start + chunk, sent.stop + chunk)
+            part = slot[: sent.stop - sent.start]
             # Reduce-scatter: what is sent on, and what has been received.
-            np.copyto(part, initial[piece])
-            np.add(initial[piece], part, out=target[piece])
+            np.copyto(part, initial[sent])
+            np.add(initial[reduced], part, out=target[reduced])
             # Allgather.
-            np.copyto(part, target[piece])
-            np.copyto(target[piece], part)
+            np.copyto(part, target[reduced])
+            np.copyto(target[sent], part)
         return target
 
     return [
