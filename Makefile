@@ -103,13 +103,15 @@ unit-test: build
 	$(BIN)/python -m pytest --numprocesses 2 tests/unit
 
 # On two ranks all.  Elsewhere not the whole trainings and the like, which take
-# long and go the same way on any number of ranks.  On four, which follow three,
-# only the collectives, their gradients and errors, agreement, and process sets.
-LEFT_OUT_1 := data_service docs large loading local_variables training \
+# long and go the same way on any number of ranks.  On one, what one rank has to
+# itself; on four, which follow three, the collectives and process sets.
+LEFT_OUT_3 := data_service docs large loading local_variables training \
   xla_stress
-LEFT_OUT_3 := $(LEFT_OUT_1)
-LEFT_OUT_4 := $(LEFT_OUT_1) callbacks compression compressors consistency data \
-  elastic join_callback metric_average optimizer sync_batch_norm timeline
+LEFT_OUT_1 := $(LEFT_OUT_3) adasum compression consistency disagreements \
+  elastic join_callback process_sets set_collectives training_sets
+LEFT_OUT_4 := $(LEFT_OUT_3) callbacks compression compressors consistency data \
+  elastic join_callback metric_average names objects optimizer sessions \
+  sync_batch_norm timeline topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
