@@ -33,8 +33,8 @@ def contestants(count_bytes: int, size: int) -> list[Contestant]:
     def staged(in_place: bool) -> Any:
         """Each of `size` - 1 chunks: copied in, added; copied in, copied out.
 
-        A chunk is a `size`-th of the tensor. What is added to is the next chunk,
-        as in a ring.
+        A chunk is a `size`-th of the tensor, and the next is added to, as in a
+        ring.
         """
         chunk = len(source) // size
         initial = target if in_place else source
