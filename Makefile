@@ -110,25 +110,26 @@ LEFT_OUT_3 := data_service docs large loading local_variables training \
 LEFT_OUT_1 := $(LEFT_OUT_3) adasum compression consistency disagreements \
   elastic join_callback process_sets set_collectives training_sets
 LEFT_OUT_4 := $(LEFT_OUT_3) callbacks compression compressors consistency data \
-  elastic join_callback metric_average names objects optimizer sessions \
-  sync_batch_norm timeline topology xla
+  disagreements elastic gradients join_callback metric_average names objects \
+  optimizer sessions state sync_batch_norm timeline topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
 	  $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py)
 
 # On tensors of a GPU, the fake one of tests/fake_gpu where there is none: all
-# of tests/parallel at GPU_RANKS, and some of it at 3 and 4.  At one rank
-# validate.py runs some.
+# of tests/parallel at GPU_RANKS, but the documents' examples, which have no
+# device, and some of it at 3 and 4.  At one rank validate.py runs some.
 #   make gpu-test GPU_RANKS="1 2 3 4"
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
+GPU_ALL := $(filter-out %/test_docs.py,$(wildcard tests/parallel/test_*.py))
 gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
 	  files="$(GPU_TESTS)"; \
 	  case " $(GPU_RANKS) " in \
-	    *" $$ranks "*) files="$$files tests/parallel/test_*.py" ;; \
+	    *" $$ranks "*) files="$$files $(GPU_ALL)" ;; \
 	  esac; \
 	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest $$files"; \
 	  TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np $$ranks \
