@@ -31,8 +31,7 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
 # initial-exec: where thread-local memory is allocated late and lies 16 bytes
 # behind the start of a page, g++ 12's TSan takes these for a header with its
 # bounds, which glibc 2.19 wrote, and asks for terabytes.
-# O0, and no undefined: most tests run for a moment, and compile in a third of the
-# time.
+# O0, and no undefined: most tests run for a moment, and compile much sooner.
 # maybe-uninitialized: g++ 12 sees one in absl's InlinedVector, inlined into
 # ours, where -isystem does not quieten it.
 # -idirafter: only for what an older TensorFlow's own headers lack.
@@ -85,7 +84,7 @@ ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
   $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
   $(FAKE_GPU_SOURCES) $(BENCHMARK_SOURCES))
 
-# Half of the time that the sanitizers' builds take is for the same headers.  The
+# Much of the time that the sanitizers' builds take is for the same headers.  The
 # plain one goes without them, and so sees what a source forgets to include.
 PRECOMPILED := $(OUT)/precompiled
 ifneq ($(VARIANT),plain)
@@ -147,7 +146,7 @@ TESTS := $(filter-out $(OMITTED_$(VARIANT)),\
   $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(ALL_TESTS)))
 PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
 MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
-# The rings themselves meet 5 to 8 ranks as threads, in ring_test.
+# The rings themselves meet 5 to 8 ranks as threads: ring_test, large_ring_test.
 MPI_RANKS = $(if $(findstring mpi_engine_,$1),1 2 3 4 5 8,1 2 3 4)
 TFRINGRUN := python3 -m tfring.run
 TEST_TIMEOUT := 300

@@ -35,7 +35,7 @@ class RingTest : public testing::TestWithParam<std::tuple<int, Medium>> {
     return cases;
   }
 
-  // Each with one of the other kind; EveryTypeAndOp takes long, with many.
+  // Not every type with every operation, which takes long with many elements.
   static std::vector<AllreduceCase> EachTypeAndEachOp(
       const std::vector<int64_t>& counts) {
     std::vector<AllreduceCase> cases;
