@@ -1,10 +1,5 @@
 """Reduces gradients over the ranks while backpropagation still runs.
 
-Note [Backward order]: the gradients of the last layers are ready first. Reduced
-in that order, each travels while the ones before it in the model are still
-being computed. TensorFlow runs stateful operations of a graph in the order in
-which they were traced, so a reduction traced too early holds up all after it.
-
 Note [Starts before dones]: a bucket is a start and a done operation. All starts
 are traced before the first done, as one chain (see tfring/chains.py), so that
 no bucket waits for the result of another.
@@ -27,6 +22,7 @@ from tfring import _runtime, chains, collectives
 from tfring._arguments import check_reduction
 from tfring._devices import on_device
 from tfring._local_variables import variable_key
+from tfring.backpropagation import Backpropagation
 from tfring.buckets import bucket_limits, cut_by_groups, cut_into_buckets
 from tfring.compression import (
     AnyCompressor,
@@ -96,8 +92,9 @@ def reduce_gradients(
     if process_set.size() == 1 or not process_set.included():
         return result
     names = [_name(v, i) for i, v in enumerate(variables)]
+    backpropagation = Backpropagation()
     order = []
-    for i in _backward_order(result):
+    for i in backpropagation.order(result):
         if variables[i] not in local_variables:
             order.append(i)
         elif scale_local_gradients:
@@ -157,6 +154,7 @@ def reduce_gradients(
                 process_set=process_set,
             )
         started.append((indices, buffers, previous))
+    backpropagation.wait_for([start for _, _, start in started])
     for i in sparse:
         result[i] = collectives.allreduce(
             result[i],
@@ -175,30 +173,6 @@ def reduce_gradients(
                     "gradients", dense_compression, tensor, *before[i]
                 )
     return result
-
-
-def _backward_order(gradients: Sequence[_Gradient]) -> list[int]:
-    """The indices of the gradients that exist; see Note [Backward order]."""
-    last_first = [
-        i for i in reversed(range(len(gradients))) if gradients[i] is not None
-    ]
-    if tf.executing_eagerly():
-        return last_first
-    graph = tf.compat.v1.get_default_graph()
-    position_of = {
-        operation.name: position
-        for position, operation in enumerate(graph.get_operations())
-    }
-
-    def position(index: int) -> int:
-        gradient = gradients[index]
-        if isinstance(gradient, tf.IndexedSlices):
-            gradient = gradient.values
-        if not tf.is_symbolic_tensor(gradient) or gradient.graph is not graph:
-            return -1  # From outside of this graph: ready before it starts.
-        return position_of[gradient.op.name]
-
-    return sorted(last_first, key=position)
 
 
 def _dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfring import _runtime, chains, collectives, reducer
+from tfring.ordering import Started
 
 
 class Recorder:
@@ -14,10 +15,18 @@ class Recorder:
         self.events = []
         self.starts = []
 
-    def start_allreduce(self, tensors, **arguments):
-        self.starts.append(arguments | {"tensors": tensors})
+    def start_allreduce(self, tensors, *, previous, **arguments):
+        before = [] if previous is None else [previous.handle]
+        with tf.control_dependencies([*tensors, *before]):
+            # Stateful, as the true one is.
+            handle = tf.random.uniform([], maxval=1, dtype=tf.int64)
+        started = Started(handle, chain=None, process_set_id=0)
+        self.starts.append(
+            arguments
+            | {"tensors": tensors, "previous": previous, "started": started}
+        )
         self.events.append("start")
-        return list(tensors), f"start {len(self.starts)}"
+        return list(tensors), started
 
     def finish(self, buffers, *_, **__):
         self.events.append("done")
@@ -97,12 +106,109 @@ def test_order_follows_the_graph_and_not_the_list(recorder):
     ]
 
 
+def ancestors(operation):
+    """What `operation` waits for."""
+    found = {}
+    unseen = [operation]
+    while unseen:
+        one = unseen.pop()
+        if one.name not in found:
+            found[one.name] = one
+            unseen.extend(tensor.op for tensor in one.inputs)
+            unseen.extend(one.control_inputs)
+    return found
+
+
+def test_backpropagation_goes_on_after_a_start(recorder):
+    variables = variables_of_chain(6)
+
+    @tf.function
+    def step():
+        gradients = gradients_of_chain(variables)
+        reducer.reduce_gradients(gradients, variables)
+        starts = [start["started"].handle.op.name for start in recorder.starts]
+        waits_for = [
+            [start in ancestors(gradient.op) for start in starts]
+            for gradient in reversed(gradients)
+        ]
+        # Two gradients of 32 bytes make a bucket.
+        assert waits_for == [
+            *[[False, False, False]] * 2,
+            *[[True, False, False]] * 2,
+            *[[True, True, False]] * 2,
+        ]
+        return gradients
+
+    for got, expected in zip(
+        step(), gradients_of_chain(variables), strict=True
+    ):
+        tf.debugging.assert_equal(got, expected)
+
+
+@tf.custom_gradient
+def prints_its_gradient(x):
+    def gradient(upstream):
+        tf.print("gradient", output_stream="file:///dev/null")
+        return upstream
+
+    return x, gradient
+
+
+def loop(x):
+    return tf.while_loop(
+        lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x)), [0, x]
+    )[1]
+
+
+@pytest.mark.parametrize("layer", [prints_its_gradient, loop])
+@pytest.mark.parametrize("old_loops", [False, True])
+def test_no_start_waits_for_what_waits_for_it(recorder, layer, old_loops):
+    variables = variables_of_chain(6)
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            value = tf.ones([8])
+            for variable in variables:
+                value = layer(tf.tanh(value * variable))
+        return tape.gradient(value, variables)
+
+    @tf.function
+    def step():
+        return reducer.reduce_gradients(gradients(), variables)
+
+    expected = gradients()
+    if old_loops:
+        tf.compat.v1.disable_control_flow_v2()
+    try:
+        result = step()
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+    for got, wanted in zip(result, expected, strict=True):
+        tf.debugging.assert_near(got, wanted)
+
+
+def test_reduction_after_all_of_backpropagation(recorder):
+    variables = variables_of_chain(6)
+
+    @tf.function
+    def step():
+        gradients = gradients_of_chain(variables)
+        with tf.control_dependencies(gradients):
+            return reducer.reduce_gradients(gradients, variables)
+
+    for got, expected in zip(
+        step(), gradients_of_chain(variables), strict=True
+    ):
+        tf.debugging.assert_equal(got, expected)
+
+
 def test_all_starts_come_before_the_first_done_in_one_chain(recorder):
     variables = variables_of_chain(6)
     reducer.reduce_gradients(gradients_of_chain(variables), variables)
     assert recorder.events == ["start"] * 3 + ["done"] * 3
     previous = [start["previous"] for start in recorder.starts]
-    assert previous == [None, "start 1", "start 2"]
+    started = [start["started"] for start in recorder.starts]
+    assert previous == [None, *started[:-1]]
     assert [start["last"] for start in recorder.starts] == [False, False, True]
 
 
