@@ -18,10 +18,13 @@ namespace tfring {
 // One object per wait; not thread-safe.
 class Backoff {
  public:
+  // Offers the core `yields` times before it sleeps.
+  explicit Backoff(int yields = kYields) : yields_(yields) {}
+
   void Pause() {
     ++pauses_;
     if (pauses_ <= kSpins) return;
-    if (pauses_ <= kSpins + kYields) {
+    if (pauses_ <= kSpins + yields_) {
       sched_yield();
       return;
     }
@@ -37,6 +40,7 @@ class Backoff {
   static constexpr int kYields = 1024;
   static constexpr std::chrono::nanoseconds kLongestSleep{250'000};
 
+  int yields_;
   int64_t pauses_ = 0;
   std::chrono::nanoseconds sleep_{20'000};
 };

@@ -153,7 +153,7 @@ class MpiTransport final : public Transport {
     if (request == kNoRequest) return absl::OkStatus();
     const int peer = At(request).peer;
     const Clock::time_point begin = Clock::now();
-    for (Backoff backoff;; backoff.Pause()) {
+    for (Backoff backoff(kYields);; backoff.Pause()) {
       TFRING_ASSIGN_OR_RETURN(const bool complete, Test(request));
       if (complete) return absl::OkStatus();
       if (backoff.SeldomTurn() && timeout_seconds_ > 0) {
@@ -217,6 +217,8 @@ class MpiTransport final : public Transport {
     std::deque<MPI_Request> receipts;  // of those that are under way
   };
 
+  // A wait for the wire is long, and each look at it costs a microsecond or so.
+  static constexpr int kYields = 128;
   // A look at the abort channel costs as much as a test of the operation.
   static constexpr int kTestsPerAbortCheck = 64;
 
