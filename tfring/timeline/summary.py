@@ -111,7 +111,11 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
             count_bytes += moved_bytes
             if kind in BUS_FACTORS:
                 bus_bytes += moved_bytes * BUS_FACTORS[kind](ranks)
-        seconds = sum(event["dur"] for event in buckets) / 1e6
+        # Several of a rank may run at once.
+        seconds = sum(
+            _length(_union(_span(e) for e in buckets if e["pid"] == rank)) / 1e6
+            for rank in range(size)
+        )
         kinds[kind] = OfKind(
             len(buckets) // size,
             count_bytes // size,

@@ -1,7 +1,7 @@
 """The recordings of all ranks, as one file in Chrome's trace format.
 
 Reference: "Trace Event Format", which Perfetto reads as well. A rank is a
-process there, an engine a thread, and a request an async track.
+process there, an engine a thread, or several, and a request an async track.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# What an engine's thread does; the parts are within their bucket.
+# What a thread of an engine's does; the parts are within their bucket.
 _OF_THREADS = ("bucket", "pack", "ring", "unpack")
 
 
