@@ -17,6 +17,7 @@ class OptionsTest : public testing::Test {
       "TFRING_FUSION_THRESHOLD",
       "TFRING_SEGMENT_BYTES",
       "TFRING_NETWORK_SEGMENT_BYTES",
+      "TFRING_BUCKETS_IN_FLIGHT",
       "TFRING_DEVICE_SEGMENT_BYTES",
       "TFRING_CUDA_IPC",
       "TFRING_CUDA_AWARE_MPI",
@@ -39,6 +40,7 @@ TEST_F(OptionsTest, HasDefaults) {
   EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
   EXPECT_EQ(options.segment_bytes, 128 << 10);
   EXPECT_EQ(options.network_segment_bytes, 512 << 10);
+  EXPECT_EQ(options.buckets_in_flight, 2);
   EXPECT_EQ(options.device_segment_bytes, 4 << 20);
   EXPECT_TRUE(options.cuda_ipc);
   EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kAsk);
@@ -55,6 +57,7 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   setenv("TFRING_FUSION_THRESHOLD", "0", 1);
   setenv("TFRING_SEGMENT_BYTES", "8", 1);
   setenv("TFRING_NETWORK_SEGMENT_BYTES", "16", 1);
+  setenv("TFRING_BUCKETS_IN_FLIGHT", "8", 1);
   setenv("TFRING_DEVICE_SEGMENT_BYTES", "64", 1);
   setenv("TFRING_CUDA_IPC", "0", 1);
   setenv("TFRING_CUDA_AWARE_MPI", "1", 1);
@@ -69,6 +72,7 @@ TEST_F(OptionsTest, ReadsEveryVariable) {
   EXPECT_EQ(options.fusion_threshold_bytes, 0);
   EXPECT_EQ(options.segment_bytes, 8);
   EXPECT_EQ(options.network_segment_bytes, 16);
+  EXPECT_EQ(options.buckets_in_flight, 8);
   EXPECT_EQ(options.device_segment_bytes, 64);
   EXPECT_FALSE(options.cuda_ipc);
   EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kYes);
@@ -104,6 +108,13 @@ TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {
 TEST_F(OptionsTest, ASegmentHasEightBytesAtLeast) {
   setenv("TFRING_SEGMENT_BYTES", "7", 1);
   EXPECT_FALSE(Options::FromEnvironment().ok());
+}
+
+TEST_F(OptionsTest, OneToEightBucketsAreInFlight) {
+  for (const char* value : {"0", "9"}) {
+    setenv("TFRING_BUCKETS_IN_FLIGHT", value, 1);
+    EXPECT_FALSE(Options::FromEnvironment().ok());
+  }
 }
 
 }  // namespace

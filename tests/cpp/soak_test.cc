@@ -1,5 +1,6 @@
 // Thousands of collectives of all kinds at four ranks, each rank in an order of
-// its own, through shared memory: what comes out is compared to the bit.
+// its own, within a node and between nodes: what comes out is compared to the
+// bit.
 //
 // TFRING_SOAK says how many; `make soak` asks for 10,000.
 #include <gtest/gtest.h>
@@ -280,19 +281,35 @@ class Running {
 
 int CollectiveCount() {
   const char* const text = std::getenv("TFRING_SOAK");
-  return text == nullptr ? 1000 : std::atoi(text);
+  return text == nullptr ? 600 : std::atoi(text);
 }
 
-TEST(SoakTest, CollectivesOfAllKinds) {
+class SoakTest : public testing::TestWithParam<Medium> {
+ protected:
+  // Between nodes several buckets are in flight.
+  static Job MakeJob(const Options& options) {
+    auto more = MakeTransports(GetParam(), kSize);
+    return Job(MakeTransports(GetParam(), kSize),
+               MakeTransports(GetParam(), kSize), options, /*id=*/0,
+               /*world_ranks=*/{}, /*on_lost=*/nullptr,
+               [&](int rank, ProcessSet& set) {
+                 set.make_data = [&, rank] { return std::move(more[rank]); };
+               });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Media, SoakTest,
+                         testing::Values(Medium::kSharedMemory,
+                                         Medium::kNodesOfTwo));
+
+TEST_P(SoakTest, CollectivesOfAllKinds) {
   Options options;
   options.fusion_threshold_bytes = 64 << 10;
-  options.segment_bytes = 4000;
+  options.segment_bytes = options.network_segment_bytes = 4000;
   Maker maker(/*seed=*/1);
   const int count = CollectiveCount();
   // Outlives the job, which has its memory.
   std::deque<std::unique_ptr<Running>> running;
-  Job job(MakeTransports(Medium::kSharedMemory, kSize),
-          MakeTransports(Medium::kSharedMemory, kSize), options);
+  Job job = MakeJob(options);
   for (int made = 0; made < count; made += kInFlight) {
     std::vector<Running*> of_rank[kSize];
     for (int i = made; i < std::min(made + kInFlight, count); ++i) {
@@ -324,16 +341,15 @@ TEST(SoakTest, CollectivesOfAllKinds) {
 
 // As a training loop has them, each period some times over: what is agreed by a
 // plan, and by leaving it, gives the same bits.
-TEST(SoakTest, CollectivesThatRepeat) {
+TEST_P(SoakTest, CollectivesThatRepeat) {
   constexpr int kMostInPeriod = 5, kMostTimes = 20;
   Options options;
   options.fusion_threshold_bytes = 0;
-  options.segment_bytes = 4000;
+  options.segment_bytes = options.network_segment_bytes = 4000;
   Maker maker(/*seed=*/2);
   const int count = CollectiveCount();
   std::deque<std::unique_ptr<Running>> running;
-  Job job(MakeTransports(Medium::kSharedMemory, kSize),
-          MakeTransports(Medium::kSharedMemory, kSize), options);
+  Job job = MakeJob(options);
   for (int made = 0; made < count;) {
     std::vector<Collective> period(1 + Below(maker.random(), kMostInPeriod));
     for (size_t i = 0; i < period.size(); ++i) {

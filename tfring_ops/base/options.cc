@@ -38,6 +38,19 @@ absl::Status ReadSeconds(const char* variable, double& value) {
   return absl::OkStatus();
 }
 
+// A number from 1 to `maximum`.
+absl::Status ReadCount(const char* variable, int64_t maximum, int64_t& value) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return absl::OkStatus();
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(text, &number) || number < 1 || number > maximum) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        variable, "='", text, "' must be a whole number from 1 to ", maximum));
+  }
+  value = number;
+  return absl::OkStatus();
+}
+
 absl::Status ReadSwitch(const char* variable, bool& value) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return absl::OkStatus();
@@ -95,6 +108,8 @@ absl::StatusOr<Options> Options::FromEnvironment() {
       ReadBytes("TFRING_SEGMENT_BYTES", 8, options.segment_bytes));
   TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_NETWORK_SEGMENT_BYTES", 8,
                                    options.network_segment_bytes));
+  TFRING_RETURN_IF_ERROR(
+      ReadCount("TFRING_BUCKETS_IN_FLIGHT", 8, options.buckets_in_flight));
   TFRING_RETURN_IF_ERROR(ReadBytes("TFRING_DEVICE_SEGMENT_BYTES", 64,
                                    options.device_segment_bytes));
   TFRING_RETURN_IF_ERROR(ReadSwitch("TFRING_CUDA_IPC", options.cuda_ipc));

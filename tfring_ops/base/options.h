@@ -21,6 +21,9 @@ struct Options {
   // TFRING_NETWORK_SEGMENT_BYTES: the same where ranks are on several nodes,
   // whose messages take longer to come.
   int64_t network_segment_bytes = 512 << 10;
+  // TFRING_BUCKETS_IN_FLIGHT: how many buckets of host memory are on the wire
+  // at once, where ranks are on several nodes.
+  int64_t buckets_in_flight = 2;
   // TFRING_DEVICE_SEGMENT_BYTES: the same between the memories of GPUs, where a
   // piece has to be worth a kernel's launch.
   int64_t device_segment_bytes = 4 << 20;

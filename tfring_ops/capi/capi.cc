@@ -57,12 +57,12 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
                                                     int32_t comm) {
   const auto shared_memory =
       options.shared_memory ? SharedMemory::kWithinNodes : SharedMemory::kNever;
-  for (std::unique_ptr<Transport>* transport :
-       {&process_set.control, &process_set.data}) {
-    TFRING_ASSIGN_OR_RETURN(
-        *transport,
-        MakeNodeTransport(comm, options.stall_shutdown_seconds, shared_memory));
-  }
+  const auto make_transport = [=, timeout = options.stall_shutdown_seconds] {
+    return MakeNodeTransport(comm, timeout, shared_memory);
+  };
+  TFRING_ASSIGN_OR_RETURN(process_set.control, make_transport());
+  TFRING_ASSIGN_OR_RETURN(process_set.data, make_transport());
+  process_set.make_data = make_transport;
   process_set.on_lost = AbortAll;
   process_set.make_device_lane = MakeDeviceLane;
   return Engine::Start(options, std::move(process_set), CpuKernels());

@@ -7,6 +7,7 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,13 +15,14 @@
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/agreement.h"
+#include "tfring_ops/engine/bucket_task.h"
 #include "tfring_ops/engine/lanes.h"
 #include "tfring_ops/engine/messages.h"
-#include "tfring_ops/engine/stand_in.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/engine/wording.h"
 #include "tfring_ops/ring/broadcast.h"
+#include "tfring_ops/ring/cost_model.h"
 #include "tfring_ops/transport/attended.h"
 
 namespace tfring {
@@ -32,6 +34,10 @@ constexpr int kCoordinatorRank = Agreement::kCoordinatorRank;
 // How long an idle engine sleeps between looks at its mailbox.  Nobody waits
 // for an idle rank but to hear a report, a farewell or that it leaves a plan.
 constexpr std::chrono::milliseconds kIdlePoll{20};
+// The same while workers are busy, which wake it when they are free.
+constexpr std::chrono::microseconds kBusyPoll{250};
+// A bucket of fewer bytes is not worth the way to a worker.
+constexpr int64_t kWorkerBytes = 64 << 10;
 constexpr std::chrono::milliseconds kStallCheckPeriod{50};
 // How much longer than the stall time-out a rank waits for the coordinator's
 // word on it.
@@ -39,15 +45,19 @@ constexpr std::chrono::seconds kCoordinatorGrace{10};
 
 class RingEngine final : public Engine {
  public:
+  // With `channels` in the place of process_set.data.
   RingEngine(const Options& options, ProcessSet process_set,
+             std::vector<std::unique_ptr<Transport>> channels,
              const Kernels& kernels)
       : options_(options),
-        process_set_(Attended(std::move(process_set))),
+        process_set_(std::move(process_set)),
         members_(process_set_.id == 0
                      ? Members(size())
                      : Members(process_set_.id, process_set_.world_ranks)),
         agreement_(options_, members_, *process_set_.control),
-        lanes_(options_, process_set_, kernels) {
+        lanes_(options_, process_set_.make_device_lane,
+               Attended(std::move(channels)), kernels,
+               [this] { submissions_.Wake(); }) {
     thread_ = std::thread([this] { Run(); });
   }
 
@@ -85,10 +95,15 @@ class RingEngine final : public Engine {
   };
 
   // The next verdict is agreed on while what the last one said is on the wire.
-  ProcessSet Attended(ProcessSet process_set) {
-    process_set.data = MakeAttendedTransport(std::move(process_set.data),
-                                             [this] { return Attend(); });
-    return process_set;
+  std::vector<std::unique_ptr<Transport>> Attended(
+      std::vector<std::unique_ptr<Transport>> channels) {
+    for (std::unique_ptr<Transport>& channel : channels) {
+      channel = MakeAttendedTransport(std::move(channel), [this] {
+        // While a worker has it, this thread attends by itself.
+        return std::this_thread::get_id() == id_ ? Attend() : absl::OkStatus();
+      });
+    }
+    return channels;
   }
 
   absl::Status CheckRoot(const CollectiveRequest& request) const {
@@ -106,6 +121,7 @@ class RingEngine final : public Engine {
   int world_rank() const { return members_.world_ranks[rank()]; }
 
   void Run() {
+    id_ = std::this_thread::get_id();
     Backoff backoff;
     absl::Status status;
     while (status.ok() && !finished_) {
@@ -113,6 +129,8 @@ class RingEngine final : public Engine {
       status = Step();
       if (progressed_) {
         backoff = Backoff();
+      } else if (!lanes_.idle()) {
+        submissions_.WaitFor(kBusyPoll);
       } else if (in_flight_.empty()) {
         submissions_.WaitFor(kIdlePoll);
         backoff = Backoff();
@@ -123,8 +141,8 @@ class RingEngine final : public Engine {
     if (status.ok()) status = agreement_.Flush();
     if (!status.ok()) {
       // Peers may be waiting for this rank, and buffers still be in flight.
-      lanes_.Abort(status);
       process_set_.control->Abort(status);
+      lanes_.Abort(status);
       End(status);
       if (process_set_.on_lost) process_set_.on_lost(status);
     }
@@ -138,11 +156,14 @@ class RingEngine final : public Engine {
   // One look at everything that may have happened.
   absl::Status Step() {
     TFRING_RETURN_IF_ERROR(Attend());
-    TFRING_ASSIGN_OR_RETURN(const std::optional<Agreement::Decision> decision,
-                            agreement_.Next());
-    if (decision) TFRING_RETURN_IF_ERROR(Apply(*decision));
+    // Until then what becomes ready may share a message.
+    if (lanes_.HasRoom()) {
+      TFRING_ASSIGN_OR_RETURN(std::optional<Agreement::Decision> decision,
+                              agreement_.Next());
+      if (decision) TFRING_RETURN_IF_ERROR(Apply(*std::move(decision)));
+    }
     finished_ = !ended_.ok() && agreement_.over();
-    return ended_.ok() ? CheckCoordinator() : absl::OkStatus();
+    return ended_.ok() && lanes_.idle() ? CheckCoordinator() : absl::OkStatus();
   }
 
   // What is to be done also while a bucket is on the wire.  An error is the
@@ -170,8 +191,8 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  absl::Status Apply(const Agreement::Decision& decision) {
-    const Verdict& verdict = decision.verdict;
+  absl::Status Apply(Agreement::Decision decision) {
+    Verdict& verdict = decision.verdict;
     progressed_ = true;
     const auto concerns_me = [this](const std::vector<int32_t>& ranks) {
       for (const int32_t other : ranks) {
@@ -185,67 +206,81 @@ class RingEngine final : public Engine {
     for (const Verdict::Failure& failure : verdict.failures) {
       if (concerns_me(failure.ranks)) Finish(failure.name, failure.status);
     }
-    for (const Verdict::Bucket& bucket : verdict.buckets) {
-      TFRING_RETURN_IF_ERROR(Execute(bucket, decision.agreed_ns));
+    for (Verdict::Bucket& bucket : verdict.buckets) {
+      TFRING_RETURN_IF_ERROR(Execute(std::move(bucket), decision.agreed_ns));
     }
-    if (!verdict.farewell.ok()) End(verdict.farewell);
+    if (!verdict.farewell.ok()) {
+      TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.idle(); }));
+      End(verdict.farewell);
+    }
     return absl::OkStatus();
   }
 
-  // An error leaves the entries in flight: their memory may be, too, and so may
-  // that of stand_ins_.
-  absl::Status Execute(const Verdict::Bucket& bucket, int64_t agreed_ns) {
-    std::vector<TensorEntry*> entries;
-    stand_ins_.clear();
-    int64_t bytes = 0;
-    for (size_t i = 0; i < bucket.names.size(); ++i) {
-      const std::string& name = bucket.names[i];
-      if (auto it = in_flight_.find(name); it != in_flight_.end()) {
-        const TensorEntry& entry = it->second.entry;
-        entries.push_back(&it->second.entry);
-        bytes += SizeInBytes(entry.request);
+  // An error leaves the entries in flight: their memory may be, too.
+  absl::Status Execute(Verdict::Bucket bucket, int64_t agreed_ns) {
+    while (!tasks_.empty() && tasks_.front()->finished()) tasks_.pop_front();
+    const auto& task = tasks_.emplace_back(std::make_shared<BucketTask>(
+        std::move(bucket), members_, submissions_));
+    const Verdict::Bucket& agreed = task->bucket();
+    for (size_t i = 0; i < agreed.names.size(); ++i) {
+      const std::string& name = agreed.names[i];
+      if (auto node = in_flight_.extract(name); !node.empty()) {
+        TensorEntry& entry = node.mapped().entry;
         Timeline::Global().RecordRequest(Timeline::Phase::kAgree, entry.request,
                                          entry.submitted_ns, agreed_ns);
-      } else if (!bucket.requests.empty()) {
-        entries.push_back(&stand_ins_.emplace_back(bucket.requests[i]).entry());
+        task->Add(std::move(entry));
+      } else if (!agreed.requests.empty()) {
+        task->AddStandIn(agreed.requests[i]);
       } else {
         return absl::InternalError(
             absl::StrCat("rank ", world_rank(), " was told to run '", name,
                          "', which it has not submitted"));
       }
     }
-    const absl::StatusOr<Lanes::Open*> lane = lanes_.Of(entries[0]->request);
-    if (!lane.ok()) {
-      for (const std::string& name : bucket.names) Finish(name, lane.status());
+    return lanes_.RunsBeside(task->first()) ? RunBeside(task) : RunAlone(*task);
+  }
+
+  // See Note [Several buckets in flight] in lanes.h.
+  absl::Status RunBeside(const std::shared_ptr<BucketTask>& task) {
+    TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.HasRoom(); }));
+    TFRING_ASSIGN_OR_RETURN(Lanes::Open* const lane, lanes_.Next());
+    if (task->bytes() < kWorkerBytes && lane->worker->left() == 0) {
+      TFRING_RETURN_IF_ERROR(task->Run(*lane));
+      task->Finish(absl::OkStatus());
       return absl::OkStatus();
     }
-    for (StandIn& stand_in : stand_ins_) {
-      TFRING_RETURN_IF_ERROR(stand_in.Allocate(*(*lane)->lane.kernels));
-    }
-    const int contributors =
-        bucket.requests.empty() ? size() : bucket.contributors;
-    if (contributors < size()) {
-      for (TensorEntry* entry : entries) {
-        AverageOver(contributors, entry->request);
+    lane->worker->Add([this, task, lane] {
+      const absl::Status status = task->Run(*lane);
+      if (status.ok()) {
+        task->Finish(status);
+      } else {
+        Abort(status);  // which has the engine's thread finish it
       }
-    }
-    TimelineSpan span(Timeline::Phase::kBucket, entries[0]->request, bytes);
-    switch (entries[0]->request.kind) {
-      case CollectiveKind::kBarrier:
-        break;  // That all ranks have agreed on it is all there is to it.
-      case CollectiveKind::kJoin:
-        // Before `done`, after which this rank goes on.
-        submissions_.RestartNames();
-        entries[0]->on_joined(bucket.last_joined);
-        break;
-      default:
-        TFRING_RETURN_IF_ERROR(
-            RunBucket(**lane, bucket, entries, contributors, members_));
-    }
-    span.End();
-    stand_ins_.clear();
-    for (const std::string& name : bucket.names) Finish(name, absl::OkStatus());
+    });
     return absl::OkStatus();
+  }
+
+  absl::Status RunAlone(BucketTask& task) {
+    TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.idle(); }));
+    const absl::StatusOr<Lanes::Open*> lane = lanes_.Of(task.first());
+    if (!lane.ok()) {
+      // Agreed by all ranks: the engine goes on.
+      task.Finish(lane.status());
+      return absl::OkStatus();
+    }
+    TFRING_RETURN_IF_ERROR(task.Run(**lane));
+    task.Finish(absl::OkStatus());
+    return absl::OkStatus();
+  }
+
+  // Attends meanwhile.
+  template <typename Condition>
+  absl::Status WaitUntil(const Condition& condition) {
+    while (!condition()) {
+      TFRING_RETURN_IF_ERROR(Attend());
+      submissions_.WaitFor(kBusyPoll);
+    }
+    return AbortReason();  // of a worker that has become idle
   }
 
   void Finish(const std::string& name, const absl::Status& status) {
@@ -269,6 +304,7 @@ class RingEngine final : public Engine {
       const std::string name = entry.request.name;
       in_flight_.emplace(name, InFlight{std::move(entry), now});
     }
+    for (const auto& task : tasks_) task->Finish(ended_);
     while (!in_flight_.empty()) {
       Finish(std::string(in_flight_.begin()->first), ended_);
     }
@@ -310,7 +346,7 @@ class RingEngine final : public Engine {
   // The rest belongs to the engine's thread.
   Agreement agreement_;
   Lanes lanes_;
-  std::deque<StandIn> stand_ins_;  // of this bucket, where this rank has joined
+  std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
   std::unordered_map<std::string, InFlight> in_flight_;
   Clock::time_point last_stall_check_ = Clock::now();
   absl::Status attended_;
@@ -318,8 +354,23 @@ class RingEngine final : public Engine {
   bool progressed_ = false;
   bool finished_ = false;
 
+  std::thread::id id_;  // of the engine's thread
   std::thread thread_;  // last: it uses all of the above
 };
+
+// More channels for data, up to one for each bucket that may be on the wire.
+// Collective.
+absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
+                         std::vector<std::unique_ptr<Transport>>& channels) {
+  const bool wire_is_the_limit = Layout::Of(*channels[0]).nodes > 1;
+  while (process_set.make_data && wire_is_the_limit &&
+         static_cast<int64_t>(channels.size()) < options.buckets_in_flight) {
+    TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Transport> channel,
+                            process_set.make_data());
+    channels.push_back(std::move(channel));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -330,16 +381,19 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const Options& options,
   Workspace scratch(kernels);
   const RingContext context{*process_set.control, kernels,
                             static_cast<int64_t>(sizeof(of_rank_0)), scratch};
-  if (absl::Status status = RingBroadcast(context, &of_rank_0,
-                                          sizeof(of_rank_0), kCoordinatorRank);
-      !status.ok()) {
+  absl::Status status =
+      RingBroadcast(context, &of_rank_0, sizeof(of_rank_0), kCoordinatorRank);
+  std::vector<std::unique_ptr<Transport>> channels;
+  channels.push_back(std::move(process_set.data));
+  if (status.ok()) status = AddChannels(of_rank_0, process_set, channels);
+  if (!status.ok()) {
     // Peers may be waiting for this rank.
-    process_set.data->Abort(status);
+    for (const auto& channel : channels) channel->Abort(status);
     process_set.control->Abort(status);
     return status;
   }
   return std::make_unique<RingEngine>(of_rank_0, std::move(process_set),
-                                      kernels);
+                                      std::move(channels), kernels);
 }
 
 }  // namespace tfring

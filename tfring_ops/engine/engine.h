@@ -1,10 +1,12 @@
 // The engine: takes tensor entries in any order, agrees with the other ranks
-// on what is ready everywhere, and runs it, all on one thread of its own.
+// on what is ready everywhere, and runs it, on threads of its own: one, or one
+// more for each lane (lanes.h) where there are several.
 //
 // Thread-safe.
 //
 // Invariants:
-// - Only the engine's thread talks to the transports.
+// - Only the engine's threads talk to the transports, and to each only one at a
+//   time.
 // - Every `done` is called exactly once, also at shutdown and when a peer dies.
 // - The order of execution comes from the agreement alone.
 // - An error that every rank received leaves the engine as it was; after a

@@ -34,12 +34,8 @@ RingBuffers BuffersOf(const CollectiveRequest& request,
 int64_t SegmentBytes(const Options& options, const Transport& transport,
                      Memory memory) {
   if (memory == Memory::kDevice) return options.device_segment_bytes;
-  for (int peer = 1; peer < transport.size(); ++peer) {
-    if (transport.node_of(peer) != transport.node_of(0)) {
-      return options.network_segment_bytes;
-    }
-  }
-  return options.segment_bytes;
+  return Layout::Of(transport).nodes > 1 ? options.network_segment_bytes
+                                         : options.segment_bytes;
 }
 
 }  // namespace

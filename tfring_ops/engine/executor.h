@@ -17,6 +17,7 @@
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/ring/adaptive_allreduce.h"
+#include "tfring_ops/ring/cost_model.h"
 #include "tfring_ops/ring/primitives.h"
 #include "tfring_ops/ring/stream_collectives.h"
 #include "tfring_ops/transport/transport.h"
@@ -38,6 +39,10 @@ class Executor {
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
+
+  // What the choice of an algorithm rests on; see AdaptiveAllreduce.
+  absl::StatusOr<Costs> MeasuredCosts() { return allreduce_.Measured(); }
+  void UseCosts(const Costs& costs) { allreduce_.Use(costs); }
 
   // REQUIRES: the entries' requests are Fusible.
   absl::Status Allreduce(absl::Span<TensorEntry* const> entries);

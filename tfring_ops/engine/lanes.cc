@@ -8,12 +8,19 @@
 
 namespace tfring {
 
-Lanes::Lanes(const Options& options, ProcessSet& process_set,
-             const Kernels& host_kernels)
-    : options_(options),
-      make_device_lane_(process_set.make_device_lane),
-      host_(options, Lane{nullptr, nullptr, &host_kernels,
-                          std::move(process_set.data), nullptr}) {}
+Lanes::Lanes(const Options& options,
+             decltype(ProcessSet::make_device_lane) make_device_lane,
+             std::vector<std::unique_ptr<Transport>> data,
+             const Kernels& host_kernels, const std::function<void()>& on_free)
+    : options_(options), make_device_lane_(std::move(make_device_lane)) {
+  for (std::unique_ptr<Transport>& transport : data) {
+    host_.emplace_back(options, Lane{nullptr, nullptr, &host_kernels,
+                                     std::move(transport), nullptr});
+    if (data.size() > 1) {
+      host_.back().worker = std::make_unique<Worker>(on_free);
+    }
+  }
+}
 
 absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
   if (!OnDevice(request)) return absl::OkStatus();
@@ -28,8 +35,38 @@ absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
       ". A rank works with one GPU: start one for each."));
 }
 
+bool Lanes::RunsBeside(const CollectiveRequest& request) const {
+  return host_.size() > 1 && request.kind == CollectiveKind::kAllreduce &&
+         !OnDevice(request);
+}
+
+absl::StatusOr<Lanes::Open*> Lanes::Next() {
+  if (!costs_known_) {
+    // While nothing else is on the wire.
+    TFRING_ASSIGN_OR_RETURN(const Costs costs,
+                            host_[0].executor.MeasuredCosts());
+    for (Open& open : host_) open.executor.UseCosts(costs);
+    costs_known_ = true;
+  }
+  Open& open = host_[next_];
+  next_ = (next_ + 1) % host_.size();
+  return &open;
+}
+
+bool Lanes::HasRoom() const {
+  const Open& open = host_[next_];
+  return open.worker == nullptr || open.worker->left() < 2;
+}
+
+bool Lanes::idle() const {
+  for (const Open& open : host_) {
+    if (open.worker != nullptr && open.worker->left() > 0) return false;
+  }
+  return true;
+}
+
 absl::StatusOr<Lanes::Open*> Lanes::Of(const CollectiveRequest& request) {
-  if (!OnDevice(request)) return &host_;
+  if (!OnDevice(request)) return &host_[0];
   if (!device_status_.ok()) return device_status_;
   if (on_device_ == nullptr) {
     if (!make_device_lane_) {
@@ -40,7 +77,7 @@ absl::StatusOr<Lanes::Open*> Lanes::Of(const CollectiveRequest& request) {
     // Where this rank has joined, and has not used its GPU: its first one.
     const int32_t device = std::max(device_.load(), 0);
     absl::StatusOr<Lane> lane =
-        make_device_lane_(options_, device, *host_.lane.transport);
+        make_device_lane_(options_, device, *host_[0].lane.transport);
     if (!lane.ok()) {
       device_status_ = lane.status();
       return device_status_;
@@ -51,7 +88,17 @@ absl::StatusOr<Lanes::Open*> Lanes::Of(const CollectiveRequest& request) {
 }
 
 void Lanes::Abort(const absl::Status& reason) {
-  host_.lane.transport->Abort(reason);
+  // A worker may wait for a rank of which another worker is idle, and the other
+  // way round: so all are told before any is waited for.
+  for (Open& open : host_) {
+    Transport& transport = *open.lane.transport;
+    if (open.worker == nullptr) {
+      transport.Abort(reason);
+    } else {
+      open.worker->Add([&transport, reason] { transport.Abort(reason); });
+    }
+  }
+  for (Open& open : host_) open.worker.reset();
   if (on_device_ == nullptr) return;
   // First: until then the stream may wait for a rank that will not come.
   if (on_device_->lane.collectives != nullptr) {
@@ -60,53 +107,6 @@ void Lanes::Abort(const absl::Status& reason) {
   on_device_->lane.transport->Abort(reason);
   // What has not been done by now has failed, too.
   if (on_device_->lane.finish) on_device_->lane.finish().IgnoreError();
-}
-
-namespace {
-
-absl::Status Move(Executor& executor, const Verdict::Bucket& bucket,
-                  absl::Span<TensorEntry* const> entries, int contributors,
-                  const Members& members) {
-  TensorEntry& first = *entries[0];
-  switch (first.request.kind) {
-    case CollectiveKind::kAllreduce:
-      return executor.Allreduce(entries);
-    case CollectiveKind::kAdasum:
-      return executor.Adasum(first);
-    case CollectiveKind::kAllgather:
-      if (first.on_contributors) first.on_contributors(contributors);
-      return executor.Allgather(first, bucket.first_dims);
-    case CollectiveKind::kBroadcast:
-      return executor.Broadcast(first, members.RankOf(first.request.root_rank));
-    case CollectiveKind::kReduceScatter:
-      return executor.ReduceScatter(first);
-    case CollectiveKind::kAlltoall:
-      return executor.Alltoall(first, bucket.splits);
-    case CollectiveKind::kBarrier:
-    case CollectiveKind::kJoin:
-      break;
-  }
-  return absl::InternalError(
-      absl::StrCat(Name(first.request.kind), " moves no tensors"));
-}
-
-}  // namespace
-
-absl::Status RunBucket(Lanes::Open& lane, const Verdict::Bucket& bucket,
-                       absl::Span<TensorEntry* const> entries, int contributors,
-                       const Members& members) {
-  void* const stream = lane.lane.stream;
-  for (const TensorEntry* entry : entries) {
-    if (entry->on_start) TFRING_RETURN_IF_ERROR(entry->on_start(stream));
-  }
-  TFRING_RETURN_IF_ERROR(
-      Move(lane.executor, bucket, entries, contributors, members));
-  for (const TensorEntry* entry : entries) {
-    if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
-  }
-  // The ring's messages have told that all ranks are well; others' have not.
-  return lane.lane.collectives == nullptr ? absl::OkStatus()
-                                          : lane.lane.collectives->Finish();
 }
 
 }  // namespace tfring

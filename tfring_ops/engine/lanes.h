@@ -1,24 +1,38 @@
-// Where an engine's collectives run: the lane of host memory, and that of a
+// Where an engine's collectives run: the lanes of host memory, and that of a
 // GPU, which is made when it is first needed.
 //
 // Submissions by any thread; all else by the engine's.
+//
+// Note [Several buckets in flight]
+// Between nodes the wire is the limit, and a bucket alone leaves it idle while
+// its first bytes are on their way, and its last ones.  So there are several
+// lanes, each with a channel and a worker of its own, and allreduces take them
+// by turns: what a lane does, and in which order, is the same on every rank.  A
+// worker is given the next one while it still has one, as to wake it takes
+// long; for a small one it takes too long, which has its lane from the engine's
+// thread if that is free.  All else waits until all lanes are, and so comes
+// after what was agreed before it.
 #ifndef TFRING_OPS_ENGINE_LANES_H_
 #define TFRING_OPS_ENGINE_LANES_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/executor.h"
-#include "tfring_ops/engine/messages.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/engine/worker.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
@@ -38,38 +52,53 @@ class Lanes {
 
     Lane lane;
     Executor executor;
+    // Has this lane while it has anything left to do.  Null: the engine's
+    // thread has it.
+    std::unique_ptr<Worker> worker;
   };
 
-  // Takes `process_set.data`.
-  // REQUIRES: `host_kernels` outlives this.
-  Lanes(const Options& options, ProcessSet& process_set,
-        const Kernels& host_kernels);
+  // Of host memory one for each of `data`, in that order.  With several, each
+  // has a worker, which calls `on_free` on its thread when it has done
+  // something.
+  // REQUIRES: `host_kernels` outlives this; `data` is not empty.
+  Lanes(const Options& options,
+        decltype(ProcessSet::make_device_lane) make_device_lane,
+        std::vector<std::unique_ptr<Transport>> data,
+        const Kernels& host_kernels, const std::function<void()>& on_free);
 
   // A process has one GPU: InvalidArgument if `request` is on another one than
   // an earlier request.
   absl::Status CheckDevice(const CollectiveRequest& request);
 
-  // The lane of `request`, agreed by all ranks.  Collective at the first call
-  // for a device; an error is the same on every rank, now and ever after.
+  // Whether `request` may run beside others; see the Note.
+  bool RunsBeside(const CollectiveRequest& request) const;
+  // The lane for the next of these, agreed by all ranks.  Collective at the
+  // first call.
+  absl::StatusOr<Open*> Next();
+  // Whether that may be given it; true also if there is but one.
+  bool HasRoom() const;
+  // Whether no worker has anything left to do.
+  bool idle() const;
+
+  // The lane for what runs alone, agreed by all ranks.  Collective at the first
+  // call for a device; an error is the same on every rank, now and ever after.
+  // REQUIRES: idle().
   absl::StatusOr<Open*> Of(const CollectiveRequest& request);
 
-  // Of all lanes.  When it returns, nothing is at work on entries' memory.
+  // Of all lanes, the last call.  When it returns, nothing is at work on
+  // entries' memory.
   void Abort(const absl::Status& reason);
 
  private:
   const Options& options_;
   const decltype(ProcessSet::make_device_lane) make_device_lane_;
   std::atomic<int32_t> device_{kHost};  // as soon as it is known
-  Open host_;
+  std::deque<Open> host_;
+  size_t next_ = 0;           // of host_
+  bool costs_known_ = false;  // to all of host_, where there are several
   std::unique_ptr<Open> on_device_;
   absl::Status device_status_;  // why there is none
 };
-
-// Runs `bucket` of `entries`, which `contributors` ranks take part in, from
-// on_start to on_finish.
-absl::Status RunBucket(Lanes::Open& lane, const Verdict::Bucket& bucket,
-                       absl::Span<TensorEntry* const> entries, int contributors,
-                       const Members& members);
 
 }  // namespace tfring
 

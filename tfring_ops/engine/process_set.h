@@ -1,4 +1,4 @@
-// An ordered set of ranks and the two channels between them.
+// An ordered set of ranks and the channels between them.
 #ifndef TFRING_OPS_ENGINE_PROCESS_SET_H_
 #define TFRING_OPS_ENGINE_PROCESS_SET_H_
 
@@ -69,6 +69,9 @@ struct ProcessSet {
   std::vector<int32_t> world_ranks;  // see Members; not needed for the world
   std::unique_ptr<Transport> control;
   std::unique_ptr<Transport> data;
+  // Makes one more channel like `data`, for what is on the wire beside it;
+  // null: there are no more.  Collective.
+  std::function<absl::StatusOr<std::unique_ptr<Transport>>()> make_data;
   // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,
   // with rank 0's options.
   // Called on the engine's thread of every rank, before the first collective on

@@ -65,12 +65,21 @@ bool Submissions::ShutdownRequested() {
   return shutdown_requested_;
 }
 
-void Submissions::WaitFor(std::chrono::milliseconds timeout) {
+void Submissions::Wake() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Submissions::WaitFor(std::chrono::microseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
   const bool shutdown_known = shutdown_requested_;
   changed_.wait_for(lock, timeout, [&] {
-    return !added_.empty() || shutdown_requested_ != shutdown_known;
+    return !added_.empty() || shutdown_requested_ != shutdown_known || woken_;
   });
+  woken_ = false;
 }
 
 }  // namespace tfring

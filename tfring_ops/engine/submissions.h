@@ -48,8 +48,9 @@ class Submissions {
   bool ShutdownRequested();
 
   // Returns when there is something to take, the end has been asked for anew,
-  // or after `timeout`.
-  void WaitFor(std::chrono::milliseconds timeout);
+  // Wake has been called since the last call, or after `timeout`.
+  void WaitFor(std::chrono::microseconds timeout);
+  void Wake();
 
  private:
   std::mutex mutex_;
@@ -59,6 +60,7 @@ class Submissions {
   std::unordered_map<CollectiveKind, int64_t> nameless_;  // so far
   absl::Status closed_;
   bool shutdown_requested_ = false;
+  bool woken_ = false;
 };
 
 }  // namespace tfring

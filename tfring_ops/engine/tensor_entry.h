@@ -113,7 +113,7 @@ struct TensorEntry {
   std::function<absl::Status(void* stream)> on_finish;
   // The engine's, for the timeline; 0 while that does not record.
   int64_t submitted_ns = 0;
-  // Called exactly once, usually on the engine's thread.  Must not block.
+  // Called exactly once, usually on a thread of the engine's.  Must not block.
   std::function<void(const absl::Status&)> done;
 };
 

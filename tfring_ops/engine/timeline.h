@@ -28,7 +28,7 @@ class Timeline {
   enum class Phase : uint8_t {
     kRequest,  // from its submission to its done
     kAgree,    // from its submission to the ranks' agreement
-    kBucket,   // requests that run together, on an engine's thread; in it:
+    kBucket,   // requests that run together, on a thread of an engine's; in it:
     kRing,     // what goes over the transport as one message; and in that:
     kPack,     // copies of small tensors into the fusion buffer,
     kUnpack,   // and back

@@ -30,6 +30,16 @@ AdaptiveAllreduce::AdaptiveAllreduce(const RingContext& context,
                context.transport.rank() == 0),
       costs_(Costs::Typical(layout_.ranks_per_node)) {}
 
+absl::StatusOr<Costs> AdaptiveAllreduce::Measured() {
+  TFRING_RETURN_IF_ERROR(Prepare());
+  return costs_;
+}
+
+void AdaptiveAllreduce::Use(const Costs& costs) {
+  costs_ = costs;
+  is_prepared_ = true;
+}
+
 absl::Status AdaptiveAllreduce::Run(const RingBuffers& buffers) {
   TFRING_RETURN_IF_ERROR(Prepare());
   const Plan& plan = PlanFor(buffers);

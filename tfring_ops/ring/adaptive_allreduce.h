@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/ring/allreduce.h"
@@ -31,6 +32,12 @@ class AdaptiveAllreduce {
   // REQUIRES: `context` outlives this.
   AdaptiveAllreduce(const RingContext& context, const Options& options,
                     CostSource source);
+
+  // What all calls rest on.  The first call of this or of Run is where they are
+  // measured.  Collective.
+  absl::StatusOr<Costs> Measured();
+  // Rests on `costs`, as another one has measured them over the same links.
+  void Use(const Costs& costs);
 
   // output = reduction of every rank's input, bit-identical on every rank.
   // Collective.

@@ -65,7 +65,7 @@ class Handles {
                                std::shared_ptr<EntryTensors> tensors);
 
   // Collects: returns the outcome if there is one already; else it goes to
-  // `callback`, usually on the engine's thread.
+  // `callback`, usually on a thread of the engine's.
   //
   // REQUIRES: the last start of the chain has been made.
   std::optional<Outcome> Take(Handle handle, Callback callback);

@@ -1,0 +1,279 @@
+// Engines between nodes, which have several buckets on the wire at once.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/forwarding.h"
+
+namespace tfring {
+namespace {
+
+constexpr int kSize = 3;
+// Runs on a worker; fewer floats may not.
+constexpr size_t kLarge = 20'000;
+
+// Thread-safe.
+class Gate {
+ public:
+  void Close() { Set(false); }
+  void Open() { Set(true); }
+
+  // Waits until it is open; at most twenty seconds.
+  void Pass() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20),
+                                  [this] { return is_open_; }));
+  }
+
+ private:
+  void Set(bool is_open) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_open_ = is_open;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_open_ = true;
+};
+
+class GatedTransport final : public ForwardingTransport {
+ public:
+  GatedTransport(std::unique_ptr<Transport> inner, Gate& gate)
+      : ForwardingTransport(std::move(inner)), gate_(gate) {}
+
+  absl::Status Wait(Request request) override {
+    gate_.Pass();
+    return ForwardingTransport::Wait(request);
+  }
+
+ private:
+  Gate& gate_;
+};
+
+// A job of which each rank is a node, with a gate in the first channel of
+// rank 1.
+class BucketsInFlightTest : public testing::Test {
+ protected:
+  explicit BucketsInFlightTest(int64_t buckets_in_flight = 2) {
+    std::vector<int> nodes;
+    for (int rank = 0; rank < kSize; ++rank) nodes.push_back(rank);
+    auto data = MakeInProcessTransports(nodes);
+    data[1] = std::make_unique<GatedTransport>(std::move(data[1]), gate_);
+    for (int64_t i = 1; i < buckets_in_flight; ++i) {
+      more_.push_back(MakeInProcessTransports(nodes));
+    }
+    Options options = Job::ShortOptions();
+    options.network_segment_bytes = 1000;
+    options.buckets_in_flight = buckets_in_flight;
+    job_ = std::make_unique<Job>(
+        MakeInProcessTransports(nodes), std::move(data), options, /*id=*/0,
+        /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+        [this](int rank, ProcessSet& set) {
+          set.make_data = [this, rank, made = size_t{0}]() mutable {
+            return std::move(more_[made++][rank]);
+          };
+        });
+    // Measures what an allreduce takes, while the gate is open.
+    ExpectWorks(*job_, "first");
+    ExpectWorks(*job_, "second");
+  }
+
+  ~BucketsInFlightTest() override { gate_.Open(); }
+
+  // One that waits for the gate.
+  Entries SubmitHeld(const std::string& name) {
+    gate_.Close();
+    Entries entries = MakeEntries(kSize, name, kLarge);
+    job_->Submit(entries);
+    return entries;
+  }
+
+  static void Pass() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+
+  Gate gate_;
+  std::vector<std::vector<std::unique_ptr<Transport>>> more_;  // by channel
+  std::unique_ptr<Job> job_;
+};
+
+TEST_F(BucketsInFlightTest, OneGoesOnWhileAnotherIsHeld) {
+  const Entries held = SubmitHeld("held");
+  const Entries second = MakeEntries(kSize, "second", kLarge);
+  const Entries third = MakeEntries(kSize, "third", kLarge);
+  job_->Submit(second);
+  job_->Submit(third);
+  ExpectSums(second);
+  Pass();
+  EXPECT_EQ(held[1]->outcome.calls(), 0);
+  // They take turns.
+  EXPECT_EQ(third[1]->outcome.calls(), 0);
+  gate_.Open();
+  ExpectSums(held);
+  ExpectSums(third);
+}
+
+TEST_F(BucketsInFlightTest, SmallOnesTakeTurnsToo) {
+  const Entries held = SubmitHeld("held");
+  const Entries small = MakeEntries(kSize, "small", 10);
+  job_->Submit(small);
+  ExpectSums(small);
+  EXPECT_EQ(held[1]->outcome.calls(), 0);
+  gate_.Open();
+  ExpectSums(held);
+}
+
+TEST_F(BucketsInFlightTest, AllElseComesAfterWhatWasBeforeIt) {
+  for (const auto kind :
+       {CollectiveKind::kBarrier, CollectiveKind::kBroadcast,
+        CollectiveKind::kAllgather, CollectiveKind::kReduceScatter}) {
+    SCOPED_TRACE(Name(kind));
+    const Entries held = SubmitHeld("held");
+    const Entries after = MakeEntries(kSize, "after", 10);
+    for (const auto& entry : after) {
+      entry->request.kind = kind;
+      if (kind == CollectiveKind::kBarrier) entry->request.tensors.clear();
+    }
+    job_->Submit(after);
+    Pass();
+    for (const auto& entry : after) EXPECT_EQ(entry->outcome.calls(), 0);
+    gate_.Open();
+    ExpectSums(held);
+    for (const auto& entry : after) {
+      EXPECT_TRUE(entry->outcome.Wait().ok());
+      EXPECT_EQ(entry->outcome.calls(), 1);
+    }
+    // It is the first channel's turn again.
+    ExpectWorks(*job_);
+  }
+}
+
+TEST_F(BucketsInFlightTest, ARankThatHasJoinedTakesPart) {
+  gate_.Close();
+  FloatEntry joins("join", {});
+  joins.request.kind = CollectiveKind::kJoin;
+  joins.request.tensors.clear();
+  joins.SubmitTo(job_->engine(2));
+  const Entries first = MakeEntries(kSize, "first", kLarge);
+  const Entries second = MakeEntries(kSize, "second", kLarge);
+  for (const int rank : {0, 1}) {
+    first[rank]->SubmitTo(job_->engine(rank));
+    second[rank]->SubmitTo(job_->engine(rank));
+  }
+  EXPECT_TRUE(second[0]->outcome.Wait().ok());
+  EXPECT_EQ(first[1]->outcome.calls(), 0);
+  gate_.Open();
+  for (const int rank : {0, 1}) {
+    for (const Entries* entries : {&first, &second}) {
+      FloatEntry& entry = *(*entries)[rank];
+      EXPECT_TRUE(entry.outcome.Wait().ok());
+      EXPECT_TRUE(entry.result() == std::vector<float>(kLarge, 1 + 2));
+    }
+  }
+  Entries others = MakeEntries(kSize, "join", 0);
+  for (const int rank : {0, 1}) {
+    others[rank]->request = joins.request;
+    others[rank]->SubmitTo(job_->engine(rank));
+  }
+  EXPECT_TRUE(joins.outcome.Wait().ok());
+  ExpectWorks(*job_);
+}
+
+TEST_F(BucketsInFlightTest, AFarewellWaitsForThem) {
+  const Entries held = SubmitHeld("held");
+  const Entries second = MakeEntries(kSize, "second", kLarge);
+  job_->Submit(second);
+  ExpectSums(second);
+  std::thread shuts_down([this] { job_->engine(0).Shutdown(); });
+  Pass();
+  EXPECT_EQ(held[1]->outcome.calls(), 0);
+  gate_.Open();
+  ExpectSums(held);
+  shuts_down.join();
+}
+
+TEST_F(BucketsInFlightTest, AnAbortReachesAllOnce) {
+  const Entries held = SubmitHeld("held");
+  const Entries second = MakeEntries(kSize, "second", kLarge);
+  const Entries third = MakeEntries(kSize, "third", kLarge);
+  const Entries fourth = MakeEntries(kSize, "fourth", kLarge);
+  // A worker has two at most.
+  const Entries waits = MakeEntries(kSize, "waits", kLarge);
+  for (const Entries* entries : {&second, &third, &fourth, &waits}) {
+    job_->Submit(*entries);
+  }
+  ExpectSums(second);
+  ExpectSums(fourth);
+  job_->engine(0).Abort(absl::UnavailableError("lost"));
+  Pass();
+  gate_.Open();
+  for (const Entries* entries : {&held, &third, &waits}) {
+    for (const auto& entry : *entries) {
+      const absl::Status status = entry->outcome.Wait();
+      // What was a worker's may end well.
+      if (entries == &waits || !status.ok()) {
+        EXPECT_EQ(status.message(), "lost");
+      }
+      EXPECT_EQ(entry->outcome.calls(), 1);
+    }
+  }
+}
+
+class ThreeBucketsInFlightTest : public BucketsInFlightTest {
+ protected:
+  ThreeBucketsInFlightTest() : BucketsInFlightTest(3) {}
+};
+
+TEST_F(ThreeBucketsInFlightTest, SumsAreRightInAnyOrder) {
+  std::mt19937 random(7);
+  constexpr size_t kCounts[] = {1, 100, 3000, 17'000, kLarge, 40'000};
+  // The same names again and again: a plan holds for some of it.
+  for (int step = 0; step < 12; ++step) {
+    std::vector<Entries> work;
+    for (int i = 0; i < 8; ++i) {
+      work.push_back(MakeEntries(kSize, "sum " + std::to_string(i),
+                                 kCounts[(i * 5 + step / 4) % 6]));
+    }
+    for (int rank = 0; rank < kSize; ++rank) {
+      std::vector<int> order = {0, 1, 2, 3, 4, 5, 6, 7};
+      if (step >= 8) std::shuffle(order.begin(), order.end(), random);
+      for (const int i : order) work[i][rank]->SubmitTo(job_->engine(rank));
+    }
+    for (const Entries& entries : work) ExpectSums(entries);
+  }
+}
+
+TEST(BucketsInFlight, AChannelThatCannotBeMadeEndsTheJob) {
+  const std::vector<int> nodes = {0, 1};
+  auto more = MakeInProcessTransports(nodes);
+  Job job(MakeInProcessTransports(nodes), MakeInProcessTransports(nodes),
+          Job::ShortOptions(), /*id=*/0, /*world_ranks=*/{},
+          /*on_lost=*/nullptr, [&](int rank, ProcessSet& set) {
+            set.make_data =
+                [&, rank]() -> absl::StatusOr<std::unique_ptr<Transport>> {
+              if (rank == 1) return absl::UnavailableError("no channel");
+              return std::move(more[rank]);
+            };
+          });
+  EXPECT_EQ(job.started(1).message(), "no channel");
+  ASSERT_TRUE(job.started(0).ok());
+  FloatEntry entry("never", {1});
+  entry.SubmitTo(job.engine(0));
+  EXPECT_EQ(entry.outcome.Wait().message(), "no channel");
+}
+
+}  // namespace
+}  // namespace tfring

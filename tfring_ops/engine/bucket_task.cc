@@ -1,0 +1,112 @@
+#include "tfring_ops/engine/bucket_task.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/timeline.h"
+
+namespace tfring {
+namespace {
+
+absl::Status Move(Executor& executor, const Verdict::Bucket& bucket,
+                  absl::Span<TensorEntry* const> entries, int contributors,
+                  const Members& members) {
+  TensorEntry& first = *entries[0];
+  switch (first.request.kind) {
+    case CollectiveKind::kAllreduce:
+      return executor.Allreduce(entries);
+    case CollectiveKind::kAdasum:
+      return executor.Adasum(first);
+    case CollectiveKind::kAllgather:
+      if (first.on_contributors) first.on_contributors(contributors);
+      return executor.Allgather(first, bucket.first_dims);
+    case CollectiveKind::kBroadcast:
+      return executor.Broadcast(first, members.RankOf(first.request.root_rank));
+    case CollectiveKind::kReduceScatter:
+      return executor.ReduceScatter(first);
+    case CollectiveKind::kAlltoall:
+      return executor.Alltoall(first, bucket.splits);
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kJoin:
+      break;
+  }
+  return absl::InternalError(
+      absl::StrCat(Name(first.request.kind), " moves no tensors"));
+}
+
+}  // namespace
+
+BucketTask::BucketTask(Verdict::Bucket bucket, const Members& members,
+                       Submissions& submissions)
+    : bucket_(std::move(bucket)),
+      members_(members),
+      submissions_(submissions) {}
+
+void BucketTask::Add(TensorEntry entry) {
+  bytes_ += SizeInBytes(entry.request);
+  entries_.push_back(&own_.emplace_back(std::move(entry)));
+}
+
+void BucketTask::AddStandIn(const CollectiveRequest& request) {
+  bytes_ += SizeInBytes(request);
+  entries_.push_back(&stand_ins_.emplace_back(request).entry());
+}
+
+absl::Status BucketTask::Run(Lanes::Open& lane) {
+  const int size = members_.size();
+  const int contributors =
+      bucket_.requests.empty() ? size : bucket_.contributors;
+  for (StandIn& stand_in : stand_ins_) {
+    TFRING_RETURN_IF_ERROR(stand_in.Allocate(*lane.lane.kernels));
+  }
+  if (contributors < size) {
+    for (TensorEntry* entry : entries_) {
+      AverageOver(contributors, entry->request);
+    }
+  }
+  const TimelineSpan span(Timeline::Phase::kBucket, first(), bytes_);
+  switch (first().kind) {
+    case CollectiveKind::kBarrier:
+      // That all ranks have agreed on it is all there is to it.
+      return absl::OkStatus();
+    case CollectiveKind::kJoin:
+      // Before `done`, after which this rank goes on.
+      submissions_.RestartNames();
+      entries_[0]->on_joined(bucket_.last_joined);
+      return absl::OkStatus();
+    default:
+      break;
+  }
+  void* const stream = lane.lane.stream;
+  for (const TensorEntry* entry : entries_) {
+    if (entry->on_start) TFRING_RETURN_IF_ERROR(entry->on_start(stream));
+  }
+  TFRING_RETURN_IF_ERROR(
+      Move(lane.executor, bucket_, entries_, contributors, members_));
+  for (const TensorEntry* entry : entries_) {
+    if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
+  }
+  // The ring's messages have told that all ranks are well; others' have not.
+  return lane.lane.collectives == nullptr ? absl::OkStatus()
+                                          : lane.lane.collectives->Finish();
+}
+
+void BucketTask::Finish(const absl::Status& status) {
+  if (finished_.exchange(true)) return;
+  for (const TensorEntry& entry : own_) {
+    Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
+                                     entry.submitted_ns,
+                                     Timeline::Global().Now());
+    // Before `done`, whose caller may at once use the name again.
+    submissions_.Remove(entry.request.name);
+    entry.done(status);
+  }
+  // What they hold of the framework's is free again.
+  entries_.clear();
+  own_.clear();
+  stand_ins_.clear();
+}
+
+}  // namespace tfring

@@ -1,0 +1,58 @@
+// A bucket from the ranks' agreement to the end of its entries.
+#ifndef TFRING_OPS_ENGINE_BUCKET_TASK_H_
+#define TFRING_OPS_ENGINE_BUCKET_TASK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/engine/lanes.h"
+#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/engine/stand_in.h"
+#include "tfring_ops/engine/submissions.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+// Not thread-safe, but for finished().
+class BucketTask {
+ public:
+  // REQUIRES: the references outlive this.
+  BucketTask(Verdict::Bucket bucket, const Members& members,
+             Submissions& submissions);
+
+  const Verdict::Bucket& bucket() const { return bucket_; }
+
+  // This rank's entries, and stand-ins for what it has not, in the order of
+  // the bucket's names.
+  void Add(TensorEntry entry);
+  void AddStandIn(const CollectiveRequest& request);
+
+  const CollectiveRequest& first() const { return entries_[0]->request; }
+  // Of all tensors.
+  int64_t bytes() const { return bytes_; }
+
+  // An error leaves the entries in flight: their memory may be, too.
+  absl::Status Run(Lanes::Open& lane);
+
+  // Calls each entry's `done`; the first call counts.
+  void Finish(const absl::Status& status);
+  bool finished() const { return finished_; }
+
+ private:
+  const Verdict::Bucket bucket_;
+  const Members& members_;
+  Submissions& submissions_;
+  std::deque<TensorEntry> own_;
+  std::deque<StandIn> stand_ins_;
+  std::vector<TensorEntry*> entries_;  // all of them
+  int64_t bytes_ = 0;
+  std::atomic<bool> finished_{false};
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_BUCKET_TASK_H_
