@@ -200,7 +200,7 @@ comma := ,
 tests: $(PLAIN_TESTS:%=$(OUT)/%) $(MPI_TESTS:%=$(OUT)/%)
 
 # Or TensorFlow's library greets everyone who loads it.
-check: export TF_ENABLE_ONEDNN_OPTS := 0
+check check-unsanitized: export TF_ENABLE_ONEDNN_OPTS := 0
 
 CHECKS := $(PLAIN_TESTS:%=check/%) $(MPI_TESTS:%=check/%)
 .PHONY: $(CHECKS)

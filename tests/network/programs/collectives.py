@@ -1,7 +1,10 @@
 """Every collective, compared with NumPy; then a short fit."""
 
 import hashlib
+import itertools
+import json
 import sys
+import tempfile
 from pathlib import Path
 
 import keras
@@ -20,6 +23,7 @@ def main():
     for count in COUNTS:
         check_collectives(count, rank, size)
     check_alltoall(rank, size)
+    check_buckets_in_flight(rank, size)
     weights = fit(rank, size)
     digests = tfring.allgather_object(digest(weights))
     maps = Path("/proc/self/maps").read_text()
@@ -86,6 +90,39 @@ def check_alltoall(rank, size):
             [np.full(a + rank + 1, 10 * a + rank) for a in range(size)]
         ),
     )
+
+
+def check_buckets_in_flight(rank, size):
+    """Between hosts, buckets of a step are on the wire at the same time."""
+    path = tfring.broadcast_object(
+        tempfile.mkstemp(suffix=".json")[1] if rank == 0 else None
+    )
+    variables = [tf.Variable(tf.ones([1 << 18])) for _ in range(6)]
+
+    @tf.function
+    def step():
+        with tfring.DistributedGradientTape(
+            tf.GradientTape(), op=tfring.Sum, groups=len(variables)
+        ) as tape:
+            loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+            loss *= rank + 1
+        return tape.gradient(loss, variables)
+
+    tfring.start_timeline(path)
+    for _ in range(8):
+        for gradient in step():
+            expected = np.full([1 << 18], size * (size + 1) / 2)
+            np.testing.assert_array_equal(gradient, expected)
+    tfring.stop_timeline()
+    if rank == 0:
+        buckets = sorted(
+            (event["ts"], event["ts"] + event["dur"])
+            for event in json.loads(Path(path).read_text())["traceEvents"]
+            if event["pid"] == rank and event.get("cat") == "bucket"
+        )
+        pairs = itertools.pairwise(buckets)
+        assert any(begin < end for (_, end), (begin, _) in pairs), buckets
+        Path(path).unlink()
 
 
 def fit(rank, size):
