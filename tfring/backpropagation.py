@@ -11,7 +11,6 @@ what is ready in the order it likes; with one thread between operations it put
 the weights of all layers off until there was nothing else to do. What was to
 overlap then is started at the end. Therefore an operation that no start so far
 needs, and that uses what one of them did need, waits for the last of them.
-Activations are freed sooner, too.
 
 That makes no circle. What a start needs is: the operations that lead to it, the
 starts before it, and, as stateful operations run in order, all these that were
