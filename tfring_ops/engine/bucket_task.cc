@@ -96,17 +96,22 @@ absl::Status BucketTask::Run(Lanes::Open& lane) {
 void BucketTask::Finish(const absl::Status& status) {
   if (finished_.exchange(true)) return;
   for (const TensorEntry& entry : own_) {
-    Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
-                                     entry.submitted_ns,
-                                     Timeline::Global().Now());
-    // Before `done`, whose caller may at once use the name again.
-    submissions_.Remove(entry.request.name);
-    entry.done(status);
+    tfring::Finish(entry, status, submissions_);
   }
   // What they hold of the framework's is free again.
   entries_.clear();
   own_.clear();
   stand_ins_.clear();
+}
+
+void Finish(const TensorEntry& entry, const absl::Status& status,
+            Submissions& submissions) {
+  Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
+                                   entry.submitted_ns,
+                                   Timeline::Global().Now());
+  // Before `done`, whose caller may at once use the name again.
+  submissions.Remove(entry.request.name);
+  entry.done(status);
 }
 
 }  // namespace tfring

@@ -53,6 +53,10 @@ class BucketTask {
   std::atomic<bool> finished_{false};
 };
 
+// Ends one entry, which is no longer in flight: calls its `done`.
+void Finish(const TensorEntry& entry, const absl::Status& status,
+            Submissions& submissions);
+
 }  // namespace tfring
 
 #endif  // TFRING_OPS_ENGINE_BUCKET_TASK_H_

@@ -245,9 +245,7 @@ class RingEngine final : public Engine {
     TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.HasRoom(); }));
     TFRING_ASSIGN_OR_RETURN(Lanes::Open* const lane, lanes_.Next());
     if (task->bytes() < kWorkerBytes && lane->worker->left() == 0) {
-      TFRING_RETURN_IF_ERROR(task->Run(*lane));
-      task->Finish(absl::OkStatus());
-      return absl::OkStatus();
+      return RunHere(*task, *lane);
     }
     lane->worker->Add([this, task, lane] {
       const absl::Status status = task->Run(*lane);
@@ -268,7 +266,11 @@ class RingEngine final : public Engine {
       task.Finish(lane.status());
       return absl::OkStatus();
     }
-    TFRING_RETURN_IF_ERROR(task.Run(**lane));
+    return RunHere(task, **lane);
+  }
+
+  static absl::Status RunHere(BucketTask& task, Lanes::Open& lane) {
+    TFRING_RETURN_IF_ERROR(task.Run(lane));
     task.Finish(absl::OkStatus());
     return absl::OkStatus();
   }
@@ -286,13 +288,7 @@ class RingEngine final : public Engine {
   void Finish(const std::string& name, const absl::Status& status) {
     auto node = in_flight_.extract(name);
     if (node.empty()) return;
-    const TensorEntry& entry = node.mapped().entry;
-    Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
-                                     entry.submitted_ns,
-                                     Timeline::Global().Now());
-    // Before `done`, whose caller may at once use the name again.
-    submissions_.Remove(name);
-    entry.done(status);
+    tfring::Finish(node.mapped().entry, status, submissions_);
   }
 
   // From here on everything fails with `reason`.

@@ -41,7 +41,8 @@ class Timeline {
     CollectiveKind kind;
     int process_set;
     std::string name;  // of the request, or of the first of a bucket
-    int64_t bytes;     // of this rank's tensors
+    // Of this rank's tensors; of a bucket also of what stands in for some.
+    int64_t bytes;
     // Of std::chrono::steady_clock.
     int64_t begin_ns, end_ns;
     int thread;  // a number for each that has recorded something
