@@ -180,7 +180,8 @@ compat:
 
 # ---- Lint and types ----
 
-CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc tests/cpp/*.h \
+CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc \
+  tfring_ops/*/*/*.h tfring_ops/*/*/*.cc tests/cpp/*.h \
   tests/cpp/*.cc tests/fake_gpu/*.cc benchmarks/*.cc)
 
 lint: build

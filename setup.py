@@ -45,7 +45,7 @@ setup(
     ext_modules=[
         Extension(
             "tfring.libtfring_ops",
-            sources=sorted(map(str, Path("tfring_ops").glob("*/*.cc"))),
+            sources=sorted(map(str, Path("tfring_ops").rglob("*.cc"))),
         )
     ],
     cmdclass={"build_ext": BuildLibrary},

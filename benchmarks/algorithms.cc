@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/algorithms/adaptive/cost_measurement.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
+#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/hierarchical.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/kernels.h"
-#include "tfring_ops/ring/allreduce.h"
-#include "tfring_ops/ring/cost_measurement.h"
-#include "tfring_ops/ring/cost_model.h"
-#include "tfring_ops/ring/hierarchical.h"
-#include "tfring_ops/ring/recursive_doubling.h"
 
 namespace tfring {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tfring_ops/ring/cost_model.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
 
 namespace tfring {
 namespace {

@@ -53,7 +53,7 @@ FOREIGN_SOURCES := $(foreach other,$(filter-out $(ARCHITECTURE),x86_64 aarch64),
   $(wildcard $(KERNELS)$(other)_*.cc))
 
 extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
-  $(if $(filter tfring_ops/transport/mpi% tests/cpp/mpi_%,$1),\
+  $(if $(filter tfring_ops/transport/mpi/% tests/cpp/mpi_%,$1),\
     $(MPI_COMPILE_FLAGS)) \
   $(if $(filter $(KERNELS)% tests/fake_cuda/%,$1),-ffp-contract=off) \
   $(if $(filter %_avx2.cc,$1),$(AVX2_FLAGS)) \
@@ -67,11 +67,12 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
 # The lowering to XLA takes longest by far, so it starts first.
 SOURCES := $(wildcard tfring_ops/xla/*.cc) \
   $(filter-out tfring_ops/xla/% $(FOREIGN_SOURCES),$(wildcard \
-    tfring_ops/*/*.cc))
+    tfring_ops/*/*.cc tfring_ops/*/*/*.cc))
 # The rooms that need neither TensorFlow's runtime nor MPI.
-CORE_SOURCES := $(filter-out tfring_ops/transport/mpi%,$(filter \
-  $(patsubst %,tfring_ops/%/%,base kernels transport ring nccl engine),$(SOURCES)))
-MPI_SOURCES := $(wildcard tfring_ops/transport/mpi*.cc)
+CORE_SOURCES := $(filter-out tfring_ops/transport/mpi/%,$(filter \
+  $(patsubst %,tfring_ops/%/%,base kernels transport algorithms nccl \
+  engine),$(SOURCES)))
+MPI_SOURCES := $(wildcard tfring_ops/transport/mpi/*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
 FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)

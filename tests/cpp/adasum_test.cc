@@ -1,5 +1,5 @@
 // Adasum on 1 to 8 ranks, in a ring's place and through the engine.
-#include "tfring_ops/ring/adasum.h"
+#include "tfring_ops/algorithms/pairwise/adasum.h"
 
 #include <gtest/gtest.h>
 

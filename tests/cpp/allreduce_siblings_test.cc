@@ -12,8 +12,8 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/ring_checks.h"
-#include "tfring_ops/ring/hierarchical.h"
-#include "tfring_ops/ring/recursive_doubling.h"
+#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/hierarchical.h"
 #include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {

@@ -1,5 +1,5 @@
 // Plans without messages or threads.
-#include "tfring_ops/engine/cached_schedule.h"
+#include "tfring_ops/engine/negotiation/cached_schedule.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/cpp/engines.h"
-#include "tfring_ops/engine/coordinator.h"
+#include "tfring_ops/engine/negotiation/coordinator.h"
 
 namespace tfring {
 namespace {

@@ -1,5 +1,5 @@
 // The negotiation without messages or threads, and with a clock of its own.
-#include "tfring_ops/engine/coordinator.h"
+#include "tfring_ops/engine/negotiation/coordinator.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What the cost model predicts and chooses, and that an allreduce does it.
-#include "tfring_ops/ring/cost_model.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/ring_checks.h"
-#include "tfring_ops/ring/adaptive_allreduce.h"
-#include "tfring_ops/ring/cost_measurement.h"
+#include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
+#include "tfring_ops/algorithms/adaptive/cost_measurement.h"
 
 namespace tfring {
 namespace {

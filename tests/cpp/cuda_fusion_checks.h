@@ -15,7 +15,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/engine/execution/executor.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/cpp/fake_gpu.h"
-#include "tfring_ops/engine/neutral_contribution.h"
+#include "tfring_ops/engine/execution/neutral_contribution.h"
 #include "tfring_ops/kernels/kernels.h"
 
 namespace tfring {

@@ -11,9 +11,9 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_ranks.h"
 #include "tests/cpp/ring_checks.h"
-#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/algorithms/stream_collectives.h"
+#include "tfring_ops/engine/execution/executor.h"
 #include "tfring_ops/engine/tensor_entry.h"
-#include "tfring_ops/ring/stream_collectives.h"
 
 namespace tfring {
 namespace {

@@ -12,7 +12,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/transport/cuda.h"
+#include "tfring_ops/transport/cuda/cuda.h"
 
 namespace tfring {
 

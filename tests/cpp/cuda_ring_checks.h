@@ -10,8 +10,8 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/ring_checks.h"
-#include "tfring_ops/ring/adasum.h"
-#include "tfring_ops/ring/chunks.h"
+#include "tfring_ops/algorithms/pairwise/adasum.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "tfring_ops/engine/coordinator.h"
+#include "tfring_ops/engine/negotiation/coordinator.h"
 
 namespace tfring {
 namespace {

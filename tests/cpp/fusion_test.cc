@@ -1,4 +1,4 @@
-#include "tfring_ops/engine/fusion.h"
+#include "tfring_ops/engine/negotiation/fusion.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

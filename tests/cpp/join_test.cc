@@ -11,8 +11,8 @@
 
 #include "tests/cpp/elements.h"
 #include "tests/cpp/engines.h"
-#include "tfring_ops/engine/coordinator.h"
-#include "tfring_ops/engine/neutral_contribution.h"
+#include "tfring_ops/engine/execution/neutral_contribution.h"
+#include "tfring_ops/engine/negotiation/coordinator.h"
 
 namespace tfring {
 namespace {

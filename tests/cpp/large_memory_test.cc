@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/engine/execution/executor.h"
 #include "tfring_ops/kernels/kernels.h"
-#include "tfring_ops/ring/adaptive_allreduce.h"
 
 namespace tfring {
 namespace {

@@ -1,4 +1,4 @@
-#include "tfring_ops/engine/mailbox.h"
+#include "tfring_ops/engine/negotiation/mailbox.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/mpi_world.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/transport/cuda.h"
+#include "tfring_ops/transport/cuda/cuda.h"
 
 namespace tfring {
 namespace {

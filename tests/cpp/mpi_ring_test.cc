@@ -12,11 +12,11 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/mpi_world.h"
 #include "tests/cpp/ring_checks.h"
-#include "tfring_ops/ring/chunks.h"
-#include "tfring_ops/ring/hierarchical.h"
-#include "tfring_ops/ring/recursive_doubling.h"
-#include "tfring_ops/transport/mpi.h"
-#include "tfring_ops/transport/mpi_shared_memory.h"
+#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
+#include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/transport/mpi/mpi.h"
+#include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 
 namespace tfring {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "tfring_ops/transport/mpi_shared_memory.h"
+#include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {

@@ -15,6 +15,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_ranks.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/lane.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"

@@ -13,10 +13,10 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/fake_nccl/fake_nccl.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/executor.h"
+#include "tfring_ops/engine/execution/executor.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/nccl/collectives.h"
-#include "tfring_ops/transport/cuda.h"
+#include "tfring_ops/transport/cuda/cuda.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {

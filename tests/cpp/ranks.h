@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tests/cpp/in_process_transport.h"
-#include "tfring_ops/transport/shared_channel.h"
-#include "tfring_ops/transport/shared_memory.h"
+#include "tfring_ops/transport/shared_memory/shared_channel.h"
+#include "tfring_ops/transport/shared_memory/shared_memory.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "tests/cpp/elements.h"
+#include "tfring_ops/algorithms/pairwise/alltoall.h"
+#include "tfring_ops/algorithms/ring/allgather.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/broadcast.h"
+#include "tfring_ops/algorithms/ring/reduce_scatter.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
-#include "tfring_ops/ring/allgather.h"
-#include "tfring_ops/ring/allreduce.h"
-#include "tfring_ops/ring/alltoall.h"
-#include "tfring_ops/ring/broadcast.h"
-#include "tfring_ops/ring/reduce_scatter.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {

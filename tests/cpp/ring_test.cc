@@ -9,7 +9,7 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/ring_checks.h"
-#include "tfring_ops/ring/chunks.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 
 namespace tfring {
 namespace {

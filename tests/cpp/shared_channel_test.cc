@@ -1,5 +1,5 @@
 // A channel through a ring smaller than its messages.
-#include "tfring_ops/transport/shared_channel.h"
+#include "tfring_ops/transport/shared_memory/shared_channel.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // What the contract of transport.h is through shared memory, for all pairs and
 // for some.  What every transport has to do: transport_test.cc.
-#include "tfring_ops/transport/shared_memory.h"
+#include "tfring_ops/transport/shared_memory/shared_memory.h"
 
 #include <gtest/gtest.h>
 

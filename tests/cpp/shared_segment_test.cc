@@ -1,5 +1,5 @@
 // Memory between processes; here a process and its child.
-#include "tfring_ops/transport/shared_segment.h"
+#include "tfring_ops/transport/shared_memory/shared_segment.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

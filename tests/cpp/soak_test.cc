@@ -17,7 +17,7 @@
 #include "tests/cpp/engines.h"
 #include "tests/cpp/random_collectives.h"
 #include "tests/cpp/ranks.h"
-#include "tfring_ops/engine/cached_schedule.h"
+#include "tfring_ops/engine/negotiation/cached_schedule.h"
 
 namespace tfring {
 namespace {

@@ -49,10 +49,10 @@ struct Options {
   // tfring/_gradients/overlap.py.
   bool overlap = true;
   // TFRING_DETERMINISTIC: the same run gives the same bits again.  See Note
-  // [Requests that share a message] in engine/coordinator.cc.
+  // [Requests that share a message] in engine/negotiation/coordinator.cc.
   bool deterministic = false;
   // TFRING_ALLREDUCE: auto, or the one algorithm to use.  See
-  // ring/cost_model.h.
+  // algorithms/adaptive/cost_model.h.
   AllreduceAlgorithm allreduce = AllreduceAlgorithm::kAuto;
   // TFRING_VERBOSE: rank 0 says what has been measured and chosen.
   bool verbose = false;

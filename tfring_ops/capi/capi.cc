@@ -9,7 +9,7 @@
 #include "tfring_ops/capi/gpu_facts.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
-#include "tfring_ops/transport/mpi.h"
+#include "tfring_ops/transport/mpi/mpi.h"
 
 const char* tfring_check_options() {
   return tfring::RunAsCStatus(

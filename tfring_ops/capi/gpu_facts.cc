@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/nccl/library.h"
-#include "tfring_ops/transport/mpi.h"
+#include "tfring_ops/transport/mpi/mpi.h"
 
 namespace tfring {
 namespace {

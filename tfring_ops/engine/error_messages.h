@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {

@@ -1,6 +1,6 @@
 #include "tfring_ops/engine/tensor_entry.h"
 
-#include "tfring_ops/ring/chunks.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 
 namespace tfring {
 

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "tfring_ops/algorithms/stream_collectives.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/cuda.h"
-#include "tfring_ops/ring/stream_collectives.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {

@@ -11,7 +11,7 @@
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/nccl/collectives.h"
-#include "tfring_ops/transport/cuda.h"
+#include "tfring_ops/transport/cuda/cuda.h"
 #include "tfring_ops/transport/exchange.h"
 
 namespace tfring {

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/lane.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/transport/transport.h"
 

@@ -13,11 +13,12 @@
 #include "absl/strings/str_join.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/runtime/device_lane.h"
-#include "tfring_ops/transport/mpi.h"
-#include "tfring_ops/transport/mpi_shared_memory.h"
+#include "tfring_ops/transport/mpi/mpi.h"
+#include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 
 namespace tfring {
 namespace {

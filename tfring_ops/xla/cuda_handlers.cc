@@ -28,7 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/tf/stream_order.h"
 #include "tfring_ops/xla/custom_calls.h"

@@ -15,7 +15,7 @@
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/threadpool.h"
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/tf/handles.h"
 #include "tfring_ops/xla/custom_calls.h"
 #include "tfring_ops/xla/in_place_call.h"

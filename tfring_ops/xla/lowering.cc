@@ -20,7 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
-#include "tfring_ops/engine/messages.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/tf/request.h"
 #include "tfring_ops/xla/custom_calls.h"
 #include "xla/hlo/builder/xla_builder.h"

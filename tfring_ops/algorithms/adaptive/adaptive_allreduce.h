@@ -1,0 +1,69 @@
+// The allreduce that the cost model says is the fastest, at every size.
+#ifndef TFRING_OPS_ALGORITHMS_ADAPTIVE_ADAPTIVE_ALLREDUCE_H_
+#define TFRING_OPS_ALGORITHMS_ADAPTIVE_ADAPTIVE_ALLREDUCE_H_
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/options.h"
+
+namespace tfring {
+
+// The source of the costs that the choice is based on.
+enum class CostSource {
+  kMeasured,  // at the first allreduce: another run may choose otherwise
+  kTypical,   // the number of ranks and nodes alone
+};
+
+// Every rank makes the same calls, and so the same choices.
+class AdaptiveAllreduce {
+ public:
+  // Where `options` ask for deterministic results, costs are typical ones.
+  // REQUIRES: `context` outlives this.
+  AdaptiveAllreduce(const RingContext& context, const Options& options,
+                    CostSource source);
+
+  // Returns the costs that all choices are based on.  The first call of this or
+  // of Run measures them.  Collective.
+  absl::StatusOr<Costs> Measured();
+  // Uses `costs`, which another one has measured over the same links.
+  void Use(const Costs& costs);
+
+  // output = reduction of every rank's input, bit-identical on every rank.
+  // Collective.
+  absl::Status Run(const RingBuffers& buffers);
+
+  // The same for what `staging` has: see StagedRingAllreduce.
+  absl::Status RunStaged(const RingBuffers& buffers,
+                         absl::Span<std::byte> stage, Staging& staging);
+
+ private:
+  absl::Status Prepare();
+  const Plan& PlanFor(const RingBuffers& buffers) const;
+  // REQUIRES: no pieces.
+  absl::Status RunPlan(const Plan& plan, const RingBuffers& buffers);
+  std::string Description() const;
+
+  const RingContext& context_;
+  const Layout layout_;
+  const std::vector<Plan> plans_;
+  const CostSource source_;
+  const bool verbose_;
+  bool is_prepared_ = false;
+  Costs costs_;
+  std::map<std::vector<int>, std::unique_ptr<RingGrid>> grids_;  // by shape
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ALGORITHMS_ADAPTIVE_ADAPTIVE_ALLREDUCE_H_

@@ -1,0 +1,26 @@
+// Allreduce of few bytes: log2 n rounds, where a ring takes 2 (n - 1) steps,
+// each of the whole buffer.
+#ifndef TFRING_OPS_ALGORITHMS_PAIRWISE_RECURSIVE_DOUBLING_H_
+#define TFRING_OPS_ALGORITHMS_PAIRWISE_RECURSIVE_DOUBLING_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+
+namespace tfring {
+
+// A longer buffer is reduced in blocks of this size, one after the other.
+inline constexpr int64_t kDoublingBlockBytes = 1 << 20;
+
+// output = reduction of every rank's input, on any number of ranks.
+//
+// Bit-identical on every rank, and whatever else is in the buffer: each element
+// is reduced along one tree over the ranks, and the two ranks that meet reduce
+// the same two operands in the same order.
+absl::Status RecursiveDoublingAllreduce(const RingContext& context,
+                                        RingBuffers buffers);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ALGORITHMS_PAIRWISE_RECURSIVE_DOUBLING_H_

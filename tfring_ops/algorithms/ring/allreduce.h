@@ -1,0 +1,48 @@
+// Ring allreduce: bandwidth-optimal, 2 (n - 1) / n of the buffer crosses each
+// link whatever the number of ranks.
+//
+// Reference: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
+// algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69
+// (2009).
+#ifndef TFRING_OPS_ALGORITHMS_RING_ALLREDUCE_H_
+#define TFRING_OPS_ALGORITHMS_RING_ALLREDUCE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+// output = reduction of every rank's input, bit-identical on every rank.
+// kAverage divides by the number of ranks, on top of `buffers.scale`.
+absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers);
+
+// A source and destination of data that does not lie in memory as it travels:
+// it is loaded into `stage`, a block at a time, and stored from there.
+class Staging {
+ public:
+  virtual ~Staging() = default;
+
+  // Writes the elements `range`, as they travel, to `to`.
+  virtual void Load(Range range, std::byte* to) = 0;
+  // Stores the reduced elements `range` from `from`.
+  virtual void Store(Range range, const std::byte* from) = 0;
+};
+
+// The same for `buffers.count` elements of `staging`; the other buffers are not
+// used.  `stage`, of the same length on every rank, holds all of them, or else
+// at least two elements for each rank; two blocks are enough (see Note
+// [Reduction by blocks]), which StageBytes gives.
+absl::Status StagedRingAllreduce(const RingContext& context,
+                                 RingBuffers buffers,
+                                 absl::Span<std::byte> stage, Staging& staging);
+
+int64_t StageBytes(const RingContext& context, DataType dtype);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ALGORITHMS_RING_ALLREDUCE_H_

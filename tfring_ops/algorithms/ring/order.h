@@ -1,0 +1,37 @@
+// In which order the ring visits the ranks.
+//
+// The ranks of a node come one after the other, whatever rank has been started
+// where: so each node's link is crossed once in each direction.
+#ifndef TFRING_OPS_ALGORITHMS_RING_ORDER_H_
+#define TFRING_OPS_ALGORITHMS_RING_ORDER_H_
+
+#include <vector>
+
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// The same on every rank, but for `place`.
+struct RingOrder {
+  // Nodes in the order of their lowest ranks, and ranks in order within.
+  static RingOrder ByNode(const Transport& transport);
+
+  int size() const { return static_cast<int>(ranks.size()); }
+
+  // The rank from which the ring comes to this one in `steps` steps: 1 is the
+  // previous neighbour, size() - 1 the next.
+  // REQUIRES: 0 <= steps <= size().
+  int Before(int steps) const {
+    return ranks[(place + size() - steps) % size()];
+  }
+
+  // The steps that the ring takes from `rank` to this one.
+  int StepsFrom(int rank) const;
+
+  std::vector<int> ranks;  // as the ring visits them
+  int place = 0;           // of this rank among them
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ALGORITHMS_RING_ORDER_H_

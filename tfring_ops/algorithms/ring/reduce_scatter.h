@@ -1,0 +1,29 @@
+// Ring reduce-scatter: the first half of an allreduce, with chunks of any
+// lengths.
+#ifndef TFRING_OPS_ALGORITHMS_RING_REDUCE_SCATTER_H_
+#define TFRING_OPS_ALGORITHMS_RING_REDUCE_SCATTER_H_
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+// Chunk `chunks[rank]` of the output = that of the reduction of every rank's
+// input.  The rest of the output, which is as long as the input, is undefined:
+// see Note [Partial sums go to the output].  The chunks, the same list on every
+// rank, may be empty and must not overlap.  kAverage divides by the number of
+// ranks, on top of `buffers.scale`.
+absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
+                               absl::Span<const Range> chunks);
+
+// The same with an output that is chunk `chunks[rank]` and no more, apart from
+// the input.  Partial sums stay in the context's scratch.
+absl::Status RingReduceScatterOwn(const RingContext& context,
+                                  RingBuffers buffers,
+                                  absl::Span<const Range> chunks);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ALGORITHMS_RING_REDUCE_SCATTER_H_

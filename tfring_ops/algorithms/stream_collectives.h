@@ -1,0 +1,53 @@
+// The ring's collectives, done by another library on a device's stream.
+//
+// Not thread-safe.  Every rank makes the same calls in the same order.  Except
+// for Finish, a call returns when its work is enqueued on the stream, in the
+// order of the kernels that use the same stream; the caller may then reuse the
+// call's host memory.  After an error, Abort comes before the buffers are
+// touched.
+#ifndef TFRING_OPS_ALGORITHMS_STREAM_COLLECTIVES_H_
+#define TFRING_OPS_ALGORITHMS_STREAM_COLLECTIVES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/types.h"
+
+namespace tfring {
+
+class StreamCollectives {
+ public:
+  virtual ~StreamCollectives() = default;
+
+  // Returns true if Allreduce, StagedAllreduce and ReduceScatterOwn take such
+  // elements: the same on every rank.  The others take all.
+  virtual bool Reduces(DataType dtype) const = 0;
+
+  // The same as RingAllreduce, StagedRingAllreduce, RingReduceScatterOwn,
+  // RingAllgather and RingBroadcast.
+  virtual absl::Status Allreduce(const RingBuffers& buffers) = 0;
+  virtual absl::Status StagedAllreduce(const RingBuffers& buffers,
+                                       absl::Span<std::byte> stage,
+                                       Staging& staging) = 0;
+  virtual absl::Status ReduceScatterOwn(const RingBuffers& buffers,
+                                        absl::Span<const Range> chunks) = 0;
+  virtual absl::Status Allgather(const void* input, void* output,
+                                 absl::Span<const int64_t> bytes_of_rank) = 0;
+  virtual absl::Status Broadcast(void* data, int64_t bytes, int root) = 0;
+
+  // Returns when the stream has done all of the above: only then is it known
+  // that nothing has gone wrong on any rank.
+  virtual absl::Status Finish() = 0;
+
+  // Aborts the work in flight on the stream, whose results are undefined.
+  // Every later call fails with `reason`.
+  virtual void Abort(const absl::Status& reason) = 0;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ALGORITHMS_STREAM_COLLECTIVES_H_

@@ -1,0 +1,123 @@
+#include "tfring_ops/engine/execution/bucket_task.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/timeline.h"
+
+namespace tfring {
+namespace {
+
+absl::Status Execute(Executor& executor, const Response& bucket,
+                     absl::Span<TensorEntry* const> entries, int contributors,
+                     const Members& members) {
+  TensorEntry& first = *entries[0];
+  switch (first.request.kind) {
+    case CollectiveKind::kAllreduce:
+      return executor.Allreduce(entries);
+    case CollectiveKind::kAdasum:
+      return executor.Adasum(first);
+    case CollectiveKind::kAllgather:
+      if (first.on_contributors) first.on_contributors(contributors);
+      return executor.Allgather(first, bucket.first_dims);
+    case CollectiveKind::kBroadcast:
+      return executor.Broadcast(first, members.RankOf(first.request.root_rank));
+    case CollectiveKind::kReduceScatter:
+      return executor.ReduceScatter(first);
+    case CollectiveKind::kAlltoall:
+      return executor.Alltoall(first, bucket.splits);
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kJoin:
+      break;
+  }
+  return absl::InternalError(
+      absl::StrCat(Name(first.request.kind), " moves no tensors"));
+}
+
+}  // namespace
+
+BucketTask::BucketTask(Response bucket, const Members& members,
+                       Submissions& submissions)
+    : bucket_(std::move(bucket)),
+      members_(members),
+      submissions_(submissions) {}
+
+void BucketTask::Add(TensorEntry entry) {
+  bytes_ += SizeInBytes(entry.request);
+  entries_.push_back(&own_.emplace_back(std::move(entry)));
+}
+
+void BucketTask::AddNeutralContribution(const CollectiveRequest& request) {
+  bytes_ += SizeInBytes(request);
+  entries_.push_back(&neutral_contributions_.emplace_back(request).entry());
+}
+
+absl::Status BucketTask::Run(ExecutionLane& lane) {
+  if (!lane.failure.ok()) return lane.failure;
+  const absl::Status status = RunOn(lane);
+  // At once: peers may be in the middle of it, and must not take what this rank
+  // sends next for the rest.
+  if (!status.ok()) lane.Abort(status);
+  return status;
+}
+
+absl::Status BucketTask::RunOn(ExecutionLane& lane) {
+  const int contributors =
+      bucket_.requests.empty() ? members_.size() : bucket_.contributors;
+  for (NeutralContribution& contribution : neutral_contributions_) {
+    TFRING_RETURN_IF_ERROR(contribution.Allocate(*lane.lane.kernels));
+  }
+  for (TensorEntry* entry : entries_) {
+    AverageOver(contributors, entry->request);
+  }
+  const TimelineSpan span(Timeline::Phase::kBucket, first(), bytes_);
+  switch (first().kind) {
+    case CollectiveKind::kBarrier:
+      // That all ranks have agreed on it is all there is to it.
+      return absl::OkStatus();
+    case CollectiveKind::kJoin:
+      // Before `done`, after which this rank goes on.
+      submissions_.RestartNames();
+      entries_[0]->on_joined(bucket_.last_joined);
+      return absl::OkStatus();
+    default:
+      break;
+  }
+  void* const stream = lane.lane.stream;
+  for (const TensorEntry* entry : entries_) {
+    if (entry->on_start) TFRING_RETURN_IF_ERROR(entry->on_start(stream));
+  }
+  TFRING_RETURN_IF_ERROR(
+      Execute(lane.executor, bucket_, entries_, contributors, members_));
+  for (const TensorEntry* entry : entries_) {
+    if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
+  }
+  // The ring's messages have told that all ranks are well; others' have not.
+  return lane.lane.collectives == nullptr ? absl::OkStatus()
+                                          : lane.lane.collectives->Finish();
+}
+
+void BucketTask::Finish(const absl::Status& status) {
+  if (finished_.exchange(true)) return;
+  for (const TensorEntry& entry : own_) {
+    tfring::Finish(entry, status, submissions_);
+  }
+  // Releases what they hold of the framework.
+  entries_.clear();
+  own_.clear();
+  neutral_contributions_.clear();
+}
+
+void Finish(const TensorEntry& entry, const absl::Status& status,
+            Submissions& submissions) {
+  Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
+                                   entry.submitted_ns,
+                                   Timeline::Global().Now());
+  // Before `done`, whose caller may at once use the name again.
+  submissions.Remove(entry.request.name);
+  entry.done(status);
+}
+
+}  // namespace tfring

@@ -1,0 +1,64 @@
+// A bucket from the ranks' negotiation to the end of its entries.
+#ifndef TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_
+#define TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/engine/execution/lanes.h"
+#include "tfring_ops/engine/execution/neutral_contribution.h"
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/negotiation/messages.h"
+#include "tfring_ops/engine/submissions.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+// Not thread-safe, but for finished().
+class BucketTask {
+ public:
+  // REQUIRES: the references outlive this.
+  BucketTask(Response bucket, const Members& members, Submissions& submissions);
+
+  const Response& bucket() const { return bucket_; }
+
+  // This rank's entries, and neutral contributions for what it has not, in the
+  // order of the bucket's names.
+  void Add(TensorEntry entry);
+  void AddNeutralContribution(const CollectiveRequest& request);
+
+  const CollectiveRequest& first() const { return entries_[0]->request; }
+  // The size of all tensors.
+  int64_t bytes() const { return bytes_; }
+
+  // An error leaves the entries in flight: their memory may be, too.  It aborts
+  // the lane, on which nothing runs any more.
+  absl::Status Run(ExecutionLane& lane);
+
+  // Calls each entry's `done`; the first call counts.
+  void Finish(const absl::Status& status);
+  bool finished() const { return finished_; }
+
+ private:
+  absl::Status RunOn(ExecutionLane& lane);
+
+  const Response bucket_;
+  const Members& members_;
+  Submissions& submissions_;
+  std::deque<TensorEntry> own_;
+  std::deque<NeutralContribution> neutral_contributions_;
+  std::vector<TensorEntry*> entries_;  // all of them
+  int64_t bytes_ = 0;
+  std::atomic<bool> finished_{false};
+};
+
+// Ends one entry, which is no longer in flight: calls its `done`.
+void Finish(const TensorEntry& entry, const absl::Status& status,
+            Submissions& submissions);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_

@@ -1,0 +1,115 @@
+#include "tfring_ops/engine/execution/lanes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+
+void ExecutionLane::Abort(const absl::Status& reason) {
+  if (!failure.ok()) return;
+  failure = reason;
+  // First: until then the stream may wait for a rank that will not come.
+  if (lane.collectives != nullptr) lane.collectives->Abort(reason);
+  lane.transport->Abort(reason);
+}
+
+Lanes::Lanes(const Options& options,
+             decltype(ProcessSet::make_device_lane) make_device_lane,
+             std::vector<std::unique_ptr<Transport>> data,
+             const Kernels& host_kernels, const std::function<void()>& on_free)
+    : options_(options), make_device_lane_(std::move(make_device_lane)) {
+  for (std::unique_ptr<Transport>& transport : data) {
+    host_.emplace_back(options, Lane{nullptr, nullptr, &host_kernels,
+                                     std::move(transport), nullptr});
+    if (data.size() > 1) {
+      host_.back().worker = std::make_unique<Worker>(on_free);
+    }
+  }
+}
+
+absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
+  if (!OnDevice(request)) return absl::OkStatus();
+  int32_t known = kHost;
+  if (device_.compare_exchange_strong(known, request.device) ||
+      known == request.device) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      Name(request.kind), " of '", request.name, "': its tensors are on GPU ",
+      request.device, ", and those before it were on GPU ", known,
+      ". A rank works with one GPU: start one for each."));
+}
+
+bool Lanes::RunsBeside(const CollectiveRequest& request) const {
+  return host_.size() > 1 && request.kind == CollectiveKind::kAllreduce &&
+         !OnDevice(request);
+}
+
+absl::StatusOr<ExecutionLane*> Lanes::Next() {
+  if (!costs_known_) {
+    // While nothing else is on the wire.
+    TFRING_ASSIGN_OR_RETURN(const Costs costs,
+                            host_[0].executor.MeasuredCosts());
+    for (ExecutionLane& lane : host_) lane.executor.UseCosts(costs);
+    costs_known_ = true;
+  }
+  ExecutionLane& lane = host_[next_];
+  next_ = (next_ + 1) % host_.size();
+  return &lane;
+}
+
+bool Lanes::HasRoom() const {
+  const ExecutionLane& lane = host_[next_];
+  return lane.worker == nullptr || lane.worker->left() < 2;
+}
+
+bool Lanes::idle() const {
+  for (const ExecutionLane& lane : host_) {
+    if (lane.worker != nullptr && lane.worker->left() > 0) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<ExecutionLane*> Lanes::Of(const CollectiveRequest& request) {
+  if (!OnDevice(request)) return &host_[0];
+  if (!device_status_.ok()) return device_status_;
+  if (on_device_ == nullptr) {
+    if (!make_device_lane_) {
+      device_status_ = absl::UnimplementedError(
+          "this engine has no way to reduce tensors on a GPU");
+      return device_status_;
+    }
+    // Where this rank has joined, and has not used its GPU: its first one.
+    const int32_t device = std::max(device_.load(), 0);
+    absl::StatusOr<Lane> lane =
+        make_device_lane_(options_, device, *host_[0].lane.transport);
+    if (!lane.ok()) {
+      device_status_ = lane.status();
+      return device_status_;
+    }
+    on_device_ = std::make_unique<ExecutionLane>(options_, *std::move(lane));
+  }
+  return on_device_.get();
+}
+
+void Lanes::Abort(const absl::Status& reason) {
+  // A worker may wait for a rank of which another worker is idle, and the other
+  // way round: so all are told before any is waited for.
+  for (ExecutionLane& lane : host_) {
+    if (lane.worker == nullptr) {
+      lane.Abort(reason);
+    } else {
+      lane.worker->Add([&lane, reason] { lane.Abort(reason); });
+    }
+  }
+  for (ExecutionLane& lane : host_) lane.worker.reset();
+  if (on_device_ == nullptr) return;
+  on_device_->Abort(reason);
+  // Whatever is not finished by now has failed, too.
+  if (on_device_->lane.finish) on_device_->lane.finish().IgnoreError();
+}
+
+}  // namespace tfring

@@ -1,0 +1,112 @@
+// Where an engine's collectives run: the lanes of host memory, and that of a
+// GPU, which is made when it is first needed.
+//
+// Submissions by any thread; all else by the engine's.
+//
+// Note [Several buckets in flight]
+// Between nodes the wire is the limit, and a bucket alone leaves it idle while
+// its first bytes are on their way, and its last ones.  So there are several
+// lanes, each with a channel and a worker of its own, and allreduces take them
+// by turns: what a lane does, and in which order, is the same on every rank.  A
+// worker is given the next one while it still has one, as to wake it takes
+// long; for a small one it takes too long, which has its lane from the engine's
+// thread if that is free.  All else waits until all lanes are, and so comes
+// after what was agreed before it.
+#ifndef TFRING_OPS_ENGINE_EXECUTION_LANES_H_
+#define TFRING_OPS_ENGINE_EXECUTION_LANES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/execution/worker.h"
+#include "tfring_ops/engine/lane.h"
+#include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// A lane and who works on it.
+struct ExecutionLane {
+  ExecutionLane(const Options& options, Lane lane)
+      : lane(std::move(lane)),
+        executor(options, *this->lane.transport, *this->lane.kernels,
+                 // A stream's work takes no time to ask for.
+                 this->lane.stream == nullptr ? CostSource::kMeasured
+                                              : CostSource::kTypical,
+                 this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
+                 this->lane.collectives.get()) {}
+
+  // Fails what this rank and its peers do on this lane.  The first call counts.
+  // By whoever has the lane.
+  void Abort(const absl::Status& reason);
+
+  Lane lane;
+  Executor executor;
+  // Why nothing more may run here: what peers send next may belong to another
+  // bucket than what this rank would receive it for.  OK while all is well.
+  absl::Status failure;
+  // Has this lane while it has anything left to do.  Null: the engine's thread
+  // has it.
+  std::unique_ptr<Worker> worker;
+};
+
+class Lanes {
+ public:
+  // Makes a lane of host memory for each of `data`, in that order.  With
+  // several, each has a worker, which calls `on_free` on its thread when it has
+  // finished a task.
+  // REQUIRES: `host_kernels` outlives this; `data` is not empty.
+  Lanes(const Options& options,
+        decltype(ProcessSet::make_device_lane) make_device_lane,
+        std::vector<std::unique_ptr<Transport>> data,
+        const Kernels& host_kernels, const std::function<void()>& on_free);
+
+  // A process has one GPU: InvalidArgument if `request` is on another one than
+  // an earlier request.
+  absl::Status CheckDevice(const CollectiveRequest& request);
+
+  // Returns true if `request` may run beside others; see the Note.
+  bool RunsBeside(const CollectiveRequest& request) const;
+  // The lane for the next of these, agreed by all ranks.  Collective at the
+  // first call.
+  absl::StatusOr<ExecutionLane*> Next();
+  // Returns true if that lane can take another; also if there is but one lane.
+  bool HasRoom() const;
+  // Returns true if no worker has anything left to do.
+  bool idle() const;
+
+  // The lane for what runs alone, agreed by all ranks.  Collective at the first
+  // call for a device; an error is the same on every rank, now and ever after.
+  // REQUIRES: idle().
+  absl::StatusOr<ExecutionLane*> Of(const CollectiveRequest& request);
+
+  // Aborts all lanes; the last call.  When it returns, nothing is at work on
+  // entries' memory.
+  void Abort(const absl::Status& reason);
+
+ private:
+  const Options& options_;
+  const decltype(ProcessSet::make_device_lane) make_device_lane_;
+  std::atomic<int32_t> device_{kHost};  // as soon as it is known
+  std::deque<ExecutionLane> host_;
+  size_t next_ = 0;           // of host_
+  bool costs_known_ = false;  // to all of host_, where there are several
+  std::unique_ptr<ExecutionLane> on_device_;
+  absl::Status device_status_;  // why there is none
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_EXECUTION_LANES_H_

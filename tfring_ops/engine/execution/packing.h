@@ -1,0 +1,52 @@
+// Tensors on their way through the fusion buffer: small ones, and those that do
+// not travel as they are.
+//
+// Not thread-safe.
+#ifndef TFRING_OPS_ENGINE_EXECUTION_PACKING_H_
+#define TFRING_OPS_ENGINE_EXECUTION_PACKING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+
+// Copies the pieces' inputs, one after the other, as the type of the wire and
+// times the factor of each, and what comes back to their outputs, as the type
+// of the tensors.
+class Packing final : public Staging {
+ public:
+  // REQUIRES: what it is given outlives it; there is a factor for each piece.
+  Packing(const Kernels& kernels, const CollectiveRequest& request,
+          absl::Span<const RingPiece> pieces, absl::Span<const double> factors)
+      : kernels_(kernels),
+        request_(request),
+        pieces_(pieces),
+        factors_(factors) {}
+
+  void Load(Range range, std::byte* to) override;
+  void Store(Range range, const std::byte* from) override;
+
+ private:
+  // Calls visit(index, first, count) for the part of each piece that is in
+  // `range`.
+  template <typename Visitor>
+  void ForEachPart(Range range, const Visitor& visit) const;
+
+  const Kernels& kernels_;
+  const CollectiveRequest& request_;
+  const absl::Span<const RingPiece> pieces_;
+  const absl::Span<const double> factors_;
+  std::vector<CopyPiece> copies_;  // of one call of the kernels'
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_EXECUTION_PACKING_H_

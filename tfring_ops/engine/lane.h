@@ -1,0 +1,29 @@
+// The means of collectives on one kind of memory.
+#ifndef TFRING_OPS_ENGINE_LANE_H_
+#define TFRING_OPS_ENGINE_LANE_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "tfring_ops/algorithms/stream_collectives.h"
+#include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+struct Lane {
+  // A device's alone: returns when it has done all that it was asked for.  Owns
+  // the device.
+  std::function<absl::Status()> finish;
+  void* stream = nullptr;            // the device's, which the kernels work on
+  const Kernels* kernels = nullptr;  // the device's, or alive for ever
+  std::unique_ptr<Transport> transport;
+  // A device's alone: what does collectives there in the ring's place, if
+  // anything does.
+  std::unique_ptr<StreamCollectives> collectives;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_LANE_H_

@@ -1,0 +1,359 @@
+#include "tfring_ops/engine/negotiation/coordinator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/engine/error_messages.h"
+#include "tfring_ops/engine/execution/neutral_contribution.h"
+#include "tfring_ops/engine/negotiation/fusion.h"
+
+namespace tfring {
+namespace {
+
+std::vector<int32_t> RanksThat(const std::vector<bool>& submitted,
+                               bool wanted) {
+  std::vector<int32_t> ranks;
+  for (size_t rank = 0; rank < submitted.size(); ++rank) {
+    if (submitted[rank] == wanted) ranks.push_back(static_cast<int32_t>(rank));
+  }
+  return ranks;
+}
+
+// Returns true if `a` belongs to an earlier execution of the chain than `b`.
+bool IsEarlier(const CollectiveRequest& a, const CollectiveRequest& b) {
+  return a.execution > 0 && a.chain == b.chain && a.execution < b.execution;
+}
+
+double SecondsBetween(Coordinator::Time begin, Coordinator::Time end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const Options& options, Members members)
+    : options_(options),
+      members_(std::move(members)),
+      joined_(members_.size()) {}
+
+void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
+  // After a departure the shutdown response fails what every rank has in
+  // flight.
+  if (!departed_.ok()) return;
+
+  if (joined_[rank]) {
+    Fail({rank}, request.name,
+         absl::FailedPreconditionError(absl::StrCat(
+             What(members_, request), ": ", Ranks(members_, {rank}),
+             " has joined, and asks for nothing before all ranks have. Wait "
+             "for the join to end first.")));
+    return;
+  }
+  if (request.kind == CollectiveKind::kJoin) {
+    return Join(rank, std::move(request));
+  }
+
+  // The oldest failure that this rank has yet to hear of.
+  const auto [begin, end] = expired_.equal_range(request.name);
+  for (auto expired = begin; expired != end;) {
+    std::vector<int32_t>& missing = expired->second.missing;
+    const auto self = std::find(missing.begin(), missing.end(), rank);
+    if (self == missing.end()) {
+      ++expired;
+      continue;
+    }
+    // It will not come to that one.
+    const bool skips = IsEarlier(expired->second.request, request);
+    if (!skips) Fail({rank}, request.name, expired->second.status);
+    if (IsEarlier(request, expired->second.request)) return;
+    missing.erase(self);
+    expired = missing.empty() ? expired_.erase(expired) : std::next(expired);
+    if (!skips) return;
+  }
+
+  if (auto before = waiting_.find(request.name); before != waiting_.end()) {
+    const Waiting& waiting = before->second;
+    if (IsEarlier(request, waiting.request)) {
+      return FailBehind({rank}, request, waiting.first_rank, waiting.request);
+    }
+    if (IsEarlier(waiting.request, request)) {
+      FailBehind(RanksThat(waiting.submitted, true), waiting.request, rank,
+                 request);
+      waiting_.erase(before);
+    }
+  }
+  auto [found, first] = waiting_.try_emplace(request.name);
+  Waiting& waiting = found->second;
+  if (first) {
+    waiting.number = requests_received_++;
+    waiting.request = request;
+    waiting.first_rank = rank;
+    waiting.since = now;
+    waiting.submitted.resize(members_.size());
+    if (request.kind == CollectiveKind::kAllgather) {
+      waiting.first_dims.resize(request.tensors.size(),
+                                std::vector<int64_t>(members_.size()));
+    }
+    if (request.kind == CollectiveKind::kAlltoall) {
+      waiting.splits.resize(members_.size());
+    }
+  }
+  std::string difference = DescribeDifference(
+      waiting.request, members_.world_ranks[waiting.first_rank], request,
+      members_.world_ranks[rank]);
+  if (!difference.empty()) {
+    waiting.differing_ranks.push_back(rank);
+    if (waiting.difference.empty()) waiting.difference = std::move(difference);
+  } else {
+    for (size_t i = 0; i < waiting.first_dims.size(); ++i) {
+      waiting.first_dims[i][rank] = request.tensors[i].dims[0];
+    }
+    if (!waiting.splits.empty()) {
+      waiting.splits[rank] = std::move(request.splits);
+    }
+  }
+  waiting.submitted[rank] = true;
+  ++waiting.submissions;
+  if (IsComplete(waiting)) {
+    Waiting complete = std::move(waiting);
+    waiting_.erase(found);
+    Decide(std::move(complete));
+  }
+}
+
+void Coordinator::FailBehind(std::vector<int32_t> behind,
+                             const CollectiveRequest& request, int ahead,
+                             const CollectiveRequest& later) {
+  const std::string who = Ranks(members_, {ahead});
+  absl::Status status = absl::FailedPreconditionError(absl::StrCat(
+      What(members_, request), ": ", Ranks(members_, behind),
+      " asked for it in execution ", request.execution,
+      " of the step that begins with '", request.chain, "', and ", who,
+      " in execution ", later.execution, ". So ", who,
+      " left the earlier one half way, by an error that the script has caught "
+      "there. Let it end the process, or go on after errors on every rank."));
+  Fail(std::move(behind), request.name, std::move(status));
+}
+
+void Coordinator::Join(int rank, CollectiveRequest request) {
+  joined_[rank] = true;
+  ++joined_count_;
+  // It will not come to what it has missed.
+  for (auto it = expired_.begin(); it != expired_.end();) {
+    std::vector<int32_t>& missing = it->second.missing;
+    missing.erase(std::remove(missing.begin(), missing.end(), rank),
+                  missing.end());
+    it = missing.empty() ? expired_.erase(it) : std::next(it);
+  }
+  std::vector<Waiting> complete;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (IsComplete(it->second)) {
+      complete.push_back(std::move(it->second));
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  std::sort(
+      complete.begin(), complete.end(),
+      [](const Waiting& a, const Waiting& b) { return a.number < b.number; });
+  for (Waiting& waiting : complete) Decide(std::move(waiting));
+  if (joined_count_ < members_.size()) return;
+
+  Waiting join;
+  join.request = std::move(request);
+  join.submissions = members_.size();
+  join.first_rank = rank;
+  ready_.push_back(std::move(join));
+  joined_.assign(members_.size(), false);
+  joined_count_ = 0;
+}
+
+bool Coordinator::IsComplete(const Waiting& waiting) const {
+  if (waiting.submissions == members_.size()) return true;
+  return joined_count_ > 0 && Missing(waiting, /*joined=*/false).empty();
+}
+
+std::vector<int32_t> Coordinator::Missing(const Waiting& waiting,
+                                          bool joined) const {
+  std::vector<int32_t> missing;
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    if (!waiting.submitted[rank] && joined_[rank] == joined) {
+      missing.push_back(rank);
+    }
+  }
+  return missing;
+}
+
+void Coordinator::Decide(Waiting waiting) {
+  if (waiting.difference.empty()) {
+    std::string why_not;
+    if (waiting.submissions < members_.size()) {
+      std::vector<int32_t> joined;
+      for (const int32_t rank : Missing(waiting, /*joined=*/true)) {
+        joined.push_back(members_.world_ranks[rank]);
+      }
+      why_not = CheckRunsWithoutJoined(joined, waiting.request);
+    }
+    if (why_not.empty()) {
+      ready_.push_back(std::move(waiting));
+    } else {
+      Fail(RanksThat(waiting.submitted, true), waiting.request.name,
+           absl::FailedPreconditionError(
+               absl::StrCat(What(members_, waiting.request), ": ", why_not,
+                            ". Call it before the first rank joins, or after "
+                            "the last one has.")));
+    }
+    return;
+  }
+  std::string also;
+  if (waiting.differing_ranks.size() > 1) {
+    std::sort(waiting.differing_ranks.begin(), waiting.differing_ranks.end());
+    also = absl::StrCat(" (", Ranks(members_, waiting.differing_ranks),
+                        " differ from ", Ranks(members_, {waiting.first_rank}),
+                        ")");
+  }
+  Fail(RanksThat(waiting.submitted, true), waiting.request.name,
+       absl::FailedPreconditionError(absl::StrCat(
+           What(members_, waiting.request), ": ", waiting.difference, also,
+           ". Run the same model and the same calls on every rank.")));
+}
+
+void Coordinator::Depart(int rank) {
+  if (!departed_.ok()) return;
+  departed_ = absl::UnavailableError(absl::StrCat(
+      Ranks(members_, {rank}), " has shut down tfring", members_.Suffix(),
+      ", and a collective needs every rank. All ranks must make the same calls "
+      "before the first of them ends: look for a branch or an early end of the "
+      "data on ",
+      Ranks(members_, {rank}), "."));
+  waiting_.clear();
+  responses_.shutdown = departed_;
+}
+
+void Coordinator::CheckStalls(Time now) {
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    Waiting& waiting = it->second;
+    const double waited = SecondsBetween(waiting.since, now);
+    if (options_.stall_check_seconds > 0 && !waiting.reported &&
+        waited >= options_.stall_check_seconds) {
+      waiting.reported = true;
+      responses_.reports.push_back(
+          {RanksThat(waiting.submitted, true), DescribeStall(waiting, now)});
+    }
+    if (options_.stall_shutdown_seconds > 0 &&
+        waited >= options_.stall_shutdown_seconds) {
+      absl::Status status =
+          absl::DeadlineExceededError(DescribeStall(waiting, now));
+      Fail(RanksThat(waiting.submitted, true), it->first, status);
+      expired_.emplace(it->first,
+                       Expired{Missing(waiting, /*joined=*/false),
+                               std::move(status), std::move(waiting.request)});
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+// Note [Requests that share a message]
+// A ring cuts a message into chunks, and adds up each chunk in an order of
+// ranks of its own.  So the bits of a sum of three and more ranks depend on
+// where in the message its elements lie, and thus on what else is in it.  What
+// one request holds is always the same; which requests become ready together
+// depends on the time.  Options::deterministic keeps requests apart.
+ResponseList Coordinator::TakeResponses() {
+  ResponseList response_list = std::exchange(responses_, {});
+  const Waiting* previous = nullptr;
+  int64_t bucket_bytes = 0;
+  for (Waiting& ready : ready_) {
+    const int64_t bytes = SizeInBytes(ready.request);
+    const bool joins = !options_.deterministic && previous != nullptr &&
+                       previous->submissions == ready.submissions &&
+                       Fusible(previous->request, ready.request) &&
+                       bucket_bytes + bytes <= options_.fusion_threshold_bytes;
+    if (!joins) {
+      response_list.responses.emplace_back();
+      bucket_bytes = 0;
+    }
+    Response& bucket = response_list.responses.back();
+    bucket.names.push_back(ready.request.name);
+    bucket.first_dims = std::move(ready.first_dims);
+    bucket.splits = std::move(ready.splits);
+    if (ready.request.kind == CollectiveKind::kJoin) {
+      bucket.last_joined = members_.world_ranks[ready.first_rank];
+    } else if (ready.submissions < members_.size()) {
+      bucket.contributors = ready.submissions;
+      bucket.requests.push_back(ready.request);
+    }
+    bucket_bytes += bytes;
+    previous = &ready;
+  }
+  FindPeriods(response_list);
+  ready_.clear();
+  if (!response_list.responses.empty()) response_list.schedule = NextSchedule();
+  if (!response_list.schedule.empty()) waiting_.clear();
+  return response_list;
+}
+
+void Coordinator::FindPeriods(const ResponseList& response_list) {
+  if (!response_list.errors.empty() || !response_list.reports.empty() ||
+      !response_list.shutdown.ok()) {
+    return periods_.Reset();
+  }
+  auto ready = ready_.begin();
+  for (const Response& bucket : response_list.responses) {
+    if (bucket.names.size() == 1 && ready->submissions == members_.size() &&
+        IsCacheable(ready->request.kind)) {
+      periods_.Add(std::move(ready->request));
+    } else {
+      periods_.Reset();
+    }
+    ready += static_cast<std::ptrdiff_t>(bucket.names.size());
+  }
+}
+
+std::vector<CollectiveRequest> Coordinator::NextSchedule() const {
+  if (members_.size() == 1 || members_.size() > kMaxCachedRanks ||
+      joined_count_ > 0) {
+    return {};
+  }
+  std::vector<CollectiveRequest> period = periods_.Period();
+  for (const auto& one : waiting_) {
+    const CollectiveRequest& waiting = one.second.request;
+    const bool planned = std::any_of(
+        period.begin(), period.end(),
+        [&](const auto& item) { return SameRequest(item, waiting); });
+    if (!planned) return {};
+  }
+  return period;
+}
+
+void Coordinator::Fail(std::vector<int32_t> ranks, const std::string& name,
+                       absl::Status status) {
+  responses_.errors.push_back({std::move(ranks), name, std::move(status)});
+}
+
+std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {
+  const std::vector<int32_t> missing = Missing(waiting, /*joined=*/false);
+  const std::vector<int32_t> joined = Missing(waiting, /*joined=*/true);
+  const std::string also =
+      joined.empty()
+          ? ""
+          : absl::StrCat(" (", Ranks(members_, joined), " joined and",
+                         joined.size() == 1 ? " is" : " are",
+                         " not waited for)");
+  return absl::StrCat(What(members_, waiting.request), " has waited ",
+                      std::lround(SecondsBetween(waiting.since, now)),
+                      " s for ", Ranks(members_, missing), "; ",
+                      Ranks(members_, RanksThat(waiting.submitted, true)),
+                      " asked for it", also,
+                      ". All ranks must make the same calls: look for a branch "
+                      "or an early end of the data on ",
+                      Ranks(members_, missing),
+                      ", or for a process that hangs.");
+}
+
+}  // namespace tfring

@@ -1,0 +1,134 @@
+// The coordinator's side of the negotiation: collects the requests of all ranks
+// and makes the responses: what to run once all ranks have sent a request, or
+// the error that all must get.
+//
+// Pure bookkeeping on one rank of the process set: no messages, no threads, no
+// clock of its own.  Not thread-safe.  Ranks are those in the set, but for the
+// words of messages, which have those of the world.
+//
+// Invariants:
+// - A request runs, or fails, once every rank has submitted it that has not
+//   joined; it fails earlier only when it has stalled or a rank has left.
+// - A rank that comes to a stalled request later gets that failure then, and
+//   so nobody mistakes the next request of that name for the old one.
+// - Requests of different executions of a chain never run together: the ranks
+//   in the earlier one get an error, as it will never be complete.
+// - A join is complete once all ranks have joined; until then the ranks that
+//   have are not waited for, and ask for nothing.
+// - A cached schedule begins only while it has all requests that wait: leaving
+//   it would make another one wait anew.
+#ifndef TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_
+#define TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/negotiation/cached_schedule.h"
+#include "tfring_ops/engine/negotiation/messages.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+class Coordinator {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Coordinator(const Options& options, Members members);
+
+  // `rank` is ready for `request`.
+  void Add(int rank, CollectiveRequest request, Time now);
+
+  // `rank` has shut down: nothing can be agreed any more.
+  void Depart(int rank);
+
+  // Reports requests that some ranks keep others waiting for, and fails those
+  // that have waited too long.
+  void CheckStalls(Time now);
+
+  // Returns the decisions since the last call.  If they begin a cached
+  // schedule, the coordinator forgets all requests that wait; ranks send them
+  // again when the schedule ends.
+  // REQUIRES: no cached schedule holds.
+  ResponseList TakeResponses();
+
+  // The cached schedule holds no more, after `items`.
+  void ScheduleHasEnded(int64_t items) { periods_.ScheduleHasEnded(items); }
+
+ private:
+  // A request that some ranks have submitted.
+  struct Waiting {
+    int64_t number;  // in the order in which names were first received
+    CollectiveRequest request;  // as its first rank sent it
+    int first_rank;
+    Time since;
+    std::vector<bool> submitted;  // by rank
+    int submissions = 0;
+    bool reported = false;
+    // Allgather: by tensor and rank.
+    std::vector<std::vector<int64_t>> first_dims;
+    // Alltoall: by rank.
+    std::vector<std::vector<int64_t>> splits;
+    // How other ranks' requests differ from `request`; empty if they do not.
+    std::string difference;
+    std::vector<int32_t> differing_ranks;
+  };
+  // A request that has failed by stalling, for the ranks still to come.
+  struct Expired {
+    std::vector<int32_t> missing;
+    absl::Status status;
+    CollectiveRequest request;
+  };
+
+  void Fail(std::vector<int32_t> ranks, const std::string& name,
+            absl::Status status);
+  // Fails `request` on `behind`: `ahead` has left its execution of the chain,
+  // as it asks for the same in a later one.
+  void FailBehind(std::vector<int32_t> behind, const CollectiveRequest& request,
+                  int ahead, const CollectiveRequest& later);
+  // `rank` stands by from now on; `request` is its join.
+  void Join(int rank, CollectiveRequest request);
+  // Returns true if no rank is waited for any more.
+  bool IsComplete(const Waiting& waiting) const;
+  // REQUIRES: IsComplete.
+  void Decide(Waiting waiting);
+  // Looks for a period in what `response_list` runs, which is all of ready_.
+  void FindPeriods(const ResponseList& response_list);
+  // The cached schedule to follow now; empty if there is none.
+  std::vector<CollectiveRequest> NextSchedule() const;
+  // The ranks that have not submitted `waiting`: those that may yet, or those
+  // that have joined.
+  std::vector<int32_t> Missing(const Waiting& waiting, bool joined) const;
+  std::string DescribeStall(const Waiting& waiting, Time now) const;
+
+  const Options options_;
+  const Members members_;
+  int64_t requests_received_ = 0;
+  std::unordered_map<std::string, Waiting> waiting_;
+  std::multimap<std::string, Expired> expired_;
+  // Agreed and not yet in a response list, in the order of execution.
+  std::vector<Waiting> ready_;
+  PeriodFinder periods_;
+  ResponseList responses_;  // but for the requests of ready_
+  absl::Status departed_;
+  std::vector<bool> joined_;  // by rank
+  int joined_count_ = 0;
+};
+
+// Describes how two ranks' requests of one name differ: "shapes differ. Rank
+// 0 sent float32 (784, 128); rank 2 sent float32 (784, 64)".  Empty if they
+// agree.  The first dimensions of an allgather or an alltoall may differ, and
+// so may all of a tensor's name before its last part, "dense_1/kernel" and
+// "model/dense/kernel", and the names of what is broadcast.
+std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
+                               const CollectiveRequest& b, int rank_b);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_

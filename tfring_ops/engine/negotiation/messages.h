@@ -1,0 +1,97 @@
+// The messages of the negotiation, and their form on the wire, which serves
+// wherever a request has to be bytes.
+//
+// A rank sends the coordinator (rank 0 of the process set) its requests; the
+// coordinator sends every rank the responses.  Under a cached schedule each
+// rank sends every other its progress; see cached_schedule.h.
+#ifndef TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_
+#define TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+struct RequestList {
+  std::vector<CollectiveRequest> requests;
+  // The sender has shut down; its last message.
+  bool shutdown = false;
+};
+
+// Under a cached schedule, of which `count` items have been asked for by the
+// sender.
+struct ProgressUpdate {
+  int64_t count = 0;
+  // The sender's last word under this cached schedule.
+  bool leaves = false;
+};
+
+// Requests of one kind that run together, as one message on the wire.
+struct Response {
+  std::vector<std::string> names;
+  // Allgather alone: the first dimension of each tensor on each rank.
+  std::vector<std::vector<int64_t>> first_dims;
+  // Alltoall alone: the splits of each rank.
+  std::vector<std::vector<int64_t>> splits;
+  // Only where ranks are missing because they have joined: the requests, by
+  // name, and how many ranks sent them; see neutral_contribution.h.
+  std::vector<CollectiveRequest> requests;
+  int32_t contributors = 0;
+  // Join alone.
+  int32_t last_joined = 0;
+};
+
+// A request that fails on `ranks`.
+struct ErrorResponse {
+  std::vector<int32_t> ranks;
+  std::string name;
+  absl::Status status;
+};
+
+// A warning for `ranks`: some ranks keep others waiting.
+struct StallReport {
+  std::vector<int32_t> ranks;
+  std::string text;
+};
+
+// The coordinator's decision.  The same bytes go to every rank, which is what
+// makes the order of execution one.  A rank skips an error or a report that
+// does not name it.
+struct ResponseList {
+  std::vector<Response> responses;
+  std::vector<ErrorResponse> errors;
+  std::vector<StallReport> reports;
+  // Not empty: the cached schedule that holds from here on, in a list of
+  // responses alone.
+  std::vector<CollectiveRequest> schedule;
+  // Not OK: the engine of every rank ends with this; the last list.
+  absl::Status shutdown;
+
+  bool empty() const {
+    return responses.empty() && errors.empty() && reports.empty() &&
+           shutdown.ok();
+  }
+};
+
+std::string Encode(const CollectiveRequest& request);
+std::string Encode(const RequestList& list);
+std::string Encode(const ProgressUpdate& update);
+std::string Encode(const ResponseList& response_list);
+
+// Returns true if the bytes are a RequestList, false if a ProgressUpdate.
+bool IsRequestList(const std::string& bytes);
+
+// Internal if the bytes are not such a message.
+absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes);
+absl::StatusOr<RequestList> DecodeRequestList(const std::string& bytes);
+absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes);
+absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_

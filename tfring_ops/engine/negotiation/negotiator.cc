@@ -1,0 +1,310 @@
+#include "tfring_ops/engine/negotiation/negotiator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "tfring_ops/base/log.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/error_messages.h"
+#include "tfring_ops/engine/timeline.h"
+
+namespace tfring {
+namespace {
+
+constexpr std::chrono::milliseconds kStallCheckPeriod{50};
+
+// How long a rank waits under a cached schedule before it leaves: see
+// CheckScheduleStalls.
+double PatienceSeconds(const Options& options) {
+  double patience = std::numeric_limits<double>::infinity();
+  for (const double limit :
+       {options.stall_check_seconds, options.stall_shutdown_seconds}) {
+    if (limit > 0) patience = std::min({patience, limit / 10, 1.0});
+  }
+  return patience;
+}
+
+}  // namespace
+
+Negotiator::Negotiator(const Options& options, const Members& members,
+                       Transport& control)
+    : options_(options),
+      members_(members),
+      rank_(control.rank()),
+      patience_seconds_(PatienceSeconds(options)),
+      mailbox_(control),
+      left_(control.size()) {
+  if (rank_ == kCoordinatorRank) coordinator_.emplace(options, members);
+}
+
+absl::StatusOr<bool> Negotiator::Progress(
+    std::vector<CollectiveRequest> requests, bool shutdown) {
+  bool progressed = false;
+  shutdown_requested_ = shutdown;
+  for (CollectiveRequest& request : requests) {
+    unsent_.push_back(std::move(request));
+  }
+  if (schedule_) {
+    TFRING_ASSIGN_OR_RETURN(progressed, FollowSchedule());
+    if (schedule_) return progressed;
+  }
+  if (SendRequests()) progressed = true;
+  TFRING_ASSIGN_OR_RETURN(const bool received, coordinator_
+                                                   ? ReceiveRequests()
+                                                   : ReceiveResponses());
+  if (coordinator_) Decide();
+  return progressed || received;
+}
+
+bool Negotiator::SendRequests() {
+  // After a shutdown response too: the coordinator waits for every rank's
+  // shutdown request.
+  RequestList list{{}, shutdown_requested_ || shutdown_received_};
+  if (left_[rank_] || (unsent_.empty() && !list.shutdown)) return false;
+  list.requests.assign(std::make_move_iterator(unsent_.begin()),
+                       std::make_move_iterator(unsent_.end()));
+  unsent_.clear();
+  left_[rank_] = list.shutdown;
+  if (coordinator_) {
+    AddRequests(rank_, list);
+  } else {
+    mailbox_.Send(kCoordinatorRank,
+                  std::make_shared<const std::string>(Encode(list)));
+  }
+  for (CollectiveRequest& request : list.requests) {
+    const std::string name = request.name;
+    asked_.insert_or_assign(name, Asked{asked_count_++, std::move(request)});
+  }
+  return true;
+}
+
+absl::StatusOr<bool> Negotiator::ReceiveRequests() {
+  bool received = false;
+  for (int peer = 0; peer < members_.size(); ++peer) {
+    if (peer == kCoordinatorRank || left_[peer]) continue;
+    TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
+                            mailbox_.Poll(peer));
+    if (!message) continue;
+    TFRING_ASSIGN_OR_RETURN(RequestList list, DecodeRequestList(*message));
+    AddRequests(peer, std::move(list));
+    received = true;
+  }
+  return received;
+}
+
+void Negotiator::AddRequests(int rank, RequestList list) {
+  const Clock::time_point now = Clock::now();
+  for (CollectiveRequest& request : list.requests) {
+    coordinator_->Add(rank, std::move(request), now);
+  }
+  if (list.shutdown) {
+    left_[rank] = true;
+    coordinator_->Depart(rank);
+  }
+}
+
+absl::StatusOr<bool> Negotiator::ReceiveResponses() {
+  // The shutdown response was the last word.
+  if (shutdown_received_) return false;
+  TFRING_ASSIGN_OR_RETURN(std::optional<std::string> message,
+                          mailbox_.Poll(kCoordinatorRank));
+  if (!message) return false;
+  TFRING_ASSIGN_OR_RETURN(ResponseList response_list,
+                          DecodeResponseList(*message));
+  Accept(std::move(response_list));
+  return true;
+}
+
+void Negotiator::Decide() {
+  const Clock::time_point now = Clock::now();
+  if (now - last_stall_check_ > kStallCheckPeriod) {
+    last_stall_check_ = now;
+    coordinator_->CheckStalls(now);
+  }
+  if (!decisions_.empty()) return;
+  ResponseList response_list = coordinator_->TakeResponses();
+  if (response_list.empty()) return;
+  const auto message =
+      std::make_shared<const std::string>(Encode(response_list));
+  for (int peer = 0; peer < members_.size(); ++peer) {
+    if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
+  }
+  Accept(std::move(response_list));
+}
+
+void Negotiator::Accept(ResponseList response_list) {
+  for (const ErrorResponse& failure : response_list.errors) {
+    const std::vector<int32_t>& ranks = failure.ranks;
+    if (std::find(ranks.begin(), ranks.end(), rank_) != ranks.end()) {
+      asked_.erase(failure.name);
+    }
+  }
+  for (const Response& bucket : response_list.responses) {
+    for (const std::string& name : bucket.names) asked_.erase(name);
+  }
+  shutdown_received_ = !response_list.shutdown.ok();
+  if (!response_list.schedule.empty()) {
+    BeginSchedule(std::move(response_list.schedule));
+  }
+  Timeline::Global().RecordResponses(members_.id);
+  decisions_.push_back({std::move(response_list), Timeline::Global().Now(),
+                        coordinator_ ? mailbox_.sent() : 0});
+}
+
+absl::StatusOr<std::optional<Negotiator::Decision>> Negotiator::Next() {
+  if (decisions_.empty()) return std::nullopt;
+  // Or this rank would wait for data from one that was not told to send: a
+  // message moves on only while its own transport is asked.  And for no message
+  // more: its receiver may already wait for this rank's data.
+  TFRING_RETURN_IF_ERROR(mailbox_.Flush(decisions_.front().messages));
+  Decision decision = std::move(decisions_.front());
+  decisions_.pop_front();
+  return decision;
+}
+
+bool Negotiator::over() const {
+  if (!coordinator_) return shutdown_received_ && left_[rank_];
+  for (const bool left : left_) {
+    if (!left) return false;
+  }
+  return shutdown_received_;
+}
+
+absl::Status Negotiator::Flush() { return mailbox_.Flush(); }
+
+// ---- Under a cached schedule ----
+
+// Requests of this rank that the coordinator has not answered are sent again:
+// it has forgotten them, or will not read them.
+void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
+  schedule_.emplace(std::move(items), members_.size(), rank_);
+  sent_ = {{schedule_->progress(), mailbox_.sent()}};
+  std::vector<Asked> again;
+  for (auto& [name, asked] : asked_) again.push_back(std::move(asked));
+  asked_.clear();
+  std::sort(again.begin(), again.end(),
+            [](const Asked& a, const Asked& b) { return a.number > b.number; });
+  for (Asked& asked : again) unsent_.push_front(std::move(asked.request));
+  left_[rank_] = false;
+  waiting_since_ = Clock::now();
+  stall_reported_ = false;
+}
+
+absl::StatusOr<bool> Negotiator::FollowSchedule() {
+  while (!unsent_.empty() && !schedule_->HasLeft(rank_)) {
+    if (schedule_->IsNext(unsent_.front())) {
+      schedule_->Submit(std::move(unsent_.front()));
+      unsent_.pop_front();
+    } else {
+      LeaveSchedule();
+    }
+  }
+  if (shutdown_requested_) LeaveSchedule();
+  // Before it listens: others may wait for nothing else.
+  const bool said = SendProgress();
+  TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
+  const bool taken = TakeScheduledItems();
+  if (schedule_->SomeoneHasLeft()) LeaveSchedule();
+  if (!schedule_->over()) TFRING_RETURN_IF_ERROR(CheckScheduleStalls());
+  const bool left = SendProgress();
+  if (schedule_->over()) EndSchedule();
+  return said || received || taken || left;
+}
+
+void Negotiator::LeaveSchedule() {
+  if (schedule_->HasLeft(rank_)) return;
+  schedule_->Leave();
+  waiting_since_ = Clock::now();
+}
+
+void Negotiator::EndSchedule() {
+  unsent_.insert(unsent_.begin(), schedule_->pending().begin(),
+                 schedule_->pending().end());
+  if (coordinator_) coordinator_->ScheduleHasEnded(schedule_->taken());
+  schedule_.reset();
+}
+
+bool Negotiator::SendProgress() {
+  const ProgressUpdate& news = schedule_->progress();
+  const ProgressUpdate& before = sent_.back().update;
+  if (news.count == before.count && news.leaves == before.leaves) return false;
+  const auto message = std::make_shared<const std::string>(Encode(news));
+  for (int peer = 0; peer < members_.size(); ++peer) {
+    if (peer != rank_) mailbox_.Send(peer, message);
+  }
+  sent_.push_back({news, mailbox_.sent()});
+  return true;
+}
+
+absl::StatusOr<bool> Negotiator::ReceiveProgress() {
+  bool received = false;
+  for (int peer = 0; peer < members_.size(); ++peer) {
+    while (peer != rank_ && !schedule_->HasLeft(peer)) {
+      TFRING_ASSIGN_OR_RETURN(const std::optional<std::string> message,
+                              mailbox_.Poll(peer));
+      if (!message) break;
+      received = true;
+      // Said before its sender had heard of the cached schedule; it will say it
+      // again.
+      if (coordinator_ && IsRequestList(*message)) continue;
+      TFRING_ASSIGN_OR_RETURN(const ProgressUpdate update,
+                              DecodeProgressUpdate(*message));
+      TFRING_RETURN_IF_ERROR(schedule_->Receive(peer, update));
+    }
+  }
+  return received;
+}
+
+bool Negotiator::TakeScheduledItems() {
+  bool taken = false;
+  while (const std::optional<CollectiveRequest> request =
+             schedule_->TakeNext()) {
+    taken = true;
+    waiting_since_ = Clock::now();
+    while (sent_.front().update.count < schedule_->taken()) sent_.pop_front();
+    ResponseList response_list;
+    response_list.responses.emplace_back().names = {request->name};
+    decisions_.push_back({std::move(response_list), Timeline::Global().Now(),
+                          sent_.front().messages});
+  }
+  return taken;
+}
+
+// Under a cached schedule nobody reports a stall.  So a rank that has waited
+// for a while leaves, and then the coordinator does; it counts from there,
+// which is why the while is short.  But nobody leaves whose process hangs.
+absl::Status Negotiator::CheckScheduleStalls() {
+  const Clock::time_point now = Clock::now();
+  if (schedule_->pending().empty() && unsent_.empty()) {
+    waiting_since_ = now;
+    return absl::OkStatus();
+  }
+  const double waited =
+      std::chrono::duration<double>(now - waiting_since_).count();
+  if (!schedule_->HasLeft(rank_)) {
+    if (waited >= patience_seconds_) LeaveSchedule();
+    return absl::OkStatus();
+  }
+  const auto describe = [&] {
+    const CollectiveRequest& request = schedule_->pending().empty()
+                                           ? unsent_.front()
+                                           : schedule_->pending().front();
+    return DescribeSilence(members_, request, waited, rank_,
+                           schedule_->Remaining());
+  };
+  if (options_.stall_check_seconds > 0 && !stall_reported_ &&
+      waited >= options_.stall_check_seconds) {
+    stall_reported_ = true;
+    LogWarning(members_.world_ranks[rank_], describe());
+  }
+  if (options_.stall_shutdown_seconds > 0 &&
+      waited >= options_.stall_shutdown_seconds) {
+    return absl::DeadlineExceededError(describe() + kEndOfJob);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tfring

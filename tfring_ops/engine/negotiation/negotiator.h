@@ -1,0 +1,145 @@
+// A rank's part in the negotiation: sends this rank's requests and receives
+// response lists; on rank 0 of the process set it also decides them.  While a
+// cached schedule (cached_schedule.h) holds, ranks send each other progress
+// updates instead.
+//
+// Not thread-safe.
+//
+// Invariants:
+// - Every rank gets the same response lists in the same order; the items of a
+//   cached schedule are response lists too.
+// - Progress never waits: the engine calls it while a response list is being
+//   executed, so that the next one is there when it ends.
+// - Rank 0 decides one response list ahead and no more, so that requests that
+//   arrive meanwhile may share a message.
+// - Between two ranks, messages of a cached schedule and other messages never
+//   mix: nobody reads from a rank that has left before the schedule is over.
+#ifndef TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_
+#define TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/negotiation/cached_schedule.h"
+#include "tfring_ops/engine/negotiation/coordinator.h"
+#include "tfring_ops/engine/negotiation/mailbox.h"
+#include "tfring_ops/engine/negotiation/messages.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+class Negotiator {
+ public:
+  static constexpr int kCoordinatorRank = 0;
+
+  struct Decision {
+    ResponseList response_list;
+    int64_t agreed_ns;  // for the timeline
+    // How many of this rank's messages have to leave before it is carried out.
+    int64_t messages = 0;
+  };
+
+  // Takes `control` for itself.
+  // REQUIRES: the arguments outlive this.
+  Negotiator(const Options& options, const Members& members,
+             Transport& control);
+
+  // Sends `requests`, and with `shutdown` a shutdown request, and receives
+  // what other ranks have sent.  Returns true if there was anything to send or
+  // to receive.
+  //
+  // After its shutdown request this rank sends nothing more: the shutdown
+  // response will fail later requests.  Every rank answers a shutdown response
+  // with a shutdown request, on its own.
+  absl::StatusOr<bool> Progress(std::vector<CollectiveRequest> requests,
+                                bool shutdown);
+
+  // Returns the oldest response list that has not been returned yet, if there
+  // is one.  By then it has left for every rank that gets it from this one.
+  absl::StatusOr<std::optional<Decision>> Next();
+
+  // Returns true if no other rank will send this one anything more.
+  bool over() const;
+
+  // Returns when all messages have left.
+  absl::Status Flush();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // A request that was sent to the coordinator and is not decided.
+  struct Asked {
+    int64_t number;  // in the order of sending
+    CollectiveRequest request;
+  };
+
+  // Sends the unsent requests; not while a cached schedule holds.
+  bool SendRequests();
+  // Rank 0: passes the requests of `rank` to the coordinator.
+  void AddRequests(int rank, RequestList list);
+  absl::StatusOr<bool> ReceiveRequests();
+  absl::StatusOr<bool> ReceiveResponses();
+  // Rank 0.
+  void Decide();
+  // Queues a response list for Next.
+  void Accept(ResponseList response_list);
+
+  // Does the work of Progress while a cached schedule holds.
+  absl::StatusOr<bool> FollowSchedule();
+  void BeginSchedule(std::vector<CollectiveRequest> items);
+  void LeaveSchedule();
+  void EndSchedule();
+  // Sends all ranks a progress update, if there is news.  Returns true if so.
+  bool SendProgress();
+  absl::StatusOr<bool> ReceiveProgress();
+  // Queues the items that all ranks have requested.  Returns true if there are
+  // any.
+  bool TakeScheduledItems();
+  // Keeps the promises of the stall time-outs while this rank waits for others.
+  absl::Status CheckScheduleStalls();
+
+  const Options& options_;
+  const Members& members_;
+  const int rank_;
+  const double patience_seconds_;
+  Mailbox mailbox_;
+  std::optional<Coordinator> coordinator_;  // on rank 0
+  // By rank: has sent its shutdown request.  Ranks other than 0 know only
+  // their own.
+  std::vector<bool> left_;
+  bool shutdown_received_ = false;        // the shutdown response
+  bool shutdown_requested_ = false;       // by the engine
+  std::deque<CollectiveRequest> unsent_;  // in the order of submission
+  std::unordered_map<std::string, Asked> asked_;
+  int64_t asked_count_ = 0;
+  std::deque<Decision> decisions_;  // for Next
+  Clock::time_point last_stall_check_ = Clock::now();
+
+  // Under a cached schedule.
+  std::optional<CachedSchedule> schedule_;
+  // Progress updates of this rank with items that are still to be taken, and
+  // how many messages it had sent by then.
+  struct Sent {
+    ProgressUpdate update;
+    int64_t messages;
+  };
+  std::deque<Sent> sent_;
+  // Since when this rank has waited for the others: for the next item, or, when
+  // it has left, for their leaving.
+  Clock::time_point waiting_since_;
+  bool stall_reported_ = false;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_

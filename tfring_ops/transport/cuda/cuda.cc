@@ -1,0 +1,193 @@
+#include "tfring_ops/transport/cuda/cuda.h"
+
+#include <chrono>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/cuda/cuda_link.h"
+#include "tfring_ops/transport/cuda/cuda_links.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long Abort lets the GPU finish the enqueued work.
+constexpr std::chrono::seconds kAbortGrace{5};
+
+class CudaTransport final : public Transport {
+ public:
+  CudaTransport(std::unique_ptr<CudaLinks> ways, double timeout_seconds)
+      : links_(std::move(ways)),
+        host_(links_->context().host),
+        timeout_seconds_(timeout_seconds) {}
+
+  ~CudaTransport() override {
+    const CudaScope scope(links_->context().driver, links_->context().context);
+    if (broken_.ok()) broken_ = links_->Quiesce();
+    marks_.clear();
+    links_.reset();
+  }
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  int node_of(int peer) const override { return host_.node_of(peer); }
+  bool TakesDeviceMemory(int /*peer*/) const override { return true; }
+
+  OperationId StartSend(int peer, ConstBytes data) override {
+    // Read only: a send is never read into.
+    return Start(peer, const_cast<std::byte*>(data.data()), data.size(),
+                 &CudaLink::Send);
+  }
+  OperationId StartRecv(int peer, Bytes data) override {
+    return Start(peer, data.data(), data.size(), &CudaLink::Receive);
+  }
+
+  absl::StatusOr<bool> Test(OperationId request) override {
+    if (request == kNoOperation) return true;
+    MoveAll();
+    const CudaMessage& message = messages_[request - 1];
+    const bool complete = message.complete;
+    if (complete && message.is_read_in_place && broken_.ok()) {
+      const Scope scope(*links_);
+      Note(message.read->Await(links_->context().stream));
+    }
+    if (complete || !broken_.ok()) free_.push_back(request);
+    if (!broken_.ok()) return broken_;
+    return complete;
+  }
+
+  absl::Status Wait(OperationId request) override {
+    if (request == kNoOperation) return absl::OkStatus();
+    return WaitUntil([&] { return Test(request); });
+  }
+
+  bool CanPeek(int peer) const override {
+    return peer != rank() && links_->link(peer).CanPeek();
+  }
+
+  absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
+    ConstBytes part;
+    TFRING_RETURN_IF_ERROR(WaitUntil([&]() -> absl::StatusOr<bool> {
+      MoveAll();
+      TFRING_RETURN_IF_ERROR(broken_);
+      const Scope scope(*links_);
+      TFRING_ASSIGN_OR_RETURN(part, links_->link(peer).Peek(message_bytes));
+      return !part.empty();
+    }));
+    return part;
+  }
+
+  void Release(int peer) override {
+    const Scope scope(*links_);
+    Note(links_->link(peer).Release());
+  }
+
+  absl::Status Export(Bytes memory) override {
+    if (!broken_.ok()) return broken_;
+    const Scope scope(*links_);
+    Note(links_->Export(memory));
+    return broken_;
+  }
+
+  absl::Status Progress() override {
+    MoveAll();
+    return broken_;
+  }
+
+  void Abort(const absl::Status& reason) override {
+    if (!broken_.ok()) return;
+    broken_ = reason;
+    host_.Abort(reason);
+    // The GPU may still be at work on buffers that their owners want back.
+    const Scope scope(*links_);
+    const Clock::time_point deadline = Clock::now() + kAbortGrace;
+    for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {
+      const absl::StatusOr<bool> idle = links_->Idle();
+      if (!idle.ok() || *idle) return;
+    }
+  }
+
+ private:
+  struct Scope : CudaScope {
+    explicit Scope(const CudaLinks& ways)
+        : CudaScope(ways.context().driver, ways.context().context) {}
+  };
+
+  OperationId Start(int peer, std::byte* data, size_t bytes,
+                    void (CudaLink::*add)(CudaMessage&)) {
+    if (free_.empty()) {
+      messages_.emplace_back();
+      marks_.emplace_back(links_->context());
+      free_.push_back(messages_.size());
+    }
+    const OperationId request = free_.back();
+    free_.pop_back();
+    CudaMessage& message = messages_[request - 1];
+    message = CudaMessage();
+    message.data = data;
+    message.bytes = bytes;
+    message.read = &marks_[request - 1];
+    if (!broken_.ok()) return request;
+    const Scope scope(*links_);
+    (links_->link(peer).*add)(message);
+    Note(links_->link(peer).Move());
+    return request;
+  }
+
+  // The first error counts.
+  void Note(const absl::Status& status) {
+    if (broken_.ok() && !status.ok()) Abort(status);
+  }
+
+  // All links, not only the one that is waited for: that peer may be waiting
+  // for another, and the other for this rank.
+  void MoveAll() {
+    if (!broken_.ok()) return;
+    const Scope scope(*links_);
+    Note(scope.status());
+    for (int peer = 0; peer < size() && broken_.ok(); ++peer) {
+      if (peer != rank()) Note(links_->link(peer).Move());
+    }
+    if (broken_.ok()) Note(host_.Progress());
+  }
+
+  template <typename Done>
+  absl::Status WaitUntil(const Done& done) {
+    const Clock::time_point begin = Clock::now();
+    for (Backoff backoff;; backoff.Pause()) {
+      TFRING_ASSIGN_OR_RETURN(const bool complete, done());
+      if (complete) return absl::OkStatus();
+      const std::chrono::duration<double> waited = Clock::now() - begin;
+      if (backoff.SeldomTurn() && timeout_seconds_ > 0 &&
+          waited.count() > timeout_seconds_) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "no message between GPUs for ", timeout_seconds_, " s"));
+      }
+    }
+  }
+
+  std::unique_ptr<CudaLinks> links_;
+  Transport& host_;
+  const double timeout_seconds_;
+  std::deque<CudaMessage> messages_;
+  std::deque<CudaMark> marks_;     // of each
+  std::vector<OperationId> free_;  // messages_ that are not in use
+  absl::Status broken_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeCudaTransport(
+    const CudaDevice& device, Transport& host, const Options& options) {
+  TFRING_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinks> ways,
+                          CudaLinks::Negotiate(device, host, options));
+  return std::make_unique<CudaTransport>(std::move(ways),
+                                         options.stall_shutdown_seconds);
+}
+
+}  // namespace tfring

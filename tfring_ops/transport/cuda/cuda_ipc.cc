@@ -1,0 +1,377 @@
+#include "tfring_ops/transport/cuda/cuda_ipc.h"
+
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tfring {
+namespace {
+
+constexpr unsigned kEventFlags =
+    kCudaEventInterprocess | kCudaEventDisableTiming;
+
+// The offset of a part that lies in a slot, and not in the exported memory.
+constexpr uint64_t kInSlot = UINT64_MAX;
+
+struct Token {
+  enum class Kind : uint64_t { kFilled, kEmptied };
+  Kind kind;
+  // kFilled only: the message that the part belongs to, and its place.
+  uint64_t message_bytes = 0;
+  uint64_t offset = 0;  // in the exported memory, or kInSlot
+};
+
+class IpcLink final : public CudaLink {
+ public:
+  IpcLink(const CudaLinkContext& context, const IpcMemory& memory, int index,
+          int peer)
+      : context_(context), memory_(memory), index_(index), peer_(peer) {}
+
+  absl::Status Open(const IpcOffer& offer) {
+    const CudaDriver& driver = context_.driver;
+    TFRING_RETURN_IF_ERROR(driver.cuIpcOpenMemHandle(&mapped_, offer.memory,
+                                                     kCudaIpcLazyPeerAccess));
+    incoming_ = static_cast<std::byte*>(DeviceMemory(mapped_)) + offer.offset;
+    for (int slot = 0; slot < kIpcSlots; ++slot) {
+      TFRING_RETURN_IF_ERROR(
+          driver.cuIpcOpenEventHandle(&filled_[slot], offer.filled[slot]));
+      TFRING_RETURN_IF_ERROR(
+          driver.cuIpcOpenEventHandle(&emptied_[slot], offer.emptied[slot]));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenExported(const CUipcMemHandle& memory) override {
+    return context_.driver.cuIpcOpenMemHandle(&exported_, memory,
+                                              kCudaIpcLazyPeerAccess);
+  }
+  void CloseExported() override {
+    if (exported_ != 0) context_.driver.cuIpcCloseMemHandle.Result(exported_);
+    exported_ = 0;
+  }
+
+  ~IpcLink() override { Close(); }
+
+  void Send(CudaMessage& message) override { sends_.push_back(&message); }
+  void Receive(CudaMessage& message) override {
+    receives_.push_back(&message);
+    wanted_parts_ += message.Parts(context_.part_bytes);
+  }
+
+  absl::Status Move() override {
+    TFRING_RETURN_IF_ERROR(MoveTokens());
+    TFRING_RETURN_IF_ERROR(MoveReceives());
+    return MoveSends();
+  }
+
+  bool CanPeek() const override { return true; }
+
+  absl::StatusOr<ConstBytes> Peek(size_t message_bytes) override {
+    if (peeked_.bytes == peeked_.started) {
+      peeked_ = CudaMessage();
+      peeked_.bytes = message_bytes;
+    }
+    if (!peeking_) ++wanted_parts_;
+    peeking_ = true;
+    TFRING_RETURN_IF_ERROR(Move());
+    if (arrived_.empty()) return ConstBytes();
+    TFRING_RETURN_IF_ERROR(BeginRead(peeked_.bytes));
+    const size_t bytes = peeked_.NextPart(context_.part_bytes);
+    peeked_.started += bytes;
+    peeking_ = false;
+    return ConstBytes(incoming_part_, bytes);
+  }
+  absl::Status Release() override { return EndRead(); }
+
+  absl::Status LetTokensGo() override {
+    for (; !tokens_.empty(); tokens_.pop_front()) {
+      TFRING_RETURN_IF_ERROR(context_.host.Wait(tokens_.front().request));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Quiesce() override {
+    TFRING_RETURN_IF_ERROR(LetTokensGo());
+    // The peer has enqueued the last read of each slot, which may be
+    // incomplete.
+    for (int slot = 0; slot < kIpcSlots; ++slot) {
+      if (!used_[slot]) continue;
+      TFRING_RETURN_IF_ERROR(context_.driver.cuStreamWaitEvent(
+          context_.outgoing, emptied_[slot], 0));
+    }
+    TFRING_RETURN_IF_ERROR(
+        context_.driver.cuStreamSynchronize(context_.outgoing));
+    TFRING_RETURN_IF_ERROR(
+        context_.driver.cuStreamSynchronize(context_.stream));
+    Close();
+    return absl::OkStatus();
+  }
+
+ private:
+  struct SentToken {
+    Token token;
+    OperationId request = kNoOperation;
+  };
+
+  struct Part {
+    CudaMessage* message;
+    bool is_read_in_place;
+  };
+
+  void Close() {
+    CloseExported();
+    for (int slot = 0; slot < kIpcSlots; ++slot) {
+      for (CUevent* const event : {&filled_[slot], &emptied_[slot]}) {
+        if (*event != nullptr) context_.driver.cuEventDestroy.Result(*event);
+        *event = nullptr;
+      }
+    }
+    if (mapped_ != 0) context_.driver.cuIpcCloseMemHandle.Result(mapped_);
+    mapped_ = 0;
+  }
+
+  // A token is received only when one is sure to come: no receive is left over
+  // at the end.
+  bool ExpectsToken() const {
+    return in_flight_ > 0 || arrived_.size() < wanted_parts_;
+  }
+
+  absl::Status MoveTokens() {
+    while (!tokens_.empty()) {
+      TFRING_ASSIGN_OR_RETURN(const bool sent,
+                              context_.host.Test(tokens_.front().request));
+      if (!sent) break;
+      tokens_.pop_front();
+    }
+    while (token_request_ != kNoOperation || ExpectsToken()) {
+      if (token_request_ == kNoOperation) {
+        token_request_ = context_.host.StartRecv(
+            peer_,
+            Bytes(reinterpret_cast<std::byte*>(&token_), sizeof(token_)));
+      }
+      TFRING_ASSIGN_OR_RETURN(const bool arrived,
+                              context_.host.Test(token_request_));
+      if (!arrived) break;
+      token_request_ = kNoOperation;
+      if (token_.kind == Token::Kind::kFilled) {
+        arrived_.push_back(token_);
+      } else {
+        TFRING_RETURN_IF_ERROR(EndSend());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void SendToken(const Token& token) {
+    tokens_.push_back({token});
+    SentToken& sent = tokens_.back();
+    sent.request = context_.host.StartSend(
+        peer_, ConstBytes(reinterpret_cast<const std::byte*>(&sent.token),
+                          sizeof(sent.token)));
+  }
+
+  absl::Status MoveSends() {
+    while (!sends_.empty() && in_flight_ < kIpcSlots) {
+      CudaMessage& message = *sends_.front();
+      const int slot = static_cast<int>(written_ % kIpcSlots);
+      const std::byte* const data = message.data + message.started;
+      const size_t bytes = message.NextPart(context_.part_bytes);
+      const uint64_t offset = OffsetOf(data);
+      if (offset == kInSlot) {
+        TFRING_RETURN_IF_ERROR(FillSlot(slot, data, bytes));
+      }
+      TFRING_RETURN_IF_ERROR(context_.driver.cuEventRecord(
+          memory_.filled(index_, slot),
+          offset == kInSlot ? context_.outgoing : context_.stream));
+      used_[slot] = true;
+      message.started += bytes;
+      SendToken({Token::Kind::kFilled, message.bytes, offset});
+      parts_in_flight_.push_back({&message, offset != kInSlot});
+      ++in_flight_;
+      ++written_;
+      if (message.started == message.bytes) sends_.pop_front();
+    }
+    return absl::OkStatus();
+  }
+
+  // Where the peer finds `data` in what this rank has exported.
+  uint64_t OffsetOf(const std::byte* data) const {
+    const Bytes& exported = memory_.exported();
+    const uint64_t offset =
+        DeviceAddress(data) - DeviceAddress(exported.data());
+    return offset < exported.size() ? offset : kInSlot;
+  }
+
+  absl::Status FillSlot(int slot, const std::byte* data, size_t bytes) {
+    const CudaDriver& driver = context_.driver;
+    TFRING_RETURN_IF_ERROR(ready_.Record(context_.stream));
+    TFRING_RETURN_IF_ERROR(ready_.Await(context_.outgoing));
+    if (used_[slot]) {
+      TFRING_RETURN_IF_ERROR(
+          driver.cuStreamWaitEvent(context_.outgoing, emptied_[slot], 0));
+    }
+    if (bytes == 0) return absl::OkStatus();
+    return driver.cuMemcpyDtoDAsync(
+        DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
+        DeviceAddress(data), bytes, context_.outgoing);
+  }
+
+  // The peer has enqueued its read of the earliest part.
+  absl::Status EndSend() {
+    const CudaDriver& driver = context_.driver;
+    const auto slot = static_cast<int>((written_ - in_flight_) % kIpcSlots);
+    const Part part = parts_in_flight_.front();
+    CudaMessage& message = *part.message;
+    parts_in_flight_.pop_front();
+    --in_flight_;
+    message.complete = ++message.finished == message.Parts(context_.part_bytes);
+    if (!part.is_read_in_place) {
+      // Later writes to the buffer come after the copy has read it.
+      return driver.cuStreamWaitEvent(context_.stream,
+                                      memory_.filled(index_, slot), 0);
+    }
+    if (!message.complete) return absl::OkStatus();
+    // See Note [Read in place].  The peer reads one part after the other.
+    message.is_read_in_place = true;
+    TFRING_RETURN_IF_ERROR(
+        driver.cuStreamWaitEvent(context_.outgoing, emptied_[slot], 0));
+    return message.read->Record(context_.outgoing);
+  }
+
+  absl::Status MoveReceives() {
+    while (!receives_.empty() && !arrived_.empty()) {
+      CudaMessage& message = *receives_.front();
+      TFRING_RETURN_IF_ERROR(BeginRead(message.bytes));
+      const size_t bytes = message.NextPart(context_.part_bytes);
+      if (bytes > 0) {
+        TFRING_RETURN_IF_ERROR(context_.driver.cuMemcpyDtoDAsync(
+            DeviceAddress(message.data + message.started),
+            DeviceAddress(incoming_part_), bytes, context_.stream));
+      }
+      TFRING_RETURN_IF_ERROR(EndRead());
+      message.started += bytes;
+      if (message.started == message.bytes) {
+        message.complete = true;
+        receives_.pop_front();
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The stream may read incoming_part_, which is of a message of that size.
+  absl::Status BeginRead(uint64_t message_bytes) {
+    const Token token = arrived_.front();
+    if (token.message_bytes != message_bytes) {
+      return absl::InternalError(
+          absl::StrCat("rank ", peer_, " sent ", token.message_bytes,
+                       " bytes where ", message_bytes, " were expected"));
+    }
+    arrived_.pop_front();
+    --wanted_parts_;
+    const uint64_t slot = read_ % kIpcSlots;
+    incoming_part_ =
+        token.offset == kInSlot
+            ? incoming_ + slot * context_.part_bytes
+            : static_cast<std::byte*>(DeviceMemory(exported_)) + token.offset;
+    return context_.driver.cuStreamWaitEvent(context_.stream, filled_[slot], 0);
+  }
+
+  absl::Status EndRead() {
+    TFRING_RETURN_IF_ERROR(context_.driver.cuEventRecord(
+        memory_.emptied(index_, static_cast<int>(read_ % kIpcSlots)),
+        context_.stream));
+    ++read_;
+    SendToken({Token::Kind::kEmptied});
+    return absl::OkStatus();
+  }
+
+  const CudaLinkContext& context_;
+  const IpcMemory& memory_;
+  const int index_, peer_;
+
+  // The peer's: its slots for this rank, its events, and what it has exported
+  // besides.
+  CUdeviceptr mapped_ = 0;
+  std::byte* incoming_ = nullptr;
+  std::array<CUevent, kIpcSlots> filled_{};
+  std::array<CUevent, kIpcSlots> emptied_{};
+  CUdeviceptr exported_ = 0;
+
+  std::deque<CudaMessage*> sends_;  // with parts left to start
+  std::deque<Part> parts_in_flight_;
+  uint64_t written_ = 0;    // parts
+  uint64_t in_flight_ = 0;  // of them
+  std::array<bool, kIpcSlots> used_{};
+  CudaMark ready_{context_};
+
+  std::deque<CudaMessage*> receives_;  // with parts left to come
+  CudaMessage peeked_;
+  bool peeking_ = false;
+  uint64_t wanted_parts_ = 0;           // that have not been read
+  std::deque<Token> arrived_;           // of them
+  std::byte* incoming_part_ = nullptr;  // that is read
+  uint64_t read_ = 0;                   // parts
+
+  Token token_{};  // that comes next
+  OperationId token_request_ = kNoOperation;
+  std::deque<SentToken> tokens_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IpcMemory>> IpcMemory::Create(
+    const CudaLinkContext& context, int peers) {
+  std::unique_ptr<IpcMemory> memory(new IpcMemory(context));
+  TFRING_RETURN_IF_ERROR(memory->Open(peers));
+  return memory;
+}
+
+absl::Status IpcMemory::Open(int peers) {
+  const CudaDriver& driver = context_.driver;
+  const size_t bytes_per_peer = kIpcSlots * context_.part_bytes;
+  TFRING_RETURN_IF_ERROR(driver.cuMemAlloc(
+      &memory_, std::max<size_t>(kExportedBytes, peers * bytes_per_peer)));
+  offers_.resize(peers);
+  events_.resize(peers);
+  for (int index = 0; index < peers; ++index) {
+    IpcOffer& offer = offers_[index];
+    TFRING_RETURN_IF_ERROR(driver.cuIpcGetMemHandle(&offer.memory, memory_));
+    offer.offset = index * bytes_per_peer;
+    for (int i = 0; i < kEvents; ++i) {
+      CUevent& event = events_[index][i];
+      TFRING_RETURN_IF_ERROR(driver.cuEventCreate(&event, kEventFlags));
+      CUipcEventHandle& handle =
+          i < kIpcSlots ? offer.filled[i] : offer.emptied[i - kIpcSlots];
+      TFRING_RETURN_IF_ERROR(driver.cuIpcGetEventHandle(&handle, event));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CUipcMemHandle> IpcMemory::Export(Bytes memory) {
+  CUipcMemHandle handle{};
+  TFRING_RETURN_IF_ERROR(
+      context_.driver.cuIpcGetMemHandle(&handle, DeviceAddress(memory.data())));
+  exported_ = memory;
+  return handle;
+}
+
+IpcMemory::~IpcMemory() {
+  for (const auto& of_peer : events_) {
+    for (CUevent const event : of_peer) {
+      if (event != nullptr) context_.driver.cuEventDestroy.Result(event);
+    }
+  }
+  if (memory_ != 0) context_.driver.cuMemFree.Result(memory_);
+}
+
+absl::StatusOr<std::unique_ptr<CudaLink>> OpenIpcLink(
+    const CudaLinkContext& context, const IpcMemory& memory, int index,
+    int peer, const IpcOffer& offer) {
+  auto link = std::make_unique<IpcLink>(context, memory, index, peer);
+  TFRING_RETURN_IF_ERROR(link->Open(offer));
+  return link;
+}
+
+}  // namespace tfring

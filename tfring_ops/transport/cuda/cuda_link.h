@@ -1,0 +1,124 @@
+// The link between this rank's GPU and one other rank, of any kind.
+//
+// Not thread-safe.  Calls are made in the device's context.
+#ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_LINK_H_
+#define TFRING_OPS_TRANSPORT_CUDA_CUDA_LINK_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// The context that all links share.
+struct CudaLinkContext {
+  const CudaDriver& driver;
+  CUcontext context;
+  CUstream stream;  // where buffers are written and read
+  // Beside it, so that copies and kernels overlap.
+  CUstream outgoing, incoming;
+  Transport& host;
+  // Messages are cut into parts of this size, which are the slots'; a multiple
+  // of kPartAlignment.
+  size_t part_bytes;
+};
+
+// An event with its owner.
+class CudaMark {
+ public:
+  explicit CudaMark(const CudaLinkContext& context) : context_(context) {}
+  ~CudaMark() {
+    if (event_ != nullptr) context_.driver.cuEventDestroy.Result(event_);
+  }
+  CudaMark(const CudaMark&) = delete;
+  CudaMark& operator=(const CudaMark&) = delete;
+
+  // Records the work enqueued on `stream` so far.
+  absl::Status Record(CUstream stream) {
+    if (event_ == nullptr) {
+      TFRING_RETURN_IF_ERROR(
+          context_.driver.cuEventCreate(&event_, kCudaEventDisableTiming));
+    }
+    return context_.driver.cuEventRecord(event_, stream);
+  }
+  // REQUIRES: Record has been called.
+  absl::Status Await(CUstream stream) const {
+    return context_.driver.cuStreamWaitEvent(stream, event_, 0);
+  }
+  absl::StatusOr<bool> Done() const {
+    const int result = context_.driver.cuEventQuery.Result(event_);
+    if (result == kCudaErrorNotReady) return false;
+    TFRING_RETURN_IF_ERROR(context_.driver.Check(result, "cuEventQuery"));
+    return true;
+  }
+
+ private:
+  const CudaLinkContext& context_;
+  CUevent event_ = nullptr;
+};
+
+// A message, cut into parts; one of no bytes is a part too.
+struct CudaMessage {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+  size_t started = 0;   // bytes, in whole parts
+  size_t finished = 0;  // parts
+  bool complete = false;
+  // For a send that the peer reads in place: the moment when it has been read.
+  // Work that writes to the buffer afterwards has to wait for it.
+  CudaMark* read = nullptr;
+  bool is_read_in_place = false;
+
+  size_t Parts(size_t part_bytes) const {
+    return std::max<size_t>(1, (bytes + part_bytes - 1) / part_bytes);
+  }
+  size_t NextPart(size_t part_bytes) const {
+    return std::min(part_bytes, bytes - started);
+  }
+};
+
+class CudaLink {
+ public:
+  virtual ~CudaLink() = default;
+
+  // Adds to the messages in flight, in order.  REQUIRES: `message` stays until
+  // it is complete or the transport has been aborted.
+  virtual void Send(CudaMessage& message) = 0;
+  virtual void Receive(CudaMessage& message) = 0;
+
+  // Makes progress on all messages, and marks those that are complete.
+  virtual absl::Status Move() = 0;
+
+  // The same as in transport.h; an empty part means that none has come.
+  virtual bool CanPeek() const { return false; }
+  virtual absl::StatusOr<ConstBytes> Peek(size_t /*message_bytes*/) {
+    return absl::UnimplementedError("this link cannot peek");
+  }
+  virtual absl::Status Release() { return absl::OkStatus(); }
+
+  // Opens the memory that the peer has also exported, to read in place the data
+  // that it sends from there; and closes it.
+  virtual absl::Status OpenExported(const CUipcMemHandle& /*memory*/) {
+    return absl::OkStatus();
+  }
+  virtual void CloseExported() {}
+
+  // Waits until the tokens that the link has sent to the peer have left.
+  virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
+
+  // Before the end, unless the transport has been aborted: waits until the peer
+  // no longer uses this rank's memory, and closes the peer's.  Ranks meet
+  // between this and the destructor.
+  virtual absl::Status Quiesce() { return absl::OkStatus(); }
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_CUDA_CUDA_LINK_H_

@@ -1,0 +1,329 @@
+#include "tfring_ops/transport/cuda/cuda_links.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/log.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/cuda/staged.h"
+#include "tfring_ops/transport/exchange.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kCheckTimeout{60};
+
+// All slots of a rank together, however many ranks there are.
+constexpr size_t kSlotsBytes = 256 << 20;
+
+// How it went, and the reason if not well.
+struct Outcome {
+  bool ok;
+  std::array<char, 255> reason;
+};
+
+// Returns true if `status` is OK on every rank; if not, rank 0 warns of the
+// consequence.
+absl::StatusOr<bool> AgreeOnIpc(const absl::Status& status, Transport& host,
+                                absl::string_view what_follows) {
+  Outcome outcome{};
+  outcome.ok = status.ok();
+  status.message().copy(outcome.reason.data(), outcome.reason.size() - 1);
+  TFRING_ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes,
+                          ExchangeOne(host, outcome));
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (outcomes[rank].ok) continue;
+    if (host.rank() == 0) {
+      LogWarning(0,
+                 absl::StrCat(
+                     what_follows, ", as rank ", rank,
+                     " cannot share its GPU's: ", outcomes[rank].reason.data(),
+                     ". Slower, but right; TFRING_CUDA_IPC=0 asks for "
+                     "host memory without this warning."));
+    }
+    return false;
+  }
+  return true;
+}
+
+constexpr absl::string_view kThroughHost =
+    "the GPUs of a node talk through host memory";
+constexpr absl::string_view kThroughSlots =
+    "the GPUs of a node copy what they have packed to other memory";
+
+size_t PartBytes(int64_t segment_bytes, int size) {
+  const size_t limit = kSlotsBytes / kIpcSlots / std::max(1, size - 1);
+  const size_t bytes = std::min<size_t>(segment_bytes, limit);
+  return std::max(bytes / kPartAlignment, size_t{1}) * kPartAlignment;
+}
+
+}  // namespace
+
+CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
+                     Transport& host, const Options& options)
+    : context_{driver,
+               device.context(),
+               static_cast<CUstream>(device.stream()),
+               nullptr,
+               nullptr,
+               host,
+               PartBytes(options.device_segment_bytes, host.size())},
+      links_(host.size()) {}
+
+absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
+    const CudaDevice& device, Transport& host, const Options& options) {
+  TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
+  std::unique_ptr<CudaLinks> ways(
+      new CudaLinks(*driver, device, host, options));
+  const CudaScope scope(*driver, device.context());
+  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_RETURN_IF_ERROR(ways->OpenStreams());
+
+  // Host memory carries what MPI does not.
+  const auto by_mpi = [&](int peer) {
+    return options.cuda_aware_mpi == Options::CudaAwareMpi::kYes
+               ? !host.CanPeek(peer)
+               : host.TakesDeviceMemory(peer);
+  };
+  bool cuda_aware = options.cuda_aware_mpi != Options::CudaAwareMpi::kNo;
+  for (int peer = 0; peer < host.size(); ++peer) {
+    if (peer == host.rank() || host.CanPeek(peer)) continue;
+    cuda_aware = cuda_aware && by_mpi(peer);
+  }
+  TFRING_ASSIGN_OR_RETURN(const std::vector<char> aware,
+                          ExchangeOne(host, static_cast<char>(cuda_aware)));
+  cuda_aware = std::count(aware.begin(), aware.end(), 1) == host.size();
+
+  std::vector<int> peers;  // of this rank's node
+  bool some_share_node = false;
+  for (int i = 0; i < host.size(); ++i) {
+    for (int j = 0; j < i; ++j) {
+      if (host.node_of(i) != host.node_of(j)) continue;
+      some_share_node = true;
+      if (i == host.rank()) peers.push_back(j);
+      if (j == host.rank()) peers.push_back(i);
+    }
+  }
+  if (options.cuda_ipc && some_share_node) {
+    TFRING_RETURN_IF_ERROR(ways->TryIpc(peers));
+  }
+  for (int peer = 0; peer < host.size(); ++peer) {
+    if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
+    ways->links_[peer] = cuda_aware && by_mpi(peer)
+                             ? MakeCudaAwareLink(ways->context_, peer)
+                             : MakeStagedLink(ways->context_, peer);
+  }
+  return ways;
+}
+
+absl::Status CudaLinks::OpenStreams() {
+  const CudaDriver& driver = context_.driver;
+  TFRING_RETURN_IF_ERROR(
+      driver.cuStreamCreate(&context_.outgoing, kCudaStreamNonBlocking));
+  return driver.cuStreamCreate(&context_.incoming, kCudaStreamNonBlocking);
+}
+
+absl::Status CudaLinks::TryIpc(const std::vector<int>& peers) {
+  Transport& host = context_.host;
+  absl::Status status;
+  std::vector<IpcOffer> offers(host.size());
+  if (auto created =
+          IpcMemory::Create(context_, static_cast<int>(peers.size()));
+      created.ok()) {
+    memory_ = *std::move(created);
+    for (size_t i = 0; i < peers.size(); ++i) {
+      offers[peers[i]] = memory_->offer(static_cast<int>(i));
+    }
+  } else {
+    status = created.status();
+  }
+  // One negotiation for each step, as a rank that waits for a peer has to know
+  // that the peer is well.
+  TFRING_ASSIGN_OR_RETURN(bool agreed, AgreeOnIpc(status, host, kThroughHost));
+  if (agreed) {
+    TFRING_ASSIGN_OR_RETURN(offers, Exchange(host, offers));
+    TFRING_ASSIGN_OR_RETURN(
+        agreed, AgreeOnIpc(OpenIpcLinks(peers, offers), host, kThroughHost));
+  }
+  if (agreed) {
+    const absl::StatusOr<absl::Status> outcome = CheckIpc(peers);
+    if (!outcome.ok()) {
+      // The others wait for messages that will not come.
+      host.Abort(outcome.status());
+      return outcome.status();
+    }
+    TFRING_ASSIGN_OR_RETURN(agreed, AgreeOnIpc(*outcome, host, kThroughHost));
+  }
+  if (agreed) return absl::OkStatus();
+  for (std::unique_ptr<CudaLink>& link : links_) link.reset();
+  // No rank frees what another has open.
+  TFRING_RETURN_IF_ERROR(ExchangeOne(host, 'x').status());
+  memory_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status CudaLinks::OpenIpcLinks(const std::vector<int>& peers,
+                                     const std::vector<IpcOffer>& offers) {
+  for (size_t i = 0; i < peers.size(); ++i) {
+    TFRING_ASSIGN_OR_RETURN(links_[peers[i]],
+                            OpenIpcLink(context_, *memory_, static_cast<int>(i),
+                                        peers[i], offers[peers[i]]));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<absl::Status> CudaLinks::CheckIpc(
+    const std::vector<int>& peers) {
+  const CudaDriver& driver = context_.driver;
+  const size_t count = peers.size();
+  const auto number = [&](int from, int to) {
+    return static_cast<int32_t>(from * context_.host.size() + to + 1);
+  };
+  std::vector<int32_t> numbers;  // to each peer, then from each
+  for (const int peer : peers) {
+    numbers.push_back(number(context_.host.rank(), peer));
+  }
+  numbers.resize(2 * count);
+  const size_t bytes = numbers.size() * sizeof(int32_t);
+  CUdeviceptr memory = 0;
+  if (count == 0) return absl::OkStatus();
+  TFRING_RETURN_IF_ERROR(driver.cuMemAlloc(&memory, bytes));
+  absl::Status status =
+      driver.cuMemcpyHtoDAsync(memory, numbers.data(), bytes, context_.stream);
+  if (status.ok()) status = ExchangeNumbers(peers, memory);
+  if (status.ok()) {
+    status = driver.cuMemcpyDtoHAsync(numbers.data(), memory, bytes,
+                                      context_.stream);
+  }
+  if (status.ok()) status = driver.cuStreamSynchronize(context_.stream);
+  driver.cuMemFree.Result(memory);
+  TFRING_RETURN_IF_ERROR(status);
+  for (size_t i = 0; i < count; ++i) {
+    if (numbers[count + i] == number(peers[i], context_.host.rank())) continue;
+    return absl::Status(absl::InternalError(absl::StrCat(
+        "what rank ", peers[i], " wrote on its GPU reads otherwise here")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaLinks::ExchangeNumbers(const std::vector<int>& peers,
+                                        CUdeviceptr memory) {
+  const size_t count = peers.size();
+  std::vector<CudaMessage> messages(2 * count);
+  for (size_t i = 0; i < messages.size(); ++i) {
+    messages[i].data =
+        static_cast<std::byte*>(DeviceMemory(memory)) + i * sizeof(int32_t);
+    messages[i].bytes = sizeof(int32_t);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    links_[peers[i]]->Receive(messages[count + i]);
+    links_[peers[i]]->Send(messages[i]);
+  }
+  const Clock::time_point deadline = Clock::now() + kCheckTimeout;
+  for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {
+    for (const int peer : peers) {
+      TFRING_RETURN_IF_ERROR(links_[peer]->Move());
+    }
+    TFRING_RETURN_IF_ERROR(context_.host.Progress());
+    if (std::all_of(
+            messages.begin(), messages.end(),
+            [](const CudaMessage& message) { return message.complete; })) {
+      // Nor are tokens left over.
+      for (const int peer : peers) {
+        TFRING_RETURN_IF_ERROR(links_[peer]->LetTokensGo());
+      }
+      return absl::OkStatus();
+    }
+  }
+  return absl::DeadlineExceededError("a GPU of this node does not answer");
+}
+
+CudaLinks::~CudaLinks() {
+  for (const CUstream stream : {context_.outgoing, context_.incoming}) {
+    if (stream != nullptr) context_.driver.cuStreamSynchronize.Result(stream);
+  }
+  links_.clear();
+  marks_.clear();
+  memory_.reset();
+  for (const CUstream stream : {context_.outgoing, context_.incoming}) {
+    if (stream != nullptr) context_.driver.cuStreamDestroy.Result(stream);
+  }
+}
+
+absl::StatusOr<bool> CudaLinks::Idle() {
+  if (marks_.empty()) {
+    for (const CUstream stream :
+         {context_.stream, context_.outgoing, context_.incoming}) {
+      marks_.push_back(std::make_unique<CudaMark>(context_));
+      TFRING_RETURN_IF_ERROR(marks_.back()->Record(stream));
+    }
+  }
+  for (const std::unique_ptr<CudaMark>& mark : marks_) {
+    TFRING_ASSIGN_OR_RETURN(const bool done, mark->Done());
+    if (!done) return false;
+  }
+  return true;
+}
+
+// The steps are TryIpc's.
+absl::Status CudaLinks::Export(Bytes memory) {
+  if (memory_ == nullptr || !can_export_) return absl::OkStatus();
+  Transport& host = context_.host;
+  TFRING_RETURN_IF_ERROR(ExportNone());
+  if (memory.empty()) return absl::OkStatus();
+  const absl::StatusOr<CUipcMemHandle> own = memory_->Export(memory);
+  TFRING_ASSIGN_OR_RETURN(bool agreed,
+                          AgreeOnIpc(own.status(), host, kThroughSlots));
+  if (agreed) {
+    TFRING_ASSIGN_OR_RETURN(const std::vector<CUipcMemHandle> handles,
+                            ExchangeOne(host, *own));
+    TFRING_ASSIGN_OR_RETURN(
+        agreed, AgreeOnIpc(OpenExported(handles), host, kThroughSlots));
+  }
+  if (agreed) return absl::OkStatus();
+  can_export_ = false;
+  return ExportNone();
+}
+
+absl::Status CudaLinks::OpenExported(
+    const std::vector<CUipcMemHandle>& handles) {
+  for (int peer = 0; peer < context_.host.size(); ++peer) {
+    if (links_[peer] == nullptr) continue;
+    TFRING_RETURN_IF_ERROR(links_[peer]->OpenExported(handles[peer]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaLinks::ExportNone() {
+  // The GPU may still be working on memory that peers have exported; and if it
+  // waits for one that is lost, the host's transport reports it.
+  CudaMark asked(context_);
+  TFRING_RETURN_IF_ERROR(asked.Record(context_.stream));
+  for (Backoff backoff;; backoff.Pause()) {
+    TFRING_ASSIGN_OR_RETURN(const bool done, asked.Done());
+    if (done) break;
+    TFRING_RETURN_IF_ERROR(context_.host.Progress());
+  }
+  for (const std::unique_ptr<CudaLink>& link : links_) {
+    if (link != nullptr) link->CloseExported();
+  }
+  TFRING_RETURN_IF_ERROR(ExchangeOne(context_.host, 'x').status());
+  memory_->ExportNone();
+  return absl::OkStatus();
+}
+
+absl::Status CudaLinks::Quiesce() {
+  for (const std::unique_ptr<CudaLink>& link : links_) {
+    if (link != nullptr) TFRING_RETURN_IF_ERROR(link->Quiesce());
+  }
+  if (memory_ == nullptr) return absl::OkStatus();
+  return ExchangeOne(context_.host, 'x').status();
+}
+
+}  // namespace tfring

@@ -1,0 +1,67 @@
+// The kind of link between each two GPUs, which the ranks negotiate at the
+// start.
+#ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_LINKS_H_
+#define TFRING_OPS_TRANSPORT_CUDA_CUDA_LINKS_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/transport/cuda/cuda_ipc.h"
+#include "tfring_ops/transport/cuda/cuda_link.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+class CudaLinks {
+ public:
+  // Collective over the ranks of `host`.
+  static absl::StatusOr<std::unique_ptr<CudaLinks>> Negotiate(
+      const CudaDevice& device, Transport& host, const Options& options);
+  // Calls are made in the device's context from here on.
+  ~CudaLinks();
+
+  const CudaLinkContext& context() const { return context_; }
+  CudaLink& link(int peer) { return *links_[peer]; }
+  const CudaLink& link(int peer) const { return *links_[peer]; }
+
+  // Returns true if the GPU has completed all enqueued work.
+  absl::StatusOr<bool> Idle();
+
+  // See Transport::Export.
+  absl::Status Export(Bytes memory);
+
+  // Meets the other ranks, so that nobody's memory goes while it is read.
+  absl::Status Quiesce();
+
+ private:
+  CudaLinks(const CudaDriver& driver, const CudaDevice& device, Transport& host,
+            const Options& options);
+  absl::Status OpenStreams();
+  // Opens a link to every peer of `peers`, or none.
+  absl::Status TryIpc(const std::vector<int>& peers);
+  absl::Status OpenIpcLinks(const std::vector<int>& peers,
+                            const std::vector<IpcOffer>& offers);
+  // Checks that data written by the peers arrives.  The inner status is the
+  // result of the check; the outer one is an error of the exchange.
+  absl::StatusOr<absl::Status> CheckIpc(const std::vector<int>& peers);
+  absl::Status OpenExported(const std::vector<CUipcMemHandle>& handles);
+  // Takes back what this rank has exported, when no peer reads it any more.
+  absl::Status ExportNone();
+  // `memory` has a number for each peer, then places for one from each.
+  absl::Status ExchangeNumbers(const std::vector<int>& peers,
+                               CUdeviceptr memory);
+
+  CudaLinkContext context_;
+  std::unique_ptr<IpcMemory> memory_;  // on all ranks or on none
+  bool can_export_ = true;             // more of it, agreed by all ranks
+  std::vector<std::unique_ptr<CudaLink>> links_;  // by rank
+  std::vector<std::unique_ptr<CudaMark>> marks_;  // of the streams, for Idle
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_CUDA_CUDA_LINKS_H_

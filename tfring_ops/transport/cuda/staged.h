@@ -1,0 +1,24 @@
+// Messages between GPUs through the host's transport.
+#ifndef TFRING_OPS_TRANSPORT_CUDA_STAGED_H_
+#define TFRING_OPS_TRANSPORT_CUDA_STAGED_H_
+
+#include <memory>
+
+#include "tfring_ops/transport/cuda/cuda_link.h"
+
+namespace tfring {
+
+// Through slots in pinned host memory: one part is copied from the GPU while
+// another is on the wire and a third is copied to the GPU.
+// REQUIRES: `context` outlives the link.
+std::unique_ptr<CudaLink> MakeStagedLink(const CudaLinkContext& context,
+                                         int peer);
+
+// The host's transport takes the GPU's memory itself, once the stream has come
+// so far.  REQUIRES: `context` outlives the link.
+std::unique_ptr<CudaLink> MakeCudaAwareLink(const CudaLinkContext& context,
+                                            int peer);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_CUDA_STAGED_H_

@@ -1,0 +1,37 @@
+// Messages by MPI's non-blocking point-to-point calls.
+#ifndef TFRING_OPS_TRANSPORT_MPI_MPI_H_
+#define TFRING_OPS_TRANSPORT_MPI_MPI_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// Works on a duplicate of the communicator with Fortran handle `comm` (the one
+// form of a communicator that mpi4py and any MPI library agree on).
+// Collective over that communicator.
+//
+// A wait of more than `timeout_seconds` gives DeadlineExceeded; 0 is never.
+// REQUIRES: MPI_THREAD_MULTIPLE, as the caller's thread is not Python's; and
+// destruction before MPI_Finalize.
+absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
+    int32_t comm, double timeout_seconds);
+
+// Unavailable, with MPI's own words and the `call` that gave them, unless
+// `error` is MPI_SUCCESS.
+absl::Status FromMpi(int error, const char* call);
+
+// Returns true if the MPI library reports that it takes a GPU's memory.
+bool MpiIsCudaAware();
+
+// The library whose mpi.h this was compiled with: "Open MPI 5.0.11".
+std::string MpiBuildVersion();
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_MPI_MPI_H_

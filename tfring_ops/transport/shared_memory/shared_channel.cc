@@ -1,0 +1,132 @@
+#include "tfring_ops/transport/shared_memory/shared_channel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+namespace {
+
+// A message is its length, alone in a line, and then its bytes, filled up to
+// whole lines: so all positions but those within a message's last line are
+// multiples of a line, and a part holds whole elements.
+constexpr size_t kLine = kPartAlignment;
+
+// Progress is published in steps of this size: the other side can begin before
+// the whole message is here, and its data is still in cache.
+constexpr size_t kPartBytes = 64 << 10;
+
+constexpr uint64_t RoundUp(uint64_t position) {
+  return (position + kLine - 1) / kLine * kLine;
+}
+
+}  // namespace
+
+bool ChannelWriter::Write(ConstBytes message) {
+  if (!in_message_) {
+    if (Room() == 0) return false;
+    const uint64_t length = message.size();
+    std::memcpy(channel_->ring() + written_ % ring_bytes_, &length,
+                sizeof(length));
+    written_ += kLine;
+    in_message_ = true;
+    sent_bytes_ = 0;
+    if (message.empty()) {
+      channel_->written.store(written_, std::memory_order_release);
+    }
+  }
+  while (sent_bytes_ < message.size()) {
+    const size_t part_bytes =
+        std::min({message.size() - sent_bytes_, Room(), kPartBytes});
+    if (part_bytes == 0) return false;
+    std::memcpy(channel_->ring() + written_ % ring_bytes_,
+                message.data() + sent_bytes_, part_bytes);
+    sent_bytes_ += part_bytes;
+    written_ = RoundUp(written_ + part_bytes);
+    channel_->written.store(written_, std::memory_order_release);
+  }
+  in_message_ = false;
+  return true;
+}
+
+// Bytes that can be written in one piece.
+size_t ChannelWriter::Room() const {
+  const uint64_t read = channel_->read.load(std::memory_order_acquire);
+  return std::min<size_t>(ring_bytes_ - (written_ - read),
+                          ring_bytes_ - written_ % ring_bytes_);
+}
+
+void ChannelWriter::Close(const absl::Status& reason) {
+  // The memory was zero, so the text is terminated.
+  reason.message().copy(channel_->reason, SharedChannel::kReasonBytes - 1);
+  channel_->closed.store(1, std::memory_order_release);
+}
+
+absl::StatusOr<bool> ChannelReader::Read(Bytes message) {
+  TFRING_ASSIGN_OR_RETURN(const bool begun, Begin(message.size()));
+  if (!begun) return false;
+  while (missing_bytes_ > 0) {
+    TFRING_ASSIGN_OR_RETURN(const ConstBytes part, Peek(message.size()));
+    if (part.empty()) return false;
+    std::memcpy(message.data() + (message.size() - missing_bytes_), part.data(),
+                part.size());
+    Release();
+  }
+  in_message_ = false;
+  Publish();
+  return true;
+}
+
+absl::StatusOr<ConstBytes> ChannelReader::Peek(size_t message_bytes) {
+  TFRING_ASSIGN_OR_RETURN(const bool begun, Begin(message_bytes));
+  if (!begun) return ConstBytes();
+  part_bytes_ = std::min({missing_bytes_, Available(), kPartBytes});
+  return ConstBytes(channel_->ring() + read_ % ring_bytes_, part_bytes_);
+}
+
+void ChannelReader::Release() {
+  missing_bytes_ -= part_bytes_;
+  read_ = RoundUp(read_ + part_bytes_);
+  part_bytes_ = 0;
+  if (missing_bytes_ == 0) in_message_ = false;
+  Publish();
+}
+
+absl::Status ChannelReader::closed() const {
+  if (!channel_->closed.load(std::memory_order_acquire)) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(channel_->reason);
+}
+
+absl::StatusOr<bool> ChannelReader::Begin(size_t message_bytes) {
+  if (!in_message_) {
+    if (Available() == 0) return false;
+    uint64_t length = 0;
+    std::memcpy(&length, channel_->ring() + read_ % ring_bytes_,
+                sizeof(length));
+    read_ += kLine;
+    in_message_ = true;
+    message_bytes_ = missing_bytes_ = length;
+  }
+  if (message_bytes_ != message_bytes) {
+    return absl::InternalError(absl::StrCat("a message of ", message_bytes_,
+                                            " bytes met a receive of ",
+                                            message_bytes));
+  }
+  return true;
+}
+
+// Bytes that can be read in one piece.
+size_t ChannelReader::Available() const {
+  const uint64_t written = channel_->written.load(std::memory_order_acquire);
+  return std::min<size_t>(written - read_, ring_bytes_ - read_ % ring_bytes_);
+}
+
+void ChannelReader::Publish() {
+  channel_->read.store(read_, std::memory_order_release);
+}
+
+}  // namespace tfring

@@ -1,0 +1,113 @@
+// One direction between two ranks of a node: messages through a small ring of
+// bytes that both see.
+//
+// One writer and one reader, each on one thread, of one process or of two.
+//
+// Invariants:
+// - Messages arrive whole and in order, each of exactly its own size; a message
+//   may be longer than the ring.
+// - Nothing here waits.
+// - The memory is used again and again, so it stays in cache.
+#ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
+#define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+// The memory of a channel.  Memory of zeros is a channel that nobody has used.
+struct SharedChannel {
+  // The error message of a writer whose transport has failed: zero-terminated.
+  static constexpr size_t kReasonBytes = 512;
+
+  // Bytes that have passed since the beginning: a position in the ring, modulo
+  // its size.  Apart from each other, so that the one who writes one of them
+  // does not slow down the reader of another.
+  alignas(128) std::atomic<uint64_t> written;  // changed by the writer alone
+  alignas(128) std::atomic<uint64_t> read;     // changed by the reader alone
+  alignas(128) std::atomic<uint32_t> closed;   // changed by the writer alone
+  char reason[kReasonBytes];
+
+  // The size of a channel whose ring has `ring_bytes`.
+  static constexpr size_t Bytes(size_t ring_bytes) {
+    return sizeof(SharedChannel) + ring_bytes;
+  }
+  std::byte* ring() { return reinterpret_cast<std::byte*>(this + 1); }
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+              std::atomic<uint32_t>::is_always_lock_free);
+
+class ChannelWriter {
+ public:
+  // REQUIRES: `channel` is aligned as its type, and `ring_bytes`, a multiple
+  // of kPartAlignment and at least twice that, follow it.
+  ChannelWriter(SharedChannel* channel, size_t ring_bytes)
+      : channel_(channel), ring_bytes_(ring_bytes) {}
+
+  // Copies as much of `message` into the ring as fits.  Returns true when all
+  // of it is in; until then, the next call must be for the same message.
+  bool Write(ConstBytes message);
+
+  // Notifies the reader that no more data will come.
+  void Close(const absl::Status& reason);
+
+  // Grows with every byte that is written.
+  uint64_t position() const { return written_; }
+
+ private:
+  size_t Room() const;
+
+  SharedChannel* const channel_;
+  const size_t ring_bytes_;
+  uint64_t written_ = 0;
+  bool in_message_ = false;
+  size_t sent_bytes_ = 0;  // of the current message
+};
+
+class ChannelReader {
+ public:
+  // REQUIRES: as for a writer.
+  ChannelReader(SharedChannel* channel, size_t ring_bytes)
+      : channel_(channel), ring_bytes_(ring_bytes) {}
+
+  // Copies the current message out of the ring as far as it has arrived.
+  // Returns true when all of it is in `message`; until then, the next call must
+  // be for the same.  Internal if the writer has sent a message of another
+  // size: then the channel cannot be used any more.
+  absl::StatusOr<bool> Read(Bytes message);
+
+  // The part of the current message, of `message_bytes` in all, that is here;
+  // empty if none is.  A multiple of kPartAlignment long, but for the last.
+  absl::StatusOr<ConstBytes> Peek(size_t message_bytes);
+  // Gives back the part that Peek has given.
+  void Release();
+
+  // Why the writer has closed the channel, or OK.
+  absl::Status closed() const;
+
+  uint64_t position() const { return read_; }
+
+ private:
+  // Returns true if the current message has begun to arrive.
+  absl::StatusOr<bool> Begin(size_t message_bytes);
+  size_t Available() const;
+  void Publish();
+
+  SharedChannel* const channel_;
+  const size_t ring_bytes_;
+  uint64_t read_ = 0;
+  bool in_message_ = false;
+  size_t message_bytes_ = 0;  // of the current message
+  size_t missing_bytes_ = 0;  // of it
+  size_t part_bytes_ = 0;     // last given by Peek
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_

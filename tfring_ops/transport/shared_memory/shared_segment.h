@@ -1,0 +1,57 @@
+// Memory that processes of one node share.
+#ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_SEGMENT_H_
+#define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_SEGMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+namespace tfring {
+
+// Where another process finds a segment, and how it knows that it is the one.
+// A plain block of numbers.
+struct SegmentAddress {
+  int64_t process = 0;  // 0: there is no segment
+  int64_t descriptor = 0;
+  uint64_t device = 0, inode = 0;
+};
+
+// A file in memory, without a name, that belongs to no file system that could
+// be full: a small /dev/shm does no harm, and nothing stays behind when its
+// processes are killed.
+class SharedSegment {
+ public:
+  // Creates a segment of zeros.  All its memory is allocated: touching it later
+  // cannot fail.
+  static absl::StatusOr<std::unique_ptr<SharedSegment>> Create(size_t bytes);
+
+  // REQUIRES: the creator still has its descriptor.
+  static absl::StatusOr<std::unique_ptr<SharedSegment>> Open(
+      const SegmentAddress& address, size_t bytes);
+
+  ~SharedSegment();
+  SharedSegment(const SharedSegment&) = delete;
+  SharedSegment& operator=(const SharedSegment&) = delete;
+
+  // Aligned to a page.
+  std::byte* data() const { return data_; }
+  // REQUIRES: this process has created it and not closed its descriptor.
+  SegmentAddress address() const;
+  // From here on nobody else can open it.  The memory stays.
+  void CloseDescriptor();
+
+ private:
+  SharedSegment(int descriptor, size_t bytes)
+      : descriptor_(descriptor), bytes_(bytes) {}
+  absl::Status Map();
+
+  int descriptor_;
+  const size_t bytes_;
+  std::byte* data_ = nullptr;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_SEGMENT_H_
