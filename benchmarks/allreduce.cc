@@ -1,4 +1,4 @@
-// How long an executor takes for allreduces of float32, from one tensor to all
+// How long a lane takes for allreduces of float32, from one tensor to all
 // the gradients of a model, between ranks that are threads and talk through
 // shared memory.
 //
@@ -22,7 +22,8 @@
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/collectives/collective.h"
+#include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/kernels.h"
 
@@ -100,15 +101,20 @@ void Run(const Case& c, bool in_place, int size, int rounds) {
           {inputs.back().data(),
            in_place ? inputs.back().data() : outputs.back().data()});
     }
-    Executor executor(Options(), *transports[rank], CpuKernels(),
-                      CostSource::kTypical);
+    ExecutionContext context(Options(), *transports[rank], CpuKernels(),
+                             CostSource::kTypical);
     TensorEntry* const entries[] = {&entry};
+    const Members members(size);
+    const Response response;
     for (int round = -2; round < rounds; ++round) {
       ++arrived;
       while (arrived < size * (round + 3)) std::this_thread::yield();
       const Clock::time_point start = Clock::now();
       const double cpu = ThreadSeconds();
-      if (!executor.Allreduce(entries).ok()) std::abort();
+      if (!CollectiveOf(entry.request.kind)
+               .Run(context, {entries, response, size, members})
+               .ok())
+        std::abort();
       if (rank != 0 || round < 0) continue;
       times[round] = {
           std::chrono::duration<double>(Clock::now() - start).count(),

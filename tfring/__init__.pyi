@@ -53,12 +53,6 @@ from tfring._ops.allgather import (
     grouped_allgather as grouped_allgather,
 )
 from tfring._ops.allreduce import (
-    Adasum as Adasum,
-    Average as Average,
-    Max as Max,
-    Min as Min,
-    Product as Product,
-    Sum as Sum,
     allreduce as allreduce,
     grouped_allreduce as grouped_allreduce,
 )
@@ -80,7 +74,15 @@ from tfring._ops.reducescatter import (
     grouped_reducescatter as grouped_reducescatter,
     reducescatter as reducescatter,
 )
-from tfring._ops.reductions import ReduceOp as ReduceOp
+from tfring._ops.reductions import (
+    Adasum as Adasum,
+    Average as Average,
+    Max as Max,
+    Min as Min,
+    Product as Product,
+    ReduceOp as ReduceOp,
+    Sum as Sum,
+)
 from tfring._ops.topology import (
     local_rank_op as local_rank_op,
     local_size_op as local_size_op,

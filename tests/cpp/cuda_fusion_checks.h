@@ -14,8 +14,9 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/ring_checks.h"
+#include "tests/cpp/run_collective.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -26,8 +27,8 @@ class GpuFusion {
             const Options& options)
       : device_(device),
         transport_(transport),
-        executor_(options, transport, device.kernels(), CostSource::kTypical,
-                  Memory::kDevice) {}
+        context_(options, transport, device.kernels(), CostSource::kTypical,
+                 Memory::kDevice) {}
 
   // Of so many tensors, small enough to be packed, one after the other.
   void CheckAllreduce(const SolvedAllreduce& c, int64_t tensors) {
@@ -44,8 +45,7 @@ class GpuFusion {
       entry.request.tensors.push_back({"", {end - begin}});
       entry.buffers.push_back({tensor, tensor});
     }
-    TensorEntry* const entries[] = {&entry};
-    status_ = executor_.Allreduce(entries);
+    status_ = RunCollective(context_, entry);
     if (!status_.ok()) return transport_.Abort(status_);
     ASSERT_TRUE(data.Download() == c.expected)
         << c.count << " on rank " << transport_.rank();
@@ -78,7 +78,7 @@ class GpuFusion {
                 expected.begin() + offset);
       offset += count * element_bytes;
     }
-    status_ = executor_.ReduceScatter(entry);
+    status_ = RunCollective(context_, entry);
     if (!status_.ok()) return transport_.Abort(status_);
     ASSERT_TRUE(results.Download() == expected)
         << c.count << " on rank " << transport_.rank();
@@ -90,7 +90,7 @@ class GpuFusion {
  private:
   const CudaDevice& device_;
   Transport& transport_;
-  Executor executor_;
+  ExecutionContext context_;
   absl::Status status_;
 };
 

@@ -1,4 +1,4 @@
-// What the executor does where NCCL serves: here a fake one, on fake GPUs.
+// The collectives where NCCL serves: here a fake one, on fake GPUs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +11,9 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_ranks.h"
 #include "tests/cpp/ring_checks.h"
+#include "tests/cpp/run_collective.h"
 #include "tfring_ops/algorithms/stream_collectives.h"
-#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -76,7 +77,7 @@ struct Factors {
   std::optional<DataType> wire_dtype = {};
 };
 
-void CheckAllreduce(int rank, int size, Executor& executor,
+void CheckAllreduce(int rank, int size, ExecutionContext& context,
                     const CudaDevice& device, StreamCollectives& collectives,
                     DataType dtype, ReduceOp op, const Factors& factors) {
   DeviceEntry collective(device, CollectiveKind::kAllreduce, dtype);
@@ -87,8 +88,7 @@ void CheckAllreduce(int rank, int size, Executor& executor,
   for (const int64_t count : kCounts) {
     collective.Add(AllreduceInput(dtype, op, count, rank), {count});
   }
-  TensorEntry* const entry = &collective.entry;
-  absl::Status status = executor.Allreduce({&entry, 1});
+  absl::Status status = RunCollective(context, collective.entry);
   ASSERT_TRUE(status.ok()) << status;
   status = collectives.Finish();
   ASSERT_TRUE(status.ok()) << status;
@@ -107,20 +107,19 @@ TEST_P(CudaNcclTest, Allreduce) {
   for (const DataType dtype : kDataTypes) {
     const WithFakeCuda slow(&FakeOptions::delay_us, IsOfNccl(dtype) ? 100 : 0);
     const int before = FakeNccl()->collectives;
-    OnNccl(size, [&](int rank, Executor& executor, const CudaDevice& device,
-                     StreamCollectives& collectives) {
+    OnNccl(size, [&](int rank, ExecutionContext& context,
+                     const CudaDevice& device, StreamCollectives& collectives) {
       for (const ReduceOp op : kReduceOps) {
         // On two ranks every type with every operation.
         if (size != 2 && op != ReduceOp::kSum && dtype != DataType::kFloat32) {
           continue;
         }
-        CheckAllreduce(rank, size, executor, device, collectives, dtype, op,
-                       {});
+        CheckAllreduce(rank, size, context, device, collectives, dtype, op, {});
       }
       if (dtype == DataType::kFloat32) {
         for (const Factors factors : {Factors{2.0, 0.25}, Factors{1.0, 0.5},
                                       Factors{1.0, 1.0, DataType::kFloat16}}) {
-          CheckAllreduce(rank, size, executor, device, collectives, dtype,
+          CheckAllreduce(rank, size, context, device, collectives, dtype,
                          ReduceOp::kSum, factors);
         }
       }
@@ -133,8 +132,8 @@ TEST_P(CudaNcclTest, ReduceScatter) {
   const int size = GetParam();
   constexpr int64_t kColumns = 301;
   for (const DataType dtype : kDataTypes) {
-    OnNccl(size, [&](int rank, Executor& executor, const CudaDevice& device,
-                     StreamCollectives& collectives) {
+    OnNccl(size, [&](int rank, ExecutionContext& context,
+                     const CudaDevice& device, StreamCollectives& collectives) {
       // Equal shares, unequal ones, and none for some.
       for (const int64_t rows : {12, 7, 1}) {
         for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kMax}) {
@@ -145,7 +144,7 @@ TEST_P(CudaNcclTest, ReduceScatter) {
           const int64_t row_bytes = kColumns * SizeInBytes(dtype);
           collective.Add(AllreduceInput(dtype, op, rows * kColumns, rank),
                          tensor.dims, own.count * row_bytes + 1);
-          absl::Status status = executor.ReduceScatter(collective.entry);
+          absl::Status status = RunCollective(context, collective.entry);
           ASSERT_TRUE(status.ok()) << status;
           status = collectives.Finish();
           ASSERT_TRUE(status.ok()) << status;
@@ -168,31 +167,35 @@ TEST_P(CudaNcclTest, Allgather) {
   for (const DataType dtype : {DataType::kFloat32, DataType::kBool}) {
     for (const bool ragged : {false, true}) {
       const int before = FakeNccl()->collectives;
-      OnNccl(size, [&](int rank, Executor& executor, const CudaDevice& device,
-                       StreamCollectives& collectives) {
-        std::vector<int64_t> rows(size, 5);
-        // Nothing comes from rank 1.
-        if (ragged) {
-          for (int peer = 0; peer < size; ++peer) rows[peer] = 20 * peer % 60;
-          if (size > 1) rows[1] = 0;
-        }
-        const int64_t row_bytes = 1000 * SizeInBytes(dtype);
-        Elements expected;
-        for (int peer = 0; peer < size; ++peer) {
-          const Elements part = BytesOf(peer, rows[peer] * row_bytes);
-          expected.insert(expected.end(), part.begin(), part.end());
-        }
-        DeviceEntry collective(device, CollectiveKind::kAllgather, dtype);
-        collective.Add(BytesOf(rank, rows[rank] * row_bytes),
-                       {rows[rank], 1000});
-        absl::Status status = executor.Allgather(
-            collective.entry, std::vector<std::vector<int64_t>>{rows});
-        ASSERT_TRUE(status.ok()) << status;
-        status = collectives.Finish();
-        ASSERT_TRUE(status.ok()) << status;
-        ASSERT_TRUE(collective.output(0) == expected)
-            << Name(dtype) << " on rank " << rank << " of " << size;
-      });
+      OnNccl(
+          size, [&](int rank, ExecutionContext& context,
+                    const CudaDevice& device, StreamCollectives& collectives) {
+            std::vector<int64_t> rows(size, 5);
+            // Nothing comes from rank 1.
+            if (ragged) {
+              for (int peer = 0; peer < size; ++peer)
+                rows[peer] = 20 * peer % 60;
+              if (size > 1) rows[1] = 0;
+            }
+            const int64_t row_bytes = 1000 * SizeInBytes(dtype);
+            Elements expected;
+            for (int peer = 0; peer < size; ++peer) {
+              const Elements part = BytesOf(peer, rows[peer] * row_bytes);
+              expected.insert(expected.end(), part.begin(), part.end());
+            }
+            DeviceEntry collective(device, CollectiveKind::kAllgather, dtype);
+            collective.Add(BytesOf(rank, rows[rank] * row_bytes),
+                           {rows[rank], 1000});
+            Response response;
+            response.first_dims = {rows};
+            absl::Status status =
+                RunCollective(context, collective.entry, response);
+            ASSERT_TRUE(status.ok()) << status;
+            status = collectives.Finish();
+            ASSERT_TRUE(status.ok()) << status;
+            ASSERT_TRUE(collective.output(0) == expected)
+                << Name(dtype) << " on rank " << rank << " of " << size;
+          });
       EXPECT_TRUE(FakeNccl()->collectives > before || (ragged && size < 3));
     }
   }
@@ -200,15 +203,16 @@ TEST_P(CudaNcclTest, Allgather) {
 
 TEST_P(CudaNcclTest, Broadcast) {
   const int size = GetParam();
-  OnNccl(size, [&](int rank, Executor& executor, const CudaDevice& device,
-                   StreamCollectives& collectives) {
+  OnNccl(size, [&](int rank, ExecutionContext& context,
+                   const CudaDevice& device, StreamCollectives& collectives) {
     for (int root = 0; root < size; ++root) {
       DeviceEntry collective(device, CollectiveKind::kBroadcast,
                              DataType::kUint16);
       for (const int64_t count : {0, 1, 40'001}) {
         collective.Add(BytesOf(rank, 2 * count), {count}, 2 * count + 1);
       }
-      absl::Status status = executor.Broadcast(collective.entry, root);
+      collective.entry.request.root_rank = root;
+      absl::Status status = RunCollective(context, collective.entry);
       ASSERT_TRUE(status.ok()) << status;
       status = collectives.Finish();
       ASSERT_TRUE(status.ok()) << status;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tfring_ops/engine/execution/packing.h"
+
 namespace tfring {
 namespace {
 

@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/run_collective.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/kernels/kernels.h"
 
 namespace tfring {
@@ -52,7 +53,7 @@ class MemoryTest : public testing::Test {
     return memory;
   }
 
-  // Calls run(executor, entry) on every rank, with `tensors` equal tensors, and
+  // Calls run(context, entry) on every rank, with `tensors` equal tensors, and
   // returns by how much the peak has grown.
   template <typename Run>
   static int64_t AddedBytes(int64_t tensors, const Run& run) {
@@ -61,8 +62,8 @@ class MemoryTest : public testing::Test {
     OnThreads(kSize, [&](int rank) {
       Options options;
       options.fusion_threshold_bytes = kThresholdBytes;
-      Executor executor(options, *transports[rank], CpuKernels(),
-                        CostSource::kTypical);
+      ExecutionContext context(options, *transports[rank], CpuKernels(),
+                               CostSource::kTypical);
       TensorEntry entry;
       const int64_t bytes = kTensorBytes / tensors;
       for (int64_t i = 0; i < tensors; ++i) {
@@ -74,7 +75,7 @@ class MemoryTest : public testing::Test {
         return outputs()[rank].data();
       };
       entry.on_received_splits = [](const std::vector<int64_t>&) {};
-      const absl::Status status = run(executor, entry);
+      const absl::Status status = run(context, entry);
       EXPECT_TRUE(status.ok()) << status;
     });
     return PeakBytes() - before;
@@ -84,10 +85,9 @@ class MemoryTest : public testing::Test {
 TEST_F(MemoryTest, Allreduce) {
   for (const int64_t tensors : {1, 4096}) {
     for (const double prescale : {1.0, 0.5}) {
-      const auto run = [&](Executor& executor, TensorEntry& entry) {
+      const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
         entry.request.prescale_factor = prescale;
-        TensorEntry* const entries[] = {&entry};
-        return executor.Allreduce(entries);
+        return RunCollective(context, entry);
       };
       EXPECT_LE(AddedBytes(tensors, run), kMostBytes) << tensors;
     }
@@ -96,10 +96,9 @@ TEST_F(MemoryTest, Allreduce) {
 
 TEST_F(MemoryTest, CastAllreduce) {
   for (const int64_t tensors : {1, 4096}) {
-    const auto run = [&](Executor& executor, TensorEntry& entry) {
+    const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
       entry.request.wire_dtype = DataType::kFloat16;
-      TensorEntry* const entries[] = {&entry};
-      return executor.Allreduce(entries);
+      return RunCollective(context, entry);
     };
     EXPECT_LE(AddedBytes(tensors, run), kMostBytes) << tensors;
   }
@@ -107,37 +106,43 @@ TEST_F(MemoryTest, CastAllreduce) {
 
 TEST_F(MemoryTest, ReduceScatter) {
   for (const double prescale : {1.0, 0.5}) {
-    const auto run = [&](Executor& executor, TensorEntry& entry) {
+    const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
       entry.request.prescale_factor = prescale;
-      return executor.ReduceScatter(entry);
+      entry.request.kind = CollectiveKind::kReduceScatter;
+      return RunCollective(context, entry);
     };
     EXPECT_LE(AddedBytes(1, run), kMostBytes);
   }
 }
 
 TEST_F(MemoryTest, Allgather) {
-  const auto run = [&](Executor& executor, TensorEntry& entry) {
+  const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
     const int64_t rows = kTensorBytes / 4 / kSize;
     entry.request.tensors[0].dims = {rows};
-    const std::vector<int64_t> first_dims[] = {
-        std::vector<int64_t>(kSize, rows)};
-    return executor.Allgather(entry, first_dims);
+    entry.request.kind = CollectiveKind::kAllgather;
+    Response response;
+    response.first_dims = {std::vector<int64_t>(kSize, rows)};
+    return RunCollective(context, entry, response);
   };
   EXPECT_LE(AddedBytes(1, run), kMostBytes);
 }
 
 TEST_F(MemoryTest, Alltoall) {
-  const auto run = [&](Executor& executor, TensorEntry& entry) {
-    const std::vector<std::vector<int64_t>> splits(
+  const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
+    entry.request.kind = CollectiveKind::kAlltoall;
+    Response response;
+    response.splits.assign(
         kSize, std::vector<int64_t>(kSize, kTensorBytes / 4 / kSize));
-    return executor.Alltoall(entry, splits);
+    return RunCollective(context, entry, response);
   };
   EXPECT_LE(AddedBytes(1, run), kMostBytes);
 }
 
 TEST_F(MemoryTest, Broadcast) {
-  const auto run = [&](Executor& executor, TensorEntry& entry) {
-    return executor.Broadcast(entry, /*root=*/1);
+  const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
+    entry.request.kind = CollectiveKind::kBroadcast;
+    entry.request.root_rank = 1;
+    return RunCollective(context, entry);
   };
   EXPECT_LE(AddedBytes(1, run), kMostBytes);
 }

@@ -83,6 +83,15 @@ TEST(MessagesTest, ARequestAloneComesBackAsItWas) {
             absl::StatusCode::kInternal);
 }
 
+TEST(MessagesTest, ARequestOfAnUnknownKindIsRefused) {
+  CollectiveRequest request = MakeReadyList().requests[0];
+  request.kind = static_cast<CollectiveKind>(kCollectiveKindCount - 1);
+  EXPECT_TRUE(DecodeRequest(Encode(request)).ok());
+  request.kind = static_cast<CollectiveKind>(kCollectiveKindCount);
+  EXPECT_EQ(DecodeRequest(Encode(request)).status().code(),
+            absl::StatusCode::kInternal);
+}
+
 TEST(MessagesTest, AnAnnouncementIsNoReadyList) {
   const std::string bytes = Encode(ProgressUpdate{int64_t{1} << 40, true});
   EXPECT_FALSE(IsRequestList(bytes));

@@ -13,7 +13,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/fake_nccl/fake_nccl.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/nccl/collectives.h"
 #include "tfring_ops/transport/cuda/cuda.h"
@@ -58,7 +58,7 @@ inline std::unique_ptr<CudaDevice> OpenGpu(int ordinal) {
   return *std::move(device);
 }
 
-// Calls body(executor, device, collectives) on each rank, which has a GPU for
+// Calls body(context, device, collectives) on each rank, which has a GPU for
 // itself.
 template <typename Body>
 void OnNccl(int size, const Body& body) {
@@ -72,10 +72,10 @@ void OnNccl(int size, const Body& body) {
     const auto collectives =
         MakeNcclCollectives(*device, *hosts[rank], options);
     ASSERT_TRUE(collectives.ok()) << collectives.status();
-    Executor executor(options, **transport, device->kernels(),
-                      CostSource::kTypical, Memory::kDevice,
-                      collectives->get());
-    body(rank, executor, *device, **collectives);
+    ExecutionContext context(options, **transport, device->kernels(),
+                             CostSource::kTypical, Memory::kDevice,
+                             collectives->get());
+    body(rank, context, *device, **collectives);
   });
 }
 

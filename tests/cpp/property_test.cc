@@ -63,7 +63,7 @@ class Schedule {
   static constexpr Fault kFaults[] = {Fault::kNone, Fault::kNone,
                                       Fault::kTransport, Fault::kStart,
                                       Fault::kAllocation};
-  using Batch = std::vector<Collective>;
+  using Batch = std::vector<RandomCollective>;
 
   bool Stops() const { return failed_ || testing::Test::HasFailure(); }
 
@@ -130,8 +130,8 @@ class Schedule {
     Batch of_subset;
     if (subset_) {
       of_subset = MakeBatch(name, subset_->size(), /*joins=*/false);
-      for (Collective& collective : of_subset) {
-        for (Collective::Part& part : collective.of_rank) {
+      for (RandomCollective& collective : of_subset) {
+        for (RandomCollective::Part& part : collective.of_rank) {
           part.request.root_rank = subset_ranks_[part.request.root_rank];
         }
       }
@@ -158,7 +158,8 @@ class Schedule {
     Batch batch;
     const int64_t count = 1 + Below(random_, 8);
     while (static_cast<int64_t>(batch.size()) < count) {
-      Collective one = maker.Make(name + ", " + std::to_string(batch.size()));
+      RandomCollective one =
+          maker.Make(name + ", " + std::to_string(batch.size()));
       const CollectiveRequest& request = one.of_rank[0].request;
       const bool needs_all = request.kind == CollectiveKind::kReduceScatter ||
                              request.kind == CollectiveKind::kAlltoall;
@@ -170,7 +171,7 @@ class Schedule {
   }
 
   // By factors that cancel, where that is exact.
-  static void Scale(Collective& collective) {
+  static void Scale(RandomCollective& collective) {
     const CollectiveRequest& request = collective.of_rank[0].request;
     if (request.kind != CollectiveKind::kAllreduce ||
         (request.dtype != DataType::kFloat32 &&
@@ -178,7 +179,7 @@ class Schedule {
         request.op == ReduceOp::kProduct) {
       return;
     }
-    for (Collective::Part& part : collective.of_rank) {
+    for (RandomCollective::Part& part : collective.of_rank) {
       part.request.prescale_factor = 0.5;
       part.request.postscale_factor = 2;
     }

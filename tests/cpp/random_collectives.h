@@ -37,7 +37,7 @@ inline int64_t SomeCount(Random& random) {
 }
 
 // One collective: what each rank gives, and what it must get.
-struct Collective {
+struct RandomCollective {
   struct Part {
     std::vector<Elements> inputs, expected;  // of each tensor
     CollectiveRequest request;
@@ -52,14 +52,14 @@ class Maker {
   // Of collectives of `size` ranks.
   Maker(Random& random, int size) : random_(random), size_(size) {}
 
-  Collective Make(const std::string& name) {
+  RandomCollective Make(const std::string& name) {
     constexpr CollectiveKind kKinds[] = {
         CollectiveKind::kAllreduce,     CollectiveKind::kAllreduce,
         CollectiveKind::kAllreduce,     CollectiveKind::kAllgather,
         CollectiveKind::kBroadcast,     CollectiveKind::kAlltoall,
         CollectiveKind::kReduceScatter, CollectiveKind::kAdasum,
         CollectiveKind::kBarrier};
-    Collective result;
+    RandomCollective result;
     result.of_rank.resize(size_);
     CollectiveRequest request;
     request.name = name;
@@ -67,7 +67,7 @@ class Maker {
     request.dtype = OneOf(random_, kDataTypes);
     request.op = OneOf(random_, kReduceOps);
     request.root_rank = static_cast<int>(Below(random_, size_));
-    for (Collective::Part& part : result.of_rank) part.request = request;
+    for (RandomCollective::Part& part : result.of_rank) part.request = request;
     const int64_t tensors = 1 + Below(random_, 4);
     for (int64_t i = 0; i < tensors; ++i) {
       switch (request.kind) {
@@ -99,7 +99,7 @@ class Maker {
   }
 
  private:
-  using Part = Collective::Part;
+  using Part = RandomCollective::Part;
 
   static void Add(Part& part, std::vector<int64_t> dims, Elements input,
                   Elements expected) {
@@ -141,7 +141,7 @@ class Maker {
     });
   }
 
-  void AddAllreduce(Collective& to) {
+  void AddAllreduce(RandomCollective& to) {
     const int64_t count = SomeCount(random_);
     Sum sum = MakeSum(to.of_rank[0].request, count);
     for (int rank = 0; rank < size_; ++rank) {
@@ -149,7 +149,7 @@ class Maker {
     }
   }
 
-  void AddReduceScatter(Collective& to) {
+  void AddReduceScatter(RandomCollective& to) {
     const CollectiveRequest& request = to.of_rank[0].request;
     const int64_t rows = SomeCount(random_);
     Sum sum = MakeSum(request, rows * kColumns);
@@ -161,7 +161,7 @@ class Maker {
     }
   }
 
-  void AddBroadcast(Collective& to) {
+  void AddBroadcast(RandomCollective& to) {
     const CollectiveRequest& request = to.of_rank[0].request;
     const int64_t count = SomeCount(random_);
     const Elements of_root = Noise(request.dtype, count);
@@ -172,7 +172,7 @@ class Maker {
     }
   }
 
-  void AddAllgather(Collective& to) {
+  void AddAllgather(RandomCollective& to) {
     const DataType dtype = to.of_rank[0].request.dtype;
     std::vector<Elements> inputs;
     std::vector<int64_t> rows;
@@ -187,7 +187,7 @@ class Maker {
     }
   }
 
-  void AddAlltoall(Collective& to) {
+  void AddAlltoall(RandomCollective& to) {
     const DataType dtype = to.of_rank[0].request.dtype;
     std::vector<Elements> expected(size_);
     std::vector<Elements> inputs(size_);
@@ -210,7 +210,7 @@ class Maker {
   }
 
   // Of the same tensor on every rank, which is that tensor.
-  void AddAdasum(Collective& to) {
+  void AddAdasum(RandomCollective& to) {
     const int64_t count = SomeCount(random_);
     const DataType dtype = kFloatTypes[Below(random_, 4)];
     for (Part& part : to.of_rank) {
@@ -227,7 +227,7 @@ class Maker {
 // One rank's part of a collective while it is in flight.
 class Running {
  public:
-  Running(Collective::Part part, bool in_place)
+  Running(RandomCollective::Part part, bool in_place)
       : part_(std::move(part)), in_place_(in_place) {}
 
   // May be changed before it is submitted.
@@ -286,7 +286,7 @@ class Running {
         << Name(request.dtype) << ", " << Name(request.op);
   }
 
-  const Collective::Part part_;
+  const RandomCollective::Part part_;
   const bool in_place_;
   std::vector<Elements> outputs_;
   Outcome outcome_;

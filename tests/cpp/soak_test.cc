@@ -17,7 +17,7 @@
 #include "tests/cpp/engines.h"
 #include "tests/cpp/random_collectives.h"
 #include "tests/cpp/ranks.h"
-#include "tfring_ops/engine/negotiation/cached_schedule.h"
+#include "tfring_ops/engine/collectives/collective.h"
 
 namespace tfring {
 namespace {
@@ -60,7 +60,8 @@ TEST_P(SoakTest, CollectivesOfAllKinds) {
   for (int made = 0; made < count; made += kInFlight) {
     std::vector<Running*> of_rank[kSize];
     for (int i = made; i < std::min(made + kInFlight, count); ++i) {
-      Collective collective = maker.Make("collective " + std::to_string(i));
+      RandomCollective collective =
+          maker.Make("collective " + std::to_string(i));
       for (int rank = 0; rank < kSize; ++rank) {
         running.push_back(std::make_unique<Running>(
             std::move(collective.of_rank[rank]), collective.in_place));
@@ -99,16 +100,16 @@ TEST_P(SoakTest, CollectivesThatRepeat) {
   std::deque<std::unique_ptr<Running>> running;
   Job job = MakeJob(options);
   for (int made = 0; made < count;) {
-    std::vector<Collective> period(1 + Below(random, kMostInPeriod));
+    std::vector<RandomCollective> period(1 + Below(random, kMostInPeriod));
     for (size_t i = 0; i < period.size(); ++i) {
       do {
         period[i] = maker.Make("bucket " + std::to_string(i));
-      } while (!IsCacheable(period[i].of_rank[0].request.kind));
+      } while (!CollectiveOf(period[i].of_rank[0].request.kind).is_cacheable());
     }
     const int64_t times = 1 + Below(random, kMostTimes);
     for (int64_t step = 0; step < times; ++step) {
       for (int rank = 0; rank < kSize; ++rank) {
-        for (const Collective& collective : period) {
+        for (const RandomCollective& collective : period) {
           running.push_back(std::make_unique<Running>(collective.of_rank[rank],
                                                       collective.in_place));
           running.back()->SubmitTo(job.engine(rank));

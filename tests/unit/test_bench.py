@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfring.bench import cli, report, sizes, statistics
+from tfring.bench.kinds import KINDS
 from tfring.bench.measure import expect
 from tfring.bench.statistics import Row, Spread
 
@@ -62,12 +63,11 @@ def test_presets(preset, count, parameters):
 
 
 def test_bus_factors():
-    ring = statistics.BUS_FACTORS
-    assert ring["allreduce"](2) == 1
-    assert ring["allreduce"](4) == 1.5
-    assert ring["broadcast"](4) == 1
+    assert KINDS["allreduce"].bus_factor(2) == 1
+    assert KINDS["allreduce"].bus_factor(4) == 1.5
+    assert KINDS["broadcast"].bus_factor(4) == 1
     for kind in ("allgather", "reducescatter", "alltoall"):
-        assert ring[kind](4) == 0.75
+        assert KINDS[kind].bus_factor(4) == 0.75
 
 
 def test_spread():

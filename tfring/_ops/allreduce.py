@@ -43,13 +43,6 @@ from tfring._ops.integer_averages import Reduction, quotient, summands
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
 
-Average = ReduceOp.Average
-Sum = ReduceOp.Sum
-Min = ReduceOp.Min
-Max = ReduceOp.Max
-Product = ReduceOp.Product
-Adasum = ReduceOp.Adasum
-
 
 def allreduce(
     tensor: Any,
@@ -85,12 +78,13 @@ def allreduce(
         compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
             larger floats travel, and are reduced. Or a
             `tfring.compression.Compressor` of your own.
-        op: `tfring.Average`, the default, `Sum`, `Min`, `Max`, `Product` or, of
-            floating-point numbers, `Adasum`. The average of integers is exact
-            for all values, and rounded towards zero; it travels as int64. That
-            of float16 is divided before it is added, or the sum would be
-            infinite where the average is not: what is smaller than 6e-5 times
-            the number of ranks loses precision. Sums of integers wrap round.
+        op: A `tfring.ReduceOp`; `tfring.Average` is the default, and
+            `tfring.Adasum` is of floating-point numbers alone. The average of
+            integers is exact for all values, and rounded towards zero; it
+            travels as int64. That of float16 is divided before it is added, or
+            the sum would be infinite where the average is not: what is smaller
+            than 6e-5 times the number of ranks loses precision. Sums of
+            integers wrap round.
         prescale_factor: Multiplies the tensor before the reduction, in float64,
             and is rounded to its dtype; integers towards zero, and they stop
             at the ends of their range.
@@ -340,7 +334,7 @@ def _checked_slices(
     function: str, slices: tf.IndexedSlices, op: Any
 ) -> tf.IndexedSlices:
     # The op first: no dtype makes up for it.
-    if isinstance(op, ReduceOp) and op not in (Average, Sum):
+    if isinstance(op, ReduceOp) and op not in (ReduceOp.Average, ReduceOp.Sum):
         raise NotImplementedError(
             f"{function}: tf.IndexedSlices can be reduced with Average or Sum, "
             f"got {op.name}. Pass tf.convert_to_tensor(slices)."
@@ -375,7 +369,7 @@ def _allreduce_slices(
         ],
     )
     ratio = tf.constant(factor, tf.float64)
-    if op is Average:
+    if op is ReduceOp.Average:
         ratio /= tf.cast(contributors, tf.float64)
     results = []
     for i, (each, (_, context)) in enumerate(
@@ -385,9 +379,9 @@ def _allreduce_slices(
             function, compression, gathered[i], context, each.values.dtype
         )
         indices = gathered[len(slices) + i]
-        if op is Average or factor != 1:
+        if op is ReduceOp.Average or factor != 1:
             if values.dtype.is_integer:
-                divisor = contributors if op is Average else 1
+                divisor = contributors if op is ReduceOp.Average else 1
                 values, indices = _summed_by_index(
                     values, indices, divisor, factor
                 )

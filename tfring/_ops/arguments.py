@@ -89,10 +89,8 @@ def checked_op(function: str, op: Any, average: Any) -> Any:
 
 def check_reduction(function: str, op: ReduceOp, dtype: tf.DType) -> None:
     if not isinstance(op, ReduceOp):
-        raise TypeError(
-            f"{function}: op must be one of tfring.Average, Sum, Min, Max, "
-            f"Product and Adasum, got {op!r}."
-        )
+        names = ", ".join(f"tfring.{known.name}" for known in ReduceOp)
+        raise TypeError(f"{function}: op must be one of {names}; got {op!r}.")
     if op is ReduceOp.Adasum:
         if function.endswith("reducescatter"):
             raise NotImplementedError(

@@ -46,3 +46,11 @@ class ReduceOp(enum.Enum):
     Max = "max"
     Product = "product"
     Adasum = "adasum"
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum

@@ -5,8 +5,7 @@
   tfringrun -np 2 tfring-bench step --model=mlp --jit
   tfringrun -np 2 tfring-bench roofline
 
-  allreduce, allgather, broadcast, reducescatter, alltoall
-             one collective, by size: 4 bytes to 64 MiB
+  COLLECTIVE one collective, by size: 4 bytes to 64 MiB
   model      all gradients of a known model, as a training step reduces them
   step       training steps: all ranks, one alone, as many copies that do not
              communicate; each bound to one core
@@ -30,14 +29,15 @@ from typing import Any
 from absl import flags
 
 import tfring
-from tfring.bench import peers, report, roofline, sizes, statistics
+from tfring.bench import peers, report, roofline, sizes
+from tfring.bench.kinds import KINDS
 from tfring.bench.measure import measure
 from tfring.bench.statistics import Row
 
 # Modules that need TensorFlow are imported in functions, so that flags are
 # checked and --help is shown at once.
 
-_COMMANDS = (*statistics.BUS_FACTORS, "model", "step", "roofline")
+_COMMANDS = (*KINDS, "model", "step", "roofline")
 _KNOWN_MODES = ("eager", "function", "jit", "inplace")
 _KNOWN_PEERS = ("mpi", "gloo")
 
@@ -113,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if {"-h", "--help"} & set(arguments) or not arguments:
             _FLAGS.mark_as_parsed()
-            print(__doc__, _FLAGS.module_help(__name__), sep="\n")
+            collectives = f"  COLLECTIVE: {', '.join(KINDS)}\n"
+            print(__doc__, collectives, _FLAGS.module_help(__name__), sep="\n")
             return 0
         command = _parse(arguments)
     except (flags.Error, ValueError, _UsageError) as error:
@@ -210,7 +211,7 @@ def _collective(kind: str) -> _Measured:
             rounds=_ROUNDS.value,
             case=sizes.format_bytes(problem.count_bytes),
             count_bytes=problem.count_bytes,
-            bus_factor=statistics.BUS_FACTORS[kind](tfring.size()),
+            bus_factor=KINDS[kind].bus_factor(tfring.size()),
             progress=progress,
         )
     return rows, {}
@@ -232,7 +233,7 @@ def _model(command: str) -> _Measured:
         case=f"{_PRESET.value}, {len(mine)} gradients, "
         f"{sizes.format_bytes(count_bytes)}",
         count_bytes=count_bytes,
-        bus_factor=statistics.BUS_FACTORS["allreduce"](tfring.size()),
+        bus_factor=KINDS["allreduce"].bus_factor(tfring.size()),
         progress=_Progress(_ROUNDS.value),
     )
     return rows, {}

@@ -10,10 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfring
+from tfring.bench.kinds import KINDS
 from tfring.bench.measure import Contestant, Simple, expect
-
-# Collectives that XLA, whose shapes are static, can compile.
-_WITH_JIT = ("allreduce", "broadcast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,35 +31,16 @@ class Problem:
         """About `count_bytes` of small whole numbers, which add up exactly."""
         numpy_dtype = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
         count = max(1, count_bytes // numpy_dtype.itemsize)
-        if kind in ("allgather", "reducescatter", "alltoall"):
-            # Each rank has as many.
-            part = max(1, count // size)
+        what = KINDS[kind]
+        part = max(1, count // size) if what.shares else count
+        if what.shares:
             count = part * size
-        else:
-            part = count
-
-        brought = part if kind == "allgather" else count
-        base = np.arange(brought) % 5
-
-        def of_rank(number: int) -> np.ndarray[Any, Any]:
-            return (base + (number + 1)).astype(numpy_dtype)
-
-        total = (base * size + size * (size + 1) // 2).astype(numpy_dtype)
-        own = slice(rank * part, (rank + 1) * part)
-        match kind:
-            case "allreduce":
-                expected = total
-            case "reducescatter":
-                expected = total[own]
-            case "broadcast":
-                expected = of_rank(0)
-            case "allgather":
-                expected = np.concatenate([of_rank(r) for r in range(size)])
-            case _:  # alltoall
-                expected = np.concatenate(
-                    [of_rank(r)[own] for r in range(size)]
-                )
-        return cls(kind, of_rank(rank), expected, count * numpy_dtype.itemsize)
+        base = np.arange(part if what.brings_share else count) % 5
+        all_ranks = [(base + (r + 1)).astype(numpy_dtype) for r in range(size)]
+        expected = what.result(all_ranks, slice(rank * part, (rank + 1) * part))
+        return cls(
+            kind, all_ranks[rank], expected, count * numpy_dtype.itemsize
+        )
 
 
 def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
@@ -71,7 +50,7 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
     function costs is no part of the collective.
     """
     x = tf.constant(problem.mine)
-    operation = _OPERATIONS[problem.kind]
+    operation = _operation(problem.kind)
     result: list[Contestant] = []
 
     def add(name: str, function: Callable[[], Any], expected: Any) -> None:
@@ -83,7 +62,7 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
         function = tf.function(operation)
         add("tfring function", lambda: function(x), problem.expected)
         result.append(EmptyFunction(x, problem.mine))
-    if "jit" in modes and problem.kind in _WITH_JIT:
+    if "jit" in modes and KINDS[problem.kind].with_jit:
         compiled = tf.function(operation, jit_compile=True)
         add("tfring jit", lambda: compiled(x), problem.expected)
     if "inplace" in modes and problem.kind == "allreduce":
@@ -142,10 +121,8 @@ class InPlace(Contestant):
         return inside / calls / self._CHAIN
 
 
-_OPERATIONS: dict[str, Callable[[tf.Tensor], Any]] = {
-    "allreduce": lambda x: tfring.allreduce(x, op=tfring.Sum),
-    "allgather": tfring.allgather,
-    "broadcast": lambda x: tfring.broadcast(x, 0),
-    "reducescatter": lambda x: tfring.reducescatter(x, op=tfring.Sum),
-    "alltoall": tfring.alltoall,
-}
+def _operation(kind: str) -> Callable[[tf.Tensor], Any]:
+    function = getattr(tfring, kind)
+    arguments = KINDS[kind].arguments
+    options = {"op": tfring.Sum} if KINDS[kind].reduces else {}
+    return lambda x: function(x, *arguments, **options)

@@ -119,7 +119,7 @@ def measure(
         rounds: How many turns each has.
         case: What they do, for the rows.
         count_bytes: How many bytes they move; 0 leaves out bandwidths.
-        bus_factor: See `statistics.BUS_FACTORS`.
+        bus_factor: See `kinds.Kind`.
         progress: Called after each round.
 
     Returns:

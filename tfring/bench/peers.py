@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfring._core import native
+from tfring.bench.kinds import KINDS
 from tfring.bench.measure import Contestant, Simple
 
 _Array = np.ndarray[Any, Any]
@@ -103,19 +104,14 @@ def _mpi(
         buffer = mine.copy()
         return lambda: world.Allreduce(MPI.IN_PLACE, buffer), buffer
     out = np.empty_like(expected)
-    function = {
-        "allreduce": world.Allreduce,
-        "allgather": world.Allgather,
-        "reducescatter": world.Reduce_scatter_block,
-        "alltoall": world.Alltoall,
-    }[kind]
+    function = getattr(world, KINDS[kind].mpi or "")
     return lambda: function(mine, out), out
 
 
 def _gloo(
     kind: str, mine: _Array, expected: _Array, in_place: bool
 ) -> _Call | None:
-    # Has no out of place, and no reduce-scatter and alltoall.
+    # Has no out of place, and not all collectives.
     if not in_place or kind not in ("allreduce", "broadcast", "allgather"):
         return None
     import torch

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
-
-# Of the bytes of a collective, as nccl-tests counts them, the share that has to
-# leave each rank, by the number of ranks. What is moved by a second, times
-# this, is the bus bandwidth: it can be held against the speed of a link
-# whatever the number of ranks.
-# Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "allreduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "allgather": lambda ranks: (ranks - 1) / ranks,
-    "reducescatter": lambda ranks: (ranks - 1) / ranks,
-    "alltoall": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda ranks: 1.0,
-}
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfring.bench.statistics import BUS_FACTORS
+from tfring.bench.kinds import KINDS
 
 # Microseconds.
 Span = tuple[float, float]
@@ -109,8 +109,8 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
                 # nccl-tests counts the result, which is of all ranks.
                 moved_bytes *= ranks
             count_bytes += moved_bytes
-            if kind in BUS_FACTORS:
-                bus_bytes += moved_bytes * BUS_FACTORS[kind](ranks)
+            if kind in KINDS:
+                bus_bytes += moved_bytes * KINDS[kind].bus_factor(ranks)
         # Several of a rank may run at once.
         seconds = sum(
             _length(_union(_span(e) for e in buckets if e["pid"] == rank)) / 1e6

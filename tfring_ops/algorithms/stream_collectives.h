@@ -24,8 +24,8 @@ class StreamCollectives {
   virtual ~StreamCollectives() = default;
 
   // Returns true if Allreduce, StagedAllreduce and ReduceScatterOwn take such
-  // elements: the same on every rank.  The others take all.
-  virtual bool Reduces(DataType dtype) const = 0;
+  // elements and `op`: the same on every rank.  The others take all.
+  virtual bool Reduces(DataType dtype, ReduceOp op) const = 0;
 
   // The same as RingAllreduce, StagedRingAllreduce, RingReduceScatterOwn,
   // RingAllgather and RingBroadcast.

@@ -36,8 +36,8 @@ const char* Name(DataType dtype) {
 
 const char* Name(ReduceOp op) {
   switch (op) {
-#define TFRING_CASE(NAME, TEXT) \
-  case ReduceOp::NAME:          \
+#define TFRING_CASE(NAME, TEXT, IDENTITY) \
+  case ReduceOp::NAME:                    \
     return TEXT;
     TFRING_FOR_EACH_REDUCTION(TFRING_CASE)
 #undef TFRING_CASE

@@ -23,21 +23,27 @@ namespace tfring {
   M(kUint64, uint64_t, "uint64")     \
   M(kBool, bool, "bool")
 
-// Every reduction: its enumerator and its name, which the ops' attributes have.
+// Every reduction: its enumerator, its name, which the ops' attributes have,
+// and the value that changes no result; see engine/collectives/reduction.cc.
 // For bool, kSum and kMax are "or", kProduct and kMin are "and".
 // kAverage adds like kSum; the ring divides once per element, where an element
 // becomes whole, so that every rank gets the same bits.
 #define TFRING_FOR_EACH_REDUCTION(M) \
-  M(kAverage, "average")             \
-  M(kSum, "sum")                     \
-  M(kMin, "min")                     \
-  M(kMax, "max")                     \
-  M(kProduct, "product")
+  M(kAverage, "average", Zero)       \
+  M(kSum, "sum", Zero)               \
+  M(kMin, "min", Highest)            \
+  M(kMax, "max", Lowest)             \
+  M(kProduct, "product", One)
 
 #define TFRING_ENUMERATOR(NAME, ...) NAME,
 enum class DataType : uint8_t { TFRING_FOR_EACH_DTYPE(TFRING_ENUMERATOR) };
 enum class ReduceOp : uint8_t { TFRING_FOR_EACH_REDUCTION(TFRING_ENUMERATOR) };
 #undef TFRING_ENUMERATOR
+
+#define TFRING_COUNT(...) +1
+inline constexpr int kDataTypeCount = TFRING_FOR_EACH_DTYPE(TFRING_COUNT);
+inline constexpr int kReductionCount = TFRING_FOR_EACH_REDUCTION(TFRING_COUNT);
+#undef TFRING_COUNT
 
 // How the ranks do an allreduce; kAuto: as the cost model says.
 enum class AllreduceAlgorithm : uint8_t {

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/broadcast.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/execution/bucket_task.h"
 #include "tfring_ops/engine/execution/lanes.h"
@@ -67,7 +67,8 @@ class RingEngine final : public Engine {
 
   void Submit(TensorEntry entry) override {
     entry.submitted_ns = Timeline::Global().Now();
-    absl::Status status = CheckRoot(entry.request);
+    absl::Status status =
+        CollectiveOf(entry.request.kind).Check(members_, entry.request);
     if (status.ok()) status = lanes_.CheckDevice(entry.request);
     if (status.ok()) status = submissions_.Add(entry);
     if (!status.ok()) entry.done(status);
@@ -108,18 +109,6 @@ class RingEngine final : public Engine {
       });
     }
     return channels;
-  }
-
-  absl::Status CheckRoot(const CollectiveRequest& request) const {
-    if (request.kind != CollectiveKind::kBroadcast ||
-        members_.RankOf(request.root_rank) >= 0) {
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "broadcast of '", request.name, "'", members_.Suffix(),
-        ": root_rank is ", request.root_rank, ", which is not one of its ",
-        "ranks ", absl::StrJoin(members_.world_ranks, ", "),
-        ". Pass a rank as tfring.rank() gives it."));
   }
 
   int world_rank() const { return members_.world_ranks[rank()]; }

@@ -4,28 +4,6 @@
 
 namespace tfring {
 
-const char* Name(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllreduce:
-      return "allreduce";
-    case CollectiveKind::kAllgather:
-      return "allgather";
-    case CollectiveKind::kBroadcast:
-      return "broadcast";
-    case CollectiveKind::kReduceScatter:
-      return "reducescatter";
-    case CollectiveKind::kBarrier:
-      return "barrier";
-    case CollectiveKind::kAlltoall:
-      return "alltoall";
-    case CollectiveKind::kJoin:
-      return "join";
-    case CollectiveKind::kAdasum:
-      return "adasum";
-  }
-  return "unknown collective";
-}
-
 int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
   int64_t count = 1;
   for (const int64_t dim : tensor.dims) count *= dim;

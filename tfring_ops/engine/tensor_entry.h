@@ -17,16 +17,27 @@
 
 namespace tfring {
 
+// Every kind of collective, and its name; collectives/ has a file for each.
+// Adasum is an allreduce that is no element-wise operation.
+#define TFRING_FOR_EACH_COLLECTIVE(M) \
+  M(Allreduce, "allreduce")           \
+  M(Allgather, "allgather")           \
+  M(Broadcast, "broadcast")           \
+  M(ReduceScatter, "reducescatter")   \
+  M(Barrier, "barrier")               \
+  M(Alltoall, "alltoall")             \
+  M(Join, "join")                     \
+  M(Adasum, "adasum")
+
+#define TFRING_ENUMERATOR(NAME, TEXT) k##NAME,
 enum class CollectiveKind : uint8_t {
-  kAllreduce,
-  kAllgather,
-  kBroadcast,
-  kReduceScatter,
-  kBarrier,
-  kAlltoall,
-  kJoin,
-  kAdasum,  // an allreduce that is no element-wise operation
+  TFRING_FOR_EACH_COLLECTIVE(TFRING_ENUMERATOR)
 };
+#undef TFRING_ENUMERATOR
+#define TFRING_COUNT(NAME, TEXT) +1
+inline constexpr int kCollectiveKindCount =
+    TFRING_FOR_EACH_COLLECTIVE(TFRING_COUNT);
+#undef TFRING_COUNT
 
 const char* Name(CollectiveKind kind);
 

@@ -82,9 +82,9 @@ CudaKernels::~CudaKernels() {
 }
 
 absl::Status CudaKernels::FindFunctions() {
-  for (int type = 0; type < kDataTypes; ++type) {
+  for (int type = 0; type < kDataTypeCount; ++type) {
     const auto dtype = static_cast<DataType>(type);
-    for (int number = 0; number < kReduceOps; ++number) {
+    for (int number = 0; number < kReductionCount; ++number) {
       const std::string name =
           absl::StrCat("tfring_", KernelName(static_cast<ReduceOp>(number)),
                        "_", Name(dtype));
@@ -98,7 +98,7 @@ absl::Status CudaKernels::FindFunctions() {
     TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
         &scale_[type], module_,
         absl::StrCat("tfring_scale_", Name(dtype)).c_str()));
-    for (int to_type = 0; to_type < kDataTypes; ++to_type) {
+    for (int to_type = 0; to_type < kDataTypeCount; ++to_type) {
       const auto to = static_cast<DataType>(to_type);
       if (to == dtype || !(CanTravelAs(dtype, to) || CanTravelAs(to, dtype))) {
         continue;

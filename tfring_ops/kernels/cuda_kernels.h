@@ -49,8 +49,6 @@ class CudaKernels final : public Kernels {
 
  private:
   static constexpr int kBlocksPerMultiprocessor = 8;
-  static constexpr int kDataTypes = static_cast<int>(DataType::kBool) + 1;
-  static constexpr int kReduceOps = static_cast<int>(ReduceOp::kProduct) + 1;
 
   CudaKernels(const CudaDriver& driver, CUcontext context, CUstream stream,
               int multiprocessors)
@@ -77,10 +75,10 @@ class CudaKernels final : public Kernels {
   const CUstream stream_;
   const int64_t most_blocks_;
   CUmodule module_ = nullptr;
-  std::array<std::array<CUfunction, kReduceOps>, kDataTypes> reduce_{};
-  std::array<CUfunction, kDataTypes> copy_{}, scale_{};
+  std::array<std::array<CUfunction, kReductionCount>, kDataTypeCount> reduce_{};
+  std::array<CUfunction, kDataTypeCount> copy_{}, scale_{};
   // Conversions from one type to another, where supported.
-  std::array<std::array<CUfunction, kDataTypes>, kDataTypes> convert_{};
+  std::array<std::array<CUfunction, kDataTypeCount>, kDataTypeCount> convert_{};
   mutable absl::Status status_;
 };
 

@@ -49,19 +49,20 @@ std::optional<int> NcclType(DataType dtype) {
 }
 
 // ncclRedOp_t.  Not ncclAvg, which divides integers differently from the ring.
-int NcclOp(ReduceOp op) {
+std::optional<int> NcclOp(ReduceOp op) {
   switch (op) {
     case ReduceOp::kAverage:
     case ReduceOp::kSum:
-      break;
+      return 0;
     case ReduceOp::kProduct:
       return 1;
     case ReduceOp::kMax:
       return 2;
     case ReduceOp::kMin:
       return 3;
+    default:  // goes round the ring
+      return std::nullopt;
   }
-  return 0;
 }
 
 class NcclCollectives final : public StreamCollectives {
@@ -73,8 +74,8 @@ class NcclCollectives final : public StreamCollectives {
         rank_(rank),
         size_(size) {}
 
-  bool Reduces(DataType dtype) const override {
-    return NcclType(dtype).has_value();
+  bool Reduces(DataType dtype, ReduceOp op) const override {
+    return NcclType(dtype).has_value() && NcclOp(op).has_value();
   }
 
   absl::Status Allreduce(const RingBuffers& buffers) override {
@@ -87,7 +88,7 @@ class NcclCollectives final : public StreamCollectives {
           for (const RingPiece& piece : pieces) {
             TFRING_RETURN_IF_ERROR(nccl.ncclAllReduce(
                 piece.input, piece.output, piece.count,
-                *NcclType(buffers.dtype), NcclOp(buffers.op), comm, stream));
+                *NcclType(buffers.dtype), *NcclOp(buffers.op), comm, stream));
           }
           return absl::OkStatus();
         }));
@@ -117,7 +118,7 @@ class NcclCollectives final : public StreamCollectives {
   absl::Status ReduceScatterOwn(const RingBuffers& buffers,
                                 absl::Span<const Range> chunks) override {
     const int type = *NcclType(buffers.dtype);
-    const int op = NcclOp(buffers.op);
+    const int op = *NcclOp(buffers.op);
     const auto* const input = static_cast<const std::byte*>(buffers.input);
     TFRING_RETURN_IF_ERROR(communicator_->Group(
         [&](const NcclLibrary& nccl, auto comm, auto* stream) -> absl::Status {

@@ -30,7 +30,7 @@ constexpr std::chrono::microseconds kBriefWait{30};
 // That is enough because a Done takes the handle of the chain's last start as
 // an input: when any Done runs, every entry of the chain has been submitted,
 // here and on the other ranks, and so completes.  (Chains of one XLA program
-// follow one another; see `ended` in tf/ops.cc.)
+// follow one another; see `ended` in op_definitions.h.)
 //
 // TensorFlow's executor does not need this, since the entries keep their
 // tensors alive.  But there, too, it leaves nothing in flight behind a failed

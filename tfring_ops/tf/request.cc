@@ -74,7 +74,7 @@ bool IsFloatingPoint(DataType dtype) {
 }
 
 std::optional<ReduceOp> ReductionOf(absl::string_view name) {
-#define TFRING_IF_NAMED(OP, NAME) \
+#define TFRING_IF_NAMED(OP, NAME, IDENTITY) \
   if (name == NAME) return ReduceOp::OP;
   TFRING_FOR_EACH_REDUCTION(TFRING_IF_NAMED)
 #undef TFRING_IF_NAMED

@@ -2,41 +2,11 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
-namespace {
-
-absl::Status Execute(Executor& executor, const Response& bucket,
-                     absl::Span<TensorEntry* const> entries, int contributors,
-                     const Members& members) {
-  TensorEntry& first = *entries[0];
-  switch (first.request.kind) {
-    case CollectiveKind::kAllreduce:
-      return executor.Allreduce(entries);
-    case CollectiveKind::kAdasum:
-      return executor.Adasum(first);
-    case CollectiveKind::kAllgather:
-      if (first.on_contributors) first.on_contributors(contributors);
-      return executor.Allgather(first, bucket.first_dims);
-    case CollectiveKind::kBroadcast:
-      return executor.Broadcast(first, members.RankOf(first.request.root_rank));
-    case CollectiveKind::kReduceScatter:
-      return executor.ReduceScatter(first);
-    case CollectiveKind::kAlltoall:
-      return executor.Alltoall(first, bucket.splits);
-    case CollectiveKind::kBarrier:
-    case CollectiveKind::kJoin:
-      break;
-  }
-  return absl::InternalError(
-      absl::StrCat(Name(first.request.kind), " moves no tensors"));
-}
-
-}  // namespace
 
 BucketTask::BucketTask(Response bucket, const Members& members,
                        Submissions& submissions)
@@ -69,28 +39,16 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   for (NeutralContribution& contribution : neutral_contributions_) {
     TFRING_RETURN_IF_ERROR(contribution.Allocate(*lane.lane.kernels));
   }
-  for (TensorEntry* entry : entries_) {
-    AverageOver(contributors, entry->request);
-  }
   const TimelineSpan span(Timeline::Phase::kBucket, first(), bytes_);
-  switch (first().kind) {
-    case CollectiveKind::kBarrier:
-      // That all ranks have agreed on it is all there is to it.
-      return absl::OkStatus();
-    case CollectiveKind::kJoin:
-      // Before `done`, after which this rank goes on.
-      submissions_.RestartNames();
-      entries_[0]->on_joined(bucket_.last_joined);
-      return absl::OkStatus();
-    default:
-      break;
-  }
+  // Before `done`, after which this rank goes on.
+  if (first().kind == CollectiveKind::kJoin) submissions_.RestartNames();
   void* const stream = lane.lane.stream;
   for (const TensorEntry* entry : entries_) {
     if (entry->on_start) TFRING_RETURN_IF_ERROR(entry->on_start(stream));
   }
   TFRING_RETURN_IF_ERROR(
-      Execute(lane.executor, bucket_, entries_, contributors, members_));
+      CollectiveOf(first().kind)
+          .Run(lane.context, {entries_, bucket_, contributors, members_}));
   for (const TensorEntry* entry : entries_) {
     if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
   }

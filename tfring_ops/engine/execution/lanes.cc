@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/collectives/collective.h"
 
 namespace tfring {
 
@@ -44,7 +45,7 @@ absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
 }
 
 bool Lanes::RunsBeside(const CollectiveRequest& request) const {
-  return host_.size() > 1 && request.kind == CollectiveKind::kAllreduce &&
+  return host_.size() > 1 && CollectiveOf(request.kind).is_fusible() &&
          !OnDevice(request);
 }
 
@@ -52,8 +53,8 @@ absl::StatusOr<ExecutionLane*> Lanes::Next() {
   if (!costs_known_) {
     // While nothing else is on the wire.
     TFRING_ASSIGN_OR_RETURN(const Costs costs,
-                            host_[0].executor.MeasuredCosts());
-    for (ExecutionLane& lane : host_) lane.executor.UseCosts(costs);
+                            host_[0].context.MeasuredCosts());
+    for (ExecutionLane& lane : host_) lane.context.UseCosts(costs);
     costs_known_ = true;
   }
   ExecutionLane& lane = host_[next_];

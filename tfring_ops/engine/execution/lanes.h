@@ -27,7 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/options.h"
-#include "tfring_ops/engine/execution/executor.h"
+#include "tfring_ops/engine/execution/execution_context.h"
 #include "tfring_ops/engine/execution/worker.h"
 #include "tfring_ops/engine/lane.h"
 #include "tfring_ops/engine/process_set.h"
@@ -41,19 +41,19 @@ namespace tfring {
 struct ExecutionLane {
   ExecutionLane(const Options& options, Lane lane)
       : lane(std::move(lane)),
-        executor(options, *this->lane.transport, *this->lane.kernels,
-                 // A stream's work takes no time to ask for.
-                 this->lane.stream == nullptr ? CostSource::kMeasured
-                                              : CostSource::kTypical,
-                 this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
-                 this->lane.collectives.get()) {}
+        context(options, *this->lane.transport, *this->lane.kernels,
+                // A stream's work takes no time to ask for.
+                this->lane.stream == nullptr ? CostSource::kMeasured
+                                             : CostSource::kTypical,
+                this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
+                this->lane.collectives.get()) {}
 
   // Fails what this rank and its peers do on this lane.  The first call counts.
   // By whoever has the lane.
   void Abort(const absl::Status& reason);
 
   Lane lane;
-  Executor executor;
+  ExecutionContext context;
   // Why nothing more may run here: what peers send next may belong to another
   // bucket than what this rank would receive it for.  OK while all is well.
   absl::Status failure;

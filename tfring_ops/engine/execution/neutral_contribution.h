@@ -2,25 +2,13 @@
 //
 // A ring needs all its ranks.  One that has joined therefore takes part in the
 // others' collectives, with an entry of its own making that changes no result:
-//
-// - allreduce: zeros for a sum or an average, in general the identity of the
-//   operation; an average divides by the ranks that contribute.  adasum: zeros.
-//   They are not multiplied by the request's prescale factor, but travel the
-//   way that it has the others' take.
-// - allgather: no rows.
-// - broadcast: receives, and drops what it has received.
-// - barrier: nothing.
-//
-// A reducescatter or an alltoall would have a part of the result for the rank
-// that has joined, where it would be lost; those fail, as does a broadcast from
-// such a rank.  See CheckRunsWithoutJoined.
+// what that is, and which kinds cannot run so, the file of each kind in
+// collectives/ says.  Such an entry is not multiplied by the request's prescale
+// factor, but travels the way that it has the others' take.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_NEUTRAL_CONTRIBUTION_H_
 #define TFRING_OPS_ENGINE_EXECUTION_NEUTRAL_CONTRIBUTION_H_
 
-#include <cstdint>
 #include <deque>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "tfring_ops/engine/tensor_entry.h"
@@ -50,15 +38,6 @@ class NeutralContribution {
   TensorEntry entry_;
   std::deque<Workspace> memory_;  // of each tensor
 };
-
-// Makes an average a sum that is divided by `contributors`: afterwards, but
-// before it where that sum could be infinite and the average is not.
-void AverageOver(int contributors, CollectiveRequest& request);
-
-// Why `request` cannot run without the ranks `joined` of the world; empty if it
-// can.
-std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,
-                                   const CollectiveRequest& request);
 
 }  // namespace tfring
 

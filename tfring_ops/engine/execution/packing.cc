@@ -6,6 +6,31 @@
 
 namespace tfring {
 
+std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
+                            int64_t threshold_bytes) {
+  std::vector<Pack> packs;
+  for (const Pack::Place place : {Pack::Place::kTensors, Pack::Place::kStage}) {
+    int64_t pack_bytes = 0;
+    bool grows = false;  // whether the last pack may
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const bool is_small = sizes[i] <= kStagedBytes;
+      if (sizes[i] == 0 || is_small != (place == Pack::Place::kStage)) continue;
+      if (!grows || pack_bytes + sizes[i] > threshold_bytes) {
+        packs.push_back({place, {}});
+        pack_bytes = 0;
+        grows = true;
+      }
+      packs.back().tensors.push_back(static_cast<int>(i));
+      pack_bytes += sizes[i];
+    }
+  }
+  // Nothing is gained by copying one tensor.
+  for (Pack& pack : packs) {
+    if (pack.tensors.size() == 1) pack.place = Pack::Place::kTensors;
+  }
+  return packs;
+}
+
 void Packing::Load(Range range, std::byte* to) {
   const DataType wire = WireType(request_);
   const int64_t element_bytes = SizeInBytes(request_.dtype);

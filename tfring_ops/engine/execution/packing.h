@@ -1,5 +1,5 @@
-// Tensors on their way through the fusion buffer: small ones, and those that do
-// not travel as they are.
+// Which tensors of a bucket travel together, and how those do that go through
+// the fusion buffer: small ones, and those that do not travel as they are.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_PACKING_H_
@@ -17,6 +17,22 @@
 #include "tfring_ops/kernels/kernels.h"
 
 namespace tfring {
+
+// Tensors that are one message: reduced where they lie, or, as a message of
+// many small parts would be slow, copied together.
+struct Pack {
+  enum class Place { kTensors, kStage };
+
+  Place place;
+  std::vector<int> tensors;  // indices, in order
+};
+
+// Cuts the indices of `sizes` into packs of up to `threshold_bytes`, in order:
+// tensors of at most kStagedBytes and larger ones each by themselves.  A tensor
+// above the threshold stays alone, and an empty one is in no pack.
+inline constexpr int64_t kStagedBytes = 32 << 10;
+std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
+                            int64_t threshold_bytes);
 
 // Copies the pieces' inputs, one after the other, as the type of the wire and
 // times the factor of each, and what comes back to their outputs, as the type

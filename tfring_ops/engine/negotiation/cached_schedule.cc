@@ -15,22 +15,6 @@ constexpr int64_t kMaxWantedPeriods = 64;
 
 }  // namespace
 
-bool IsCacheable(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllreduce:
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kBarrier:
-    case CollectiveKind::kAdasum:
-      return true;
-    case CollectiveKind::kAllgather:  // all ranks' first dimensions
-    case CollectiveKind::kAlltoall:   // all ranks' splits
-    case CollectiveKind::kJoin:       // who was the last
-      return false;
-  }
-  return false;
-}
-
 bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b) {
   return a.name == b.name && DescribeDifference(a, 0, b, 0).empty();
 }

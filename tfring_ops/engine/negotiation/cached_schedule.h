@@ -37,10 +37,6 @@ namespace tfring {
 
 inline constexpr int kMaxCachedRanks = 32;
 
-// Returns true if a cached schedule may have `kind`: the coordinator's response
-// says nothing but that it is to run.
-bool IsCacheable(CollectiveKind kind);
-
 // Returns true if the coordinator would accept the two as the same request, of
 // two ranks or of two steps.  An equivalence: all ranks whose requests match an
 // item of a cached schedule match one another.

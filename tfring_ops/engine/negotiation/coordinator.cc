@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/error_messages.h"
-#include "tfring_ops/engine/execution/neutral_contribution.h"
 #include "tfring_ops/engine/negotiation/fusion.h"
 
 namespace tfring {
@@ -92,13 +92,6 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     waiting.first_rank = rank;
     waiting.since = now;
     waiting.submitted.resize(members_.size());
-    if (request.kind == CollectiveKind::kAllgather) {
-      waiting.first_dims.resize(request.tensors.size(),
-                                std::vector<int64_t>(members_.size()));
-    }
-    if (request.kind == CollectiveKind::kAlltoall) {
-      waiting.splits.resize(members_.size());
-    }
   }
   std::string difference = DescribeDifference(
       waiting.request, members_.world_ranks[waiting.first_rank], request,
@@ -107,12 +100,8 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     waiting.differing_ranks.push_back(rank);
     if (waiting.difference.empty()) waiting.difference = std::move(difference);
   } else {
-    for (size_t i = 0; i < waiting.first_dims.size(); ++i) {
-      waiting.first_dims[i][rank] = request.tensors[i].dims[0];
-    }
-    if (!waiting.splits.empty()) {
-      waiting.splits[rank] = std::move(request.splits);
-    }
+    CollectiveOf(request.kind)
+        .Collect(rank, members_.size(), request, waiting.collected);
   }
   waiting.submitted[rank] = true;
   ++waiting.submissions;
@@ -195,7 +184,8 @@ void Coordinator::Decide(Waiting waiting) {
       for (const int32_t rank : Missing(waiting, /*joined=*/true)) {
         joined.push_back(members_.world_ranks[rank]);
       }
-      why_not = CheckRunsWithoutJoined(joined, waiting.request);
+      why_not = CollectiveOf(waiting.request.kind)
+                    .WhyNotWithout(joined, waiting.request);
     }
     if (why_not.empty()) {
       ready_.push_back(std::move(waiting));
@@ -275,13 +265,11 @@ ResponseList Coordinator::TakeResponses() {
                        Fusible(previous->request, ready.request) &&
                        bucket_bytes + bytes <= options_.fusion_threshold_bytes;
     if (!joins) {
-      response_list.responses.emplace_back();
+      response_list.responses.push_back(std::move(ready.collected));
       bucket_bytes = 0;
     }
     Response& bucket = response_list.responses.back();
     bucket.names.push_back(ready.request.name);
-    bucket.first_dims = std::move(ready.first_dims);
-    bucket.splits = std::move(ready.splits);
     if (ready.request.kind == CollectiveKind::kJoin) {
       bucket.last_joined = members_.world_ranks[ready.first_rank];
     } else if (ready.submissions < members_.size()) {
@@ -306,7 +294,7 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
   auto ready = ready_.begin();
   for (const Response& bucket : response_list.responses) {
     if (bucket.names.size() == 1 && ready->submissions == members_.size() &&
-        IsCacheable(ready->request.kind)) {
+        CollectiveOf(ready->request.kind).is_cacheable()) {
       periods_.Add(std::move(ready->request));
     } else {
       periods_.Reset();

@@ -71,10 +71,8 @@ class Coordinator {
     std::vector<bool> submitted;  // by rank
     int submissions = 0;
     bool reported = false;
-    // Allgather: by tensor and rank.
-    std::vector<std::vector<int64_t>> first_dims;
-    // Alltoall: by rank.
-    std::vector<std::vector<int64_t>> splits;
+    // What its kind collects of the ranks' requests.
+    Response collected;
     // How other ranks' requests differ from `request`; empty if they do not.
     std::string difference;
     std::vector<int32_t> differing_ranks;
@@ -123,9 +121,9 @@ class Coordinator {
 
 // Describes how two ranks' requests of one name differ: "shapes differ. Rank
 // 0 sent float32 (784, 128); rank 2 sent float32 (784, 64)".  Empty if they
-// agree.  The first dimensions of an allgather or an alltoall may differ, and
-// so may all of a tensor's name before its last part, "dense_1/kernel" and
-// "model/dense/kernel", and the names of what is broadcast.
+// agree.  Shapes and names may differ as far as the kind of collective allows,
+// and so may all of a tensor's name before its last part, "dense_1/kernel" and
+// "model/dense/kernel".
 std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
                                const CollectiveRequest& b, int rank_b);
 

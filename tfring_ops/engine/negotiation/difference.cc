@@ -1,11 +1,11 @@
 // DescribeDifference: the words of a mismatch.
 
-#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
 namespace tfring {
@@ -58,21 +58,6 @@ std::string Role(absl::string_view name) {
   return std::string(name);
 }
 
-// Broadcasts include optimizers' variables, whose names hold the whole
-// path in one part.
-bool CompareRoles(CollectiveKind kind) {
-  return kind != CollectiveKind::kBroadcast;
-}
-
-bool ShapesAgree(CollectiveKind kind, const TensorInfo& a,
-                 const TensorInfo& b) {
-  if (kind != CollectiveKind::kAllgather && kind != CollectiveKind::kAlltoall) {
-    return a.dims == b.dims;
-  }
-  return a.dims.size() == b.dims.size() &&
-         std::equal(a.dims.begin() + 1, a.dims.end(), b.dims.begin() + 1);
-}
-
 }  // namespace
 
 std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
@@ -99,14 +84,15 @@ std::string DescribeDifference(const CollectiveRequest& a, int rank_a,
   if (WireType(a) != WireType(b)) {
     return compare("dtypes on the wire", Name(WireType(a)), Name(WireType(b)));
   }
+  const Collective& collective = CollectiveOf(a.kind);
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const TensorInfo& of_a = a.tensors[i];
     const TensorInfo& of_b = b.tensors[i];
-    if (of_a.name != of_b.name && CompareRoles(a.kind) &&
+    if (of_a.name != of_b.name && collective.roles_agree() &&
         Role(of_a.name) != Role(of_b.name)) {
       return compare("tensors", Quoted(of_a), Quoted(of_b));
     }
-    if (!ShapesAgree(a.kind, of_a, of_b)) {
+    if (!collective.ShapesAgree(of_a, of_b)) {
       const std::string of =
           a.tensors.size() == 1 ? "" : absl::StrCat(" of ", Quoted(of_a));
       return compare(absl::StrCat("shapes", of),

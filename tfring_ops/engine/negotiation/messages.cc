@@ -115,6 +115,7 @@ class Reader {
     Get(request.name);
     Get(request.process_set_id);
     Get(request.kind);
+    if (static_cast<int>(request.kind) >= kCollectiveKindCount) faulty_ = true;
     Get(request.device);
     Get(request.dtype);
     Get(request.wire_dtype.emplace());

@@ -34,15 +34,15 @@ struct ProgressUpdate {
 // Requests of one kind that run together, as one message on the wire.
 struct Response {
   std::vector<std::string> names;
-  // Allgather alone: the first dimension of each tensor on each rank.
+  // As far as the kind collects them, the first dimension of each tensor on
+  // each rank, and the splits of each rank.
   std::vector<std::vector<int64_t>> first_dims;
-  // Alltoall alone: the splits of each rank.
   std::vector<std::vector<int64_t>> splits;
   // Only where ranks are missing because they have joined: the requests, by
   // name, and how many ranks sent them; see neutral_contribution.h.
   std::vector<CollectiveRequest> requests;
   int32_t contributors = 0;
-  // Join alone.
+  // Of a join.
   int32_t last_joined = 0;
 };
 

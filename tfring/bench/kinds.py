@@ -1,0 +1,86 @@
+"""The collectives that are measured; not yet with TensorFlow.
+
+A new one is an entry of `KINDS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+_Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A collective on equal shares, and what each rank gets from it."""
+
+    # Of the bytes of the collective, as nccl-tests counts them, the share that
+    # has to leave each rank, by the number of ranks. What is moved by a second,
+    # times this, is the bus bandwidth: it can be held against the speed of a
+    # link whatever the number of ranks.
+    # Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    bus_factor: Callable[[int], float]
+    # From the arrays of all ranks, and the rows that are this rank's share.
+    result: Callable[[Sequence[_Array], slice], _Array]
+    # What `tfring`'s function takes besides the array, but `op`.
+    arguments: tuple[Any, ...] = ()
+    reduces: bool = False
+    # XLA, whose shapes are static, can compile it.
+    with_jit: bool = False
+    # A rank brings a share alone.
+    brings_share: bool = False
+    # The array is cut into a share for each rank.
+    shares: bool = False
+    # mpi4py's method of the world, from one buffer to another; None: it has
+    # one buffer.
+    mpi: str | None = None
+
+
+def _others(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _sum(arrays: Sequence[_Array], own: slice) -> _Array:
+    del own
+    return np.add.reduce(arrays, dtype=arrays[0].dtype)
+
+
+KINDS: dict[str, Kind] = {
+    "allreduce": Kind(
+        lambda ranks: 2 * _others(ranks),
+        _sum,
+        reduces=True,
+        with_jit=True,
+        mpi="Allreduce",
+    ),
+    "allgather": Kind(
+        _others,
+        lambda arrays, own: np.concatenate(arrays),
+        brings_share=True,
+        shares=True,
+        mpi="Allgather",
+    ),
+    "reducescatter": Kind(
+        _others,
+        lambda arrays, own: _sum(arrays, own)[own],
+        reduces=True,
+        shares=True,
+        mpi="Reduce_scatter_block",
+    ),
+    "alltoall": Kind(
+        _others,
+        lambda arrays, own: np.concatenate([array[own] for array in arrays]),
+        shares=True,
+        mpi="Alltoall",
+    ),
+    "broadcast": Kind(
+        lambda ranks: 1.0,
+        lambda arrays, own: arrays[0],
+        arguments=(0,),
+        with_jit=True,
+    ),
+}

@@ -1,0 +1,95 @@
+// A kind of collective: what negotiation and execution have to know of it, in
+// a file for each kind.
+//
+// A new kind is a line of TFRING_FOR_EACH_COLLECTIVE in tensor_entry.h and a
+// file here; CONTRIBUTING.md has the rest.
+#ifndef TFRING_OPS_ENGINE_COLLECTIVES_COLLECTIVE_H_
+#define TFRING_OPS_ENGINE_COLLECTIVES_COLLECTIVE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "tfring_ops/engine/execution/execution_context.h"
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/negotiation/messages.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/kernels.h"
+
+namespace tfring {
+
+// A response on its way through this rank.
+struct Bucket {
+  // Those of the response's names, in that order; several only of a fusible
+  // kind.
+  absl::Span<TensorEntry* const> entries;
+  const Response& response;
+  int contributors;  // the ranks that have not joined
+  const Members& members;
+};
+
+// Stateless, and so thread-safe.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+
+  // ---- Negotiation ----
+
+  // Whether this rank may ask for `request`.
+  virtual absl::Status Check(const Members& members,
+                             const CollectiveRequest& request) const;
+  // Whether two ranks may have these dimensions of one tensor.
+  virtual bool ShapesAgree(const TensorInfo& a, const TensorInfo& b) const {
+    return a.dims == b.dims;
+  }
+  // Whether two ranks must have tensors of the same role, "kernel" or "bias".
+  virtual bool roles_agree() const { return true; }
+  // Whether a response follows from the request alone, and so may repeat
+  // without being sent.
+  virtual bool is_cacheable() const { return true; }
+  // Whether requests that agree in dtype, op and factors may run as one bucket,
+  // and such buckets beside one another.
+  virtual bool is_fusible() const { return false; }
+  // Adds what the other ranks have to know of the request of `rank`, of `size`.
+  virtual void Collect(int rank, int size, const CollectiveRequest& request,
+                       Response& response) const;
+  // Why `request` cannot run without the ranks `joined` of the world; empty if
+  // it can.
+  virtual std::string WhyNotWithout(const std::vector<int32_t>& joined,
+                                    const CollectiveRequest& request) const;
+
+  // ---- Execution ----
+
+  // Makes `request` that of a rank which has joined; see
+  // neutral_contribution.h.
+  virtual void MakeNeutral(CollectiveRequest& request) const;
+  // Fills an input of such a rank, if its contents matter.
+  virtual void FillNeutral(const Kernels& kernels,
+                           const CollectiveRequest& request, std::byte* memory,
+                           int64_t bytes) const;
+  // Collective.  After an error the transport must be aborted before the
+  // entries' memory is touched.
+  virtual absl::Status Run(ExecutionContext& context,
+                           const Bucket& bucket) const = 0;
+};
+
+const Collective& CollectiveOf(CollectiveKind kind);
+
+// One for each kind, each in its file.
+#define TFRING_DECLARE(NAME, TEXT) const Collective& NAME##Collective();
+TFRING_FOR_EACH_COLLECTIVE(TFRING_DECLARE)
+#undef TFRING_DECLARE
+
+// Whether all but their first dimensions are the same.
+bool SameButForRows(const TensorInfo& a, const TensorInfo& b);
+
+// Why a kind whose result has a part for every rank cannot run without
+// `joined`.
+std::string PartWouldBeLost(const std::vector<int32_t>& joined);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_COLLECTIVES_COLLECTIVE_H_

@@ -1,0 +1,25 @@
+#include "tfring_ops/engine/collectives/collective.h"
+
+namespace tfring {
+namespace {
+
+// The coordinator knows which ranks have joined; here they hear who was last.
+class Join final : public Collective {
+ public:
+  // Who was the last differs from time to time.
+  bool is_cacheable() const override { return false; }
+
+  absl::Status Run(ExecutionContext&, const Bucket& bucket) const override {
+    bucket.entries[0]->on_joined(bucket.response.last_joined);
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+const Collective& JoinCollective() {
+  static const Join collective;
+  return collective;
+}
+
+}  // namespace tfring

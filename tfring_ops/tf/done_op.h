@@ -1,0 +1,76 @@
+// The bases of the Done ops' kernels, on the CPU and on GPUs.  Conversion only:
+// from an Outcome to tensors.
+#ifndef TFRING_OPS_TF_DONE_OP_H_
+#define TFRING_OPS_TF_DONE_OP_H_
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tfring_ops/tf/handles.h"
+
+namespace tfring {
+
+// REQUIRES of subclasses: input number N is the handle; 0 without that
+// attribute.
+class CollectOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit CollectOp(tensorflow::OpKernelConstruction* context)
+      : tensorflow::AsyncOpKernel(context) {
+    if (context->HasAttr("N")) {
+      OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
+    }
+  }
+
+  void ComputeAsync(tensorflow::OpKernelContext* context,
+                    DoneCallback done) override {
+    const Handle handle = context->input(count_).scalar<int64_t>()();
+    auto finish = [this, context, done = std::move(done)](Outcome outcome) {
+      if (outcome.status.ok()) {
+        SetOutputs(context, std::move(outcome));
+      } else {
+        context->SetStatus(outcome.status);
+      }
+      done();
+    };
+    std::optional<Outcome> outcome = Handles::Global().Take(handle, finish);
+    if (outcome.has_value()) finish(*std::move(outcome));
+  }
+
+ protected:
+  int count() const { return count_; }
+
+ private:
+  virtual void SetOutputs(tensorflow::OpKernelContext* context,
+                          Outcome outcome) = 0;
+
+  int count_ = 0;
+};
+
+// Whatever the Start put there, or had allocated.
+class GatheredDoneOp : public CollectOp {
+ public:
+  using CollectOp::CollectOp;
+
+ private:
+  void SetOutputs(tensorflow::OpKernelContext* context,
+                  Outcome outcome) override {
+    for (int i = 0; i < context->num_outputs(); ++i) {
+      context->set_output(i, std::move(outcome.gathered[i]));
+    }
+  }
+};
+
+}  // namespace tfring
+
+// The kernel of a Done on GPUs, but for the type.  The framework's stream has
+// been made to wait by the time an outcome is there.
+#define TFRING_DONE_ON_GPU(NAME)      \
+  Name(NAME)                          \
+      .Device(tensorflow::DEVICE_GPU) \
+      .HostMemory("handle")           \
+      .HostMemory("last")
+
+#endif  // TFRING_OPS_TF_DONE_OP_H_

@@ -1,0 +1,128 @@
+// Allreduce and broadcast, whose outputs have the shapes of their inputs, and
+// the Done that they and reducescatter share.
+#include <memory>
+#include <utility>
+
+#include "tfring_ops/tf/done_op.h"
+#include "tfring_ops/tf/dtypes.h"
+#include "tfring_ops/tf/op_definitions.h"
+#include "tfring_ops/tf/start_op.h"
+
+namespace tfring {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// `wire_dtype` is T, or what float32 and float64 travel as, and are reduced as.
+REGISTER_OP("TfringAllreduceStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("wire_dtype: type")
+    .Attr("request_name: string")
+    .Attr("process_set_id: int = 0")
+    .Attr("tensor_names: list(string)")
+    .Attr("reduce_op: {" TFRING_REDUCTIONS "'adasum'}")
+    .Attr("prescale_factor: string = '1.0'")
+    .Attr("postscale_factor: string = '1.0'")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+REGISTER_OP("TfringBroadcastStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("process_set_id: int = 0")
+    .Attr("tensor_names: list(string)")
+    .Attr("root_rank: int")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+// The Done of an allreduce, a broadcast or a reducescatter.  `buf` may be read
+// only here: the engine is writing to it until this op has run.
+REGISTER_OP("TfringDone")
+    .Input("buf: N * T")
+    .Input("handle: int64")
+    .Input("last: int64")
+    .Output("y: N * T")
+    .Output("ended: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+// In place where nobody else holds the input.
+template <CollectiveKind kind>
+class InPlaceStartOp : public StartOp {
+ public:
+  explicit InPlaceStartOp(OpKernelConstruction* context)
+      : StartOp(context, kind) {}
+
+  void Compute(OpKernelContext* context) override {
+    TensorEntry entry = NewEntry(context);
+    auto tensors = std::make_shared<EntryTensors>();
+    for (int i = 0; i < count(); ++i) {
+      // No Tensor of ours may hold the input while it is offered for
+      // forwarding.
+      const void* input = context->input(i).data();
+      const TensorShape shape = context->input(i).shape();
+      Tensor* output = nullptr;
+      int forwarded_input = -1;
+      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
+                                  {i}, i, shape, &output, &forwarded_input));
+      if (forwarded_input < 0) tensors->in_use.push_back(context->input(i));
+      tensors->in_use.push_back(*output);
+      entry.buffers.push_back({input, output->data()});
+    }
+    Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
+  }
+};
+
+class DoneOp : public CollectOp {
+ public:
+  using CollectOp::CollectOp;
+
+ private:
+  void SetOutputs(OpKernelContext* context, Outcome) override {
+    for (int i = 0; i < count(); ++i) {
+      context->set_output(i, context->input(i));
+    }
+    Tensor* ended = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(count(), TensorShape({}), &ended));
+    ended->scalar<int64_t>()() = kNoHandle;
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE_CPU),
+                        InPlaceStartOp<CollectiveKind::kAllreduce>);
+REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE_CPU),
+                        InPlaceStartOp<CollectiveKind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE_CPU), DoneOp);
+
+#define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)                                  \
+  REGISTER_KERNEL_BUILDER(                                                   \
+      TFRING_START_ON_GPU("TfringAllreduceStart").TypeConstraint<TYPE>("T"), \
+      InPlaceStartOp<CollectiveKind::kAllreduce>);                           \
+  REGISTER_KERNEL_BUILDER(                                                   \
+      TFRING_START_ON_GPU("TfringBroadcastStart").TypeConstraint<TYPE>("T"), \
+      InPlaceStartOp<CollectiveKind::kBroadcast>);                           \
+  REGISTER_KERNEL_BUILDER(TFRING_DONE_ON_GPU("TfringDone")                   \
+                              .HostMemory("ended")                           \
+                              .TypeConstraint<TYPE>("T"),                    \
+                          DoneOp);
+TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ON_GPU_OF)
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,79 @@
+#include "tfring_ops/tf/start_op.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tfring_ops/tf/request.h"
+#include "tfring_ops/tf/stream_order.h"
+
+namespace tfring {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+std::string What(const CollectiveRequest& request, int index) {
+  const std::string& name = request.tensors[index].name;
+  return name.empty() ? Name(request.kind)
+                      : absl::StrCat(Name(request.kind), " of '", name, "'");
+}
+
+StartOp::StartOp(OpKernelConstruction* context, CollectiveKind kind)
+    : OpKernel(context) {
+  absl::StatusOr<CollectiveRequest> request = ReadRequest(context, kind);
+  OP_REQUIRES_OK(context, request.status());
+  request_ = *std::move(request);
+}
+
+TensorEntry StartOp::NewEntry(OpKernelContext* context) const {
+  TensorEntry entry;
+  entry.request = request_;
+  for (int i = 0; i < count(); ++i) {
+    entry.request.tensors[i].dims = Dims(context->input(i).shape());
+  }
+  return entry;
+}
+
+void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
+                    std::shared_ptr<EntryTensors> tensors) const {
+  Tensor* output = nullptr;
+  OP_REQUIRES_OK(context,
+                 context->allocate_output(index, TensorShape({}), &output));
+  OP_REQUIRES_OK(context, OrderStreams(context, entry));
+  const Handle previous = context->input(count()).scalar<int64_t>()();
+  absl::StatusOr<Handle> handle =
+      Handles::Global().Start(std::move(entry), previous, std::move(tensors));
+  OP_REQUIRES_OK(context, handle.status());
+  output->scalar<int64_t>()() = *handle;
+}
+
+void AllocateWhenKnown(OpKernelContext* context, TensorEntry& entry,
+                       const std::shared_ptr<EntryTensors>& tensors) {
+  // The device and its allocator outlive every step.
+  entry.allocate_output =
+      [tensors, kind = entry.request.kind, dtype = context->input_dtype(0),
+       allocator = context->get_allocator(tensorflow::AllocatorAttributes())](
+          int index,
+          const std::vector<int64_t>& dims) -> absl::StatusOr<void*> {
+    Tensor output(allocator, dtype, TensorShape(dims));
+    if (!output.IsInitialized()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(Name(kind), ": no memory for an output of shape ",
+                       output.shape().DebugString(), "."));
+    }
+    tensors->gathered[index] = output;
+    return output.data();
+  };
+}
+
+Tensor Int64Scalar(int64_t value) {
+  Tensor tensor(tensorflow::DT_INT64, TensorShape({}));
+  tensor.scalar<int64_t>()() = value;
+  return tensor;
+}
+
+}  // namespace tfring

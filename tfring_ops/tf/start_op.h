@@ -1,0 +1,53 @@
+// The base of the Start ops' kernels, on the CPU and on GPUs.  Conversion only:
+// from tensors to a TensorEntry.
+#ifndef TFRING_OPS_TF_START_OP_H_
+#define TFRING_OPS_TF_START_OP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/tf/handles.h"
+
+namespace tfring {
+
+// "broadcast of 'x'"; a request that the engine will name has no name yet.
+std::string What(const CollectiveRequest& request, int index);
+
+class StartOp : public tensorflow::OpKernel {
+ public:
+  StartOp(tensorflow::OpKernelConstruction* context, CollectiveKind kind);
+
+ protected:
+  int count() const { return static_cast<int>(request_.tensors.size()); }
+
+  TensorEntry NewEntry(tensorflow::OpKernelContext* context) const;
+
+  // Makes the handle output, number `index`.
+  // REQUIRES: all other outputs have been allocated, as far as they are now.
+  void Start(tensorflow::OpKernelContext* context, int index, TensorEntry entry,
+             std::shared_ptr<EntryTensors> tensors) const;
+
+ private:
+  CollectiveRequest request_;
+};
+
+// The engine has the outputs allocated, into tensors->gathered.
+void AllocateWhenKnown(tensorflow::OpKernelContext* context, TensorEntry& entry,
+                       const std::shared_ptr<EntryTensors>& tensors);
+
+tensorflow::Tensor Int64Scalar(int64_t value);
+
+}  // namespace tfring
+
+// The kernel of a Start on GPUs, but for the type.
+#define TFRING_START_ON_GPU(NAME)     \
+  Name(NAME)                          \
+      .Device(tensorflow::DEVICE_GPU) \
+      .HostMemory("prev")             \
+      .HostMemory("handle")
+
+#endif  // TFRING_OPS_TF_START_OP_H_
