@@ -28,8 +28,8 @@ _TENSORFLOW_DISTRIBUTIONS = (
     "tf-nightly",
     "tf-nightly-cpu",
 )
-# What MPI_Get_library_version says, by the name that the build has written. Of
-# others, such as a vendor's MPICH, the version is not compared.
+# Patterns for the result of MPI_Get_library_version, by the name that the build
+# has written. Other MPIs, such as a vendor's MPICH, have no version to compare.
 _MPI_VERSIONS = {
     "Open MPI": r"Open MPI v(\d+\.\d+[^,\s]*)",
     "MPICH": r"MPICH Version:\s*(\d+\.\d+\S*)",
@@ -183,7 +183,7 @@ def _check_mpi_version(built_for: str, library: Path) -> None:
 
 
 def _library_version(library: Path) -> str:
-    """What a libmpi says of itself, which it may before MPI_Init."""
+    """MPI's own version string, which may be read before MPI_Init."""
     text = ctypes.create_string_buffer(_MPI_VERSION_BYTES)
     length = ctypes.c_int()
     try:

@@ -53,7 +53,7 @@ class Party:
         self._members = list(members)
         self._me = self._members.index(comm.rank)
         self._limit = limit
-        # Of the first agreement: until then nobody waits.
+        # The time of the first agreement: until then no rank waits.
         self._begin: float | None = None
 
     def agree(self, error: Exception | None) -> None:
@@ -68,8 +68,8 @@ class Party:
         """Takes a step that waits for the other ranks, in another thread.
 
         Raises:
-            Exception: What `work` raised here or on another rank; it may then
-                be running still.
+            Exception: `work` raised it, here or on another rank; `work` may
+                then still be running.
         """
         running = _Running(work)
         self.agree_on(running)
@@ -221,7 +221,7 @@ def run_within(limit: float, work: Callable[[], _T], message: str) -> _T:
     Raises:
         TimeoutError: It takes more than `limit` seconds, 0 for never; it is
             running still.
-        Exception: What `work` raised.
+        Exception: `work` raised it.
     """
     running = _Running(work)
     begin = time.monotonic()

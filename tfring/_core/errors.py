@@ -1,7 +1,7 @@
 """tfring's own exceptions and warnings.
 
-What goes wrong inside a collective is one of TensorFlow's errors:
-`tf.errors.FailedPreconditionError` when the ranks did not agree, for example.
+A failure inside a collective is raised as one of TensorFlow's errors, for
+example `tf.errors.FailedPreconditionError` when the ranks did not agree.
 """
 
 
@@ -17,7 +17,7 @@ class NotDistributedWarning(UserWarning):
     collective. Each rank then trains a model of its own.
 
     It is given once in a process, on rank 0: by `fit` and `train_on_batch`,
-    for the first such model. As an error it is raised on every rank.
+    for the first such model. If warnings are errors, every rank raises it.
 
     Example:
 
@@ -34,8 +34,8 @@ class NotDistributedWarning(UserWarning):
 class HorovodInternalError(RuntimeError):
     """A collective cannot go on, and `tfring.elastic.run` starts it again.
 
-    Under Horovod's name, for functions that raise it themselves. What the
-    collectives raise is `tf.errors.UnavailableError`.
+    It has Horovod's name, for functions that raise it themselves. The
+    collectives raise `tf.errors.UnavailableError`.
     """
 
 
@@ -43,7 +43,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
     """`State.commit` has heard that hosts come or go: start again from here.
 
     Args:
-        skip_sync: Whether the ranks need not be given rank 0's state.
+        skip_sync: True if the ranks need not be given rank 0's state.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfring._core import abi
 
-# Of Open MPI, for a process that must not talk to MPI any more.
+# Open MPI's value, for a process that must not call MPI any more.
 _OMPI_MPI_STATE_FINALIZE_COMPLETED = 5
 
 _forked = False
@@ -72,7 +72,7 @@ def skip_finalize() -> None:
 
 
 def is_disowned() -> bool:
-    """Whether this is a child that a rank has forked."""
+    """Returns True in a child that a rank has forked."""
     return _forked
 
 

@@ -31,7 +31,7 @@ class _Topology:
     local_size: int
     cross_rank: int
     cross_size: int
-    # Whether all nodes have the same local size.
+    # True if all nodes have the same local size.
     is_homogeneous: bool
 
     @classmethod
@@ -232,7 +232,7 @@ def restart() -> None:
     Raises:
         TimeoutError: Another rank has not come in as long as a collective may
             be stalled.
-        RuntimeError: As for `init`.
+        RuntimeError: See `init`.
     """
     global _topology, _job
     with _lock:
@@ -292,7 +292,7 @@ def _has_lost_ranks(comm: MPI.Intracomm) -> bool:
 
 
 def outlives_lost_ranks() -> bool:
-    """Whether MPI goes on when a rank is killed: Open MPI, if told to."""
+    """Returns True if MPI goes on when a rank is killed: Open MPI can."""
     name = "OMPI_MCA_mpi_ft_enable"
     return os.environ.get(name) == "1"
 
@@ -332,7 +332,7 @@ def job() -> MPI.Intracomm:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
+    """Returns True if `init` has been called, and `shutdown` not since."""
     return _topology is not None
 
 
@@ -367,7 +367,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all machines of the job have the same number of ranks."""
+    """Returns True if all nodes of the job have the same number of ranks."""
     return _joined().is_homogeneous
 
 
@@ -378,7 +378,7 @@ def fusion_threshold_bytes() -> int:
 
 
 def overlap() -> bool:
-    """Whether backpropagation waits for starts: rank 0's, on every rank."""
+    """Returns rank 0's setting: True if backpropagation waits for starts."""
     _joined()
     return bool(native.capi().tfring_overlap() == 1)
 
@@ -442,7 +442,7 @@ def _leave_at_exit() -> None:
 
 
 def _is_another_gone() -> bool:
-    """Whether the job has failed as another rank has ended before this one."""
+    """Returns True if another rank has ended and so failed the job."""
     return _topology is not None and "has shut down" in (reason_of_end() or "")
 
 

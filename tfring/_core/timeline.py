@@ -50,10 +50,10 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Collective: every rank must call it.
 
     Args:
-        file_path: What rank 0 writes in `stop_timeline`, as JSON for
+        file_path: The file that rank 0 writes in `stop_timeline`, as JSON for
             https://ui.perfetto.dev or chrome://tracing. On other ranks it does
             not matter.
-        mark_cycles: Whether each of the coordinator's response lists is marked.
+        mark_cycles: If True, each response list of the coordinator is marked.
             The name is Horovod's, whose engine works in cycles.
 
     Raises:
@@ -88,7 +88,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     comm = runtime.job().Dup()
     _running = _Running(comm.bcast(path), comm, _clock_offset_ns(comm))
     native.capi().tfring_timeline_start(int(mark_cycles))
-    # What another rank submits after its start is seen here, too.
+    # Entries that other ranks submit after their start are recorded here, too.
     comm.Barrier()
 
 
