@@ -39,9 +39,9 @@ def allgather(
     Args:
         tensor: A tensor with at least one dimension, of a dtype that
             `allreduce` takes.
-        name: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
-        process_set: As for `allreduce`.
+        name: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         The rows of rank 0, then those of rank 1, and so on.
@@ -86,18 +86,18 @@ def grouped_allgather(
     tensors that `allgather` would take together.
 
     Args:
-        tensors: As for `allgather`; dtypes and numbers of rows may be mixed.
-        name: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
-        process_set: As for `allreduce`.
+        tensors: See `allgather`; dtypes and numbers of rows may be mixed.
+        name: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         The results, in the order of `tensors`; of no tensors none.
 
     Raises:
-        NotImplementedError: As for `allgather`.
-        TypeError: As for `allgather`, or `tensors` is no list.
-        ValueError: As for `allgather`.
+        NotImplementedError: See `allgather`.
+        TypeError: `tensors` is not a list; otherwise see `allgather`.
+        ValueError: See `allgather`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
 
     Example:

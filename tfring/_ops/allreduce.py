@@ -96,8 +96,8 @@ def allreduce(
             graphs of TensorFlow 1 it is made unique, as operations' names are.
         process_set: Whose ranks take part; only they may call it, and size and
             average are those of the set. By default all ranks.
-        ignore_name_scope: Whether the name is without the scope, where scopes
-            differ between ranks.
+        ignore_name_scope: If True, the name is used without the name scope,
+            for scopes that differ between ranks.
 
     Returns:
         A tensor like `tensor`, or `tf.IndexedSlices`.
@@ -185,28 +185,28 @@ def grouped_allreduce(
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
 
     Args:
-        tensors: As for `allreduce`; dtypes may be mixed, and
-            `tf.IndexedSlices` be among them.
-        average: As for `allreduce`.
-        device_dense: As for `allreduce`.
-        device_sparse: As for `allreduce`.
-        compression: As for `allreduce`.
-        op: As for `allreduce`.
-        prescale_factor: As for `allreduce`.
-        postscale_factor: As for `allreduce`.
-        process_set: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
-        name: As for `allreduce`.
+        tensors: Tensors and `tf.IndexedSlices`, also of different dtypes; see
+            `allreduce`.
+        average: See `allreduce`.
+        device_dense: See `allreduce`.
+        device_sparse: See `allreduce`.
+        compression: See `allreduce`.
+        op: See `allreduce`.
+        prescale_factor: See `allreduce`.
+        postscale_factor: See `allreduce`.
+        process_set: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
+        name: See `allreduce`.
 
     Returns:
         The results, in the order of `tensors`; of no tensors none.
 
     Raises:
-        NotImplementedError: As for `allreduce`.
-        TypeError: As for `allreduce`, or `tensors` is no list.
-        ValueError: As for `allreduce`.
+        NotImplementedError: See `allreduce`.
+        TypeError: `tensors` is not a list; otherwise see `allreduce`.
+        ValueError: See `allreduce`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
-        tf.errors.InvalidArgumentError: As for `allreduce`.
+        tf.errors.InvalidArgumentError: See `allreduce`.
 
     Example:
     ```python
@@ -404,7 +404,7 @@ def _summed_by_index(
 
 
 def _scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    # As the engine does it.
+    # The engine computes in the same types.
     product = tf.cast(tensor, tf.float64) * factor
     if tensor.dtype in (tf.float16, tf.bfloat16):
         product = tf.cast(product, tf.float32)

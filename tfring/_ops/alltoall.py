@@ -38,9 +38,9 @@ def alltoall(
         splits: An integer tensor of shape (`size()`,): how many rows are for
             each rank, which are all rows. May differ between ranks. By
             default equally many.
-        name: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
-        process_set: As for `allreduce`.
+        name: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         The rows from rank 0, behind them those from rank 1, and so on. With

@@ -22,8 +22,8 @@ def barrier(
     may run before or after. Not supported under `jit_compile=True`.
 
     Args:
-        process_set: As for `allreduce`.
-        name: As for `allreduce`.
+        process_set: See `allreduce`.
+        name: See `allreduce`.
 
     Returns:
         None; in a graph of TensorFlow 1, the operation to be run.

@@ -38,9 +38,9 @@ def broadcast(
             the root only its dtype and shape count.
         root_rank: Whose tensor it is, from 0 to `size() - 1`, as
             `tfring.rank()` counts.
-        name: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
-        process_set: As for `allreduce`.
+        name: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
+        process_set: See `allreduce`.
 
     Returns:
         The tensor of `root_rank`.

@@ -41,17 +41,17 @@ def start_allreduce(
     """Starts an allreduce of tensors of one dtype.
 
     Args:
-        tensors: What is reduced, in place where nothing else uses it.
+        tensors: Reduced in place where nothing else uses them.
         request_name: Equal on all ranks, and unique among those in flight.
-        tensor_names: As errors shall call the tensors.
+        tensor_names: Names of the tensors in errors.
         previous: The start before it in the chain; None begins a chain.
         op: The reduction.
         prescale_factor: Multiplies each tensor before the reduction.
         postscale_factor: Multiplies the result.
-        wire_dtype: What the tensors are cast to before they are scaled and
-            reduced, and back from afterwards: float16 or bfloat16, of float32
-            and float64, but for Adasum. By default nothing is cast.
-        last: Whether it ends the chain; dones may follow.
+        wire_dtype: float16 or bfloat16, to which tensors of float32 and
+            float64 are cast before they are scaled and reduced, and back from
+            afterwards; not for Adasum. By default nothing is cast.
+        last: True if it ends the chain; dones may follow.
         process_set: Whose ranks take part, this one among them; it need not be
             that of the rest of the chain.
 

@@ -18,10 +18,10 @@ class Compressor:
     """Base class of compressors: what travels in place of a tensor.
 
     Derive from it for a compression of your own, and pass the class, or an
-    instance of it, wherever `compression` is an argument. What `compress` gives
-    is what the ranks reduce: from tensors of one dtype and shape it must make
-    such of one dtype and shape on every rank. It is called in graphs and under
-    `jit_compile=True`, too, so it consists of TensorFlow's operations.
+    instance of it, wherever `compression` is an argument. The ranks reduce the
+    tensor that `compress` returns: from tensors of one dtype and shape it must
+    make such of one dtype and shape on every rank. It is called in graphs and
+    under `jit_compile=True`, too, so it consists of TensorFlow's operations.
 
     `tf.IndexedSlices` are not reduced but gathered, and travel as they are, but
     for `Compression.fp16` and `bf16`. On one rank nothing travels, and no
@@ -70,8 +70,8 @@ class Compressor:
         """Makes of what has travelled a tensor as it was before.
 
         Args:
-            tensor: What the ranks have made of what `compress` gave.
-            ctx: What `compress` gave with it.
+            tensor: The reduction of the tensors that `compress` returned.
+            ctx: The context that `compress` returned with its tensor.
 
         Returns:
             A tensor of the dtype and shape of that before `compress`.
@@ -149,7 +149,7 @@ class Compression:
 
     Attributes:
         none: Nothing is changed.
-        fp16: float16. What exceeds 65504, be it a sum on its way to an average,
+        fp16: float16. A value over 65504, even a sum on its way to an average,
             becomes infinite (see `gradient_predivide_factor` of
             `tfring.DistributedOptimizer`); below 6e-5 precision is lost.
         bf16: bfloat16. The range of float32, with 8 bits of precision.

@@ -1,11 +1,11 @@
 """Gradients of the collectives; importing it registers them.
 
-What reached a rank from others sends its gradient back to them: each gradient
+The gradient of data that came from other ranks goes back to them: each gradient
 is a collective itself, and all ranks must take it.
 
 Note [Whose loss]: the factors are Horovod's, so that a script that moves here
-trains as before. Those of allreduce and alltoall are exact for the sum of the
-ranks' losses. What allgather and broadcast gave to every rank is taken for one
+trains as before. The gradients of allreduce and alltoall are exact for the sum
+of the ranks' losses. The result of allgather and broadcast is taken for one
 replicated tensor, whose gradient is the average of what the ranks have, and
 `1 / size()` of the exact one; that of reducescatter is `size()` times the exact
 one. So a reducescatter with an allgather behind it has the gradient of the

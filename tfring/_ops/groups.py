@@ -31,9 +31,9 @@ def requests_of(
 
     Args:
         tensors: Not empty.
-        name: Of the first request; those after it add their dtype. "" leaves
+        name: The first request's; those after it add their dtype. "" leaves
             all names to the engine.
-        tensor_names: As errors shall call the tensors; by default by number.
+        tensor_names: Names of the tensors in errors; by default numbers.
     """
     if len(tensors) == 1 and tensor_names is not None:
         yield Request([0], [*tensors], name, [*tensor_names], last=True)

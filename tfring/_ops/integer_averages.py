@@ -28,11 +28,11 @@ class Reduction:
     """Tensors of a group on their way: integers to average become summands.
 
     Args:
-        op: What the group is reduced with.
+        op: The reduction of the group.
         prescale_factor: Multiplies each tensor before the reduction.
         postscale_factor: Multiplies each result.
-        tensors: Those of the group.
-        names: As errors shall call them.
+        tensors: The tensors of the group.
+        names: Their names in errors.
         rank_count: How many ranks take part, where that is known; by default
             they are counted.
     """
@@ -51,7 +51,7 @@ class Reduction:
         self._dtypes = [tensor.dtype for tensor in tensors]
         self._rank_count = rank_count
         self._counts: list[int] = []  # of each tensor
-        # What travels in their place.
+        # The tensors that travel in their place.
         self.tensors: list[tf.Tensor] = []
         self.names: list[str] = []
         for tensor, name in zip(tensors, names, strict=True):
@@ -74,7 +74,7 @@ class Reduction:
         return self._op, *self._factors
 
     def results(self, reduced: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Those of the group, from those of `tensors`."""
+        """The group's results, from those of `self.tensors`."""
         results = []
         left = iter(reduced)
         for dtype, count in zip(self._dtypes, self._counts, strict=True):
@@ -102,7 +102,7 @@ def summands(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _summand_names(dtype: tf.DType, name: str) -> list[str]:
-    """What errors call `summands`: ranks of other dtypes have other ones."""
+    """The names of `summands` in errors; they differ by dtype."""
     name = name or "tensor"
     if dtype.size < 8:
         return [f"{name} ({dtype.name})"]

@@ -1,6 +1,6 @@
 """Collectives on Python objects, which travel pickled.
 
-What arrives is unpickled, as it is from ranks of the same job. Pickle finds
+Received data is unpickled, as it is from ranks of the same job. Pickle finds
 functions and classes by name, so these must be importable on every rank.
 """
 
@@ -44,8 +44,8 @@ def broadcast_object(
         root_rank: Whose object it is, from 0 to `size() - 1`.
         session: For programs of TensorFlow 1: the session to run in, to whose
             graph operations are added. By default the default session.
-        name: As for `tfring.allreduce`.
-        process_set: As for `tfring.allreduce`.
+        name: See `tfring.allreduce`.
+        process_set: See `tfring.allreduce`.
 
     Returns:
         On `root_rank` `obj` itself, on other ranks a copy of that rank's.
@@ -105,17 +105,17 @@ def broadcast_object_fn(
     """Makes a function of `broadcast_object`, with the other arguments given.
 
     Args:
-        root_rank: As for `broadcast_object`.
-        session: As for `broadcast_object`.
-        name: As for `broadcast_object`.
-        process_set: As for `broadcast_object`.
+        root_rank: See `broadcast_object`.
+        session: See `broadcast_object`.
+        name: See `broadcast_object`.
+        process_set: See `broadcast_object`.
 
     Returns:
         A function of an object; every rank must call it.
 
     Raises:
         TypeError: `root_rank` is no integer.
-        ValueError: As for `broadcast_object`.
+        ValueError: See `broadcast_object`.
 
     Example:
 
@@ -149,9 +149,9 @@ def allgather_object(
 
     Args:
         obj: Anything that `pickle` takes.
-        session: As for `broadcast_object`.
-        name: As for `tfring.allreduce`.
-        process_set: As for `tfring.allreduce`.
+        session: See `broadcast_object`.
+        name: See `tfring.allreduce`.
+        process_set: See `tfring.allreduce`.
 
     Returns:
         Copies of all objects, in the order of ranks.

@@ -27,7 +27,7 @@ from tfring._core.process_sets import ProcessSet, checked_id
 _LAST_DONES = "_tfring_last_dones"
 
 
-# Of all graphs, and of those eagerly run.
+# Counts starts, in all graphs and in eager mode.
 _starts = 0
 
 

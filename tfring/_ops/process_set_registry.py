@@ -100,13 +100,13 @@ def add_unless_known(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Takes a process set out of the job.
 
-    What is in flight on it fails. The set must not be used afterwards, but may
-    be added again. Collective: every rank of the job must call it, eagerly, in
-    the same order among its collectives.
+    Collectives in flight on it fail. The set must not be used afterwards, but
+    may be added again. Collective: every rank of the job must call it, eagerly,
+    in the same order among its collectives.
 
     Args:
-        process_set: What `tfring.add_process_set` returned, or `tfring.init`
-            was given.
+        process_set: The result of `tfring.add_process_set`, or a set that was
+            given to `tfring.init`.
 
     Returns:
         True; False for `tfring.global_process_set` and for a set that is not

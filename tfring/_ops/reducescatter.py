@@ -59,14 +59,14 @@ def reducescatter(
     Args:
         tensor: A tensor with at least one dimension; otherwise as for
             `allreduce`, but no `tf.IndexedSlices`.
-        device_dense: As for `allreduce`.
-        compression: As for `allreduce`; one of your own must keep the rows.
-        op: As for `allreduce`.
-        name: As for `allreduce`.
-        process_set: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
-        prescale_factor: As for `allreduce`.
-        postscale_factor: As for `allreduce`.
+        device_dense: See `allreduce`.
+        compression: See `allreduce`; one of your own must keep the rows.
+        op: See `allreduce`.
+        name: See `allreduce`.
+        process_set: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
+        prescale_factor: See `allreduce`.
+        postscale_factor: See `allreduce`.
 
     Returns:
         This rank's rows of what `allreduce` would return: the first for rank
@@ -76,7 +76,7 @@ def reducescatter(
 
     Raises:
         NotImplementedError: It is being traced for XLA.
-        TypeError: As for `allreduce`.
+        TypeError: See `allreduce`.
         ValueError: `tensor` is a scalar, or as for `allreduce`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
 
@@ -126,24 +126,24 @@ def grouped_reducescatter(
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
 
     Args:
-        tensors: As for `reducescatter`; dtypes and numbers of rows may be
+        tensors: See `reducescatter`; dtypes and numbers of rows may be
             mixed.
-        device_dense: As for `allreduce`.
-        compression: As for `allreduce`.
-        op: As for `allreduce`.
-        process_set: As for `allreduce`.
-        prescale_factor: As for `allreduce`.
-        postscale_factor: As for `allreduce`.
-        name: As for `allreduce`.
-        ignore_name_scope: As for `allreduce`.
+        device_dense: See `allreduce`.
+        compression: See `allreduce`.
+        op: See `allreduce`.
+        process_set: See `allreduce`.
+        prescale_factor: See `allreduce`.
+        postscale_factor: See `allreduce`.
+        name: See `allreduce`.
+        ignore_name_scope: See `allreduce`.
 
     Returns:
         The results, in the order of `tensors`; of no tensors none.
 
     Raises:
         NotImplementedError: It is being traced for XLA.
-        TypeError: As for `reducescatter`, or `tensors` is no list.
-        ValueError: As for `reducescatter`.
+        TypeError: `tensors` is not a list; otherwise see `reducescatter`.
+        ValueError: See `reducescatter`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
 
     Example:

@@ -23,8 +23,8 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks, of the job or of a process set.
 
     Args:
-        process_set_id: Of a `tfring.ProcessSet`; 0 is the whole job.
-        name: Of the operation.
+        process_set_id: A `tfring.ProcessSet`'s; 0 is the whole job.
+        name: The operation's name.
 
     Returns:
         An int32 scalar: in a graph, what `size()` is when the graph runs. Under
@@ -73,8 +73,8 @@ def process_set_included_op(
     """Tells whether this process is in a process set; otherwise as `size_op`.
 
     Args:
-        process_set_id: Of a `tfring.ProcessSet`; 0 is the whole job.
-        name: Of the operation.
+        process_set_id: A `tfring.ProcessSet`'s; 0 is the whole job.
+        name: The operation's name.
 
     Returns:
         An int32 scalar: 1 if it is, 0 if not, -1 before `init`, and -3 if there
