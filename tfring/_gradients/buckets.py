@@ -40,7 +40,7 @@ def bucket_limits(
     Args:
         tensors: All that shall travel.
         most_bytes: The size of a bucket that is never exceeded.
-        wire_dtype: As `cut_into_buckets`'s.
+        wire_dtype: See `cut_into_buckets`.
 
     Returns:
         The bytes of the first bucket, and of each other one.
@@ -108,7 +108,7 @@ def cut_by_groups(
             one dtype travel together.
 
     Returns:
-        As `cut_into_buckets`.
+        See `cut_into_buckets`.
     """
     buckets: dict[tuple[int, tf.DType], list[int]] = {}
     for index, (tensor, group) in enumerate(zip(tensors, groups, strict=True)):

@@ -27,21 +27,21 @@ class GradientOptions:
     Attributes:
         device_dense: Where tensors are reduced; "" leaves it to TensorFlow.
         device_sparse: The same for `tf.IndexedSlices`.
-        compression: What is done to dense gradients before they travel; see
+        compression: How dense gradients are changed before they travel; see
             `Compression` for `tf.IndexedSlices`.
-        sparse_as_dense: Whether `tf.IndexedSlices` are made dense and summed
+        sparse_as_dense: If True, `tf.IndexedSlices` are made dense and summed
             up, instead of gathered from all ranks. Under XLA, whose shapes are
             static, they always are.
         op: `Average`, `Sum` or `Adasum`.
-        predivide_factor: What an average is divided by before the reduction
-            already, and multiplied with afterwards. `tf.IndexedSlices`, which
-            are not added up, are not.
+        predivide_factor: Divides gradients before the reduction of an average,
+            and multiplies the result. `tf.IndexedSlices`, which are not added
+            up, stay as they are.
         groups: Lists of variables whose gradients travel together, or a number
             of groups; default buckets of the size that the engine wishes.
         process_set: The ranks that average among themselves.
-        scale_local_gradients: Whether the gradients of local variables are
+        scale_local_gradients: If True, the gradients of local variables are
             divided by the number of ranks.
-        local_variables: Those whose gradients are not reduced. More may be
+        local_variables: Variables whose gradients are not reduced. More may be
             added until the first step.
     """
 

@@ -143,7 +143,7 @@ class Backpropagation:
     def _needed_by(self, starts: Sequence[Started]) -> dict[str, int]:
         """The number of the first start that needs an operation, by its name.
 
-        Those that none needs are not in it.
+        Operations that no start needs are left out.
         """
         types = {operation.type: operation for operation in self._operations}
         is_stateful = {
@@ -165,7 +165,7 @@ class Backpropagation:
     def _leads_to(
         self, names: Iterable[str]
     ) -> Callable[[tf.Operation, tf.Operation], bool]:
-        """Whether one of the named operations leads to another operation."""
+        """Returns a predicate: a named operation leads to another operation."""
         bit_of = {name: 1 << i for i, name in enumerate(names)}
         before: dict[str, int] = {}  # the bits of what leads to an operation
         for operation in self._operations:
