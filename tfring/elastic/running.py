@@ -25,8 +25,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     returns when it has ended on all ranks.
 
     After a start process sets are gone, to be added again by such a callback.
-    What a `tf.function` was told of `tfring.size()` when it was traced is as
-    before; the functions of a `TensorFlowKerasState`'s model are traced anew.
+    A `tf.function` keeps the `tfring.size()` of the time when it was traced;
+    the functions of a `TensorFlowKerasState`'s model are traced anew.
 
     Ranks are lost without ending the job under `tfringrun --elastic` (or
     `mpirun --with-ft ulfm` of Open MPI 5). One that is lost while the others
@@ -93,7 +93,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_of_the_job(error: Exception) -> bool:
-    """Whether it is the job that has failed, and not `func`."""
+    """Returns True if the job has failed, and not `func`."""
     if isinstance(error, HorovodInternalError):
         return True
     MPI = native.mpi()  # noqa: N806

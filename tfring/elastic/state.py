@@ -82,7 +82,7 @@ class State:
         may be enough. Collective: every rank must call it.
 
         Raises:
-            HostsUpdatedInterrupt: As `check_host_updates`.
+            HostsUpdatedInterrupt: See `check_host_updates`.
         """
         self.save()
         self.check_host_updates()
@@ -125,8 +125,8 @@ class ObjectState(State):
     """Python objects, as attributes.
 
     Args:
-        bcast_object: As for `State`.
-        get_rank: As for `State`.
+        bcast_object: See `State`.
+        get_rank: See `State`.
         **kwargs: The attributes and their first values: anything that can be
             copied and pickled.
 

@@ -21,10 +21,10 @@ class TensorFlowState(ObjectState):
             default all.
         session: For programs of TensorFlow 1: the session that has them; the
             default session if there is one.
-        **kwargs: As for `ObjectState`.
+        **kwargs: See `ObjectState`.
 
     Raises:
-        TypeError: As for `tfring.broadcast_variables`.
+        TypeError: See `tfring.broadcast_variables`.
         ValueError: There are no variables.
     """
 
@@ -105,9 +105,8 @@ class TensorFlowKerasState(ObjectState):
             built if need be.
         backend: Accepted as Horovod's. Without effect, as Keras 3 has no
             sessions.
-        **kwargs: As for `ObjectState`, of which `batch` and `epoch` are those
-            that `UpdateBatchStateCallback` and `UpdateEpochStateCallback`
-            count.
+        **kwargs: See `ObjectState`. `UpdateBatchStateCallback` and
+            `UpdateEpochStateCallback` count `batch` and `epoch`.
 
     Raises:
         ValueError: The model has not been built, or there is no optimizer.
@@ -181,9 +180,9 @@ class KerasState(TensorFlowKerasState):
     """`TensorFlowKerasState` under the name that Horovod's Keras modules have.
 
     Args:
-        model: As for `TensorFlowKerasState`.
-        optimizer: As for `TensorFlowKerasState`.
-        **kwargs: As for `TensorFlowKerasState`.
+        model: See `TensorFlowKerasState`.
+        optimizer: See `TensorFlowKerasState`.
+        **kwargs: See `TensorFlowKerasState`.
     """
 
     def __init__(
