@@ -82,9 +82,9 @@ class EmptyFunction(Simple):
 class InPlace(Contestant):
     """Allreduces in a `tf.function` whose tensors nothing else uses.
 
-    What is given to a function belongs to the caller, so that the first
-    reduction makes a copy; those behind it work in the result of the one
-    before. They alone are timed, inside of the function.
+    A function's arguments belong to the caller, so that the first reduction
+    makes a copy; those behind it work in the result of the one before. They
+    alone are timed, inside of the function.
     """
 
     _CHAIN = 4

@@ -18,15 +18,15 @@ _Array = np.ndarray[Any, Any]
 class Kind:
     """A collective on equal shares, and what each rank gets from it."""
 
-    # Of the bytes of the collective, as nccl-tests counts them, the share that
-    # has to leave each rank, by the number of ranks. What is moved by a second,
-    # times this, is the bus bandwidth: it can be held against the speed of a
+    # The share of the collective's bytes, as nccl-tests counts them, that has
+    # to leave each rank, by the number of ranks. The bytes moved in a second,
+    # times this, are the bus bandwidth: it can be held against the speed of a
     # link whatever the number of ranks.
     # Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     bus_factor: Callable[[int], float]
     # From the arrays of all ranks, and the rows that are this rank's share.
     result: Callable[[Sequence[_Array], slice], _Array]
-    # What `tfring`'s function takes besides the array, but `op`.
+    # Arguments of `tfring`'s function besides the array and `op`.
     arguments: tuple[Any, ...] = ()
     reduces: bool = False
     # XLA, whose shapes are static, can compile it.

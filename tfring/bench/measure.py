@@ -117,7 +117,7 @@ def measure(
     Args:
         contestants: The same on every rank, in the same order.
         rounds: How many turns each has.
-        case: What they do, for the rows.
+        case: The name of their task, for the rows.
         count_bytes: How many bytes they move; 0 leaves out bandwidths.
         bus_factor: See `kinds.Kind`.
         progress: Called after each round.

@@ -72,8 +72,8 @@ def measure_step(
 
     Args:
         model: "mlp" or "cnn".
-        batch_size: Of each rank.
-        jit_compile: Whether the step is compiled by XLA.
+        batch_size: Each rank's.
+        jit_compile: If True, XLA compiles the step.
         rounds: How many turns each of the three has.
         steps: How many training steps a turn has.
         progress: Called after each round.
