@@ -29,8 +29,8 @@ class JoinCallback(keras.callbacks.Callback):
     training alone.
 
     Args:
-        local_variables: Those of the model that remain each rank's own, as for
-            `BroadcastGlobalVariablesCallback`.
+        local_variables: Variables of the model that remain each rank's own, as
+            for `BroadcastGlobalVariablesCallback`.
 
     Example:
 
