@@ -43,8 +43,8 @@ def distribute(
     Args:
         optimizer: A Keras optimizer.
         options: How it reduces gradients.
-        summed_passes: What Keras's mean of accumulated gradients is multiplied
-            by: their number, for a sum.
+        summed_passes: Multiplies Keras's mean of accumulated gradients: their
+            number, for a sum.
     """
     _teach_loss_scale_optimizer()
     base: Any = type(optimizer)

@@ -39,17 +39,18 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     Args:
         gradtape: A `tf.GradientTape`, recording already or not; persistent or
             not.
-        device_dense: As all that follow, as for `tfring.DistributedOptimizer`.
+        device_dense: Where dense gradients are reduced. It and the arguments
+            below mean the same as for `tfring.DistributedOptimizer`.
         device_sparse: Where sparse gradients are reduced.
         compression: In which dtype larger floats travel, or how else.
-        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
         groups: Which gradients travel together; lists hold sources.
         process_set: Which ranks average among themselves; the others keep
             their own gradients.
-        scale_local_gradients: Whether the gradients of local sources are
+        scale_local_gradients: If True, the gradients of local sources are
             divided by the number of ranks.
 
     Returns:
@@ -116,11 +117,12 @@ def PartialDistributedGradientTape(  # noqa: N802
     the ranks.
 
     Args:
-        gradtape: As all that is not below, as for `DistributedGradientTape`.
+        gradtape: See `DistributedGradientTape`, also for the arguments up to
+            `process_set`.
         device_dense: Where dense gradients are reduced.
         device_sparse: Where sparse gradients are reduced.
         compression: In which dtype larger floats travel, or how else.
-        sparse_as_dense: Whether `tf.IndexedSlices` are made dense.
+        sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
@@ -128,16 +130,16 @@ def PartialDistributedGradientTape(  # noqa: N802
         process_set: Which ranks average among themselves.
         local_layers: A Keras layer, or a list of them. Need not agree across
             ranks, but each rank needs as many others, of the same shapes.
-        scale_local_gradients: Whether local gradients are divided by the number
-            of ranks.
+        scale_local_gradients: If True, local gradients are divided by the
+            number of ranks.
 
     Returns:
-        As `DistributedGradientTape`.
+        See `DistributedGradientTape`.
 
     Raises:
-        TypeError: As `DistributedGradientTape`.
-        ValueError: As `DistributedGradientTape`, or one of `local_layers` is
-            not a Keras layer.
+        TypeError: See `DistributedGradientTape`.
+        ValueError: One of `local_layers` is not a Keras layer; otherwise see
+            `DistributedGradientTape`.
 
     Example:
 
