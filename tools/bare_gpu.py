@@ -22,7 +22,7 @@ _FAKES = Path(__file__).parents[1] / "build/native/plain/tests"
 FAKE_DRIVER = _FAKES / "fake_cuda/libcuda.so.1"
 FAKE_NCCL = _FAKES / "fake_nccl/libnccl.so.2"
 
-# As in tfring_ops/base/types.h.
+# The dtypes of tfring_ops/base/types.h, in its order.
 DTYPES = (
     *("float16", "bfloat16", "float32", "float64"),
     *("int8", "int16", "int32", "int64"),
@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 
 
 class GpuError(Exception):
-    """What the driver or tfring says went wrong."""
+    """An error of the driver or of tfring."""
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def driver() -> ctypes.CDLL:
 
 
 def is_fake() -> bool:
-    """Whether the driver is that of tests/fake_cuda."""
+    """Returns True if the driver is that of tests/fake_cuda."""
     return hasattr(driver(), "FakeCudaOptions")
 
 
@@ -214,7 +214,7 @@ class Gpu:
         to_dtype: str | None = None,
         factor: float = 1.0,
     ) -> None:
-        """As a bucket is packed and unpacked: runs of `counts[i]` elements.
+        """Copies runs of `counts[i]` elements, as a bucket is packed.
 
         They are cast to `to_dtype`, if that is another, and scaled.
         """
@@ -275,7 +275,7 @@ def name() -> str:
 
 
 def number_of_gpus() -> int:
-    """Those that this process may use."""
+    """The number of GPUs that this process may use."""
     number = ctypes.c_int()
     call("cuInit", 0)
     call("cuDeviceGetCount", ctypes.byref(number))
@@ -283,7 +283,7 @@ def number_of_gpus() -> int:
 
 
 def nccl_version() -> int:
-    """As of `tfring.nccl_built`: 22105 is 2.21.5; 0 if there is none."""
+    """NCCL's version as a number: 22105 is 2.21.5; 0 if there is none."""
     return int(library().tfring_nccl_version())
 
 

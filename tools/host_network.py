@@ -43,7 +43,7 @@ exec sleep infinity
 """
 
 # Called as ssh is: options, the host, the words of a command for its shell.
-# As with ssh, the environment stays behind.
+# It does not pass on the environment, as ssh does not.
 _AGENT = """\
 #!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -78,7 +78,7 @@ class HostNetwork:
 
     Args:
         hosts: How many, named host1, host2, ...
-        rate: Of each host's link, in each direction, as `tc` writes it.
+        rate: The rate of each host's link, in each direction, as `tc` has it.
 
     Raises:
         subprocess.CalledProcessError: The kernel or its tools refuse; stderr
@@ -117,7 +117,7 @@ class HostNetwork:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def slots(self, each: int) -> str:
-        """What `tfringrun -H` takes: all hosts, with so many slots each."""
+        """The argument of `tfringrun -H`: all hosts, with `each` slots."""
         return ",".join(f"{name}:{each}" for name in self.hosts)
 
     def popen(
@@ -142,14 +142,14 @@ class HostNetwork:
         self._ip(f"link set {host} down")
 
     def kill(self, host: str) -> None:
-        """Ends a host with all its processes, without a farewell."""
+        """Ends a host with all its processes at once, with no shutdown."""
         holder = self._holders.pop(host)
         with contextlib.suppress(ProcessLookupError):
             os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
 
     def _launchers(self) -> dict[str, str]:
-        """What makes an MPI launcher take the agent for ssh."""
+        """Settings that make an MPI launcher use the agent in place of ssh."""
         return {
             "PRTE_MCA_plm_ssh_agent": str(self._agent),  # Open MPI 5
             "OMPI_MCA_plm_rsh_agent": str(self._agent),  # Open MPI 4

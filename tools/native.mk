@@ -1,4 +1,4 @@
-# Compiles the rooms of tfring_ops/, links the op library and the C++ tests.
+# Compiles the modules of tfring_ops/, links the op library and the C++ tests.
 # setup.py calls it for the library, the Makefile for the tests.
 #
 # Incremental: an object depends on its source, on the headers that it
@@ -27,7 +27,7 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
   -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64 \
   -iquote . -isystem $(TENSORFLOW)/include
 
-# What some sources need beyond that.
+# Some sources need more flags.
 # initial-exec: where thread-local memory is allocated late and lies 16 bytes
 # behind the start of a page, g++ 12's TSan takes these for a header with its
 # bounds, which glibc 2.19 wrote, and asks for terabytes.
@@ -68,7 +68,7 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
 SOURCES := $(wildcard tfring_ops/xla/*.cc) \
   $(filter-out tfring_ops/xla/% $(FOREIGN_SOURCES),$(wildcard \
     tfring_ops/*/*.cc tfring_ops/*/*/*.cc))
-# The rooms that need neither TensorFlow's runtime nor MPI.
+# The modules that need neither TensorFlow's runtime nor MPI.
 CORE_SOURCES := $(filter-out tfring_ops/transport/mpi/%,$(filter \
   $(patsubst %,tfring_ops/%/%,base kernels transport algorithms nccl \
   engine),$(SOURCES)))
@@ -129,10 +129,10 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 
 # ---- The C++ tests ----
 
-# Those that need MPI are called mpi_*_test.cc.  They are run by the launcher,
+# Tests that need MPI are called mpi_*_test.cc.  They are run by the launcher,
 # and not under the sanitizers: MPI libraries leak and race by themselves.  Nor
-# are those called large_*_test.cc, which would take minutes there.  What knows
-# no second thread has nothing to show to TSan.
+# are those called large_*_test.cc, which would take minutes there.  Tests with
+# a single thread have nothing to show to TSan.
 SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
   coordinator cpu_variants difference fusion half kernels messages options \
   cached_schedule))
@@ -206,7 +206,7 @@ check check-unsanitized: export TF_ENABLE_ONEDNN_OPTS := 0
 CHECKS := $(PLAIN_TESTS:%=check/%) $(MPI_TESTS:%=check/%)
 .PHONY: $(CHECKS)
 check: $(CHECKS)
-# Those alone that no sanitizer takes.
+# Only the tests that do not run under a sanitizer.
 .PHONY: check-unsanitized
 check-unsanitized: $(filter $(OMITTED_asan:%=check/%),$(CHECKS)) check/symbols
 

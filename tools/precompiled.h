@@ -1,4 +1,5 @@
-// What most sources of the core and their tests include (tools/native.mk).
+// The headers that most sources of the core and its tests include; see
+// tools/native.mk.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

@@ -67,8 +67,8 @@ def _run_paths(*, editable: bool) -> list[str]:
 
     Installed, the library stands beside TensorFlow in site-packages, and an
     MPI that came by pip in the `lib` of the same environment; in a source tree
-    it does not.  What is installed must not depend on where it was built: pip
-    builds in directories that it removes.
+    it does not.  An installed library must not depend on where it was built:
+    pip builds in directories that it removes.
     """
     # site-packages is lib/python3.x/site-packages: three levels below.
     run_paths = ["$ORIGIN/../tensorflow", "$ORIGIN/../../.."]
@@ -94,12 +94,12 @@ def _mpirun(*, editable: bool) -> str:
 
 
 def _in_environment(path: Path) -> bool:
-    """Whether pip put it there: into this environment or the build's own."""
+    """Returns True for a path in this environment or the build's own."""
     prefixes = {Path(sysconfig.get_path("data"))}
     for entry in map(Path, sys.path):
         if entry.name == "site-packages":
             prefixes.add(entry.parents[2])
-    # What stands in /usr is the system's, also where its Python builds.
+    # Files in /usr are the system's, also where its Python builds.
     prefixes.discard(Path("/usr"))
     return any(path.is_relative_to(prefix) for prefix in prefixes)
 
