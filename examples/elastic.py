@@ -32,7 +32,7 @@ _WEIGHTS = flags.DEFINE_string("weights", None, "A .weights.h5 file to write.")
 
 
 class Kill(keras.callbacks.Callback):
-    """What a rank that ran out of memory looks like to the others."""
+    """Ends this rank as if it had run out of memory."""
 
     def __init__(self, state):
         super().__init__()

@@ -5,8 +5,8 @@
 
 Rank 0 saves model and optimizer after every epoch. The first command dies in
 the third epoch; the second resumes at its beginning, and prints the same digest
-as a run without a crash. Only rank 0 needs to see the file. What Keras does not
-save is not resumed: the seeds of dropout, the order of shuffled data.
+as a run without a crash. Only rank 0 needs to see the file. State that Keras
+does not save is not resumed: the seeds of dropout, the order of shuffled data.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Save(keras.callbacks.Callback):
 
 
 class Crash(keras.callbacks.Callback):
-    """What a node that lost its power looks like to the others."""
+    """Ends this rank as if its node had lost power."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.now = epoch + 1 == _CRASH_IN_EPOCH.value
@@ -54,7 +54,7 @@ class Crash(keras.callbacks.Callback):
 
 
 def digest(model):
-    """Of the weights and all that the optimizer keeps."""
+    """Returns a digest of the weights and the optimizer's variables."""
     variables = [*model.weights, *model.optimizer.variables]
     values = b"".join(variable.numpy().tobytes() for variable in variables)
     return hashlib.sha256(values).digest()

@@ -50,7 +50,7 @@ def train_step(model, optimizer, x, y):
 
 
 def accuracy_over_ranks(model, x, y):
-    """Of the images of all ranks together, which need not have equally many."""
+    """The accuracy on the images of all ranks, which may differ in number."""
     correct = tf.argmax(model(x, training=False), axis=1) == y
     counts = [tf.reduce_sum(tf.cast(correct, tf.int64)), tf.size(y, tf.int64)]
     right, images = tfring.allreduce(tf.stack(counts), op=tfring.Sum)
