@@ -37,7 +37,7 @@ struct Case {
   std::vector<int64_t> counts;  // elements of each tensor
 };
 
-// Of ResNet-50: convolutions and the pairs of vectors that normalise them.
+// ResNet-50: convolutions and the pairs of vectors that normalise them.
 std::vector<int64_t> ResNet50() {
   std::vector<int64_t> counts;
   const auto convolution = [&](int64_t size, int64_t in, int64_t out) {
@@ -60,7 +60,7 @@ std::vector<int64_t> ResNet50() {
   return counts;
 }
 
-// Of BERT-base: embeddings, and twelve layers of attention.
+// BERT-base: embeddings, and twelve layers of attention.
 std::vector<int64_t> BertBase() {
   constexpr int64_t kWidth = 768;
   std::vector<int64_t> counts = {30522 * kWidth, 512 * kWidth, 2 * kWidth,

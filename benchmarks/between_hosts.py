@@ -42,7 +42,7 @@ PLOT = flags.DEFINE_string(
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What one contestant reached on some hosts."""
+    """The result of one contestant on some hosts."""
 
     hosts: int
     who: str

@@ -1,4 +1,4 @@
-"""What the kernels and the rings reach on this machine's GPU.
+"""Measures the kernels and the rings on this machine's GPU.
 
   .venv/bin/python benchmarks/gpu.py --json=gpu.json
 
@@ -51,7 +51,7 @@ _PACKED_TENSORS = 256
 def seconds_of(
     work: Callable[[], object], finish: Callable[[], object]
 ) -> float:
-    """Of one `work`: the median of some rounds."""
+    """Returns the seconds of one `work`: the median of some rounds."""
     work()
     finish()
     rounds = []
@@ -171,7 +171,7 @@ def run(
 
 
 def why_not_nccl() -> str:
-    """What keeps two ranks from using it; "" if nothing does."""
+    """Returns why two ranks cannot use NCCL; "" if they can."""
     if run("nccl version", 1, 0)["version"] == 0:
         return "there is no NCCL of version 2.14 or later"
     if bare_gpu.is_fake():
@@ -223,7 +223,7 @@ def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def number_of_bytes(text: str) -> int:
-    """Of "256m"."""
+    """Returns the number that a text such as "256m" stands for."""
     units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     unit = units.get(text[-1:].lower())
     return int(text[:-1]) * unit if unit else int(text)
