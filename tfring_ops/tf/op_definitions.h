@@ -1,4 +1,4 @@
-// What the definitions of the ops share: attributes and shape functions.
+// Attributes and shape functions that the definitions of the ops share.
 //
 // Ops come in pairs: Start hands tensors to the engine and returns at once,
 // Done waits for them.  All pairs are stateful.  Never make one stateless:

@@ -23,8 +23,8 @@ namespace tfring {
 
 // A response on its way through this rank.
 struct Bucket {
-  // Those of the response's names, in that order; several only of a fusible
-  // kind.
+  // The entries of the response's names, in that order; several only of a
+  // fusible kind.
   absl::Span<TensorEntry* const> entries;
   const Response& response;
   int contributors;  // the ranks that have not joined
@@ -38,19 +38,19 @@ class Collective {
 
   // ---- Negotiation ----
 
-  // Whether this rank may ask for `request`.
+  // Returns an error if this rank may not ask for `request`.
   virtual absl::Status Check(const Members& members,
                              const CollectiveRequest& request) const;
-  // Whether two ranks may have these dimensions of one tensor.
+  // True if two ranks may have these dimensions of one tensor.
   virtual bool ShapesAgree(const TensorInfo& a, const TensorInfo& b) const {
     return a.dims == b.dims;
   }
-  // Whether two ranks must have tensors of the same role, "kernel" or "bias".
+  // True if all ranks must have tensors of the same role, "kernel" or "bias".
   virtual bool roles_agree() const { return true; }
-  // Whether a response follows from the request alone, and so may repeat
+  // True if a response follows from the request alone, and so may repeat
   // without being sent.
   virtual bool is_cacheable() const { return true; }
-  // Whether requests that agree in dtype, op and factors may run as one bucket,
+  // True if requests that agree in dtype, op and factors may run as one bucket,
   // and such buckets beside one another.
   virtual bool is_fusible() const { return false; }
   // Adds what the other ranks have to know of the request of `rank`, of `size`.
@@ -83,7 +83,7 @@ const Collective& CollectiveOf(CollectiveKind kind);
 TFRING_FOR_EACH_COLLECTIVE(TFRING_DECLARE)
 #undef TFRING_DECLARE
 
-// Whether all but their first dimensions are the same.
+// True if all but their first dimensions are the same.
 bool SameButForRows(const TensorInfo& a, const TensorInfo& b);
 
 // Why a kind whose result has a part for every rank cannot run without

@@ -1,4 +1,4 @@
-// What the collectives that reduce have in common.
+// Helpers of the collectives that reduce.
 #ifndef TFRING_OPS_ENGINE_COLLECTIVES_REDUCTION_H_
 #define TFRING_OPS_ENGINE_COLLECTIVES_REDUCTION_H_
 

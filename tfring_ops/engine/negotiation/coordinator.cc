@@ -251,9 +251,9 @@ void Coordinator::CheckStalls(Time now) {
 // Note [Requests that share a message]
 // A ring cuts a message into chunks, and adds up each chunk in an order of
 // ranks of its own.  So the bits of a sum of three and more ranks depend on
-// where in the message its elements lie, and thus on what else is in it.  What
-// one request holds is always the same; which requests become ready together
-// depends on the time.  Options::deterministic keeps requests apart.
+// where in the message its elements lie, and thus on what else is in it.  The
+// tensors of one request are always the same; which requests become ready
+// together depends on the time.  Options::deterministic keeps requests apart.
 ResponseList Coordinator::TakeResponses() {
   ResponseList response_list = std::exchange(responses_, {});
   const Waiting* previous = nullptr;

@@ -71,7 +71,7 @@ class Coordinator {
     std::vector<bool> submitted;  // by rank
     int submissions = 0;
     bool reported = false;
-    // What its kind collects of the ranks' requests.
+    // The fields that its kind collects from the ranks' requests.
     Response collected;
     // How other ranks' requests differ from `request`; empty if they do not.
     std::string difference;

@@ -34,15 +34,15 @@ struct ProgressUpdate {
 // Requests of one kind that run together, as one message on the wire.
 struct Response {
   std::vector<std::string> names;
-  // As far as the kind collects them, the first dimension of each tensor on
-  // each rank, and the splits of each rank.
+  // The first dimension of each tensor on each rank, and the splits of each
+  // rank, for kinds that collect them.
   std::vector<std::vector<int64_t>> first_dims;
   std::vector<std::vector<int64_t>> splits;
   // Only where ranks are missing because they have joined: the requests, by
   // name, and how many ranks sent them; see neutral_contribution.h.
   std::vector<CollectiveRequest> requests;
   int32_t contributors = 0;
-  // Of a join.
+  // The rank that joined last, in the response to a join.
   int32_t last_joined = 0;
 };
 
