@@ -1,4 +1,4 @@
-"""What works on this machine's GPU: `make gpu-validation`.
+"""Tests tfring on this machine's GPU: `make gpu-validation`.
 
 Every part is a job of its own, by tfringrun: first what needs no TensorFlow, by
 the C API, then TensorFlow. A job that crashes or hangs costs the test that it
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import bare_gpu  # noqa: E402
 
-# Of a job, which has longer where TensorFlow compiles much.
+# The limit of a job; TensorFlow may compile much in one.
 _JOB_SECONDS = 900
 # Seldom does more than one test of a part crash.
 _MOST_JOBS = 10
@@ -58,7 +58,7 @@ PARTS = {
         (
             "tests/parallel/on_gpu.py",
             "tests/parallel/test_collectives.py",
-            "tests/parallel/test_exchanges.py",
+            "tests/parallel/test_reducescatter_alltoall.py",
         ),
         (1, 2),
         _ON_GPU,
@@ -139,7 +139,7 @@ def _run_job(part: Part, ranks: int, directory: str, verbose: bool) -> str:
 def _read(
     directory: Path, ranks: int, problem: str
 ) -> tuple[bool, list[Result]]:
-    """Whether all ranks came to their end, and what they have written.
+    """Returns True if all ranks came to their end, and their results.
 
     A test is as good as its worst rank.
     """

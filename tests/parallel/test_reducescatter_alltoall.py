@@ -1,4 +1,4 @@
-"""The collectives that give every rank something of its own, against NumPy."""
+"""reducescatter, alltoall and barrier against NumPy, on every rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def each_mode(mode, function):
 
 
 def values_of(rank, shape, dtype=tf.float32):
-    """What a rank contributes: small whole numbers, exact in any dtype."""
+    """A rank's contribution: small whole numbers, exact in any dtype."""
     generator = np.random.default_rng(rank)
     if dtype == tf.bool:
         return generator.integers(0, 2, shape).astype(bool)
@@ -32,7 +32,7 @@ def values_of(rank, shape, dtype=tf.float32):
 
 
 def rows_of(rank, size, whole):
-    """As NumPy shares out rows: the first parts are the longer ones."""
+    """Splits rows as NumPy does: the first parts are the longer ones."""
     return np.array_split(whole, size)[rank]
 
 
@@ -177,7 +177,7 @@ def split_of(sender, receiver):
     return (sender + 2 * receiver) % 4
 
 
-def exchanged(rank, size, dtype=tf.float32):
+def alltoall_case(rank, size, dtype=tf.float32):
     """A rank's rows, their splits, and what it must get."""
     parts = [
         [
@@ -195,9 +195,9 @@ def exchanged(rank, size, dtype=tf.float32):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_alltoall_of_every_dtype(dtype, mode, rank, size):
-    rows, splits, expected, expected_splits = exchanged(rank, size, dtype)
-    exchange = each_mode(mode, tfring.alltoall)
-    result, received = exchange(tf.constant(rows), tf.constant(splits))
+    rows, splits, expected, expected_splits = alltoall_case(rank, size, dtype)
+    alltoall = each_mode(mode, tfring.alltoall)
+    result, received = alltoall(tf.constant(rows), tf.constant(splits))
     np.testing.assert_array_equal(result, expected)
     assert received.dtype == tf.int32
     np.testing.assert_array_equal(received, expected_splits)
@@ -206,10 +206,10 @@ def test_alltoall_of_every_dtype(dtype, mode, rank, size):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [0, 1, 3, 50_000])
 def test_alltoall_is_even_by_default(rows, mode, rank, size):
-    exchange = each_mode(mode, tfring.alltoall)
+    alltoall = each_mode(mode, tfring.alltoall)
     whole = np.arange(rows * size * 2).reshape(-1, 2)
     own = whole[rank * rows :][:rows]
-    result = exchange(tf.constant(whole * (rank + 1)))
+    result = alltoall(tf.constant(whole * (rank + 1)))
     expected = np.concatenate([own * (r + 1) for r in range(size)])
     np.testing.assert_array_equal(result, expected)
 
@@ -223,7 +223,7 @@ def test_gradient_of_alltoall(mode, rank, size):
             loss = tf.reduce_sum(y**2) * (rank + 1.0)
         return tape.gradient(loss, x)
 
-    rows, splits, _, _ = exchanged(rank, size, tf.float64)
+    rows, splits, _, _ = alltoall_case(rank, size, tf.float64)
     result = each_mode(mode, gradient)(tf.constant(rows), tf.constant(splits))
     factors = np.repeat(np.arange(1.0, size + 1), splits)[:, np.newaxis]
     np.testing.assert_allclose(result, 2 * rows * factors)
@@ -233,7 +233,7 @@ def test_alltoall_with_splits_known_only_at_run_time(rank, size):
     @tf.function(
         input_signature=[tf.TensorSpec(None), tf.TensorSpec(None, tf.int64)]
     )
-    def exchange(tensor, splits):
+    def alltoall(tensor, splits):
         return tfring.alltoall(tensor, splits, name="late")
 
     if rank == 0:
@@ -246,8 +246,8 @@ def test_alltoall_with_splits_known_only_at_run_time(rank, size):
             with pytest.raises(
                 tf.errors.InvalidArgumentError, match="alltoall"
             ):
-                exchange(tf.constant(tensor), tf.constant(splits, tf.int64))
-    result, _ = exchange(
+                alltoall(tf.constant(tensor), tf.constant(splits, tf.int64))
+    result, _ = alltoall(
         tf.fill([size], float(rank)), tf.ones([size], tf.int64)
     )
     np.testing.assert_array_equal(result, np.arange(size))
@@ -341,11 +341,11 @@ def test_bad_arguments_raise_before_anything_starts(
 def test_shapes_known_only_at_run_time_are_checked_then(rank, size):
     unknown = [tf.TensorSpec(None)]
     scatter = tf.function(tfring.reducescatter, input_signature=unknown)
-    exchange = tf.function(tfring.alltoall, input_signature=unknown)
+    alltoall = tf.function(tfring.alltoall, input_signature=unknown)
     if rank == 0:
-        for call in scatter, exchange:
+        for call in scatter, alltoall:
             with pytest.raises(tf.errors.InvalidArgumentError, match="scalar"):
                 call(tf.constant(1.0))
         if size > 1:
             with pytest.raises(tf.errors.InvalidArgumentError, match="evenly"):
-                exchange(tf.ones([size + 1]))
+                alltoall(tf.ones([size + 1]))

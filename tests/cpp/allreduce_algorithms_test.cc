@@ -20,7 +20,7 @@ namespace tfring {
 namespace {
 
 // How an allreduce is done, and by whom.
-struct Sibling {
+struct AlgorithmCase {
   Medium medium;
   int size;
   std::vector<int> shape;  // none: recursive doubling
@@ -32,26 +32,26 @@ struct Sibling {
   }
 };
 
-std::vector<Sibling> Siblings() {
-  std::vector<Sibling> siblings;
+std::vector<AlgorithmCase> AlgorithmCases() {
+  std::vector<AlgorithmCase> cases;
   for (int size = 1; size <= 8; ++size) {
-    siblings.push_back({Medium::kInProcess, size, {}});
+    cases.push_back({Medium::kInProcess, size, {}});
   }
-  siblings.push_back({Medium::kSharedMemory, 2, {}});
-  siblings.push_back({Medium::kSharedMemory, 7, {}});
-  siblings.push_back({Medium::kTwoNodes, 5, {}});
-  siblings.push_back({Medium::kInProcess, 3, {1, 3}});
-  siblings.push_back({Medium::kInProcess, 6, {3, 2}});
-  siblings.push_back({Medium::kInProcess, 7, {7}});
-  siblings.push_back({Medium::kInProcess, 8, {2, 2, 2}});
-  siblings.push_back({Medium::kSharedMemory, 4, {2, 2}});
-  siblings.push_back({Medium::kNodesOfTwo, 4, {2, 2}});
-  siblings.push_back({Medium::kNodesOfTwo, 6, {2, 3}});
-  siblings.push_back({Medium::kTwoNodes, 6, {3, 2}});
-  return siblings;
+  cases.push_back({Medium::kSharedMemory, 2, {}});
+  cases.push_back({Medium::kSharedMemory, 7, {}});
+  cases.push_back({Medium::kTwoNodes, 5, {}});
+  cases.push_back({Medium::kInProcess, 3, {1, 3}});
+  cases.push_back({Medium::kInProcess, 6, {3, 2}});
+  cases.push_back({Medium::kInProcess, 7, {7}});
+  cases.push_back({Medium::kInProcess, 8, {2, 2, 2}});
+  cases.push_back({Medium::kSharedMemory, 4, {2, 2}});
+  cases.push_back({Medium::kNodesOfTwo, 4, {2, 2}});
+  cases.push_back({Medium::kNodesOfTwo, 6, {2, 3}});
+  cases.push_back({Medium::kTwoNodes, 6, {3, 2}});
+  return cases;
 }
 
-class SiblingTest : public testing::TestWithParam<Sibling> {
+class AllreduceAlgorithmsTest : public testing::TestWithParam<AlgorithmCase> {
  protected:
   void CheckAllreduces(const std::vector<AllreduceCase>& cases,
                        int64_t segment_bytes) const {
@@ -69,8 +69,9 @@ class SiblingTest : public testing::TestWithParam<Sibling> {
         GetParam().medium);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Siblings, SiblingTest, testing::ValuesIn(Siblings()),
-                         [](const testing::TestParamInfo<Sibling>& info) {
+INSTANTIATE_TEST_SUITE_P(AlgorithmCases, AllreduceAlgorithmsTest,
+                         testing::ValuesIn(AlgorithmCases()),
+                         [](const testing::TestParamInfo<AlgorithmCase>& info) {
                            std::string name =
                                "On" + std::to_string(info.param.size);
                            for (const int length : info.param.shape) {
@@ -81,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Siblings, SiblingTest, testing::ValuesIn(Siblings()),
                                       static_cast<int>(info.param.medium));
                          });
 
-TEST_P(SiblingTest, ReducesEveryTypeWithEveryOp) {
+TEST_P(AllreduceAlgorithmsTest, ReducesEveryTypeWithEveryOp) {
   std::vector<AllreduceCase> cases;
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
@@ -93,7 +94,7 @@ TEST_P(SiblingTest, ReducesEveryTypeWithEveryOp) {
   CheckAllreduces(cases, 1000);
 }
 
-TEST_P(SiblingTest, ScalesOnce) {
+TEST_P(AllreduceAlgorithmsTest, ScalesOnce) {
   CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 7, 3},
                    {DataType::kFloat16, ReduceOp::kSum, 100, 0.25},
                    {DataType::kInt32, ReduceOp::kSum, 1000, 0.5}},
@@ -101,13 +102,13 @@ TEST_P(SiblingTest, ScalesOnce) {
 }
 
 // More than a block of recursive doubling, in segments of any size.
-TEST_P(SiblingTest, ReducesManyElements) {
+TEST_P(AllreduceAlgorithmsTest, ReducesManyElements) {
   CheckAllreduces({{DataType::kFloat32, ReduceOp::kAverage, 300'007}},
                   64 << 10);
   CheckAllreduces({{DataType::kInt8, ReduceOp::kMax, 1001}}, 13);
 }
 
-TEST_P(SiblingTest, GivesEveryRankTheSameBits) {
+TEST_P(AllreduceAlgorithmsTest, GivesEveryRankTheSameBits) {
   OnRanks(
       GetParam().size,
       [](Transport& transport) {
@@ -149,7 +150,7 @@ class NotingTransport final : public ForwardingTransport {
 // See Note [Blocks of a grid].
 TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
   constexpr int kSize = 4;
-  // Of rank 0.
+  // Counts on rank 0.
   const auto turns = [](int64_t bytes, int64_t segment_bytes) {
     int64_t result = 0;
     auto transports = MakeTransports(Medium::kNodesOfTwo, kSize);
@@ -173,7 +174,7 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
   EXPECT_GE(turns(kSize * (128 << 10), 4 << 10), 8);
 }
 
-// What else is in the buffer does not matter, as it does to a ring.
+// The rest of the buffer does not matter, as it does to a ring.
 TEST(RecursiveDoublingTest, AnElementHasItsBitsWhereverItLies) {
   OnRanks(5, [](Transport& transport) {
     std::vector<float> data(2000);

@@ -1,4 +1,4 @@
-"""An include may only point down: the code's includes are BUILD's deps."""
+"""Includes point down the layers, and are the deps in BUILD."""
 
 import ast
 import re
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = (
+MODULES = (
     *("base", "kernels", "transport", "algorithms", "nccl", "engine"),
     *("runtime", "capi", "tf", "xla"),
 )
-# Who may know of what is not ours.
-FRAMEWORK_ROOMS = ("tf", "xla")
+# The modules that may include TensorFlow's headers.
+FRAMEWORK_MODULES = ("tf", "xla")
 
 
 def targets():
@@ -36,9 +36,9 @@ def deps(target):
 
 def target_of(path):
     """Returns BUILD's target for a file of tfring_ops/."""
-    room = path.split("/")[1]
+    module = path.split("/")[1]
     is_mpi = path.startswith("tfring_ops/transport/mpi/")
-    return "transport_mpi" if is_mpi else room
+    return "transport_mpi" if is_mpi else module
 
 
 def files(*folders):
@@ -55,32 +55,32 @@ def includes(path):
     return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE)
 
 
-def test_every_room_is_a_target():
-    rooms = {path.split("/")[1] for path in files("tfring_ops")}
-    assert rooms == set(ROOMS)
-    assert set(ROOMS) <= set(targets())
+def test_every_module_is_a_target():
+    modules = {path.split("/")[1] for path in files("tfring_ops")}
+    assert modules == set(MODULES)
+    assert set(MODULES) <= set(targets())
 
 
 def test_every_source_is_in_its_target():
-    for room in ROOMS:
-        sources = ast.unparse(targets()[room]["srcs"])
-        below = "**/" if any((ROOT / "tfring_ops" / room).glob("*/")) else ""
-        assert f"'tfring_ops/{room}/{below}*.cc'" in sources
+    for module in MODULES:
+        sources = ast.unparse(targets()[module]["srcs"])
+        below = "**/" if any((ROOT / "tfring_ops" / module).glob("*/")) else ""
+        assert f"'tfring_ops/{module}/{below}*.cc'" in sources
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_deps_point_down(room):
-    below = {f":{lower}" for lower in ROOMS[: ROOMS.index(room)]}
-    if ROOMS.index("transport") < ROOMS.index(room):
+@pytest.mark.parametrize("module", MODULES)
+def test_deps_point_down(module):
+    below = {f":{lower}" for lower in MODULES[: MODULES.index(module)]}
+    if MODULES.index("transport") < MODULES.index(module):
         below.add(":transport_mpi")
-    assert {dep for dep in deps(room) if dep.startswith(":")} <= below
+    assert {dep for dep in deps(module) if dep.startswith(":")} <= below
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_includes_are_deps(room):
-    """Each room names all that it includes, not only what others bring."""
+@pytest.mark.parametrize("module", MODULES)
+def test_includes_are_deps(module):
+    """Each module names all its includes, also those that deps bring."""
     checked = 0
-    for path in files(f"tfring_ops/{room}"):
+    for path in files(f"tfring_ops/{module}"):
         target = target_of(path)
         for include in includes(path):
             checked += 1
@@ -93,13 +93,13 @@ def test_includes_are_deps(room):
     assert checked
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_deps_are_includes(room):
-    """And nothing more."""
-    for target in {target_of(path) for path in files(f"tfring_ops/{room}")}:
+@pytest.mark.parametrize("module", MODULES)
+def test_deps_are_includes(module):
+    """BUILD names no deps beyond the includes."""
+    for target in {target_of(path) for path in files(f"tfring_ops/{module}")}:
         included = {
             f":{target_of(include)}"
-            for path in files(f"tfring_ops/{room}")
+            for path in files(f"tfring_ops/{module}")
             if target_of(path) == target
             for include in includes(path)
             if include.startswith("tfring_ops/")
@@ -130,21 +130,21 @@ def test_only_tf_and_xla_know_tensorflow():
         )
     }
     assert knowing
-    assert {path.split("/")[1] for path in knowing} <= set(FRAMEWORK_ROOMS)
+    assert {path.split("/")[1] for path in knowing} <= set(FRAMEWORK_MODULES)
     xla = {
         path
         for path in knowing
         if any(
             name.startswith(("xla/", "tensorflow/compiler/"))
             for name in includes(path)
-            # Where TensorFlow's own class of streams is.
+            # TensorFlow's own class of streams is there.
             if not name.startswith("xla/stream_executor/")
         )
     }
     assert {path.split("/")[1] for path in xla} <= {"xla"}
 
 
-def test_no_rooms_include_by_another_path():
+def test_includes_are_written_from_the_root():
     """Every include of ours is written from the root of the repository."""
     for path in files("tfring_ops", "tests/cpp"):
         text = (ROOT / path).read_text()
@@ -158,14 +158,14 @@ def test_no_rooms_include_by_another_path():
 
 
 def test_no_choice_by_if_inside_a_body():
-    """What is chosen at build time is chosen by which file is compiled."""
+    """Each choice at build time is a choice of files to compile."""
     for path in files("tfring_ops"):
         text = (ROOT / path).read_text()
         guard = path.upper().replace("/", "_").replace(".", "_") + "_"
         conditions = re.findall(r"^\s*#\s*(?:if|elif).*", text, re.MULTILINE)
         allowed = {f"#ifndef {guard}"}
         if path == "tfring_ops/transport/mpi/mpi.cc":
-            # Each make of MPI says its version in macros of its own.
+            # Each MPI defines its version in macros of its own.
             allowed |= {
                 "#if defined(OMPI_MAJOR_VERSION)",
                 "#elif defined(MPICH_VERSION)",
