@@ -35,7 +35,7 @@ Vector Combined(const Vector& a, const Vector& b) {
   return result;
 }
 
-// As a tree, the surplus over a power of two first; without any rounding.
+// Combines as a tree, the surplus over a power of two first; without rounding.
 Vector Reference(std::vector<Vector> ranks) {
   size_t doubling = 1;
   while (2 * doubling <= ranks.size()) doubling *= 2;
@@ -90,7 +90,7 @@ double Epsilon(DataType dtype) {
 
 class AdasumTest : public testing::TestWithParam<int> {
  protected:
-  // What every rank ends with, from `inputs`.
+  // Returns the result of every rank, from `inputs`.
   static std::vector<Elements> Run(std::vector<Elements> inputs, DataType dtype,
                                    int64_t segment_bytes) {
     OnRanks(static_cast<int>(inputs.size()), [&](Transport& transport) {

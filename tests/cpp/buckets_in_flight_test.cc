@@ -192,7 +192,7 @@ TEST_F(BucketsInFlightTest, ARankThatHasJoinedTakesPart) {
   ExpectWorks(*job_);
 }
 
-TEST_F(BucketsInFlightTest, AFarewellWaitsForThem) {
+TEST_F(BucketsInFlightTest, AShutdownWaitsForThem) {
   const Entries held = SubmitHeld("held");
   const Entries second = MakeEntries(kSize, "second", kLarge);
   job_->Submit(second);
@@ -223,7 +223,7 @@ TEST_F(BucketsInFlightTest, AnAbortReachesAllOnce) {
   for (const Entries* entries : {&held, &third, &waits}) {
     for (const auto& entry : *entries) {
       const absl::Status status = entry->outcome.Wait();
-      // What was a worker's may end well.
+      // Entries that a worker had taken may succeed.
       if (entries == &waits || !status.ok()) {
         EXPECT_EQ(status.message(), "lost");
       }
@@ -232,7 +232,7 @@ TEST_F(BucketsInFlightTest, AnAbortReachesAllOnce) {
   }
 }
 
-// What a lane is to run next must not take the place of what has failed there.
+// The next bucket of a lane must not take the place of one that failed there.
 TEST_F(BucketsInFlightTest, WhatFailsOnOneRankGivesNobodyAnothersData) {
   std::vector<Entries> work;
   constexpr float kFactors[] = {1, 10, 100, 1000};
@@ -276,7 +276,7 @@ class ThreeBucketsInFlightTest : public BucketsInFlightTest {
 TEST_F(ThreeBucketsInFlightTest, SumsAreRightInAnyOrder) {
   std::mt19937 random(7);
   constexpr size_t kCounts[] = {1, 100, 3000, 17'000, kLarge, 40'000};
-  // The same names again and again: a plan holds for some of it.
+  // The same names again and again: a cached schedule holds for a part of it.
   for (int step = 0; step < 12; ++step) {
     std::vector<Entries> work;
     for (int i = 0; i < 8; ++i) {

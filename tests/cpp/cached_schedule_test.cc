@@ -1,4 +1,4 @@
-// Plans without messages or threads.
+// Cached schedules, without messages or threads.
 #include "tfring_ops/engine/negotiation/cached_schedule.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ CollectiveRequest MakeRequest(const std::string& name,
   return request;
 }
 
-// ---- What repeats ----
+// ---- Periods of requests ----
 
 // The names of the period after each letter of `text` has been a request.
 std::string PeriodAfter(PeriodFinder& finder, const std::string& text) {
@@ -110,7 +110,7 @@ TEST(CachedScheduleTest, WhatIsNextGoesRoundAndRound) {
   EXPECT_FALSE(schedule.TakeNext());
 }
 
-TEST(CachedScheduleTest, WordsAreNotTakenBack) {
+TEST(CachedScheduleTest, ProgressIsNotTakenBack) {
   CachedSchedule schedule({MakeRequest("a")}, /*size=*/2, /*rank=*/0);
   EXPECT_TRUE(schedule.Receive(1, {3, false}).ok());
   EXPECT_FALSE(schedule.Receive(1, {2, false}).ok());
@@ -125,7 +125,7 @@ class Simulation {
     const std::vector<CollectiveRequest> items = {
         MakeRequest("a"), MakeRequest("b"), MakeRequest("c")};
     for (int rank = 0; rank < size; ++rank) {
-      plans_.emplace_back(items, size, rank);
+      schedules_.emplace_back(items, size, rank);
       leaves_at_.push_back(static_cast<int64_t>(Below(30)));
     }
     sent_.resize(size);
@@ -135,10 +135,10 @@ class Simulation {
 
   void Run() {
     while (!std::all_of(
-        plans_.begin(), plans_.end(),
+        schedules_.begin(), schedules_.end(),
         [](const CachedSchedule& schedule) { return schedule.over(); })) {
       const int rank = Below(size_);
-      CachedSchedule& schedule = plans_[rank];
+      CachedSchedule& schedule = schedules_[rank];
       switch (Below(4)) {
         case 0:
           if (!schedule.HasLeft(rank)) Submit(rank);
@@ -161,7 +161,7 @@ class Simulation {
   int Below(int end) { return static_cast<int>(random_() % end); }
 
   void Submit(int rank) {
-    CachedSchedule& schedule = plans_[rank];
+    CachedSchedule& schedule = schedules_[rank];
     const int64_t count = schedule.progress().count;
     if (count == leaves_at_[rank]) return schedule.Leave();
     const CollectiveRequest request =
@@ -171,7 +171,7 @@ class Simulation {
   }
 
   void Say(int rank) {
-    const ProgressUpdate& news = plans_[rank].progress();
+    const ProgressUpdate& news = schedules_[rank].progress();
     ProgressUpdate& before = sent_[rank];
     if (news.count == before.count && news.leaves == before.leaves) return;
     before = news;
@@ -181,25 +181,25 @@ class Simulation {
   void Deliver(int from, int to) {
     std::deque<ProgressUpdate>& messages = messages_[from][to];
     if (from == to || messages.empty()) return;
-    ASSERT_TRUE(plans_[to].Receive(from, messages.front()).ok());
+    ASSERT_TRUE(schedules_[to].Receive(from, messages.front()).ok());
     messages.pop_front();
   }
 
   void Take(int rank, const CollectiveRequest& request) {
     const int64_t item = static_cast<int64_t>(taken_[rank].size());
     taken_[rank] += request.name;
-    for (const CachedSchedule& schedule : plans_) {
+    for (const CachedSchedule& schedule : schedules_) {
       ASSERT_GT(schedule.progress().count, item);
     }
   }
 
   void Check() {
-    int64_t least = plans_[0].progress().count;
-    for (const CachedSchedule& schedule : plans_) {
+    int64_t least = schedules_[0].progress().count;
+    for (const CachedSchedule& schedule : schedules_) {
       least = std::min(least, schedule.progress().count);
     }
     for (int rank = 0; rank < size_; ++rank) {
-      const CachedSchedule& schedule = plans_[rank];
+      const CachedSchedule& schedule = schedules_[rank];
       ASSERT_EQ(schedule.taken(), least);
       ASSERT_EQ(taken_[rank], taken_[0]);
       ASSERT_EQ(schedule.pending().size(), schedule.progress().count - least);
@@ -214,9 +214,9 @@ class Simulation {
 
   std::mt19937 random_;
   const int size_;
-  std::vector<CachedSchedule> plans_;  // by rank
-  std::vector<int64_t> leaves_at_;     // at the latest
-  std::vector<ProgressUpdate> sent_;   // by rank
+  std::vector<CachedSchedule> schedules_;  // by rank
+  std::vector<int64_t> leaves_at_;         // at the latest
+  std::vector<ProgressUpdate> sent_;       // by rank
   std::vector<std::vector<std::deque<ProgressUpdate>>> messages_;  // from, to
   std::vector<std::string> taken_;                                 // by rank
 };

@@ -22,7 +22,7 @@ bool Contains(absl::string_view text, absl::string_view part) {
 
 // ---- The negotiation ----
 
-class ChainAgreementTest : public testing::Test {
+class ChainNegotiationTest : public testing::Test {
  protected:
   static constexpr int kSize = 3;
 
@@ -40,7 +40,7 @@ class ChainAgreementTest : public testing::Test {
     request.execution = execution;
     coordinator_.Add(rank, std::move(request), now_);
   }
-  // Of a response list that has nothing else.
+  // The failures of a response list that has nothing else.
   std::vector<Ranks> TakeFailures() {
     const ResponseList response_list = coordinator_.TakeResponses();
     EXPECT_TRUE(response_list.responses.empty());
@@ -62,7 +62,7 @@ class ChainAgreementTest : public testing::Test {
   std::string last_message_;
 };
 
-TEST_F(ChainAgreementTest, WhoIsBehindGetsAnErrorAndMayCatchUp) {
+TEST_F(ChainNegotiationTest, WhoIsBehindGetsAnErrorAndMayCatchUp) {
   Add(0, 7);
   Add(1, 8);
   EXPECT_EQ(TakeFailures(), std::vector<Ranks>({{0}}));
@@ -80,7 +80,7 @@ TEST_F(ChainAgreementTest, WhoIsBehindGetsAnErrorAndMayCatchUp) {
   ExpectRuns();
 }
 
-TEST_F(ChainAgreementTest, AllThatWaitTogetherFailTogether) {
+TEST_F(ChainNegotiationTest, AllThatWaitTogetherFailTogether) {
   Add(0, 1);
   Add(2, 1);
   Add(1, 3);
@@ -92,14 +92,14 @@ TEST_F(ChainAgreementTest, AllThatWaitTogetherFailTogether) {
   ExpectRuns();
 }
 
-TEST_F(ChainAgreementTest, OtherChainsAndWhatIsNotCountedAreNotCompared) {
+TEST_F(ChainNegotiationTest, OtherChainsAndWhatIsNotCountedAreNotCompared) {
   Add(0, 1);
   Add(1, 2, "other");
   Add(2, 0);
   ExpectRuns();
 }
 
-TEST_F(ChainAgreementTest, WhoHasLeftAStalledExecutionDoesNotGetItsFailure) {
+TEST_F(ChainNegotiationTest, WhoHasLeftAStalledExecutionDoesNotGetItsFailure) {
   Add(0, 1);
   Add(1, 1);
   now_ += std::chrono::seconds(601);
@@ -112,7 +112,7 @@ TEST_F(ChainAgreementTest, WhoHasLeftAStalledExecutionDoesNotGetItsFailure) {
   ExpectRuns();
 }
 
-TEST_F(ChainAgreementTest, WhoComesToAStalledExecutionLaterGetsItsFailure) {
+TEST_F(ChainNegotiationTest, WhoComesToAStalledExecutionLaterGetsItsFailure) {
   Add(0, 2);
   Add(1, 2);
   now_ += std::chrono::seconds(601);
@@ -193,7 +193,7 @@ TEST_F(ChainTest, TheNextStepOfOneRankDoesNotMeetTheLastOneOfOthers) {
   }
 }
 
-TEST_F(ChainTest, ARankThatStoodByCountsAsTheOthersDo) {
+TEST_F(ChainTest, AJoinedRankCountsAsTheOthersDo) {
   Entries joins;
   for (int rank = 0; rank < kSize; ++rank) {
     joins.push_back(std::make_unique<FloatEntry>("join", std::vector<float>()));

@@ -235,7 +235,7 @@ TEST_F(CoordinatorTest, ADepartureIsTheLastWord) {
   AddOnAllRanks(MakeRequest("agreed"));
   coordinator_.Depart(2);
   const ResponseList response_list = coordinator_.TakeResponses();
-  // What was agreed before still runs.
+  // A response from before the shutdown still runs.
   ASSERT_EQ(response_list.responses.size(), 1u);
   EXPECT_EQ(response_list.shutdown.code(), absl::StatusCode::kUnavailable);
   EXPECT_NE(response_list.shutdown.message().find("rank 2 has shut down"),
@@ -256,12 +256,12 @@ TEST(CoordinatorOptionsTest, ZeroSecondsIsNever) {
   EXPECT_TRUE(coordinator.TakeResponses().empty());
 }
 
-// ---- Plans ----
+// ---- The cached schedule ----
 
-class PlanningTest : public CoordinatorTest {
+class CachingTest : public CoordinatorTest {
  protected:
   // The names of the cached schedule in the next response list.
-  std::vector<std::string> TakePlan() {
+  std::vector<std::string> TakeSchedule() {
     std::vector<std::string> names;
     for (const auto& item : coordinator_.TakeResponses().schedule) {
       names.push_back(item.name);
@@ -269,69 +269,69 @@ class PlanningTest : public CoordinatorTest {
     return names;
   }
   // Each bucket by itself.
-  std::vector<std::string> PlanAfterSteps(int steps) {
+  std::vector<std::string> ScheduleAfterSteps(int steps) {
     std::vector<std::string> schedule;
     for (int step = 0; step < steps; ++step) {
       for (const char* name : {"a", "b"}) {
         EXPECT_TRUE(schedule.empty());
         AddOnAllRanks(MakeRequest(name));
-        schedule = TakePlan();
+        schedule = TakeSchedule();
       }
     }
     return schedule;
   }
 };
 
-TEST_F(PlanningTest, AStepThatHasRepeatedIsThePlan) {
-  EXPECT_EQ(PlanAfterSteps(2), (std::vector<std::string>{"a", "b"}));
+TEST_F(CachingTest, AStepThatHasRepeatedIsCached) {
+  EXPECT_EQ(ScheduleAfterSteps(2), (std::vector<std::string>{"a", "b"}));
 }
 
-TEST_F(PlanningTest, ItIsSaidOnce) {
-  PlanAfterSteps(2);
+TEST_F(CachingTest, AScheduleIsSentOnce) {
+  ScheduleAfterSteps(2);
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
-  EXPECT_TRUE(TakePlan().empty());
+  EXPECT_TRUE(TakeSchedule().empty());
 }
 
-TEST_F(PlanningTest, WhatTheRanksWereReadyForIsForgotten) {
-  PlanAfterSteps(1);
+TEST_F(CachingTest, ItsBeginningForgetsRequestsThatWait) {
+  ScheduleAfterSteps(1);
   AddOnAllRanks(MakeRequest("a"));
-  TakePlan();
+  TakeSchedule();
   for (const int rank : {0, 1}) Add(rank, MakeRequest("a"));
   AddOnAllRanks(MakeRequest("b"));
-  EXPECT_EQ(TakePlan(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(TakeSchedule(), (std::vector<std::string>{"a", "b"}));
   Add(2, MakeRequest("a"));
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
   for (const int rank : {0, 1}) Add(rank, MakeRequest("a"));
   EXPECT_EQ(TakeBuckets(), (Names{{"a"}}));
 }
 
-TEST_F(PlanningTest, NoneBeginsWhileAnotherRequestWaits) {
+TEST_F(CachingTest, NoneBeginsWhileAnotherRequestWaits) {
   Add(1, MakeRequest("late"));
-  EXPECT_TRUE(PlanAfterSteps(9).empty());
+  EXPECT_TRUE(ScheduleAfterSteps(9).empty());
   Pass(30);
   EXPECT_EQ(coordinator_.TakeResponses().reports.size(), 1u);
 }
 
-TEST_F(PlanningTest, NoneBeginsWhileAPlannedNameWaitsWithAnotherShape) {
-  PlanAfterSteps(1);
+TEST_F(CachingTest, NoneBeginsWhileACachedNameWaitsWithAnotherShape) {
+  ScheduleAfterSteps(1);
   AddOnAllRanks(MakeRequest("a"));
-  TakePlan();
+  TakeSchedule();
   Add(1, MakeRequest("a", {5}));
   AddOnAllRanks(MakeRequest("b"));
-  EXPECT_TRUE(TakePlan().empty());
+  EXPECT_TRUE(TakeSchedule().empty());
 }
 
-TEST_F(PlanningTest, NoneBeginsWhileARankHasJoined) {
-  PlanAfterSteps(1);
+TEST_F(CachingTest, NoneBeginsWhileARankHasJoined) {
+  ScheduleAfterSteps(1);
   AddOnAllRanks(MakeRequest("a"));
-  TakePlan();
+  TakeSchedule();
   Add(2, MakeRequest("b"));
   Add(2, OfKind(CollectiveKind::kJoin, MakeRequest("join")));
   for (const int rank : {0, 1}) Add(rank, MakeRequest("b"));
-  EXPECT_TRUE(TakePlan().empty());
+  EXPECT_TRUE(TakeSchedule().empty());
 }
 
-TEST_F(PlanningTest, NoneOfWhatSharesAMessage) {
+TEST_F(CachingTest, FusedRequestsAreNotCached) {
   for (int step = 0; step < 5; ++step) {
     for (const char* name : {"a", "b"}) AddOnAllRanks(MakeRequest(name));
     const ResponseList response_list = coordinator_.TakeResponses();
@@ -340,7 +340,7 @@ TEST_F(PlanningTest, NoneOfWhatSharesAMessage) {
   }
 }
 
-TEST_F(PlanningTest, NoneOfWhatTheResponseSaysMoreOf) {
+TEST_F(CachingTest, KindsThatCollectFromRanksAreNotCached) {
   for (const CollectiveKind kind :
        {CollectiveKind::kAllgather, CollectiveKind::kAlltoall,
         CollectiveKind::kJoin}) {
@@ -348,23 +348,23 @@ TEST_F(PlanningTest, NoneOfWhatTheResponseSaysMoreOf) {
       CollectiveRequest request = OfKind(kind, MakeRequest("a", {kSize}));
       request.splits.assign(kSize, 1);
       AddOnAllRanks(request);
-      EXPECT_TRUE(TakePlan().empty());
+      EXPECT_TRUE(TakeSchedule().empty());
     }
   }
 }
 
-TEST_F(PlanningTest, AFailureIsNoRepetition) {
-  PlanAfterSteps(1);
+TEST_F(CachingTest, AFailureIsNoRepetition) {
+  ScheduleAfterSteps(1);
   AddOnAllRanks(MakeRequest("a"));
   for (int rank = 0; rank < kSize; ++rank) {
     Add(rank, MakeRequest("c", {rank}));
   }
   EXPECT_EQ(coordinator_.TakeResponses().errors.size(), 1u);
   AddOnAllRanks(MakeRequest("b"));
-  EXPECT_TRUE(TakePlan().empty());
+  EXPECT_TRUE(TakeSchedule().empty());
 }
 
-TEST_F(PlanningTest, NoneForOneRankAndNoneForVeryMany) {
+TEST_F(CachingTest, NoneForOneRankAndNoneForVeryMany) {
   for (const int size : {1, 2, kMaxCachedRanks, kMaxCachedRanks + 1}) {
     Coordinator coordinator(MakeOptions(), Members(size));
     size_t items = 0;

@@ -1,4 +1,5 @@
-// What the cost model predicts and chooses, and that an allreduce does it.
+// The predictions and choices of the cost model, and an allreduce that follows
+// them.
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 
 #include <gtest/gtest.h>

@@ -137,7 +137,7 @@ TEST_P(CpuVariantsTest, ReduceToTheSameBits) {
       SCOPED_TRACE(std::string(variant->name) + ", " + Name(op));
       Elements actual(a.size());
       variant->reduce(actual.data(), a.data(), b.data(), kCount, dtype, op);
-      // Of two NaN, a CPU takes the first; which that is, the compiler says.
+      // A CPU takes the first of two NaN; which that is, the compiler decides.
       ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
     }
   }
@@ -254,8 +254,8 @@ TEST_P(CpuVariantsTest, RoundEveryHalf) {
   }
 }
 
-// Of all that the tests above compare with.  The number came out on x86-64, and
-// on aarch64.
+// A fingerprint of all that the tests above compare with.  x86-64 and aarch64
+// have given this number.
 TEST(CpuBaselineTest, GivesTheSameBitsOnEveryArchitecture) {
   constexpr int64_t kCount = 1000;
   uint64_t fingerprint = 14695981039346656037u;  // FNV-1a

@@ -30,7 +30,7 @@ class GpuFusion {
         context_(options, transport, device.kernels(), CostSource::kTypical,
                  Memory::kDevice) {}
 
-  // Of so many tensors, small enough to be packed, one after the other.
+  // Reduces so many tensors, small enough to be packed, one after the other.
   void CheckAllreduce(const SolvedAllreduce& c, int64_t tensors) {
     const DeviceElements data(
         device_, AllreduceInput(c.dtype, c.op, c.count, transport_.rank()));
@@ -51,8 +51,8 @@ class GpuFusion {
         << c.count << " on rank " << transport_.rank();
   }
 
-  // Of tensors with so many rows, one after the other, each scaled on its way
-  // into the fusion buffer.
+  // Scatters tensors with so many rows, one after the other, each scaled on its
+  // way into the fusion buffer.
   void CheckReduceScatter(const std::vector<int64_t>& rows) {
     SolvedAllreduce c(
         {DataType::kFloat32, ReduceOp::kSum,
@@ -84,7 +84,7 @@ class GpuFusion {
         << c.count << " on rank " << transport_.rank();
   }
 
-  // Of the latest.
+  // The status of the latest collective.
   const absl::Status& status() const { return status_; }
 
  private:

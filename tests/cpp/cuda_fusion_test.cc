@@ -37,7 +37,7 @@ void OnFusion(const std::vector<int>& nodes, const Options& options,
   EXPECT_EQ(FakeCudaCounts().freed_while_open, freed_before);
 }
 
-// Of which ranks are a node, and how they reduce.
+// The parameters are the node of each rank, and the algorithm.
 class CudaFusionTest : public testing::TestWithParam<
                            std::tuple<std::vector<int>, AllreduceAlgorithm>> {
  protected:
@@ -118,8 +118,8 @@ int64_t CopiedBytes(int size, int64_t count, const Options& options,
   return FakeCudaCounts().copied_bytes - before;
 }
 
-// What is packed is copied where the whole chunks land, and nowhere else; what
-// lies outside of the fusion buffer, for each send too.
+// A packed tensor is copied where the whole chunks land, and nowhere else; one
+// that lies outside of the fusion buffer, for each send too.
 TEST(CudaFusionBufferTest, IsNotCopiedToBeSent) {
   for (const int size : {2, 3, 4}) {
     const int64_t count = 12'000;

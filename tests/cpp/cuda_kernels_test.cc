@@ -57,7 +57,7 @@ class CudaKernelsTest : public testing::Test {
   const Kernels& kernels_ = gpu_->kernels();
 };
 
-TEST_F(CudaKernelsTest, WhatARankPutsInThatHasJoinedIsOnTheGpu) {
+TEST_F(CudaKernelsTest, TheNeutralContributionIsOnTheGpu) {
   constexpr int64_t kCount = 70001;
   for (const DataType dtype : kDataTypes) {
     CollectiveRequest request;

@@ -25,7 +25,7 @@ struct Choice {
   absl::Status status;
 };
 
-// What each rank is given; rank r has GPU r % `gpus`.
+// Returns the backend of each rank; rank r has GPU r % `gpus`.
 std::vector<Choice> Choose(GpuBackend backend, int gpus, int size = kSize) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, gpus);
   auto hosts = MakeInProcessTransports(size);

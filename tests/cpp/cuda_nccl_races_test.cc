@@ -1,6 +1,5 @@
-// Whether the fakes would show it if the order of streams were lost around
-// NCCL: here the driver forgets to wait.  Races on purpose, and so not under
-// TSan.
+// The fakes show it when the order of streams is lost around NCCL: here the
+// driver forgets to wait.  Races on purpose, and so not under TSan.
 #include <gtest/gtest.h>
 
 #include "tests/cpp/fake_gpu.h"

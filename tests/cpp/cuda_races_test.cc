@@ -1,5 +1,5 @@
-// Whether the fake GPU would show it if the transports forgot a wait: here its
-// driver forgets some of them.  Races on purpose, and so not under TSan.
+// The fake GPU shows it when a transport leaves out a wait: here its driver
+// forgets some of them.  Races on purpose, and so not under TSan.
 #include <gtest/gtest.h>
 
 #include <atomic>

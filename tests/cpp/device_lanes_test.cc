@@ -19,7 +19,7 @@ namespace {
 constexpr int kSize = 3;
 constexpr int64_t kDeviceSegmentBytes = 5000;  // not the host's 1000
 
-// What happened on a rank, in its order.  Thread-safe.
+// The events of a rank, in their order.  Thread-safe.
 class Events {
  public:
   void Add(const std::string& event) {
@@ -131,7 +131,7 @@ TEST_F(DeviceLanesTest, TravelsInSegmentsOfADevice) {
   }
 }
 
-TEST_F(DeviceLanesTest, ARankThatHasJoinedStandsByOnItsDevice) {
+TEST_F(DeviceLanesTest, AJoinedRankContributesOnItsDevice) {
   const auto job = MakeJob();
   Entries joins = MakeEntries(kSize, "join", 0);
   for (const auto& join : joins) {

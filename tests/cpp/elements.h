@@ -169,7 +169,7 @@ inline Elements AllreduceInput(DataType dtype, ReduceOp op, int64_t count,
   });
 }
 
-// What an allreduce of AllreduceInput over `size` ranks must give.
+// The result that an allreduce of AllreduceInput over `size` ranks must have.
 inline Elements AllreduceOutput(DataType dtype, ReduceOp op, int64_t count,
                                 int size, double postscale = 1.0) {
   return MakeElements(dtype, count, [&](auto type, int64_t i) {

@@ -159,7 +159,7 @@ TEST_P(EngineStallTest, IsReportedThenFailsAndTheNameWorksAgain) {
 
 class EngineShutdownTest : public testing::TestWithParam<int> {
  protected:
-  static void ExpectFarewell(FloatEntry& entry, int left) {
+  static void ExpectShutdownError(FloatEntry& entry, int left) {
     const absl::Status status = entry.outcome.Wait();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_TRUE(Contains(status.message(),
@@ -181,10 +181,10 @@ TEST_P(EngineShutdownTest, OfOneRankEndsTheOthers) {
   waiting[other]->SubmitTo(job.engine(other));
   job.engine(leaving).Shutdown();
   for (const int rank : {leaving, other}) {
-    ExpectFarewell(*waiting[rank], leaving);
+    ExpectShutdownError(*waiting[rank], leaving);
   }
   job.Submit(later);
-  for (const auto& entry : later) ExpectFarewell(*entry, leaving);
+  for (const auto& entry : later) ExpectShutdownError(*entry, leaving);
 }
 
 TEST_P(EngineShutdownTest, MayBeAskedForTwiceAndFromTwoThreads) {
@@ -226,7 +226,7 @@ TEST_P(EngineShutdownTest, MayOverlapWithASubmit) {
   job.Shutdown();
   EXPECT_LT(std::chrono::steady_clock::now() - released,
             std::chrono::seconds(5));
-  ExpectFarewell(*late[leaving], leaving);
+  ExpectShutdownError(*late[leaving], leaving);
 }
 
 TEST_P(EngineShutdownTest, LeavesNoEntryUndone) {
@@ -254,7 +254,7 @@ TEST_P(EngineShutdownTest, LeavesNoEntryUndone) {
       if (entry->outcome.Wait().ok()) {
         EXPECT_EQ(entry->result(), std::vector<float>(10, 6));
       } else {
-        ExpectFarewell(*entry, leaving);
+        ExpectShutdownError(*entry, leaving);
       }
     }
   }

@@ -77,7 +77,7 @@ class EngineFaultTest
                });
   }
 
-  // Whether anything failed that was not asked to end.
+  // Returns true if anything failed that was not asked to end.
   static bool Run(int64_t failing_operation, AllreduceAlgorithm allreduce) {
     // Outlives the job, which holds its memory.
     const std::vector<Entries> work = MakeWork();
@@ -166,8 +166,8 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
   EXPECT_GE(failures, 5);
 }
 
-// The control channel's operations then are those of a plan that begins, holds
-// and ends.
+// The control channel's operations then are those of a cached schedule that
+// begins, holds and ends.
 TEST_P(EngineFaultTest, ReachesEveryEntryOfRepeatedSteps) {
   constexpr int kEnough = 16;
   const std::vector<std::string> names = {"a", "b", "a", "b", "a",
@@ -209,7 +209,7 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOfRepeatedSteps) {
 
 TEST_P(EngineFaultTest, MayComeWhileCostsAreMeasured) {
   const bool failed = Run(/*failing_operation=*/20, AllreduceAlgorithm::kAuto);
-  // What is measured is the first data channel.
+  // The costs are measured on the first data channel.
   EXPECT_TRUE(failed || std::get<Channel>(GetParam()) != Channel::kData);
 }
 

@@ -1,4 +1,4 @@
-// What an engine does when all goes well.
+// An engine in which nothing fails.
 #include "tfring_ops/engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -267,9 +267,9 @@ TEST_P(EngineTest, ScalesBeforeAndAfter) {
   }
 }
 
-// Of any size, fused with their neighbours or not.
+// The tensors have any size, and are fused with their neighbours or not.
 TEST_P(EngineTest, ARequestMayHaveManyTensorsInAndOutOfPlace) {
-  // Of float64, 70'000 elements are too many to be copied to a common buffer.
+  // 70'000 elements of float64 are too many to be copied to a common buffer.
   const std::vector<int64_t> counts = {3, 0, 70'000, 1, 1000};
   for (const int64_t threshold : {0, 100, 64 << 20}) {
     Options options = Job::ShortOptions();

@@ -24,7 +24,7 @@
 
 namespace tfring {
 
-// What `done` was told, and how often.  Thread-safe.
+// The status that `done` got, and how often.  Thread-safe.
 class Outcome {
  public:
   void Done(const absl::Status& status) {
@@ -141,13 +141,13 @@ class Job {
       : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
             options) {}
 
-  // Of process sets that `change` has changed.
+  // Runs engines on process sets that `change` has changed.
   Job(int size, const std::function<void(int rank, ProcessSet&)>& change)
       : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
             ShortOptions(), /*id=*/0, /*world_ranks=*/{}, /*on_lost=*/nullptr,
             change) {}
 
-  // Of a process set, if it is given which ranks of the world it has.
+  // Runs the engines of a process set, if `world_ranks` are given.
   Job(Transports control, Transports data, const Options& options, int id = 0,
       const std::vector<int32_t>& world_ranks = {},
       const std::function<void(const absl::Status&)>& on_lost = nullptr,
@@ -177,7 +177,7 @@ class Job {
   }
 
   int size() const { return static_cast<int>(engines_.size()); }
-  // What Engine::Start said.
+  // The status of Engine::Start.
   const absl::Status& started(int rank) const { return started_[rank]; }
   // REQUIRES: started(rank) is OK.
   Engine& engine(int rank) { return *engines_[rank]; }

@@ -26,7 +26,7 @@ struct Operation {
   std::condition_variable completed;
 };
 
-// What all ranks share.  Thread-safe.
+// The state that all ranks share.  Thread-safe.
 class Fabric {
  public:
   using Handle = std::shared_ptr<Operation>;

@@ -33,7 +33,7 @@ bool Contains(absl::string_view text, absl::string_view part) {
 
 // ---- The negotiation ----
 
-class JoinAgreementTest : public testing::Test {
+class JoinNegotiationTest : public testing::Test {
  protected:
   static constexpr int kSize = 3;
 
@@ -57,7 +57,7 @@ class JoinAgreementTest : public testing::Test {
   Coordinator coordinator_{MakeOptions(), Members(kSize)};
 };
 
-TEST_F(JoinAgreementTest, TheResponseTellsWhatTheMissingRanksNeed) {
+TEST_F(JoinNegotiationTest, TheResponseHasTheRequestsForJoinedRanks) {
   Join(1);
   Add(0, "a");
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
@@ -69,7 +69,7 @@ TEST_F(JoinAgreementTest, TheResponseTellsWhatTheMissingRanksNeed) {
   EXPECT_EQ(response_list.responses[0].requests[0].name, "a");
 }
 
-TEST_F(JoinAgreementTest, WithoutAJoinTheResponseHasNothingMore) {
+TEST_F(JoinNegotiationTest, WithoutAJoinTheResponseHasNothingMore) {
   for (int round = 0; round < 2; ++round) {
     for (int rank = 0; rank < kSize; ++rank) Add(rank, "a");
     const ResponseList response_list = coordinator_.TakeResponses();
@@ -81,7 +81,7 @@ TEST_F(JoinAgreementTest, WithoutAJoinTheResponseHasNothingMore) {
   }
 }
 
-TEST_F(JoinAgreementTest, AJoinCompletesWhatWaitedForItInTheOrderOfArrival) {
+TEST_F(JoinNegotiationTest, AJoinCompletesWhatWaitedForItInTheOrderOfArrival) {
   for (const int rank : {0, 1}) {
     for (const char* name : {"c", "a", "b"}) Add(rank, name);
   }
@@ -99,7 +99,7 @@ TEST_F(JoinAgreementTest, AJoinCompletesWhatWaitedForItInTheOrderOfArrival) {
   EXPECT_TRUE(response_list.responses[0].requests.empty());
 }
 
-TEST_F(JoinAgreementTest, OfOtherNumbersOfRanksNothingIsFused) {
+TEST_F(JoinNegotiationTest, OtherNumbersOfContributorsAreNotFused) {
   for (const char* name : {"a", "b"}) Add(0, name);
   Add(2, "a");
   Join(2);
@@ -110,7 +110,7 @@ TEST_F(JoinAgreementTest, OfOtherNumbersOfRanksNothingIsFused) {
   EXPECT_EQ(response_list.responses[1].contributors, 2);
 }
 
-TEST_F(JoinAgreementTest, EndsWithTheLastRankAndMayBeginAgain) {
+TEST_F(JoinNegotiationTest, EndsWithTheLastRankAndMayBeginAgain) {
   for (const int last : {1, 2}) {
     for (int rank = 0; rank < kSize; ++rank) {
       if (rank != last) Join(rank);
@@ -129,7 +129,7 @@ TEST_F(JoinAgreementTest, EndsWithTheLastRankAndMayBeginAgain) {
   }
 }
 
-TEST_F(JoinAgreementTest, ARankThatHasJoinedAsksInVain) {
+TEST_F(JoinNegotiationTest, ARankThatHasJoinedAsksInVain) {
   Join(2);
   Add(2, "a");
   const ResponseList response_list = coordinator_.TakeResponses();
@@ -141,7 +141,7 @@ TEST_F(JoinAgreementTest, ARankThatHasJoinedAsksInVain) {
                        "allreduce of 'a': rank 2 has joined"));
 }
 
-TEST_F(JoinAgreementTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {
+TEST_F(JoinNegotiationTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {
   Join(1);
   Add(0, "a");
   Pass(30);
@@ -165,7 +165,7 @@ TEST_F(JoinAgreementTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {
   EXPECT_EQ(response_list.responses.size(), 1u);
 }
 
-TEST_F(JoinAgreementTest, AJoinAloneNeverStalls) {
+TEST_F(JoinNegotiationTest, AJoinAloneNeverStalls) {
   Join(0);
   Pass(100000);
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
@@ -193,13 +193,13 @@ TEST(NeutralContributionTest, ChangesNoReduction) {
   }
 }
 
-TEST(NeutralContributionTest, DoesNotScaleWhatItPutsIn) {
+TEST(NeutralContributionTest, IsNotScaled) {
   CollectiveRequest request = MakeRequest("a", CollectiveKind::kAllreduce);
   request.op = ReduceOp::kMin;
   request.prescale_factor = -1;
   NeutralContribution contribution(request);
   ASSERT_EQ(contribution.Allocate(CpuKernels()), absl::OkStatus());
-  // By which the ranks choose its way.
+  // The ranks choose the way of the bucket by it.
   EXPECT_EQ(contribution.entry().request.prescale_factor, -1);
   EXPECT_EQ(contribution.entry().input_factor(), 1);
   EXPECT_EQ(*static_cast<const float*>(contribution.entry().buffers[0].input),
@@ -219,7 +219,7 @@ class JoinTest : public testing::TestWithParam<int> {
       joins_.back()->request = MakeRequest("join", CollectiveKind::kJoin);
     }
   }
-  // The rank that stands by; rank 0 decides what is done, so it is one case.
+  // The rank that has joined; rank 0 is the coordinator, so it is one case.
   static int joined() { return GetParam(); }
   void Join(int rank) { joins_[rank]->SubmitTo(job_.engine(rank)); }
   void ExpectJoined(int last) {

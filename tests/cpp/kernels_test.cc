@@ -216,7 +216,7 @@ TYPED_TEST(KernelsTest, ReducesOntoEitherOperandOrBoth) {
   }
 }
 
-// As a segment somewhere in a buffer, aligned to no more than its elements.
+// The range is a segment somewhere in a buffer, aligned to its elements only.
 TYPED_TEST(KernelsTest, TouchesNothingBesideTheRange) {
   using Stored = typename TypeParam::Stored;
   const auto untouched = FromBits<Stored>(0x0101010101010101);
@@ -350,7 +350,7 @@ TEST(CpuKernelsTest, HalfIsComputedInFloat) {
 
 TEST(CpuKernelsTest, AverageOfEqualFloatsIsThatFloat) {
   for (int ranks = 1; ranks <= 16; ++ranks) {
-    // Of few enough digits for the sum to be exact.
+    // The values have few enough digits for the sum to be exact.
     for (const float value : {0x1.2345p0F, 0x1.ffffp-3F, -0x1.5555p7F}) {
       const float sum = value * static_cast<float>(ranks);
       ASSERT_EQ(ScaleOne(sum, DataType::kFloat32, 1.0 / ranks), value) << ranks;

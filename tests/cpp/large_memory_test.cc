@@ -43,7 +43,7 @@ class MemoryTest : public testing::Test {
     outputs().clear();
   }
 
-  // Of each rank.
+  // The buffers of each rank.
   static std::vector<std::vector<std::byte>>& inputs() {
     static auto& memory = *new std::vector<std::vector<std::byte>>();
     return memory;

@@ -8,7 +8,7 @@
 namespace tfring {
 namespace {
 
-RequestList MakeReadyList() {
+RequestList MakeRequestList() {
   CollectiveRequest request;
   request.name = "bucket 1";
   request.process_set_id = 4;
@@ -30,7 +30,7 @@ RequestList MakeReadyList() {
   return list;
 }
 
-ResponseList MakeVerdict() {
+ResponseList MakeResponseList() {
   ResponseList response_list;
   response_list.responses.resize(2);
   response_list.responses[0].names = {"a", "b"};
@@ -38,18 +38,18 @@ ResponseList MakeVerdict() {
   response_list.responses[0].last_joined = 7;
   response_list.responses[1].names = {"c"};
   response_list.responses[1].first_dims = {{1, 0, 5}, {2, 2, 2}};
-  response_list.responses[1].requests = MakeReadyList().requests;
+  response_list.responses[1].requests = MakeRequestList().requests;
   response_list.responses[1].contributors = 2;
   response_list.errors = {
       {{0, 2}, "d", absl::FailedPreconditionError("shapes differ")}};
   response_list.reports = {{{1}, "rank 0 is late"}};
-  response_list.schedule = MakeReadyList().requests;
+  response_list.schedule = MakeRequestList().requests;
   response_list.shutdown = absl::UnavailableError("the end");
   return response_list;
 }
 
-TEST(MessagesTest, AReadyListComesBackAsItWas) {
-  const RequestList list = MakeReadyList();
+TEST(MessagesTest, ARequestListComesBackAsItWas) {
+  const RequestList list = MakeRequestList();
   const RequestList copy = DecodeRequestList(Encode(list)).value();
   EXPECT_TRUE(copy.shutdown);
   ASSERT_EQ(copy.requests.size(), 2u);
@@ -76,7 +76,7 @@ TEST(MessagesTest, AReadyListComesBackAsItWas) {
 }
 
 TEST(MessagesTest, ARequestAloneComesBackAsItWas) {
-  const CollectiveRequest request = MakeReadyList().requests[0];
+  const CollectiveRequest request = MakeRequestList().requests[0];
   const std::string bytes = Encode(request);
   EXPECT_EQ(Encode(DecodeRequest(bytes).value()), bytes);
   EXPECT_EQ(DecodeRequest(bytes.substr(1)).status().code(),
@@ -84,7 +84,7 @@ TEST(MessagesTest, ARequestAloneComesBackAsItWas) {
 }
 
 TEST(MessagesTest, ARequestOfAnUnknownKindIsRefused) {
-  CollectiveRequest request = MakeReadyList().requests[0];
+  CollectiveRequest request = MakeRequestList().requests[0];
   request.kind = static_cast<CollectiveKind>(kCollectiveKindCount - 1);
   EXPECT_TRUE(DecodeRequest(Encode(request)).ok());
   request.kind = static_cast<CollectiveKind>(kCollectiveKindCount);
@@ -92,7 +92,7 @@ TEST(MessagesTest, ARequestOfAnUnknownKindIsRefused) {
             absl::StatusCode::kInternal);
 }
 
-TEST(MessagesTest, AnAnnouncementIsNoReadyList) {
+TEST(MessagesTest, AProgressUpdateIsNoRequestList) {
   const std::string bytes = Encode(ProgressUpdate{int64_t{1} << 40, true});
   EXPECT_FALSE(IsRequestList(bytes));
   EXPECT_FALSE(DecodeRequestList(bytes).ok());
@@ -104,8 +104,8 @@ TEST(MessagesTest, AnAnnouncementIsNoReadyList) {
   EXPECT_FALSE(DecodeProgressUpdate(list).ok());
 }
 
-TEST(MessagesTest, AResponseComesBackAsItWas) {
-  const ResponseList response_list = MakeVerdict();
+TEST(MessagesTest, AResponseListComesBackAsItWas) {
+  const ResponseList response_list = MakeResponseList();
   const ResponseList copy = DecodeResponseList(Encode(response_list)).value();
   ASSERT_EQ(copy.responses.size(), 2u);
   for (int i = 0; i < 2; ++i) {
@@ -137,12 +137,12 @@ TEST(MessagesTest, EmptyMessagesComeBackEmpty) {
   EXPECT_TRUE(list.requests.empty());
   EXPECT_FALSE(list.shutdown);
   EXPECT_TRUE(DecodeResponseList(Encode(ResponseList())).value().empty());
-  EXPECT_FALSE(MakeVerdict().empty());
+  EXPECT_FALSE(MakeResponseList().empty());
 }
 
 TEST(MessagesTest, ACutOrPaddedMessageIsAnError) {
-  const std::string list = Encode(MakeReadyList());
-  const std::string response_list = Encode(MakeVerdict());
+  const std::string list = Encode(MakeRequestList());
+  const std::string response_list = Encode(MakeResponseList());
   for (size_t size = 0; size < list.size(); ++size) {
     EXPECT_EQ(DecodeRequestList(list.substr(0, size)).status().code(),
               absl::StatusCode::kInternal);

@@ -88,7 +88,7 @@ TEST_P(MpiEngineTest, EveryRankMaySubmitInAnOrderOfItsOwn) {
   for (const auto& entry : entries) ExpectSum(*entry);
 }
 
-// Of more than the eager size of any MPI.
+// The name is longer than the eager size of any MPI.
 TEST_P(MpiEngineTest, NamesMayBeLong) {
   Start();
   const auto entry = MakeEntry(std::string(1 << 20, 'x'), 10);
@@ -109,12 +109,12 @@ TEST_P(MpiEngineTest, AMismatchReachesEveryRankAndTheJobGoesOn) {
 }
 
 TEST_P(MpiEngineTest, AFaultEndsEveryRank) {
-  // Of 80 kB: eager messages.
+  // 80 kB travel as eager messages.
   for (const int64_t failing_operation : {1, 2, 50}) {
     Start(failing_operation);
     ExpectFault(20'000);
   }
-  // Of 8 MB in the segments of every day: rendezvous.
+  // 8 MB in segments of the default size need a rendezvous.
   for (const int64_t failing_operation : {2, 9}) {
     Start(failing_operation, Options());
     ExpectFault(2'000'000);

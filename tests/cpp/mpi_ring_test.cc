@@ -200,7 +200,7 @@ TEST_P(MpiRingTest, AllreduceOfAMillionElements) {
         {1000, 64 << 10, 64 << 20});
 }
 
-TEST_P(MpiRingTest, TheSiblingsOfTheRingReduceToo) {
+TEST_P(MpiRingTest, TheOtherAlgorithmsReduceToo) {
   const SolvedAllreduce solved({DataType::kFloat32, ReduceOp::kAverage, 4097},
                                size());
   CheckAllreduce(*transport_, solved, {1000, 64 << 10},

@@ -22,7 +22,7 @@
 
 namespace tfring {
 
-// As MakeDeviceLane puts it together.
+// Makes a lane as MakeDeviceLane does.
 inline absl::StatusOr<Lane> MakeNcclLane(const Options& options, int32_t device,
                                          Transport& data) {
   TFRING_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> cuda,
@@ -87,7 +87,7 @@ class StreamedTensor {
   const std::unique_ptr<CudaEvent> written_, reduced_;
 };
 
-// What a rank is told, and what it has got.
+// The status of a rank, and if its result is right.
 struct NcclOutcome {
   absl::Status status;
   bool is_right;

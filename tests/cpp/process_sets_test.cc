@@ -126,7 +126,7 @@ TEST(ProcessSetsTest, ARootIsARankOfTheWorld) {
 }
 
 TEST(ProcessSetsTest, ALostRankEndsTheOtherSetsToo) {
-  // As capi.cc does it, on rank 2: the one that both sets have.
+  // Ends the other set as capi.cc does, on rank 2, which both sets have.
   Job world(kWorldSize);
   const auto data = [] {
     auto transports = MakeInProcessTransports(2);

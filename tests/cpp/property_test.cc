@@ -1,8 +1,8 @@
 // Schedules made at random: collectives of all kinds, types and sizes, in an
 // order of each rank's own, that repeat, that run beside those of a process
 // set, while some ranks have joined, and with something that fails on one rank.
-// What holds of each: a result is right to the bit, or there is an error; there
-// is none unless something was made to fail, and then the whole job ends; and
+// In each of them, a result is right to the bit, or there is an error; there is
+// none unless something was made to fail, and then the whole job ends; and
 // nothing takes for ever.
 //
 // TFRING_PROPERTY_SCHEDULES says how many, TFRING_PROPERTY_SEED which is the
@@ -31,7 +31,7 @@ int64_t FromEnvironment(const char* name, int64_t otherwise) {
   return text == nullptr ? otherwise : std::atoll(text);
 }
 
-// What is made to fail, once in a schedule.
+// The operation that is made to fail, once in a schedule.
 enum class Fault { kNone, kTransport, kStart, kAllocation };
 
 class Schedule {

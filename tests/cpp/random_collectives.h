@@ -49,7 +49,7 @@ struct RandomCollective {
 
 class Maker {
  public:
-  // Of collectives of `size` ranks.
+  // Makes collectives of `size` ranks.
   Maker(Random& random, int size) : random_(random), size_(size) {}
 
   RandomCollective Make(const std::string& name) {
@@ -209,7 +209,7 @@ class Maker {
     }
   }
 
-  // Of the same tensor on every rank, which is that tensor.
+  // Every rank has the same tensor, which is then the result.
   void AddAdasum(RandomCollective& to) {
     const int64_t count = SomeCount(random_);
     const DataType dtype = kFloatTypes[Below(random_, 4)];

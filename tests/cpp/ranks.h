@@ -27,7 +27,7 @@ void OnThreads(int size, const Body& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// What the ranks of a job talk through.
+// The transports of a job.
 enum class Medium {
   kInProcess,
   kSharedMemory,

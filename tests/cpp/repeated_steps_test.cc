@@ -94,7 +94,7 @@ class Worker {
   // Others have started it, that often.
   void Skip(const std::string& name, int times) { starts_[name] += times; }
 
-  // Of the ranks that do not join: what they have in sum.
+  // Sets the sum of the contributions of the ranks that do not join.
   void SetContributions(int sum) { contributions_ = static_cast<float>(sum); }
   // Somebody has shut down.
   bool ended() const { return ended_; }
@@ -120,7 +120,7 @@ std::string BucketName(int bucket) {
   return "bucket " + std::to_string(bucket);
 }
 
-// What all ranks do, step by step, drawn from one seed; each in its own time.
+// The steps of all ranks, drawn from one seed; each rank takes its own time.
 class Script {
  public:
   Script(Worker& worker, int rank, int size, unsigned seed)
@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(Medium::kInProcess,
                                      Medium::kSharedMemory)));
 
-TEST_P(RepeatedStepsTest, NeedNoVerdict) {
+TEST_P(RepeatedStepsTest, NeedNoResponseList) {
   if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
   constexpr int kBuckets = 3, kSteps = 50;
   std::vector<std::unique_ptr<Worker>> workers(size());
@@ -368,7 +368,7 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
     }
   }
 
-  // Of what has been captured.
+  // Expects `parts` in the captured stderr.
   static void ExpectWarning(const std::vector<std::string>& parts) {
     const std::string text = testing::internal::GetCapturedStderr();
     for (const std::string& part : parts) {

@@ -1,5 +1,5 @@
-// What every ring collective must do, checked on one rank of a job whose ranks
-// all make the same calls: threads in ring_test.cc, processes under mpirun in
+// Checks of every ring collective, on one rank of a job whose ranks all make
+// the same calls: threads in ring_test.cc, processes under mpirun in
 // mpi_ring_test.cc.
 #ifndef TESTS_CPP_RING_CHECKS_H_
 #define TESTS_CPP_RING_CHECKS_H_
@@ -72,7 +72,7 @@ void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
   }
 }
 
-// Of pieces of `lengths`, the first, third and so on in place.
+// Reduces pieces of `lengths`, the first, third and so on in place.
 template <typename Allreduce = decltype(&RingAllreduce)>
 void CheckAllreduceOfPieces(Transport& transport, const SolvedAllreduce& c,
                             const std::vector<int64_t>& lengths,

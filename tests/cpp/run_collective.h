@@ -11,7 +11,8 @@
 
 namespace tfring {
 
-// Of all ranks of the context's transport, none of which has joined.
+// Runs `entry` on all ranks of the context's transport, none of which has
+// joined.
 inline absl::Status RunCollective(ExecutionContext& context, TensorEntry& entry,
                                   const Response& response = {}) {
   const int size = context.ring().transport.size();

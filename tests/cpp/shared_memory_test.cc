@@ -1,5 +1,5 @@
-// What the contract of transport.h is through shared memory, for all pairs and
-// for some.  What every transport has to do: transport_test.cc.
+// The contract of transport.h through shared memory, for all pairs and for
+// some. See transport_test.cc for the checks of every transport.
 #include "tfring_ops/transport/shared_memory/shared_memory.h"
 
 #include <gtest/gtest.h>

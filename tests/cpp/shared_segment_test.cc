@@ -53,7 +53,7 @@ TEST(SharedSegmentTest, CannotBeOpenedOnceItsDescriptorIsClosed) {
   segment->data()[0] = std::byte{7};
 }
 
-// As happens where a process of another container has the number.
+// A process of another container may have the number.
 TEST(SharedSegmentTest, AnotherFileIsNotTakenForIt) {
   const auto segment = SharedSegment::Create(kBytes).value();
   SegmentAddress address = segment->address();

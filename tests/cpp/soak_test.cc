@@ -87,8 +87,8 @@ TEST_P(SoakTest, CollectivesOfAllKinds) {
   job.Shutdown();
 }
 
-// As a training loop has them, each period some times over: what is agreed by a
-// plan, and by leaving it, gives the same bits.
+// Collectives come as in a training loop, each period some times over: those of
+// a cached schedule, and those after it, have the same bits.
 TEST_P(SoakTest, CollectivesThatRepeat) {
   constexpr int kMostInPeriod = 5, kMostTimes = 20;
   Options options;

@@ -1,4 +1,4 @@
-// What a timeline keeps, and what engines tell it.
+// The events that a timeline keeps, and those that engines add.
 #include "tfring_ops/engine/timeline.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ CollectiveRequest Request(const std::string& name) {
   return request;
 }
 
-// What is recorded while `action` runs.
+// Returns the events recorded while `action` runs.
 template <typename Action>
 Timeline::Recording Recorded(const Action& action,
                              bool mark_responses = false) {

@@ -73,7 +73,7 @@ class WireTypeTest : public testing::TestWithParam<int> {
             request.postscale_factor = 0.7;
             request.dtype = wire;
             if (wire == DataType::kFloat16) {
-              // What has become float16 only for the way is divided last.
+              // Tensors that are float16 only on the wire are divided last.
               request.op = ReduceOp::kSum;
               request.postscale_factor /= size();
             }
