@@ -163,7 +163,7 @@ void* CurrentContext() { return InContext() ? contexts.back() : nullptr; }
 
 }  // namespace tfring::fake_cuda
 
-// What no driver has.
+// No real driver has these.
 extern "C" [[gnu::visibility("default")]] Options* FakeCudaOptions() {
   return &GetOptions();
 }
@@ -309,7 +309,7 @@ ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y,
   return kSuccess;
 }
 
-// What the fake NCCL does its work by.
+// The fake NCCL runs its work by this.
 ENTRY cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
   if (!InContext()) return kInvalidContext;
   Enqueue(StreamOf(stream), [=] { function(argument); });

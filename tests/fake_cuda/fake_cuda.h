@@ -40,7 +40,7 @@ struct Options {
 };
 Options& GetOptions();
 
-// What has been seen so far.
+// Counts since the process began.
 struct Counts {
   std::atomic<int64_t> copied_bytes;  // by cuMemcpyDtoDAsync
   // Memory that was freed while a handle of it was open, in this process: CUDA
@@ -56,7 +56,7 @@ void* CurrentContext();
 
 // ---- memory.cc ----
 
-// What CUipcMemHandle and CUipcEventHandle hold.
+// The content of CUipcMemHandle and CUipcEventHandle.
 struct Handle {
   uint64_t magic;
   int32_t process;
@@ -72,8 +72,8 @@ bool Export(uint64_t address, Handle& handle);
 // Sets `address`, if the result is 0.
 int Import(const Handle& handle, uint64_t& address);
 bool CloseImported(uint64_t address);
-// Where the host finds what lies at a device address.  What is no device
-// address is the host's own, as with pinned memory.
+// The host's address for a device address.  Any other address is the host's
+// own, as with pinned memory.
 std::byte* OnHost(uint64_t address);
 
 // ---- kernels.cc ----

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-// Of libcuda.so.1, which is the fake one; 0 is success.
+// Declares functions of libcuda.so.1, which is the fake one; 0 is success.
 using CUdeviceptr = uint64_t;
 using CUcontext = void*;
 using CUevent = void*;
@@ -33,7 +33,7 @@ int cuLaunchHostFunc(CUstream stream, void (*call)(void* argument),
                      void* argument);
 int cuStreamSynchronize(CUstream stream);
 int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
-// What no driver has: where the host finds what lies at a device's address.
+// The host's address for a device address; no real driver has it.
 void* FakeCudaOnHost(void* memory);
 }
 

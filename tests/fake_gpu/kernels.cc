@@ -1,7 +1,7 @@
-// As many of TensorFlow's kernels for its GPUs as a dense model needs to be
-// trained on the fake one: what has no kernel here, TensorFlow puts on the CPU,
-// but a variable is where its updates are.  Each computes on the host when the
-// stream has come so far.
+// TensorFlow's kernels for GPUs, as many as the training of a dense model needs
+// on the fake one: operations with no kernel here run on the CPU, but a
+// variable is where its updates are.  Each computes on the host when the stream
+// has come so far.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -221,7 +221,7 @@ class UpdateVariableOp : public OpKernel {
   }
 };
 
-// Of some rows alone, an embedding's. Indices must be those of rows.
+// Updates some rows alone, an embedding's.  Indices must be those of rows.
 template <typename T, typename Index, typename Operation>
 class UpdateRowsOp : public OpKernel {
  public:

@@ -264,7 +264,7 @@ void End(Comm* comm) {
 
 }  // namespace
 
-// What no NCCL has.
+// No real NCCL has this.
 extern "C" [[gnu::visibility("default")]] Options* FakeNcclOptions() {
   return &GetOptions();
 }
