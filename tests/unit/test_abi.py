@@ -135,7 +135,7 @@ def test_mpi_that_only_the_loader_finds(build):
     assert abi.mpi_library() == Path("libc.so.6")
 
 
-# As MPI_Get_library_version writes them.
+# Results of MPI_Get_library_version.
 OPEN_MPI = "Open MPI v{}, package: Debian OpenMPI, ident: {}, repo rev: v{}"
 MPICH = "MPICH Version:      {}\nMPICH Release date: Mon Jan  1 2024\n"
 

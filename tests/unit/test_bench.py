@@ -1,4 +1,4 @@
-"""What tfring-bench computes and shows; that it measures is in tests/jobs."""
+"""tfring-bench: its arithmetic and output; tests/jobs has its measurements."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What compression casts, and what it leaves alone."""
+"""Compression casts some tensors, and leaves others alone."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer and the tape refuse, and in which words."""
+"""Arguments that DistributedOptimizer and the tape refuse, and the errors."""
 
 import keras
 import numpy as np

@@ -48,7 +48,7 @@ def test_a_name_is_what_it_is_said_to_be(name, parameters, state):
     actual = inspect.signature(thing).parameters
     assert list(actual)[: len(expected)] == expected
     assert not set(absent) & set(actual)
-    # What tfring adds is optional, or old calls would fail.
+    # Arguments that tfring adds are optional, or old calls would fail.
     for parameter in list(actual.values())[len(expected) :]:
         optional = parameter.default is not inspect.Parameter.empty
         assert optional or parameter.kind is inspect.Parameter.VAR_KEYWORD

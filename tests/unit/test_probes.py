@@ -1,4 +1,4 @@
-"""What the probes say, held against the library itself."""
+"""The probes' answers, compared with the library itself."""
 
 import contextlib
 import ctypes

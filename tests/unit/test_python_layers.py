@@ -28,8 +28,8 @@ LAYER_OF = {
     for number, packages in enumerate(LAYERS)
     for package in packages
 }
-# The launcher stands beside the layers, and loads none of them. What it runs in
-# ranks, to test an installation, uses the package as scripts do.
+# The launcher stands beside the layers, and loads none of them. Its programs
+# for ranks, which test an installation, use the package as scripts do.
 LAUNCHER = "run"
 ALLOWED_IN_LAUNCHER = {LAUNCHER, "_build_info", "_core", ""}
 

@@ -1,4 +1,4 @@
-"""The reducer's plan: order, buckets, names. Collectives are fakes here."""
+"""The reducer's order, buckets and names. Collectives are fakes here."""
 
 import keras
 import pytest
@@ -115,7 +115,7 @@ def test_order_follows_the_graph_and_not_the_list(recorder):
 
 
 def ancestors(operation):
-    """What `operation` waits for."""
+    """Returns the operations that `operation` waits for."""
     found = {}
     unseen = [operation]
     while unseen:
@@ -486,7 +486,7 @@ def test_gradients_are_reduced_where_the_devices_say(recorder, monkeypatch):
     starts, sparse = [], []
 
     def start_allreduce(tensors, **arguments):
-        # Of an operation placed by this scope alone.
+        # The device of an operation that only this scope places.
         starts.append(tf.identity(tensors[0]).op.device)
         return recorder.start_allreduce(tensors, **arguments)
 

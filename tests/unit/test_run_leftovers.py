@@ -1,4 +1,4 @@
-"""What killed jobs leave behind, and what running ones need."""
+"""Files of killed jobs are removed, and those of running jobs kept."""
 
 import mmap
 import os

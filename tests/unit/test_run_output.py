@@ -1,4 +1,4 @@
-"""What a user sees of the ranks' output, with each MPI launcher's marks."""
+"""The ranks' output as a user sees it, with each MPI launcher's marks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the ranks' reports say about a job."""
+"""Messages about a job, made from its ranks' reports."""
 
 import pytest
 

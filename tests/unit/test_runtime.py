@@ -1,4 +1,4 @@
-"""What `init` looks at before there is a job."""
+"""Checks that `init` makes before there is a job."""
 
 import pytest
 
