@@ -1,7 +1,7 @@
 """Every rank runs every test: `tfringrun -np 4 pytest tests/parallel`.
 
-A test is a collective. What fails on one rank leaves the others waiting, so
-that rank says why, and ends the job.
+A test is a collective. A failure on one rank leaves the others waiting, so that
+rank reports it, and ends the job.
 
 With TFRING_TEST_DEVICE=GPU:0 the tests' tensors are on that device. Where
 TensorFlow has none, it is the fake one of tests/fake_gpu, and tests of XLA are
@@ -26,7 +26,7 @@ from keras.src.trainers import trainer
 
 import tfring
 
-# Of one test, unless it has a mark `timeout`; less than pytest-timeout's own,
+# The limit of a test without a mark `timeout`; less than pytest-timeout's own,
 # which cannot interrupt a rank that waits inside TensorFlow.
 _TIMEOUT_SECONDS = 100
 

@@ -1,4 +1,4 @@
-"""What there is to show only where tensors are on a GPU.
+"""Behaviour that shows only where tensors are on a GPU.
 
 `make gpu-test` runs it with TFRING_TEST_DEVICE=GPU:0; tests/parallel by itself
 does not.

@@ -130,7 +130,7 @@ def test_averages_of_large_float16(count, rank, size):
     x = tf.fill([count], tf.constant(largest, tf.float16))
     for mean in tfring.allreduce(x), tfring.reducescatter(x):
         np.testing.assert_allclose(mean, np.full(mean.shape, largest), 2**-9)
-    # What is not of the largest loses nothing to that.
+    # Smaller values lose no precision to that.
     few = tf.constant([1.0, 2.0**-10, 0.0], tf.float16) * size
     np.testing.assert_array_equal(tfring.allreduce(few), few)
 

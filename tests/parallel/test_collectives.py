@@ -23,7 +23,7 @@ def each_mode(mode, function):
 
 
 def values_of(rank, shape, dtype=tf.float32, seed=0):
-    """What a rank contributes: small whole numbers, exact in any dtype."""
+    """A rank's contribution: small whole numbers, exact in any dtype."""
     generator = np.random.default_rng([seed, rank])
     if dtype == tf.bool:
         return generator.integers(0, 2, shape).astype(bool)
@@ -241,7 +241,7 @@ def test_calls_from_threads_in_any_order(rank, size):
         tensor = tf.constant([i, rank])
         return i, tfring.allreduce(tensor, op=tfring.Sum, name=f"threads/{i}")
 
-    # As many threads as names, as a call blocks until all ranks have made it.
+    # A call blocks until all ranks have made it, so each name has a thread.
     with ThreadPoolExecutor(count) as pool:
         for i, result in pool.map(reduce, order):
             assert result.numpy().tolist() == [i * size, sum(range(size))]

@@ -51,7 +51,7 @@ def wires(monkeypatch):
 
 
 def values_of(rank, dtype=np.float64, count=10_007):
-    """Of very different sizes, and of both signs, so that sums cancel."""
+    """Values of very different sizes and both signs, so that sums cancel."""
     generator = np.random.default_rng([7, rank])
     sizes = 2.0 ** generator.integers(-20, 8, count)
     return (generator.normal(size=count) * sizes).astype(dtype)
@@ -204,7 +204,7 @@ def test_group_of_many_dtypes(compression, mode, rank, size, wires):
             tensors, op=tfring.Sum, compression=compression
         )
 
-    # What an int64 holds, and no float: it must not be cast.
+    # An int64 that no float can hold must not be cast.
     large = 2**53 + 1
     results = reduce(
         [

@@ -42,7 +42,7 @@ class NotNegative:
         return flat, tensor.shape
 
     def decompress(self, tensor, ctx):
-        # Of an average: what each rank has added is still there once.
+        # In an average, the offset that each rank has added remains once.
         return tf.reshape(tensor - tf.cast(self.offset, tensor.dtype), ctx)
 
 

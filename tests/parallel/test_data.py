@@ -11,7 +11,7 @@ import tfring
 
 
 def everyones(elements):
-    """What each rank has, a row for each; fails unless equally many."""
+    """Each rank's elements as a row; fails unless ranks have equally many."""
     return tfring.allgather(np.array([elements], np.int64)).numpy()
 
 

@@ -19,7 +19,7 @@ NAME = "disagreement"
 
 
 def of_reductions(reduce, odd):
-    """What can differ in all that reduces."""
+    """Differences that any reduction can have."""
     rows = tfring.size()
     return {
         "shapes": lambda: reduce(tf.ones([rows + odd])),
@@ -39,7 +39,7 @@ def of_reductions(reduce, odd):
 
 
 def of_wires(reduce, odd):
-    """What can differ besides where the engine casts."""
+    """Further differences, where the engine casts."""
     compression = tfring.Compression
     return {
         "dtypes on the wire": lambda: reduce(
@@ -50,7 +50,7 @@ def of_wires(reduce, odd):
 
 
 def of_rows(move, odd):
-    """What can differ in what moves rows."""
+    """Differences in collectives that move rows."""
     rows = tfring.size()
     return {
         "shapes": lambda: move(tf.ones([rows, 3 + odd])),
@@ -67,7 +67,7 @@ def of_rows(move, odd):
 
 
 def of_groups(grouped, odd):
-    """What can differ besides in groups, of rows or of what is reduced."""
+    """Further differences in groups, also in those that reduce."""
     rows = tfring.size()
     ones = tf.ones([rows, 1])
     return {

@@ -1,4 +1,4 @@
-"""What the documents show is run: README, docstrings, the pages of the site."""
+"""Runs the examples of the documents: README, docstrings and the site."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _documented() -> dict[str, Any]:
     }
 
 
-# What the examples take as given: a compiled model and its data.
+# The examples take a compiled model and its data as given.
 def _context() -> dict[str, Any]:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)

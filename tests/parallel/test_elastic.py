@@ -1,6 +1,6 @@
 """elastic: states, callbacks, and a new start of ranks that are all alive.
 
-What happens when a rank is killed is in tests/jobs/test_elastic.py.
+tests/jobs/test_elastic.py has the jobs in which a rank is killed.
 """
 
 import time
@@ -147,7 +147,7 @@ def test_callbacks_count_and_commit():
         elastic.UpdateBatchStateCallback(state),
         elastic.CommitStateCallback(state, batches_per_commit=2),
     ]
-    # What is left of the second epoch, and then the third.
+    # The rest of the second epoch, and then the third.
     model.fit(x, y, 1, epochs=2, verbose=0, callbacks=callbacks)
     assert commits == [(1, 4), (2, 0), (2, 1), (2, 3), (3, 0)]
     model.fit(x, y, 1, 5, initial_epoch=3, verbose=0, callbacks=callbacks)

@@ -20,7 +20,7 @@ def each_mode(mode, function):
 
 
 def values_of(rank, shape, dtype):
-    """What a rank contributes: small whole numbers, exact in any dtype."""
+    """A rank's contribution: small whole numbers, exact in any dtype."""
     generator = np.random.default_rng(rank)
     return generator.integers(0, 4, shape).astype(dtype.as_numpy_dtype)
 
@@ -139,7 +139,7 @@ def test_groups_of_nothing():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_those_of_single_collectives(mode, rank, size):
-    """Of float32 and float64, and one result that no loss depends on."""
+    """The tensors are float32 and float64; no loss depends on one result."""
 
     def gradients(x, y, unused):
         groups = [

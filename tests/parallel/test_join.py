@@ -1,4 +1,4 @@
-"""Ranks that have no more data stand by while the others go on."""
+"""Ranks that have no more data join, and the others go on."""
 
 from __future__ import annotations
 

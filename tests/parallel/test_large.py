@@ -45,7 +45,7 @@ def need(gibibytes, size):
 
 
 def marks(rank, rows):
-    """What a rank has in rows of numbers `rows`, if they are marked."""
+    """A rank's values in the rows `rows`, if they are marked."""
     return (
         np.add.outer(3 * np.asarray(rows), np.arange(COLUMNS) + 5 * rank) % 11
     ).astype(np.int8)

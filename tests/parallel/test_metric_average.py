@@ -35,7 +35,7 @@ BATCHES = 2
 
 
 def data(rank):
-    """Of the later ranks every batch has more samples, and larger ones."""
+    """Each rank's batches have more and larger samples than those before."""
     rng = np.random.default_rng(rank)
     rows = BATCHES * (2 + 3 * rank)
     x = rng.normal(rank, 1, (rows, 3)).astype(np.float32)

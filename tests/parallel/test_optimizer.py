@@ -184,7 +184,7 @@ def test_buckets_of_many_sizes_and_dtypes(mode, rank, mean_rank, monkeypatch):
 
 @pytest.mark.parametrize("sparse_as_dense", [True, False])
 def test_rows_of_an_embedding(sparse_as_dense, mode, rank, size):
-    # As many rows as the rank's number and one: ranks need not agree on it.
+    # Rank r has r + 1 rows: ranks need not agree on their number.
     rows = list(range(rank + 1))
     table = keras.Variable(np.zeros((5, 2), np.float32))
     sgd = tfring.DistributedOptimizer(

@@ -87,7 +87,7 @@ def test_disjoint_and_overlapping_sets_at_the_same_time(
     [all_but_first] = sets(range(1, size)) if size > 2 else [None]
 
     def step(tensor):
-        # Of other lengths and numbers on other ranks, but for the last.
+        # Ranks differ in lengths and numbers of requests, but for the last.
         results = [allreduce(tf.repeat(tensor, 1 + rank % 2), half, name="a")]
         if rank > 0 and all_but_first:
             results.append(allreduce(tensor, all_but_first, name="a"))
@@ -164,13 +164,13 @@ def test_gradients_stay_in_the_set(mode, halves, rank, size):
         )
         return chains.finish(buffers, started)[0]
 
-    def exchange(x):
+    def alltoall(x):
         x = tf.repeat(x, n, axis=0)
         started = chains.start_alltoall(
-            [x], tf.zeros([0], tf.int64), request_name="exchange", **options
+            [x], tf.zeros([0], tf.int64), request_name="alltoall", **options
         )
         [result], _ = chains.finish_alltoall(
-            [x], started, request_name="exchange"
+            [x], started, request_name="alltoall"
         )
         return result
 
@@ -179,7 +179,7 @@ def test_gradients_stay_in_the_set(mode, halves, rank, size):
         broadcast: np.mean(weights) if rank == root else 0,
         gather: np.mean(weights) * (own + 1),
         scatter: n * sum(weights),
-        exchange: sum(weights),
+        alltoall: sum(weights),
     }
 
     def gradients():

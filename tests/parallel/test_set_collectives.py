@@ -26,7 +26,7 @@ def halves():
 
 
 def rows_of(rank, size):
-    """As many rows as ranks in a half, and one more."""
+    """Returns as many rows as a half has ranks, and one more."""
     count = (size + 1 - rank % 2) // 2 + 1
     return np.arange(count * 3.0).reshape(-1, 3) + 100 * rank
 

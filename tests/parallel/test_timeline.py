@@ -81,7 +81,7 @@ def test_a_repeated_step_needs_no_response(
         return x
 
     path = _shared_path(tmp_path)
-    # As often as a job must repeat itself that has kept leaving its plans.
+    # A job that has often left cached schedules must repeat a step so often.
     for _ in range(70):
         step(tf.ones([10]))
     tfring.start_timeline(str(path), mark_cycles=True)
