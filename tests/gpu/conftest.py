@@ -13,8 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bare_gpu
 
-# Of one test.  A rank that waits inside the engine cannot be interrupted: it
-# ends, and its job with it.
+# The limit of a test.  A rank that waits inside the engine cannot be
+# interrupted: it ends, and its job with it.
 _TIMEOUT_SECONDS = 60
 
 

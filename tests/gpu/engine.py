@@ -16,7 +16,7 @@ COUNTS = (1, 7, 1000, 2_000_003)  # the last in several segments of every rank
 
 
 def parts(world, count: int, dtype: np.dtype, seed: int = 0) -> list:
-    """What each rank has: small whole numbers, so that all sums are exact."""
+    """Each rank's tensor: small whole numbers, so that all sums are exact."""
     return [
         np.random.default_rng([seed, rank]).integers(0, 8, count).astype(dtype)
         for rank in range(world.size)

@@ -19,7 +19,7 @@ def _heed_interrupts():
 def start(tmp_path):
     """Returns a function that starts a command line and gives its `Popen`.
 
-    stdout and stderr are one pipe. What still runs after the test is killed.
+    stdout and stderr are one pipe. Processes that outlive the test are killed.
     """
     started = []
 

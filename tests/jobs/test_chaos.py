@@ -53,7 +53,7 @@ _KINDS = [
     ("end_with_7", True, 7),
     ("bad_setting", True, 1),
 ]
-# What a default run leaves out, for time; each has a near relative there.
+# Cases that a default run leaves out, for time; it has similar ones.
 _SELDOM = {
     *(("crash", False), ("exit_with_-1", False), ("none", True)),
     *(("crash", True), ("exception", True), ("exit_with_3", True)),
@@ -95,7 +95,7 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, elastic, status, number):
         pytest.skip("this MPI ends with any of its ranks")
     dice = random.Random(f"{_SEED} {harm} {elastic} {number}")
     victim, step = dice.randrange(_RANKS), dice.randrange(10)
-    # Of the program, so that Open MPI's socket has a short path.
+    # The program's folder, so short that Open MPI's socket has a short path.
     folder = Path("/tmp", f"chaos{uuid.uuid4().hex[:8]}")
     folder.mkdir()
     marker = uuid.uuid4().hex

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-# What requests meet in a message, and which algorithm is the fastest, is a
-# matter of time: so single reductions come at random times, from threads.
+# Time decides which requests meet in a message, and which algorithm is the
+# fastest: so single reductions come at random times, from threads.
 RUN = """
 import concurrent.futures, hashlib, os, random, time
 import keras
@@ -58,7 +58,7 @@ def test_the_same_run_gives_the_same_bits(run_job):
     assert job.returncode == 0, job.stdout
     bits = re.findall(r"^\[\d\] bits (\w+) (.+)$", job.stdout, re.MULTILINE)
     assert len(bits) == 3 * 4
-    # Of both times, and on all ranks: one for each threshold.
+    # Both runs and all ranks give one result for each threshold.
     assert len(set(bits)) == 2, bits
     assert {threshold for threshold, _ in bits} == {"default", "0"}
     # One of `fit`, and one of all the times that tensors came singly.

@@ -107,7 +107,7 @@ def test_uneven_data(start):
     code, output = run(start, "uneven_data.py")
     assert code == 0, output
     assert "state identical on all ranks: yes" in output
-    # Of 178 samples, in batches of 8, 20 times.
+    # 178 samples are split between ranks: batches of 8, in 20 epochs.
     assert "batches by rank: [160, 300]" in output
     assert "steps of the optimizer: 300" in output
 
@@ -161,6 +161,6 @@ def test_keras_digits(start):
     rows = re.findall(r"^\[0\] ([12]) +(0\.\d+) +(\d+)$", output, re.MULTILINE)
     assert [ranks for ranks, _, _ in rows] == ["2", "1"], output
     assert all(float(accuracy) >= 0.97 for _, accuracy, _ in rows)
-    # Of the progress bars of two ranks, one is shown.
+    # Only one of the two ranks shows a progress bar.
     assert "[0] Epoch 5/5" in output
     assert "[1] Epoch" not in output

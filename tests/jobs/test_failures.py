@@ -1,4 +1,4 @@
-"""What goes wrong on one rank: every rank hears of it, and nothing hangs."""
+"""Every rank gets the error of one, and nothing hangs."""
 
 import os
 import re
@@ -102,7 +102,7 @@ print("done")
         timeout=90,
     )
     assert job.returncode == 0, job.stdout
-    # What differs, what ranks 0 and 1 sent, what rank 2 sent.
+    # The difference, the value of ranks 0 and 1, the value of rank 2.
     expected = {
         "dtypes": ("dtypes", "float32", "int32"),
         "shapes": ("shapes", "float32 (2, 3)", "float32 (2, 4)"),
@@ -137,7 +137,7 @@ def test_a_missing_rank(run_job):
         + """
 tfring.init()
 rank = tfring.rank()
-for step in range(20):  # so that a plan holds
+for step in range(20):  # so that a schedule is cached
     tfring.allreduce(tf.ones([2]), name="lonely")
 begin = time.monotonic()
 if rank != 2:
@@ -244,7 +244,7 @@ def test_ctrl_c_leaves_no_process(start, write_script, plain_mpirun):
         line = process.stdout.readline()
         assert line, output
         output += line
-    # As a terminal does it: to all that are in the foreground.
+    # A terminal signals all processes in the foreground.
     os.killpg(process.pid, signal.SIGINT)
     begin = time.monotonic()
     process.communicate(timeout=20)

@@ -17,7 +17,7 @@ from jobs import TFRINGRUN, running
 
 from tfring._core import abi
 
-# The rank, as any of the MPI launchers tells it.
+# The rank, from the variables of any MPI launcher.
 RANK = """
 import os, sys, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
@@ -88,8 +88,8 @@ def test_exit_status(run_job, end, status):
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_leaves_no_process(start, write_script, how):
-    # Of the two ranks one does not listen and has a child; a launcher that is
-    # killed cannot kill those that do not listen.
+    # One of the two ranks ignores signals and has a child; a launcher that is
+    # killed cannot kill ranks that ignore signals.
     stubborn = "rank == 1" if how != "SIGKILL" else "False"
     script = write_script(
         RANK
@@ -240,7 +240,7 @@ def test_starts_without_tensorflow_and_mpi():
 
 
 def facts_of(output):
-    """What --check-build says, by what it is about."""
+    """The facts that --check-build prints, by subject."""
     return dict(
         re.split(r"\s{2,}", line.strip(), maxsplit=1)
         for line in output.splitlines()[1:]

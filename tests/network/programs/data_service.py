@@ -17,7 +17,7 @@ from tfring.data.compute_service import (
 
 
 def reached(address):
-    """Whether there is a server at the address, from here."""
+    """Returns True if a server answers at the address."""
     try:
         socket.create_connection(address, 10).close()
     except ConnectionRefusedError:
