@@ -1,5 +1,5 @@
-// A kind of collective: what negotiation and execution have to know of it, in
-// a file for each kind.
+// The interface of a kind of collective to negotiation and execution; each kind
+// has a file.
 //
 // A new kind is a line of TFRING_FOR_EACH_COLLECTIVE in tensor_entry.h and a
 // file here; CONTRIBUTING.md has the rest.
@@ -53,11 +53,11 @@ class Collective {
   // True if requests that agree in dtype, op and factors may run as one bucket,
   // and such buckets beside one another.
   virtual bool is_fusible() const { return false; }
-  // Adds what the other ranks have to know of the request of `rank`, of `size`.
+  // Adds the fields of the request of `rank`, of `size`, that other ranks need.
   virtual void Collect(int rank, int size, const CollectiveRequest& request,
                        Response& response) const;
-  // Why `request` cannot run without the ranks `joined` of the world; empty if
-  // it can.
+  // Returns why `request` cannot run without the ranks `joined` of the world;
+  // empty if it can.
   virtual std::string WhyNotWithout(const std::vector<int32_t>& joined,
                                     const CollectiveRequest& request) const;
 
@@ -86,7 +86,7 @@ TFRING_FOR_EACH_COLLECTIVE(TFRING_DECLARE)
 // True if all but their first dimensions are the same.
 bool SameButForRows(const TensorInfo& a, const TensorInfo& b);
 
-// Why a kind whose result has a part for every rank cannot run without
+// Returns why a kind whose result has a part for every rank cannot run without
 // `joined`.
 std::string PartWouldBeLost(const std::vector<int32_t>& joined);
 

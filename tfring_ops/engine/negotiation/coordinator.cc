@@ -55,7 +55,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     return Join(rank, std::move(request));
   }
 
-  // The oldest failure that this rank has yet to hear of.
+  // The oldest failure that this rank has not received yet.
   const auto [begin, end] = expired_.equal_range(request.name);
   for (auto expired = begin; expired != end;) {
     std::vector<int32_t>& missing = expired->second.missing;
@@ -64,7 +64,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
       ++expired;
       continue;
     }
-    // It will not come to that one.
+    // The rank will not submit that one.
     const bool skips = IsEarlier(expired->second.request, request);
     if (!skips) Fail({rank}, request.name, expired->second.status);
     if (IsEarlier(request, expired->second.request)) return;
@@ -129,7 +129,7 @@ void Coordinator::FailBehind(std::vector<int32_t> behind,
 void Coordinator::Join(int rank, CollectiveRequest request) {
   joined_[rank] = true;
   ++joined_count_;
-  // It will not come to what it has missed.
+  // The rank will not submit the requests that it has missed.
   for (auto it = expired_.begin(); it != expired_.end();) {
     std::vector<int32_t>& missing = it->second.missing;
     missing.erase(std::remove(missing.begin(), missing.end(), rank),

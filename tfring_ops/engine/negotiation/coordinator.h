@@ -3,20 +3,20 @@
 // the error that all must get.
 //
 // Pure bookkeeping on one rank of the process set: no messages, no threads, no
-// clock of its own.  Not thread-safe.  Ranks are those in the set, but for the
-// words of messages, which have those of the world.
+// clock of its own.  Not thread-safe.  Ranks are those of the set; the texts of
+// errors and reports name the ranks of the world.
 //
 // Invariants:
-// - A request runs, or fails, once every rank has submitted it that has not
-//   joined; it fails earlier only when it has stalled or a rank has left.
-// - A rank that comes to a stalled request later gets that failure then, and
-//   so nobody mistakes the next request of that name for the old one.
+// - A request runs, or fails, once every rank that has not joined has submitted
+//   it; it fails earlier only when it has stalled or a rank has shut down.
+// - A rank that submits a stalled request later gets its failure then, so that
+//   no rank takes the next request of that name for the old one.
 // - Requests of different executions of a chain never run together: the ranks
 //   in the earlier one get an error, as it will never be complete.
-// - A join is complete once all ranks have joined; until then the ranks that
-//   have are not waited for, and ask for nothing.
-// - A cached schedule begins only while it has all requests that wait: leaving
-//   it would make another one wait anew.
+// - A join is complete once all ranks have joined; until then no rank waits for
+//   those that have, and they submit no requests.
+// - A cached schedule begins only if it has all requests that wait: for any
+//   other, ranks would leave the schedule, and it would wait anew.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_COORDINATOR_H_
 
@@ -87,16 +87,16 @@ class Coordinator {
   void Fail(std::vector<int32_t> ranks, const std::string& name,
             absl::Status status);
   // Fails `request` on `behind`: `ahead` has left its execution of the chain,
-  // as it asks for the same in a later one.
+  // as it has submitted the same request in a later one.
   void FailBehind(std::vector<int32_t> behind, const CollectiveRequest& request,
                   int ahead, const CollectiveRequest& later);
-  // `rank` stands by from now on; `request` is its join.
+  // Marks `rank` as joined; `request` is its join.
   void Join(int rank, CollectiveRequest request);
   // Returns true if no rank is waited for any more.
   bool IsComplete(const Waiting& waiting) const;
   // REQUIRES: IsComplete.
   void Decide(Waiting waiting);
-  // Looks for a period in what `response_list` runs, which is all of ready_.
+  // Looks for a period in the requests of `response_list`, which are ready_.
   void FindPeriods(const ResponseList& response_list);
   // The cached schedule to follow now; empty if there is none.
   std::vector<CollectiveRequest> NextSchedule() const;

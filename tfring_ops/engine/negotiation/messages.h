@@ -1,4 +1,4 @@
-// The messages of the negotiation, and their form on the wire, which serves
+// The messages of the negotiation, and their form on the wire, which is used
 // wherever a request has to be bytes.
 //
 // A rank sends the coordinator (rank 0 of the process set) its requests; the
@@ -23,11 +23,11 @@ struct RequestList {
   bool shutdown = false;
 };
 
-// Under a cached schedule, of which `count` items have been asked for by the
-// sender.
+// The progress of the sender under a cached schedule: it has submitted `count`
+// items.
 struct ProgressUpdate {
   int64_t count = 0;
-  // The sender's last word under this cached schedule.
+  // True in the sender's last update under this cached schedule.
   bool leaves = false;
 };
 
