@@ -1,6 +1,6 @@
-// How long a lane takes for allreduces of float32, from one tensor to all
-// the gradients of a model, between ranks that are threads and talk through
-// shared memory.
+// Measures how long a lane takes for allreduces of float32, from one tensor to
+// all the gradients of a model, between ranks that are threads and communicate
+// through shared memory.
 //
 //   make -f tools/native.mk run/benchmarks/allreduce
 //

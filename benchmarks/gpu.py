@@ -131,7 +131,7 @@ def measure_keras(count_bytes: int) -> dict[str, float]:
 
 
 def nccl_version(_count_bytes: int) -> dict[str, float]:
-    """In a job, as it takes MPI to ask."""
+    """Returns NCCL's version; the library needs MPI, and so a job."""
     return {"version": bare_gpu.nccl_version()}
 
 

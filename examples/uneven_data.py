@@ -3,8 +3,8 @@
     tfringrun -np 3 python examples/uneven_data.py
 
 Rank 1 has twice as many samples of wine as rank 0, rank 2 three times as many,
-and so they have different numbers of batches. A rank that has come to its end
-stands by while the others go on without it, until the epoch is over for all.
+and so they have different numbers of batches. A rank that has no more batches
+joins while the others go on without it, until the epoch is over for all.
 """
 
 import hashlib

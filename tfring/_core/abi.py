@@ -150,7 +150,7 @@ def _check_launcher(mpi_version: str) -> None:
 
 def _check_loadable(mpi_version: str, soname: str) -> None:
     try:
-        # It is in no directory that we know: only the loader can tell.
+        # It is in no known directory: only the loader can find it.
         ctypes.CDLL(soname)
     except OSError:
         others = sorted(

@@ -95,7 +95,7 @@ class Party:
             raise _KINDS.get(kind, RuntimeError)(text)
 
     def _collect(self, step: _Done, tag: int) -> tuple[str, str] | None:
-        """At rank 0: hears all, and gives the answer that it sent to all."""
+        """On rank 0: receives all reports; returns the answer sent to all."""
         MPI = native.mpi()  # noqa: N806
         ranks = {member: rank for rank, member in enumerate(self._members)}
         heard: dict[int, tuple[str, str] | None] = {}
@@ -125,7 +125,7 @@ class Party:
         return answer
 
     def _ask(self, step: _Done, tag: int) -> tuple[str, str] | None:
-        """At the others: tells rank 0, and returns its answer."""
+        """On other ranks: reports to rank 0, and returns its answer."""
         MPI = native.mpi()  # noqa: N806
         root = self._members[0]
         told = False

@@ -6,7 +6,7 @@ example `tf.errors.FailedPreconditionError` when the ranks did not agree.
 
 
 class NotInitializedError(ValueError):
-    """tfring was asked for something before `tfring.init()`."""
+    """A function of tfring was called before `tfring.init()`."""
 
 
 class NotDistributedWarning(UserWarning):
@@ -40,7 +40,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
-    """`State.commit` has heard that hosts come or go: start again from here.
+    """`State.commit` has found that hosts come or go: start again from here.
 
     Args:
         skip_sync: True if the ranks need not be given rank 0's state.

@@ -60,7 +60,7 @@ def exit_status() -> int:
 
 
 def _note_exits() -> None:
-    # Python tells nobody the status that it ends with.
+    # Python does not expose the status that it ends with.
     leave = sys.exit
 
     def note_and_leave(status: Any = None, /) -> NoReturn:

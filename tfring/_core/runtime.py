@@ -150,7 +150,7 @@ def _party_of(comm: Any) -> tuple[agreement.Party, Exception | None]:
 
 
 def _check_before_start(comm: Any) -> None:
-    """Raises what this rank can tell without the others."""
+    """Raises the errors that this rank can find without the others."""
     MPI = native.mpi()  # noqa: N806
     if comm is None:
         _check_all_tasks_are_ranks(MPI.COMM_WORLD.size)
@@ -281,7 +281,7 @@ def _is_over(request: MPI.Request) -> bool:
     try:
         return bool(request.Test())
     except MPI.Exception as error:
-        # An agreement comes about without the ranks that are lost, and says so.
+        # It completes without the ranks that are lost, with this error.
         if error.error_class != MPI.ERR_PROC_FAILED:
             raise
         return True
@@ -391,8 +391,8 @@ def _joined() -> _Topology:
     return _topology
 
 
-# Who tells a process how many tasks it has started, by which variable, and how
-# to start them so that MPI sees them.
+# Variables by which launchers give the number of tasks, their launcher, and how
+# to start the tasks so that MPI sees them.
 _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "srun", "with `srun --mpi=pmix`, or "),
     ("OMPI_COMM_WORLD_SIZE", "mpirun", ""),
@@ -401,7 +401,7 @@ _LAUNCHERS = (
 
 def _check_all_tasks_are_ranks(world_size: int) -> None:
     # With a plain `srun`, or the mpirun of another version, every task is a job
-    # of its own to MPI: each would train alone without a word.
+    # of its own to MPI: each would silently train alone.
     if world_size > 1:
         return
     for variable, launcher, remedy in _LAUNCHERS:
@@ -436,8 +436,8 @@ def _leave_at_exit() -> None:
         return
     reports.tell("ending")
     if status != 0 and native.mpi().COMM_WORLD.size > 1:
-        # MPI_Finalize would wait for the others, which are not done, and nobody
-        # hear the status.
+        # MPI_Finalize would wait for the others, which are not done, and the
+        # status would be lost.
         native.skip_finalize()
 
 
@@ -447,7 +447,7 @@ def _is_another_gone() -> bool:
 
 
 def _disown_in_child() -> None:
-    """Leaves the job to the parent; who is who there may still be asked."""
+    """Leaves the job to the parent; the ranks and sizes stay known."""
     global _lock
     _lock = threading.Lock()
     native.disown()

@@ -11,7 +11,7 @@ from tfring._ops import chains
 
 
 def join() -> Any:
-    """Says that this rank has no more data, and stands by until no rank has.
+    """Declares that this rank has no more data; returns when no rank has any.
 
     For ranks with different amounts of data. Until all ranks have joined, the
     others' collectives go on without this one:

@@ -148,7 +148,7 @@ class Distributed(_Optimizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Keras copies and pickles an optimizer as it saves one, as its plain
-        # self. A copy that no longer averages would train without a word.
+        # self. A copy that no longer averages would train silently.
         options = self._tfring_options
         if isinstance(options.groups, list) or options.local_variables:
             raise TypeError(

@@ -98,6 +98,6 @@ def _warn(problem: str) -> None:
     if runtime.rank() == 0:
         warnings.warn(warning, stacklevel=2)
         return
-    # Not said by every rank; but where it is an error, it is one on all.
+    # Only rank 0 shows the warning; as an error it is raised on all ranks.
     with warnings.catch_warnings(record=True):
         warnings.warn(warning, stacklevel=2)

@@ -213,7 +213,7 @@ def _added_bytes(
 
 def _give_free_memory_back() -> None:
     gc.collect()
-    # glibc's: or what somebody else has freed would be used unnoticed.
+    # glibc would otherwise reuse memory that another contestant has freed.
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

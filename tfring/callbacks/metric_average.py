@@ -139,8 +139,8 @@ def _samples(model: Any) -> float:
 
 def _added_up(model: Any, state: _State) -> _State:
     """The state that the metrics have after all ranks' samples."""
-    # That of Keras's metrics consists of sums. Keras assumes it of others too,
-    # but the maximum of something, say, is none.
+    # The state of Keras's metrics consists of sums. Keras assumes it of others
+    # too, but a maximum, for example, is not a sum.
     is_sum = [
         isinstance(metric, keras.metrics.Mean)
         or type(metric).__module__.startswith("keras.")

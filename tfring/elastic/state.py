@@ -88,10 +88,10 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Looks for what `on_hosts_updated` was told on rank 0. Collective.
+        """Checks for updates that `on_hosts_updated` got on rank 0. Collective.
 
         Raises:
-            HostsUpdatedInterrupt: It was told of an update, on every rank.
+            HostsUpdatedInterrupt: There was an update; raised on every rank.
         """
         latest, kinds = self._last_update, 0
         while not self._updates.empty():
