@@ -118,7 +118,7 @@ TEST(CachedScheduleTest, ProgressIsNotTakenBack) {
   EXPECT_FALSE(schedule.Receive(1, {4, false}).ok());
 }
 
-// Ranks that submit, leave and hear of one another in any order.
+// Ranks that submit, leave and receive updates in any order.
 class Simulation {
  public:
   Simulation(unsigned seed, int size) : random_(seed), size_(size) {

@@ -18,7 +18,7 @@ namespace tfring {
 
 using FakeOptions = fake_cuda::Options;
 
-// How the GPUs talk.
+// The way between the GPUs.
 enum class Way { kIpc, kStaged, kCudaAware };
 
 // Parts are smaller than segments, and segments no multiple of them.

@@ -1,4 +1,4 @@
-// The words of every kind of mismatch.
+// The message of every kind of mismatch.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -16,8 +16,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One format, described by what IEEE 754 says of it rather than by how the
-// header computes it.
+// One format, described as IEEE 754 defines it rather than as the header
+// computes it.
 struct Float16Format {
   using Type = Float16;
   static constexpr int kMantissaBits = 10;

@@ -9,7 +9,7 @@
 
 namespace tfring {
 
-// Transports for ranks 0 to size - 1 that talk to each other through memory.
+// Transports for ranks 0 to size - 1 that communicate through memory.
 //
 // Rendezvous semantics, the strictest that MPI may choose: a send completes
 // only when its receive has copied it, so that an algorithm that leans on

@@ -438,7 +438,7 @@ TEST(JoinFusionTest, EachTensorHasItsOwnFactor) {
   joins[2]->SubmitTo(job.engine(2));
   a[3]->SubmitTo(job.engine(3));
   joins[3]->SubmitTo(job.engine(3));
-  // When these have failed, rank 0 has heard of all the above.
+  // When these have failed, rank 0 has received all the requests above.
   second.SubmitTo(job.engine(2));
   EXPECT_FALSE(second.outcome.Wait().ok());
   third.SubmitTo(job.engine(3));

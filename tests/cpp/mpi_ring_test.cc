@@ -122,7 +122,7 @@ TEST_P(MpiRingTest, AnAbortReachesEveryRank) {
   if (rank() == size() - 1) {
     transport_->Abort(absl::UnavailableError("first"));
   } else {
-    // From a rank that lives, but has nothing to say.
+    // The peer is alive, but sends nothing.
     const int peer = (rank() + 1) % (size() - 1);
     const absl::Status status =
         transport_->Wait(transport_->StartRecv(peer, BytesOf(never)));
@@ -135,7 +135,7 @@ TEST_P(MpiRingTest, AnAbortReachesEveryRank) {
                   .status(),
               absl::UnavailableError("first"));
   }
-  // No rank leaves before the others have heard.
+  // No rank leaves before the others have received the abort.
   MPI_Barrier(MPI_COMM_WORLD);
 }
 

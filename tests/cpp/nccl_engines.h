@@ -93,7 +93,7 @@ struct NcclOutcome {
   bool is_right;
 };
 
-// A stream that is held back is let go when NCCL has been asked on all ranks.
+// A stream that is held back resumes when all ranks have called NCCL.
 inline std::vector<NcclOutcome> AllreduceByNccl(int size,
                                                 double timeout_seconds = 20) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, size);

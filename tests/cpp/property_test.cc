@@ -215,7 +215,7 @@ class Schedule {
     return all;
   }
 
-  // Some of those that are told to fail are of a kind that never asks.
+  // Some kinds of collectives never call these, and so do not fail.
   void Fail(TensorEntry& callbacks) {
     if (Below(random_, 3) != 0) return;
     if (fault_ == Fault::kStart) {
@@ -230,7 +230,7 @@ class Schedule {
     }
   }
 
-  // Only what was made to fail does, and nobody learns of it by a time-out.
+  // Only the operation that was made to fail does, and no rank times out.
   void Take(const CollectiveRequest& request, const absl::Status& status) {
     if (status.ok()) return;
     failed_ = true;

@@ -267,7 +267,7 @@ class Running {
     ASSERT_TRUE(status.ok()) << part_.request.name << ": " << status;
   }
 
-  // That the result is right if there is one; returns what `done` was told.
+  // Checks the result if there is one; returns the status that `done` got.
   absl::Status CheckIfOk() {
     const absl::Status status = outcome_.Wait();
     CheckOutcome(status);

@@ -404,7 +404,7 @@ TEST_P(LateRankTest, IsReportedThenItFailsAndTheStepsGoOn) {
   RunSteps(*job_, 8);
 }
 
-// It cannot even say that it leaves the cached schedule.
+// It cannot even leave the cached schedule by a progress update.
 TEST_P(LateRankTest, MayBeAProcessThatHangs) {
   RunSteps(*job_, 4);
   testing::internal::CaptureStderr();

@@ -222,7 +222,7 @@ inline void CheckReduceScatter(Transport& transport, const SolvedAllreduce& c,
       << ", alone, segments of " << segment_bytes << " bytes";
 }
 
-// Byte `index` of what rank `rank` has to say.
+// Byte `index` of the data of rank `rank`.
 inline std::byte ByteOf(int rank, int64_t index) {
   return static_cast<std::byte>(RandomBits(rank, index));
 }

@@ -1,8 +1,8 @@
-// A driver of a GPU that is the host: what libcuda.so.1 is where there is none,
-// so that the code for GPUs runs in tests.
+// A driver of a GPU that is the host: takes the place of libcuda.so.1 where
+// there is none, so that the code for GPUs runs in tests.
 //
-// Memory is the host's, at addresses that nobody else can use; a stream is a
-// thread, and does what it is asked for later; IPC goes from process to process
+// Memory is the host's, at addresses that only the fake can use; a stream is a
+// thread that runs its tasks later; IPC goes from process to process
 // by memory files.  A kernel is known by its name in the PTX, and its source is
 // compiled for the host: tests hold its arithmetic against the host's kernels,
 // and only what a compiler and a GPU make of it is left to a real one.  It is

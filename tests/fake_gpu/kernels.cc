@@ -43,7 +43,7 @@ T* Elements(const Tensor& tensor) {
   return static_cast<T*>(FakeCudaOnHost(tensor.data()));
 }
 
-// nullptr if there is no memory, which the context then knows.
+// Returns nullptr if there is no memory; the context then has the error.
 Tensor* NewOutput(OpKernelContext* context, const TensorShape& shape) {
   Tensor* output = nullptr;
   context->SetStatus(context->allocate_output(0, shape, &output));

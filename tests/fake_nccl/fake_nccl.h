@@ -1,14 +1,14 @@
-// NCCL for the GPUs of tests/fake_cuda: what libnccl.so.2 is where there is
-// none, so that the code that calls it runs in tests.
+// NCCL for the GPUs of tests/fake_cuda: takes the place of libnccl.so.2 where
+// there is none, so that the code that calls it runs in tests.
 //
 // A collective is a task of the stream, which meets those of the other ranks,
-// threads or processes, in shared memory.  It is strict where NCCL says that
-// one must not: a call in no context, a communicator that is still busy, two
-// ranks on one GPU.  And late: a collective is on the stream no sooner than the
-// second time that one asks whether the communicator is still busy.
+// threads or processes, in shared memory.  It returns errors for uses that NCCL
+// forbids: a call in no context, a communicator that is still busy, two ranks
+// on one GPU.  It is also late: a collective is on the stream no sooner than at
+// the second query of the communicator's state.
 //
 // Options, each also read at the start from the environment as FAKE_NCCL_...:
-//   VERSION        what it says of itself
+//   VERSION        its own version number
 //   NO_ID          1: there is no unique ID
 //   FAILS_TO_INIT  the rank that cannot be connected to the others; -1 is none
 //   LOST           the rank that all wait for, from the first collective on

@@ -153,13 +153,13 @@ namespace {
 
 using Comm = ncclComm;
 
-// A block at a time: everyone shows theirs, and takes what they want.
+// Each rank shows a block at a time, and takes the blocks that it needs.
 void Run(Comm& comm, const Part& part) {
   VisitType(part.type, [&](auto type) {
     using T = decltype(type);
     Meeting& meeting = *comm.meeting;
     const size_t most = kSlotBytes / sizeof(T);
-    // Looked up where it is used: also a pointer that is nobody's may be given.
+    // Translated where it is used: a pointer that is not used may be invalid.
     const auto at = [](const void* memory, size_t element) {
       return reinterpret_cast<T*>(OnHost(memory)) + element;
     };
