@@ -65,7 +65,7 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Returns true: collectives have kernels for CUDA in every build.
 
-    Whether there is a GPU to use them on is `gpu_available`.
+    See `gpu_available` for a GPU to use them on.
     """
     return True
 
