@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfring._core import abi, native
-from tfring.run import gpus
+from tfring.launcher import gpus
 
 _FAKES = Path(__file__).parents[1] / "build/native/plain/tests"
 FAKE_DRIVER = _FAKES / "fake_cuda/libcuda.so.1"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tfring import _build_info
-from tfring.run import mpi_launchers
+from tfring.launcher import mpi_launchers
 
 TFRINGRUN = [sys.executable, "-m", "tfring.run"]
 

@@ -20,7 +20,7 @@ import pytest
 from jobs import TFRINGRUN, running
 from test_elastic import _GOES_ON
 
-from tfring.run import leftovers
+from tfring.launcher import leftovers
 
 _RANKS = 3
 _SEED = int(os.environ.get("TFRING_CHAOS_SEED", "1"))

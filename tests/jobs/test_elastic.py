@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from tfring import _build_info
-from tfring.run import mpi_launchers
+from tfring.launcher import mpi_launchers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -229,13 +229,13 @@ def test_starts_without_tensorflow_and_mpi():
         [
             sys.executable,
             "-c",
-            "import sys, tfring.run.launcher; print(*sys.modules)",
+            "import sys, tfring.launcher.cli; print(*sys.modules)",
         ],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    assert "tfring.run.launcher" in loaded
+    assert "tfring.launcher.cli" in loaded
     assert not {"tensorflow", "keras", "numpy", "mpi4py"} & set(loaded)
 
 

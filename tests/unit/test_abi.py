@@ -218,7 +218,8 @@ def test_mpirun_of_another_mpi(build, monkeypatch, version, variable, launcher):
     [
         (["/bin/tfringrun", "--check-build"], [], True),
         (["-m"], ["python", "-X", "dev", "-m", "tfring.run", "-np", "2"], True),
-        (["-m"], ["python", "-m", "tfring.run.check_build"], True),
+        (["-m"], ["python", "-m", "tfring.launcher.check_build"], True),
+        (["-m"], ["python", "-m", "tfring.runner"], False),
         (["-m"], ["python", "-m", "tfring.bench"], False),
         (["train.py"], ["python", "train.py", "-m", "tfring.run"], False),
         ([], [], False),

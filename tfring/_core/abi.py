@@ -92,7 +92,7 @@ def _in_launcher() -> bool:
     """Tells whether this process is `tfringrun`, or a part of it."""
     if "-m" in sys.argv[:1]:  # Python is still looking for what to run
         module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
-        return module.split(".")[:2] == ["tfring", "run"]
+        return re.match(r"tfring\.(run|launcher)(\.|$)", module) is not None
     return bool(sys.argv) and Path(sys.argv[0]).name == "tfringrun"
 
 

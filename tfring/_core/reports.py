@@ -1,8 +1,9 @@
 """Reports of a rank to `tfringrun`, which reads them out of its stderr.
 
-The shell that `tfringrun` starts around each rank (`tfring/run/wrapper.py`)
-keeps the rank's stderr open under another number, and names that pipe, so that
-a rank may redirect its own and a report never lands in a file.
+The shell that `tfringrun` starts around each rank
+(`tfring/launcher/wrapper.py`) keeps the rank's stderr open under another
+number, and names that pipe, so that a rank may redirect its own and a report
+never lands in a file.
 """
 
 from __future__ import annotations

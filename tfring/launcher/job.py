@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
-from tfring.run import wrapper
-from tfring.run.output import Marks, Screen, StreamReader
+from tfring.launcher import host_failures, processes, wrapper
+from tfring.launcher.held import HeldLines
+from tfring.launcher.loopback import LoopbackBinder
+from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 # After a rank's failure that the launcher does not act on by itself, the others
 # have this long to end and to say what they have to say.
@@ -26,9 +25,6 @@ LAUNCHER_GRACE_SECONDS = 5.0
 END_GRACE_SECONDS = 60.0
 # After a signal the launcher has this long to end the ranks on all hosts.
 STOP_GRACE_SECONDS = 5.0
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class RunningJob:
@@ -46,14 +42,23 @@ class RunningJob:
         environment: Mapping[str, str],
         marks: Marks,
         ranks: int,
+        *,
         elastic: bool,
+        one_machine: bool,
+        view: View,
     ) -> None:
         self._command = command
         self._environment = environment
         self._marks = marks
         self._elastic = elastic
+        self._one_machine = one_machine
+        self.ranks = ranks
         self._states = wrapper.RankStates(ranks, elastic)
-        self._last_line = ""  # of the rank that failed first
+        self._screen = Screen(self._write, view)
+        self._held = HeldLines(self._screen.show_lines, verbose=view.verbose)
+        # Of the rank that failed first.
+        self._exception = ""
+        self._last_line = ""
         self._stop_signal: int | None = None
         self._stop_at = float("inf")
         self._kill_at = float("inf")
@@ -70,8 +75,7 @@ class RunningJob:
             first, 128 + n if a signal n ended that rank or this process got it;
             1 if a host was lost.
         """
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        processes.adopt_orphans()
         self._process = subprocess.Popen(
             self._command,
             env=dict(self._environment),
@@ -80,7 +84,10 @@ class RunningJob:
             stderr=subprocess.PIPE,
             start_new_session=True,
             # If this process is killed, the job ends.
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=processes.end_with_parent,
+        )
+        binder = (
+            LoopbackBinder(self._process.pid) if self._one_machine else None
         )
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         previous = {number: signal.getsignal(number) for number in signals}
@@ -90,11 +97,12 @@ class RunningJob:
         try:
             self._pump()
             status = self._exit_status()
-            self._say_who_failed()
             if status != 0:
-                _kill_descendants(grace_seconds=1.0)
+                processes.kill_descendants(grace_seconds=1.0)
             return status
         finally:
+            if binder is not None:
+                binder.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -109,13 +117,14 @@ class RunningJob:
         """Shows the output until the launcher has ended."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        screen = Screen(self._write)
         selector = selectors.DefaultSelector()
         for stream, pipe in (
             (1, self._process.stdout),
             (2, self._process.stderr),
         ):
-            self._readers[stream] = StreamReader(stream, self._marks, screen)
+            self._readers[stream] = StreamReader(
+                stream, self._marks, self._screen, self._held
+            )
             selector.register(pipe, selectors.EVENT_READ, stream)
         ended_at: float | None = None
         while selector.get_map() or ended_at is None:
@@ -136,10 +145,13 @@ class RunningJob:
         for reader in self._readers.values():
             reader.close()
         self._take_reports()
-        screen.close()
+        explained = self._stop_signal is not None or bool(self.failure())
+        self._held.close(explained=explained)
+        self._screen.close()
 
     def _next_tick(self) -> float:
         ticks = [reader.tick() for reader in self._readers.values()]
+        ticks.append(self._held.tick())
         due = [tick for tick in ticks if tick is not None]
         # No longer, as a signal does not end the wait.
         return max(0.01, min([0.2, *due]))
@@ -151,16 +163,22 @@ class RunningJob:
                 self._states.take(report)
                 failure = self._states.first_failure
                 if failure is not before and failure is not None:
-                    # As it is now: later lines are of what came of it.
-                    line = self._readers[2].last_lines.get(failure.rank, b"")
-                    self._last_line = line.decode(errors="replace").strip()
+                    self._note_failure(failure.rank)
             reader.reports.clear()
+
+    def _note_failure(self, rank: int) -> None:
+        # As they are now: later lines are of what came of it.
+        line = self._readers[2].last_lines.get(rank, b"")
+        self._last_line = line.decode(errors="replace")
+        self._exception = self._held.exception(rank)
+        self._held.heed_failure(rank)
 
     def _end_when_due(self, now: float) -> None:
         if self._states.first_failure is not None:
             self._stop_at = min(self._stop_at, now + FAILURE_GRACE_SECONDS)
         # Open MPI 5 would wait for ever for the daemon of a host that is lost.
         if self._job_failed():
+            self._held.expect_failure()
             self._stop_at = min(self._stop_at, now + LAUNCHER_GRACE_SECONDS)
         # Ranks of Open MPI 5 may sleep for ever in MPI_Finalize once one is
         # lost.
@@ -174,7 +192,7 @@ class RunningJob:
             self._process.send_signal(signal.SIGTERM)
         if now >= self._kill_at:
             self._kill_at = now + STOP_GRACE_SECONDS
-            _kill_descendants(grace_seconds=0.0)
+            processes.kill_descendants(grace_seconds=0.0)
 
     def _job_failed(self) -> bool:
         return any(reader.job_failed for reader in self._readers.values())
@@ -191,26 +209,36 @@ class RunningJob:
             return 1
         return status if status >= 0 else 128 - status
 
-    def _say_who_failed(self) -> None:
+    @property
+    def failed_rank(self) -> int | None:
+        """The rank that failed first."""
+        failure = self._states.first_failure
+        return None if failure is None else failure.rank
+
+    def failure(self) -> str:
+        """The last line of a job that failed; "" if there is nothing to say."""
         if self._stop_signal is not None:
-            return
-        lost = [reader.lost_host for reader in self._readers.values()]
-        for host in lost:
-            if host is not None:
-                name = f"host {host}" if host else "a host"
-                self._say(f"tfringrun: {name} was lost.")
+            return ""
         if self._states.first_failure is not None:
-            self._say(
-                wrapper.describe(self._states.first_failure, self._last_line)
+            return wrapper.describe(
+                self._states.first_failure, self._exception, self._last_line
             )
-        elif self._stopping and self._end_by < float("inf"):
-            self._say(
+        # Of stderr first: there ssh says why Open MPI has no daemon on a host.
+        host = host_failures.describe(
+            [
+                *self._readers[2].launcher_lines,
+                *self._readers[1].launcher_lines,
+            ],
+            under_way=any(r.heard_ranks for r in self._readers.values()),
+        )
+        if host is not None:
+            return f"tfringrun: {host}"
+        if self._stopping and self._end_by < float("inf"):
+            return (
                 "tfringrun: all ranks have left the job, and their processes "
                 f"did not end in {END_GRACE_SECONDS:g} s."
             )
-
-    def _say(self, line: str) -> None:
-        self._write(2, f"{line}\n".encode())
+        return ""
 
     def _write(self, stream: int, data: bytes) -> None:
         view = memoryview(data)
@@ -221,43 +249,3 @@ class RunningJob:
             if self._stop_signal is None:
                 self._stop_signal = signal.SIGPIPE
                 self._stop_at = time.monotonic()
-
-
-def _kill_descendants(grace_seconds: float) -> None:
-    """Ends all processes below this one: SIGTERM, then SIGKILL."""
-    deadline = time.monotonic() + grace_seconds
-    if grace_seconds > 0:
-        _signal_all(_descendants(), signal.SIGTERM)
-    while pids := _descendants():
-        if time.monotonic() >= deadline:
-            _signal_all(pids, signal.SIGKILL)
-        time.sleep(0.02)
-        if time.monotonic() > deadline + 5.0:  # Stuck in the kernel.
-            return
-
-
-def _signal_all(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):  # It has ended by itself.
-            os.kill(pid, number)
-
-
-def _descendants() -> list[int]:
-    """The living processes that this one or its children started."""
-    parents = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name, in parentheses, may hold anything.
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(directory.name)] = int(fields[1])
-    found = {os.getpid()}
-    while more := {
-        pid
-        for pid, parent in parents.items()
-        if parent in found and pid not in found
-    }:
-        found |= more
-    return sorted(found - {os.getpid()})

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tfring.run import gpus
+from tfring.launcher import gpus
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfring.run.wrapper import RankStates, Report, describe
+from tfring.launcher.wrapper import RankStates, Report, describe
 
 
 def _first_failure(reports, elastic=False):
@@ -68,8 +68,11 @@ def test_the_end_of_all_ranks():
 
 
 def test_description():
-    assert describe(EXIT_3, "some words") == (
-        "tfringrun: rank 1 (host a) failed first, exit status 3; "
-        "its last line: some words"
+    begin = "tfringrun: rank 1 (host a) failed first: "
+    assert describe(EXIT_3, "", "words") == (
+        f"{begin}exit status 3; its last line: words"
     )
-    assert describe(KILLED, "").endswith("killed by SIGKILL.")
+    assert describe(KILLED, "", "") == f"{begin}killed by SIGKILL."
+    error = "ValueError: boom"
+    assert describe(EXIT_3, error, "words") == begin + error
+    assert describe(KILLED, error, "") == f"{begin}killed by SIGKILL."

@@ -7,15 +7,18 @@ import sys
 
 import pytest
 
-from tfring.run import (
+import tfring
+from tfring.launcher import (
+    cli,
+    host_failures,
     hosts as hosts_lib,
-    launcher as launcher_lib,
     mpi_launchers,
+    prepare,
     self_test,
     wrapper,
 )
-from tfring.run.hosts import Host
-from tfring.run.mpi_launchers import Family, Job, MpiLauncher
+from tfring.launcher.hosts import Host
+from tfring.launcher.mpi_launchers import Family, Job, MpiLauncher
 
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
@@ -247,47 +250,50 @@ class TestUsage:
     @pytest.fixture(autouse=True)
     def _machine(self, monkeypatch):
         monkeypatch.setattr(hosts_lib, "cores_per_package", lambda: [8])
-        monkeypatch.setattr(launcher_lib, "_find_launcher", lambda: OPEN_MPI_5)
+        monkeypatch.setattr(prepare, "find_launcher", lambda: OPEN_MPI_5)
         for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"):
             monkeypatch.delenv(name, raising=False)
         self.started = None
 
-        def record(command, environment, *rest):
+        def record(command, environment, *rest, **options):
             self.started = command
             self.environment = environment
             return self
 
-        monkeypatch.setattr(launcher_lib, "RunningJob", record)
+        monkeypatch.setattr(prepare, "RunningJob", record)
 
     def run(self):
         return 0
 
+    def failure(self):
+        return ""
+
     def test_command_keeps_its_flags(self):
-        launcher_lib.main(["-np", "2", "echo", "-np", "3", "--verbose", "--"])
+        cli.main(["-np", "2", "echo", "-np", "3", "--verbose", "--"])
         assert self.started[-5:] == ["echo", "-np", "3", "--verbose", "--"]
         assert self.started[:3] == ["/mpi/bin/mpirun", "-np", "2"]
 
     def test_binds_to_a_share_of_the_cores(self):
-        launcher_lib.main(["-np", "2", "echo"])
+        cli.main(["-np", "2", "echo"])
         assert "slot:PE=4" in self.started
-        launcher_lib.main(["-np", "8", "echo"])
+        cli.main(["-np", "8", "echo"])
         assert "slot" in self.started
-        launcher_lib.main(["-np", "9", "echo"])
+        cli.main(["-np", "9", "echo"])
         assert "slot:OVERSUBSCRIBE" in self.started
         assert "-x" not in self.started
 
     def test_slots_give_the_number_of_ranks(self, tmp_path):
-        launcher_lib.main(["-H", "localhost:2,node2:3", "echo"])
+        cli.main(["-H", "localhost:2,node2:3", "echo"])
         assert self.started[:3] == ["/mpi/bin/mpirun", "-np", "5"]
         assert "PATH" in self.started
         hostfile = tmp_path / "hosts"
         hostfile.write_text("node1 slots=4\n")
-        launcher_lib.main(["--hostfile", str(hostfile), "echo"])
+        cli.main(["--hostfile", str(hostfile), "echo"])
         assert self.started[:3] == ["/mpi/bin/mpirun", "-np", "4"]
 
     def test_the_batch_system_knows_the_hosts(self, monkeypatch):
         monkeypatch.setenv("SLURM_JOB_ID", "1")
-        launcher_lib.main(["-np", "64", "echo"])
+        cli.main(["-np", "64", "echo"])
         assert "slot" in self.started
         assert "PATH" in self.started
 
@@ -295,20 +301,69 @@ class TestUsage:
         self, monkeypatch
     ):
         monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-        launcher_lib.main(["-H", "node2:1", "echo"])
+        cli.main(["-H", "node2:1", "echo"])
         assert "hugetlb=1" in self.environment["GLIBC_TUNABLES"]
         assert "GLIBC_TUNABLES" in self.started
         monkeypatch.setenv("GLIBC_TUNABLES", "")
-        launcher_lib.main(["-np", "1", "echo"])
+        cli.main(["-np", "1", "echo"])
         assert self.environment["GLIBC_TUNABLES"] == ""
 
+    def test_variables_for_the_ranks(self, monkeypatch):
+        monkeypatch.setenv("TMPDIR", "/scratch")
+        monkeypatch.setenv("MINE", "1")
+        arguments = ["-x", "TMPDIR", "-x", "NEW=a=b", "-x", "MINE=2", "echo"]
+        assert cli.main(["-np", "2", *arguments]) == 0
+        assert self.environment["NEW"] == "a=b"
+        assert self.environment["MINE"] == "2"
+        assert "-x" not in self.started
+        # To other machines those go as well that belong to this one.
+        assert cli.main(["-H", "node2:2", *arguments]) == 0
+        exported = self.started[: self.started.index("/bin/sh")]
+        assert {"TMPDIR", "NEW", "MINE"} < set(exported)
+        assert cli.main(["-H", "node2:2", "echo"]) == 0
+        assert "TMPDIR" not in self.started
+
+    def test_spellings_of_horovodrun(self, tmp_path):
+        hostfile = tmp_path / "hosts"
+        hostfile.write_text("localhost slots=4\n")
+        settings = [
+            *("--fusion-threshold-mb", "32"),
+            *("--timeline-filename", "t.json"),
+            *("--stall-check-warning-time-seconds", "5"),
+            *("--stall-check-shutdown-time-seconds", "9"),
+        ]
+        options = ["--num-proc", "2", "-hostfile", str(hostfile)]
+        assert cli.main([*options, *settings, "echo"]) == 0
+        assert self.started[:3] == ["/mpi/bin/mpirun", "-np", "2"]
+        found = {
+            name: value
+            for name, value in self.environment.items()
+            if name.startswith("TFRING_")
+        }
+        assert found == {
+            "TFRING_FUSION_THRESHOLD": str(32 << 20),
+            "TFRING_TIMELINE": "t.json",
+            "TFRING_STALL_CHECK_TIME_SECONDS": "5",
+            "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "9",
+        }
+        assert cli.main([*options, "--no-stall-check", "echo"]) == 0
+        assert self.environment["TFRING_STALL_CHECK_TIME_SECONDS"] == "0"
+        assert self.environment["TFRING_STALL_SHUTDOWN_TIME_SECONDS"] == "0"
+
+    @pytest.mark.parametrize("option", ["-v", "--version"])
+    def test_version(self, option, capsys):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main([option])
+        assert exit_info.value.code == 0
+        assert capsys.readouterr().out == f"tfringrun {tfring.__version__}\n"
+
     def test_too_many_ranks_for_the_slots(self, capsys):
-        launcher_lib.main(["-np", "3", "-H", "localhost:2", "echo"])
+        cli.main(["-np", "3", "-H", "localhost:2", "echo"])
         assert "slot:OVERSUBSCRIBE" in self.started
         assert "3 ranks on hosts with 2 slots" in capsys.readouterr().err
 
     def test_verbose(self, capsys):
-        launcher_lib.main(["-np", "2", "--verbose", "echo", "a b"])
+        cli.main(["-np", "2", "--verbose", "echo", "a b"])
         words = capsys.readouterr().err
         assert "Open MPI 5.0.11" in words
         assert "each bound to 4 cores" in words
@@ -324,18 +379,21 @@ class TestUsage:
             (["-np", "2", "no-such-program"], "no command 'no-such-program'"),
             (["--hostfile", "/no/such/file", "echo"], "No such file"),
             (["-np", "2", "--self-test", "echo"], "takes no command"),
+            (["-np", "2", "-x", "NO_SUCH", "echo"], "-x NO_SUCH: it is not"),
         ],
     )
     def test_mistakes(self, arguments, message, capsys):
-        assert launcher_lib.main(arguments) == 2
+        assert cli.main(arguments) == 2
         assert message in capsys.readouterr().err
         assert self.started is None
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["-np", "0", "echo"], "a number of ranks from 1, got '0'"),
-            (["-np", "two", "echo"], "a number of ranks from 1, got 'two'"),
+            (["-np", "0", "echo"], "a whole number from 1, got '0'"),
+            (["--num-proc", "two", "echo"], "a whole number from 1, got 'two'"),
+            (["-x", "A B", "echo"], "NAME or NAME=VALUE, got 'A B'"),
+            (["--fusion-threshold-mb", "x", "echo"], "whole number from 1"),
             (["-H", "a:0", "echo"], "at least one slot, got 'a:0'"),
             (["-H", "a", "--hostfile", "b", "echo"], "not allowed with"),
             (["--nonsense", "echo"], "--nonsense"),
@@ -343,9 +401,71 @@ class TestUsage:
     )
     def test_bad_options(self, arguments, message, capsys):
         with pytest.raises(SystemExit) as exit_info:
-            launcher_lib.main(arguments)
+            cli.main(arguments)
         assert exit_info.value.code == 2
         assert message in capsys.readouterr().err
+
+
+_DAEMON = (
+    "A daemon failed to report back after being spawned. This could",
+    "  Local host:    vm",
+    "  Remote host:   node2",
+)
+
+
+class TestHostFailures:
+    @pytest.mark.parametrize(
+        ("lines", "under_way", "sentence"),
+        [
+            (["a warning"], False, None),
+            (
+                ["ssh: connect to host node2 port 22: No route", *_DAEMON],
+                False,
+                "host node2 cannot be reached: ssh: connect to host node2 port "
+                "22: No route.",
+            ),
+            (
+                ["root@node2: Permission denied (publickey).", "---", *_DAEMON],
+                False,
+                "host node2 cannot be reached: root@node2: Permission denied "
+                "(publickey).",
+            ),
+            (
+                ["bash: line 1: /venv/bin/prted: No such file", *_DAEMON],
+                False,
+                "host node2 cannot start its part of the job: bash: line 1: "
+                "/venv/bin/prted: No such file. It needs",
+            ),
+            (
+                _DAEMON,
+                False,
+                "host node2 cannot start its part of the job: MPI",
+            ),
+            (_DAEMON, True, "host node2 was lost."),
+            (
+                [
+                    "PRTE has lost communication with a remote daemon.",
+                    "  HNP daemon   : [prterun-vm-1@0,0] on node vm",
+                    "  Remote daemon: [prterun-vm-1@0,1] on node node2",
+                ],
+                True,
+                "host node2 was lost.",
+            ),
+            # MPICH's.
+            (
+                [
+                    "ssh: Could not resolve hostname node2: unknown",
+                    "[mpiexec@vm] ui_cmd_cb (pmci.c:51): Launch proxy failed.",
+                ],
+                False,
+                "a host cannot be reached: ssh: Could not resolve hostname "
+                "node2: unknown.",
+            ),
+        ],
+    )
+    def test_one_sentence(self, lines, under_way, sentence):
+        said = host_failures.describe(lines, under_way=under_way)
+        assert said == sentence or said.startswith(sentence)
 
 
 class TestSelfTest:

@@ -4,7 +4,7 @@ import mmap
 import os
 import subprocess
 
-from tfring.run import leftovers
+from tfring.launcher import leftovers
 
 
 def _make(path, old=True):

@@ -1,9 +1,10 @@
-"""What the ranks write, line by line, each with its rank in front: `[1] text`.
+"""The ranks' output, line by line, each with its rank in front: `[1] text`.
 
 The MPI launcher marks every piece of output with its rank; here the marks
 become prefixes. Lines of different ranks do not mix. A line that is not
 finished yet is shown as it stands after a short while, or a progress bar, which
-rewrites its one line with carriage returns, would appear only at its end.
+rewrites its one line with carriage returns, would appear only at its end. In a
+file such a bar is whole lines, now and then (see `plain`).
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from tfring.run.wrapper import Report
+from tfring.launcher import plain
+from tfring.launcher.held import HeldLines
+from tfring.launcher.wrapper import Report
 
 # The longest that an unfinished line is held back.
 HOLD_SECONDS = 0.1
 _LONGEST_MARK_BYTES = 320
-_LOST_HOST = re.compile(
-    rb"(?:PRTE|ORTE) has lost communication with a remote daemon"
-    rb"|A daemon failed to report back after being spawned"
-    rb"|\s*Remote daemon: .* on node (?P<host>\S+)"
-)
+# Open MPI's account of a crash, in the name of the rank.
+_CRASH = re.compile(rb"\[\S+:\d+\] (?:\*\*\* |Signal|Failing at|\[ *\d+\] )")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,32 @@ class Marks:
             is the launcher's own. Else a mark holds until the next.
         failure: Matches a line of the launcher's own by which it gives the job
             up.
+        noise: Matches a rank's line on stderr that says only that a process has
+            ended, and was not written by the program.
     """
 
     pattern: re.Pattern[bytes]
     unfinished: re.Pattern[bytes]
     every_line: bool
     failure: re.Pattern[bytes]
+    noise: re.Pattern[bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """How the output of a job is shown.
+
+    Attributes:
+        terminals: The streams that are terminals, of 1 and 2: there a line may
+            be rewritten.
+        only_rank: The one rank that is shown, without its number in front; None
+            shows all.
+        verbose: Whether the MPI launcher's words about a failed rank are shown.
+    """
+
+    terminals: frozenset[int] = frozenset((1, 2))
+    only_rank: int | None = None
+    verbose: bool = False
 
 
 @dataclasses.dataclass
@@ -53,29 +73,44 @@ class _Line:
     text: bytes = b""
     shown: bool = False
     since: float = 0.0
+    # In a file: the state of a rewritten line that was shown last, and when.
+    snapshot: bytes = b""
+    snapshot_at: float = 0.0
 
 
 class Screen:
     """Where all lines end up, and which of them is still open there."""
 
-    def __init__(self, write: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self, write: Callable[[int, bytes], None], view: View | None = None
+    ) -> None:
         """`write` gets a file descriptor, 1 or 2, and bytes."""
         self._write = write
+        self.view = view or View()
         self._open: tuple[int, int | None] | None = None
 
     def show(self, stream: int, rank: int | None, text: bytes) -> None:
         """Writes a text that stands at, or goes on with, `rank`'s line."""
+        prefix = b"" if rank is None else b"[%d] " % rank
+        if self.view.only_rank is not None and rank is not None:
+            if rank != self.view.only_rank:
+                return
+            prefix = b""
         owner = (stream, rank)
         if self._open is not None and self._open != owner:
             self._write(self._open[0], b"\n")
             self._open = None
-        prefix = b"" if rank is None else b"[%d] " % rank
         if self._open is None:
             text = prefix + text
         # A rewritten line gets its prefix again, but not an empty rewrite.
         text = re.sub(rb"\r(?=[^\r\n\b])", b"\r" + prefix, text)
         self._write(stream, text)
         self._open = None if text.endswith(b"\n") else owner
+
+    def show_lines(self, stream: int, rank: int | None, text: bytes) -> None:
+        """Writes whole lines."""
+        for line in _split_lines(text):
+            self.show(stream, rank, line)
 
     def is_open(self, stream: int, rank: int | None) -> bool:
         return self._open == (stream, rank)
@@ -95,25 +130,30 @@ class StreamReader:
         stream: int,
         marks: Marks,
         screen: Screen,
+        held: HeldLines,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._marks = marks
         self._screen = screen
+        self._held = held
         self._clock = clock
         self._rest = b""  # Perhaps the start of a mark.
         self._rest_since = 0.0
         self._rank: int | None = None
         self._at_line_start = True
         self._lines: dict[int | None, _Line] = {}
-        # What ranks have reported, in order.
+        self._is_terminal = stream in screen.view.terminals
+        # The ranks' reports, in order.
         self.reports: list[Report] = []
         # The last line of each rank that is not empty.
         self.last_lines: dict[int, bytes] = {}
-        # The host that the launcher has lost: "" if it does not say which.
-        self.lost_host: str | None = None
+        # The launcher's own words.
+        self.launcher_lines: list[str] = []
         # Whether the launcher has said that the job has failed.
         self.job_failed = False
+        # Whether any rank has said anything.
+        self.heard_ranks = False
 
     def feed(self, data: bytes) -> None:
         """Takes what the launcher wrote."""
@@ -133,17 +173,27 @@ class StreamReader:
         Returns:
             The seconds until the next tick is due, None if nothing is held.
         """
-        oldest_to_hold = self._clock() - HOLD_SECONDS
-        if self._rest and self._rest_since <= oldest_to_hold:
-            self._take(self._rest)
-            self._rest = b""
-        held = [self._rest_since] if self._rest else []
+        now = self._clock()
+        waits = []
+        if self._rest:
+            waits.append(self._rest_since + HOLD_SECONDS - now)
+            if waits[-1] <= 0:
+                waits.pop()
+                self._take(self._rest)
+                self._rest = b""
         for rank, line in self._lines.items():
-            if line.text and line.since <= oldest_to_hold:
+            if not line.text:
+                continue
+            due = line.since + HOLD_SECONDS
+            if not self._is_terminal and plain.is_rewritten(line.text):
+                due = line.snapshot_at + plain.SNAPSHOT_SECONDS
+            if due > now:
+                waits.append(due - now)
+            elif self._is_terminal or not plain.is_rewritten(line.text):
                 self._show(rank, line)
-            elif line.text:
-                held.append(line.since)
-        return min(held) - oldest_to_hold if held else None
+            else:
+                self._show_snapshot(rank, line)
+        return min(waits) if waits else None
 
     def close(self) -> None:
         """Shows everything, at the end of the stream."""
@@ -168,6 +218,7 @@ class StreamReader:
             elif groups["rank"] is not None:
                 self._rank = int(groups["rank"])
                 self._at_line_start = False
+                self.heard_ranks = True
             else:
                 self._rank = None
                 self._take_text(mark.group())
@@ -181,24 +232,74 @@ class StreamReader:
             line = self._lines.setdefault(self._rank, _Line())
             if not line.text:
                 line.since = self._clock()
+                if not line.snapshot:
+                    line.snapshot_at = line.since
             line.text += piece
             if self._at_line_start:
-                if self._rank is None:
-                    self._heed_launcher(line.text)
-                elif line.text.strip():
-                    self.last_lines[self._rank] = line.text
-                self._show(self._rank, line)
+                self._end_line(line)
+
+    def _end_line(self, line: _Line) -> None:
+        """Shows a whole line, or keeps it for later."""
+        if self._rank is None:
+            self._heed_launcher(line.text)
+        elif self._is_noise(line.text):
+            line.text = b""
+            return
+        elif not _CRASH.match(line.text) and line.text.strip():
+            self.last_lines[self._rank] = plain.text_of(line.text).strip()
+        if not line.shown and self._held.take(
+            self._stream, self._rank, line.text
+        ):
+            line.text = b""
+            return
+        self._show(self._rank, line)
+
+    def _is_noise(self, text: bytes) -> bool:
+        return (
+            self._stream == 2
+            and not self._screen.view.verbose
+            and self._marks.noise.match(text) is not None
+        )
 
     def _heed_launcher(self, text: bytes) -> None:
         if self._marks.failure.match(text):
             self.job_failed = True
-        if lost := _LOST_HOST.match(text):
-            self.lost_host = (lost["host"] or b"").decode(errors="replace")
+        self.launcher_lines.append(text.decode(errors="replace").rstrip())
 
     def _show(self, rank: int | None, line: _Line) -> None:
+        if not self._is_terminal:
+            self._show_plain(rank, line)
+            return
         # What follows a carriage return at the end is not known yet.
         text = line.text.removesuffix(b"\r")
         line.text = line.text[len(text) :]
+        self._show_part(rank, line, text)
+
+    def _show_plain(self, rank: int | None, line: _Line) -> None:
+        rewritten = plain.is_rewritten(line.text)
+        text = plain.text_of(line.text)
+        line.text = b""
+        if rewritten and line.shown:  # It began as any other line.
+            self._show_part(rank, line, b"\n")
+        if line.snapshot and line.snapshot == text.rstrip(b"\n"):
+            text = b""
+        line.snapshot = b""
+        self._show_part(rank, line, text)
+
+    def _show_snapshot(self, rank: int | None, line: _Line) -> None:
+        """Shows a rewritten line as it stands, as a line of its own."""
+        text = plain.text_of(line.text)
+        line.text = plain.abridge(line.text)
+        line.snapshot_at = self._clock()
+        if text == line.snapshot:
+            return
+        if line.shown:
+            self._show_part(rank, line, b"\n")
+        line.snapshot = text
+        self._show_part(rank, line, text + b"\n")
+
+    def _show_part(self, rank: int | None, line: _Line, text: bytes) -> None:
+        """Writes what comes next of a line."""
         if not text:
             return
         interrupted = line.shown and not self._screen.is_open(

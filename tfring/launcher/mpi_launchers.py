@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tfring.run import wrapper
-from tfring.run.hosts import Host
-from tfring.run.output import Marks
+from tfring.launcher import wrapper
+from tfring.launcher.hosts import Host
+from tfring.launcher.output import Marks
 
 
 class Family(enum.Enum):
@@ -229,12 +229,21 @@ def _join_hosts(hosts: Iterable[Host]) -> str:
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
-# Open MPI's words.
+# Open MPI's words by which it gives a job up.
 _FAILURE = re.compile(
     rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
     rb"|detected that one or more processes exited)"
     rb"|(?:PRTE|ORTE) has lost communication with a remote daemon"
     rb"|A daemon failed to report back after being spawned)"
+)
+
+# The words of the shell that is around each rank, and of MPICH's MPI_Abort.
+_NOISE = re.compile(
+    rb"(?:(?:Hangup|Terminated|Killed|Aborted|Bus error|Segmentation fault"
+    rb"|Illegal instruction|Floating point exception|Broken pipe)"
+    rb"(?: \(core dumped\))?"
+    rb"|(?:Abort\(-?\d+\) on node \d+ \(rank .*\): )?application called "
+    rb"MPI_Abort\(.*)\r?\n"
 )
 
 
@@ -248,6 +257,7 @@ def marks(launcher: MpiLauncher) -> Marks:
             unfinished=re.compile(rb"\x1e[^\x1f]*\x1f?\Z"),
             every_line=True,
             failure=_FAILURE,
+            noise=_NOISE,
         )
     tag = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
     start_of_tag = rb"\[[\d,]*(?:\][<a-z>]*)?"
@@ -259,6 +269,7 @@ def marks(launcher: MpiLauncher) -> Marks:
             ),
             every_line=True,
             failure=_FAILURE,
+            noise=_NOISE,
         )
     # Its own messages stand between rulers of either length.
     return Marks(
@@ -270,6 +281,7 @@ def marks(launcher: MpiLauncher) -> Marks:
         ),
         every_line=False,
         failure=_FAILURE,
+        noise=_NOISE,
     )
 
 

@@ -132,12 +132,20 @@ class RankStates:
         )
 
 
-def describe(failure: Report, last_line: str) -> str:
-    """The last line of a job that failed."""
+def describe(failure: Report, exception: str, last_line: str) -> str:
+    """The last line of a job that failed.
+
+    Args:
+        failure: Of the rank that failed first.
+        exception: What that rank's traceback ended with, "" if it wrote none.
+        last_line: That rank's last line on stderr.
+    """
     where = f"rank {failure.rank}"
     if failure.host:
         where += f" (host {failure.host})"
     name = failure.signal_name()
+    if exception and name is None:
+        return f"tfringrun: {where} failed first: {exception}"
     how = f"killed by {name}" if name else f"exit status {failure.status}"
-    line = f"tfringrun: {where} failed first, {how}"
+    line = f"tfringrun: {where} failed first: {how}"
     return f"{line}; its last line: {last_line}" if last_line else f"{line}."

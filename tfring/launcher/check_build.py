@@ -27,7 +27,7 @@ def main() -> int:
 def _check_mpi() -> int:
     from tfring import _build_info
     from tfring._core import abi, native
-    from tfring.run import mpi_launchers
+    from tfring.launcher import mpi_launchers
 
     try:
         MPI = native.mpi()  # noqa: N806

@@ -38,7 +38,7 @@ def main() -> int:
     tfring.init()
     from mpi4py import MPI
 
-    from tfring.run.collective_checks import CHECKS
+    from tfring.launcher.collective_checks import CHECKS
 
     world = MPI.COMM_WORLD
     report = _Report(world.rank == 0)

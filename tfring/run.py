@@ -2,7 +2,7 @@
 
 import sys
 
-from tfring.run.launcher import main
+from tfring.launcher import cli
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main())

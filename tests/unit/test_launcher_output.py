@@ -1,0 +1,348 @@
+"""The ranks' output as a user sees it, with each MPI launcher's marks."""
+
+import pytest
+
+from tfring.launcher import mpi_launchers, plain
+from tfring.launcher.held import HeldLines
+from tfring.launcher.mpi_launchers import Family, MpiLauncher
+from tfring.launcher.output import Screen, StreamReader, View
+from tfring.launcher.wrapper import Report
+
+OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
+OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
+MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
+LAUNCHERS = [OPEN_MPI_4, OPEN_MPI_5, MPICH]
+
+
+class FakeTerminal:
+    """Takes what a launcher writes and keeps what a user would see."""
+
+    def __init__(self, launcher, **view):
+        self.written = b""
+        self.now = 0.0
+        screen = Screen(self._write, View(**view))
+        marks = mpi_launchers.marks(launcher)
+        clock = lambda: self.now  # noqa: E731
+        self.held = HeldLines(
+            screen.show_lines, verbose=screen.view.verbose, clock=clock
+        )
+        self.out, self.err = (
+            StreamReader(stream, marks, screen, self.held, clock)
+            for stream in (1, 2)
+        )
+        self.screen = screen
+
+    def _write(self, stream, data):
+        self.written += data
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.out.tick()
+        self.err.tick()
+        self.held.tick()
+
+    def close(self, explained=False):
+        self.out.close()
+        self.err.close()
+        self.held.close(explained=explained)
+        self.screen.close()
+
+
+def mark(launcher, rank):
+    if launcher is MPICH:
+        return b"\x1e%d\x1f" % rank
+    space = b" " if launcher is OPEN_MPI_5 else b""
+    return b"[1,%d]<stdout>:" % rank + space
+
+
+@pytest.mark.parametrize(
+    "launcher", LAUNCHERS, ids=["openmpi4", "openmpi5", "mpich"]
+)
+class TestOutput:
+    def test_lines_get_their_rank(self, launcher):
+        terminal = FakeTerminal(launcher)
+        one, eleven = mark(launcher, 1), mark(launcher, 11)
+        terminal.out.feed(one + b"a\n" + one + b"\n" + eleven + b"[1,2] b\r\n")
+        assert terminal.written == b"[1] a\n[1] \n[11] [1,2] b\r\n"
+
+    def test_cut_anywhere(self, launcher):
+        one, two = mark(launcher, 1), mark(launcher, 2)
+        text = one + b"some text\n" + two + b"and [x] more\n" + one + b"end\n"
+        for cut in range(len(text)):
+            terminal = FakeTerminal(launcher)
+            terminal.out.feed(text[:cut])
+            terminal.out.feed(text[cut:])
+            assert terminal.written == (
+                b"[1] some text\n[2] and [x] more\n[1] end\n"
+            ), f"cut at {cut}"
+
+    def test_lines_do_not_mix(self, launcher):
+        terminal = FakeTerminal(launcher)
+        terminal.out.feed(mark(launcher, 0) + b"half")
+        terminal.out.feed(mark(launcher, 1) + b"whole\n")
+        terminal.out.feed(mark(launcher, 0) + b" line\n")
+        assert terminal.written == b"[1] whole\n[0] half line\n"
+
+    def test_progress_bar(self, launcher):
+        terminal = FakeTerminal(launcher)
+        terminal.out.feed(mark(launcher, 0) + b"\r1/3 =")
+        assert terminal.written == b""
+        assert terminal.out.tick() == pytest.approx(0.1)
+        terminal.wait(0.11)
+        terminal.out.feed(mark(launcher, 0) + b"\b\b\r2/3 ==\r")
+        terminal.wait(0.11)
+        assert terminal.out.tick() is None
+        assert terminal.written == b"[0] \r[0] 1/3 =\b\b\r[0] 2/3 =="
+        # Another rank speaks, and the bar goes on below.
+        terminal.written = b""
+        terminal.err.feed(mark(launcher, 1) + b"warning\n")
+        terminal.out.feed(mark(launcher, 0) + b"3/3 ===\n")
+        assert terminal.written == b"\n[1] warning\n[0] \r[0] 3/3 ===\n"
+
+    def test_newline_of_an_interrupted_line(self, launcher):
+        terminal = FakeTerminal(launcher)
+        terminal.out.feed(mark(launcher, 0) + b"bar")
+        terminal.wait(0.2)
+        terminal.out.feed(mark(launcher, 1) + b"text\n")
+        terminal.out.feed(mark(launcher, 0) + b"\n")
+        terminal.out.feed(mark(launcher, 0) + b"next\n")
+        assert terminal.written == b"[0] bar\n[1] text\n[0] next\n"
+
+    def test_end_without_newline(self, launcher):
+        terminal = FakeTerminal(launcher)
+        terminal.out.feed(mark(launcher, 0) + b"last [")
+        terminal.close()
+        assert terminal.written == b"[0] last [\n"
+
+    def test_the_launchers_own_words(self, launcher):
+        terminal = FakeTerminal(launcher)
+        ruler = b"-" * 74 + b"\n"
+        terminal.err.feed(mark(launcher, 1) + b"rank's\n")
+        terminal.err.feed(ruler + b"mpirun's\n" + ruler)
+        terminal.wait(1.1)
+        terminal.err.feed(mark(launcher, 1) + b"rank's\n")
+        assert terminal.written == (
+            b"[1] rank's\n" + ruler + b"mpirun's\n" + ruler + b"[1] rank's\n"
+        )
+
+
+def test_mpich_reports_a_failed_rank():
+    terminal = FakeTerminal(MPICH)
+    terminal.err.feed(b"\x1e1\x1ferror\n\x1e1\x1f\x1eexit 3 node1\x1f\n\n===\n")
+    assert terminal.err.reports == [Report(1, "exit", 3, "node1")]
+    assert terminal.err.last_lines == {1: b"error"}
+    assert terminal.written == b"[1] error\n"
+    terminal.close()
+    assert terminal.written == b"[1] error\n\n===\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        (b"PRTE has lost communication with a remote daemon.\n", True),
+        (b"prterun has exited due to process rank 0 with PID 0 on\n", True),
+        (b"mpirun noticed that process rank 1 with PID 9 on node a\n", True),
+        (b"A daemon failed to report back after being spawned. This\n", True),
+        (b"No protocol specified\n", False),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 74])
+@pytest.mark.parametrize("launcher", [OPEN_MPI_4, OPEN_MPI_5])
+def test_open_mpi_gives_a_job_up(launcher, width, line, failed):
+    ruler = b"-" * width + b"\n"
+    terminal = FakeTerminal(launcher)
+    terminal.err.feed(mark(launcher, 1) + line)  # A rank may say anything.
+    assert not terminal.err.job_failed
+    terminal.err.feed(ruler + line[:9])
+    terminal.err.feed(line[9:] + ruler)
+    assert terminal.err.job_failed == failed
+
+
+def test_zero_bytes_are_dropped():
+    terminal = FakeTerminal(OPEN_MPI_5)
+    terminal.err.feed(mark(OPEN_MPI_5, 0) + b"a\0\n")
+    assert terminal.written == b"[0] a\n"
+
+
+def traceback(rank, frames=2):
+    """Lines of a traceback, each as the launcher marks it."""
+    lines = [b"Traceback (most recent call last):"]
+    for number in range(frames):
+        lines += [b'  File "a.py", line %d' % number, b"    call()"]
+    lines += [b"ValueError: of rank %d" % rank, b"More words."]
+    return [mark(OPEN_MPI_5, rank) + line + b"\n" for line in lines]
+
+
+def shown(rank):
+    """The same as a user sees it."""
+    start = mark(OPEN_MPI_5, rank)
+    return b"".join(
+        line.replace(start, b"[%d] " % rank) for line in traceback(rank)
+    )
+
+
+class TestFailures:
+    def test_tracebacks_do_not_mix_and_the_first_rank_is_last(self):
+        terminal = FakeTerminal(OPEN_MPI_5)
+        for lines in zip(traceback(0), traceback(1), traceback(2), strict=True):
+            for line in lines:
+                terminal.err.feed(line)
+        assert terminal.written == b""
+        terminal.held.heed_failure(1)
+        assert terminal.held.exception(1) == "ValueError: of rank 1"
+        terminal.wait(1.1)
+        assert terminal.written == shown(0) + shown(2)
+        terminal.close(explained=True)
+        assert terminal.written == shown(0) + shown(2) + shown(1)
+
+    def test_a_traceback_that_the_rank_survives(self):
+        terminal = FakeTerminal(OPEN_MPI_5)
+        terminal.err.feed(b"".join(traceback(1)))
+        terminal.wait(1.1)
+        assert terminal.written == shown(1)
+        # It may be what the rank fails by, if it says no more.
+        assert terminal.held.exception(1) == "ValueError: of rank 1"
+        terminal.err.feed(mark(OPEN_MPI_5, 1) + b"went on\n")
+        assert terminal.written == shown(1) + b"[1] went on\n"
+        assert terminal.held.exception(1) == ""
+
+    def test_a_rank_that_never_pauses_is_not_held_for_ever(self):
+        terminal = FakeTerminal(OPEN_MPI_5)
+        terminal.err.feed(b"".join(traceback(1)))
+        for _ in range(7):
+            terminal.wait(0.5)
+            terminal.err.feed(mark(OPEN_MPI_5, 1) + b"more\n")
+        assert terminal.written.startswith(shown(1) + b"[1] more\n")
+
+    def test_the_exception_is_the_last_of_a_chain(self):
+        chain = [
+            *traceback(1),
+            mark(OPEN_MPI_5, 1) + b"\n",
+            mark(OPEN_MPI_5, 1) + b"During handling of the above exception, "
+            b"another exception occurred:\n",
+            mark(OPEN_MPI_5, 1) + b"\n",
+            mark(OPEN_MPI_5, 1) + b"Traceback (most recent call last):\n",
+            mark(OPEN_MPI_5, 1) + b'  File "a.py", line 9\n',
+            mark(OPEN_MPI_5, 1) + b"a.b.LastError: last\n",
+        ]
+        terminal = FakeTerminal(OPEN_MPI_5)
+        terminal.err.feed(b"".join(chain))
+        assert terminal.held.exception(1) == "a.b.LastError: last"
+
+    @pytest.mark.parametrize("verbose", [False, True])
+    def test_the_launchers_words_about_a_failure(self, verbose):
+        words = b"-" * 74 + b"\nprterun detected that one or more\n"
+        for stream in ("out", "err"):
+            terminal = FakeTerminal(OPEN_MPI_5, verbose=verbose)
+            getattr(terminal, stream).feed(words)
+            assert terminal.written == (words if verbose else b"")
+            terminal.held.expect_failure()
+            terminal.wait(1.1)
+            terminal.close(explained=True)
+            assert terminal.written == (words if verbose else b"")
+            # Where nobody knows better they are shown.
+            terminal = FakeTerminal(OPEN_MPI_5, verbose=verbose)
+            getattr(terminal, stream).feed(words)
+            terminal.close(explained=False)
+            assert terminal.written == words
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"Segmentation fault\n",
+            b"Aborted (core dumped)\n",
+            b"application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1\n",
+            b"Abort(7) on node 1 (rank 1 in comm 0): application called "
+            b"MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n",
+        ],
+    )
+    def test_words_that_no_program_wrote(self, line):
+        text = mark(MPICH, 1) + b"mine\n" + mark(MPICH, 1) + line
+        terminal = FakeTerminal(MPICH)
+        terminal.err.feed(text)
+        assert terminal.written == b"[1] mine\n"
+        assert terminal.err.last_lines == {1: b"mine"}
+        terminal = FakeTerminal(MPICH, verbose=True)
+        terminal.err.feed(text)
+        assert terminal.written == b"[1] mine\n[1] " + line
+
+
+def test_one_rank_alone():
+    terminal = FakeTerminal(OPEN_MPI_5, only_rank=0)
+    terminal.out.feed(mark(OPEN_MPI_5, 1) + b"not mine\n")
+    terminal.out.feed(mark(OPEN_MPI_5, 0) + b"\r1/2")
+    terminal.wait(0.2)
+    terminal.out.feed(mark(OPEN_MPI_5, 1) + b"not mine\n")
+    terminal.out.feed(mark(OPEN_MPI_5, 0) + b"\r2/2\nend\n")
+    assert terminal.written == b"\r1/2\r2/2\nend\n"
+
+
+class TestFile:
+    """Lines for a file: no carriage return, backspace or colour."""
+
+    def file(self):
+        return FakeTerminal(OPEN_MPI_5, terminals=frozenset())
+
+    def test_a_progress_bar_is_lines(self):
+        file = self.file()
+        start = mark(OPEN_MPI_5, 0)
+        file.out.feed(start + b"Epoch 1\n")
+        # As Keras writes: backspaces, a carriage return, bold and green.
+        for step in range(1, 30):
+            bar = b"\x1b[1m%d/30\x1b[0m \x1b[32m%s\x1b[0m" % (step, b"=" * step)
+            file.out.feed(start + b"\b" * 50 + b"\r" + bar)
+            file.wait(0.5)
+        file.out.feed(
+            start + b"\b" * 50 + b"\r30/30 loss: 0.1" + b" " * 30 + b"\n"
+        )
+        file.out.feed(start + b"Epoch 2\n")
+        assert file.written.splitlines() == [
+            b"[0] Epoch 1",
+            b"[0] 20/30 " + b"=" * 20,  # after 10 seconds
+            b"[0] 30/30 loss: 0.1",
+            b"[0] Epoch 2",
+        ]
+
+    def test_a_bar_that_stands_still_is_shown_once(self):
+        file = self.file()
+        file.out.feed(mark(OPEN_MPI_5, 0) + b"\r1/2 =")
+        for _ in range(100):
+            file.wait(1)
+        file.out.feed(mark(OPEN_MPI_5, 0) + b"\n")
+        file.close()
+        assert file.written == b"[0] 1/2 =\n"
+
+    def test_other_lines_come_as_ever(self):
+        file = self.file()
+        file.out.feed(mark(OPEN_MPI_5, 0) + b"half \xff")
+        file.wait(0.2)
+        assert file.written == b"[0] half \xff"
+        file.out.feed(mark(OPEN_MPI_5, 0) + b" line\r\n")
+        assert file.written == b"[0] half \xff line\n"
+
+    def test_a_bar_after_words(self):
+        file = self.file()
+        file.out.feed(mark(OPEN_MPI_5, 0) + b"0%")
+        file.wait(0.2)
+        file.out.feed(mark(OPEN_MPI_5, 0) + b"\r50%\r100%\n")
+        assert file.written == b"[0] 0%\n[0] 100%\n"
+
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            (b"plain", b"plain"),
+            (b"abc\rX", b"Xbc"),
+            (b"abc\r\x1b[KX", b"X"),
+            (b"abc\x1b[2K\rX", b"X"),
+            (b"abc\b\bX", b"aXc"),
+            (b"\x1b[1;32mgreen\x1b[0m\n", b"green\n"),
+            (b"50%\r60%\r", b"60%"),
+            ("\r━\r━━".encode(), "━━".encode()),
+        ],
+    )
+    def test_a_line_as_a_terminal_would_show_it(self, text, line):
+        assert plain.text_of(text) == line
+        if not text.endswith(b"\n"):
+            assert plain.text_of(plain.abridge(text) + b"!") == plain.text_of(
+                text + b"!"
+            )

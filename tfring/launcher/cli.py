@@ -1,0 +1,103 @@
+"""The command `tfringrun`: from its options to its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tfring.launcher import (
+    hosts as hosts_lib,
+    mpi_launchers,
+    options as options_lib,
+)
+from tfring.launcher.output import View
+from tfring.launcher.prepare import UsageError, prepare
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `tfringrun`; returns its exit status."""
+    from tfring import __version__
+
+    options = options_lib.parser(__version__).parse_args(arguments)
+    if options.check_build:
+        return _check_build()
+    try:
+        return _run(options)
+    except (
+        UsageError,
+        OSError,
+        ValueError,
+        mpi_launchers.LauncherNotFoundError,
+    ) as error:
+        print(f"tfringrun: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # Before the job runs.
+        return 130
+
+
+def _check_build() -> int:
+    # TensorFlow's chatter on stderr is of use only where it fails.
+    report = subprocess.run(
+        [sys.executable, "-m", "tfring.launcher.check_build"],
+        stderr=subprocess.PIPE,
+    )
+    if report.returncode != 0:
+        sys.stderr.buffer.write(report.stderr)
+    return report.returncode if report.returncode >= 0 else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    hosts = options.hosts or []
+    if options.hostfile is not None:
+        hosts = hosts_lib.read_hostfile(options.hostfile)
+    job = prepare(
+        _command(options),
+        ranks=options.ranks,
+        hosts=hosts,
+        view=View(
+            terminals=frozenset(filter(os.isatty, (1, 2))),
+            verbose=options.verbose,
+        ),
+        elastic=options.elastic,
+        exports=options.exports,
+        settings=options_lib.settings(options),
+    )
+    status = job.run()
+    if line := job.failure():
+        with contextlib.suppress(OSError):  # Nobody reads any more.
+            print(line, file=sys.stderr, flush=True)
+    return status
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    command: list[str] = options.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if options.self_test:
+        if command:
+            raise UsageError(
+                f"--self-test takes no command, got {shlex.join(command)!r}."
+            )
+        return [sys.executable, "-m", "tfring.launcher.self_test"]
+    if not command:
+        raise UsageError(
+            "what should the ranks run? As in: tfringrun -np 4 python train.py"
+        )
+    if shutil.which(command[0]) is None:
+        hint = ""
+        if command[0].endswith(".py"):
+            hint = f" Did you mean: python {command[0]}?"
+        elif command[0] == "python":
+            hint = f" This one is {sys.executable}."
+        raise UsageError(f"there is no command {command[0]!r} here.{hint}")
+    return command
+
+
+if __name__ == "__main__":
+    sys.exit(main())

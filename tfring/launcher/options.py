@@ -1,0 +1,199 @@
+"""The options of `tfringrun`.
+
+It is argparse and not absl.flags, as in the examples, since most of the line is
+not ours: everything from the user's command on belongs to that command, also
+what looks like a flag. absl would parse it all, or ask for a `--` in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from tfring.launcher import hosts as hosts_lib
+from tfring.launcher.hosts import Host
+
+_DESCRIPTION = """\
+Runs a command as the ranks of one job:
+
+  tfringrun -np 4 python train.py
+  tfringrun -np 8 -H node1:4,node2:4 python train.py
+
+Without -H or --hostfile all ranks run on this machine, or on those that the
+batch system has allotted. On other machines, which must be reachable by ssh
+without a password, the command and this Python must exist at the same paths.
+They get this shell's environment, but for what belongs to a login or a machine.
+The ranks' standard input is empty.
+"""
+
+_EPILOG = """\
+Each rank is bound to its share of this machine's cores if that is two or more,
+and TensorFlow then starts a thread for each. With fewer, or on other machines,
+ranks are not bound and each starts a thread for every core; set
+TF_NUM_INTRAOP_THREADS if that is too many.
+
+Each rank sees one GPU of its machine, by CUDA_VISIBLE_DEVICES, unless that is
+set; where ranks share one, TensorFlow takes its memory as it grows. A script
+need not choose.
+
+Memory comes in huge pages where the kernel has them for those who ask
+(GLIBC_TUNABLES=glibc.malloc.hugetlb=1), unless GLIBC_TUNABLES is set.
+
+The exit status is 0, or that of the rank that failed first: 128 + n if signal n
+ended it. It is 1 if a host was lost or cannot be reached.
+"""
+
+_MEBIBYTE = 1 << 20
+
+
+def parser(version: str) -> argparse.ArgumentParser:
+    """Returns the parser of `tfringrun` of this version of tfring."""
+    parser = argparse.ArgumentParser(
+        prog="tfringrun",
+        usage="tfringrun [-np N] [-H HOST:SLOTS,...] [options] command ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-v", "--version", action="version", version=f"tfringrun {version}"
+    )
+    parser.add_argument(
+        "-np",
+        "-n",
+        "--num-proc",
+        dest="ranks",
+        type=_positive,
+        metavar="N",
+        help="number of ranks; by default one for each slot of the hosts",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "-H",
+        "--hosts",
+        type=_hosts,
+        metavar="HOST:SLOTS,...",
+        help="machines and how many ranks each takes: node1:4,node2:4",
+    )
+    where.add_argument(
+        "-hostfile",
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="the same as a file with a line for each: 'node1 slots=4'",
+    )
+    parser.add_argument(
+        "-x",
+        dest="exports",
+        action="append",
+        default=[],
+        type=_variable,
+        metavar="NAME[=VALUE]",
+        help="give all ranks this environment variable, with this shell's "
+        "value or the one here; may be repeated",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="do not end the job when a rank is killed: tfring.elastic.run "
+        "goes on with the others; takes Open MPI 5",
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="say how the job is started, and show MPI's own words when a rank "
+        "fails",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "-cb",
+        "--check-build",
+        action="store_true",
+        help="say what this build of tfring has, and exit",
+    )
+    what.add_argument(
+        "--self-test",
+        action="store_true",
+        help="run each collective on these ranks, and say what works and how "
+        "fast the links are",
+    )
+    _add_settings(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
+    )
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of horovodrun that are environment variables here."""
+    group = parser.add_argument_group(
+        "settings", "As environment variables, and as horovodrun has them."
+    )
+
+    def setting(option: str, metavar: str, variable: str) -> None:
+        group.add_argument(
+            option, dest=variable, metavar=metavar, help=variable
+        )
+
+    group.add_argument(
+        "--fusion-threshold-mb",
+        dest="TFRING_FUSION_THRESHOLD",
+        type=lambda text: str(_positive(text) * _MEBIBYTE),
+        metavar="MIB",
+        help="TFRING_FUSION_THRESHOLD, in MiB",
+    )
+    setting("--timeline-filename", "FILE", "TFRING_TIMELINE")
+    setting(
+        "--stall-check-warning-time-seconds",
+        "SECONDS",
+        "TFRING_STALL_CHECK_TIME_SECONDS",
+    )
+    setting(
+        "--stall-check-shutdown-time-seconds",
+        "SECONDS",
+        "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
+    )
+    group.add_argument(
+        "--no-stall-check",
+        action="store_true",
+        help="both times 0: wait for ever, and do not warn",
+    )
+
+
+def settings(options: argparse.Namespace) -> dict[str, str]:
+    """The environment variables that the options stand for."""
+    found = {
+        name: value
+        for name, value in vars(options).items()
+        if name.startswith("TFRING_") and value is not None
+    }
+    if options.no_stall_check:
+        found["TFRING_STALL_CHECK_TIME_SECONDS"] = "0"
+        found["TFRING_STALL_SHUTDOWN_TIME_SECONDS"] = "0"
+    return found
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1, got {text!r}."
+        )
+    return int(text)
+
+
+def _hosts(text: str) -> list[Host]:
+    try:
+        return hosts_lib.parse_hosts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _variable(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"expected NAME or NAME=VALUE, got {text!r}."
+        )
+    return name, value if equals else None

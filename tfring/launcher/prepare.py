@@ -1,0 +1,175 @@
+"""Decides how a job is started: where, with which options and environment."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+from tfring.launcher import (
+    gpus,
+    hosts as hosts_lib,
+    leftovers,
+    mpi_launchers,
+)
+from tfring.launcher.hosts import Host
+from tfring.launcher.job import RunningJob
+from tfring.launcher.output import View
+
+
+class UsageError(Exception):
+    """The job that was asked for cannot be; the message says why."""
+
+
+# The ranks find these in their environment unless this shell's says otherwise.
+_ENVIRONMENT = {
+    # Output as it comes, also where a rank writes into a pipe.
+    "PYTHONUNBUFFERED": "1",
+    # Memory that TensorFlow takes anew in every step costs a page fault for
+    # each page: one in place of 512, from glibc 2.35 on.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+def prepare(
+    command: Sequence[str],
+    *,
+    ranks: int | None,
+    hosts: Sequence[Host],
+    view: View,
+    elastic: bool = False,
+    exports: Sequence[tuple[str, str | None]] = (),
+    settings: Mapping[str, str] | None = None,
+) -> RunningJob:
+    """Returns a job that is ready to run.
+
+    Args:
+        command: The program and its arguments, the same on every rank.
+        ranks: How many; None is one for each slot of the hosts.
+        hosts: The machines in order; none is this one, or the batch system's.
+        view: How the ranks' output is shown.
+        elastic: Whether the job goes on when a rank is killed.
+        exports: Names of environment variables that every rank shall have, each
+            with its value, or None for the one here.
+        settings: More environment variables.
+
+    Raises:
+        UsageError: There is no number of ranks, or no value for a variable.
+        LauncherNotFoundError: No MPI launcher fits.
+        ValueError: This launcher has no elastic jobs.
+    """
+    launcher = find_launcher()
+    environment = {**_ENVIRONMENT, **os.environ, **(settings or {})}
+    for name, value in exports:
+        if value is not None:
+            environment[name] = value
+        elif name not in environment:
+            raise UsageError(
+                f"-x {name}: it is not set here. Set it, or pass -x "
+                f"{name}=VALUE."
+            )
+    job = _describe(
+        ranks,
+        hosts,
+        command,
+        environment,
+        elastic=elastic,
+        exports=[name for name, _ in exports],
+    )
+    environment = {**mpi_launchers.environment(launcher, job), **environment}
+    line = mpi_launchers.command_line(launcher, job)
+    if view.verbose:
+        _say_how(launcher, job, line)
+    if launcher.family is mpi_launchers.Family.OPEN_MPI:
+        leftovers.remove()
+    return RunningJob(
+        line,
+        environment,
+        mpi_launchers.marks(launcher),
+        job.ranks,
+        elastic=job.elastic,
+        one_machine=job.one_machine,
+        view=view,
+    )
+
+
+def find_launcher() -> mpi_launchers.MpiLauncher:
+    """Finds the MPI launcher of this build."""
+    from tfring import _build_info
+
+    return mpi_launchers.find_launcher(
+        _build_info.MPI_VERSION, _build_info.MPIRUN
+    )
+
+
+def _describe(
+    ranks: int | None,
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    elastic: bool,
+    exports: Sequence[str],
+) -> mpi_launchers.Job:
+    slots = sum(host.slots for host in hosts)
+    if ranks is None:
+        if not hosts:
+            raise UsageError("how many ranks? Pass -np N.")
+        ranks = slots
+    elsewhere = not all(host.is_local() for host in hosts)
+    if not hosts and hosts_lib.manages_hosts(environment):
+        # The batch system's hosts: the launcher knows them, we do not.
+        elsewhere = True
+        oversubscribe = False
+        cores_per_rank = 0
+    else:
+        package_cores = hosts_lib.cores_per_package()
+        oversubscribe = ranks > (slots or sum(package_cores))
+        cores_per_rank = (
+            0
+            if elsewhere or oversubscribe
+            else hosts_lib.cores_to_bind(package_cores, ranks)
+        )
+    if hosts and oversubscribe:
+        print(
+            f"tfringrun: {ranks} ranks on hosts with {slots} slots in all; "
+            "some slots get several.",
+            file=sys.stderr,
+        )
+    if elsewhere or gpus.may_exist():
+        command = gpus.one_for_each_rank(command)
+    exported = (
+        {*mpi_launchers.exported_names(environment), *exports}
+        if elsewhere
+        else ()
+    )
+    return mpi_launchers.Job(
+        ranks=ranks,
+        command=command,
+        hosts=hosts,
+        oversubscribe=oversubscribe,
+        cores_per_rank=cores_per_rank,
+        elastic=elastic,
+        exported=sorted(exported),
+        one_machine=not elsewhere,
+    )
+
+
+def _say_how(
+    launcher: mpi_launchers.MpiLauncher,
+    job: mpi_launchers.Job,
+    command: Sequence[str],
+) -> None:
+    where = ", ".join(f"{host.name}:{host.slots}" for host in job.hosts)
+    binding = (
+        f"each bound to {job.cores_per_rank} cores"
+        if job.cores_per_rank
+        else "not bound to cores"
+    )
+    for line in (
+        f"{launcher.family.value} {launcher.version}, {launcher.path}",
+        f"{job.ranks} ranks on {where or 'this machine'}, {binding}",
+        shlex.join(command),
+    ):
+        print(f"tfringrun: {line}", file=sys.stderr, flush=True)

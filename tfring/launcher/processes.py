@@ -1,0 +1,64 @@
+"""The processes below this one, of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Makes a process whose parents end a child of this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Has this process get SIGTERM when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def kill_descendants(grace_seconds: float) -> None:
+    """Ends all processes below this one: SIGTERM, then SIGKILL."""
+    deadline = time.monotonic() + grace_seconds
+    if grace_seconds > 0:
+        _signal_all(descendants(), signal.SIGTERM)
+    while pids := descendants():
+        if time.monotonic() >= deadline:
+            _signal_all(pids, signal.SIGKILL)
+        time.sleep(0.02)
+        if time.monotonic() > deadline + 5.0:  # Stuck in the kernel.
+            return
+
+
+def descendants() -> list[int]:
+    """The living processes that this one or its children started."""
+    parents = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            # The name, in parentheses, may hold anything.
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(directory.name)] = int(fields[1])
+    found = {os.getpid()}
+    while more := {
+        pid
+        for pid, parent in parents.items()
+        if parent in found and pid not in found
+    }:
+        found |= more
+    return sorted(found - {os.getpid()})
+
+
+def _signal_all(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):  # It has ended by itself.
+            os.kill(pid, number)
