@@ -107,5 +107,6 @@ from tfring._training.tape import (
     DistributedGradientTape as DistributedGradientTape,
     PartialDistributedGradientTape as PartialDistributedGradientTape,
 )
+from tfring.launcher.function import run as run
 
 __version__: str

@@ -1,0 +1,86 @@
+"""The launcher of a job of `tfring.run`: `function_job FOLDER`.
+
+It is a process of its own, as a launcher takes over signals and orphans, which
+a program or a notebook needs for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tfring.launcher import hosts as hosts_lib
+from tfring.launcher.mpi_launchers import LauncherNotFoundError
+from tfring.launcher.output import View
+from tfring.launcher.prepare import UsageError, prepare
+
+
+@dataclasses.dataclass
+class Outcome:
+    """The end of the job, for `function` to read.
+
+    Attributes:
+        status: The exit status of the job.
+        ranks: How many there were.
+        failed_rank: The rank that failed first.
+        said: One sentence about the failure, "" if there is none.
+    """
+
+    status: int
+    ranks: int = 0
+    failed_rank: int | None = None
+    said: str = ""
+
+
+def main() -> int:
+    """Runs the job; returns its exit status."""
+    folder = Path(sys.argv[1])
+    order = json.loads((folder / "order.json").read_text())
+    orphaned = threading.Event()
+    threading.Thread(target=_watch_parent, args=[orphaned], daemon=True).start()
+    outcome = _run(folder, order)
+    if orphaned.is_set():  # Nobody else will.
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        (folder / "outcome.json").write_text(
+            json.dumps(dataclasses.asdict(outcome))
+        )
+    return outcome.status
+
+
+def _watch_parent(orphaned: threading.Event) -> None:
+    """Ends the job when the program that wants its results is gone."""
+    # Not by sys.stdin, which a thread that reads would keep from closing.
+    while os.read(0, 1):
+        pass
+    orphaned.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run(folder: Path, order: dict[str, Any]) -> Outcome:
+    command = [sys.executable, "-m", "tfring.launcher.function_rank"]
+    try:
+        job = prepare(
+            [*command, str(folder)],
+            ranks=order["ranks"],
+            hosts=hosts_lib.parse_hosts(order["hosts"])
+            if order["hosts"]
+            else [],
+            view=View(terminals=frozenset(order["terminals"]), only_rank=0),
+        )
+        status = job.run()
+    except (UsageError, OSError, ValueError, LauncherNotFoundError) as error:
+        return Outcome(2, said=str(error))
+    said = job.failure().removeprefix("tfringrun: ")
+    return Outcome(status, job.ranks, job.failed_rank, said)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

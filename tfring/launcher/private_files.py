@@ -1,0 +1,64 @@
+"""Pickles that go from one process of a user to another, by files.
+
+Loading a pickle runs what it says. So a file is for its user alone, lies in a
+folder that is, and is not read if that has changed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import stat
+from pathlib import Path
+from typing import Any
+
+
+def knows_main() -> bool:
+    """Whether functions and classes of `__main__` can be pickled."""
+    return importlib.util.find_spec("cloudpickle") is not None
+
+
+def dumps(value: Any) -> bytes:
+    """Pickles, with cloudpickle where it is installed.
+
+    Raises:
+        Exception: As `pickle` or cloudpickle raise them, of many kinds.
+    """
+    if not knows_main():
+        return pickle.dumps(value)
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file, which is there when it is whole."""
+    unfinished = path.with_suffix(".new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
+        file.write(data)
+    unfinished.rename(path)
+
+
+def load(path: Path) -> Any:
+    """Loads a file that `write` wrote.
+
+    Raises:
+        FileNotFoundError: There is none.
+        PermissionError: It belongs to somebody else, or others may write it.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if (
+            found.st_uid != os.geteuid()
+            or not stat.S_ISREG(found.st_mode)
+            or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
+            raise PermissionError(
+                f"tfring.run: {path} is not a file that only this user can "
+                "write."
+            )
+        return pickle.load(file)
