@@ -124,32 +124,6 @@ time.sleep(100)
         assert running(marker) == []
 
 
-def test_a_progress_bar_moves(start, write_script):
-    script = write_script(
-        RANK
-        + """
-if rank == 0:
-    for i in range(3):
-        sys.stdout.write(f"\\r{i + 1}/3 " + "=" * i)
-        sys.stdout.flush()
-        time.sleep(1)
-    print()
-"""
-    )
-    process = start([*TFRINGRUN, "-np", "2", sys.executable, script])
-    seen = ""
-    begin = None
-    while "3/3" not in seen:
-        data = os.read(process.stdout.fileno(), 1000).decode()
-        assert data, seen
-        seen += data
-        if begin is None and "1/3" in seen:
-            begin = time.monotonic()
-    # They came one by one, and not all at the end of the line.
-    assert time.monotonic() - begin > 1
-    assert re.search(r"\r\[0\] 1/3 .*\r\[0\] 2/3 =.*\r\[0\] 3/3 ==", seen)
-
-
 def test_stdin_is_empty(start, write_script):
     script = write_script(RANK + "print(repr(sys.stdin.read()))")
     process = start(

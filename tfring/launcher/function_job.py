@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +40,8 @@ def main() -> int:
     """Runs the job; returns its exit status."""
     folder = Path(sys.argv[1])
     order = json.loads((folder / "order.json").read_text())
-    orphaned = threading.Event()
-    threading.Thread(target=_watch_parent, args=[orphaned], daemon=True).start()
-    outcome = _run(folder, order)
-    if orphaned.is_set():  # Nobody else will.
+    outcome, orphaned = _run(folder, order)
+    if orphaned:  # Nobody else will.
         shutil.rmtree(folder, ignore_errors=True)
     else:
         (folder / "outcome.json").write_text(
@@ -55,16 +50,8 @@ def main() -> int:
     return outcome.status
 
 
-def _watch_parent(orphaned: threading.Event) -> None:
-    """Ends the job when the program that wants its results is gone."""
-    # Not by sys.stdin, which a thread that reads would keep from closing.
-    while os.read(0, 1):
-        pass
-    orphaned.set()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _run(folder: Path, order: dict[str, Any]) -> Outcome:
+def _run(folder: Path, order: dict[str, Any]) -> tuple[Outcome, bool]:
+    """Says also whether the program that wants the results is gone."""
     command = [sys.executable, "-m", "tfring.launcher.function_rank"]
     try:
         job = prepare(
@@ -74,12 +61,14 @@ def _run(folder: Path, order: dict[str, Any]) -> Outcome:
             if order["hosts"]
             else [],
             view=View(terminals=frozenset(order["terminals"]), only_rank=0),
+            lifeline=sys.stdin.fileno(),
         )
         status = job.run()
     except (UsageError, OSError, ValueError, LauncherNotFoundError) as error:
-        return Outcome(2, said=str(error))
+        return Outcome(2, said=str(error)), False
     said = job.failure().removeprefix("tfringrun: ")
-    return Outcome(status, job.ranks, job.failed_rank, said)
+    outcome = Outcome(status, job.ranks, job.failed_rank, said)
+    return outcome, job.orphaned
 
 
 if __name__ == "__main__":

@@ -46,12 +46,16 @@ class RunningJob:
         elastic: bool,
         one_machine: bool,
         view: View,
+        lifeline: int | None = None,
     ) -> None:
         self._command = command
         self._environment = environment
         self._marks = marks
         self._elastic = elastic
         self._one_machine = one_machine
+        # A descriptor; the job ends when it comes to its end.
+        self._lifeline = lifeline
+        self.orphaned = False
         self.ranks = ranks
         self._states = wrapper.RankStates(ranks, elastic)
         self._screen = Screen(self._write, view)
@@ -66,6 +70,7 @@ class RunningJob:
         self._stopping = False
         self._process: subprocess.Popen[bytes]
         self._readers: dict[int, StreamReader] = {}
+        self._binder: LoopbackBinder | None = None
 
     def run(self) -> int:
         """Starts it and waits for its end.
@@ -86,9 +91,8 @@ class RunningJob:
             # If this process is killed, the job ends.
             preexec_fn=processes.end_with_parent,
         )
-        binder = (
-            LoopbackBinder(self._process.pid) if self._one_machine else None
-        )
+        if self._one_machine:
+            self._binder = LoopbackBinder(self._process.pid)
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         previous = {number: signal.getsignal(number) for number in signals}
         for number, handler in previous.items():
@@ -101,8 +105,8 @@ class RunningJob:
                 processes.kill_descendants(grace_seconds=1.0)
             return status
         finally:
-            if binder is not None:
-                binder.close()
+            if self._binder is not None:
+                self._binder.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -126,14 +130,19 @@ class RunningJob:
                 stream, self._marks, self._screen, self._held
             )
             selector.register(pipe, selectors.EVENT_READ, stream)
+        if self._lifeline is not None:
+            selector.register(self._lifeline, selectors.EVENT_READ, 0)
         ended_at: float | None = None
-        while selector.get_map() or ended_at is None:
+        while self._is_open(selector) or ended_at is None:
             for key, _ in selector.select(self._next_tick()):
                 data = os.read(key.fd, 1 << 16)
-                if data:
+                if data and key.data:
                     self._readers[key.data].feed(data)
-                else:
+                elif not data:
                     selector.unregister(key.fileobj)
+                    if not key.data:
+                        self.orphaned = True
+                        self._on_signal(signal.SIGTERM, None)
             now = time.monotonic()
             self._take_reports()
             self._end_when_due(now)
@@ -149,12 +158,19 @@ class RunningJob:
         self._held.close(explained=explained)
         self._screen.close()
 
+    @staticmethod
+    def _is_open(selector: selectors.BaseSelector) -> bool:
+        """Whether the launcher may write more."""
+        return any(key.data for key in selector.get_map().values())
+
     def _next_tick(self) -> float:
         ticks = [reader.tick() for reader in self._readers.values()]
         ticks.append(self._held.tick())
-        due = [tick for tick in ticks if tick is not None]
+        due = [max(0.01, tick) for tick in ticks if tick is not None]
+        if self._binder is not None and (look := self._binder.look()):
+            due.append(look)
         # No longer, as a signal does not end the wait.
-        return max(0.01, min([0.2, *due]))
+        return min([0.2, *due])
 
     def _take_reports(self) -> None:
         for reader in self._readers.values():

@@ -15,7 +15,8 @@ import ctypes
 import errno
 import os
 import socket
-import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 _INTERFACE = b"lo"
@@ -26,53 +27,67 @@ _PIDFD_OPEN = 434
 _PIDFD_GETFD = 438
 
 # The launcher opens its sockets in its first moments, unless the machine is
-# busy. The pauses between looks, in seconds.
-_PAUSES = (0.002,) * 500 + (0.02,) * 1450
+# busy.
+_FIRST_SECONDS, _FIRST_PAUSE_SECONDS = 1.0, 0.002
+_ALL_SECONDS, _PAUSE_SECONDS = 30.0, 0.02
 
 
 class LoopbackBinder:
     """Binds a launcher's sockets to the loopback interface as they come.
 
-    A thread of its own looks for them, for some seconds. Between a socket's
-    first moment and its binding pass a few milliseconds.
+    Between a socket's first moment and its binding pass a few milliseconds.
+
+    There is no thread for it: the kernel tells a launcher of its parent's death
+    once for each thread, and Open MPI's leaves its ranks at the second time.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(
+        self, pid: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._pid = pid
+        self._clock = clock
+        self._begin = clock()
+        self._process = -1
         self._bound: set[str] = set()
-        self._stop = threading.Event()
         # Why it cannot be done: an older kernel, or a container's rules.
         self.error: OSError | None = None
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        process = -1
         try:
-            process = _call(_PIDFD_OPEN, self._pid, 0)
-            for pause in _PAUSES:
-                self._bind_new(process)
-                if self._stop.wait(pause):
-                    return
-        except ProcessLookupError:  # It has ended.
-            return
+            self._process = _call(_PIDFD_OPEN, pid, 0)
         except OSError as error:
             self.error = error
-        finally:
-            if process >= 0:
-                os.close(process)
 
-    def _bind_new(self, process: int) -> None:
+    def close(self) -> None:
+        """Looks no more."""
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+    def look(self) -> float | None:
+        """Binds what has come.
+
+        Returns:
+            The seconds until the next look is due; None if none is.
+        """
+        elapsed = self._clock() - self._begin
+        if self._process < 0 or elapsed > _ALL_SECONDS:
+            return None
+        try:
+            self._bind_new()
+        except OSError as error:
+            if error.errno != errno.ESRCH:  # It has not just ended.
+                self.error = error
+            self.close()
+            return None
+        early = elapsed < _FIRST_SECONDS
+        return _FIRST_PAUSE_SECONDS if early else _PAUSE_SECONDS
+
+    def _bind_new(self) -> None:
         for path in _sockets(self._pid):
             try:
                 name = str(path.readlink())
                 if name in self._bound:
                     continue
-                copy = _call(_PIDFD_GETFD, process, int(path.name), 0)
+                copy = _call(_PIDFD_GETFD, self._process, int(path.name), 0)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EBADF):  # It is closed.
                     continue

@@ -41,6 +41,7 @@ def prepare(
     elastic: bool = False,
     exports: Sequence[tuple[str, str | None]] = (),
     settings: Mapping[str, str] | None = None,
+    lifeline: int | None = None,
 ) -> RunningJob:
     """Returns a job that is ready to run.
 
@@ -53,6 +54,7 @@ def prepare(
         exports: Names of environment variables that every rank shall have, each
             with its value, or None for the one here.
         settings: More environment variables.
+        lifeline: A descriptor; the job ends when it comes to its end.
 
     Raises:
         UsageError: There is no number of ranks, or no value for a variable.
@@ -91,6 +93,7 @@ def prepare(
         elastic=job.elastic,
         one_machine=job.one_machine,
         view=view,
+        lifeline=lifeline,
     )
 
 

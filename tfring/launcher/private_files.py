@@ -6,7 +6,7 @@ folder that is, and is not read if that has changed.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import pickle
 import stat
@@ -16,7 +16,7 @@ from typing import Any
 
 def knows_main() -> bool:
     """Whether functions and classes of `__main__` can be pickled."""
-    return importlib.util.find_spec("cloudpickle") is not None
+    return _cloudpickle() is not None
 
 
 def dumps(value: Any) -> bytes:
@@ -25,12 +25,16 @@ def dumps(value: Any) -> bytes:
     Raises:
         Exception: As `pickle` or cloudpickle raise them, of many kinds.
     """
-    if not knows_main():
-        return pickle.dumps(value)
-    import cloudpickle
-
-    data: bytes = cloudpickle.dumps(value)
+    pickler = _cloudpickle() or pickle
+    data: bytes = pickler.dumps(value)
     return data
+
+
+def _cloudpickle() -> Any:
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
 
 
 def write(path: Path, data: bytes) -> None:

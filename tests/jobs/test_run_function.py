@@ -1,0 +1,274 @@
+"""`tfring.run` starts functions on ranks, from programs and notebooks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from jobs import running
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# A function's module must be one that the ranks find, or be `__main__`.
+PROGRAM = """
+import os, sys, threading, time, traceback
+import tfring
+
+def rank():
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+"""
+
+
+def output_of(start, script, *, status=0, env=None):
+    job = start([sys.executable, script], env=env)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == status, output
+    return output
+
+
+def test_results_errors_and_output(start, write_script, tmp_path):
+    """One program, since a job is under way in a second."""
+    script = write_script(
+        PROGRAM
+        + """
+def work(factor, offset=0):
+    print("of rank", rank())
+    print("bar 1/2", end="\\r")
+    print("bar 2/2")
+    print("stderr of rank", rank(), file=sys.stderr)
+    return rank() * factor + offset
+
+print("results", tfring.run(work, (10,), {"offset": 1}, np=3))
+print("lambda", tfring.run(lambda: rank(), hosts="localhost:2", np=None))
+
+class OddError(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+def fail(how):
+    if rank() == 1:
+        how()
+    if how is not end_early:
+        time.sleep(50)
+
+def end_early():
+    os._exit(0)
+
+def raise_it():
+    raise LookupError("boom", 7)
+
+def raise_odd():
+    raise OddError("odd", 2)
+
+def report(how):
+    try:
+        tfring.run(fail, (how,))
+    except Exception as error:
+        print("raised", repr(error))
+        text = traceback.format_exc()
+        print("whole", "in raise_" in text, "Rank 1:" in text)
+
+report(raise_it)
+report(raise_odd)
+report(lambda: os.kill(os.getpid(), 9))
+report(lambda: sys.exit("no good"))
+report(end_early)
+
+for call in (
+    lambda: tfring.run(3),
+    lambda: tfring.run(work, np=0),
+    lambda: tfring.run(work, hosts="a:b"),
+    lambda: tfring.run(work, (threading.Lock(),)),
+):
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        print("refused", type(error).__name__, error)
+
+import tfring.run  # also where it is imported as `python -m` has it
+assert tfring.run is not sys.modules["tfring"].launcher
+print("still", tfring.run(rank, np=1))
+"""
+    )
+    output = output_of(start, script, env={"TMPDIR": str(tmp_path)})
+    lines = output.splitlines()
+    assert "results [1, 11, 21]" in lines
+    assert "lambda [0, 1]" in lines
+    # Rank 0's output, and no other's.
+    assert "of rank 0" in lines
+    assert "stderr of rank 0" in lines
+    assert "bar 2/2" in lines
+    assert "of rank 1" not in output
+    assert "\r" not in output
+    raised = re.findall(r"raised (.*)\nwhole (\w+) (\w+)", output)
+    assert raised[0] == ("LookupError('boom', 7)", "True", "True")
+    assert raised[1] == (
+        "RuntimeError('tfring.run: rank 1 failed: OddError: odd')",
+        "True",
+        "True",
+    )
+    said = [error for error, _, _ in raised]
+    assert re.search(r"rank 1 \(host .*\) failed first: killed by SIG", said[2])
+    assert "exit status 1; its last line: no good" in said[3]
+    assert "rank 1 ended before fn returned" in said[4]
+    refused = re.findall(r"refused (\w+) (.*)", output)
+    assert refused[0] == (
+        "TypeError",
+        "tfring.run: fn must be a function, got int.",
+    )
+    assert refused[1][1] == "tfring.run: np must be at least 1, got 0."
+    assert "expected host:slots" in refused[2][1]
+    assert refused[3][0] == "TypeError"
+    assert "cannot be sent to other processes" in refused[3][1]
+    assert "still [0]" in lines
+    assert not list(tmp_path.glob(".tfring-run-*"))
+
+
+def test_without_cloudpickle(start, write_script, tmp_path):
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError")
+    (tmp_path / "work.py").write_text(
+        "import os\n"
+        "def pid():\n"
+        "    import sys\n"
+        "    return os.getpid(), sys.path[0]\n"
+    )
+    script = write_script(
+        """
+import work
+import tfring
+
+def here():
+    return 1
+
+try:
+    tfring.run(here)
+except TypeError as error:
+    print(error)
+print(len({pid for pid, _ in tfring.run(work.pid)}), "processes")
+"""
+    )
+    output = output_of(start, script)
+    assert "Install cloudpickle, or define it in a module" in output
+    assert "2 processes" in output
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+def test_a_program_that_ends_takes_its_job_along(
+    start, write_script, tmp_path, how
+):
+    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
+    script = write_script(
+        PROGRAM
+        + """
+def sleep():
+    print("asleep", flush=True)
+    time.sleep(100)
+
+tfring.run(sleep)
+"""
+    )
+    job = start(
+        [sys.executable, script],
+        env={"TMPDIR": str(tmp_path), **dict([marker.split("=")])},
+    )
+    assert job.stdout.readline() == "asleep\n"
+    assert len(running(marker)) >= 4
+    [folder] = tmp_path.glob(".tfring-run-*")
+    # Nobody else may read them, or put others there.
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "call").stat().st_mode & 0o777 == 0o600
+    job.send_signal(signal.Signals[how])
+    output, _ = job.communicate(timeout=20)
+    if how == "SIGINT":
+        assert job.returncode == -signal.SIGINT
+        assert output.rstrip().endswith("KeyboardInterrupt")
+    deadline = time.monotonic() + 10
+    while running(marker) or folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_not_from_a_rank(run_job):
+    job = run_job(
+        2,
+        """
+import tfring
+try:
+    tfring.run(print)
+except RuntimeError as error:
+    print(error)
+""",
+    )
+    assert job.stdout.count("this process is a rank of one") == 2
+
+
+@pytest.mark.timeout(170)
+def test_the_notebook(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    assert not any(
+        cell.outputs for cell in notebook.cells if cell.cell_type == "code"
+    )
+    nbclient.NotebookClient(
+        notebook,
+        timeout=100,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
+    texts = [
+        "".join(
+            output.get("text", "")
+            for output in cell.outputs
+            if output.output_type == "stream"
+        )
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+    _, _, training, comparison, failure = texts
+    assert training.count("Epoch 4/4") == 1
+    accuracy = re.search(r"accuracy (0\.\d+), ", comparison)
+    assert float(accuracy[1]) > 0.8
+    assert "weights identical on all ranks: True" in comparison
+    assert "rank 1 raised: no data on this rank" in failure
+
+
+def test_a_notebooks_stop_button(tmp_path):
+    manager = pytest.importorskip("jupyter_client").manager
+    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
+    kernel, client = manager.start_new_kernel(
+        env={**os.environ, **dict([marker.split("=")])},
+        cwd=str(tmp_path),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        message = client.execute("""
+import tfring
+
+def sleep():
+    import time
+    print("asleep", flush=True)
+    time.sleep(100)
+
+tfring.run(sleep)
+""")
+        text = ""
+        while "asleep" not in text:
+            found = client.get_iopub_msg(timeout=30)["content"]
+            text += found.get("text", "")
+        assert len(running(marker)) >= 5
+        kernel.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=20)
+        while reply["parent_header"].get("msg_id") != message:
+            reply = client.get_shell_msg(timeout=20)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        # The kernel lives on.
+        assert len(running(marker)) == 1
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)
