@@ -59,7 +59,8 @@ class StateBeforeTheFirstBatch(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.state is None:
-            variables = self.model.variables + self.model.optimizer.variables
+            # Without seeds, of which each rank has its own.
+            variables = self.model.weights + self.model.optimizer.variables
             self.state = [v.numpy() for v in variables]
 
 

@@ -59,7 +59,7 @@ def test_keras_variables_and_seeds(rank):
     keras.utils.set_random_seed(100 + rank)
     generator = keras.random.SeedGenerator()
     weight = keras.Variable([float(rank)])
-    tfring.broadcast_variables([generator.state, weight])
+    tfring.broadcast_variables([generator.state, weight], same_seeds=True)
     assert weight.numpy() == 0.0
     drawn = keras.random.uniform((3,), seed=generator)
     everyone = tfring.allgather(drawn[tf.newaxis])

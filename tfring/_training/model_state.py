@@ -15,16 +15,19 @@ def broadcast_model(
     root_rank: int,
     local_variables: LocalVariables,
     device: str = "",
+    same_seeds: bool = False,
 ) -> None:
-    """Gives every rank the weights, seeds and optimizer's state of one.
+    """Gives every rank the weights and optimizer's state of one.
 
-    Collective. Metrics remain each rank's own.
+    Collective. Seeds are those of that rank folded with each one's own; metrics
+    remain each rank's own.
 
     Args:
         model: A Keras model that has been built. Its optimizer is, if need be.
         root_rank: The rank whose state all others take.
         local_variables: The model's variables that stay as they are.
         device: Where the collective is placed.
+        same_seeds: Whether seeds become that rank's own.
     """
     of_metrics = {id(v) for v in model.metrics_variables}
     variables = [
@@ -38,4 +41,6 @@ def broadcast_model(
             optimizer.build(model.trainable_variables)
         variables += optimizer.variables
     with on_device(device):
-        broadcast_variables(variables, root_rank=root_rank)
+        broadcast_variables(
+            variables, root_rank=root_rank, same_seeds=same_seeds
+        )

@@ -18,6 +18,7 @@ from tfring._ops.arguments import (
     checked_name,
 )
 from tfring._ops.reductions import SUPPORTED_DTYPES
+from tfring._training.seeds import folded, is_seed
 
 
 def broadcast_variables(
@@ -25,6 +26,7 @@ def broadcast_variables(
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
+    same_seeds: bool = False,
 ) -> Any:
     """Assigns to each variable the value that it has on one rank.
 
@@ -33,6 +35,10 @@ def broadcast_variables(
     example. Collective: every rank must call it, with variables of the same
     dtypes and shapes in the same order. On one rank it does nothing.
 
+    The seeds among them, states of `keras.random.SeedGenerator` such as those
+    of `keras.layers.Dropout`, become the root's folded with the rank: each rank
+    draws noise of its own, and the same again in the next run.
+
     Args:
         variables: Keras or TensorFlow variables of any dtype but strings. In a
             graph also none of those that `tf.bitcast` lacks, such as float8.
@@ -40,6 +46,8 @@ def broadcast_variables(
         process_set: See `tfring.allreduce`.
         inplace: Accepted as Horovod's; it makes no difference: eagerly there is
             never more than one bucket of values besides the variables.
+        same_seeds: If true, seeds become the root's own, and all ranks draw the
+            same noise.
 
     Returns:
         None; in a graph the operation that broadcasts, which a session of
@@ -66,10 +74,12 @@ def broadcast_variables(
     targets = _checked(function, variables, root_rank, process_set)
     if tf.executing_eagerly():
         # Each call has ended before the next one begins.
-        _broadcast(targets, root_rank, "variables", process_set)
+        _broadcast(targets, root_rank, "variables", process_set, same_seeds)
         return None
     name = checked_name(function, None, process_set=process_set)
-    return tf.group(*_broadcast(targets, root_rank, name, process_set))
+    return tf.group(
+        *_broadcast(targets, root_rank, name, process_set, same_seeds)
+    )
 
 
 def broadcast_(
@@ -77,6 +87,7 @@ def broadcast_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    same_seeds: bool = False,
 ) -> list[tf.Tensor]:
     """Gives variables the values of one rank, and returns them.
 
@@ -88,6 +99,7 @@ def broadcast_(
         root_rank: The rank whose values all others take.
         name: See `tfring.allreduce`.
         process_set: See `tfring.allreduce`.
+        same_seeds: See `broadcast_variables`.
 
     Returns:
         The variables' new values.
@@ -111,7 +123,7 @@ def broadcast_(
     """
     targets = _checked("broadcast_", variables, root_rank, process_set)
     name = checked_name("broadcast_", name, process_set=process_set)
-    done = _broadcast(targets, root_rank, name, process_set)
+    done = _broadcast(targets, root_rank, name, process_set, same_seeds)
     with tf.control_dependencies(done):
         return [
             # A reference variable converts to what it was at first.
@@ -150,6 +162,7 @@ def _broadcast(
     root_rank: int,
     request_name: str,
     process_set: ProcessSet,
+    same_seeds: bool,
 ) -> list[Any]:
     """Returns, in a graph, what has to be run."""
     if process_set.size() == 1:
@@ -173,6 +186,8 @@ def _broadcast(
         if runtime.rank() == root_rank:
             continue
         for i, value in zip(bucket, received, strict=True):
+            if is_seed(variables[i]) and not same_seeds:
+                value = folded(value, runtime.rank() - root_rank)
             done += _assign(variables[i], value)
     return [] if tf.executing_eagerly() else done
 

@@ -21,6 +21,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     until it has seen a batch is broadcast after that. Metrics remain each
     rank's own. Collective: pass it on every rank.
 
+    Each rank draws noise of its own, for dropout and augmentation in the model:
+    the seeds of layers become those of `root_rank` folded with the rank, so
+    that a run can be repeated, and resumed from that rank's checkpoint.
+    Horovod's gives all ranks the same seeds.
+
     Args:
         root_rank: The rank whose state all others take. Must agree across
             ranks.
@@ -29,6 +34,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         local_variables: The model's variables that remain each rank's own, as
             do those of `tfring.PartialDistributedOptimizer`'s local layers. The
             optimizer's state for them is broadcast nevertheless.
+        same_seeds: If true, all ranks have the seeds of `root_rank`, and draw
+            the same noise.
 
     Raises:
         NotImplementedError: tfring has no kernels for `device`.
@@ -48,12 +55,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         root_rank: int = 0,
         device: str = "",
         local_variables: Iterable[Any] = (),
+        same_seeds: bool = False,
     ) -> None:
         super().__init__()
         self.device = checked_device(
             "BroadcastGlobalVariablesCallback", "device", device
         )
         self.root_rank = root_rank
+        self.same_seeds = same_seeds
         self._local_variables = LocalVariables()
         for variable in local_variables:
             self.register_local_var(variable)
@@ -83,4 +92,5 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             root_rank=self.root_rank,
             local_variables=self._local_variables,
             device=self.device,
+            same_seeds=self.same_seeds,
         )

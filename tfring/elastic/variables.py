@@ -21,6 +21,7 @@ class TensorFlowState(ObjectState):
             default all.
         session: For programs of TensorFlow 1: the session that has them; the
             default session if there is one.
+        same_seeds: See `tfring.broadcast_variables`.
         **kwargs: See `ObjectState`.
 
     Raises:
@@ -32,8 +33,10 @@ class TensorFlowState(ObjectState):
         self,
         variables: Iterable[Any] | None = None,
         session: tf.compat.v1.Session | None = None,
+        same_seeds: bool = False,
         **kwargs: Any,
     ) -> None:
+        self._same_seeds = same_seeds
         self.session = session or tf.compat.v1.get_default_session()
         self.variables = list(
             tf.compat.v1.global_variables() if variables is None else variables
@@ -46,7 +49,9 @@ class TensorFlowState(ObjectState):
         if self.session is not None:
             # Made once, so that the graph does not grow.
             with self.session.graph.as_default():
-                self._broadcast = broadcast_variables(self.variables, 0)
+                self._broadcast = broadcast_variables(
+                    self.variables, 0, same_seeds=same_seeds
+                )
                 self._placeholders = [
                     tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape)
                     for v in self.variables
@@ -78,7 +83,7 @@ class TensorFlowState(ObjectState):
 
     def sync(self) -> None:
         if self.session is None:
-            broadcast_variables(self.variables, 0)
+            broadcast_variables(self.variables, 0, same_seeds=self._same_seeds)
         else:
             self.session.run(self._broadcast)
         self._save_variables()
@@ -96,7 +101,8 @@ class TensorFlowKerasState(ObjectState):
     """A Keras model and its optimizer, and Python objects as attributes.
 
     All of the model's variables and the optimizer's, but for metrics: weights,
-    moving statistics, seeds, momenta, iterations. After a new start the model's
+    moving statistics, seeds, momenta, iterations. Seeds differ from rank to
+    rank, as with `tfring.broadcast_variables`. After a new start the model's
     functions are traced again, as the number of ranks may be in them.
 
     Args:
@@ -105,6 +111,7 @@ class TensorFlowKerasState(ObjectState):
             built if need be.
         backend: Accepted as Horovod's. Without effect, as Keras 3 has no
             sessions.
+        same_seeds: If true, all ranks have rank 0's seeds.
         **kwargs: See `ObjectState`. `UpdateBatchStateCallback` and
             `UpdateEpochStateCallback` count `batch` and `epoch`.
 
@@ -129,6 +136,7 @@ class TensorFlowKerasState(ObjectState):
         model: Any,
         optimizer: Any = None,
         backend: Any = None,
+        same_seeds: bool = False,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
@@ -139,6 +147,7 @@ class TensorFlowKerasState(ObjectState):
             )
         self.model = model
         self.backend = backend
+        self._same_seeds = same_seeds
         self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is None:
             raise ValueError(
@@ -159,7 +168,7 @@ class TensorFlowKerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        broadcast_variables(self._variables(), 0)
+        broadcast_variables(self._variables(), 0, same_seeds=self._same_seeds)
         self._save_variables()
         super().sync()
 

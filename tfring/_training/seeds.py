@@ -1,0 +1,39 @@
+"""Seeds of Keras's random generators, which differ from rank to rank.
+
+Layers such as `Dropout` keep the state of a `keras.random.SeedGenerator` among
+the model's variables: a seed, and how often it has been drawn from. With equal
+seeds all ranks would draw one rank's noise, each for its own samples, and a
+batch would have as many masks as that of one rank.
+
+Note [Folding]: a broadcast adds to the root's seed one step for each rank
+between the root and this one. So a rank's seed depends on rank 0's and on its
+rank alone, whichever rank is the root and however often seeds are broadcast: a
+run can be repeated, and one that is resumed from rank 0's checkpoint goes on
+with the noise that it would have had.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+# What Keras takes seeds modulo of, before TensorFlow draws from them.
+_MODULUS = 2**31 - 2
+# The golden section of the modulus, and prime to it: ranks' seeds are far from
+# each other, and from those of layers that a user has numbered.
+_STEP = 1327217887
+
+
+def is_seed(variable: Any) -> bool:
+    """Tells whether a variable is the state of a `SeedGenerator`."""
+    name = str(getattr(variable, "path", None) or variable.name)
+    name = name.rpartition("/")[2].partition(":")[0]
+    return name == "seed_generator_state" and tuple(variable.shape) == (2,)
+
+
+def folded(state: Any, steps: int) -> tf.Tensor:
+    """The state for a rank that is so many after the state's own."""
+    seed, draws = tf.unstack(tf.cast(state, tf.int64))
+    seed = tf.math.floormod(seed + steps * _STEP, _MODULUS)
+    return tf.cast(tf.stack([seed, draws]), state.dtype)
