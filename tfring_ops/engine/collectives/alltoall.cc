@@ -24,8 +24,8 @@ class Alltoall final : public Collective {
     response.splits[rank] = request.splits;
   }
 
-  std::string WhyNotWithout(const std::vector<int32_t>& joined,
-                            const CollectiveRequest&) const override {
+  std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,
+                                     const CollectiveRequest&) const override {
     return PartWouldBeLost(joined);
   }
 

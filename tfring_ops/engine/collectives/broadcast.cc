@@ -26,8 +26,9 @@ class Broadcast final : public Collective {
   // in one part.
   bool roles_agree() const override { return false; }
 
-  std::string WhyNotWithout(const std::vector<int32_t>& joined,
-                            const CollectiveRequest& request) const override {
+  std::string CheckRunsWithoutJoined(
+      const std::vector<int32_t>& joined,
+      const CollectiveRequest& request) const override {
     if (std::find(joined.begin(), joined.end(), request.root_rank) ==
         joined.end()) {
       return "";

@@ -35,8 +35,8 @@ absl::Status Collective::Check(const Members&, const CollectiveRequest&) const {
 
 void Collective::Collect(int, int, const CollectiveRequest&, Response&) const {}
 
-std::string Collective::WhyNotWithout(const std::vector<int32_t>&,
-                                      const CollectiveRequest&) const {
+std::string Collective::CheckRunsWithoutJoined(const std::vector<int32_t>&,
+                                               const CollectiveRequest&) const {
   return "";
 }
 

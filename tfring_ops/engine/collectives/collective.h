@@ -58,8 +58,9 @@ class Collective {
                        Response& response) const;
   // Returns why `request` cannot run without the ranks `joined` of the world;
   // empty if it can.
-  virtual std::string WhyNotWithout(const std::vector<int32_t>& joined,
-                                    const CollectiveRequest& request) const;
+  virtual std::string CheckRunsWithoutJoined(
+      const std::vector<int32_t>& joined,
+      const CollectiveRequest& request) const;
 
   // ---- Execution ----
 

@@ -62,8 +62,8 @@ absl::Status ReduceOwnScaled(ExecutionContext& context,
 
 class ReduceScatter final : public Collective {
  public:
-  std::string WhyNotWithout(const std::vector<int32_t>& joined,
-                            const CollectiveRequest&) const override {
+  std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,
+                                     const CollectiveRequest&) const override {
     return PartWouldBeLost(joined);
   }
 

@@ -185,7 +185,7 @@ void Coordinator::Decide(Waiting waiting) {
         joined.push_back(members_.world_ranks[rank]);
       }
       why_not = CollectiveOf(waiting.request.kind)
-                    .WhyNotWithout(joined, waiting.request);
+                    .CheckRunsWithoutJoined(joined, waiting.request);
     }
     if (why_not.empty()) {
       ready_.push_back(std::move(waiting));
