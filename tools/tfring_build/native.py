@@ -13,6 +13,7 @@ from tfring_build.find import (
     find_tensorflow,
     find_xla_headers,
 )
+from tfring_build.progress import hidden_terminal, run_make
 
 LIBRARY = "libtfring_ops.so"
 # Kept between builds: only what has changed is compiled again.
@@ -56,7 +57,7 @@ def build_library(package: Path, *, editable: bool) -> None:
         if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     }
     command = ["make", "-f", "tools/native.mk", f"-j{_jobs()}", "library"]
-    subprocess.run(command, check=True, env=environment)
+    run_make(command, environment, hidden_terminal())
     _write_if_changed(
         package / "_build_info.py", _build_info(library, editable=editable)
     )
