@@ -1,7 +1,12 @@
 """Messages about a job, made from its ranks' reports."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
+from tfring.launcher import wrapper
 from tfring.launcher.wrapper import RankStates, Report, describe
 
 
@@ -76,3 +81,34 @@ def test_description():
     error = "ValueError: boom"
     assert describe(EXIT_3, error, "words") == begin + error
     assert describe(KILLED, error, "") == f"{begin}killed by SIGKILL."
+
+
+@pytest.mark.parametrize("pmi_fd", [None, 8, 9])
+def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
+    """And the rank's report comes through, also if it redirects its stderr."""
+    program = (
+        "import os, sys; from tfring._core import reports;"
+        "os.dup2(os.open('/dev/null', os.O_WRONLY), 2);"
+        "reports.tell('started');"
+        "fd = os.environ.get('PMI_FD'); fd and os.write(int(fd), b'to mpirun');"
+        "print(*sys.argv[1:]); sys.exit(3)"
+    )
+    reader, writer = os.pipe()
+    environment = {k: v for k, v in os.environ.items() if k != "PMI_FD"}
+    if pmi_fd is not None:
+        environment["PMI_FD"] = str(pmi_fd)
+    ended = subprocess.run(
+        [*wrapper.OF_HYDRA, sys.executable, "-c", program, "a b", "$c"],
+        env=environment,
+        capture_output=True,
+        # In place of Hydra, which has it open.
+        preexec_fn=lambda: pmi_fd and os.dup2(writer, pmi_fd),
+        close_fds=False,
+    )
+    os.close(writer)
+    host = os.uname().nodename.encode()
+    assert ended.stdout == b"a b $c\n"
+    assert ended.stderr == b"\x1estarted\x1f\n\x1eexit 3 %b\x1f\n" % host
+    assert ended.returncode == 3
+    assert os.read(reader, 100) == (b"to mpirun" if pmi_fd else b"")
+    os.close(reader)

@@ -12,15 +12,13 @@ import contextlib
 import os
 from pathlib import Path
 
-_DESCRIPTOR = 9
-
 
 def tell(report: str) -> None:
     """Sends a report, where `tfringrun` has started this process."""
-    pipe = os.environ.get("TFRING_REPORTS")
+    number, _, pipe = os.environ.get("TFRING_REPORTS", "").partition(" ")
     if not pipe:
         return
     with contextlib.suppress(OSError):  # It is closed, or nobody reads.
-        kept = Path(f"/proc/self/fd/{_DESCRIPTOR}").readlink()
+        kept = Path(f"/proc/self/fd/{number}").readlink()
         if str(kept) == pipe:
-            os.write(_DESCRIPTOR, f"\x1e{report}\x1f\n".encode())
+            os.write(int(number), f"\x1e{report}\x1f\n".encode())

@@ -4,7 +4,8 @@ MPI launchers mix the statuses of all ranks, and some let the others wait for
 ever when one ends before `MPI_Init`. So the shell writes a report into the
 rank's stderr, from where `output` takes it: `exit 3 node1`, between the
 control characters RS and US. The rank itself reports by the same pipe (see
-`tfring/_core/reports.py`), which the shell keeps open for it as number 9:
+`tfring/_core/reports.py`), which the shell keeps open for it under another
+number:
 
 - `started`: it is past `tfring.init`;
 - `failed 1 node1`: an exception is about to end the job;
@@ -18,12 +19,16 @@ import dataclasses
 import signal
 
 # A signal to the rank's process group must not end the shell before the rank.
+# POSIX shells redirect one digit; MPICH's rank talks to its launcher by PMI_FD,
+# which may be 9.
 _BEGIN = (
     "trap : HUP INT TERM; "
-    'TFRING_REPORTS=$(readlink "/proc/$$/fd/2"); export TFRING_REPORTS; '
+    'reports=9; [ "$PMI_FD" = 9 ] && reports=8; '
+    'TFRING_REPORTS="$reports $(readlink "/proc/$$/fd/2")"; '
+    "export TFRING_REPORTS; "
 )
-_RUN = '"$@" 9>&2; status=$?; '
-_RUN_WITHOUT_INPUT = '"$@" 9>&2 </dev/null; status=$?; '
+_RUN = r'eval "\"\$@\" $reports>&2"; status=$?; '
+_RUN_WITHOUT_INPUT = r'eval "\"\$@\" $reports>&2 </dev/null"; status=$?; '
 _REPORT = r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&2; '
 # For MPI to see that a rank was killed. 128 + the highest signal is 192.
 _DIE_ALIKE = "[ $status -gt 128 ] && [ $status -le 192 ] && kill -KILL $$; "
@@ -43,7 +48,7 @@ OF_ELASTIC_JOB = (
     "tfringrun",
 )
 
-# As a part of what `output` looks for.
+# A part of the pattern that `output` looks for.
 REPORT_PATTERN = (
     rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*|started|ending)"
     rb"\x1f\n"
@@ -52,7 +57,7 @@ REPORT_PATTERN = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a rank, or the shell around it, has said.
+    """One report of a rank, or of the shell around it.
 
     Attributes:
         rank: Which one.
@@ -81,7 +86,7 @@ class Report:
 
 
 class RankStates:
-    """What all reports together say about the job."""
+    """The state of the job by all reports together."""
 
     def __init__(self, ranks: int, elastic: bool) -> None:
         self._ranks = ranks
@@ -118,11 +123,11 @@ class RankStates:
             self.first_failure = next(iter(self._exits.values()))
 
     def all_end(self) -> bool:
-        """Whether every rank has ended, or has only its process left to end."""
+        """Tells if every rank has ended, or only its process has to end."""
         return len(self._ending | set(self._exits)) == self._ranks
 
     def _is_survived(self, report: Report) -> bool:
-        """Whether the others go on: an elastic job, and a rank was killed."""
+        """Tells if the others go on: an elastic job, and a rank was killed."""
         return (
             self._elastic
             and report.word == "exit"
@@ -136,8 +141,8 @@ def describe(failure: Report, exception: str, last_line: str) -> str:
     """The last line of a job that failed.
 
     Args:
-        failure: Of the rank that failed first.
-        exception: What that rank's traceback ended with, "" if it wrote none.
+        failure: The report of the rank that failed first.
+        exception: The end of that rank's traceback, "" if it wrote none.
         last_line: That rank's last line on stderr.
     """
     where = f"rank {failure.rank}"
