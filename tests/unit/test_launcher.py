@@ -232,6 +232,16 @@ class TestCommandLine:
         ]
         assert line[-3:] == ["tfringrun", "python", "a b"]
 
+    def test_ranks_of_one_machine_do_not_listen_to_others(self):
+        here = Job(ranks=2, command=["python"], one_machine=True)
+        elsewhere = Job(ranks=2, command=["python"])
+        for launcher, variables in (
+            (OPEN_MPI_5, {"OMPI_MCA_btl": "^tcp"}),
+            (MPICH, {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}),
+        ):
+            assert mpi_launchers.environment(launcher, here) == variables
+            assert mpi_launchers.environment(launcher, elsewhere) == {}
+
     def test_exported_names(self):
         job = {
             *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),

@@ -262,6 +262,10 @@ class TestFailures:
         terminal.err.feed(text)
         assert terminal.written == b"[1] mine\n"
         assert terminal.err.last_lines == {1: b"mine"}
+        # Where nobody says more.
+        terminal.close(explained=False)
+        said = line if b"MPI_Abort" in line else b""
+        assert terminal.written == b"[1] mine\n" + said
         terminal = FakeTerminal(MPICH, verbose=True)
         terminal.err.feed(text)
         assert terminal.written == b"[1] mine\n[1] " + line
@@ -287,7 +291,7 @@ class TestFile:
         file = self.file()
         start = mark(OPEN_MPI_5, 0)
         file.out.feed(start + b"Epoch 1\n")
-        # As Keras writes: backspaces, a carriage return, bold and green.
+        # Keras writes backspaces, a carriage return, bold and green.
         for step in range(1, 30):
             bar = b"\x1b[1m%d/30\x1b[0m \x1b[32m%s\x1b[0m" % (step, b"=" * step)
             file.out.feed(start + b"\b" * 50 + b"\r" + bar)

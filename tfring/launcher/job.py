@@ -60,7 +60,7 @@ class RunningJob:
         self._states = wrapper.RankStates(ranks, elastic)
         self._screen = Screen(self._write, view)
         self._held = HeldLines(self._screen.show_lines, verbose=view.verbose)
-        # Of the rank that failed first.
+        # The last words of the rank that failed first.
         self._exception = ""
         self._last_line = ""
         self._stop_signal: int | None = None
@@ -96,7 +96,7 @@ class RunningJob:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         previous = {number: signal.getsignal(number) for number in signals}
         for number, handler in previous.items():
-            if handler is not signal.SIG_IGN:  # As nohup asks.
+            if handler is not signal.SIG_IGN:  # nohup asks for it.
                 signal.signal(number, self._on_signal)
         try:
             self._pump()
@@ -160,17 +160,32 @@ class RunningJob:
 
     @staticmethod
     def _is_open(selector: selectors.BaseSelector) -> bool:
-        """Whether the launcher may write more."""
+        """Tells if the launcher may write more."""
         return any(key.data for key in selector.get_map().values())
 
     def _next_tick(self) -> float:
         ticks = [reader.tick() for reader in self._readers.values()]
         ticks.append(self._held.tick())
         due = [max(0.01, tick) for tick in ticks if tick is not None]
-        if self._binder is not None and (look := self._binder.look()):
+        if (look := self._look_after_launcher()) is not None:
             due.append(look)
         # No longer, as a signal does not end the wait.
         return min([0.2, *due])
+
+    def _look_after_launcher(self) -> float | None:
+        """Keeps the launcher to this machine; says when to look again."""
+        if self._binder is None:
+            return None
+        next_look = self._binder.look()
+        if self._binder.error is not None:
+            if self._screen.view.verbose:
+                text = (
+                    "tfringrun: the MPI launcher listens to other machines, as "
+                    f"its sockets cannot be bound: {self._binder.error}\n"
+                )
+                self._screen.show(2, None, text.encode())
+            self._binder = None
+        return next_look
 
     def _take_reports(self) -> None:
         for reader in self._readers.values():
@@ -183,7 +198,7 @@ class RunningJob:
             reader.reports.clear()
 
     def _note_failure(self, rank: int) -> None:
-        # As they are now: later lines are of what came of it.
+        # They are taken now: later lines are of what came of it.
         line = self._readers[2].last_lines.get(rank, b"")
         self._last_line = line.decode(errors="replace")
         self._exception = self._held.exception(rank)
@@ -239,7 +254,7 @@ class RunningJob:
             return wrapper.describe(
                 self._states.first_failure, self._exception, self._last_line
             )
-        # Of stderr first: there ssh says why Open MPI has no daemon on a host.
+        # stderr comes first: there ssh says why a host has no daemon.
         host = host_failures.describe(
             [
                 *self._readers[2].launcher_lines,

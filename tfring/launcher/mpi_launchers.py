@@ -43,18 +43,18 @@ class MpiLauncher:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to run where.
+    """A program, and the machines and options to run it with.
 
     Attributes:
         ranks: How many processes.
         command: The program and its arguments, the same on every rank.
         hosts: The machines in order; none leaves the choice to the launcher.
-        oversubscribe: Whether there may be more ranks than slots or cores.
+        oversubscribe: There may be more ranks than slots or cores.
         cores_per_rank: How many cores to bind a rank to, or 0.
-        elastic: Whether the job goes on when a rank is killed.
+        elastic: The job goes on when a rank is killed.
         exported: The names of the environment variables that other machines
             need; those of this machine inherit all.
-        one_machine: Whether all ranks run here.
+        one_machine: All ranks run here.
     """
 
     ranks: int
@@ -168,13 +168,16 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
-    """What the ranks need in their environment, unless it says otherwise.
+    """Returns variables that the ranks need, unless theirs say otherwise.
 
-    The ranks of one machine talk through its memory. Open MPI would listen for
-    TCP from everywhere as well, at every rank.
+    The ranks of one machine talk through its memory. Every rank would listen
+    for TCP from everywhere as well.
     """
-    if launcher.family is not Family.OPEN_MPI or not job.one_machine:
+    if not job.one_machine:
         return {}
+    if launcher.family is Family.HYDRA:
+        # MPICH talks by UCX or by libfabric, as it was built.
+        return {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
     try:
         space = os.statvfs(_SHARED_MEMORY)
     except OSError:
@@ -242,8 +245,8 @@ _NOISE = re.compile(
     rb"(?:(?:Hangup|Terminated|Killed|Aborted|Bus error|Segmentation fault"
     rb"|Illegal instruction|Floating point exception|Broken pipe)"
     rb"(?: \(core dumped\))?"
-    rb"|(?:Abort\(-?\d+\) on node \d+ \(rank .*\): )?application called "
-    rb"MPI_Abort\(.*)\r?\n"
+    rb"|(?P<of_mpi>(?:Abort\(-?\d+\) on node \d+ \(rank .*\): )?"
+    rb"application called MPI_Abort\(.*))\r?\n"
 )
 
 
@@ -290,7 +293,7 @@ _NOT_EXPORTED = re.compile(
     r"BASH_FUNC_.*|_|OLDPWD|PWD|SHLVL|HOSTNAME|SSH_.*|XDG_.*|DBUS_.*"
     r"|DISPLAY|WINDOWID|TERM|TERM_.*|LS_COLORS|MAIL|HOME|USER|LOGNAME|SHELL"
     r"|TMPDIR|INVOCATION_ID|JOURNAL_STREAM"
-    # What an MPI launcher or a batch system says to this very process.
+    # From an MPI launcher or a batch system, to this very process.
     r"|(?:PMIX?|PRTE|ORTE|OMPI_COMM|OPAL|HYDI?)_.*|SLURM_.*"
 )
 

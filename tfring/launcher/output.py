@@ -39,7 +39,8 @@ class Marks:
         failure: Matches a line of the launcher's own by which it gives the job
             up.
         noise: Matches a rank's line on stderr that says only that a process has
-            ended, and was not written by the program.
+            ended, and was not written by the program; its group `of_mpi`, one
+            that is as good as the launcher's own words.
     """
 
     pattern: re.Pattern[bytes]
@@ -58,7 +59,7 @@ class View:
             be rewritten.
         only_rank: The one rank that is shown, without its number in front; None
             shows all.
-        verbose: Whether the MPI launcher's words about a failed rank are shown.
+        verbose: The MPI launcher's words about a failed rank are shown.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))
@@ -150,9 +151,9 @@ class StreamReader:
         self.last_lines: dict[int, bytes] = {}
         # The launcher's own words.
         self.launcher_lines: list[str] = []
-        # Whether the launcher has said that the job has failed.
+        # Set when the launcher has said that the job has failed.
         self.job_failed = False
-        # Whether any rank has said anything.
+        # Set when any rank has said anything.
         self.heard_ranks = False
 
     def feed(self, data: bytes) -> None:
@@ -242,7 +243,9 @@ class StreamReader:
         """Shows a whole line, or keeps it for later."""
         if self._rank is None:
             self._heed_launcher(line.text)
-        elif self._is_noise(line.text):
+        elif noise := self._noise(line.text):
+            if noise["of_mpi"]:
+                self._held.take(self._stream, None, line.text)
             line.text = b""
             return
         elif not _CRASH.match(line.text) and line.text.strip():
@@ -254,12 +257,10 @@ class StreamReader:
             return
         self._show(self._rank, line)
 
-    def _is_noise(self, text: bytes) -> bool:
-        return (
-            self._stream == 2
-            and not self._screen.view.verbose
-            and self._marks.noise.match(text) is not None
-        )
+    def _noise(self, text: bytes) -> re.Match[bytes] | None:
+        if self._stream != 2 or self._screen.view.verbose:
+            return None
+        return self._marks.noise.match(text)
 
     def _heed_launcher(self, text: bytes) -> None:
         if self._marks.failure.match(text):
@@ -270,7 +271,7 @@ class StreamReader:
         if not self._is_terminal:
             self._show_plain(rank, line)
             return
-        # What follows a carriage return at the end is not known yet.
+        # The text behind a carriage return at the end is not known yet.
         text = line.text.removesuffix(b"\r")
         line.text = line.text[len(text) :]
         self._show_part(rank, line, text)
