@@ -21,7 +21,9 @@ DOCS = ROOT / "docs"
 
 def test_every_public_name_is_in_the_reference():
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
-    documented = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    documented = set(
+        re.findall(r"^(?:::: |\[\]\(\)\{#)([\w.]+)\}?$", pages, re.MULTILINE)
+    )
     kinds = {
         "callbacks": keras.callbacks.Callback,
         "compression": tfring.compression.Compressor,
