@@ -18,7 +18,7 @@ RANK = """
 import os, sys, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 """
-# Of Open MPI and MPICH.
+# Open MPI's and MPICH's.
 BOILERPLATE = re.compile(r"-{20}|={20}|prterun|mpirun|mpiexec|MPI_ABORT")
 
 
@@ -52,7 +52,7 @@ except RuntimeError:
         lines.pop(),
     ), job.stdout
     assert bool(BOILERPLATE.search("\n".join(lines[3:]))) == verbose, job.stdout
-    if verbose:  # What the shell says of the others' end is there, too.
+    if verbose:  # With the shell's words about the others' end.
         return
     # Each whole, and that of the first rank next to the last line.
     ranks = [line[:3] for line in lines]

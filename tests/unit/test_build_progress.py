@@ -1,4 +1,4 @@
-"""What a user sees of the compilation."""
+"""The compilation says how far it is."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from tfring_build import progress
 @pytest.fixture
 def make(tmp_path):
     makefile = tmp_path / "Makefile"
-    # As tools/native.mk compiles.
+    # It echoes like tools/native.mk.
     makefile.write_text(
         "all: a.o b.o c.o; @true\n"
         "%.o:\n"

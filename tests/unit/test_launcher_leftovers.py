@@ -1,4 +1,4 @@
-"""Files of killed jobs are removed, and those of running jobs kept."""
+"""Files that killed jobs leave behind are removed, and no others."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""What this build of tfring has: `tfringrun --check-build`.
+"""Reports what this build of tfring has: `tfringrun --check-build`.
 
 It loads TensorFlow and MPI, so that what it says is what a job would find. Each
 line is printed when it is known: a library that does not load shows where.

@@ -134,7 +134,7 @@ def _check(fn: Any, np: int | None) -> None:
 
 
 def _pickled_call(fn: Any, args: Any, kwargs: Any) -> bytes:
-    # As a rank will look for it: there `__main__` is another module.
+    # The ranks' `__main__` is another module, with another folder in front.
     path = [entry or str(Path.cwd()) for entry in sys.path]
     try:
         if not private_files.knows_main() and fn.__module__ == "__main__":
@@ -154,7 +154,7 @@ def _pickled_call(fn: Any, args: Any, kwargs: Any) -> bytes:
 
 
 def _rewrites_lines(stream: Any) -> bool:
-    """Whether a progress bar on this stream may stay one line."""
+    """Tells if a progress bar on this stream may stay one line."""
     if type(stream).__module__.startswith("ipykernel"):
         return True
     try:
@@ -202,7 +202,7 @@ def _show_output(process: subprocess.Popen[bytes]) -> None:
             for key, _ in selector.select():
                 name, decode = key.data
                 data = os.read(key.fd, 1 << 16)
-                # As it is now: a notebook replaces it.
+                # Looked up each time: a notebook replaces it.
                 stream = getattr(sys, name)
                 if stream is not None:
                     stream.write(decode.decode(data, final=not data))

@@ -36,7 +36,7 @@ exec "$@"
 
 
 def may_exist(device_files: str = DEVICE_FILES) -> bool:
-    """Whether this machine has a GPU of NVIDIA's."""
+    """Tells if this machine has a GPU of NVIDIA's."""
     pattern = Path(device_files)
     return any(pattern.parent.glob(pattern.name))
 

@@ -36,7 +36,7 @@ Show = Callable[[int, int | None, bytes], None]
 
 @dataclasses.dataclass
 class _Block:
-    """What one rank, or the launcher itself, has written on one stream."""
+    """The lines of one rank, or of the launcher itself, on one stream."""
 
     begin: float
     end: float
@@ -57,14 +57,14 @@ class HeldLines:
 
         Args:
             show: It gets a file descriptor, a rank and whole lines.
-            verbose: Whether the launcher's words are shown as they come.
+            verbose: Shows the launcher's words as they come.
             clock: Gives the time in seconds.
         """
         self._show = show
         self._verbose = verbose
         self._clock = clock
         self._blocks: dict[tuple[int, int | None], _Block] = {}
-        # Of the latest traceback of each rank that has said no more since.
+        # Each is of the latest traceback of a rank that has said no more since.
         self._exceptions: dict[int, str] = {}
         # The rank that failed first; its traceback waits for the end.
         self._failed: int | None = None
@@ -131,7 +131,7 @@ class HeldLines:
         """Shows the rest, at the end of the job.
 
         Args:
-            explained: Whether there are better words than the launcher's for
+            explained: Says that there are better words than the launcher's for
                 what happened; then those are dropped.
         """
         last = self._failed

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Of Open MPI 5 and 4.
+# Open MPI 5 and 4 say so.
 _LOST = re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon")
-# Of Open MPI 5, Open MPI 4 and MPICH.
+# Open MPI 5, Open MPI 4 and MPICH say so.
 _NOT_STARTED = re.compile(
     r"A daemon failed to report back after being spawned"
     r"|ORTE was unable to reliably start one or more daemons"
@@ -28,7 +28,7 @@ def describe(lines: Sequence[str], *, under_way: bool) -> str | None:
 
     Args:
         lines: The launcher's own words, in order.
-        under_way: Whether any rank has started.
+        under_way: Some rank has started.
     """
     news = _first(_LOST, lines)
     missing = _first(_NOT_STARTED, lines)

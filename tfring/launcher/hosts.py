@@ -17,7 +17,7 @@ class Host:
     slots: int
 
     def is_local(self) -> bool:
-        """Whether it is, by its name, the machine that this runs on."""
+        """Tells if it is, by its name, the machine that this runs on."""
         here = socket.gethostname()
         return self.name in {
             "localhost",
@@ -87,7 +87,7 @@ def _parse_host(entry: str) -> Host:
 
 
 def manages_hosts(environment: Mapping[str, str]) -> bool:
-    """Whether a batch system tells the MPI launcher which hosts to use."""
+    """Tells if a batch system gives the MPI launcher its hosts."""
     return any(
         name in environment
         for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# What is younger may belong to a job that is just starting.
+# Younger files may belong to a job that is just starting.
 _YOUNGEST_SECONDS = 10.0
 
 

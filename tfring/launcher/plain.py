@@ -19,7 +19,7 @@ _SEQUENCE_OR_CHARACTER = re.compile(r"\x1b\[([0-?]*[ -/]*[@-~])|(.)", re.DOTALL)
 
 
 def is_rewritten(text: bytes) -> bool:
-    """Whether a line, finished or not, writes over what it wrote."""
+    """Tells if a line, finished or not, writes over what it wrote."""
     return _REWRITES.search(text) is not None
 
 

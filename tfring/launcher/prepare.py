@@ -50,7 +50,7 @@ def prepare(
         ranks: How many; None is one for each slot of the hosts.
         hosts: The machines in order; none is this one, or the batch system's.
         view: How the ranks' output is shown.
-        elastic: Whether the job goes on when a rank is killed.
+        elastic: The job goes on when a rank is killed.
         exports: Names of environment variables that every rank shall have, each
             with its value, or None for the one here.
         settings: More environment variables.

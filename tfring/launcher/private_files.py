@@ -15,7 +15,7 @@ from typing import Any
 
 
 def knows_main() -> bool:
-    """Whether functions and classes of `__main__` can be pickled."""
+    """Tells if functions and classes of `__main__` can be pickled."""
     return _cloudpickle() is not None
 
 
@@ -23,7 +23,7 @@ def dumps(value: Any) -> bytes:
     """Pickles, with cloudpickle where it is installed.
 
     Raises:
-        Exception: As `pickle` or cloudpickle raise them, of many kinds.
+        Exception: The value cannot be pickled; the kinds are many.
     """
     pickler = _cloudpickle() or pickle
     data: bytes = pickler.dumps(value)

@@ -179,7 +179,7 @@ def _half_round_trip(
 
 
 class _Report:
-    """What rank 0 prints; the other ranks say nothing."""
+    """Prints on rank 0; the other ranks say nothing."""
 
     def __init__(self, speaks: bool) -> None:
         self._speaks = speaks
@@ -216,7 +216,7 @@ class _Report:
         ]
 
     def collective_speed(self, size: int, small: float, large: float) -> None:
-        # Of the 2 (n - 1) / n buffers that each link of a ring has to carry.
+        # Each link of a ring carries 2 (n - 1) / n buffers.
         bandwidth = 2 * (size - 1) / size * _LARGE_BYTES / large / 1e9
         self.line("allreduce of 4 bytes", f"{small * 1e6:.0f} us")
         self.line(
@@ -255,7 +255,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _advice(places: Sequence[_Place], links: Sequence[_Link]) -> list[str]:
-    """What a user could do about what was seen."""
+    """Says what a user could do about what was seen."""
     advice = []
     for index, (name, version) in enumerate(places[0].versions):
         others = [

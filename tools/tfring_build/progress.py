@@ -10,7 +10,7 @@ from typing import TextIO
 
 # Between two lines on the terminal.
 _SECONDS = 5.0
-# What tools/native.mk echoes before it compiles a file, and make -n prints.
+# tools/native.mk echoes this before it compiles a file; make -n prints it.
 _FILE = re.compile(r'(?:echo ")?plain: \S+\.cc"?$')
 
 
