@@ -54,7 +54,6 @@ TEST_P(MpiRingTest, KnowsItsPlace) {
   for (int peer = 0; peer < size(); ++peer) {
     EXPECT_EQ(transport_->node_of(peer), transport_->node_of(rank()));
   }
-  EXPECT_FALSE(MpiBuildVersion().empty());
 }
 
 TEST_P(MpiRingTest, MessagesArriveInOrderAndMayBeEmpty) {

@@ -145,6 +145,4 @@ def capi() -> ctypes.CDLL:
     library.tfring_describe_gpus.restype = ctypes.c_char_p
     library.tfring_nccl_version.argtypes = []
     library.tfring_nccl_version.restype = ctypes.c_int32
-    library.tfring_mpi_build_version.argtypes = []
-    library.tfring_mpi_build_version.restype = ctypes.c_char_p
     return library

@@ -1,4 +1,4 @@
-// The status that a function of the C API returns.
+// What every function of the C API goes through: no exception crosses it.
 #ifndef TFRING_OPS_CAPI_C_STATUS_H_
 #define TFRING_OPS_CAPI_C_STATUS_H_
 
@@ -10,26 +10,55 @@
 
 namespace tfring {
 
-// nullptr if it is OK.  Lives until the same thread's next call.
-inline const char* AsCStatus(const absl::Status& status) {
-  static thread_local std::string sentence;
-  if (status.ok()) return nullptr;
-  sentence = std::string(status.message());
-  return sentence.c_str();
+// Returns work(), or `otherwise` after an exception of the C++ library: no
+// memory, no thread.
+template <typename Result, typename Work>
+Result RunOr(Result otherwise, const Work& work) noexcept {
+  try {
+    return work();
+  } catch (...) {
+    return otherwise;
+  }
 }
 
-// Returns AsCStatus(work()); an exception of the C++ library (no memory, no
-// thread) becomes an error.
+// The same without a result.
 template <typename Work>
-const char* RunAsCStatus(const Work& work) {
-  absl::Status status;
+void RunAnyway(const Work& work) noexcept {
   try {
-    status = work();
-  } catch (const std::exception& error) {
-    status = absl::ResourceExhaustedError(
-        absl::StrCat("out of memory or threads: ", error.what()));
+    work();
+  } catch (...) {
+    // Nobody asks.
   }
-  return AsCStatus(status);
+}
+
+// Returns nullptr if work() is OK, else its message, which lives until the same
+// thread's next call.  An exception becomes an error.
+template <typename Work>
+const char* RunAsCStatus(const Work& work) noexcept {
+  return RunOr("out of memory", [&]() -> const char* {
+    static thread_local std::string sentence;
+    absl::Status status;
+    try {
+      status = work();
+    } catch (const std::exception& error) {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("out of memory or threads: ", error.what()));
+    }
+    if (status.ok()) return nullptr;
+    sentence = std::string(status.message());
+    return sentence.c_str();
+  });
+}
+
+// Returns the text that work() makes, which lives until the same thread's next
+// call of this; after an exception none.
+template <typename Work>
+const char* RunAsText(const Work& work) noexcept {
+  return RunOr("", [&]() -> const char* {
+    static thread_local std::string text;
+    text = work();
+    return text.c_str();
+  });
 }
 
 }  // namespace tfring

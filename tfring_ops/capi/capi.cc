@@ -9,7 +9,6 @@
 #include "tfring_ops/capi/gpu_facts.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
-#include "tfring_ops/transport/mpi/mpi.h"
 
 const char* tfring_check_options() {
   return tfring::RunAsCStatus(
@@ -20,11 +19,15 @@ const char* tfring_init(int32_t comm) {
   return tfring::RunAsCStatus([=] { return tfring::StartWorld(comm); });
 }
 
-void tfring_shutdown() { tfring::StopEngines(); }
+void tfring_shutdown() {
+  tfring::RunAnyway([] { tfring::StopEngines(); });
+}
 
 const char* tfring_ended() {
-  const auto world = tfring::EngineOf(tfring::kWorldId);
-  return tfring::AsCStatus(world.ok() ? (*world)->ended() : world.status());
+  return tfring::RunAsCStatus([] {
+    const auto world = tfring::EngineOf(tfring::kWorldId);
+    return world.ok() ? (*world)->ended() : world.status();
+  });
 }
 
 const char* tfring_add_process_set(int32_t id, const int32_t* ranks,
@@ -33,45 +36,48 @@ const char* tfring_add_process_set(int32_t id, const int32_t* ranks,
       [=] { return tfring::AddProcessSet(id, {ranks, ranks + count}, comm); });
 }
 
-void tfring_remove_process_set(int32_t id) { tfring::RemoveProcessSet(id); }
+void tfring_remove_process_set(int32_t id) {
+  tfring::RunAnyway([=] { tfring::RemoveProcessSet(id); });
+}
 
 int64_t tfring_fusion_threshold_bytes() {
-  const auto world = tfring::EngineOf(tfring::kWorldId);
-  return world.ok() ? (*world)->options().fusion_threshold_bytes : -1;
+  return tfring::RunOr<int64_t>(-1, [] {
+    const auto world = tfring::EngineOf(tfring::kWorldId);
+    return world.ok() ? (*world)->options().fusion_threshold_bytes : -1;
+  });
 }
 
 int32_t tfring_overlap() {
-  const auto world = tfring::EngineOf(tfring::kWorldId);
-  return world.ok() ? (*world)->options().overlap : -1;
+  return tfring::RunOr<int32_t>(-1, [] {
+    const auto world = tfring::EngineOf(tfring::kWorldId);
+    return world.ok() ? (*world)->options().overlap : -1;
+  });
 }
 
 void tfring_timeline_start(int32_t mark_responses) {
-  tfring::Timeline::Global().Start(mark_responses != 0);
+  tfring::RunAnyway(
+      [=] { tfring::Timeline::Global().Start(mark_responses != 0); });
 }
 
 const char* tfring_timeline_stop() {
-  static thread_local std::string lines;
-  const tfring::Timeline::Recording recording =
-      tfring::Timeline::Global().Stop();
-  lines = absl::StrCat(recording.dropped, "\n");
-  for (const tfring::Timeline::Event& event : recording.events) {
-    absl::StrAppend(&lines, Name(event.phase), "\t", Name(event.kind), "\t",
-                    event.process_set, "\t", event.thread, "\t");
-    absl::StrAppend(&lines, event.begin_ns, "\t", event.end_ns, "\t",
-                    event.bytes, "\t", absl::CEscape(event.name), "\n");
-  }
-  return lines.c_str();
+  return tfring::RunAsText([] {
+    const tfring::Timeline::Recording recording =
+        tfring::Timeline::Global().Stop();
+    std::string lines = absl::StrCat(recording.dropped, "\n");
+    for (const tfring::Timeline::Event& event : recording.events) {
+      absl::StrAppend(&lines, Name(event.phase), "\t", Name(event.kind), "\t",
+                      event.process_set, "\t", event.thread, "\t");
+      absl::StrAppend(&lines, event.begin_ns, "\t", event.end_ns, "\t",
+                      event.bytes, "\t", absl::CEscape(event.name), "\n");
+    }
+    return lines;
+  });
 }
 
 const char* tfring_describe_gpus() {
-  static thread_local std::string lines;
-  lines = tfring::DescribeGpus();
-  return lines.c_str();
+  return tfring::RunAsText([] { return tfring::DescribeGpus(); });
 }
 
-int32_t tfring_nccl_version() { return tfring::NcclVersion(); }
-
-const char* tfring_mpi_build_version() {
-  static const auto* version = new std::string(tfring::MpiBuildVersion());
-  return version->c_str();
+int32_t tfring_nccl_version() {
+  return tfring::RunOr<int32_t>(0, [] { return tfring::NcclVersion(); });
 }

@@ -59,7 +59,4 @@ TFRING_EXPORT const char* tfring_describe_gpus();
 // The version of the NCCL that is found, 22105 for 2.21.5; 0 without one.
 TFRING_EXPORT int32_t tfring_nccl_version();
 
-// The MPI library that this one was compiled for: "Open MPI 5.0.11".
-TFRING_EXPORT const char* tfring_mpi_build_version();
-
 #endif  // TFRING_OPS_CAPI_CAPI_H_

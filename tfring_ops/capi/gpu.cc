@@ -52,73 +52,88 @@ absl::Status AllreduceAndWait(const CudaDevice& gpu, TensorEntry entry) {
 }  // namespace tfring
 
 const char* tfring_gpu_open(int32_t ordinal, void** gpu) {
-  auto device = tfring::CudaDevice::ForOrdinal(ordinal);
-  *gpu = device.ok() ? device->release() : nullptr;
-  return tfring::AsCStatus(device.status());
+  *gpu = nullptr;
+  return tfring::RunAsCStatus([=] {
+    auto device = tfring::CudaDevice::ForOrdinal(ordinal);
+    if (device.ok()) *gpu = device->release();
+    return device.status();
+  });
 }
 
-void tfring_gpu_close(void* gpu) {
-  delete static_cast<tfring::CudaDevice*>(gpu);
+void* tfring_gpu_context(const void* gpu) {
+  return tfring::RunOr<void*>(nullptr,
+                              [=] { return tfring::Gpu(gpu).context(); });
 }
 
-void* tfring_gpu_context(const void* gpu) { return tfring::Gpu(gpu).context(); }
-
-void* tfring_gpu_stream(const void* gpu) { return tfring::Gpu(gpu).stream(); }
+void* tfring_gpu_stream(const void* gpu) {
+  return tfring::RunOr<void*>(nullptr,
+                              [=] { return tfring::Gpu(gpu).stream(); });
+}
 
 void tfring_gpu_reduce(const void* gpu, void* dst, const void* a, const void* b,
                        int64_t count, int32_t dtype, int32_t op) {
-  tfring::Gpu(gpu).kernels().Reduce(dst, a, b, count,
-                                    static_cast<tfring::DataType>(dtype),
-                                    static_cast<tfring::ReduceOp>(op));
+  tfring::RunAnyway([=] {
+    tfring::Gpu(gpu).kernels().Reduce(dst, a, b, count,
+                                      static_cast<tfring::DataType>(dtype),
+                                      static_cast<tfring::ReduceOp>(op));
+  });
 }
 
 void tfring_gpu_scale(const void* gpu, void* dst, const void* src,
                       int64_t count, int32_t dtype, double factor) {
-  tfring::Gpu(gpu).kernels().Scale(
-      dst, src, count, static_cast<tfring::DataType>(dtype), factor);
+  tfring::RunAnyway([=] {
+    tfring::Gpu(gpu).kernels().Scale(
+        dst, src, count, static_cast<tfring::DataType>(dtype), factor);
+  });
 }
 
 void tfring_gpu_copy(const void* gpu, void* dst, const void* src,
                      int64_t bytes) {
-  tfring::Gpu(gpu).kernels().Copy(dst, src, bytes);
+  tfring::RunAnyway([=] { tfring::Gpu(gpu).kernels().Copy(dst, src, bytes); });
 }
 
 void tfring_gpu_copy_pieces(const void* gpu, int32_t pieces, void* const* to,
                             const void* const* from, const int64_t* counts,
                             int32_t from_dtype, int32_t to_dtype,
                             double factor) {
-  std::vector<tfring::CopyPiece> copies;
-  for (int i = 0; i < pieces; ++i) {
-    copies.push_back({from[i], to[i], counts[i]});
-  }
-  tfring::Gpu(gpu).kernels().CopyPieces(
-      copies, static_cast<tfring::DataType>(from_dtype),
-      static_cast<tfring::DataType>(to_dtype), factor);
+  tfring::RunAnyway([=] {
+    std::vector<tfring::CopyPiece> copies;
+    for (int i = 0; i < pieces; ++i) {
+      copies.push_back({from[i], to[i], counts[i]});
+    }
+    tfring::Gpu(gpu).kernels().CopyPieces(
+        copies, static_cast<tfring::DataType>(from_dtype),
+        static_cast<tfring::DataType>(to_dtype), factor);
+  });
 }
 
 void tfring_gpu_adasum(const void* gpu, void* dst, const void* a, const void* b,
                        int64_t count, int32_t dtype) {
-  tfring::Gpu(gpu).kernels().Adasum(dst, a, b, count,
-                                    static_cast<tfring::DataType>(dtype));
+  tfring::RunAnyway([=] {
+    tfring::Gpu(gpu).kernels().Adasum(dst, a, b, count,
+                                      static_cast<tfring::DataType>(dtype));
+  });
 }
 
 const char* tfring_gpu_finish(const void* gpu) {
-  return tfring::AsCStatus(tfring::Gpu(gpu).Finish());
+  return tfring::RunAsCStatus([=] { return tfring::Gpu(gpu).Finish(); });
 }
 
 const char* tfring_gpu_allreduce(const void* gpu, const char* name,
                                  int32_t tensors, void* const* buffers,
                                  const int64_t* counts, int32_t dtype,
                                  int32_t op, double prescale_factor) {
-  tfring::TensorEntry entry;
-  entry.request.name = name;
-  entry.request.dtype = static_cast<tfring::DataType>(dtype);
-  entry.request.op = static_cast<tfring::ReduceOp>(op);
-  entry.request.prescale_factor = prescale_factor;
-  for (int i = 0; i < tensors; ++i) {
-    entry.request.tensors.push_back({absl::StrCat(name, "/", i), {counts[i]}});
-    entry.buffers.push_back({buffers[i], buffers[i]});
-  }
-  return tfring::AsCStatus(
-      tfring::AllreduceAndWait(tfring::Gpu(gpu), std::move(entry)));
+  return tfring::RunAsCStatus([=] {
+    tfring::TensorEntry entry;
+    entry.request.name = name;
+    entry.request.dtype = static_cast<tfring::DataType>(dtype);
+    entry.request.op = static_cast<tfring::ReduceOp>(op);
+    entry.request.prescale_factor = prescale_factor;
+    for (int i = 0; i < tensors; ++i) {
+      entry.request.tensors.push_back(
+          {absl::StrCat(name, "/", i), {counts[i]}});
+      entry.buffers.push_back({buffers[i], buffers[i]});
+    }
+    return tfring::AllreduceAndWait(tfring::Gpu(gpu), std::move(entry));
+  });
 }

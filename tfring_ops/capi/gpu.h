@@ -11,9 +11,9 @@
 
 #include "tfring_ops/capi/capi.h"
 
-// Opens GPU `ordinal`, with a stream of its own.  One thread at a time.
+// Opens GPU `ordinal` for good, with a stream of its own.  One thread at a
+// time.
 TFRING_EXPORT const char* tfring_gpu_open(int32_t ordinal, void** gpu);
-TFRING_EXPORT void tfring_gpu_close(void* gpu);
 
 // Its CUcontext and CUstream, for calls of the driver itself.
 TFRING_EXPORT void* tfring_gpu_context(const void* gpu);

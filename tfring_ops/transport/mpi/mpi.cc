@@ -414,15 +414,4 @@ bool MpiIsCudaAware() {
   return query != nullptr && reinterpret_cast<int (*)()>(query)() == 1;
 }
 
-std::string MpiBuildVersion() {
-#if defined(OMPI_MAJOR_VERSION)
-  return absl::StrCat("Open MPI ", OMPI_MAJOR_VERSION, ".", OMPI_MINOR_VERSION,
-                      ".", OMPI_RELEASE_VERSION);
-#elif defined(MPICH_VERSION)
-  return absl::StrCat("MPICH ", MPICH_VERSION);
-#else
-  return absl::StrCat("MPI standard ", MPI_VERSION, ".", MPI_SUBVERSION);
-#endif
-}
-
 }  // namespace tfring

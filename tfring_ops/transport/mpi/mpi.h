@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,9 +27,6 @@ absl::Status FromMpi(int error, const char* call);
 
 // Returns true if the MPI library reports that it takes a GPU's memory.
 bool MpiIsCudaAware();
-
-// The library whose mpi.h this was compiled with: "Open MPI 5.0.11".
-std::string MpiBuildVersion();
 
 }  // namespace tfring
 
