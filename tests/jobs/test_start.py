@@ -97,6 +97,24 @@ print("done")
     assert not [a for a in listeners if a in ("0" * 8, "0" * 32)], job.stdout
 
 
+def test_a_rank_that_does_not_come_to_mpi(run_job):
+    """`MPI_Init` waits for it, and cannot be interrupted."""
+    job = run_job(
+        2,
+        """
+import os, time
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    time.sleep(50)
+import tfring
+tfring.init()
+""",
+        env={"TFRING_INIT_TIMEOUT_SECONDS": "2"},
+        timeout=45,
+    )
+    assert job.returncode not in (0, None), job.stdout
+    assert "tfring.init: MPI has not started for 2 s." in job.stdout
+
+
 def test_a_rank_that_does_not_come(run_job):
     job = run_job(
         2,

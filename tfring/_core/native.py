@@ -6,9 +6,14 @@ import atexit
 import ctypes
 import functools
 import os
+import sys
 from typing import Any
 
-from tfring._core import abi
+from tfring._core import abi, settings, watchdog
+
+# How long `init` waits for the other ranks, unless
+# TFRING_INIT_TIMEOUT_SECONDS says otherwise.
+INIT_SECONDS = 600.0
 
 # Open MPI's value, for a process that must not call MPI any more.
 _OMPI_MPI_STATE_FINALIZE_COMPLETED = 5
@@ -21,17 +26,30 @@ def mpi() -> Any:
     """Returns `mpi4py.MPI` on the libmpi of the op library, initialized."""
     # There may be several, of which mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
-    from mpi4py import MPI
+    try:
+        limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", INIT_SECONDS)
+    except ValueError:  # `init` will say so.
+        limit = INIT_SECONDS
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None and loaded.Is_initialized():
+        limit = 0  # There is nothing to wait for.
+    with watchdog.ends_this_process(
+        limit,
+        f"tfring.init: MPI has not started for {limit:g} s. Another rank of "
+        "the job has not come to tfring.init, or a machine cannot be reached. "
+        "TFRING_INIT_TIMEOUT_SECONDS is the limit.",
+    ):
+        from mpi4py import MPI
 
-    if MPI.Is_finalized():
-        raise RuntimeError(
-            "tfring: MPI has been finalized in this process, and cannot be "
-            "started again."
-        )
-    if not MPI.Is_initialized():  # mpi4py.rc.initialize is False.
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        # Who starts it ends it, after all that is registered later.
-        atexit.register(_finalize)
+        if MPI.Is_finalized():
+            raise RuntimeError(
+                "tfring: MPI has been finalized in this process, and cannot "
+                "be started again."
+            )
+        if not MPI.Is_initialized():  # mpi4py.rc.initialize is False.
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            # Who starts it ends it, after all that is registered later.
+            atexit.register(_finalize)
     return MPI
 
 

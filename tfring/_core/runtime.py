@@ -55,9 +55,6 @@ class _Topology:
 
 # How often a rank looks whether the others have come.
 _LOOK_SECONDS = 0.001
-# How long `init` waits for the other ranks, unless
-# TFRING_INIT_TIMEOUT_SECONDS says otherwise.
-_INIT_SECONDS = 600.0
 _RESTART_SECONDS = 600.0
 
 _topology: _Topology | None = None
@@ -125,7 +122,7 @@ def _party_of(comm: Any) -> tuple[agreement.Party, Exception | None]:
     """
     MPI = native.mpi()  # noqa: N806
     error: Exception | None = None
-    limit = _INIT_SECONDS
+    limit = native.INIT_SECONDS
     try:
         limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", limit)
     except ValueError as unusable:

@@ -1,0 +1,49 @@
+"""What a process does that cannot look at the time."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+
+from tfring._core import watchdog
+
+# Python's lock is held, as in `MPI_Init`.
+_STUCK = """
+import ctypes
+from tfring._core import watchdog
+with watchdog.ends_this_process({limit}, "it has taken too long"):
+    ctypes.PyDLL(None).sleep({sleep})
+print("done")
+"""
+
+
+def _run(limit, sleep):
+    return subprocess.run(
+        [sys.executable, "-c", _STUCK.format(limit=limit, sleep=sleep)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_it_ends_a_process_that_is_stuck():
+    begin = time.monotonic()
+    job = _run(limit=0.5, sleep=20)
+    assert time.monotonic() - begin < 10
+    assert job.returncode == -signal.SIGTERM
+    assert "it has taken too long" in job.stderr
+    assert "done" not in job.stdout
+
+
+def test_it_does_nothing_to_one_that_is_in_time():
+    for limit in (0, 20):
+        job = _run(limit=limit, sleep=1)
+        assert (job.returncode, job.stdout, job.stderr) == (0, "done\n", "")
+
+
+def test_it_leaves_no_process():
+    with watchdog.ends_this_process(100, ""):
+        pass
+    # Any child would be there to wait for.
+    assert ctypes.CDLL(None).waitpid(-1, None, 1) == -1
