@@ -134,7 +134,8 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 # are those called large_*_test.cc, which would take minutes there.  Tests with
 # a single thread have nothing to show to TSan.
 SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
-  coordinator cpu_variants difference fusion half kernels messages options \
+  coordinator cpu_variants deadlock difference fusion half heartbeats kernels \
+  messages options \
   cached_schedule))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%

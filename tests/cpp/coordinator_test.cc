@@ -192,6 +192,58 @@ TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {
             absl::string_view::npos);
 }
 
+TEST_F(CoordinatorTest, AStallOfSilentRanksAloneIsNoNews) {
+  Add(0, MakeRequest("a"));
+  now_ += std::chrono::seconds(30);
+  coordinator_.CheckStalls(now_, /*silent=*/{1, 2});
+  EXPECT_TRUE(coordinator_.TakeResponses().empty());
+  Add(0, MakeRequest("b"));
+  now_ += std::chrono::seconds(30);
+  coordinator_.CheckStalls(now_, /*silent=*/{2});
+  EXPECT_EQ(coordinator_.TakeResponses().reports.size(), 1u);
+}
+
+TEST_F(CoordinatorTest, RanksThatWaitForOneAnotherHearOfItWithinSeconds) {
+  Add(0, MakeRequest("a"));
+  Add(2, MakeRequest("a"));
+  Add(1, OfKind(CollectiveKind::kBarrier, MakeRequest("b")));
+  Pass(4);
+  EXPECT_TRUE(coordinator_.TakeResponses().empty());
+  Pass(2);
+  ResponseList response_list = coordinator_.TakeResponses();
+  EXPECT_TRUE(response_list.errors.empty());
+  ASSERT_EQ(response_list.reports.size(), 1u);
+  EXPECT_EQ(response_list.reports[0].ranks, (Ranks{0, 1, 2}));
+  EXPECT_EQ(response_list.reports[0].text.find(
+                "ranks wait for one another: ranks 0 and 2 in allreduce of 'a' "
+                "for rank 1; rank 1 in barrier of 'b' "),
+            0u)
+      << response_list.reports[0].text;
+  Pass(20);
+  EXPECT_TRUE(coordinator_.TakeResponses().empty());
+  Pass(574);
+  response_list = coordinator_.TakeResponses();
+  ASSERT_EQ(response_list.errors.size(), 2u);
+  for (const ErrorResponse& failure : response_list.errors) {
+    const absl::string_view text = failure.status.message();
+    EXPECT_NE(text.find(failure.name == "a"
+                            ? ", and rank 1 waits in barrier of 'b'"
+                            : ", and rank 0 waits in allreduce of 'a'"),
+              absl::string_view::npos)
+        << text;
+  }
+}
+
+// It may have been the order of a step's calls.
+TEST_F(CoordinatorTest, RanksThatAskForMoreDoNotWaitForOneAnother) {
+  for (int second = 0; second < 12; ++second) {
+    Add(0, MakeRequest("a" + std::to_string(second)));
+    Add(1, MakeRequest("b" + std::to_string(second)));
+    Pass(1);
+  }
+  EXPECT_TRUE(coordinator_.TakeResponses().empty());
+}
+
 TEST_F(CoordinatorTest, ALateRankGetsTheFailureThatItMissed) {
   Add(0, MakeRequest("a"));
   Pass(600);

@@ -4,17 +4,20 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
 namespace {
 
 constexpr std::chrono::seconds kTimeout{20};
+constexpr std::chrono::milliseconds kLook{5};
 
 struct Operation {
   Operation(std::byte* data, size_t size) : data(data), size(size) {}
@@ -56,12 +59,19 @@ class Fabric {
     return operation->complete;
   }
 
-  absl::Status Wait(const Handle& operation, int rank) {
+  absl::Status Wait(const Handle& operation, int rank,
+                    const std::function<absl::Status()>& attend) {
+    const auto deadline = std::chrono::steady_clock::now() + kTimeout;
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!operation->completed.wait_for(lock, kTimeout,
-                                       [&] { return operation->complete; })) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("rank ", rank, " waited too long"));
+    while (!operation->completed.wait_for(
+        lock, kLook, [&] { return operation->complete; })) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("rank ", rank, " waited too long"));
+      }
+      lock.unlock();
+      if (attend) TFRING_RETURN_IF_ERROR(attend());
+      lock.lock();
     }
     return operation->status;
   }
@@ -153,7 +163,11 @@ class InProcessTransport final : public Transport {
     auto found = operations_.find(request);
     const Fabric::Handle operation = std::move(found->second);
     operations_.erase(found);
-    return fabric_->Wait(operation, rank_);
+    return fabric_->Wait(operation, rank_, attend_);
+  }
+
+  void SetAttendant(std::function<absl::Status()> attend) override {
+    attend_ = std::move(attend);
   }
 
   absl::Status Progress() override { return fabric_->broken(); }
@@ -169,6 +183,7 @@ class InProcessTransport final : public Transport {
   const std::shared_ptr<Fabric> fabric_;
   const int rank_;
   const std::vector<int> nodes_;  // by rank
+  std::function<absl::Status()> attend_;
   OperationId last_request_ = kNoOperation;
   std::unordered_map<OperationId, Fabric::Handle> operations_;
 };

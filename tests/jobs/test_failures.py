@@ -148,6 +148,10 @@ if rank != 2:
 else:
     time.sleep(4.5)
 assert int(tfring.allreduce(tf.constant(1), op=tfring.Sum, name="next")) == 3
+# Ranks that wait for one another.
+error = error_of(
+    lambda: tfring.allreduce(tf.ones([2]), name="b" if rank == 2 else "a"))
+print("stuck", str(error).replace("\\n", " "))
 # And one that ends early.
 if rank != 2:
     error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="late"))
@@ -161,6 +165,12 @@ print("done")
     )
     assert job.returncode == 0, job.stdout
     assert job.stdout.count("done") == 3
+    deadlock = (
+        "ranks wait for one another: ranks 0 and 1 in allreduce of 'a' for "
+        "rank 2; rank 2 in allreduce of 'b' for ranks 0 and 1."
+    )
+    for rank in range(3):
+        assert f"warning on rank {rank}: {deadlock}" in job.stdout
     for rank in (0, 1):
         said = [
             line for line in job.stdout.splitlines() if f"[{rank}] " in line
@@ -171,6 +181,8 @@ print("done")
         (got,) = (line for line in said if line.startswith(f"[{rank}] got"))
         assert "'lonely'" in got
         assert "for rank 2" in got
+        (stuck,) = (line for line in said if "] stuck" in line)
+        assert ", and rank 2 waits in allreduce of 'b'" in stuck
         (left,) = (line for line in said if line.startswith(f"[{rank}] left"))
         assert "rank 2 has shut down" in left
 

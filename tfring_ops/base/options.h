@@ -57,6 +57,16 @@ struct Options {
   // TFRING_VERBOSE: rank 0 says what has been measured and chosen.
   bool verbose = false;
 
+  // How long a transport waits for data that does not move: somewhat longer
+  // than it takes until every rank has given up one that is silent, which can
+  // name the culprit.  0 is for ever.
+  static constexpr double kSilenceGraceSeconds = 10;
+  double transport_timeout_seconds() const {
+    return stall_shutdown_seconds > 0
+               ? stall_shutdown_seconds + kSilenceGraceSeconds + 2
+               : 0;
+  }
+
   // Defaults, overridden by the environment.  InvalidArgument names a variable
   // whose value it cannot have.
   static absl::StatusOr<Options> FromEnvironment();

@@ -4,6 +4,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/negotiation/negotiator.h"
+#include "tfring_ops/engine/silence_watch.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/transport/polling.h"
@@ -40,10 +42,6 @@ constexpr std::chrono::milliseconds kIdlePoll{20};
 constexpr std::chrono::microseconds kBusyPoll{250};
 // A bucket of fewer bytes is not worth the way to a worker.
 constexpr int64_t kWorkerBytes = 64 << 10;
-constexpr std::chrono::milliseconds kStallCheckPeriod{50};
-// How much longer than the stall time-out a rank waits for the coordinator's
-// word on it.
-constexpr std::chrono::seconds kCoordinatorGrace{10};
 
 class RingEngine final : public Engine {
  public:
@@ -57,6 +55,7 @@ class RingEngine final : public Engine {
                      ? Members(size())
                      : Members(process_set_.id, process_set_.world_ranks)),
         negotiator_(options_, members_, *process_set_.control),
+        silence_watch_(options_, members_, rank()),
         lanes_(options_, process_set_.make_device_lane,
                Polling(std::move(channels)), kernels,
                [this] { submissions_.Wake(); }) {
@@ -124,7 +123,7 @@ class RingEngine final : public Engine {
         backoff = Backoff();
       } else if (!lanes_.idle()) {
         submissions_.WaitFor(kBusyPoll);
-      } else if (in_flight_.empty()) {
+      } else if (in_flight_.empty() && !negotiator_.HasNext()) {
         submissions_.WaitFor(kIdlePoll);
         backoff = Backoff();
       } else {
@@ -133,12 +132,22 @@ class RingEngine final : public Engine {
     }
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
+      Abort(status);  // for workers that wait
       // Peers may be waiting for this rank, and buffers still be in flight.
       process_set_.control->Abort(status);
       lanes_.Abort(status);
+      if (process_set_.control->HasAbandoned() || lanes_.HasAbandoned()) {
+        KeepMemory();
+      }
       End(status);
       if (process_set_.on_lost) process_set_.on_lost(status);
     }
+  }
+
+  void KeepMemory() {
+    lanes_.KeepMemory();
+    negotiator_.KeepMemory();
+    for (const auto& task : tasks_) task->KeepMemory();
   }
 
   absl::Status AbortReason() {
@@ -156,7 +165,7 @@ class RingEngine final : public Engine {
       if (decision) TFRING_RETURN_IF_ERROR(Apply(*std::move(decision)));
     }
     finished_ = !ended_.ok() && negotiator_.over();
-    return ended_.ok() && lanes_.idle() ? CheckCoordinator() : absl::OkStatus();
+    return absl::OkStatus();
   }
 
   // Does what cannot wait while a bucket is on the wire.  An error is the
@@ -181,7 +190,11 @@ class RingEngine final : public Engine {
         negotiator_.Progress(std::move(requests),
                              submissions_.ShutdownRequested()));
     progressed_ = progressed_ || progressed;
-    return absl::OkStatus();
+    if (!ending_since_ && (submissions_.ShutdownRequested() || !ended_.ok())) {
+      ending_since_ = now;
+    }
+    return silence_watch_.Check(
+        negotiator_.silent(), [this] { return OldestWait(); }, now);
   }
 
   absl::Status Apply(Negotiator::Decision decision) {
@@ -300,29 +313,24 @@ class RingEngine final : public Engine {
     }
   }
 
-  // A stall that the coordinator does not report is its own.
-  absl::Status CheckCoordinator() {
-    const Clock::time_point now = Clock::now();
-    if (rank() == kCoordinatorRank || options_.stall_shutdown_seconds == 0 ||
-        now - last_stall_check_ < kStallCheckPeriod) {
-      return absl::OkStatus();
+  // What this rank waits for: what is on the wire before what is not agreed on,
+  // and of that the oldest.
+  std::optional<SilenceWatch::Wait> OldestWait() const {
+    for (const auto& task : tasks_) {
+      if (!task->finished()) return {{task->what(), task->since()}};
     }
-    last_stall_check_ = now;
-    const auto limit =
-        std::chrono::duration<double>(options_.stall_shutdown_seconds) +
-        kCoordinatorGrace;
+    const InFlight* oldest = nullptr;
     for (const auto& [name, waiting] : in_flight_) {
-      // A join may well take as long as the others' data lasts.
-      if (waiting.entry.request.kind == CollectiveKind::kJoin) continue;
-      if (now - waiting.since < limit) continue;
-      return absl::DeadlineExceededError(
-          DescribeSilence(
-              members_, waiting.entry.request,
-              std::chrono::duration<double>(now - waiting.since).count(),
-              rank(), {kCoordinatorRank}) +
-          kEndOfJob);
+      if (oldest == nullptr || waiting.since < oldest->since) oldest = &waiting;
     }
-    return absl::OkStatus();
+    if (oldest != nullptr) {
+      return {{What(members_, oldest->entry.request), oldest->since}};
+    }
+    if (ending_since_) {
+      return {{absl::StrCat("tfring.shutdown()", members_.Suffix()),
+               *ending_since_}};
+    }
+    return std::nullopt;
   }
 
   const Options options_;
@@ -335,10 +343,11 @@ class RingEngine final : public Engine {
 
   // The rest belongs to the engine's thread.
   Negotiator negotiator_;
+  SilenceWatch silence_watch_;
   Lanes lanes_;
   std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
   std::unordered_map<std::string, InFlight> in_flight_;
-  Clock::time_point last_stall_check_ = Clock::now();
+  std::optional<Clock::time_point> ending_since_;
   absl::Status poll_status_;
   absl::Status ended_;
   bool progressed_ = false;

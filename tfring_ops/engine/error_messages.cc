@@ -33,15 +33,22 @@ std::string What(const Members& members, const CollectiveRequest& request) {
   return absl::StrCat(what, members.Suffix());
 }
 
+std::string DescribeSilence(const Members& members, const std::string& what,
+                            double waited_seconds,
+                            const std::vector<int32_t>& silent,
+                            double silent_seconds) {
+  return absl::StrCat(what, " has waited ", std::lround(waited_seconds),
+                      " s for ", Ranks(members, silent), "; ",
+                      DescribeSilence(members, silent, silent_seconds));
+}
+
 std::string DescribeSilence(const Members& members,
-                            const CollectiveRequest& request,
-                            double waited_seconds, int32_t rank,
-                            const std::vector<int32_t>& silent) {
-  return absl::StrCat(
-      What(members, request), " has waited ", std::lround(waited_seconds),
-      " s for ", Ranks(members, silent), ", and ", Ranks(members, {rank}),
-      " hears nothing from there: a process hangs or was stopped, or a machine "
-      "cannot be reached.");
+                            const std::vector<int32_t>& silent,
+                            double silent_seconds) {
+  return absl::StrCat("nothing has been heard from ", Ranks(members, silent),
+                      " for ", std::lround(silent_seconds),
+                      " s: a process hangs or was stopped, or a machine cannot "
+                      "be reached.");
 }
 
 }  // namespace tfring

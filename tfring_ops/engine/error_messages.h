@@ -18,15 +18,18 @@ std::string Ranks(const Members& members, const std::vector<int32_t>& ranks);
 // 'gradients/0' ('bias' to 'kernel')".
 std::string What(const Members& members, const CollectiveRequest& request);
 
+// `what` has waited for `silent`, from whom the ranks hear nothing.
+std::string DescribeSilence(const Members& members, const std::string& what,
+                            double waited_seconds,
+                            const std::vector<int32_t>& silent,
+                            double silent_seconds);
+// The same where this rank does not wait for them.
+std::string DescribeSilence(const Members& members,
+                            const std::vector<int32_t>& silent,
+                            double silent_seconds);
+
 // Ends the message of an engine that ends.
 inline constexpr char kEndOfJob[] = " The job cannot go on without it.";
-
-// `rank` has waited for `silent`, whose engines do not answer.  It names who
-// waits, as those who are silent read it too, if they ever go on.
-std::string DescribeSilence(const Members& members,
-                            const CollectiveRequest& request,
-                            double waited_seconds, int32_t rank,
-                            const std::vector<int32_t>& silent);
 
 }  // namespace tfring
 

@@ -152,6 +152,9 @@ struct TensorEntry {
   // And after all has been asked of it: makes the framework's stream wait for
   // it.  Nobody but the device itself has waited when `done` is called.
   std::function<absl::Status(void* stream)> on_finish;
+  // Before `done` gives up the memory of `buffers`, which the wire may still
+  // use then: makes it live for ever.  Null where nobody can, as under XLA.
+  std::function<void()> keep_memory;
   // The engine's, for the timeline; 0 while that does not record.
   int64_t submitted_ns = 0;
   // Called exactly once, usually on a thread of the engine's.  Must not block.

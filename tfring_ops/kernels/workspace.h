@@ -41,6 +41,12 @@ class Workspace {
     bytes_ = 0;
   }
 
+  // Never frees its memory, which somebody may still use.
+  void Keep() {
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
  private:
   const Kernels& kernels_;
   std::byte* data_ = nullptr;

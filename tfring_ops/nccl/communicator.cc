@@ -35,6 +35,7 @@ absl::Status UntilAllAreDone(
     requests[peer] = host.StartRecv(peer, Bytes(word, sizeof(Word)));
   }
   for (Backoff backoff; own.state == Word::State::kBusy; backoff.Pause()) {
+    TFRING_RETURN_IF_ERROR(host.Progress());
     const absl::StatusOr<bool> is_done = done();
     if (!is_done.ok()) {
       own.state = Word::State::kFailed;

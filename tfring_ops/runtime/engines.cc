@@ -71,7 +71,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
                                                     int32_t comm) {
   const auto shared_memory =
       options.shared_memory ? SharedMemory::kWithinNodes : SharedMemory::kNever;
-  const auto make_transport = [=, timeout = options.stall_shutdown_seconds] {
+  const auto make_transport = [=,
+                               timeout = options.transport_timeout_seconds()] {
     return MakeNodeTransport(comm, timeout, shared_memory);
   };
   TFRING_ASSIGN_OR_RETURN(process_set.control, make_transport());

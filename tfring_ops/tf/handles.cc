@@ -115,6 +115,11 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   entry.done = [this, pending](const absl::Status& status) {
     Complete(pending, status);
   };
+  if (pending->tensors != nullptr) {
+    entry.keep_memory = [tensors = pending->tensors] {
+      new EntryTensors(*tensors);
+    };
+  }
   entry.chain = pending->chain->of_engine;
   SubmitToEngine(std::move(entry));
   return handle;

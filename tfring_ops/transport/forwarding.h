@@ -4,6 +4,7 @@
 #define TFRING_OPS_TRANSPORT_FORWARDING_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -32,6 +33,10 @@ class ForwardingTransport : public Transport {
     return inner_->Wait(request);
   }
 
+  void SetAttendant(std::function<absl::Status()> attend) override {
+    inner_->SetAttendant(std::move(attend));
+  }
+
   bool CanPeek(int peer) const override { return inner_->CanPeek(peer); }
   absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
     return inner_->Peek(peer, message_bytes);
@@ -44,6 +49,7 @@ class ForwardingTransport : public Transport {
   }
   absl::Status Progress() override { return inner_->Progress(); }
   void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
+  bool HasAbandoned() const override { return inner_->HasAbandoned(); }
 
  protected:
   explicit ForwardingTransport(std::unique_ptr<Transport> inner)

@@ -40,6 +40,7 @@ class GroupTransport final : public Transport {
 
   absl::Status Progress() override { return whole_.Progress(); }
   void Abort(const absl::Status& reason) override { whole_.Abort(reason); }
+  bool HasAbandoned() const override { return whole_.HasAbandoned(); }
 
  private:
   int In(int peer) const { return members_[peer]; }

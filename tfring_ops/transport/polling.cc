@@ -1,5 +1,6 @@
 #include "tfring_ops/transport/polling.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -12,12 +13,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kPeriod{20};
+// A look at many ranks may take longer than that: then the next one waits
+// sixteen times as long, but not for ever, as this thread may just have lost
+// its core.
+constexpr int kShare = 16;
+constexpr std::chrono::milliseconds kLongestPause{10};
 
 class PollingTransport final : public ForwardingTransport {
  public:
   PollingTransport(std::unique_ptr<Transport> inner,
                    std::function<absl::Status()> attend)
-      : ForwardingTransport(std::move(inner)), attend_(std::move(attend)) {}
+      : ForwardingTransport(std::move(inner)), attend_(std::move(attend)) {
+    SetAttendant([this] { return Attend(); });
+  }
 
   absl::Status Wait(OperationId request) override {
     TFRING_RETURN_IF_ERROR(Attend());
@@ -36,10 +44,14 @@ class PollingTransport final : public ForwardingTransport {
 
  private:
   absl::Status Attend() {
-    const Clock::time_point now = Clock::now();
-    if (now < next_) return absl::OkStatus();
-    next_ = now + kPeriod;
-    return attend_();
+    const Clock::time_point begin = Clock::now();
+    if (begin < next_) return absl::OkStatus();
+    const absl::Status status = attend_();
+    const Clock::time_point end = Clock::now();
+    next_ = std::max<Clock::time_point>(
+        begin + kPeriod,
+        end + std::min<Clock::duration>(kShare * (end - begin), kLongestPause));
+    return status;
   }
 
   const std::function<absl::Status()> attend_;

@@ -11,7 +11,8 @@
 namespace tfring {
 
 // Forwards all calls to `inner`, and calls `attend` before a Wait, Peek or
-// Progress, every twenty microseconds at most.  Its error is theirs.
+// Progress and, if `inner` has attendants, while they last: every twenty
+// microseconds at most, and for a small part of the time.  Its error is theirs.
 // REQUIRES: `attend` makes no call to this transport.
 std::unique_ptr<Transport> MakePollingTransport(
     std::unique_ptr<Transport> inner, std::function<absl::Status()> attend);

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,6 +36,12 @@ inline constexpr size_t kPartAlignment = 64;
 // GPUs export whole pages of this size: a smaller piece of memory may share its
 // page with what is nobody else's business.
 inline constexpr int64_t kExportedBytes = 2 << 20;
+
+// DeadlineExceeded: `peer`'s data has not moved for `seconds`.  Whoever waits
+// knows what for, and adds it.
+absl::Status TimedOut(int peer, double seconds);
+// Returns true if `status` is that of TimedOut, on this rank.
+bool IsTimeout(const absl::Status& status);
 
 class Transport {
  public:
@@ -58,9 +65,14 @@ class Transport {
   // operation is gone.  kNoOperation is always complete.
   virtual absl::StatusOr<bool> Test(OperationId request) = 0;
 
-  // Returns when the operation is complete; it is gone then. DeadlineExceeded
-  // after the transport's timeout, if it has one.
+  // Returns when the operation is complete; it is gone then.  TimedOut after
+  // the transport's timeout, if it has one.
   virtual absl::Status Wait(OperationId request) = 0;
+
+  // Has `attend` called from time to time while a Wait or a Peek lasts, by
+  // whoever waits; its error ends that wait, after which only Abort may be
+  // called.  A transport that waits on another one may leave it to that one.
+  virtual void SetAttendant(std::function<absl::Status()> /*attend*/) {}
 
   // Returns true if messages from `peer` may be read where they arrive, by Peek
   // and Release in place of StartRecv.
@@ -95,9 +107,14 @@ class Transport {
   virtual absl::Status Progress() = 0;
 
   // Fails every operation, in flight or later, on this rank and on every peer,
-  // with `reason`.  Buffers in flight are free again when it returns.  The
-  // first call counts.
+  // with `reason`.  Buffers in flight are free again when it returns, unless
+  // HasAbandoned.  The first call counts.
   virtual void Abort(const absl::Status& reason) = 0;
+
+  // Returns true if Abort could not end all operations: the peer of one has
+  // stopped in the middle of it, and may go on at any time.  What was in flight
+  // must then be kept for ever.
+  virtual bool HasAbandoned() const { return false; }
 };
 
 }  // namespace tfring

@@ -4,7 +4,9 @@
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
+#include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/timeline.h"
+#include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
@@ -14,19 +16,31 @@ BucketTask::BucketTask(Response bucket, const Members& members,
       members_(members),
       submissions_(submissions) {}
 
+void BucketTask::Describe(const CollectiveRequest& request) {
+  if (what_.empty()) what_ = What(members_, request);
+}
+
 void BucketTask::Add(TensorEntry entry) {
+  Describe(entry.request);
   bytes_ += SizeInBytes(entry.request);
   entries_.push_back(&own_.emplace_back(std::move(entry)));
 }
 
 void BucketTask::AddNeutralContribution(const CollectiveRequest& request) {
+  Describe(request);
   bytes_ += SizeInBytes(request);
   entries_.push_back(&neutral_contributions_.emplace_back(request).entry());
 }
 
 absl::Status BucketTask::Run(ExecutionLane& lane) {
   if (!lane.failure.ok()) return lane.failure;
-  const absl::Status status = RunOn(lane);
+  absl::Status status = RunOn(lane);
+  if (IsTimeout(status)) {
+    // Nobody is silent, as its engine would have noticed.
+    status = absl::DeadlineExceededError(absl::StrCat(
+        what_, " does not move, although every rank is alive: ",
+        status.message(), ". A link between the two may be broken."));
+  }
   // At once: peers may be in the middle of it, and must not take what this rank
   // sends next for the rest.
   if (!status.ok()) lane.Abort(status);
@@ -55,6 +69,15 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   // The ring's messages have told that all ranks are well; others' have not.
   return lane.lane.collectives == nullptr ? absl::OkStatus()
                                           : lane.lane.collectives->Finish();
+}
+
+void BucketTask::KeepMemory() {
+  if (finished()) return;
+  for (const TensorEntry& entry : own_) {
+    if (entry.keep_memory) entry.keep_memory();
+  }
+  // Leaked, with their memory.
+  new std::deque<NeutralContribution>(std::move(neutral_contributions_));
 }
 
 void BucketTask::Finish(const absl::Status& status) {

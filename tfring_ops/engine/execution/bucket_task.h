@@ -3,8 +3,10 @@
 #define TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,6 +26,8 @@ class BucketTask {
   BucketTask(Response bucket, const Members& members, Submissions& submissions);
 
   const Response& bucket() const { return bucket_; }
+  // When it was made.
+  std::chrono::steady_clock::time_point since() const { return since_; }
 
   // This rank's entries, and neutral contributions for what it has not, in the
   // order of the bucket's names.
@@ -31,12 +35,18 @@ class BucketTask {
   void AddNeutralContribution(const CollectiveRequest& request);
 
   const CollectiveRequest& first() const { return entries_[0]->request; }
+  // What it is, as messages say it; also when it is finished.
+  // REQUIRES: it has an entry.
+  const std::string& what() const { return what_; }
   // The size of all tensors.
   int64_t bytes() const { return bytes_; }
 
   // An error leaves the entries in flight: their memory may be, too.  It aborts
   // the lane, on which nothing runs any more.
   absl::Status Run(ExecutionLane& lane);
+
+  // Unless it is finished: what was on the wire may still be used.
+  void KeepMemory();
 
   // Calls each entry's `done`; the first call counts.
   void Finish(const absl::Status& status);
@@ -45,12 +55,18 @@ class BucketTask {
  private:
   absl::Status RunOn(ExecutionLane& lane);
 
+  // Names the tensors in messages.
+  void Describe(const CollectiveRequest& request);
+
+  const std::chrono::steady_clock::time_point since_ =
+      std::chrono::steady_clock::now();
   const Response bucket_;
   const Members& members_;
   Submissions& submissions_;
   std::deque<TensorEntry> own_;
   std::deque<NeutralContribution> neutral_contributions_;
   std::vector<TensorEntry*> entries_;  // all of them
+  std::string what_;
   int64_t bytes_ = 0;
   std::atomic<bool> finished_{false};
 };

@@ -41,6 +41,12 @@ class ExecutionContext {
   ExecutionContext(const ExecutionContext&) = delete;
   ExecutionContext& operator=(const ExecutionContext&) = delete;
 
+  // Never frees what messages have used: see Transport::HasAbandoned.
+  void KeepMemory() {
+    scratch_.Keep();
+    fusion_buffer_.Keep();
+  }
+
   // The basis for the choice of an algorithm; see AdaptiveAllreduce.
   absl::StatusOr<Costs> MeasuredCosts() { return allreduce_.Measured(); }
   void UseCosts(const Costs& costs) { allreduce_.Use(costs); }

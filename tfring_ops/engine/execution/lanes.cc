@@ -96,6 +96,18 @@ absl::StatusOr<ExecutionLane*> Lanes::Of(const CollectiveRequest& request) {
   return on_device_.get();
 }
 
+bool Lanes::HasAbandoned() const {
+  for (const ExecutionLane& lane : host_) {
+    if (lane.lane.transport->HasAbandoned()) return true;
+  }
+  return false;
+}
+
+void Lanes::KeepMemory() {
+  for (ExecutionLane& lane : host_) lane.context.KeepMemory();
+  if (on_device_ != nullptr) on_device_->context.KeepMemory();
+}
+
 void Lanes::Abort(const absl::Status& reason) {
   // A worker may wait for a rank of which another worker is idle, and the other
   // way round: so all are told before any is waited for.

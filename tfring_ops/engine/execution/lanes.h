@@ -96,6 +96,11 @@ class Lanes {
   // entries' memory.
   void Abort(const absl::Status& reason);
 
+  // After Abort: some memory may still be used, as Transport has it.
+  bool HasAbandoned() const;
+  // Never frees what messages have used.
+  void KeepMemory();
+
  private:
   const Options& options_;
   const decltype(ProcessSet::make_device_lane) make_device_lane_;

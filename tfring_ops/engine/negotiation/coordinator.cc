@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,12 +38,14 @@ double SecondsBetween(Coordinator::Time begin, Coordinator::Time end) {
 Coordinator::Coordinator(const Options& options, Members members)
     : options_(options),
       members_(std::move(members)),
-      joined_(members_.size()) {}
+      joined_(members_.size()),
+      last_added_(members_.size()) {}
 
 void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   // After a departure the shutdown response fails what every rank has in
   // flight.
   if (!departed_.ok()) return;
+  last_added_[rank] = now;
 
   if (joined_[rank]) {
     Fail({rank}, request.name,
@@ -223,28 +227,72 @@ void Coordinator::Depart(int rank) {
   responses_.shutdown = departed_;
 }
 
-void Coordinator::CheckStalls(Time now) {
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    Waiting& waiting = it->second;
+std::vector<PendingRequest> Coordinator::Pending() const {
+  std::vector<PendingRequest> pending;
+  for (const auto& [name, waiting] : waiting_) {
+    pending.push_back({waiting.number, &waiting.request,
+                       RanksThat(waiting.submitted, true),
+                       Missing(waiting, /*joined=*/false)});
+  }
+  std::sort(pending.begin(), pending.end(),
+            [](const PendingRequest& a, const PendingRequest& b) {
+              return a.number < b.number;
+            });
+  return pending;
+}
+
+void Coordinator::CheckDeadlock(Time now) {
+  if (options_.stall_check_seconds == 0 || waiting_.size() < 2 ||
+      SecondsBetween(last_deadlock_check_, now) < kDeadlockCheckSeconds) {
+    return;
+  }
+  last_deadlock_check_ = now;
+  const double quiet_seconds =
+      std::min(kQuietSeconds, options_.stall_check_seconds / 4);
+  std::vector<bool> quiet;
+  for (const Time last : last_added_) {
+    quiet.push_back(SecondsBetween(last, now) >= quiet_seconds);
+  }
+  const std::vector<PendingRequest> deadlock = FindDeadlock(Pending(), quiet);
+  if (deadlock.empty()) return deadlock_.clear();
+  std::string text = DescribeDeadlock(members_, deadlock);
+  if (text == deadlock_) return;
+  deadlock_ = std::move(text);
+  std::set<int32_t> ranks;
+  for (const PendingRequest& one : deadlock) {
+    ranks.insert(one.submitted.begin(), one.submitted.end());
+  }
+  responses_.reports.push_back({{ranks.begin(), ranks.end()}, deadlock_});
+}
+
+void Coordinator::CheckStalls(Time now, const std::vector<int32_t>& silent) {
+  CheckDeadlock(now);
+  const double report = options_.stall_check_seconds;
+  const double end = options_.stall_shutdown_seconds;
+  std::map<std::string, absl::Status> failed;
+  for (auto& [name, waiting] : waiting_) {
     const double waited = SecondsBetween(waiting.since, now);
-    if (options_.stall_check_seconds > 0 && !waiting.reported &&
-        waited >= options_.stall_check_seconds) {
+    const std::vector<int32_t> missing = Missing(waiting, /*joined=*/false);
+    if (report > 0 && !waiting.reported && waited >= report) {
       waiting.reported = true;
-      responses_.reports.push_back(
-          {RanksThat(waiting.submitted, true), DescribeStall(waiting, now)});
+      if (!std::includes(silent.begin(), silent.end(), missing.begin(),
+                         missing.end())) {
+        responses_.reports.push_back(
+            {RanksThat(waiting.submitted, true), DescribeStall(waiting, now)});
+      }
     }
-    if (options_.stall_shutdown_seconds > 0 &&
-        waited >= options_.stall_shutdown_seconds) {
-      absl::Status status =
-          absl::DeadlineExceededError(DescribeStall(waiting, now));
-      Fail(RanksThat(waiting.submitted, true), it->first, status);
-      expired_.emplace(it->first,
-                       Expired{Missing(waiting, /*joined=*/false),
-                               std::move(status), std::move(waiting.request)});
-      it = waiting_.erase(it);
-    } else {
-      ++it;
+    if (end > 0 && waited >= end) {
+      failed[name] = absl::DeadlineExceededError(DescribeStall(waiting, now));
     }
+  }
+  for (auto& [name, status] : failed) {
+    const auto found = waiting_.find(name);
+    Waiting& waiting = found->second;
+    Fail(RanksThat(waiting.submitted, true), name, status);
+    expired_.emplace(
+        name, Expired{Missing(waiting, /*joined=*/false), std::move(status),
+                      std::move(waiting.request)});
+    waiting_.erase(found);
   }
 }
 
@@ -333,15 +381,15 @@ std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {
           : absl::StrCat(" (", Ranks(members_, joined), " joined and",
                          joined.size() == 1 ? " is" : " are",
                          " not waited for)");
-  return absl::StrCat(What(members_, waiting.request), " has waited ",
-                      std::lround(SecondsBetween(waiting.since, now)),
-                      " s for ", Ranks(members_, missing), "; ",
-                      Ranks(members_, RanksThat(waiting.submitted, true)),
-                      " asked for it", also,
-                      ". All ranks must make the same calls: look for a branch "
-                      "or an early end of the data on ",
-                      Ranks(members_, missing),
-                      ", or for a process that hangs.");
+  return absl::StrCat(
+      What(members_, waiting.request), " has waited ",
+      std::lround(SecondsBetween(waiting.since, now)), " s for ",
+      Ranks(members_, missing), "; ",
+      Ranks(members_, RanksThat(waiting.submitted, true)), " asked for it",
+      also, DescribeWaits(members_, Pending(), missing),
+      ". All ranks must make the same calls: look for a branch "
+      "or an early end of the data on ",
+      Ranks(members_, missing), ", or for a process that hangs.");
 }
 
 }  // namespace tfring

@@ -31,6 +31,7 @@
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/cached_schedule.h"
+#include "tfring_ops/engine/negotiation/deadlock.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
@@ -49,8 +50,9 @@ class Coordinator {
   void Depart(int rank);
 
   // Reports requests that some ranks keep others waiting for, and fails those
-  // that have waited too long.
-  void CheckStalls(Time now);
+  // that have waited too long.  Ranks that wait for one another are reported
+  // sooner; see deadlock.h.  Of those `silent` others have heard already.
+  void CheckStalls(Time now, const std::vector<int32_t>& silent = {});
 
   // Returns the decisions since the last call.  If they begin a cached
   // schedule, the coordinator forgets all requests that wait; ranks send them
@@ -104,6 +106,9 @@ class Coordinator {
   // that have joined.
   std::vector<int32_t> Missing(const Waiting& waiting, bool joined) const;
   std::string DescribeStall(const Waiting& waiting, Time now) const;
+  // In the order in which they came.
+  std::vector<PendingRequest> Pending() const;
+  void CheckDeadlock(Time now);
 
   const Options options_;
   const Members members_;
@@ -117,6 +122,9 @@ class Coordinator {
   absl::Status departed_;
   std::vector<bool> joined_;  // by rank
   int joined_count_ = 0;
+  std::vector<Time> last_added_;  // by rank
+  Time last_deadlock_check_;
+  std::string deadlock_;  // as reported last
 };
 
 // Describes how two ranks' requests of one name differ: "shapes differ. Rank

@@ -59,6 +59,10 @@ class Writer {
     Put(failure.name);
     Put(failure.status);
   }
+  void Put(const SilentRank& silent) {
+    Put(silent.rank);
+    Put(silent.seconds);
+  }
   void Put(const StallReport& report) {
     Put(report.ranks);
     Put(report.text);
@@ -141,6 +145,10 @@ class Reader {
     Get(failure.name);
     Get(failure.status);
   }
+  void Get(SilentRank& silent) {
+    Get(silent.rank);
+    Get(silent.seconds);
+  }
   void Get(StallReport& report) {
     Get(report.ranks);
     Get(report.text);
@@ -202,6 +210,12 @@ bool IsRequestList(const std::string& bytes) {
   return !bytes.empty() && bytes[0] == static_cast<char>(Sent::kRequestList);
 }
 
+std::string Encode(const Heartbeat& heartbeat) {
+  Writer writer;
+  writer.Put(heartbeat.silent);
+  return std::move(writer).Take();
+}
+
 std::string Encode(const ResponseList& response_list) {
   Writer writer;
   writer.Put(response_list.responses);
@@ -238,6 +252,14 @@ absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes) {
   reader.Get(update.leaves);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   return update;
+}
+
+absl::StatusOr<Heartbeat> DecodeHeartbeat(const std::string& bytes) {
+  Reader reader(bytes);
+  Heartbeat heartbeat;
+  reader.Get(heartbeat.silent);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return heartbeat;
 }
 
 absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes) {

@@ -31,6 +31,17 @@ struct ProgressUpdate {
   bool leaves = false;
 };
 
+// A rank from which the coordinator has heard nothing for a while.
+struct SilentRank {
+  int32_t rank = 0;
+  double seconds = 0;
+};
+
+// A rank is alive.  The coordinator's also says which ranks are silent.
+struct Heartbeat {
+  std::vector<SilentRank> silent;
+};
+
 // Requests of one kind that run together, as one message on the wire.
 struct Response {
   std::vector<std::string> names;
@@ -81,6 +92,7 @@ struct ResponseList {
 std::string Encode(const CollectiveRequest& request);
 std::string Encode(const RequestList& list);
 std::string Encode(const ProgressUpdate& update);
+std::string Encode(const Heartbeat& heartbeat);
 std::string Encode(const ResponseList& response_list);
 
 // Returns true if the bytes are a RequestList, false if a ProgressUpdate.
@@ -90,6 +102,7 @@ bool IsRequestList(const std::string& bytes);
 absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes);
 absl::StatusOr<RequestList> DecodeRequestList(const std::string& bytes);
 absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes);
+absl::StatusOr<Heartbeat> DecodeHeartbeat(const std::string& bytes);
 absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes);
 
 }  // namespace tfring

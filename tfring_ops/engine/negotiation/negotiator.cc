@@ -6,9 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
@@ -17,7 +15,7 @@ namespace {
 constexpr std::chrono::milliseconds kStallCheckPeriod{50};
 
 // How long a rank waits under a cached schedule before it leaves: see
-// CheckScheduleStalls.
+// CheckPatience.
 double PatienceSeconds(const Options& options) {
   double patience = std::numeric_limits<double>::infinity();
   for (const double limit :
@@ -31,22 +29,30 @@ double PatienceSeconds(const Options& options) {
 
 Negotiator::Negotiator(const Options& options, const Members& members,
                        Transport& control)
-    : options_(options),
-      members_(members),
+    : members_(members),
       rank_(control.rank()),
       patience_seconds_(PatienceSeconds(options)),
       mailbox_(control),
+      heartbeats_(options, rank_, control.size(), mailbox_, Clock::now()),
       left_(control.size()) {
   if (rank_ == kCoordinatorRank) coordinator_.emplace(options, members);
 }
 
 absl::StatusOr<bool> Negotiator::Progress(
     std::vector<CollectiveRequest> requests, bool shutdown) {
-  bool progressed = false;
   shutdown_requested_ = shutdown;
   for (CollectiveRequest& request : requests) {
     unsent_.push_back(std::move(request));
   }
+  const Clock::time_point now = Clock::now();
+  TFRING_ASSIGN_OR_RETURN(const bool progressed, ProgressMessages(now));
+  // After what is here has been heard.
+  TFRING_RETURN_IF_ERROR(heartbeats_.Look(now));
+  return progressed;
+}
+
+absl::StatusOr<bool> Negotiator::ProgressMessages(Clock::time_point now) {
+  bool progressed = false;
   if (schedule_) {
     TFRING_ASSIGN_OR_RETURN(progressed, FollowSchedule());
     if (schedule_) return progressed;
@@ -55,7 +61,7 @@ absl::StatusOr<bool> Negotiator::Progress(
   TFRING_ASSIGN_OR_RETURN(const bool received, coordinator_
                                                    ? ReceiveRequests()
                                                    : ReceiveResponses());
-  if (coordinator_) Decide();
+  if (coordinator_) Decide(now);
   return progressed || received;
 }
 
@@ -71,6 +77,7 @@ bool Negotiator::SendRequests() {
   if (coordinator_) {
     AddRequests(rank_, list);
   } else {
+    if (list.shutdown) heartbeats_.StopSending();
     mailbox_.Send(kCoordinatorRank,
                   std::make_shared<const std::string>(Encode(list)));
   }
@@ -102,6 +109,7 @@ void Negotiator::AddRequests(int rank, RequestList list) {
   }
   if (list.shutdown) {
     left_[rank] = true;
+    heartbeats_.StopListening(rank);
     coordinator_->Depart(rank);
   }
 }
@@ -118,11 +126,14 @@ absl::StatusOr<bool> Negotiator::ReceiveResponses() {
   return true;
 }
 
-void Negotiator::Decide() {
-  const Clock::time_point now = Clock::now();
+void Negotiator::Decide(Clock::time_point now) {
   if (now - last_stall_check_ > kStallCheckPeriod) {
     last_stall_check_ = now;
-    coordinator_->CheckStalls(now);
+    std::vector<int32_t> silent;
+    for (const Heartbeats::Silent& one : heartbeats_.silent()) {
+      silent.push_back(one.rank);
+    }
+    coordinator_->CheckStalls(now, silent);
   }
   if (!decisions_.empty()) return;
   ResponseList response_list = coordinator_->TakeResponses();
@@ -146,6 +157,10 @@ void Negotiator::Accept(ResponseList response_list) {
     for (const std::string& name : bucket.names) asked_.erase(name);
   }
   shutdown_received_ = !response_list.shutdown.ok();
+  if (shutdown_received_) {
+    coordinator_ ? heartbeats_.StopSending()
+                 : heartbeats_.StopListening(kCoordinatorRank);
+  }
   if (!response_list.schedule.empty()) {
     BeginSchedule(std::move(response_list.schedule));
   }
@@ -159,7 +174,9 @@ absl::StatusOr<std::optional<Negotiator::Decision>> Negotiator::Next() {
   // Or this rank would wait for data from one that was not told to send: a
   // message moves on only while its own transport is asked.  And for no message
   // more: its receiver may already wait for this rank's data.
-  TFRING_RETURN_IF_ERROR(mailbox_.Flush(decisions_.front().messages));
+  TFRING_ASSIGN_OR_RETURN(const bool have_left,
+                          mailbox_.HaveLeft(decisions_.front().messages));
+  if (!have_left) return std::nullopt;
   Decision decision = std::move(decisions_.front());
   decisions_.pop_front();
   return decision;
@@ -189,8 +206,8 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
             [](const Asked& a, const Asked& b) { return a.number > b.number; });
   for (Asked& asked : again) unsent_.push_front(std::move(asked.request));
   left_[rank_] = false;
+  heartbeats_.GoOnSending();
   waiting_since_ = Clock::now();
-  stall_reported_ = false;
 }
 
 absl::StatusOr<bool> Negotiator::FollowSchedule() {
@@ -208,7 +225,7 @@ absl::StatusOr<bool> Negotiator::FollowSchedule() {
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
   const bool taken = TakeScheduledItems();
   if (schedule_->SomeoneHasLeft()) LeaveSchedule();
-  if (!schedule_->over()) TFRING_RETURN_IF_ERROR(CheckScheduleStalls());
+  CheckPatience();
   const bool left = SendProgress();
   if (schedule_->over()) EndSchedule();
   return said || received || taken || left;
@@ -217,7 +234,6 @@ absl::StatusOr<bool> Negotiator::FollowSchedule() {
 void Negotiator::LeaveSchedule() {
   if (schedule_->HasLeft(rank_)) return;
   schedule_->Leave();
-  waiting_since_ = Clock::now();
 }
 
 void Negotiator::EndSchedule() {
@@ -275,36 +291,13 @@ bool Negotiator::TakeScheduledItems() {
 
 // Under a cached schedule nobody reports a stall.  So a rank that has waited
 // for a while leaves, and then the coordinator does; it counts from there,
-// which is why the while is short.  But nobody leaves whose process hangs.
-absl::Status Negotiator::CheckScheduleStalls() {
+// which is why the while is short.  Nobody leaves whose process hangs, which
+// has no heartbeats.
+void Negotiator::CheckPatience() {
   const Clock::time_point now = Clock::now();
-  if (schedule_->pending().empty() && unsent_.empty()) {
-    waiting_since_ = now;
-    return absl::OkStatus();
-  }
-  const double waited =
-      std::chrono::duration<double>(now - waiting_since_).count();
-  if (!schedule_->HasLeft(rank_)) {
-    if (waited >= patience_seconds_) LeaveSchedule();
-    return absl::OkStatus();
-  }
-  const auto describe = [&] {
-    const CollectiveRequest& request = schedule_->pending().empty()
-                                           ? unsent_.front()
-                                           : schedule_->pending().front();
-    return DescribeSilence(members_, request, waited, rank_,
-                           schedule_->Remaining());
-  };
-  if (options_.stall_check_seconds > 0 && !stall_reported_ &&
-      waited >= options_.stall_check_seconds) {
-    stall_reported_ = true;
-    LogWarning(members_.world_ranks[rank_], describe());
-  }
-  if (options_.stall_shutdown_seconds > 0 &&
-      waited >= options_.stall_shutdown_seconds) {
-    return absl::DeadlineExceededError(describe() + kEndOfJob);
-  }
-  return absl::OkStatus();
+  if (schedule_->pending().empty() && unsent_.empty()) waiting_since_ = now;
+  const std::chrono::duration<double> waited = now - waiting_since_;
+  if (waited.count() >= patience_seconds_) LeaveSchedule();
 }
 
 }  // namespace tfring

@@ -31,6 +31,7 @@
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/cached_schedule.h"
 #include "tfring_ops/engine/negotiation/coordinator.h"
+#include "tfring_ops/engine/negotiation/heartbeats.h"
 #include "tfring_ops/engine/negotiation/mailbox.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/tensor_entry.h"
@@ -65,11 +66,21 @@ class Negotiator {
                                 bool shutdown);
 
   // Returns the oldest response list that has not been returned yet, if there
-  // is one.  By then it has left for every rank that gets it from this one.
+  // is one that has left for every rank that gets it from this one.
   absl::StatusOr<std::optional<Decision>> Next();
+  // Returns true if there is one, which may still have to leave.
+  bool HasNext() const { return !decisions_.empty(); }
+
+  // The ranks from which nothing is heard.
+  const std::vector<Heartbeats::Silent>& silent() const {
+    return heartbeats_.silent();
+  }
 
   // Returns true if no other rank will send this one anything more.
   bool over() const;
+
+  // Never frees messages that are on their way: see Transport::HasAbandoned.
+  void KeepMemory() { mailbox_.KeepMemory(); }
 
   // Returns when all messages have left.
   absl::Status Flush();
@@ -83,6 +94,7 @@ class Negotiator {
     CollectiveRequest request;
   };
 
+  absl::StatusOr<bool> ProgressMessages(Clock::time_point now);
   // Sends the unsent requests; not while a cached schedule holds.
   bool SendRequests();
   // Rank 0: passes the requests of `rank` to the coordinator.
@@ -90,7 +102,7 @@ class Negotiator {
   absl::StatusOr<bool> ReceiveRequests();
   absl::StatusOr<bool> ReceiveResponses();
   // Rank 0.
-  void Decide();
+  void Decide(Clock::time_point now);
   // Queues a response list for Next.
   void Accept(ResponseList response_list);
 
@@ -105,14 +117,14 @@ class Negotiator {
   // Queues the items that all ranks have requested.  Returns true if there are
   // any.
   bool TakeScheduledItems();
-  // Keeps the promises of the stall time-outs while this rank waits for others.
-  absl::Status CheckScheduleStalls();
+  // Leaves when this rank has waited for others for a while.
+  void CheckPatience();
 
-  const Options& options_;
   const Members& members_;
   const int rank_;
   const double patience_seconds_;
   Mailbox mailbox_;
+  Heartbeats heartbeats_;
   std::optional<Coordinator> coordinator_;  // on rank 0
   // By rank: has sent its shutdown request.  Ranks other than 0 know only
   // their own.
@@ -134,10 +146,8 @@ class Negotiator {
     int64_t messages;
   };
   std::deque<Sent> sent_;
-  // Since when this rank has waited for the others: for the next item, or, when
-  // it has left, for their leaving.
+  // Since when this rank has waited for the others.
   Clock::time_point waiting_since_;
-  bool stall_reported_ = false;
 };
 
 }  // namespace tfring

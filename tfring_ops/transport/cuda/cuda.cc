@@ -187,7 +187,7 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeCudaTransport(
   TFRING_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinks> ways,
                           CudaLinks::Negotiate(device, host, options));
   return std::make_unique<CudaTransport>(std::move(ways),
-                                         options.stall_shutdown_seconds);
+                                         options.transport_timeout_seconds());
 }
 
 }  // namespace tfring

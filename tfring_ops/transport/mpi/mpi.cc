@@ -9,6 +9,7 @@
 #include <climits>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -74,7 +75,7 @@ class MpiTransport final : public Transport {
         outboxes_(nodes_.size()) {
     MPI_Comm_rank(comm_, &rank_);
     broken_ = FromMpi(
-        MPI_Irecv(abort_received_.data(), abort_received_.size(), MPI_CHAR,
+        MPI_Irecv(abort_received_->data(), abort_received_->size(), MPI_CHAR,
                   MPI_ANY_SOURCE, kAbortTag, comm_, &abort_request_),
         "MPI_Irecv");
   }
@@ -83,7 +84,9 @@ class MpiTransport final : public Transport {
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (finalized) return;
-    Abandon(abort_request_, Clock::now() + kAbortGrace);
+    if (!Abandon(abort_request_, Clock::now() + kAbortGrace)) {
+      (void)abort_received_.release();
+    }
     // After an abort, messages that nobody will receive may still be in flight:
     // a later communicator must not get this one's context id, and with it
     // those messages.
@@ -155,15 +158,17 @@ class MpiTransport final : public Transport {
     for (Backoff backoff(kYields);; backoff.Pause()) {
       TFRING_ASSIGN_OR_RETURN(const bool complete, Test(request));
       if (complete) return absl::OkStatus();
-      if (backoff.SeldomTurn() && timeout_seconds_ > 0) {
-        const std::chrono::duration<double> waited = Clock::now() - begin;
-        if (waited.count() > timeout_seconds_) {
-          return absl::DeadlineExceededError(
-              absl::StrCat("rank ", peer, " has sent or taken nothing for ",
-                           timeout_seconds_, " s"));
-        }
+      if (!backoff.SeldomTurn()) continue;
+      if (attend_) TFRING_RETURN_IF_ERROR(attend_());
+      const std::chrono::duration<double> waited = Clock::now() - begin;
+      if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+        return TimedOut(peer, timeout_seconds_);
       }
     }
+  }
+
+  void SetAttendant(std::function<absl::Status()> attend) override {
+    attend_ = std::move(attend);
   }
 
   bool TakesDeviceMemory(int /*peer*/) const override {
@@ -192,6 +197,8 @@ class MpiTransport final : public Transport {
     }
     AbandonAll();
   }
+
+  bool HasAbandoned() const override { return has_abandoned_; }
 
  private:
   struct Operation {
@@ -338,7 +345,7 @@ class MpiTransport final : public Transport {
       return status;
     }
     // The rank that aborted has notified all others: no need to pass it on.
-    broken_ = absl::UnavailableError(abort_received_.data());
+    broken_ = absl::UnavailableError(abort_received_->data());
     AbandonAll();
     return broken_;
   }
@@ -347,7 +354,9 @@ class MpiTransport final : public Transport {
     // One deadline for all, as a pipeline may have many sends in flight.
     const Clock::time_point deadline = Clock::now() + kAbortGrace;
     for (Operation& operation : operations_) {
-      for (MPI_Request& piece : operation.pieces) Abandon(piece, deadline);
+      for (MPI_Request& piece : operation.pieces) {
+        if (!Abandon(piece, deadline)) has_abandoned_ = true;
+      }
       operation.status = broken_;
     }
     for (Outbox& outbox : outboxes_) {
@@ -357,23 +366,27 @@ class MpiTransport final : public Transport {
     waiting_sends_ = 0;
   }
 
-  // Ends an operation that nobody will complete, by `deadline` at the latest.
-  static void Abandon(MPI_Request& request, Clock::time_point deadline) {
-    if (request == MPI_REQUEST_NULL) return;
+  // Ends an operation that nobody will complete.  Returns false if it could not
+  // by `deadline`: MPI may use its memory at any time.
+  static bool Abandon(MPI_Request& request, Clock::time_point deadline) {
+    if (request == MPI_REQUEST_NULL) return true;
     MPI_Cancel(&request);
     int complete = 0;
     do {
       if (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+        complete = true;  // with an error, as of a rank that is lost
         break;
       }
     } while (!complete && Clock::now() < deadline);
     if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+    return complete;
   }
 
   MPI_Comm comm_;
   const std::vector<int> nodes_;  // by rank
   const bool takes_device_memory_ = MpiIsCudaAware();
   const double timeout_seconds_;
+  std::function<absl::Status()> attend_;  // may be empty
   int rank_ = 0;
   std::vector<Operation> operations_;
   std::vector<Outbox> outboxes_;   // by peer
@@ -381,7 +394,9 @@ class MpiTransport final : public Transport {
   std::vector<OperationId> free_;  // operations_ that are not in use
   int64_t tests_ = 0;
   MPI_Request abort_request_ = MPI_REQUEST_NULL;
-  AbortText abort_received_{};
+  // Owned apart, as it may have to be kept.
+  std::unique_ptr<AbortText> abort_received_ = std::make_unique<AbortText>();
+  bool has_abandoned_ = false;
   absl::Status broken_;
 };
 

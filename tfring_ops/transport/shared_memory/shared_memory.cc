@@ -2,9 +2,9 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/status_macros.h"
 
@@ -80,6 +80,10 @@ class SharedMemoryTransport final : public Transport {
     return WaitUntil(At(request).peer, [&] { return Test(request); });
   }
 
+  void SetAttendant(std::function<absl::Status()> attend) override {
+    attend_ = std::move(attend);
+  }
+
   bool CanPeek(int peer) const override { return peers_[peer] != nullptr; }
 
   bool TakesDeviceMemory(int peer) const override {
@@ -107,6 +111,8 @@ class SharedMemoryTransport final : public Transport {
   void Abort(const absl::Status& reason) override {
     if (broken_.ok()) Break(reason);
   }
+
+  bool HasAbandoned() const override { return others_->HasAbandoned(); }
 
  private:
   struct Operation {
@@ -210,13 +216,11 @@ class SharedMemoryTransport final : public Transport {
         standstill = Clock::now();
         backoff = Backoff();
       }
-      if (backoff.SeldomTurn() && timeout_seconds_ > 0) {
-        const std::chrono::duration<double> waited = Clock::now() - standstill;
-        if (waited.count() > timeout_seconds_) {
-          return absl::DeadlineExceededError(
-              absl::StrCat("rank ", peer, " has sent or taken nothing for ",
-                           timeout_seconds_, " s"));
-        }
+      if (!backoff.SeldomTurn()) continue;
+      if (attend_) TFRING_RETURN_IF_ERROR(attend_());
+      const std::chrono::duration<double> waited = Clock::now() - standstill;
+      if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+        return TimedOut(peer, timeout_seconds_);
       }
     }
   }
@@ -236,6 +240,7 @@ class SharedMemoryTransport final : public Transport {
   const std::shared_ptr<void> memory_;
   const std::unique_ptr<Transport> others_;
   const double timeout_seconds_;
+  std::function<absl::Status()> attend_;  // may be empty
   std::deque<Peer> linked_;
   std::vector<Peer*> peers_;  // by rank; null: `others_`
   std::vector<Operation> operations_;

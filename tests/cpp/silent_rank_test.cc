@@ -1,0 +1,195 @@
+// A rank stops in the middle of a transfer: the others say who it is and what
+// they wait in, while they wait and in the end.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/forwarding.h"
+
+namespace tfring {
+namespace {
+
+// Stops every thread of a rank that comes by, as SIGSTOP does.
+class Gate {
+ public:
+  // Closes when the data has been asked for so many operations.
+  void CloseAfter(int operations) { left_ = operations; }
+  void Open() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = false;
+    opened_.notify_all();
+  }
+  void WaitUntilClosed() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    happened_.wait(lock, [this] { return has_closed_; });
+  }
+
+  void PassData() {
+    if (left_ > 0 && --left_ == 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = has_closed_ = true;
+      happened_.notify_all();
+    }
+    Pass();
+  }
+  void Pass() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    opened_.wait(lock, [this] { return !closed_; });
+  }
+
+ private:
+  std::atomic<int> left_{0};
+  std::mutex mutex_;
+  std::condition_variable opened_, happened_;
+  bool closed_ = false, has_closed_ = false;
+};
+
+class GatedTransport final : public ForwardingTransport {
+ public:
+  GatedTransport(std::unique_ptr<Transport> inner, Gate& gate, bool is_data)
+      : ForwardingTransport(std::move(inner)), gate_(gate), is_data_(is_data) {}
+
+  OperationId StartSend(int peer, ConstBytes data) override {
+    is_data_ ? gate_.PassData() : gate_.Pass();
+    return ForwardingTransport::StartSend(peer, data);
+  }
+  absl::StatusOr<bool> Test(OperationId request) override {
+    gate_.Pass();
+    return ForwardingTransport::Test(request);
+  }
+  absl::Status Wait(OperationId request) override {
+    gate_.Pass();
+    return ForwardingTransport::Wait(request);
+  }
+
+ private:
+  Gate& gate_;
+  const bool is_data_;
+};
+
+class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
+ protected:
+  static constexpr int kSize = 4;
+
+  static Medium medium() { return std::get<Medium>(GetParam()); }
+  static int stopped() { return std::get<int>(GetParam()); }
+
+  static Options MakeOptions() {
+    Options options = Job::ShortOptions();
+    options.network_segment_bytes = 1000;
+    options.allreduce = AllreduceAlgorithm::kRing;
+    options.stall_check_seconds = 1;
+    options.stall_shutdown_seconds = 3;
+    return options;
+  }
+
+  void StartJob() {
+    auto gated = [&](bool is_data) {
+      auto transports = MakeTransports(medium(), kSize);
+      auto& one = transports[stopped()];
+      one = std::make_unique<GatedTransport>(std::move(one), gate_, is_data);
+      return transports;
+    };
+    auto second = gated(true);
+    job_ = std::make_unique<Job>(
+        gated(false), gated(true), MakeOptions(), /*id=*/0,
+        /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+        [&](int rank, ProcessSet& set) {
+          set.make_data = [&, rank] { return std::move(second[rank]); };
+        });
+    ExpectWorks(*job_);
+  }
+
+  void StopInTheMiddle() {
+    gate_.CloseAfter(20);
+    job_->Submit(entries_);
+    gate_.WaitUntilClosed();
+  }
+
+  static std::string Warning(int rank) {
+    return "warning on rank " + std::to_string(rank) +
+           ": allreduce of 'kernel' has waited ";
+  }
+  static std::string Silence() {
+    return "; nothing has been heard from rank " + std::to_string(stopped());
+  }
+
+  Gate gate_;
+  const Entries entries_ = MakeEntries(kSize, "kernel", 200'000);
+  std::unique_ptr<Job> job_;
+};
+// In the last, the wire is a worker's.
+INSTANTIATE_TEST_SUITE_P(MediumAndRank, SilentRankTest,
+                         testing::Values(std::tuple(Medium::kInProcess, 2),
+                                         std::tuple(Medium::kSharedMemory, 0),
+                                         std::tuple(Medium::kTwoNodes, 0),
+                                         std::tuple(Medium::kTwoNodes, 2)));
+
+TEST_P(SilentRankTest, IsNamedByAllAndGivenUpWithOneMessage) {
+  StartJob();
+  testing::internal::CaptureStderr();
+  StopInTheMiddle();
+  const absl::Status first = entries_[1]->outcome.Wait();
+  EXPECT_EQ(first.code(), absl::StatusCode::kDeadlineExceeded);
+  for (const std::string& part :
+       {std::string("allreduce of 'kernel' has waited 3 s for rank "),
+        Silence(), std::string("The job cannot go on without it.")}) {
+    EXPECT_NE(first.message().find(part), absl::string_view::npos) << first;
+  }
+  for (int rank = 0; rank < kSize; ++rank) {
+    if (rank == stopped()) continue;
+    EXPECT_EQ(entries_[rank]->outcome.Wait().message(), first.message());
+  }
+  gate_.Open();
+  job_->Shutdown();
+  EXPECT_EQ(entries_[stopped()]->outcome.Wait().message(), first.message());
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (int rank = 0; rank < kSize; ++rank) {
+    EXPECT_EQ(said.find(Warning(rank)) != std::string::npos, rank != stopped())
+        << said;
+  }
+  EXPECT_NE(said.find(Silence()), std::string::npos) << said;
+  // Nobody else is called silent.
+  for (int rank = 0; rank < kSize; ++rank) {
+    const std::string blame =
+        "nothing has been heard from rank " + std::to_string(rank);
+    EXPECT_EQ(said.find(blame) != std::string::npos, rank == stopped()) << said;
+  }
+}
+
+TEST_P(SilentRankTest, MayGoOnAndSoDoesTheJob) {
+  StartJob();
+  testing::internal::CaptureStderr();
+  StopInTheMiddle();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+  gate_.Open();
+  ExpectSums(entries_);
+  // Until all have heard it.
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (std::chrono::steady_clock::now() < deadline) ExpectWorks(*job_);
+  job_->Shutdown();
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string again =
+      "rank " + std::to_string(stopped()) + " is heard again.";
+  for (int rank = 0; rank < kSize; ++rank) {
+    if (rank == stopped()) continue;
+    const std::string from = "warning on rank " + std::to_string(rank) + ": ";
+    EXPECT_NE(said.find(Warning(rank)), std::string::npos) << said;
+    EXPECT_NE(said.find(from + again), std::string::npos) << said;
+  }
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,53 @@
+// Ranks that wait for one another: rank 0 in a collective that rank 1 has not
+// called, and rank 1 in one that rank 0 has not.
+//
+// A rank counts if all it has asked for waits for ranks that count, and it has
+// asked for nothing new for a while.  So those that compute do not count, nor
+// do those that wait for them; nor what one step has asked for in another order
+// than on another rank, while it still asks for more.  The coordinator cannot
+// see if a thread of such a rank is still to ask for more: so it warns, and the
+// stall time-out decides.
+//
+// Pure functions.
+#ifndef TFRING_OPS_ENGINE_NEGOTIATION_DEADLOCK_H_
+#define TFRING_OPS_ENGINE_NEGOTIATION_DEADLOCK_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/tensor_entry.h"
+
+namespace tfring {
+
+// How often to look, and for how long a rank that counts has asked for nothing.
+inline constexpr double kDeadlockCheckSeconds = 0.25;
+inline constexpr double kQuietSeconds = 5;
+
+// A request that some ranks have submitted, and others, who have not joined,
+// are missing.
+struct PendingRequest {
+  int64_t number;
+  const CollectiveRequest* request;
+  std::vector<int32_t> submitted, missing;
+};
+
+// Those of `pending` that ranks which count wait in.  `quiet` says by rank who
+// has asked for nothing for a while.
+std::vector<PendingRequest> FindDeadlock(
+    const std::vector<PendingRequest>& pending, const std::vector<bool>& quiet);
+
+// "ranks wait for one another: rank 0 in allreduce of 'a' for rank 1; ..."
+std::string DescribeDeadlock(const Members& members,
+                             const std::vector<PendingRequest>& deadlock);
+
+// For each of `ranks` that waits itself: ", and rank 1 waits in barrier of
+// 'b'".
+std::string DescribeWaits(const Members& members,
+                          const std::vector<PendingRequest>& pending,
+                          const std::vector<int32_t>& ranks);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_NEGOTIATION_DEADLOCK_H_

@@ -1,0 +1,63 @@
+// What a rank does about ranks that are silent: it warns while it waits for
+// them, and gives them up in the end.
+//
+// One rank gives up for all, so that all have the same error: the first one
+// that is not silent itself.  The others would follow, in turn.
+//
+// Not thread-safe.
+#ifndef TFRING_OPS_ENGINE_SILENCE_WATCH_H_
+#define TFRING_OPS_ENGINE_SILENCE_WATCH_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/members.h"
+#include "tfring_ops/engine/negotiation/heartbeats.h"
+
+namespace tfring {
+
+class SilenceWatch {
+ public:
+  using Time = Heartbeats::Clock::time_point;
+
+  // What keeps this rank waiting, as messages say it.
+  struct Wait {
+    std::string what;
+    Time since;
+  };
+
+  // REQUIRES: the references outlive this.
+  SilenceWatch(const Options& options, const Members& members, int rank)
+      : options_(options), members_(members), rank_(rank) {}
+
+  // Calls `wait` only if somebody is silent.  DeadlineExceeded ends the job.
+  absl::Status Check(const std::vector<Heartbeats::Silent>& silent,
+                     const std::function<std::optional<Wait>()>& wait,
+                     Time now) {
+    if (silent.empty() && warned_of_.empty()) return absl::OkStatus();
+    return CheckSilent(silent, wait(), now);
+  }
+
+ private:
+  absl::Status CheckSilent(const std::vector<Heartbeats::Silent>& silent,
+                           const std::optional<Wait>& wait, Time now);
+  void ReportReturns(const std::vector<int32_t>& silent);
+  void Warn(const std::string& text) const;
+
+  const Options& options_;
+  const Members& members_;
+  const int rank_;
+  // Of which ranks it has warned, and whether it waited for them by then.
+  std::map<int32_t, bool> warned_of_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_SILENCE_WATCH_H_
