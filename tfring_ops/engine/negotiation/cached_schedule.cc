@@ -19,6 +19,8 @@ bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b) {
   return a.name == b.name && DescribeDifference(a, 0, b, 0).empty();
 }
 
+// The distance to the last request of the same name is the period, if all those
+// since then have had the same distance to theirs.
 void PeriodFinder::Add(CollectiveRequest request) {
   const auto before =
       std::find_if(last_.rbegin(), last_.rend(),
@@ -46,6 +48,9 @@ std::vector<CollectiveRequest> PeriodFinder::Period() const {
   return {last_.end() - period_, last_.end()};
 }
 
+// To leave a schedule costs a way to every rank, and back to the coordinator. A
+// job that leaves soon, as one that evaluates every few steps, has to show
+// twice as many periods for the next one.
 void PeriodFinder::ScheduleHasEnded(int64_t items) {
   wanted_periods_ = items >= kPeriodsThatPay * period_
                         ? 2
@@ -90,6 +95,9 @@ std::vector<int32_t> CachedSchedule::Remaining() const {
   return ranks;
 }
 
+// All ranks come to the same count in the end, though not at the same time:
+// progress is never taken back, and the last update of a rank that leaves is
+// final.
 int64_t CachedSchedule::Agreed() const {
   return std::min_element(progress_.begin(), progress_.end(),
                           [](const ProgressUpdate& a, const ProgressUpdate& b) {
@@ -106,6 +114,8 @@ std::optional<CollectiveRequest> CachedSchedule::TakeNext() {
   return request;
 }
 
+// Not before all have left: a rank that has not may still add to what all have
+// agreed on, which this rank must run as well.
 bool CachedSchedule::over() const {
   return Remaining().empty() && taken_ == Agreed();
 }

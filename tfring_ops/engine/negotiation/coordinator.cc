@@ -149,6 +149,8 @@ void Coordinator::Join(int rank, CollectiveRequest request) {
       ++it;
     }
   }
+  // The map's order would do, as the coordinator alone decides; the order in
+  // which names came is that of the scripts.
   std::sort(
       complete.begin(), complete.end(),
       [](const Waiting& a, const Waiting& b) { return a.number < b.number; });
@@ -181,6 +183,9 @@ std::vector<int32_t> Coordinator::Missing(const Waiting& waiting,
 }
 
 void Coordinator::Decide(Waiting waiting) {
+  // A difference fails the request only now, when all ranks have sent it: a
+  // rank that came to it after the failure would begin another of that name,
+  // and be paired with the next step's.
   if (waiting.difference.empty()) {
     std::string why_not;
     if (waiting.submissions < members_.size()) {
@@ -223,6 +228,8 @@ void Coordinator::Depart(int rank) {
       "before the first of them ends: look for a branch or an early end of the "
       "data on ",
       Ranks(members_, {rank}), "."));
+  // Every rank fails what it has in flight when it gets this, whether it had
+  // been answered or not.
   waiting_.clear();
   responses_.shutdown = departed_;
 }
@@ -308,6 +315,8 @@ ResponseList Coordinator::TakeResponses() {
   int64_t bucket_bytes = 0;
   for (Waiting& ready : ready_) {
     const int64_t bytes = SizeInBytes(ready.request);
+    // An average divides by the ranks that have submitted: a bucket has one
+    // number of them.
     const bool joins = !options_.deterministic && previous != nullptr &&
                        previous->submissions == ready.submissions &&
                        Fusible(previous->request, ready.request) &&
@@ -340,6 +349,8 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
     return periods_.Reset();
   }
   auto ready = ready_.begin();
+  // Requests that share a bucket do so by chance, as they became ready
+  // together; a schedule would promise it for every step.
   for (const Response& bucket : response_list.responses) {
     if (bucket.names.size() == 1 && ready->submissions == members_.size() &&
         CollectiveOf(ready->request.kind).is_cacheable()) {
@@ -357,12 +368,13 @@ std::vector<CollectiveRequest> Coordinator::NextSchedule() const {
     return {};
   }
   std::vector<CollectiveRequest> period = periods_.Period();
+  // Ranks would leave at once for what is not in it.
   for (const auto& one : waiting_) {
     const CollectiveRequest& waiting = one.second.request;
-    const bool planned = std::any_of(
+    const bool scheduled = std::any_of(
         period.begin(), period.end(),
         [&](const auto& item) { return SameRequest(item, waiting); });
-    if (!planned) return {};
+    if (!scheduled) return {};
   }
   return period;
 }

@@ -73,6 +73,7 @@ bool Negotiator::SendRequests() {
   list.requests.assign(std::make_move_iterator(unsent_.begin()),
                        std::make_move_iterator(unsent_.end()));
   unsent_.clear();
+  // Nothing may follow a shutdown request: the coordinator reads no further.
   left_[rank_] = list.shutdown;
   if (coordinator_) {
     AddRequests(rank_, list);
@@ -81,6 +82,8 @@ bool Negotiator::SendRequests() {
     mailbox_.Send(kCoordinatorRank,
                   std::make_shared<const std::string>(Encode(list)));
   }
+  // Kept until a response answers them: a schedule that begins before that has
+  // the coordinator forget them.
   for (CollectiveRequest& request : list.requests) {
     const std::string name = request.name;
     asked_.insert_or_assign(name, Asked{asked_count_++, std::move(request)});
@@ -135,6 +138,8 @@ void Negotiator::Decide(Clock::time_point now) {
     }
     coordinator_->CheckStalls(now, silent);
   }
+  // One list at a time: what becomes ready while this rank runs the last one
+  // can share a message.
   if (!decisions_.empty()) return;
   ResponseList response_list = coordinator_->TakeResponses();
   if (response_list.empty()) return;
@@ -143,10 +148,14 @@ void Negotiator::Decide(Clock::time_point now) {
   for (int peer = 0; peer < members_.size(); ++peer) {
     if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
   }
+  // The coordinator's rank takes what it has sent, like any other, so that all
+  // run the same in the same order.
   Accept(std::move(response_list));
 }
 
 void Negotiator::Accept(ResponseList response_list) {
+  // A rank that an error does not name may have a request of that name that
+  // came too late to fail with the others', and still waits for an answer.
   for (const ErrorResponse& failure : response_list.errors) {
     const std::vector<int32_t>& ranks = failure.ranks;
     if (std::find(ranks.begin(), ranks.end(), rank_) != ranks.end()) {
@@ -202,15 +211,21 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
   std::vector<Asked> again;
   for (auto& [name, asked] : asked_) again.push_back(std::move(asked));
   asked_.clear();
+  // In the order in which the script asked, and before what has not been sent
+  // yet: a rank follows a schedule by that order alone.
   std::sort(again.begin(), again.end(),
             [](const Asked& a, const Asked& b) { return a.number > b.number; });
   for (Asked& asked : again) unsent_.push_front(std::move(asked.request));
+  // A shutdown request is forgotten with the others, and sent again after the
+  // schedule.
   left_[rank_] = false;
   heartbeats_.GoOnSending();
   waiting_since_ = Clock::now();
 }
 
 absl::StatusOr<bool> Negotiator::FollowSchedule() {
+  // A request out of turn ends the schedule for all.  It stays where it is,
+  // with all behind it, and goes to the coordinator afterwards.
   while (!unsent_.empty() && !schedule_->HasLeft(rank_)) {
     if (schedule_->IsNext(unsent_.front())) {
       schedule_->Submit(std::move(unsent_.front()));
@@ -224,6 +239,7 @@ absl::StatusOr<bool> Negotiator::FollowSchedule() {
   const bool said = SendProgress();
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
   const bool taken = TakeScheduledItems();
+  // A rank that went on would wait for one that has left.
   if (schedule_->SomeoneHasLeft()) LeaveSchedule();
   CheckPatience();
   const bool left = SendProgress();
@@ -237,6 +253,8 @@ void Negotiator::LeaveSchedule() {
 }
 
 void Negotiator::EndSchedule() {
+  // Those that some rank had not come to when it left: all ranks know the count
+  // up to which the items have run, and so all send the same ones again.
   unsent_.insert(unsent_.begin(), schedule_->pending().begin(),
                  schedule_->pending().end());
   if (coordinator_) coordinator_->ScheduleHasEnded(schedule_->taken());
@@ -258,6 +276,7 @@ bool Negotiator::SendProgress() {
 absl::StatusOr<bool> Negotiator::ReceiveProgress() {
   bool received = false;
   for (int peer = 0; peer < members_.size(); ++peer) {
+    // Behind a peer's last update come requests, which are not for now.
     while (peer != rank_ && !schedule_->HasLeft(peer)) {
       TFRING_ASSIGN_OR_RETURN(const std::optional<std::string> message,
                               mailbox_.Poll(peer));
@@ -280,6 +299,8 @@ bool Negotiator::TakeScheduledItems() {
              schedule_->TakeNext()) {
     taken = true;
     waiting_since_ = Clock::now();
+    // The update that covers this item, and all before it, must have left
+    // before this rank waits for the item's data: see Next.
     while (sent_.front().update.count < schedule_->taken()) sent_.pop_front();
     ResponseList response_list;
     response_list.responses.emplace_back().names = {request->name};
