@@ -71,7 +71,7 @@ SOURCES := $(wildcard tfring_ops/xla/*.cc) \
 # The modules that need neither TensorFlow's runtime nor MPI.
 CORE_SOURCES := $(filter-out tfring_ops/transport/mpi/%,$(filter \
   $(patsubst %,tfring_ops/%/%,base kernels transport algorithms nccl \
-  engine),$(SOURCES)))
+  engine offload),$(SOURCES)))
 MPI_SOURCES := $(wildcard tfring_ops/transport/mpi/*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
 TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = (
     *("base", "kernels", "transport", "algorithms", "nccl", "engine"),
-    *("runtime", "capi", "tf", "xla"),
+    *("offload", "runtime", "capi", "tf", "xla"),
 )
 # The modules that may include TensorFlow's headers.
 FRAMEWORK_MODULES = ("tf", "xla")

@@ -159,6 +159,14 @@ def capi() -> ctypes.CDLL:
     library.tfring_timeline_start.restype = None
     library.tfring_timeline_stop.argtypes = []
     library.tfring_timeline_stop.restype = ctypes.c_char_p
+    library.tfring_offload_count_allocations.argtypes = []
+    library.tfring_offload_count_allocations.restype = None
+    library.tfring_offload_statistics.argtypes = [
+        ctypes.c_int64,
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.c_int32,
+    ]
+    library.tfring_offload_statistics.restype = ctypes.c_int32
     library.tfring_describe_gpus.argtypes = []
     library.tfring_describe_gpus.restype = ctypes.c_char_p
     library.tfring_nccl_version.argtypes = []

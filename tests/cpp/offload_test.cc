@@ -1,0 +1,407 @@
+// Tiers, the threads that copy, and plans, without TensorFlow.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tfring_ops/offload/copier.h"
+#include "tfring_ops/offload/plan.h"
+#include "tfring_ops/offload/planner.h"
+#include "tfring_ops/offload/tier.h"
+
+namespace tfring {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Waits for a number of callbacks.
+class Countdown {
+ public:
+  explicit Countdown(int count) : count_(count) {}
+  void Decrement() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--count_ == 0) zero_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    zero_.wait(lock, [this] { return count_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable zero_;
+  int count_;
+};
+
+TEST(CopierTest, CopiesEachByteOnceAndIsDoneOnce) {
+  const int64_t sizes[] = {1, 4095, (2 << 20) + 1, 9 << 20};
+  std::vector<std::string> sources;
+  std::vector<std::string> targets;
+  for (const int64_t size : sizes) {
+    sources.push_back(std::string(size, static_cast<char>('a' + size % 20)));
+    targets.push_back(std::string(size, '\0'));
+  }
+  std::atomic<int> done{0};
+  std::atomic<int64_t> copied{0};
+  {
+    Copier copier(3);
+    for (int i = 0; i < 4; ++i) {
+      copier.Submit(
+          i % 2 == 0 ? Copier::Direction::kOut : Copier::Direction::kBack,
+          sizes[i],
+          [&, i](int64_t offset, int64_t bytes) {
+            std::memcpy(&targets[i][offset], &sources[i][offset], bytes);
+            copied += bytes;
+            return absl::OkStatus();
+          },
+          [&](const absl::Status& status, int64_t busy_ns) {
+            EXPECT_TRUE(status.ok()) << status;
+            EXPECT_GE(busy_ns, 0);
+            ++done;
+          });
+    }
+  }  // It ends with the copies.
+  EXPECT_EQ(done, 4);
+  EXPECT_EQ(copied, 1 + 4095 + (2 << 20) + 1 + (9 << 20));
+  EXPECT_EQ(sources, targets);
+}
+
+TEST(CopierTest, AFailureIsToldOnceAndStopsTheCopy) {
+  std::atomic<int> pieces{0};
+  std::atomic<int> done{0};
+  {
+    Copier copier(1);
+    copier.Submit(
+        Copier::Direction::kOut, 100 << 20,
+        [&](int64_t, int64_t) {
+          return ++pieces == 3 ? absl::DataLossError("third")
+                               : absl::OkStatus();
+        },
+        [&](const absl::Status& status, int64_t) {
+          EXPECT_EQ(status.message(), "third");
+          ++done;
+        });
+  }
+  EXPECT_EQ(pieces, 3);
+  EXPECT_EQ(done, 1);
+}
+
+TEST(CopierTest, CopiesBackComeFirst) {
+  std::mutex mutex;
+  std::vector<char> order;
+  Countdown started(1);
+  Countdown submitted(1);
+  {
+    Copier copier(1);
+    auto submit = [&](Copier::Direction direction, char name, bool waits) {
+      copier.Submit(
+          direction, 1,
+          [&, name, waits](int64_t, int64_t) {
+            if (waits) {
+              started.Decrement();
+              submitted.Wait();
+            }
+            std::lock_guard<std::mutex> lock(mutex);
+            order.push_back(name);
+            return absl::OkStatus();
+          },
+          [](const absl::Status&, int64_t) {});
+    };
+    submit(Copier::Direction::kOut, 'a', true);
+    started.Wait();
+    submit(Copier::Direction::kOut, 'b', false);
+    submit(Copier::Direction::kBack, 'c', false);
+    submitted.Decrement();
+  }
+  EXPECT_THAT(order, ElementsAre('a', 'c', 'b'));
+}
+
+// What was written is read, whatever else is in the tier.
+void CheckTier(Tier& tier) {
+  std::vector<std::unique_ptr<Tier::Slot>> slots;
+  std::vector<std::string> texts;
+  for (int i = 0; i < 5; ++i) {
+    texts.push_back(std::string(10000 + 5000 * i, static_cast<char>('a' + i)));
+    auto slot = tier.Allocate(texts[i].size());
+    ASSERT_TRUE(slot.ok()) << slot.status();
+    slots.push_back(*std::move(slot));
+    const int64_t half = texts[i].size() / 2;
+    EXPECT_TRUE(slots[i]->Write(&texts[i][0], 0, half).ok());
+    EXPECT_TRUE(
+        slots[i]->Write(&texts[i][half], half, texts[i].size() - half).ok());
+    // Those in between are free for the next.
+    if (i == 2) slots[1].reset();
+  }
+  for (const int i : {4, 0, 3, 2}) {
+    std::string read(texts[i].size(), '\0');
+    EXPECT_TRUE(slots[i]->Read(read.data(), 0, read.size()).ok());
+    EXPECT_EQ(read, texts[i]);
+  }
+  EXPECT_GE(tier.use().in_use_bytes, 10000 + 20000 + 25000 + 30000);
+  slots.clear();
+  EXPECT_EQ(tier.use().in_use_bytes, 0);
+}
+
+TEST(TierTest, Host) {
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  CheckTier(*tier);
+}
+
+std::string NewDirectory() {
+  std::string directory = testing::TempDir() + "/offload_XXXXXX";
+  EXPECT_NE(mkdtemp(directory.data()), nullptr);
+  return directory;
+}
+
+TEST(TierTest, Disk) {
+  const std::string directory = NewDirectory();
+  auto tier = MakeDiskTier(directory);
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  CheckTier(**tier);
+  // The file has no name: nothing is in the way.
+  EXPECT_EQ(rmdir(directory.c_str()), 0);
+}
+
+TEST(TierTest, NoSuchDirectory) {
+  const auto tier = Tier::Find("/no/such/directory");
+  EXPECT_THAT(tier.status().message(), HasSubstr("/no/such/directory"));
+}
+
+TEST(TierTest, AThousandStepsDoNotGrow) {
+  const std::string directory = NewDirectory();
+  auto disk = MakeDiskTier(directory);
+  ASSERT_TRUE(disk.ok());
+  std::unique_ptr<Tier> host = MakeHostTier();
+  for (Tier* tier : {host.get(), disk->get()}) {
+    for (int step = 0; step < 1000; ++step) {
+      std::vector<std::unique_ptr<Tier::Slot>> slots;
+      // The last batch of an epoch is smaller.
+      const int64_t rows = step % 10 == 9 ? 3 : 8;
+      for (int64_t i = 1; i <= 6; ++i) {
+        auto slot = tier->Allocate(rows * i * 4096);
+        ASSERT_TRUE(slot.ok());
+        slots.push_back(*std::move(slot));
+      }
+      while (!slots.empty()) slots.pop_back();
+    }
+    EXPECT_EQ(tier->use().in_use_bytes, 0);
+    EXPECT_EQ(tier->use().peak_bytes, 8 * 21 * 4096);
+    EXPECT_LE(tier->use().reserved_bytes, tier->use().peak_bytes);
+  }
+  EXPECT_EQ(rmdir(directory.c_str()), 0);
+}
+
+// Three feature maps of 10 bytes, gone after events 0, 1, 2, and allocated
+// again after events 5, 4, 3.
+MeasuredStep ThreeItems() {
+  MeasuredStep step;
+  step.items = {{10, 0, 5}, {10, 1, 4}, {10, 2, 3}};
+  step.peaks = {30, 30, 30, 20, 30, 30, 25};
+  return step;
+}
+
+TEST(PlannerTest, WhatIsBackFirstStaysFirst) {
+  const MeasuredStep step = ThreeItems();
+  EXPECT_EQ(step.peak(), 30);
+  EXPECT_THAT(ChooseToKeep(step, 30), ElementsAre(false, false, true));
+  EXPECT_THAT(ChooseToKeep(step, 40), ElementsAre(false, true, true));
+  EXPECT_THAT(ChooseToKeep(step, 49), ElementsAre(false, true, true));
+  EXPECT_THAT(ChooseToKeep(step, 50), ElementsAre(true, true, true));
+}
+
+TEST(PlannerTest, NothingStaysBelowTheLeast) {
+  EXPECT_THAT(ChooseToKeep(ThreeItems(), 29), ElementsAre(false, false, false));
+}
+
+TEST(PlannerTest, WhatIsLargeLeavesRoomForOthers) {
+  MeasuredStep step = ThreeItems();
+  step.items[1].bytes = 1000;
+  EXPECT_THAT(ChooseToKeep(step, 45), ElementsAre(true, false, true));
+}
+
+TEST(PlannerTest, WhatWasNotMovedIsNotKept) {
+  MeasuredStep step = ThreeItems();
+  step.items[2].back = -1;
+  EXPECT_THAT(ChooseToKeep(step, 1000), ElementsAre(true, true, false));
+}
+
+class FakeMeter : public Meter {
+ public:
+  int64_t TakePeakBytes() override {
+    const int64_t peak_bytes = peak_bytes_;
+    peak_bytes_ = in_use_bytes_;
+    return peak_bytes;
+  }
+  void Allocate(int64_t bytes) {
+    in_use_bytes_ += bytes;
+    peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
+  }
+
+ private:
+  int64_t in_use_bytes_ = 100;
+  int64_t peak_bytes_ = 100;
+};
+
+constexpr int64_t kMany = 1 << 20;
+
+// A step with two feature maps.  Returns how many were moved, or -1 if it
+// could not begin.
+int RunStep(Plan& plan, const std::shared_ptr<FakeMeter>& meter,
+            absl::Status* status = nullptr) {
+  auto execution = plan.Begin(meter);
+  if (status != nullptr) *status = execution.status();
+  if (!execution.ok()) return -1;
+  int moved = 0;
+  bool moves[2];
+  for (const int i : {0, 1}) {
+    meter->Allocate(kMany);
+    moves[i] = (*execution)->Moves(i, kMany);
+    if (!moves[i]) continue;
+    ++moved;
+    meter->Allocate(-kMany);
+    (*execution)->CopiedOut(i, 7);
+  }
+  for (const int i : {1, 0}) {
+    if (moves[i]) {
+      (*execution)->Allocates(i);
+      meter->Allocate(kMany);
+      (*execution)->CopiedBack(5);
+    }
+    meter->Allocate(-kMany);
+  }
+  return moved;
+}
+
+TEST(PlanTest, AllIsMovedWithoutABudget) {
+  PlanOptions options;
+  options.items = 3;
+  options.min_bytes = 1000;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  for (int step = 1; step <= 4; ++step) {
+    {
+      auto execution = plan->Begin(nullptr);
+      ASSERT_TRUE(execution.ok());
+      EXPECT_TRUE((*execution)->Moves(0, 1000));
+      EXPECT_FALSE((*execution)->Moves(1, 999));
+      EXPECT_FALSE((*execution)->Moves(2, 0));
+      EXPECT_EQ(plan->statistics().steps, step - 1);
+    }
+    EXPECT_EQ(plan->statistics().steps, step);
+    EXPECT_EQ(plan->statistics().moved, 1);
+    EXPECT_EQ(plan->statistics().moved_bytes, 1000);
+    EXPECT_EQ(plan->statistics().small, 2);
+  }
+}
+
+TEST(PlanTest, ABudgetIsPlannedFromTheSecondStep) {
+  PlanOptions options;
+  options.items = 2;
+  options.budget_bytes = 100 + 2 * kMany;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  const auto meter = std::make_shared<FakeMeter>();
+  EXPECT_EQ(RunStep(*plan, meter), 2);
+  EXPECT_EQ(RunStep(*plan, meter), 2);
+  EXPECT_EQ(RunStep(*plan, meter), 0);
+  EXPECT_EQ(plan->statistics().kept, 2);
+  RunStep(*plan, meter);
+  EXPECT_EQ(plan->statistics().peak_bytes, 100 + 2 * kMany);
+}
+
+TEST(PlanTest, ALargerBatchThanWasMeasuredIsMoved) {
+  PlanOptions options;
+  options.items = 2;
+  options.budget_bytes = 100 + 2 * kMany;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  const auto meter = std::make_shared<FakeMeter>();
+  for (int step = 0; step < 3; ++step) RunStep(*plan, meter);
+  auto execution = plan->Begin(meter);
+  ASSERT_TRUE(execution.ok());
+  EXPECT_TRUE((*execution)->Moves(0, kMany + 1));
+  EXPECT_FALSE((*execution)->Moves(1, kMany));
+}
+
+TEST(PlanTest, AStepAboveTheBudgetIsPlannedAgain) {
+  PlanOptions options;
+  options.items = 2;
+  options.budget_bytes = 100 + 2 * kMany;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  const auto meter = std::make_shared<FakeMeter>();
+  for (int step = 0; step < 3; ++step) RunStep(*plan, meter);
+  meter->Allocate(2 * kMany + 1);
+  meter->Allocate(-2 * kMany - 1);
+  EXPECT_EQ(RunStep(*plan, meter), 1);
+}
+
+TEST(PlanTest, AFailedStepIsNotMeasured) {
+  PlanOptions options;
+  options.items = 2;
+  options.budget_bytes = 100 + 2 * kMany;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  const auto meter = std::make_shared<FakeMeter>();
+  EXPECT_EQ(RunStep(*plan, meter), 2);
+  {
+    auto execution = plan->Begin(meter);
+    ASSERT_TRUE(execution.ok());
+    EXPECT_TRUE((*execution)->Moves(0, kMany));
+    (*execution)->CopiedOut(0, 7);
+  }
+  EXPECT_EQ(RunStep(*plan, meter), 2);
+  EXPECT_EQ(RunStep(*plan, meter), 0);
+}
+
+TEST(PlanTest, ABudgetThatCannotBeMetSaysTheLeast) {
+  PlanOptions options;
+  options.items = 2;
+  options.budget_bytes = 100 + kMany - 1;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  const auto meter = std::make_shared<FakeMeter>();
+  absl::Status status;
+  EXPECT_EQ(RunStep(*plan, meter), 2);
+  EXPECT_EQ(RunStep(*plan, meter), 2);
+  EXPECT_EQ(RunStep(*plan, meter, &status), -1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr(std::to_string(100 + kMany)));
+}
+
+TEST(PlanTest, ABudgetNeedsAMeter) {
+  PlanOptions options;
+  options.budget_bytes = 1;
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const auto plan = std::make_shared<Plan>(options, tier.get());
+  class NoMeter : public Meter {
+    int64_t TakePeakBytes() override { return -1; }
+  };
+  const auto meter = std::make_shared<NoMeter>();
+  EXPECT_EQ(plan->Begin(meter).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(PlanTest, OnePlanForEachId) {
+  PlanOptions options;
+  options.id = 12345;
+  EXPECT_EQ(Plan::Find(options.id), nullptr);
+  const auto plan = Plan::FindOrMake(options);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(*plan, *Plan::FindOrMake(options));
+  EXPECT_EQ(*plan, Plan::Find(options.id));
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,17 @@
+// What Python learns of offloaded feature maps.
+#ifndef TFRING_OPS_CAPI_OFFLOAD_H_
+#define TFRING_OPS_CAPI_OFFLOAD_H_
+
+#include <cstdint>
+
+extern "C" {
+
+// Writes the fields of PlanStatistics, in their order, those of the tier at the
+// end, to `fields`, which has room for `count`.  Returns 0, or 1 if no step of
+// that plan has begun yet, and nothing was written.
+__attribute__((visibility("default"))) int32_t
+tfring_offload_statistics(int64_t plan, int64_t* fields, int32_t count);
+
+}  // extern "C"
+
+#endif  // TFRING_OPS_CAPI_OFFLOAD_H_

@@ -1,0 +1,117 @@
+#include "tfring_ops/offload/copier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace tfring {
+namespace {
+
+// Large enough for a write to a disk, small enough that a feature map of some
+// MiB occupies all threads.
+constexpr int64_t kPieceBytes = 2 << 20;
+
+// The memory's bandwidth is used up by few cores, and the others compute.
+constexpr int kThreads = 2;
+
+}  // namespace
+
+struct Copier::Copy {
+  int64_t bytes;
+  Move move;
+  Done done;
+  int64_t begun_bytes = 0;
+  int64_t pieces_in_flight = 0;
+  int64_t busy_ns = 0;
+  absl::Status status;
+};
+
+Copier::Copier(int threads) {
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([this] { Run(); });
+  }
+}
+
+Copier::~Copier() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Copier& Copier::Global() {
+  static Copier& copier = *new Copier(kThreads);
+  return copier;
+}
+
+void Copier::Submit(Direction direction, int64_t bytes, Move move, Done done) {
+  auto copy = std::make_shared<Copy>();
+  copy->bytes = bytes;
+  copy->move = std::move(move);
+  copy->done = std::move(done);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    (direction == Direction::kOut ? out_ : back_).push_back(std::move(copy));
+  }
+  changed_.notify_all();
+}
+
+std::shared_ptr<Copier::Copy> Copier::Next(int64_t* offset) {
+  for (std::deque<std::shared_ptr<Copy>>* queue : {&back_, &out_}) {
+    if (queue->empty()) continue;
+    std::shared_ptr<Copy> copy = queue->front();
+    *offset = copy->begun_bytes;
+    copy->begun_bytes += kPieceBytes;
+    ++copy->pieces_in_flight;
+    if (copy->begun_bytes >= copy->bytes) queue->pop_front();
+    return copy;
+  }
+  return nullptr;
+}
+
+void Copier::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    int64_t offset = 0;
+    if (std::shared_ptr<Copy> copy = Next(&offset)) {
+      lock.unlock();
+      RunPiece(copy, offset);
+      lock.lock();
+    } else if (ending_) {
+      return;
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+void Copier::RunPiece(const std::shared_ptr<Copy>& copy, int64_t offset) {
+  const auto begin = std::chrono::steady_clock::now();
+  absl::Status status =
+      copy->move(offset, std::min(kPieceBytes, copy->bytes - offset));
+  const int64_t busy_ns =
+      std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin)
+          .count();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    copy->busy_ns += busy_ns;
+    if (!status.ok()) {
+      if (copy->status.ok()) copy->status = std::move(status);
+      for (std::deque<std::shared_ptr<Copy>>* queue : {&back_, &out_}) {
+        queue->erase(std::remove(queue->begin(), queue->end(), copy),
+                     queue->end());
+      }
+      copy->begun_bytes = copy->bytes;
+    }
+    if (--copy->pieces_in_flight > 0 || copy->begun_bytes < copy->bytes) {
+      return;
+    }
+  }
+  // Whatever it holds is released before anyone is told.
+  copy->move = nullptr;
+  copy->done(std::move(copy->status), copy->busy_ns);
+}
+
+}  // namespace tfring

@@ -1,0 +1,68 @@
+// Threads that copy between tensors and a tier, beside the computation.
+//
+// A copy is cut into pieces, which all threads share, so that one large tensor
+// has the bandwidth of several cores.  Copies back come first: the computation
+// waits for them, whereas a copy out only delays the release of memory.
+//
+// Thread-safe.
+//
+// Invariants:
+// - `done` of each copy is called exactly once, after its last piece, on one of
+//   the threads.
+// - After a piece has failed no other piece of that copy is begun.
+#ifndef TFRING_OPS_OFFLOAD_COPIER_H_
+#define TFRING_OPS_OFFLOAD_COPIER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace tfring {
+
+class Copier {
+ public:
+  enum class Direction { kOut, kBack };
+
+  // Copies the bytes from `offset` on; called by several threads at a time.
+  using Move = std::function<absl::Status(int64_t offset, int64_t bytes)>;
+  // `busy_ns` is how long threads were at work on it, all added up.
+  using Done = std::function<void(absl::Status status, int64_t busy_ns)>;
+
+  explicit Copier(int threads);
+  // Waits for the copies that have been submitted.
+  ~Copier();
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+
+  // Lives for ever.
+  static Copier& Global();
+
+  // REQUIRES: bytes > 0.
+  void Submit(Direction direction, int64_t bytes, Move move, Done done);
+
+ private:
+  struct Copy;
+
+  void Run();
+  void RunPiece(const std::shared_ptr<Copy>& copy, int64_t offset);
+  // REQUIRES: mutex_ is held.
+  std::shared_ptr<Copy> Next(int64_t* offset);
+
+  std::mutex mutex_;  // of all but the threads
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Copy>> out_;
+  std::deque<std::shared_ptr<Copy>> back_;
+  bool ending_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_OFFLOAD_COPIER_H_

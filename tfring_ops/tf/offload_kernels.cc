@@ -1,0 +1,257 @@
+// The kernels of offload_ops.cc, on the CPU.  Conversion only: between tensors
+// and what offload/ knows.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+#include "tfring_ops/offload/copier.h"
+#include "tfring_ops/offload/plan.h"
+#include "tfring_ops/offload/tier.h"
+
+namespace tfring {
+namespace {
+
+using tensorflow::Allocator;
+using tensorflow::AllocatorAttributes;
+using tensorflow::AsyncOpKernel;
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::Variant;
+using tensorflow::VariantTensorData;
+
+// A feature map that nobody but its handle knows.
+struct Stashed {
+  // First, so that it is the last to go: then the slots are free.
+  std::shared_ptr<Execution> execution;
+  TensorShape shape;
+  std::unique_ptr<Tier::Slot> slot;  // null if it stays, as `kept`
+  Tensor kept;
+};
+
+// What a variant of ours holds.  It cannot leave the process.
+template <typename T>
+struct Reference {
+  std::shared_ptr<T> to;
+
+  std::string TypeName() const { return "tfring::Reference"; }
+  std::string DebugString() const { return TypeName(); }
+  void Encode(VariantTensorData*) const {}
+  bool Decode(const VariantTensorData&) { return false; }
+};
+
+template <typename T>
+Tensor Refer(std::shared_ptr<T> to) {
+  Tensor tensor(tensorflow::DT_VARIANT, TensorShape({}));
+  tensor.scalar<Variant>()() = Reference<T>{std::move(to)};
+  return tensor;
+}
+
+// InvalidArgument if the input is another variant.
+template <typename T>
+absl::Status Dereference(OpKernelContext* context, int input,
+                         std::shared_ptr<T>* to) {
+  const auto* reference =
+      context->input(input).scalar<Variant>()().get<Reference<T>>();
+  if (reference == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(context->op_kernel().name(), ": input ", input,
+                     " does not come from one of tfring's own operations."));
+  }
+  *to = reference->to;
+  return absl::OkStatus();
+}
+
+class AllocatorMeter : public Meter {
+ public:
+  explicit AllocatorMeter(Allocator* allocator) : allocator_(allocator) {}
+
+  int64_t TakePeakBytes() override {
+    const auto statistics = allocator_->GetStats();
+    if (!statistics.has_value() || !allocator_->ClearStats()) return -1;
+    return statistics->peak_bytes_in_use;
+  }
+
+ private:
+  Allocator* const allocator_;  // of a device, which lives for ever
+};
+
+class OffloadBeginOp : public OpKernel {
+ public:
+  explicit OffloadBeginOp(OpKernelConstruction* context) : OpKernel(context) {
+    PlanOptions options;
+    int64_t items = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("plan", &options.id));
+    OP_REQUIRES_OK(context, context->GetAttr("items", &items));
+    OP_REQUIRES_OK(context, context->GetAttr("min_bytes", &options.min_bytes));
+    OP_REQUIRES_OK(context,
+                   context->GetAttr("budget_bytes", &options.budget_bytes));
+    OP_REQUIRES_OK(context, context->GetAttr("directory", &options.directory));
+    OP_REQUIRES_OK(context, context->GetAttr("report", &options.report));
+    OP_REQUIRES_OK(context, context->GetAttr("note", &options.note));
+    options.items = static_cast<int>(items);
+    absl::StatusOr<std::shared_ptr<Plan>> plan = Plan::FindOrMake(options);
+    OP_REQUIRES_OK(context, plan.status());
+    plan_ = *std::move(plan);
+    has_budget_ = options.budget_bytes > 0;
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::shared_ptr<Meter> meter;
+    if (has_budget_) {
+      meter = std::make_shared<AllocatorMeter>(
+          context->device()->GetAllocator(AllocatorAttributes()));
+    }
+    absl::StatusOr<std::shared_ptr<Execution>> execution =
+        plan_->Begin(std::move(meter));
+    OP_REQUIRES_OK(context, execution.status());
+    context->set_output(0, Refer(*std::move(execution)));
+  }
+
+  bool IsExpensive() override { return false; }
+
+ private:
+  std::shared_ptr<Plan> plan_;
+  bool has_budget_ = false;
+};
+
+class StashOp : public AsyncOpKernel {
+ public:
+  explicit StashOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("item", &item_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const Tensor& x = context->input(0);
+    const int64_t bytes = x.TotalBytes();
+    auto stashed = std::make_shared<Stashed>();
+    OP_REQUIRES_OK_ASYNC(context, Dereference(context, 1, &stashed->execution),
+                         done);
+    stashed->shape = x.shape();
+    if (!stashed->execution->Moves(item_, bytes)) {
+      stashed->kept = x;
+      context->set_output(0, Refer(std::move(stashed)));
+      done();
+      return;
+    }
+    auto slot = stashed->execution->plan().tier()->Allocate(bytes);
+    OP_REQUIRES_OK_ASYNC(context, slot.status(), done);
+    stashed->slot = *std::move(slot);
+    // The executor keeps `x` until `done`.
+    const char* const data = x.tensor_data().data();
+    Copier::Global().Submit(
+        Copier::Direction::kOut, bytes,
+        [to = stashed->slot.get(), data](int64_t offset, int64_t count) {
+          return to->Write(data + offset, offset, count);
+        },
+        [item = item_, context, stashed, done = std::move(done)](
+            const absl::Status& status, int64_t busy_ns) mutable {
+          const std::shared_ptr<Execution> execution = stashed->execution;
+          if (status.ok()) {
+            context->set_output(0, Refer(std::move(stashed)));
+          } else {
+            context->SetStatus(status);
+            stashed.reset();
+          }
+          done();  // From here on `x` has been released.
+          execution->CopiedOut(item, busy_ns);
+        });
+  }
+
+ private:
+  int item_ = 0;
+};
+
+class FetchOp : public AsyncOpKernel {
+ public:
+  explicit FetchOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("item", &item_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    std::shared_ptr<Stashed> stashed;
+    OP_REQUIRES_OK_ASYNC(context, Dereference(context, 0, &stashed), done);
+    if (stashed->slot == nullptr) {
+      context->set_output(0, stashed->kept);
+      stashed.reset();
+      done();
+      return;
+    }
+    Tensor* y = nullptr;
+    OP_REQUIRES_OK_ASYNC(context,
+                         context->allocate_output(0, stashed->shape, &y), done);
+    char* const data = const_cast<char*>(y->tensor_data().data());
+    Copier::Global().Submit(
+        Copier::Direction::kBack, y->TotalBytes(),
+        [from = stashed->slot.get(), data](int64_t offset, int64_t count) {
+          return from->Read(data + offset, offset, count);
+        },
+        [context, stashed, done = std::move(done)](const absl::Status& status,
+                                                   int64_t busy_ns) mutable {
+          if (!status.ok()) context->SetStatus(status);
+          stashed->execution->CopiedBack(busy_ns);
+          // The handle is an input, which the executor drops in `done`.
+          stashed.reset();
+          done();
+        });
+  }
+
+ private:
+  int item_ = 0;
+};
+
+class AfterStashOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    context->set_output(0, context->input(0));
+  }
+
+  // It runs where its last input came from, in no thread of its own.
+  bool IsExpensive() override { return false; }
+};
+
+class ComputedOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* token = nullptr;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({}), &token));
+    token->scalar<int64_t>()() = 0;
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
+#define TFRING_ON_CPU(NAME, KERNEL) \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(DEVICE_CPU), KERNEL)
+TFRING_ON_CPU("TfringOffloadBegin", OffloadBeginOp);
+TFRING_ON_CPU("TfringStash", StashOp);
+TFRING_ON_CPU("TfringAfterStash", AfterStashOp);
+TFRING_ON_CPU("TfringFetch", FetchOp);
+TFRING_ON_CPU("TfringComputed", ComputedOp);
+
+}  // namespace
+}  // namespace tfring
+
+// Has TensorFlow count what is allocated on the CPU from now on, which it does
+// by itself only for other devices.  For Python (ctypes).
+extern "C" __attribute__((visibility("default"))) void
+tfring_offload_count_allocations() {
+  tensorflow::EnableCPUAllocatorStats();
+}

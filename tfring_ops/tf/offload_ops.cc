@@ -1,0 +1,84 @@
+// The ops that offload feature maps: TfringOffloadBegin, then TfringStash in
+// the forward pass and TfringFetch in backpropagation.
+//
+// Note [Offloading is not stateful]
+//
+// Stateful ops of a tf.function run in the order in which they were traced, and
+// all of these are traced after backpropagation: a fetch would wait for things
+// that wait for it.  So only data and control inputs order them.  Nothing can
+// be folded or merged, since each has a variant, or what follows from one, as
+// an input or output, and an `item` of its own.
+//
+// The variants are references: to one run of the step, and to a tensor that is
+// away.  Where a run fails or is cancelled, the executor drops them like any
+// tensor, and with the last one goes what they refer to.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfring {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status Scalar(InferenceContext* context) {
+  context->set_output(0, context->Scalar());
+  return absl::OkStatus();
+}
+
+// One run of a step begins.  `x` is not read: some tensor that the step begins
+// with.  For the attributes see PlanOptions.
+REGISTER_OP("TfringOffloadBegin")
+    .Input("x: T")
+    .Output("execution: variant")
+    .Attr("T: type")
+    .Attr("plan: int")
+    .Attr("items: int")
+    .Attr("min_bytes: int")
+    .Attr("budget_bytes: int = 0")
+    .Attr("directory: string = ''")
+    .Attr("report: bool = false")
+    .Attr("note: string = ''")
+    .SetShapeFn(Scalar);
+
+// Copies `x` to the tier.  There is a `handle` when that is done, and `x` has
+// been released.
+REGISTER_OP("TfringStash")
+    .Input("x: T")
+    .Input("execution: variant")
+    .Output("handle: variant")
+    .Attr("T: type")
+    .Attr("item: int")
+    .SetShapeFn(Scalar);
+
+// `y` is `x`, once there is a `handle`: so the forward pass runs ahead of the
+// copies by no more than there is memory for.
+REGISTER_OP("TfringAfterStash")
+    .Input("x: T")
+    .Input("handle: variant")
+    .Output("y: T")
+    .Attr("T: type")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
+// Copies back what was stashed, once the ops that gave `after` have run.
+REGISTER_OP("TfringFetch")
+    .Input("handle: variant")
+    .Input("after: N * int64")
+    .Output("y: T")
+    .Attr("T: type")
+    .Attr("N: int >= 0")
+    .Attr("shape: shape")
+    .Attr("item: int")
+    .SetShapeFn(tensorflow::shape_inference::ExplicitShape);
+
+// 0, once `x` has been computed.  It stands between `x` and what waits for it,
+// so that `x` is not kept meanwhile.
+REGISTER_OP("TfringComputed")
+    .Input("x: T")
+    .Output("token: int64")
+    .Attr("T: type")
+    .SetShapeFn(Scalar);
+
+}  // namespace
+}  // namespace tfring
