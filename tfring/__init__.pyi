@@ -48,6 +48,14 @@ from tfring._core.timeline import (
     start_timeline as start_timeline,
     stop_timeline as stop_timeline,
 )
+from tfring._memory.activations import (
+    offload_activations as offload_activations,
+)
+from tfring._memory.options import (
+    FeatureMap as FeatureMap,
+    Offload as Offload,
+    OffloadStatistics as OffloadStatistics,
+)
 from tfring._ops.allgather import (
     allgather as allgather,
     grouped_allgather as grouped_allgather,

@@ -270,7 +270,8 @@ int RunStep(Plan& plan, const std::shared_ptr<FakeMeter>& meter,
     if (!moves[i]) continue;
     ++moved;
     meter->Allocate(-kMany);
-    (*execution)->CopiedOut(i, 7);
+    (*execution)->CopiedOut(7);
+    (*execution)->Released(i);
   }
   for (const int i : {1, 0}) {
     if (moves[i]) {
@@ -359,7 +360,7 @@ TEST(PlanTest, AFailedStepIsNotMeasured) {
     auto execution = plan->Begin(meter);
     ASSERT_TRUE(execution.ok());
     EXPECT_TRUE((*execution)->Moves(0, kMany));
-    (*execution)->CopiedOut(0, 7);
+    (*execution)->Released(0);
   }
   EXPECT_EQ(RunStep(*plan, meter), 2);
   EXPECT_EQ(RunStep(*plan, meter), 0);

@@ -179,6 +179,8 @@ def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):
     assert variable.numpy()[0] == -20.0
 
 
+# Equal to no other: a copy of an optimizer has the same one.
+OFFLOAD = tfring.Offload()
 OPTIONS = {
     "device_dense": "/cpu:0",
     "device_sparse": "/device:cpu:0",
@@ -188,6 +190,7 @@ OPTIONS = {
     "groups": 2,
     "process_set": tfring.global_process_set,
     "scale_local_gradients": False,
+    "offload": OFFLOAD,
 }
 OPTIONS_OF_REDUCER = {
     "device_dense": "/cpu:0",
@@ -199,6 +202,7 @@ OPTIONS_OF_REDUCER = {
     "groups": 2,
     "process_set": tfring.global_process_set,
     "scale_local_gradients": False,
+    "offload": OFFLOAD,
 }
 
 

@@ -15,6 +15,7 @@ LAYERS = (
     ("_build_info",),
     ("_core",),
     ("_ops",),
+    ("_memory",),
     ("_gradients",),
     ("_training",),
     ("callbacks", "compression", "data", "elastic"),

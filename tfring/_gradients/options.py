@@ -13,6 +13,7 @@ from tfring._gradients.local_variables import (
     checked_layers,
     variable_key,
 )
+from tfring._memory.options import Offload, checked_offload
 from tfring._ops.arguments import checked_factor
 from tfring._ops.compression import AnyCompressor, Compression, checked
 from tfring._ops.devices import checked_device
@@ -43,6 +44,7 @@ class GradientOptions:
             divided by the number of ranks.
         local_variables: Variables whose gradients are not reduced. More may be
             added until the first step.
+        offload: Which feature maps leave the device meanwhile.
     """
 
     device_dense: str = ""
@@ -57,6 +59,7 @@ class GradientOptions:
     local_variables: LocalVariables = dataclasses.field(
         default_factory=LocalVariables
     )
+    offload: Offload | None = None
 
 
 def gradient_options(
@@ -73,6 +76,7 @@ def gradient_options(
     process_set: Any,
     scale_local_gradients: bool,
     local_layers: Any = None,
+    offload: Any = None,
 ) -> GradientOptions:
     """Makes options of the arguments that `function` shares with Horovod's.
 
@@ -122,6 +126,7 @@ def gradient_options(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         local_variables=local_variables,
+        offload=checked_offload(function, offload),
     )
 
 

@@ -10,6 +10,7 @@ import keras
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.options import GradientOptions, gradient_options
+from tfring._memory.options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
 from tfring._training.optimizer_class import (
@@ -35,6 +36,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    offload: Offload | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
@@ -96,6 +98,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             their own gradients.
         scale_local_gradients: If true, the gradients of local variables, see
             `PartialDistributedOptimizer`, are divided by the number of ranks.
+        offload: Which feature maps are moved to the host's memory or a disk
+            until backpropagation needs them, so that larger models and batches
+            fit. Not under XLA: compile with `jit_compile=False`. Default: none.
 
     Returns:
         `optimizer` itself, or the one of that name or configuration, which
@@ -143,6 +148,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        offload=offload,
     )
     return _distributed(
         optimizer,
@@ -169,6 +175,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
+    offload: Offload | None = None,
 ) -> keras.optimizers.Optimizer:
     """A `DistributedOptimizer` that leaves some layers to each rank.
 
@@ -200,6 +207,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         backward_passes_per_step: How many batches are accumulated.
         average_aggregated_gradients: If true, their mean is taken.
         num_groups: Horovod's old name of `groups`, if that is a number.
+        offload: Which feature maps are moved away meanwhile.
 
     Returns:
         The same as `DistributedOptimizer`.
@@ -239,6 +247,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         local_layers=local_layers,
+        offload=offload,
     )
     return _distributed(
         optimizer,

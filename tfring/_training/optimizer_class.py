@@ -28,6 +28,7 @@ import tensorflow as tf
 from tfring._core.process_sets import by_id
 from tfring._gradients.options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
+from tfring._memory.activations import offload_step
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
@@ -82,6 +83,7 @@ class Distributed(_Optimizer):
     ) -> None:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
+        own = grads = list(grads)
         if not self._averages_accumulated():
             variables = trainable_variables
             if variables is None:
@@ -90,7 +92,14 @@ class Distributed(_Optimizer):
                 grads = self._average_overflowing(grads, variables)
             else:
                 grads = self._average(grads, variables)
+        self._offload(own)
         super().apply(grads, trainable_variables)
+
+    def _offload(self, grads: Sequence[Any]) -> None:
+        """Moves feature maps; after reductions, see Note [After reductions]."""
+        if not self._tfring_paused:
+            offload = self._tfring_options.offload
+            offload_step("DistributedOptimizer", grads, offload)
 
     def register_local_var(self, var: Any) -> None:
         """Leaves the gradient of a variable to each rank.
@@ -264,7 +273,9 @@ def _teach_loss_scale_optimizer() -> None:
             variables = self._trainable_variables
         else:
             variables = trainable_variables = list(trainable_variables)
+        own = grads = list(grads)
         grads = inside[0]._average_overflowing(grads, variables)
+        inside[0]._offload(own)
         with _paused(inside):
             keras_apply(self, grads, trainable_variables)
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.options import GradientOptions, gradient_options
 from tfring._gradients.reducer import reduce_gradients
+from tfring._memory.activations import offload_step
+from tfring._memory.options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
 
@@ -26,6 +28,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    offload: Offload | None = None,
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
 
@@ -52,6 +55,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
             their own gradients.
         scale_local_gradients: If True, the gradients of local sources are
             divided by the number of ranks.
+        offload: Which feature maps are moved away until backpropagation needs
+            them.
 
     Returns:
         An object that does all that `gradtape` does. It also has a method
@@ -91,6 +96,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
+        offload=offload,
     )
     return _DistributedGradientTape(gradtape, options)
 
@@ -108,6 +114,7 @@ def PartialDistributedGradientTape(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    offload: Offload | None = None,
 ) -> tf.GradientTape:
     """A `DistributedGradientTape` that leaves some layers to each rank.
 
@@ -132,6 +139,7 @@ def PartialDistributedGradientTape(  # noqa: N802
             ranks, but each rank needs as many others, of the same shapes.
         scale_local_gradients: If True, local gradients are divided by the
             number of ranks.
+        offload: Which feature maps are moved away meanwhile.
 
     Returns:
         See `DistributedGradientTape`.
@@ -172,6 +180,7 @@ def PartialDistributedGradientTape(  # noqa: N802
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         local_layers=local_layers,
+        offload=offload,
     )
     return _DistributedGradientTape(gradtape, options)
 
@@ -225,9 +234,9 @@ class _DistributedGradientTape:
         gradients = self._tape.gradient(
             target, sources, output_gradients, unconnected_gradients
         )
+        flat = tf.nest.flatten(gradients)
         averages = reduce_gradients(
-            tf.nest.flatten(gradients),
-            tf.nest.flatten(sources),
-            self._options,
+            flat, tf.nest.flatten(sources), self._options
         )
+        offload_step("DistributedGradientTape", flat, self._options.offload)
         return tf.nest.pack_sequence_as(gradients, averages)

@@ -197,9 +197,13 @@ int Execution::AddEvent() {
   return static_cast<int>(measured_.peaks.size()) - 1;
 }
 
-void Execution::CopiedOut(int item, int64_t busy_ns) {
+void Execution::CopiedOut(int64_t busy_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   statistics_.out_ns += busy_ns;
+}
+
+void Execution::Released(int item) {
+  std::lock_guard<std::mutex> lock(mutex_);
   if (measures_) measured_.items[item].away = AddEvent();
 }
 

@@ -116,9 +116,11 @@ class Execution {
 
   // Whether a feature map of that size is moved.
   bool Moves(int item, int64_t bytes);
-  // The events: it has been copied and released; its memory is about to be
-  // allocated again; it has been copied back.
-  void CopiedOut(int item, int64_t busy_ns);
+  void CopiedOut(int64_t busy_ns);
+  // The events that are measured: what has been copied out is released, and
+  // memory for it is about to be allocated again.
+  bool measures() const { return measures_; }
+  void Released(int item);
   void Allocates(int item);
   void CopiedBack(int64_t busy_ns);
 

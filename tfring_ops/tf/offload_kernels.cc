@@ -158,7 +158,9 @@ class StashOp : public AsyncOpKernel {
         },
         [item = item_, context, stashed, done = std::move(done)](
             const absl::Status& status, int64_t busy_ns) mutable {
-          const std::shared_ptr<Execution> execution = stashed->execution;
+          stashed->execution->CopiedOut(busy_ns);
+          std::shared_ptr<Execution> measuring;
+          if (stashed->execution->measures()) measuring = stashed->execution;
           if (status.ok()) {
             context->set_output(0, Refer(std::move(stashed)));
           } else {
@@ -166,7 +168,7 @@ class StashOp : public AsyncOpKernel {
             stashed.reset();
           }
           done();  // From here on `x` has been released.
-          execution->CopiedOut(item, busy_ns);
+          if (measuring != nullptr) measuring->Released(item);
         });
   }
 

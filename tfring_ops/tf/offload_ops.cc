@@ -9,6 +9,13 @@
 // be folded or merged, since each has a variant, or what follows from one, as
 // an input or output, and an `item` of its own.
 //
+// Note [Shapes go along]
+//
+// Where a dimension is not known, TensorFlow's optimizations ask whether two
+// tensors have the same one, and then reorder their sums and products.  So that
+// they decide alike for what has been away, a fetch takes in the shape, from
+// where they can see that it is that of the tensor that was stashed.
+//
 // The variants are references: to one run of the step, and to a tensor that is
 // away.  Where a run fails or is cancelled, the executor drops them like any
 // tensor, and with the last one goes what they refer to.
@@ -61,16 +68,30 @@ REGISTER_OP("TfringAfterStash")
     .Attr("T: type")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
-// Copies back what was stashed, once the ops that gave `after` have run.
+// Copies back what was stashed, once the ops that gave `after` have run.  The
+// shape is known, or there is one `like`: see Note [Shapes go along].
 REGISTER_OP("TfringFetch")
     .Input("handle: variant")
     .Input("after: N * int64")
+    .Input("like: M * int32")
     .Output("y: T")
     .Attr("T: type")
     .Attr("N: int >= 0")
+    .Attr("M: int >= 0")
     .Attr("shape: shape")
     .Attr("item: int")
-    .SetShapeFn(tensorflow::shape_inference::ExplicitShape);
+    .SetShapeFn([](InferenceContext* context) {
+      int like = 0;
+      TF_RETURN_IF_ERROR(context->GetAttr("M", &like));
+      if (like == 0) {
+        return tensorflow::shape_inference::ExplicitShape(context);
+      }
+      ShapeHandle shape;
+      TF_RETURN_IF_ERROR(
+          context->MakeShapeFromShapeTensor(context->num_inputs() - 1, &shape));
+      context->set_output(0, shape);
+      return absl::OkStatus();
+    });
 
 // 0, once `x` has been computed.  It stands between `x` and what waits for it,
 // so that `x` is not kept meanwhile.

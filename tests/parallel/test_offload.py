@@ -1,0 +1,224 @@
+"""Offloaded training ends with the same bits as training that is not.
+
+Every model is trained twice on the same data and seeds, one time with feature
+maps moved away and back. All sizes here are small, so `min_bytes` is 0.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+ROWS = 8
+STEPS = 4
+
+
+def mlp():
+    inputs = keras.Input((12,))
+    hidden = inputs
+    for activation in ("relu", "gelu", "tanh", "silu"):
+        hidden = keras.layers.Dense(16, activation=activation)(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def branches_and_skips():
+    inputs = keras.Input((8, 8, 3))
+    hidden = keras.layers.Conv2D(8, 3, padding="same")(inputs)
+    for _ in range(2):
+        left = keras.layers.Conv2D(8, 3, padding="same", activation="relu")(
+            hidden
+        )
+        right = keras.layers.Conv2D(8, 1, use_bias=False)(hidden)
+        right = keras.layers.BatchNormalization()(right)
+        right = keras.layers.Activation("relu")(right)
+        hidden = keras.layers.Add()([left, right, hidden])
+    # Used early and again at the end.
+    hidden = keras.layers.Concatenate()([hidden, inputs])
+    hidden = keras.layers.MaxPooling2D()(hidden)
+    hidden = keras.layers.DepthwiseConv2D(3, padding="same")(hidden)
+    hidden = keras.layers.LayerNormalization()(hidden)
+    hidden = keras.layers.Flatten()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def shared_layers():
+    one, other = keras.Input((12,)), keras.Input((12,))
+    shared = keras.layers.Dense(12, activation="gelu")
+    seen = [shared(shared(x)) for x in (one, other)]
+    both = keras.layers.Multiply()(seen)
+    return keras.Model([one, other], keras.layers.Dense(1)(shared(both)))
+
+
+def dropout():
+    inputs = keras.Input((12,))
+    hidden = inputs
+    for seed in range(3):
+        hidden = keras.layers.Dense(16, activation="relu")(hidden)
+        hidden = keras.layers.Dropout(0.4, seed=seed)(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def synchronized_batch_normalization():
+    inputs = keras.Input((8, 8, 3))
+    hidden = inputs
+    for _ in range(3):
+        hidden = keras.layers.Conv2D(4, 3, padding="same")(hidden)
+        hidden = tfring.SyncBatchNormalization()(hidden)
+        hidden = keras.layers.Activation("relu")(hidden)
+    hidden = keras.layers.GlobalAveragePooling2D()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def attention():
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = keras.layers.Embedding(20, 8)(inputs)
+    for _ in range(2):
+        normal = keras.layers.LayerNormalization()(hidden)
+        hidden += keras.layers.MultiHeadAttention(2, 4)(
+            normal, normal, use_causal_mask=True
+        )
+        wide = keras.layers.Dense(16, activation="gelu")(hidden)
+        hidden += keras.layers.Dense(8)(wide)
+    hidden = keras.layers.GlobalAveragePooling1D()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def recurrent():
+    inputs = keras.Input((5, 6))
+    hidden = keras.layers.Dense(8, activation="relu")(inputs)
+    hidden = keras.layers.GRU(8, reset_after=False)(hidden)
+    hidden = keras.layers.Dense(8, activation="relu")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+MODELS = [
+    *(mlp, branches_and_skips, shared_layers, dropout),
+    *(synchronized_batch_normalization, attention, recurrent),
+]
+
+
+def data_for(model):
+    rng = np.random.default_rng(tfring.rank())
+    rows = STEPS * ROWS + 3  # and a smaller batch at the end
+    inputs = [
+        rng.integers(0, 20, (rows, *x.shape[1:]))
+        if x.dtype == "int32"
+        else rng.normal(size=(rows, *x.shape[1:])).astype("float32")
+        for x in model.inputs
+    ]
+    return inputs, rng.normal(size=(rows, 1)).astype("float32")
+
+
+def fitted(make_model, offload, *, accumulated=None, **how):
+    """The model's variables and losses after an epoch."""
+    keras.utils.set_random_seed(7)
+    model = make_model()
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(
+            0.005, momentum=0.9, gradient_accumulation_steps=accumulated
+        ),
+        offload=offload,
+    )
+    model.compile(optimizer, "mse", jit_compile=False, **how)
+    inputs, targets = data_for(model)
+    history = model.fit(
+        inputs if len(inputs) > 1 else inputs[0],
+        targets,
+        batch_size=ROWS,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
+    weights = [np.asarray(v) for v in model.variables + optimizer.variables]
+    return [*weights, np.array(history.history["loss"])]
+
+
+def check_same_bits(offload, *args, **how):
+    plain = fitted(*args, None, **how)
+    moved = fitted(*args, offload, **how)
+    for one, other in zip(plain, moved, strict=True):
+        np.testing.assert_array_equal(one, other)
+    statistics = offload.statistics()
+    assert statistics.tier_bytes == 0
+    return statistics
+
+
+@pytest.mark.parametrize("make_model", MODELS)
+def test_bits(make_model):
+    statistics = check_same_bits(tfring.Offload(min_bytes=0), make_model)
+    assert statistics.steps == 2 * (STEPS + 1)
+    assert statistics.moved > 3
+
+
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_bits_however_far_ahead(ahead):
+    offload = tfring.Offload(min_bytes=0, ahead=ahead)
+    check_same_bits(offload, branches_and_skips)
+
+
+def test_bits_of_the_other_policies(tmp_path):
+    all_of_them = tfring.Offload(min_bytes=0, tier="disk", directory=tmp_path)
+    everything = check_same_bits(all_of_them, branches_and_skips)
+    conv = check_same_bits(
+        tfring.Offload("conv", min_bytes=0), branches_and_skips
+    )
+    relu = check_same_bits(
+        tfring.Offload(lambda found: found.op_type == "Relu", min_bytes=0),
+        branches_and_skips,
+    )
+    assert 0 < relu.moved < conv.moved < everything.moved
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bits_under_mixed_precision():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")  # with loss scaling
+    try:
+        offload = tfring.Offload(min_bytes=0)
+        assert check_same_bits(offload, branches_and_skips).moved > 3
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def test_bits_of_accumulated_gradients():
+    offload = tfring.Offload(min_bytes=0)
+    check_same_bits(offload, branches_and_skips, accumulated=2)
+
+
+def test_bits_of_several_steps_per_execution():
+    offload = tfring.Offload(min_bytes=0)
+    statistics = check_same_bits(
+        offload, branches_and_skips, steps_per_execution=3
+    )
+    assert statistics.steps == 2 * (STEPS + 1)
+
+
+def test_bits_of_a_tape():
+    def trained(offload):
+        keras.utils.set_random_seed(3)
+        model = branches_and_skips()
+        (images,), targets = data_for(model)
+
+        @tf.function
+        def step(x, y):
+            with tfring.DistributedGradientTape(
+                tf.GradientTape(), offload=offload
+            ) as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            for v, g in zip(model.trainable_variables, gradients, strict=True):
+                v.assign_sub(0.05 * g)
+            return gradients
+
+        for _ in range(STEPS):
+            gradients = step(images, targets)
+        return [*map(np.asarray, gradients), *model.get_weights()]
+
+    offload = tfring.Offload(min_bytes=0)
+    for one, other in zip(trained(None), trained(offload), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert offload.statistics().steps == STEPS

@@ -1,0 +1,520 @@
+"""Offload on one rank: what is moved, in which memory, and what is refused.
+
+tests/parallel/test_offload.py compares bits.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring._core import native
+from tfring._memory.schedule import Schedule
+
+
+def weights(count, width=64):
+    return [
+        tf.Variable(tf.random.stateless_normal([width, width], [0, i]) / 8)
+        for i in range(count)
+    ]
+
+
+def gradients_of(variables, x, activation=tf.nn.relu):
+    with tf.GradientTape() as tape:
+        for variable in variables:
+            x = activation(x @ variable)
+        loss = tf.reduce_mean(x**2)
+    return tape.gradient(loss, variables)
+
+
+def traced(offload, variables=None, *, watch=None, **how):
+    """A step, as a function of a batch; `watch` sees the graph at its end."""
+    variables = variables or weights(4)
+
+    @tf.function(**how)
+    def step(x):
+        gradients = gradients_of(variables, x)
+        tfring.offload_activations(gradients, offload)
+        if watch is not None:
+            watch(tf.compat.v1.get_default_graph())
+        return gradients
+
+    return step
+
+
+BATCH = tf.random.stateless_normal([32, 64], [1, 2])
+BYTES = 32 * 64 * 4
+
+
+def test_what_is_moved_and_given_back():
+    offload = tfring.Offload(min_bytes=BYTES)
+    assert offload.statistics() is None
+    step = traced(offload)
+    for steps in (1, 2, 3):
+        step(BATCH)
+        statistics = offload.statistics()
+        assert statistics.steps == steps
+        # What each layer gives, and the sum of squares: no weights.
+        assert (statistics.moved, statistics.small) == (4, 0)
+        assert statistics.moved_bytes == 4 * BYTES
+        assert statistics.tier_bytes == 0
+        assert statistics.tier_reserved_bytes >= 4 * BYTES
+
+
+def test_small_ones_stay_if_sizes_are_known_late():
+    offload = tfring.Offload(min_bytes=BYTES + 1)
+    step = traced(
+        offload, input_signature=[tf.TensorSpec([None, 64], tf.float32)]
+    )
+    step(BATCH)
+    assert (offload.statistics().moved, offload.statistics().small) == (0, 4)
+    step(tf.repeat(BATCH, 2, axis=0))
+    assert (offload.statistics().moved, offload.statistics().small) == (4, 0)
+
+
+def test_all_are_away_at_once():
+    # All stashes come before all fetches, whatever `ahead` is.
+    offload = tfring.Offload(min_bytes=0, ahead=1)
+    variables = weights(6, width=333)  # larger than in other tests
+    step = traced(offload, variables)
+    step(tf.ones([999, 333]))
+    assert offload.statistics().tier_peak_bytes >= 6 * 999 * 333 * 4
+
+
+@pytest.mark.parametrize("policy", ["all", "conv"])
+def test_policies(policy):
+    offload = tfring.Offload(policy, min_bytes=0)
+
+    @tf.function
+    def step(images, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            # Reshaping looks through: the convolution takes in `hidden`.
+            hidden = tf.tanh(images)
+            hidden = tf.nn.conv2d(
+                tf.reshape(hidden, [2, 8, 8, 3]), kernel, 1, "SAME"
+            )
+            loss = tf.reduce_mean(tf.sigmoid(hidden))
+        gradient = tape.gradient(loss, kernel)
+        tfring.offload_activations([gradient], offload)
+        return gradient
+
+    step(tf.ones([2, 192]), tf.ones([3, 3, 3, 4]))
+    # The convolution's input, and for "all" what the sigmoid gave.
+    assert offload.statistics().moved == (2 if policy == "all" else 1)
+
+
+def test_a_function_chooses():
+    seen = []
+
+    def policy(found):
+        seen.append(found)
+        return found.shape == (32, 64) and "MatMul" in found.forward_uses
+
+    offload = tfring.Offload(policy, min_bytes=0)
+    traced(offload)(BATCH)
+    assert offload.statistics().moved == 3  # all layers' but the last
+    assert {found.op_type for found in seen} >= {"Relu"}
+    assert all(found.dtype == tf.float32 for found in seen)
+    assert "ReluGrad" in seen[0].backward_uses
+
+
+def test_the_graph_has_no_cycle_and_no_control_edge_to_others():
+    def watch(graph):
+        schedule = Schedule(graph, [])
+        for operation in schedule.operations:
+            for before in [
+                *(tensor.op for tensor in operation.inputs),
+                *operation.control_inputs,
+            ]:
+                assert schedule.position_of(before) < schedule.position_of(
+                    operation
+                )
+            if operation.type.startswith("Tfring"):
+                for control in operation.control_inputs:
+                    assert control.type.startswith("Tfring")
+            else:
+                assert not any(
+                    control.type.startswith("Tfring")
+                    for control in operation.control_inputs
+                )
+
+    traced(tfring.Offload(min_bytes=0), watch=watch)(BATCH)
+
+
+def test_a_view_is_not_moved_twice():
+    offload = tfring.Offload(min_bytes=0)
+
+    @tf.function
+    def step(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            hidden = tf.tanh(x @ w)
+            flat = tf.reshape(hidden, [-1])
+            loss = tf.reduce_sum(flat**2) + tf.reduce_sum(hidden @ w)
+        gradient = tape.gradient(loss, w)
+        tfring.offload_activations([gradient], offload)
+        return gradient
+
+    got = step(BATCH, tf.eye(64))
+    with tf.GradientTape() as tape:
+        w = tf.eye(64)
+        tape.watch(w)
+        hidden = tf.tanh(BATCH @ w)
+        loss = tf.reduce_sum(hidden**2) + tf.reduce_sum(hidden @ w)
+    tf.debugging.assert_near(got, tape.gradient(loss, w), 1e-5)
+    assert offload.statistics().moved == 1
+
+
+def test_loops_and_calls_are_left_alone_and_said(capfd):
+    offload = tfring.Offload(min_bytes=0)
+    w = tf.Variable(tf.eye(64))
+    inner = tf.function(lambda x: tf.tanh(tf.tanh(x @ w)))
+
+    def compute(x):
+        with tf.GradientTape() as tape:
+            x = tf.tanh(x @ w)
+            x = tf.while_loop(
+                lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x @ w)), [0, x]
+            )[1]
+            loss = tf.reduce_mean(inner(tf.tanh(x)))
+        return tape.gradient(loss, w)
+
+    @tf.function
+    def step(x):
+        gradient = compute(x)
+        tfring.offload_activations([gradient], offload)
+        return gradient
+
+    for _ in range(4):
+        got = step(BATCH)
+    tf.debugging.assert_near(got, compute(BATCH), 1e-5)
+    assert offload.statistics().moved > 0
+    text = capfd.readouterr().err
+    assert "stacks of a loop's iterations (tf.while_loop) are left" in text
+    assert "calls of a tf.function inside of the step are left alone" in text
+    assert text.count("offload: a step moves") == 1
+
+
+def test_two_losses_in_one_step():
+    offload = tfring.Offload(min_bytes=0)
+    first, second = weights(3), weights(3)
+
+    @tf.function
+    def step(x):
+        one = gradients_of(first, x)
+        tfring.offload_activations(one, offload)
+        for variable, gradient in zip(first, one, strict=True):
+            variable.assign_sub(gradient)
+        other = gradients_of(second, x)
+        tfring.offload_activations(other, offload)
+        return other
+
+    expected = gradients_of(second, BATCH)
+    for got, wanted in zip(step(BATCH), expected, strict=True):
+        tf.debugging.assert_near(got, wanted, 1e-5)
+
+
+def bytes_left(offload):
+    """What is in the tier, soon after a step that did not end well."""
+    # The thread that hears of the end may do so before another has dropped
+    # what it has in hand.
+    for _ in range(500):
+        if offload.statistics().tier_bytes == 0:
+            break
+        time.sleep(0.01)
+    return offload.statistics().tier_bytes
+
+
+def test_a_failed_step_leaves_nothing_behind():
+    offload = tfring.Offload(min_bytes=0)
+    variables = weights(4)
+
+    @tf.function
+    def step(x, bound):
+        with tf.GradientTape() as tape:
+            for variable in variables:
+                x = tf.nn.relu(x @ variable)
+            tf.debugging.assert_less(tf.reduce_max(x), bound)
+            loss = tf.reduce_mean(x)
+        gradients = tape.gradient(loss, variables)
+        tfring.offload_activations(gradients, offload)
+        return gradients
+
+    step(BATCH, 1e9)
+    for _ in range(10):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(BATCH, -1.0)
+        assert bytes_left(offload) == 0
+    step(BATCH, 1e9)
+
+
+def test_a_cancelled_step_leaves_nothing_behind():
+    from tensorflow.python.eager import cancellation
+
+    offload = tfring.Offload(min_bytes=0)
+    variables = weights(4)
+    manager = cancellation.CancellationManager()
+    queue = tf.queue.FIFOQueue(1, tf.float32, [()])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for variable in variables:
+                x = tf.nn.relu(x @ variable)
+            loss = tf.reduce_mean(x * queue.dequeue())  # which never comes
+        gradients = tape.gradient(loss, variables)
+        tfring.offload_activations(gradients, offload)
+        return gradients
+
+    cancelled = manager.get_cancelable_function(
+        step.get_concrete_function(BATCH)
+    )
+    timer = threading.Timer(1.0, manager.start_cancel)
+    timer.start()
+    with pytest.raises(tf.errors.CancelledError):
+        cancelled(BATCH)
+    timer.join()
+    assert bytes_left(offload) == 0
+    assert offload.statistics().steps == 1
+    assert offload.statistics().tier_peak_bytes >= 3 * BYTES
+
+
+def test_a_thousand_steps_do_not_grow():
+    offload = tfring.Offload(min_bytes=0)
+    step = traced(offload)
+    step(BATCH)
+    reserved = offload.statistics().tier_reserved_bytes
+    for _ in range(1000):
+        step(BATCH)
+    statistics = offload.statistics()
+    assert statistics.tier_bytes == 0
+    assert statistics.tier_reserved_bytes == reserved
+
+
+def test_refuses_to_run_eagerly():
+    with pytest.raises(RuntimeError, match=r"runs eagerly.*run_eagerly=False"):
+        tfring.offload_activations([tf.ones([])], tfring.Offload())
+    tfring.init()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(
+        tfring.DistributedOptimizer("sgd", offload=tfring.Offload()),
+        "mse",
+        run_eagerly=True,
+    )
+    with pytest.raises(RuntimeError, match="^DistributedOptimizer: offload="):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+def test_refuses_xla():
+    step = traced(tfring.Offload(), jit_compile=True)
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        step(BATCH)
+
+
+def test_refuses_gpus(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    step = traced(tfring.Offload())
+    with pytest.raises(NotImplementedError, match="here is a GPU"):
+        step(BATCH)
+
+
+def test_refuses_gradients_from_elsewhere():
+    @tf.function
+    def step(x):
+        tfring.offload_activations([x * 2], tfring.Offload())
+
+    with pytest.raises(ValueError, match=r"not computed by a tf.GradientTape"):
+        step(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"policy": "some"}, ValueError, '"all", "conv", "auto"'),
+        ({"policy": "auto"}, ValueError, "go together"),
+        ({"budget_bytes": 1}, ValueError, "go together"),
+        ({"policy": "auto", "budget_bytes": 0}, ValueError, "at least 1"),
+        ({"min_bytes": -1}, ValueError, "at least 0"),
+        ({"ahead": 0}, ValueError, "at least 1"),
+        ({"ahead": 1.5}, TypeError, "whole number"),
+        ({"tier": "tape"}, ValueError, '"host" or "disk"'),
+        ({"directory": "/tmp"}, ValueError, 'is for tier="disk"'),
+        (
+            {"tier": "disk", "directory": "/no/such"},
+            ValueError,
+            "no file can be made in directory='/no/such'",
+        ),
+    ],
+)
+def test_refuses_options(options, error, match):
+    with pytest.raises(error, match=match):
+        tfring.Offload(**options)
+
+
+def test_refuses_what_is_no_offload():
+    tfring.init()
+    with pytest.raises(TypeError, match="^DistributedOptimizer: offload must"):
+        tfring.DistributedOptimizer("sgd", offload="all")
+    with pytest.raises(TypeError, match="^DistributedGradientTape: offload"):
+        tfring.DistributedGradientTape(tf.GradientTape(), offload=True)
+    with pytest.raises(TypeError, match="^offload_activations: offload must"):
+        tfring.offload_activations([], None)
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    """The file may grow to a limit of the process alone."""
+    script = """
+import resource, signal, sys
+import tensorflow as tf
+import tfring
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+offload = tfring.Offload(min_bytes=0, tier="disk", directory=sys.argv[1])
+w = tf.Variable(tf.eye(256))
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
+    gradient = tape.gradient(loss, w)
+    tfring.offload_activations([gradient], offload)
+    return gradient
+step(tf.ones([4, 256]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    step(tf.ones([4096, 256]))
+except tf.errors.ResourceExhaustedError as error:
+    print("refused:", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+print("left:", offload.statistics().tier_bytes)
+"""
+    output = run_script(script, str(tmp_path))
+    assert "refused:" in output
+    assert f'writing a feature map to directory="{tmp_path}" failed' in output
+    assert "left: 0" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_script(script, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+# 16 layers of 256, a batch of 4096: each feature map has 4 MiB, 64 of them are
+# needed by backpropagation.
+STEP = """
+import sys
+import keras
+import tensorflow as tf
+import tfring
+
+policy, budget = sys.argv[1], int(sys.argv[2])
+offload = None
+if policy != "none":
+    offload = tfring.Offload(policy, budget_bytes=budget or None)
+keras.utils.set_random_seed(0)
+model = keras.Sequential(
+    [keras.Input((256,))]
+    + [keras.layers.Dense(256, activation="gelu") for _ in range(16)]
+)
+x = tf.random.stateless_normal([4096, 256], [0, 1])
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x, training=True) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    if offload is not None:
+        tfring.offload_activations(gradients, offload)
+    for v, g in zip(model.trainable_variables, gradients):
+        v.assign_sub(0.1 * g)
+    return loss
+"""
+
+
+def limited(mib):
+    """TensorFlow's memory of the CPU has a bound."""
+    return {
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib),
+    }
+
+
+def test_trains_in_a_fifth_of_the_memory():
+    train = STEP + "for _ in range(4): print('loss', float(step(x)))"
+    refused = """
+try:
+    step(x)
+except tf.errors.ResourceExhaustedError:
+    print("refused")
+"""
+    assert run_script(STEP + refused, "none", "0", **limited(250)) == (
+        "refused\n"
+    )
+    moved = run_script(train, "all", "0", **limited(50))
+    assert moved == run_script(train, "none", "0", **limited(600))
+
+
+def test_a_budget_is_kept():
+    script = (
+        STEP
+        + """
+for _ in range(3):
+    step(x)
+moved, peak = [], []
+for _ in range(6):
+    step(x)
+    statistics = offload.statistics()
+    moved.append(statistics.moved)
+    peak.append(statistics.peak_bytes)
+print(max(moved), max(peak))
+"""
+    )
+    least_moved = 64
+    for mib in (60, 110, 160, 210, 400):
+        moved, peak = map(
+            int,
+            run_script(script, "auto", str(mib << 20), **limited(600)).split(),
+        )
+        assert peak <= mib << 20
+        assert moved < least_moved
+        least_moved = moved
+    assert least_moved == 0
+
+
+def test_a_budget_that_cannot_be_met_says_the_least():
+    script = (
+        STEP
+        + """
+import re
+for _ in range(2):
+    step(x)
+try:
+    step(x)
+except tf.errors.ResourceExhaustedError as error:
+    print(re.search(r"allocates (\\d+) bytes at once", str(error)).group(1))
+"""
+    )
+    least = int(run_script(script, "auto", "1000000", **limited(600)))
+    assert 20 << 20 < least < 60 << 20
+
+
+def test_nothing_is_counted_without_a_budget():
+    # Others may want to count for themselves.
+    offload = tfring.Offload(min_bytes=0)
+    traced(offload)(BATCH)
+    assert offload.statistics().peak_bytes <= 0
+    assert native.capi().tfring_offload_statistics(1 << 40, None, 0) == 1

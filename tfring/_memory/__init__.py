@@ -1,0 +1,1 @@
+"""Feature maps that leave the device until backpropagation needs them."""

@@ -1,0 +1,186 @@
+"""Finds the tensors of the forward pass that backpropagation needs.
+
+Note [Views]: some operations give another shape to the same memory. A feature
+map that is moved, while a view of it is not, would take as much memory as
+before. So views are looked through, and made again of what has been fetched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfring._memory.options import FeatureMap, Offload
+from tfring._memory.schedule import Schedule
+
+# Operations whose output has the memory of their first input.
+_VIEWS = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
+# Those that read no more than a shape: they may run when they like.
+_SHAPE_READERS = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
+# What has its memory from elsewhere, which moving would not release.
+_NOT_OURS = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
+# Calls of traced functions, which are one operation here.
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+# What the policy "conv" moves the inputs of.
+_HEAVY = {
+    *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput"),
+    *("Conv3DBackpropInputV2", "MatMul", "BatchMatMul", "BatchMatMulV2"),
+    *("BatchMatMulV3", "Einsum"),
+}
+_OPAQUE = {tf.resource, tf.string, tf.variant}
+_OURS = "Tfring"
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """An input of an operation of backpropagation.
+
+    Attributes:
+        operation: The operation.
+        number: Which of its inputs.
+        views: The views between the feature map and that input, in order.
+    """
+
+    operation: tf.Operation
+    number: int
+    views: tuple[tf.Operation, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A feature map.
+
+    Attributes:
+        tensor: The tensor.
+        uses: Where backpropagation uses it, in order.
+    """
+
+    tensor: tf.Tensor
+    uses: tuple[Use, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureMaps:
+    """The feature maps of a traced step.
+
+    Attributes:
+        moved: Those that are moved, in the order of the forward pass.
+        notes: What else there is, and why it is left where it is.
+    """
+
+    moved: Sequence[Found]
+    notes: Sequence[str]
+
+
+def find(schedule: Schedule, offload: Offload) -> FeatureMaps:
+    """The feature maps that the options choose."""
+    uses: dict[str, list[Use]] = {}
+    tensors: dict[str, tf.Tensor] = {}
+    loops, calls = set(), set()
+    for operation in schedule.operations:
+        if (
+            not schedule.is_backward(operation)
+            or operation.type in _SHAPE_READERS
+            or operation.type.startswith(_OURS)
+        ):
+            continue
+        for number, tensor in enumerate(operation.inputs):
+            if schedule.is_backward(tensor.op):
+                continue
+            if tensor.dtype == tf.variant:
+                loops.add(tensor.name)
+            tensor, views = _without_views(tensor)
+            if tensor.op.type in _NOT_OURS or tensor.op.type.startswith(_OURS):
+                continue
+            if tensor.dtype in _OPAQUE or _bytes(tensor) < offload.min_bytes:
+                continue
+            if operation.type in _CALLS:
+                calls.add(tensor.name)
+            tensors[tensor.name] = tensor
+            uses.setdefault(tensor.name, []).append(
+                Use(operation, number, views)
+            )
+    moved = [
+        Found(tensor, tuple(uses[name]))
+        for name, tensor in tensors.items()
+        if name not in calls and _chosen(schedule, offload, tensor, uses[name])
+    ]
+    moved.sort(key=lambda found: schedule.position_of(found.tensor.op))
+    notes = []
+    if loops:
+        notes.append(
+            f"{len(loops)} stacks of a loop's iterations (tf.while_loop) are "
+            "left alone."
+        )
+    if calls:
+        notes.append(
+            f"{len(calls)} feature maps between calls of a tf.function inside "
+            "of the step are left alone: call the Python function instead."
+        )
+    return FeatureMaps(moved, notes)
+
+
+def forward_uses(
+    schedule: Schedule, tensor: tf.Tensor
+) -> list[tuple[tf.Operation, int]]:
+    """Where the forward pass uses a tensor for more than its shape."""
+    return [
+        (operation, number)
+        for operation, number in schedule.consumers.get(tensor.name, ())
+        if not schedule.is_backward(operation)
+        and operation.type not in _SHAPE_READERS
+    ]
+
+
+def _without_views(
+    tensor: tf.Tensor,
+) -> tuple[tf.Tensor, tuple[tf.Operation, ...]]:
+    """What a tensor is a view of; see Note [Views]."""
+    views: list[tf.Operation] = []
+    while tensor.op.type in _VIEWS:
+        views.append(tensor.op)
+        tensor = tensor.op.inputs[0]
+    return tensor, tuple(reversed(views))
+
+
+def _bytes(tensor: tf.Tensor) -> float:
+    """Its size; infinite where only the running step knows it."""
+    count = tensor.shape.num_elements()
+    return float("inf") if count is None else count * tensor.dtype.size
+
+
+def _chosen(
+    schedule: Schedule, offload: Offload, tensor: tf.Tensor, uses: list[Use]
+) -> bool:
+    if offload.policy in ("all", "auto"):
+        return True
+    types = tuple(sorted(_types_of_users(schedule, tensor)))
+    if offload.policy == "conv":
+        return not _HEAVY.isdisjoint(types)
+    assert callable(offload.policy)
+    return bool(
+        offload.policy(
+            FeatureMap(
+                name=tensor.name,
+                op_type=tensor.op.type,
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                forward_uses=types,
+                backward_uses=tuple(
+                    sorted({use.operation.type for use in uses})
+                ),
+            )
+        )
+    )
+
+
+def _types_of_users(schedule: Schedule, tensor: tf.Tensor) -> set[str]:
+    types = set()
+    for operation, _ in forward_uses(schedule, tensor):
+        if operation.type in _VIEWS or operation.type == "Cast":
+            types |= _types_of_users(schedule, operation.outputs[0])
+        else:
+            types.add(operation.type)
+    return types

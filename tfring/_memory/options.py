@@ -1,0 +1,243 @@
+"""Offload: which feature maps leave the device, and where they go."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfring._core import native
+
+_POLICIES = ("all", "conv", "auto")
+_TIERS = ("host", "disk")
+
+_plans = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureMap:
+    """A tensor of the forward pass that backpropagation needs.
+
+    Attributes:
+        name: Of the tensor in the traced graph.
+        op_type: The type of the operation that made it, such as "Relu".
+        shape: As far as it is known when the step is traced.
+        dtype: Its dtype.
+        forward_uses: The types of the operations of the forward pass that use
+            it; views such as "Reshape" and casts are looked through.
+        backward_uses: The types of backpropagation's operations that use it.
+    """
+
+    name: str
+    op_type: str
+    shape: tf.TensorShape
+    dtype: tf.DType
+    forward_uses: tuple[str, ...]
+    backward_uses: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class OffloadStatistics:
+    """What the last step has moved, and what it cost.
+
+    Attributes:
+        steps: How many steps have ended.
+        moved: How many feature maps were moved.
+        moved_bytes: Their bytes.
+        kept: How many stayed because the budget has room for them.
+        kept_bytes: Their bytes.
+        small: How many stayed because they are smaller than `min_bytes`.
+        out_ns: How long the copying threads were at work to copy out, added up.
+        back_ns: The same for copying back.
+        step_ns: From the begin of the step to that of the next one.
+        peak_bytes: The most that the device's allocator had given out at once,
+            for `policy="auto"`; -1 for the others.
+        tier_bytes: What the tier holds now, of all steps of this process.
+        tier_peak_bytes: The most that it has held.
+        tier_reserved_bytes: What it has taken from the host or the disk; it is
+            used again by later steps.
+    """
+
+    steps: int
+    moved: int
+    moved_bytes: int
+    kept: int
+    kept_bytes: int
+    small: int
+    out_ns: int
+    back_ns: int
+    step_ns: int
+    peak_bytes: int
+    tier_bytes: int
+    tier_peak_bytes: int
+    tier_reserved_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Offload:
+    """Moves feature maps away between forward pass and backpropagation.
+
+    Memory is what bounds the batch and the model, and most of it is held by the
+    results of layers, which wait for backpropagation. With this option they are
+    copied to the host's memory or to a disk, their memory is released, and they
+    are copied back before they are needed. The copies go on beside the
+    computation. Results are the same to the bit.
+
+    Pass it as `offload=` to `tfring.DistributedOptimizer` or
+    `tfring.DistributedGradientTape`, or use `tfring.offload_activations`. It
+    works on one rank as on many, and adds no collective. Ranks need not agree.
+
+    Args:
+        policy: Which feature maps are moved. `"all"`: those that
+            backpropagation needs. `"conv"`: those among them that convolutions
+            and matrix products take in. `"auto"`: as few as `budget_bytes`
+            allow, see there. Or a function that takes a `FeatureMap` and
+            returns whether it is moved.
+        budget_bytes: For `"auto"` alone: the most that TensorFlow may have
+            allocated on the device at once, weights and all. The first step
+            moves everything, the second is measured; from the third on what is
+            needed back soonest stays, as far as there is room. If even moving
+            all is not enough, the third step fails, and says what would be. On
+            a CPU only what was allocated after this object was made is
+            counted, so make it before the model.
+        min_bytes: What is smaller stays.
+        ahead: How many feature maps may be on their way out at a time, and how
+            many may be back before they are used. More hides copies better, and
+            takes more memory.
+        tier: `"host"`, memory of the host that is not TensorFlow's, or
+            `"disk"`, a file.
+        directory: For `"disk"`: where the file is. It has no name, so that it
+            is gone with the process, however that ends. Default: the system's
+            folder for temporary files, which may be memory; give one on a disk.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+        ValueError: An argument has a value that cannot be; the message says
+            which.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(0.01), offload=tfring.Offload("conv")
+    )
+    model.compile(optimizer, "mse", jit_compile=False)
+    ```
+
+    Reference:
+        Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable,
+        Memory-Efficient Neural Network Design", MICRO 2016.
+    """
+
+    policy: str | Callable[[FeatureMap], bool] = "all"
+    budget_bytes: int | None = None
+    min_bytes: int = 1 << 20
+    ahead: int = 2
+    tier: str = "host"
+    directory: str | Path | None = None
+    # The plans of the steps that have been traced with these options.
+    _traced: list[int] = dataclasses.field(
+        default_factory=list, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if not callable(self.policy) and self.policy not in _POLICIES:
+            raise ValueError(
+                'Offload: policy must be "all", "conv", "auto" or a function '
+                f"of a FeatureMap, got {self.policy!r}."
+            )
+        for name, least in (("min_bytes", 0), ("ahead", 1)):
+            _check_number(name, getattr(self, name), least)
+        if (self.policy == "auto") != (self.budget_bytes is not None):
+            raise ValueError(
+                'Offload: policy="auto" and budget_bytes go together, got '
+                f"policy={self.policy!r} and budget_bytes="
+                f"{self.budget_bytes!r}."
+            )
+        if self.budget_bytes is not None:
+            _check_number("budget_bytes", self.budget_bytes, 1)
+            native.capi().tfring_offload_count_allocations()
+        if self.tier not in _TIERS:
+            raise ValueError(
+                f'Offload: tier must be "host" or "disk", got {self.tier!r}.'
+            )
+        if self.directory is not None and self.tier != "disk":
+            raise ValueError(
+                'Offload: directory is for tier="disk", got tier='
+                f"{self.tier!r}."
+            )
+        _check_directory(self._directory())
+
+    def statistics(self) -> OffloadStatistics | None:
+        """What the last step traced with these options has moved.
+
+        Returns:
+            None before the first step.
+        """
+        fields = (ctypes.c_int64 * len(dataclasses.fields(OffloadStatistics)))()
+        statistics = native.capi().tfring_offload_statistics
+        for plan in reversed(self._traced):
+            if statistics(plan, fields, len(fields)) == 0:
+                return OffloadStatistics(*fields)
+        return None
+
+    def _directory(self) -> str:
+        """The disk tier's directory, "" for the host's memory."""
+        if self.tier == "host":
+            return ""
+        return str(self.directory or tempfile.gettempdir())
+
+    def _new_plan(self) -> int:
+        """The number of the plan of one more traced step."""
+        plan = next(_plans)
+        self._traced.append(plan)
+        return plan
+
+
+def checked_offload(function: str, offload: Any) -> Offload | None:
+    """Returns the argument `offload` of a public function.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if offload is not None and not isinstance(offload, Offload):
+        raise TypeError(
+            f"{function}: offload must be a tfring.Offload, or None, got "
+            f"{offload!r} of type {type(offload).__name__}."
+        )
+    return offload
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"Offload: {name} must be a whole number, got {value!r} of type "
+            f"{type(value).__name__}."
+        )
+    if value < least:
+        raise ValueError(
+            f"Offload: {name} must be at least {least}, got {value}."
+        )
+
+
+def _check_directory(directory: str) -> None:
+    if not directory:
+        return
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Offload: no file can be made in directory={directory!r}: {error}."
+        ) from error

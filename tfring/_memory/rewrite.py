@@ -1,0 +1,265 @@
+"""Rewrites a traced step, so that it moves feature maps away and back.
+
+Note [What waits for what]: each feature map is copied out as soon as it has
+been computed. The forward pass uses the n-th of them only when the (n-ahead)-th
+has been copied out and released; else it would run ahead of the copies, and
+memory be no smaller. Backpropagation has the n-th back, in the order in which
+it needs them, only after it has used the (n-ahead)-th, and all of them before
+it. That includes gradients of weights, which nothing else waits for: TensorFlow
+would put them off, and with them the release of what they need.
+
+Note [Where edges are]: every edge leads forward in the order of `Schedule`, so
+there is no cycle. Nor does an optimization make one, or other bits. What merges
+operations, such as a convolution and its bias or two products with constants,
+looks at whether what is between them is used elsewhere, or has control edges.
+So there are no control edges to operations that are not tfring's; the forward
+pass waits on data that is used twice anyway, once by backpropagation; and where
+a result of backpropagation has but one use, a fetch waits for the next in line
+that has more, or is a gradient.
+
+Note [Names]: TensorFlow sorts what is added up by the names of the operations
+that give it, and sums of floats depend on their order. So what takes the place
+of a tensor is called as it, with a slash and a word behind.
+
+Note [After reductions]: with more than one rank, backpropagation waits for the
+starts of reductions, by operations in the way of data, which TensorFlow cannot
+merge anything across. Where these are follows from the edges that there are, so
+offloading adds its own afterwards: then they are where they are without it, and
+so are the bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfring._core import native, runtime
+from tfring._memory import feature_maps
+from tfring._memory.feature_maps import Found, Use
+from tfring._memory.options import Offload
+from tfring._memory.schedule import Schedule
+
+_OPAQUE = {tf.resource, tf.variant}
+# Operations that, as gradients, may be merged with those of the optimizer.
+_MERGED = {
+    *("Add", "AddN", "AddV2", "Cast", "Div", "Mul", "Neg", "RealDiv"),
+    *("Reshape", "Sub", "Transpose"),
+}
+
+
+def rewrite(
+    graph: tf.Graph, gradients: Sequence[tf.Tensor], offload: Offload
+) -> int:
+    """Makes the step traced in `graph` offload its feature maps.
+
+    Returns:
+        How many may be moved, as far as the trace knows.
+
+    Raises:
+        ValueError: No tape has computed gradients in the graph.
+    """
+    schedule = Schedule(graph, gradients)
+    if not schedule.has_backpropagation():
+        raise ValueError(
+            "offload: the gradients were not computed by a tf.GradientTape in "
+            "the function that is being traced, so there is nothing between a "
+            "forward pass and backpropagation to be moved. Compute loss, "
+            "gradients and update in one tf.function."
+        )
+    found = feature_maps.find(schedule, offload)
+    if found.moved:
+        with tf.control_dependencies(None):
+            _Rewrite(schedule, offload, found.moved).run(found.notes)
+    return len(found.moved)
+
+
+class _Rewrite:
+    def __init__(
+        self, schedule: Schedule, offload: Offload, moved: Sequence[Found]
+    ) -> None:
+        self._schedule = schedule
+        self._offload = offload
+        self._moved = moved
+        self._tokens: dict[str, tf.Tensor] = {}
+
+    def run(self, notes: Sequence[str]) -> None:
+        execution = self._begin(notes)
+        handles = []
+        for number, found in enumerate(self._moved):
+            with _beside(found.tensor):
+                handles.append(
+                    native.ops().tfring_stash(
+                        name="stash",
+                        x=found.tensor,
+                        execution=execution,
+                        item=number,
+                    )
+                )
+        self._hold_forward_pass(handles)
+        self._fetch(handles)
+
+    def _begin(self, notes: Sequence[str]) -> tf.Tensor:
+        offload = self._offload
+        first = next(
+            (
+                operation.outputs[0]
+                for operation in self._schedule.operations
+                if operation.type == "Placeholder"
+                and operation.outputs[0].dtype not in _OPAQUE
+            ),
+            self._moved[0].tensor,
+        )
+        with _beside(self._moved[0].tensor):
+            return native.ops().tfring_offload_begin(
+                name="offload",
+                x=first,
+                plan=offload._new_plan(),
+                items=len(self._moved),
+                min_bytes=offload.min_bytes,
+                budget_bytes=offload.budget_bytes or 0,
+                directory=offload._directory(),
+                report=not runtime.is_initialized() or runtime.rank() == 0,
+                note="".join(f" {note}" for note in notes),
+            )
+
+    def _hold_forward_pass(self, handles: Sequence[tf.Tensor]) -> None:
+        ahead = self._offload.ahead
+        for found, handle in zip(self._moved[ahead:], handles, strict=False):
+            uses = feature_maps.forward_uses(self._schedule, found.tensor)
+            if not uses:
+                continue
+            with _beside(found.tensor):
+                later = native.ops().tfring_after_stash(
+                    name="held", x=found.tensor, handle=handle
+                )
+            for operation, number in uses:
+                # Not public, but what TensorFlow's own control flow uses.
+                operation._update_input(number, later)
+
+    def _fetch(self, handles: Sequence[tf.Tensor]) -> None:
+        in_order = sorted(
+            range(len(self._moved)), key=lambda i: self._position_of_need(i)
+        )
+        # What has used an earlier one, and is not waited for yet.
+        using: dict[str, tf.Operation] = {}
+        after: list[tf.Operation] = []
+        for number, i in enumerate(in_order):
+            need = self._position_of_need(i)
+            if number >= self._offload.ahead:
+                for use in self._moved[
+                    in_order[number - self._offload.ahead]
+                ].uses:
+                    end = self._end_of_line(use.operation)
+                    if end is not None:
+                        using[end.name] = end
+            used = [o for o in using.values() if self._position(o) < need]
+            for operation in used:
+                del using[operation.name]
+            after = used or after
+            self._fetch_one(i, handles, after)
+
+    def _fetch_one(
+        self,
+        i: int,
+        handles: Sequence[tf.Tensor],
+        after: Sequence[tf.Operation],
+    ) -> None:
+        found = self._moved[i]
+        need = self._position_of_need(i)
+        # The last that leaves before this one is needed: the forward pass is
+        # over.
+        last = max(
+            j
+            for j, other in enumerate(self._moved)
+            if self._position(other.tensor.op) < need
+        )
+        tokens = [self._token(operation) for operation in after]
+        like = []
+        if not found.tensor.shape.is_fully_defined():
+            with _beside(found.tensor):
+                like.append(tf.raw_ops.Shape(input=found.tensor))
+        with (
+            _beside(found.tensor),
+            tf.control_dependencies([handles[last].op]),
+        ):
+            fetched = native.ops().tfring_fetch(
+                name="fetched",
+                handle=handles[i],
+                after=tokens,
+                like=like,
+                T=found.tensor.dtype,
+                shape=found.tensor.shape,
+                item=i,
+            )
+        views: dict[str, tf.Tensor] = {}
+        for use in found.uses:
+            use.operation._update_input(
+                use.number, _with_views(fetched, use, views)
+            )
+
+    def _end_of_line(self, operation: tf.Operation) -> tf.Operation | None:
+        """See Note [Where edges are]."""
+        while True:
+            uses = {
+                user.name: user
+                for tensor in operation.outputs
+                for user, _ in self._schedule.consumers.get(tensor.name, ())
+            }
+            if not operation.outputs:
+                return None
+            if len(uses) > 1:
+                return operation
+            if all(user.type.startswith("Tfring") for user in uses.values()):
+                # Nothing is merged with these.
+                if uses:
+                    return operation
+                return None if operation.type in _MERGED else operation
+            (operation,) = uses.values()
+
+    def _token(self, operation: tf.Operation) -> tf.Tensor:
+        """What there is once an operation has run."""
+        if operation.name not in self._tokens:
+            with _beside(operation.outputs[0]):
+                self._tokens[operation.name] = native.ops().tfring_computed(
+                    name="computed", x=operation.outputs[0]
+                )
+        return self._tokens[operation.name]
+
+    def _position(self, operation: tf.Operation) -> int:
+        return self._schedule.position_of(operation)
+
+    def _position_of_need(self, i: int) -> int:
+        return self._position(self._moved[i].uses[0].operation)
+
+
+@contextlib.contextmanager
+def _beside(tensor: tf.Tensor) -> Iterator[None]:
+    """On the same device, and under its name; see Note [Names]."""
+    with (
+        tf.device(tensor.device or None),
+        tensor.graph.name_scope(f"{tensor.op.name}/"),
+    ):
+        yield
+
+
+def _with_views(
+    fetched: tf.Tensor, use: Use, views: dict[str, tf.Tensor]
+) -> tf.Tensor:
+    """What an operation takes in of a feature map that is back."""
+    tensor = fetched
+    for view in use.views:
+        if view.name not in views:
+            with _beside(view.outputs[0]):
+                made = tensor.graph.create_op(
+                    view.type,
+                    [tensor, *view.inputs[1:]],
+                    [output.dtype for output in view.outputs],
+                    name="fetched",
+                    attrs=dict(view.node_def.attr),
+                    op_def=view.op_def,
+                )
+            views[view.name] = made.outputs[0]
+        tensor = views[view.name]
+    return tensor

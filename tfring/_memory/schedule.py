@@ -1,0 +1,164 @@
+"""One order of a traced graph's operations, to which edges may be added.
+
+Note [Edges that go forward]: offloading adds edges between operations: a fetch
+waits for what runs before it. If all edges, old and new, lead forward in one
+order of the operations, there is no cycle. The order here is that of tracing,
+which is also that in which the program would run, except that what was traced
+late and is needed early, by an earlier rewrite of the graph, comes when it is
+needed. TensorFlow runs stateful operations in the order of tracing; these edges
+it adds when the trace has ended, so they are taken for granted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+# Part of the names of what tf.GradientTape.gradient traces.
+_TAPE_SCOPE = "gradient_tape"
+# Operations that pass on their first input, when something has happened.
+_WAITING = {"TfringAfterStart", "TfringAfterStash"}
+
+
+class Schedule:
+    """The operations of a graph in an order in which they can run.
+
+    Args:
+        graph: The graph.
+        gradients: What backpropagation has been traced for. A tape traces more
+            than that, which TensorFlow drops: it is left out here.
+
+    Attributes:
+        operations: The operations, first to last.
+        consumers: For each tensor, by its name, the operations that take it in,
+            in order, each with the number of the input.
+    """
+
+    def __init__(self, graph: tf.Graph, gradients: Sequence[tf.Tensor]) -> None:
+        traced = graph.get_operations()
+        self.operations = _ordered(traced)
+        self._position = {
+            operation.name: number
+            for number, operation in enumerate(self.operations)
+        }
+        backward = _of_backpropagation(traced)
+        used = _used(self.operations, gradients)
+        self._backward = backward & used
+        unused = backward - used
+        self.consumers: dict[str, list[tuple[tf.Operation, int]]] = {}
+        for operation in self.operations:
+            if operation.name in unused:
+                continue
+            for number, tensor in enumerate(operation.inputs):
+                self.consumers.setdefault(tensor.name, []).append(
+                    (operation, number)
+                )
+
+    def is_backward(self, operation: tf.Operation) -> bool:
+        """Whether the operation is a part of backpropagation."""
+        return operation.name in self._backward
+
+    def has_backpropagation(self) -> bool:
+        """Whether any operation is."""
+        return bool(self._backward)
+
+    def position_of(self, operation: tf.Operation) -> int:
+        """Where the operation is in the order."""
+        return self._position[operation.name]
+
+
+def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """See Note [Edges that go forward]."""
+    stateful_types = _stateful_types(operations)
+    # What each stateful operation follows.
+    before: dict[str, tf.Operation] = {}
+    last = None
+    for operation in operations:
+        if operation.type in stateful_types:
+            if last is not None:
+                before[operation.name] = last
+            last = operation
+    ordered: list[tf.Operation] = []
+    placed: set[str] = set()
+    for root in operations:
+        # Depth first, without recursion: each with what is left of its needs.
+        path = [] if root.name in placed else [(root, _needs(root, before))]
+        on_path = {root.name}
+        while path:
+            operation, needs = path[-1]
+            while needs:
+                need = needs.pop()
+                # A loop of TensorFlow 1 comes back to itself.
+                if need.name not in placed and need.name not in on_path:
+                    path.append((need, _needs(need, before)))
+                    on_path.add(need.name)
+                    break
+            else:
+                path.pop()
+                on_path.discard(operation.name)
+                placed.add(operation.name)
+                ordered.append(operation)
+    return ordered
+
+
+def _stateful_types(operations: Sequence[tf.Operation]) -> set[str]:
+    # Asked once for each type, as it takes long.
+    examples = {operation.type: operation for operation in operations}
+    return {name for name, o in examples.items() if o.op_def.is_stateful}
+
+
+def _needs(
+    operation: tf.Operation, before: dict[str, tf.Operation]
+) -> list[tf.Operation]:
+    needs = [tensor.op for tensor in operation.inputs]
+    needs.extend(operation.control_inputs)
+    if operation.name in before:
+        needs.append(before[operation.name])
+    needs.reverse()  # They are taken from the end.
+    return needs
+
+
+def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
+    """The names of what a tape has traced, and of what follows from it.
+
+    Gradients of functions, and their sums, have other names.
+
+    Args:
+        operations: All operations, in the order of tracing.
+    """
+    traced = {operation.name: i for i, operation in enumerate(operations)}
+    found: set[str] = set()
+    for number, operation in enumerate(operations):
+        if _TAPE_SCOPE in operation.name.split("/") or any(
+            # A loop's forward pass takes in the stacks of its iterations, which
+            # were traced after it, with backpropagation.
+            source.name in found and traced[source.name] < number
+            for source in map(_before_rewrites, operation.inputs)
+        ):
+            found.add(operation.name)
+    return found
+
+
+def _before_rewrites(tensor: tf.Tensor) -> tf.Operation:
+    """What has computed a tensor, before it was made to wait for something."""
+    while tensor.op.type in _WAITING:
+        tensor = tensor.op.inputs[0]
+    return tensor.op
+
+
+def _used(
+    operations: Sequence[tf.Operation], gradients: Sequence[tf.Tensor]
+) -> set[str]:
+    """The names of what leads to a gradient, or to what must run."""
+    stateful_types = _stateful_types(operations)
+    needed = [gradient.op for gradient in gradients]
+    needed += [o for o in operations if o.type in stateful_types]
+    used: set[str] = set()
+    while needed:
+        operation = needed.pop()
+        if operation.name not in used:
+            used.add(operation.name)
+            needed.extend(tensor.op for tensor in operation.inputs)
+            needed.extend(operation.control_inputs)
+    return used
