@@ -41,7 +41,7 @@ def test_a_lost_host(make_network, start, how):
     output = finish(job, timeout=60)
     assert job.returncode == 1, output
     said = {
-        "kill": r"(?s)(lost communication|failed to report back) .*host2",
+        "kill": r"(?m)^tfringrun: host host2 was lost\.$",
         "cut": r"(?m)^\[0\] .*has waited 3 s for rank 1",
     }
     assert re.search(said[how], output), output

@@ -271,6 +271,19 @@ class TestFailures:
         assert terminal.written == b"[1] mine\n[1] " + line
 
 
+def test_last_words():
+    terminal = FakeTerminal(OPEN_MPI_5)
+    for line in (
+        b"the reason\n",
+        b"I0000 00:00:1795396079.202971   20559 port.cc:153] oneDNN is on.\n",
+        b"2026-11-23 01:00:00.123456: W tensorflow/core/a.cc:1] slow\n",
+        b"[node1:42] *** End of error message ***\n",
+        b"\n",
+    ):
+        terminal.err.feed(mark(OPEN_MPI_5, 1) + line)
+    assert terminal.err.last_lines == {1: b"the reason"}
+
+
 def test_one_rank_alone():
     terminal = FakeTerminal(OPEN_MPI_5, only_rank=0)
     terminal.out.feed(mark(OPEN_MPI_5, 1) + b"not mine\n")

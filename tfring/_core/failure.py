@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import builtins
 import fcntl
 import os
 import stat
@@ -55,12 +56,15 @@ def end_job_with_this_process(is_another_gone: Callable[[], bool]) -> None:
 
 
 def exit_status() -> int:
-    """The status that `sys.exit` was last called with, 0 if it was not."""
+    """The status that `sys.exit` was last called with, 0 if it was not.
+
+    A bare `raise SystemExit(3)` passes unseen: before the process ends, Python
+    tells its status to nobody.
+    """
     return _exit_status
 
 
 def _note_exits() -> None:
-    # Python does not expose the status that it ends with.
     leave = sys.exit
 
     def note_and_leave(status: Any = None, /) -> NoReturn:
@@ -72,6 +76,10 @@ def _note_exits() -> None:
         leave(status)
 
     sys.exit = note_and_leave
+    # The interpreter's own, which raise SystemExit by themselves.
+    for name in ("exit", "quit"):
+        if hasattr(builtins, name):
+            setattr(builtins, name, note_and_leave)
 
 
 def wait_until_read(*descriptors: int) -> None:

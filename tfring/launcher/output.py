@@ -21,8 +21,12 @@ from tfring.launcher.wrapper import Report
 # The longest that an unfinished line is held back.
 HOLD_SECONDS = 0.1
 _LONGEST_MARK_BYTES = 320
-# Open MPI's account of a crash, in the name of the rank.
-_CRASH = re.compile(rb"\[\S+:\d+\] (?:\*\*\* |Signal|Failing at|\[ *\d+\] )")
+# Lines that do not tell why a rank has ended: Open MPI's account of a crash, in
+# the name of the rank, and TensorFlow's logs below an error.
+_NO_LAST_WORDS = re.compile(
+    rb"\[\S+:\d+\] (?:\*\*\* |Signal|Failing at|\[ *\d+\] )"
+    rb"|[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +252,7 @@ class StreamReader:
                 self._held.take(self._stream, None, line.text)
             line.text = b""
             return
-        elif not _CRASH.match(line.text) and line.text.strip():
+        elif not _NO_LAST_WORDS.match(line.text) and line.text.strip():
             self.last_lines[self._rank] = plain.text_of(line.text).strip()
         if not line.shown and self._held.take(
             self._stream, self._rank, line.text

@@ -1,0 +1,31 @@
+"""The status that a process means to exit with."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("leave", "status"),
+    [
+        ("sys.exit()", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit(-1)", 255),
+        ("sys.exit('words')", 1),
+        ("exit(3)", 3),
+        ("quit(3)", 3),
+    ],
+)
+def test_status(leave, status):
+    program = (
+        "import atexit, sys\n"
+        "from tfring._core import failure\n"
+        "failure._note_exits()\n"
+        "atexit.register(lambda: print(failure.exit_status()))\n"
+        f"{leave}"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert (ended.stdout, ended.returncode) == (f"{status}\n", status)
