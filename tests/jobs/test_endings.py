@@ -138,33 +138,36 @@ def test_a_host_that_cannot_be_reached(start, tmp_path):
 
 
 def test_the_launcher_of_one_machine_listens_to_it_alone(start):
-    job = start(
-        [
-            *TFRINGRUN,
-            "-np",
-            "2",
-            sys.executable,
-            "-c",
-            "print('up', flush=True); import time; time.sleep(30)",
-        ]
-    )
+    command = "print('up', flush=True); import time; time.sleep(30)"
+    job = start([*TFRINGRUN, "-np", "2", sys.executable, "-c", command])
     assert job.stdout.readline().endswith("up\n")
-    time.sleep(0.2)
     [launcher] = _children(job.pid)
-    process = os.pidfd_open(launcher)
-    bound = []
-    for path in loopback._sockets(launcher):
-        copy = loopback._call(loopback._PIDFD_GETFD, process, int(path.name), 0)
-        with socket.socket(fileno=copy) as found:
-            if loopback._listens_to_all(found):
-                bound.append(
-                    found.getsockopt(
-                        socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16
+    deadline = time.monotonic() + 5
+    while (bound := _interfaces(launcher)) != {b"lo\0"}:
+        assert time.monotonic() < deadline, bound
+        time.sleep(0.05)
+
+
+def _interfaces(launcher):
+    """The interfaces that its sockets for all addresses are bound to."""
+    bound = set()
+    try:
+        process = loopback._call(loopback._PIDFD_OPEN, launcher, 0)
+        for path in loopback._sockets(launcher):
+            copy = loopback._call(
+                loopback._PIDFD_GETFD, process, int(path.name), 0
+            )
+            with socket.socket(fileno=copy) as found:
+                if loopback._listens_to_all(found):
+                    bound.add(
+                        found.getsockopt(
+                            socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16
+                        )
                     )
-                )
+    except (PermissionError, NotImplementedError) as error:
+        pytest.skip(f"this system keeps the launcher's sockets to it: {error}")
     os.close(process)
-    assert bound
-    assert set(bound) == {b"lo\0"}
+    return bound
 
 
 def _children(pid):

@@ -79,7 +79,8 @@ def test_description():
     )
     assert describe(KILLED, "", "") == f"{begin}killed by SIGKILL."
     error = "ValueError: boom"
-    assert describe(EXIT_3, error, "words") == begin + error
+    assert describe(Report(1, "exit", 1, "a"), error, "words") == begin + error
+    assert describe(EXIT_3, error, "") == f"{begin}exit status 3."
     assert describe(KILLED, error, "") == f"{begin}killed by SIGKILL."
 
 

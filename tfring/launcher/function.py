@@ -205,10 +205,15 @@ def _show_output(process: subprocess.Popen[bytes]) -> None:
                 # Looked up each time: a notebook replaces it.
                 stream = getattr(sys, name)
                 if stream is not None:
-                    stream.write(decode.decode(data, final=not data))
-                    stream.flush()
+                    _write(stream, decode.decode(data, final=not data))
                 if not data:
                     selector.unregister(key.fileobj)
+
+
+def _write(stream: Any, text: str) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

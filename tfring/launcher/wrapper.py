@@ -148,9 +148,11 @@ def describe(failure: Report, exception: str, last_line: str) -> str:
     where = f"rank {failure.rank}"
     if failure.host:
         where += f" (host {failure.host})"
-    name = failure.signal_name()
-    if exception and name is None:
+    # Python's status for an exception that nobody catches; with another one the
+    # traceback was of something that the rank has survived.
+    if exception and failure.status == 1:
         return f"tfringrun: {where} failed first: {exception}"
+    name = failure.signal_name()
     how = f"killed by {name}" if name else f"exit status {failure.status}"
     line = f"tfringrun: {where} failed first: {how}"
     return f"{line}; its last line: {last_line}" if last_line else f"{line}."
