@@ -46,7 +46,7 @@ class LoopbackBinder:
     ) -> None:
         self._pid = pid
         self._clock = clock
-        self._begin = clock()
+        self._begin = self._due = clock()
         self._process = -1
         self._bound: set[str] = set()
         # Why it cannot be done: an older kernel, or a container's rules.
@@ -63,14 +63,17 @@ class LoopbackBinder:
             self._process = -1
 
     def look(self) -> float | None:
-        """Binds what has come.
+        """Binds what has come, if a look is due.
 
         Returns:
             The seconds until the next look is due; None if none is.
         """
-        elapsed = self._clock() - self._begin
+        now = self._clock()
+        elapsed = now - self._begin
         if self._process < 0 or elapsed > _ALL_SECONDS:
             return None
+        if now < self._due:
+            return self._due - now
         try:
             self._bind_new()
         except OSError as error:
@@ -79,7 +82,9 @@ class LoopbackBinder:
             self.close()
             return None
         early = elapsed < _FIRST_SECONDS
-        return _FIRST_PAUSE_SECONDS if early else _PAUSE_SECONDS
+        pause = _FIRST_PAUSE_SECONDS if early else _PAUSE_SECONDS
+        self._due = now + pause
+        return pause
 
     def _bind_new(self) -> None:
         for path in _sockets(self._pid):
