@@ -10,11 +10,9 @@ import pytest
 import tfring
 from tfring.launcher import (
     cli,
-    host_failures,
     hosts as hosts_lib,
     mpi_launchers,
     prepare,
-    self_test,
     wrapper,
 )
 from tfring.launcher.hosts import Host
@@ -23,70 +21,6 @@ from tfring.launcher.mpi_launchers import Family, Job, MpiLauncher
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
 MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
-
-
-class TestHosts:
-    def test_hosts(self):
-        assert hosts_lib.parse_hosts("node1:4, node2") == [
-            Host("node1", 4),
-            Host("node2", 1),
-        ]
-
-    @pytest.mark.parametrize("text", ["", "node1:", ":4", "n:0", "n:-1", "n:x"])
-    def test_bad_hosts(self, text):
-        with pytest.raises(ValueError, match="expected host:slots"):
-            hosts_lib.parse_hosts(text)
-
-    def test_hostfile(self, tmp_path):
-        path = tmp_path / "hosts"
-        path.write_text(
-            "# our machines\n"
-            "node1 slots=4 max_slots=8\n"
-            "\n"
-            "node2:2  # the old one\n"
-            "node3\n"
-        )
-        assert hosts_lib.read_hostfile(path) == [
-            Host("node1", 4),
-            Host("node2", 2),
-            Host("node3", 1),
-        ]
-
-    def test_bad_hostfile(self, tmp_path):
-        path = tmp_path / "hosts"
-        path.write_text("node1\nnode2 slots=two\n")
-        with pytest.raises(ValueError, match=r"hosts, line 2: .*'node2:two'"):
-            hosts_lib.read_hostfile(path)
-        for line in ("node2 4", "node2 slots = 4", "node2 slot=4"):
-            path.write_text(f"node1\n{line}\n")
-            with pytest.raises(ValueError, match="line like 'node2 slots=4'"):
-                hosts_lib.read_hostfile(path)
-        path.write_text("# nothing\n")
-        with pytest.raises(ValueError, match="names no hosts"):
-            hosts_lib.read_hostfile(path)
-
-    @pytest.mark.parametrize(
-        ("package_cores", "ranks", "cores"),
-        [
-            ([8], 1, 8),
-            ([8], 3, 2),
-            ([4, 4], 4, 2),
-            # One core each would strangle TensorFlow.
-            ([2], 2, 0),
-            ([2], 4, 0),
-            # Three ranks of three cores fit into ten, but not into two fives.
-            ([10], 3, 3),
-            ([5, 5], 3, 0),
-            # One rank on both packages: no launcher binds it so.
-            ([4, 4], 1, 0),
-        ],
-    )
-    def test_cores_to_bind(self, package_cores, ranks, cores):
-        assert hosts_lib.cores_to_bind(package_cores, ranks) == cores
-
-    def test_cores_of_this_machine(self):
-        cores = sum(hosts_lib.cores_per_package())
-        assert 1 <= cores <= len(os.sched_getaffinity(0))
 
 
 def fake_mpirun(path, answer):
@@ -414,113 +348,3 @@ class TestUsage:
             cli.main(arguments)
         assert exit_info.value.code == 2
         assert message in capsys.readouterr().err
-
-
-_DAEMON = (
-    "A daemon failed to report back after being spawned. This could",
-    "  Local host:    vm",
-    "  Remote host:   node2",
-)
-
-
-class TestHostFailures:
-    @pytest.mark.parametrize(
-        ("lines", "under_way", "sentence"),
-        [
-            (["a warning"], False, None),
-            (
-                ["ssh: connect to host node2 port 22: No route", *_DAEMON],
-                False,
-                "host node2 cannot be reached: ssh: connect to host node2 port "
-                "22: No route.",
-            ),
-            (
-                ["root@node2: Permission denied (publickey).", "---", *_DAEMON],
-                False,
-                "host node2 cannot be reached: root@node2: Permission denied "
-                "(publickey).",
-            ),
-            (
-                ["bash: line 1: /venv/bin/prted: No such file", *_DAEMON],
-                False,
-                "host node2 cannot start its part of the job: bash: line 1: "
-                "/venv/bin/prted: No such file. It needs",
-            ),
-            (
-                _DAEMON,
-                False,
-                "host node2 cannot start its part of the job: MPI",
-            ),
-            (_DAEMON, True, "host node2 was lost."),
-            (
-                [
-                    "PRTE has lost communication with a remote daemon.",
-                    "  HNP daemon   : [prterun-vm-1@0,0] on node vm",
-                    "  Remote daemon: [prterun-vm-1@0,1] on node node2",
-                ],
-                True,
-                "host node2 was lost.",
-            ),
-            # MPICH's.
-            (
-                [
-                    "ssh: Could not resolve hostname node2: unknown",
-                    "[mpiexec@vm] ui_cmd_cb (pmci.c:51): Launch proxy failed.",
-                ],
-                False,
-                "a host cannot be reached: ssh: Could not resolve hostname "
-                "node2: unknown.",
-            ),
-        ],
-    )
-    def test_one_sentence(self, lines, under_way, sentence):
-        said = host_failures.describe(lines, under_way=under_way)
-        assert said == sentence or said.startswith(sentence)
-
-
-class TestSelfTest:
-    VERSIONS = (("tfring", "0.1.0"), ("TensorFlow", "2.21.0"))
-
-    def place(self, host="node1", *, cores=4, versions=VERSIONS):
-        return self_test._Place(host, cores, 4, versions)
-
-    def link(self, source, speed):
-        return self_test._Link(source, source + 1, True, 1.0, speed)
-
-    def test_nothing_to_mend(self):
-        links = [self.link(0, 10.0), self.link(1, 3.0), self.link(2, 9.0)]
-        assert self_test._advice([self.place()] * 4, links) == []
-
-    def test_versions_differ(self):
-        other = (("tfring", "0.1.0"), ("TensorFlow", "2.20.0"))
-        places = [self.place(), self.place(), self.place(versions=other)]
-        (advice,) = self_test._advice(places, [])
-        assert advice.startswith(
-            "TensorFlow is 2.21.0 on rank 0, but not on ra"
-        )
-        assert "rank 2" in advice
-
-    def test_too_many_ranks(self):
-        places = [self.place("node1")] * 5 + [self.place("node2")] * 2
-        (advice,) = self_test._advice(places, [])
-        assert advice.startswith("node1 runs 5 ranks on 4 cores")
-
-    def test_bound_to_a_single_core(self):
-        (advice,) = self_test._advice([self.place(cores=1)] * 2, [])
-        assert advice.startswith("ranks 0-1 may use one core each of 4")
-
-    def test_a_slow_link(self):
-        links = [self.link(0, 10.0), self.link(1, 2.0), self.link(2, 11.0)]
-        (advice,) = self_test._advice([self.place()] * 4, links)
-        assert "the link of ranks 1 and 2 (node1, node1) has 2.00" in advice
-
-    def test_what_failed_and_where(self, capsys):
-        report = self_test._Report(speaks=True)
-        failures = report.check("allgather", [None, "no", "no", None, "no"])
-        assert failures == ["allgather, ranks 1, 2, 4: no"]
-        assert report.check("broadcast", [None] * 5) == []
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split() for line in lines] == [
-            ["allgather", "FAILED"],
-            ["broadcast", "ok"],
-        ]

@@ -1,0 +1,134 @@
+"""A job's hosts, and what the launcher says of one that fails."""
+
+import os
+
+import pytest
+
+from tfring.launcher import host_failures, hosts as hosts_lib
+from tfring.launcher.hosts import Host
+
+
+class TestHosts:
+    def test_hosts(self):
+        assert hosts_lib.parse_hosts("node1:4, node2") == [
+            Host("node1", 4),
+            Host("node2", 1),
+        ]
+
+    @pytest.mark.parametrize("text", ["", "node1:", ":4", "n:0", "n:-1", "n:x"])
+    def test_bad_hosts(self, text):
+        with pytest.raises(ValueError, match="expected host:slots"):
+            hosts_lib.parse_hosts(text)
+
+    def test_hostfile(self, tmp_path):
+        path = tmp_path / "hosts"
+        path.write_text(
+            "# our machines\n"
+            "node1 slots=4 max_slots=8\n"
+            "\n"
+            "node2:2  # the old one\n"
+            "node3\n"
+        )
+        assert hosts_lib.read_hostfile(path) == [
+            Host("node1", 4),
+            Host("node2", 2),
+            Host("node3", 1),
+        ]
+
+    def test_bad_hostfile(self, tmp_path):
+        path = tmp_path / "hosts"
+        path.write_text("node1\nnode2 slots=two\n")
+        with pytest.raises(ValueError, match=r"hosts, line 2: .*'node2:two'"):
+            hosts_lib.read_hostfile(path)
+        for line in ("node2 4", "node2 slots = 4", "node2 slot=4"):
+            path.write_text(f"node1\n{line}\n")
+            with pytest.raises(ValueError, match="line like 'node2 slots=4'"):
+                hosts_lib.read_hostfile(path)
+        path.write_text("# nothing\n")
+        with pytest.raises(ValueError, match="names no hosts"):
+            hosts_lib.read_hostfile(path)
+
+    @pytest.mark.parametrize(
+        ("package_cores", "ranks", "cores"),
+        [
+            ([8], 1, 8),
+            ([8], 3, 2),
+            ([4, 4], 4, 2),
+            # One core each would strangle TensorFlow.
+            ([2], 2, 0),
+            ([2], 4, 0),
+            # Three ranks of three cores fit into ten, but not into two fives.
+            ([10], 3, 3),
+            ([5, 5], 3, 0),
+            # One rank on both packages: no launcher binds it so.
+            ([4, 4], 1, 0),
+        ],
+    )
+    def test_cores_to_bind(self, package_cores, ranks, cores):
+        assert hosts_lib.cores_to_bind(package_cores, ranks) == cores
+
+    def test_cores_of_this_machine(self):
+        cores = sum(hosts_lib.cores_per_package())
+        assert 1 <= cores <= len(os.sched_getaffinity(0))
+
+
+_DAEMON = (
+    "A daemon failed to report back after being spawned. This could",
+    "  Local host:    vm",
+    "  Remote host:   node2",
+)
+
+
+class TestHostFailures:
+    @pytest.mark.parametrize(
+        ("lines", "under_way", "sentence"),
+        [
+            (["a warning"], False, None),
+            (
+                ["ssh: connect to host node2 port 22: No route", *_DAEMON],
+                False,
+                "host node2 cannot be reached: ssh: connect to host node2 port "
+                "22: No route.",
+            ),
+            (
+                ["root@node2: Permission denied (publickey).", "---", *_DAEMON],
+                False,
+                "host node2 cannot be reached: root@node2: Permission denied "
+                "(publickey).",
+            ),
+            (
+                ["bash: line 1: /venv/bin/prted: No such file", *_DAEMON],
+                False,
+                "host node2 cannot start its part of the job: bash: line 1: "
+                "/venv/bin/prted: No such file. It needs",
+            ),
+            (
+                _DAEMON,
+                False,
+                "host node2 cannot start its part of the job: MPI",
+            ),
+            (_DAEMON, True, "host node2 was lost."),
+            (
+                [
+                    "PRTE has lost communication with a remote daemon.",
+                    "  HNP daemon   : [prterun-vm-1@0,0] on node vm",
+                    "  Remote daemon: [prterun-vm-1@0,1] on node node2",
+                ],
+                True,
+                "host node2 was lost.",
+            ),
+            # MPICH's.
+            (
+                [
+                    "ssh: Could not resolve hostname node2: unknown",
+                    "[mpiexec@vm] ui_cmd_cb (pmci.c:51): Launch proxy failed.",
+                ],
+                False,
+                "a host cannot be reached: ssh: Could not resolve hostname "
+                "node2: unknown.",
+            ),
+        ],
+    )
+    def test_one_sentence(self, lines, under_way, sentence):
+        said = host_failures.describe(lines, under_way=under_way)
+        assert said == sentence or said.startswith(sentence)
