@@ -31,6 +31,19 @@ class NotDistributedWarning(UserWarning):
     """
 
 
+class NotBroadcastWarning(UserWarning):
+    """Ranks are about to update variables in which they differ.
+
+    Averages of gradients leave variables as far apart as they were, so that
+    each rank trains a model of its own from there. Call
+    `tfring.broadcast_variables` before the first step. `fit` on a distributed
+    optimizer raises an error instead.
+
+    It is given where gradients of variables are reduced for the first time, by
+    an optimizer or a tape, on rank 0. As an error it is raised on every rank.
+    """
+
+
 class HorovodInternalError(RuntimeError):
     """A collective cannot go on, and `tfring.elastic.run` starts it again.
 

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.allgather import allgather
 
 
-def gather_json(own: Any, *, name: str) -> list[Any]:
+def gather_json(
+    own: Any, *, name: str, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """Returns the values of all ranks that have not joined, in their order.
 
     Collective, and eager. Meant for small values.
     """
     line = json.dumps(own).encode() + b"\n"
-    gathered = allgather(tf.constant(np.frombuffer(line, np.uint8)), name=name)
+    gathered = allgather(
+        tf.constant(np.frombuffer(line, np.uint8)),
+        name=name,
+        process_set=process_set,
+    )
     return [json.loads(line) for line in bytes(gathered.numpy()).splitlines()]

@@ -121,8 +121,9 @@ def _last_dones() -> list[tf.Tensor]:
 
 def traced_for_xla() -> bool:
     """Tells whether a function is being traced under `jit_compile=True`."""
-    # Not public in TensorFlow, which has no other way to ask.
-    return bool(
+    # Not public in TensorFlow, which has no other way to ask. It also marks the
+    # graph around the function, which an init_scope is in, to run eagerly.
+    return not tf.executing_eagerly() and bool(
         control_flow_util.GraphOrParentsInXlaContext(
             tf.compat.v1.get_default_graph()
         )

@@ -29,6 +29,7 @@ from tfring._core.process_sets import by_id
 from tfring._gradients.options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
+from tfring._training.weights import warn_if_not_broadcast
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
@@ -75,6 +76,8 @@ class Distributed(_Optimizer):
     _tfring_summed_passes = 1
     _tfring_applied: Sequence[Any] = ()
     _tfring_paused = False
+    # Whether a `fit` compares the weights of the ranks.
+    _tfring_is_watched = False
     # Set for each class: whether `_clip_gradients` is certain to be called.
     _tfring_follows_keras = False
 
@@ -204,6 +207,10 @@ class Distributed(_Optimizer):
                         "differ between ranks, and drive the variables apart "
                         "that they share. Use clipnorm."
                     )
+        if not self._tfring_is_watched and options.process_set.included():
+            warn_if_not_broadcast(
+                variables, options.local_variables, options.process_set
+            )
         return reduce_gradients(grads, variables, options)
 
 

@@ -14,6 +14,7 @@ from tfring._memory.activations import offload_step
 from tfring._memory.options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
+from tfring._training.weights import warn_if_not_broadcast
 
 
 def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
@@ -235,8 +236,11 @@ class _DistributedGradientTape:
             target, sources, output_gradients, unconnected_gradients
         )
         flat = tf.nest.flatten(gradients)
-        averages = reduce_gradients(
-            flat, tf.nest.flatten(sources), self._options
-        )
-        offload_step("DistributedGradientTape", flat, self._options.offload)
+        flat_sources, options = tf.nest.flatten(sources), self._options
+        if options.process_set.included():
+            warn_if_not_broadcast(
+                flat_sources, options.local_variables, options.process_set
+            )
+        averages = reduce_gradients(flat, flat_sources, options)
+        offload_step("DistributedGradientTape", flat, options.offload)
         return tf.nest.pack_sequence_as(gradients, averages)

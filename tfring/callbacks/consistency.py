@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._ops.agreement import gather_json
-from tfring._ops.allgather import allgather
+from tfring._training.weights import compare_weights
 
 
 class ConsistencyCheckCallback(keras.callbacks.Callback):
@@ -23,10 +18,13 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     model. This compares a hash of each rank's weights, and says on every rank
     which variable is the first that differs, and between which ranks.
 
-    It copies the weights to the host and reads them once: cheap now and then,
-    too dear for every batch of a large model. Optimizer states are not
-    compared; one that differs shows in the weights a step later. Ranks that
-    stand by (`tfring.callbacks.JoinCallback`) are not compared. Put it after
+    It reads the weights once, those on a GPU by way of the host: cheap now and
+    then, too dear for every batch of a large model. `fit` with a
+    `DistributedOptimizer` compares the trainable ones by itself where training
+    and epochs begin; this is for finding out after which batch they differ, and
+    for any other optimizer. Optimizer states are not compared; one that differs
+    shows in the weights a step later. Ranks that stand by
+    (`tfring.callbacks.JoinCallback`) are not compared. Put it after
     `BroadcastGlobalVariablesCallback`. Collective: pass it on every rank.
 
     Args:
@@ -77,68 +75,17 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     def _check(self, when: str) -> None:
         if runtime.size() == 1:
             return
-        variables = (
-            self.model.trainable_weights
-            if self.trainable_only
-            else self.model.weights
-        )
-        digests = [_digest(variable) for variable in variables]
-        together = hashlib.sha256("".join(digests).encode()).digest()
-        of_rank = allgather(
-            tf.constant(np.frombuffer(together, np.uint8)[np.newaxis]),
+        model = self.model
+        difference = compare_weights(
+            model.trainable_weights if self.trainable_only else model.weights,
             name="consistency/weights",
-        ).numpy()
-        if (of_rank != of_rank[0]).any():
-            # With their ranks, as those that have joined bring nothing.
-            everyones = dict(
-                gather_json(
-                    [runtime.rank(), digests], name="consistency/digests"
-                )
-            )
+        )
+        if difference is not None:
             raise RuntimeError(
                 f"ConsistencyCheckCallback: {when} the ranks have different "
-                f"weights. {_first_difference(variables, everyones)}"
+                f"weights. {difference} Use DistributedOptimizer and "
+                "BroadcastGlobalVariablesCallback on every rank; where ranks "
+                "may have their own, as the moving statistics of "
+                "BatchNormalization, which are not trained, pass "
+                "trainable_only=True."
             )
-
-
-def _digest(variable: Any) -> str:
-    value = tf.convert_to_tensor(variable).numpy()
-    kind = f"{value.dtype} {value.shape}".encode()
-    return hashlib.sha256(kind + value.tobytes()).hexdigest()
-
-
-def _first_difference(
-    variables: Sequence[Any], digests_of_rank: dict[int, list[str]]
-) -> str:
-    counts = [len(digests) for digests in digests_of_rank.values()]
-    if len(set(counts)) > 1:
-        return (
-            f"The ranks {list(digests_of_rank)} have {counts} variables. Build "
-            "the same model on every rank."
-        )
-    for variable, digests in zip(
-        variables, zip(*digests_of_rank.values(), strict=True), strict=True
-    ):
-        ranks_with: dict[str, list[int]] = {}
-        for rank, digest in zip(digests_of_rank, digests, strict=True):
-            ranks_with.setdefault(digest, []).append(rank)
-        if len(ranks_with) > 1:
-            groups = ", ".join(str(ranks) for ranks in ranks_with.values())
-            return (
-                f"The first is '{variable.path}', {variable.dtype} "
-                f"{tuple(variable.shape)}: it is the same only among the "
-                f"ranks {groups}. {_advice(variable)}"
-            )
-    raise AssertionError("digests differ together, but not one by one")
-
-
-def _advice(variable: Any) -> str:
-    if variable.trainable:
-        return (
-            "Use DistributedOptimizer and BroadcastGlobalVariablesCallback on "
-            "every rank."
-        )
-    return (
-        "It is not trained: where ranks may have their own, as the moving "
-        "statistics of BatchNormalization, pass trainable_only=True."
-    )

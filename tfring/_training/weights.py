@@ -1,0 +1,174 @@
+"""Compares the weights of the ranks, bit by bit, at the speed of memory."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfring._core import runtime
+from tfring._core.errors import NotBroadcastWarning
+from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._gradients.local_variables import LocalVariables
+from tfring._ops.agreement import gather_json
+
+# Of 8 bytes, in a block; what is hashed is sums over blocks.
+_WORDS = 4096
+
+
+def fingerprints(variables: Iterable[Any]) -> list[str]:
+    """One for each variable, which changes with any bit of it."""
+    return [_fingerprint(variable) for variable in variables]
+
+
+def all_in_one(of_variables: Sequence[str]) -> str:
+    """The fingerprint of several variables."""
+    return hashlib.sha256("".join(of_variables).encode()).hexdigest()
+
+
+def compare_weights(
+    variables: Sequence[Any],
+    *,
+    name: str,
+    process_set: ProcessSet = global_process_set,
+) -> str | None:
+    """Says which variable is the first that differs between ranks, if any does.
+
+    Collective, and eager. Ranks that have joined are not compared.
+    """
+    own = fingerprints(variables)
+    everyones = gather_json(all_in_one(own), name=name, process_set=process_set)
+    if len(set(everyones)) == 1:
+        return None
+    return first_difference(variables, own, name=name, process_set=process_set)
+
+
+def first_difference(
+    variables: Sequence[Any],
+    own: Sequence[str],
+    *,
+    name: str,
+    process_set: ProcessSet = global_process_set,
+) -> str:
+    """Says which variable is the first that differs, as some does. Collective.
+
+    Args:
+        variables: This rank's.
+        own: Their fingerprints.
+        name: That of the collective, to which it adds a part.
+        process_set: The ranks that compare.
+    """
+    # With their ranks, as those that have joined bring nothing.
+    everyones: dict[int, list[str]] = dict(
+        gather_json(
+            [runtime.rank(), own],
+            name=f"{name}/each",
+            process_set=process_set,
+        )
+    )
+    counts = [len(of_rank) for of_rank in everyones.values()]
+    if len(set(counts)) > 1:
+        return (
+            f"The ranks {list(everyones)} have {counts} variables. Build "
+            "the same model on every rank."
+        )
+    for variable, of_ranks in zip(
+        variables, zip(*everyones.values(), strict=True), strict=True
+    ):
+        ranks_with: dict[str, list[int]] = {}
+        for rank, of_rank in zip(everyones, of_ranks, strict=True):
+            ranks_with.setdefault(of_rank, []).append(rank)
+        if len(ranks_with) > 1:
+            groups = ", ".join(str(ranks) for ranks in ranks_with.values())
+            return (
+                f"The first is '{variable_name(variable)}', "
+                f"{tf.as_dtype(variable.dtype).name} "
+                f"{tuple(variable.shape)}: it is the same only among the "
+                f"ranks {groups}."
+            )
+    raise AssertionError("weights differ together, but not one by one")
+
+
+@tf.autograph.experimental.do_not_convert
+def warn_if_not_broadcast(
+    variables: Sequence[Any],
+    local_variables: LocalVariables,
+    process_set: ProcessSet,
+) -> None:
+    """Warns once, before variables are first updated, if ranks differ in them.
+
+    Collective the first time that it sees the variables, in whose gradients the
+    ranks are about to meet anyway. That may be while a function is traced,
+    which happens where it is first called.
+    """
+    if process_set.size() == 1:
+        return
+    shared = [
+        variable
+        for variable in variables
+        if hasattr(variable, "assign") and variable not in local_variables
+    ]
+    if all(hasattr(variable, "_tfring_compared") for variable in shared):
+        return
+    with tf.init_scope():
+        if not tf.executing_eagerly():  # a graph of TensorFlow 1
+            return
+        if not all(_has_value(variable) for variable in shared):
+            return  # made in this trace; there will be another
+        mark_compared(shared)
+        difference = compare_weights(
+            shared, name="weights before their update", process_set=process_set
+        )
+    if difference is None:
+        return
+    warning = NotBroadcastWarning(
+        "tfring: before the first update the ranks have different weights. "
+        f"{difference} Averaged gradients keep them as far apart. Call "
+        "tfring.broadcast_variables(variables, root_rank=0) first, for the "
+        "optimizer's too. Where that is done right after the first step, "
+        "as Horovod's examples do, ignore this by warnings.simplefilter("
+        "'ignore', tfring.NotBroadcastWarning)."
+    )
+    if process_set.rank() == 0:
+        warnings.warn(warning, stacklevel=2)
+        return
+    # Not said by every rank; but where it is an error, it is one on all.
+    with warnings.catch_warnings(record=True):
+        warnings.warn(warning, stacklevel=2)
+
+
+def mark_compared(variables: Iterable[Any]) -> None:
+    """Has `warn_if_not_broadcast` take no more notice of variables."""
+    for variable in variables:
+        # On the variable, as an id may come again, and not on all ranks.
+        variable._tfring_compared = True
+
+
+def variable_name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _has_value(variable: Any) -> bool:
+    if isinstance(variable, keras.Variable):
+        variable = variable._value
+    return variable is not None and bool(variable.is_initialized())
+
+
+def _fingerprint(variable: Any) -> str:
+    array = np.asarray(tf.convert_to_tensor(variable))  # without a copy
+    result = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    data = array.reshape(-1).view(np.uint8)
+    end = data.size // (8 * _WORDS) * 8 * _WORDS
+    if end:
+        blocks = data[:end].view(np.uint64).reshape(-1, _WORDS)
+        # Modulo 2**64: a bit that differs changes two sums, and words that
+        # change places the sums across blocks, or those of their blocks.
+        for axis in (0, 1):
+            result.update(np.add.reduce(blocks, axis=axis).tobytes())
+    result.update(data[end:].tobytes())
+    return result.hexdigest()
