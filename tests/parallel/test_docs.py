@@ -52,6 +52,7 @@ def _documented() -> dict[str, Any]:
 
 # The examples take a compiled model and its data as given.
 def _context() -> dict[str, Any]:
+    keras.utils.set_random_seed(0)  # the same weights on all ranks
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     model.compile(tfring.DistributedOptimizer(optimizer), "mse")

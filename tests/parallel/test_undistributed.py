@@ -103,6 +103,7 @@ def test_who_is_warned(kind, wrap, warns, eagerly, rank, size):
 
 
 def test_a_model_that_keras_loads(rank, size, tmp_path):
+    keras.utils.set_random_seed(0)
     train(keras.Sequential, DISTRIBUTED(sgd())).save(tmp_path / "model.keras")
 
     def fit(load):

@@ -16,6 +16,7 @@ from tfring._ops.process_set_registry import (
     add_process_set,
     add_unless_known,
 )
+from tfring._training.fit import watch_fits
 from tfring._training.undistributed import watch_models
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def init(
     if is_new:
         if runtime.size() > 1:
             watch_models()
+            watch_fits()
         timeline_path = runtime.job().bcast(os.environ.get("TFRING_TIMELINE"))
         if timeline_path:
             timeline.start_timeline(timeline_path)

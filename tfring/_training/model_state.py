@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.devices import on_device
 from tfring._training.state import broadcast_variables
+
+
+def has_variables(model: Any) -> bool:
+    """Tells whether a model has all of its variables.
+
+    One whose `train_step` calls its parts may never be built itself.
+    """
+    layers = model.layers
+    return model.built or bool(layers and all(each.built for each in layers))
 
 
 def broadcast_model(
     model: Any,
     *,
     root_rank: int,
-    local_variables: LocalVariables,
+    local_variables: Iterable[LocalVariables],
     device: str = "",
     same_seeds: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank the weights and optimizer's state of one.
 
@@ -28,12 +40,15 @@ def broadcast_model(
         local_variables: The model's variables that stay as they are.
         device: Where the collective is placed.
         same_seeds: Whether seeds become that rank's own.
+        process_set: The ranks that take part.
     """
     of_metrics = {id(v) for v in model.metrics_variables}
+    local_variables = list(local_variables)
     variables = [
         v
         for v in model.variables
-        if id(v) not in of_metrics and v not in local_variables
+        if id(v) not in of_metrics
+        and not any(v in local for local in local_variables)
     ]
     optimizer = model.optimizer
     if optimizer is not None:
@@ -42,5 +57,8 @@ def broadcast_model(
         variables += optimizer.variables
     with on_device(device):
         broadcast_variables(
-            variables, root_rank=root_rank, same_seeds=same_seeds
+            variables,
+            root_rank=root_rank,
+            same_seeds=same_seeds,
+            process_set=process_set,
         )

@@ -42,10 +42,12 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
 
     Use it in place of the optimizer, in `model.compile` or in a training loop.
     Every rank then applies the same update, provided that all have started from
-    the same weights (`BroadcastGlobalVariablesCallback`). Gradients are clipped
-    after they have been averaged. Gradients of accumulated batches are
-    averaged once for each update; inside a `LossScaleOptimizer` for each batch,
-    since the ranks must skip a batch together.
+    the same weights (`BroadcastGlobalVariablesCallback`). In `fit` the ranks
+    compare weights, batches and callbacks, and agree on when to stop; an error
+    says in what they differ. Gradients are clipped after they have been
+    averaged. Gradients of accumulated batches are averaged once for each
+    update; inside a `LossScaleOptimizer` for each batch, since the ranks must
+    skip a batch together.
 
     The learning rate stays what it is. The batch of a step is `size()` times as
     large, so scale it, as a rule, by `tfring.size()`.

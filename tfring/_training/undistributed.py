@@ -28,16 +28,21 @@ from tfring._training.optimizer_class import is_distributed
 _warned = False
 
 
+def trainer_class() -> Any:
+    """The base class of all Keras models that has `fit`."""
+    return next(
+        base
+        for base in keras.Model.__mro__
+        if "make_train_function" in vars(base)
+    )
+
+
 @functools.cache
 def watch_models() -> None:
     """Has all Keras models looked at that are trained from here on."""
     if keras.backend.backend() != "tensorflow":
         return
-    [trainer, *_] = (
-        base
-        for base in keras.Model.__mro__
-        if "make_train_function" in vars(base)
-    )
+    trainer = trainer_class()
     keras_make = trainer.make_train_function
 
     @functools.wraps(keras_make)

@@ -9,7 +9,7 @@ import keras
 
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.devices import checked_device
-from tfring._training.model_state import broadcast_model
+from tfring._training.model_state import broadcast_model, has_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -78,7 +78,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         # Not in on_train_begin: there an optimizer has no variables yet, and a
         # callback after this one may still load a checkpoint.
-        if not self._done and self.model.built:
+        if not self._done and has_variables(self.model):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -90,7 +90,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         broadcast_model(
             self.model,
             root_rank=self.root_rank,
-            local_variables=self._local_variables,
+            local_variables=[self._local_variables],
             device=self.device,
             same_seeds=self.same_seeds,
         )

@@ -17,8 +17,9 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Saves the model when a metric has improved, on rank 0 alone.
 
     All ranks have the same weights, and ranks that write to the same file spoil
-    it; so rank 0 writes, and the others never do. Put it after
-    `MetricAverageCallback`, or the metric is that of rank 0's data. It makes no
+    it; so rank 0 writes, and the others never do. In `fit` with a
+    `DistributedOptimizer` the metric is that of all ranks' data; elsewhere put
+    it after `MetricAverageCallback`, or it is that of rank 0's. It makes no
     collective calls; pass it on every rank or on rank 0 only.
 
     A file is whole or not there: the model is saved beside it, in a directory

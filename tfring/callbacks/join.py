@@ -22,11 +22,11 @@ class JoinCallback(keras.callbacks.Callback):
     the rank that joined last, which has made every step. A rank may even have
     no batch at all in an epoch, if its model has been built.
 
-    Put it first, at least before callbacks that make collective calls at the
-    end of an epoch (`MetricAverageCallback`), and in `fit` alone. Validation in
-    `fit` comes after the join, and so do its metrics. Every epoch broadcasts
-    the weights once. Collective: pass it on every rank, and let no rank stop
-    training alone.
+    It acts before all other callbacks, wherever it stands in the list, and in
+    `fit` alone. With an optimizer that is not a `DistributedOptimizer` put it
+    first yourself. Validation in `fit` comes after the join, and so do its
+    metrics. Every epoch broadcasts the weights once. Collective: pass it on
+    every rank.
 
     Args:
         local_variables: Variables of the model that remain each rank's own, as
@@ -41,6 +41,9 @@ class JoinCallback(keras.callbacks.Callback):
         tfring.callbacks.MetricAverageCallback()])
     ```
     """
+
+    # Read where `fit` begins.
+    lets_ranks_be_uneven = True
 
     def __init__(self, local_variables: Iterable[Any] = ()) -> None:
         super().__init__()
@@ -64,5 +67,7 @@ class JoinCallback(keras.callbacks.Callback):
             return
         self._has_batches = False
         broadcast_model(
-            self.model, root_rank=join(), local_variables=self._local_variables
+            self.model,
+            root_rank=join(),
+            local_variables=[self._local_variables],
         )

@@ -1,0 +1,276 @@
+"""Agreement: the callback at the end of the list, by which ranks stay together.
+
+It stands last, and so sees what the others have done: a learning rate they have
+set, a checkpoint they have loaded, that one wants to stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfring._core import runtime
+from tfring._core.process_sets import ProcessSet
+from tfring._gradients.local_variables import LocalVariables
+from tfring._ops.agreement import gather_json
+from tfring._ops.allreduce import allreduce
+from tfring._ops.objects import broadcast_object
+from tfring._ops.reductions import ReduceOp
+from tfring._training.model_state import broadcast_model, has_variables
+from tfring._training.optimizer_class import Distributed, with_inner
+from tfring._training.weights import (
+    all_in_one,
+    fingerprints,
+    first_difference,
+    mark_compared,
+)
+
+_SHARE_OUT = (
+    "Give every rank equally many: share the data out by tfring.data.shard, or "
+    "put tfring.callbacks.JoinCallback() into the callbacks."
+)
+_ADVICE = {
+    "epochs": "Pass the same epochs to fit on every rank.",
+    "batches in an epoch": _SHARE_OUT,
+    "batches done": _SHARE_OUT,
+    "steps_per_execution": "Compile the model alike on every rank.",
+    "callbacks": (
+        "Pass them on every rank, in the same order, whether or not a rank has "
+        "something to do there. What only prints or writes may be on one rank."
+    ),
+    "number of the epoch": (
+        "If one rank has loaded a checkpoint, give its initial_epoch to the "
+        "others by tfring.broadcast_object."
+    ),
+    "learning rate": (
+        "Set it by what is the same on all ranks, such as the metrics after "
+        "MetricAverageCallback."
+    ),
+    "weights": (
+        "Put tfring.callbacks.BroadcastGlobalVariablesCallback(0) into the "
+        "callbacks of every rank, and change weights on all ranks alike."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What ranks have agreed on before the first callback is called.
+
+    Attributes:
+        process_set: The ranks that train together.
+        votes: Whether some rank may want to stop at the end of a batch.
+        uneven: Whether ranks may have different numbers of batches.
+        restored_by: The rank whose BackupAndRestore has a state to load.
+        local_variables: Those that each rank has for itself.
+    """
+
+    process_set: ProcessSet
+    votes: bool
+    uneven: bool
+    restored_by: int | None
+    local_variables: Sequence[LocalVariables]
+
+
+class Agreement(keras.callbacks.Callback):
+    """Compares ranks while they train, and has them stop together.
+
+    Args:
+        terms: See `Terms`.
+        at_end: Called when training has ended.
+    """
+
+    def __init__(self, terms: Terms, at_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._terms = terms
+        self._at_end = at_end
+        self._compared = False
+        self._wants_to_stop = False
+        self._batches = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._watch(True)
+        root = self._terms.restored_by
+        if root is None:
+            return
+        # By this attribute Keras's `fit` is told where to begin.
+        self.model._initial_epoch = broadcast_object(
+            getattr(self.model, "_initial_epoch", None),
+            root,
+            name="fit/restored epoch",
+            process_set=self._terms.process_set,
+        )
+        broadcast_model(
+            self.model,
+            root_rank=root,
+            local_variables=self._terms.local_variables,
+            process_set=self._terms.process_set,
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._wants_to_stop = False
+        self._batches = 0
+        facts: dict[str, Any] = {"number of the epoch": epoch}
+        if self._compared:
+            facts |= self._state()
+        when = f"at the beginning of epoch {epoch + 1}"
+        self._compare(facts, when, "beginning of an epoch")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # Not sooner, as a broadcast comes with the first batch; but later for
+        # a model that has no variables yet.
+        if not self._compared and has_variables(self.model):
+            self._compared = True
+            facts = self._state()
+            mark_compared(self.model.trainable_variables)
+            self._compare(facts, f"before batch {batch + 1}", "first batch")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if self._terms.votes:
+            votes = allreduce(
+                tf.constant(int(self.model.stop_training)),
+                op=ReduceOp.Sum,
+                name="fit/stop",
+                process_set=self._terms.process_set,
+            )
+            self.model.stop_training = bool(votes > 0)
+        elif self.model.stop_training:
+            # Until the others do, too.
+            self._wants_to_stop = True
+            self.model.stop_training = False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._compared = True  # also by a rank that had no batch
+        facts: dict[str, Any] = {
+            "stop": self._wants_to_stop or self.model.stop_training
+        }
+        if not self._terms.uneven:
+            facts["batches done"] = self._batches
+        # Who writes a file has done so when the others go on.
+        when = f"at the end of epoch {epoch + 1}"
+        everyones = self._compare(facts, when, "end of an epoch")
+        self.model.stop_training = any(each["stop"] for each in everyones)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._watch(False)
+        self._at_end()
+
+    def _watch(self, watches: bool) -> None:
+        """Tells optimizers whether weights are compared here."""
+        for optimizer in distributed_optimizers(self.model):
+            optimizer.__dict__["_tfring_is_watched"] = watches
+
+    def _state(self) -> dict[str, Any]:
+        rates = [
+            getattr(each, "_learning_rate", None)  # may be a schedule
+            for optimizer in distributed_optimizers(self.model)
+            for each in with_inner(optimizer)
+        ]
+        return {
+            "learning rate": [
+                float(rate)
+                for rate in rates
+                if isinstance(rate, keras.Variable)
+            ],
+            "weights": all_in_one(fingerprints(self._weights())),
+        }
+
+    def _weights(self) -> list[Any]:
+        return [
+            variable
+            for variable in self.model.trainable_variables
+            if not any(variable in own for own in self._terms.local_variables)
+        ]
+
+    def _compare(
+        self, facts: dict[str, Any], when: str, name: str
+    ) -> list[Any]:
+        # The name is one for all ranks, also where their epochs differ.
+        everyones = dict(
+            gather_json(
+                [runtime.rank(), facts],
+                name=f"fit/{name}",
+                process_set=self._terms.process_set,
+            )
+        )
+        alike = {
+            rank: {k: v for k, v in each.items() if k != "stop"}
+            for rank, each in everyones.items()
+        }
+        check_alike(alike, when, self._first_difference)
+        return list(everyones.values())
+
+    def _first_difference(self) -> str:
+        weights = self._weights()
+        return first_difference(
+            weights,
+            fingerprints(weights),
+            name="fit/weights",
+            process_set=self._terms.process_set,
+        )
+
+
+def check_alike(
+    facts_of_rank: dict[int, dict[str, Any]],
+    when: str,
+    explain_weights: Callable[[], str] | None = None,
+) -> None:
+    """Raises an error if ranks differ, which says in what, and what to do.
+
+    Args:
+        facts_of_rank: By rank, the same on all of them. A fact that is None is
+            not known.
+        when: Where in training they are.
+        explain_weights: A collective that says which weights differ.
+
+    Raises:
+        RuntimeError: They differ.
+    """
+    problems = []
+    for name, advice in _ADVICE.items():
+        ranks_with: dict[str, list[int]] = {}
+        for rank, facts in facts_of_rank.items():
+            if facts.get(name) is not None:
+                ranks_with.setdefault(str(facts[name]), []).append(rank)
+        if len(ranks_with) <= 1:
+            continue
+        if name == "weights" and explain_weights is not None:
+            which = explain_weights()
+        else:
+            which = "; ".join(
+                f"{value} on {_some_ranks(ranks)}"
+                for value, ranks in ranks_with.items()
+            )
+            which += "."
+        problems.append(f"{name[0].upper()}{name[1:]}: {which} {advice}")
+    if problems:
+        raise RuntimeError(
+            f"tfring: {when} of fit the ranks differ, and cannot train "
+            "together. " + " ".join(problems)
+        )
+
+
+def distributed_optimizers(model: Any) -> Iterator[Any]:
+    """The optimizers of a model that reduce gradients, also those inside one.
+
+    A model may have several, as a pair that is trained against each other.
+    """
+    found = {
+        id(value): value
+        for value in [getattr(model, "optimizer", None), *vars(model).values()]
+        if isinstance(value, keras.optimizers.Optimizer)
+    }
+    for optimizer in found.values():
+        for each in with_inner(optimizer):
+            if isinstance(each, Distributed):
+                yield each
+
+
+def _some_ranks(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+    return f"rank{'s' * (len(ranks) > 1)} {numbers}"

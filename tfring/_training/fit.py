@@ -1,0 +1,284 @@
+"""Ranks that train together in `fit` agree before the first callback.
+
+Each rank runs a `fit` of its own, whose callbacks look at that rank's data. A
+rank that stops alone, or has a batch more than the others, leaves them in the
+middle of a reduction; two that write one file spoil it. So where `fit` begins
+with a distributed optimizer, the ranks compare what must be alike, and the list
+of callbacks is put right, until training has ended:
+
+- JoinCallback comes first. If a callback decides by metrics that are not yet
+  averaged, they are before any callback sees them.
+- Of the ranks that would write the same file, the first one does. Where it has
+  a backup to restore, the others are given what it has loaded.
+- `model.stop_training`, set on any rank, counts on all of them at once: at the
+  end of a batch if some callback looks at batches, else of the epoch.
+
+`Agreement`, which is put at the end, does so, and goes on comparing.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfring._core import runtime
+from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._ops.agreement import gather_json
+from tfring._training.agreement import (
+    Agreement,
+    Terms,
+    check_alike,
+    distributed_optimizers,
+)
+from tfring._training.metric_averages import MetricAverages
+from tfring._training.undistributed import trainer_class
+
+# Kinds of callbacks that write, and the attribute that says where to.
+_WRITERS = {
+    "BackupAndRestore": "backup_dir",
+    "CSVLogger": "filename",
+    "ModelCheckpoint": "filepath",
+}
+# Those that change the training, and so are needed on every rank.
+_STEERING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+    keras.callbacks.TerminateOnNaN,
+)
+_BATCH_HOOKS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+
+
+@functools.cache
+def watch_fits() -> None:
+    """Has ranks agree wherever a model's `fit` begins, from here on."""
+    if keras.backend.backend() != "tensorflow":
+        return
+    trainer, callback_list = trainer_class(), keras.callbacks.CallbackList
+    keras_fit, keras_begin = trainer.fit, callback_list.on_train_begin
+
+    @functools.wraps(keras_fit)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Not for the list of a loop of one's own, which calls whom it likes.
+        self.__dict__["_tfring_fit_begins"] = True
+        try:
+            return keras_fit(self, *args, **kwargs)
+        finally:
+            self.__dict__.pop("_tfring_fit_begins", None)
+
+    @functools.wraps(keras_begin)
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        model = getattr(self, "model", None)
+        if getattr(model, "__dict__", {}).pop("_tfring_fit_begins", False):
+            _put_right(self)
+        keras_begin(self, logs)
+
+    trainer.fit = fit
+    callback_list.on_train_begin = on_train_begin
+
+
+def _put_right(callback_list: Any) -> None:
+    model = callback_list.model
+    # Without what a fit has left that failed.
+    given = [
+        each
+        for each in callback_list.callbacks
+        if not isinstance(each, Agreement) and type(each) is not MetricAverages
+    ]
+    callback_list.callbacks = given
+    process_set = _training_together(model, given)
+    if process_set is None:
+        return
+    params = callback_list.params or {}
+    uneven = any(map(_joins, given))
+    own = {
+        "alike": {
+            "epochs": params.get("epochs"),
+            "batches in an epoch": None if uneven else params.get("steps"),
+            "steps_per_execution": getattr(model, "steps_per_execution", 1),
+            "callbacks": [
+                type(each).__name__ for each in given if _must_be_alike(each)
+            ],
+        },
+        "writes": [_written_by(each) for each in given if _is_writer(each)],
+        "backups": _backups(given),
+        "needs averages": _needs_averages(given),
+        "looks at batches": any(map(_looks_at_batches, given)),
+    }
+    everyones = dict(
+        gather_json(
+            [runtime.rank(), own], name="fit/begin", process_set=process_set
+        )
+    )
+    check_alike(
+        {rank: each["alike"] for rank, each in everyones.items()},
+        "at the beginning",
+    )
+    arranged = [
+        each
+        for each in given
+        if not _is_writer(each)
+        or _first_writer(_written_by(each), everyones) == runtime.rank()
+    ]
+    if any(each["needs averages"] for each in everyones.values()):
+        averages = [each for each in arranged if _averages(each)] or [
+            MetricAverages(process_set=process_set, strict=False)
+        ]
+        others = [each for each in arranged if not _averages(each)]
+        arranged = [*averages, *others]
+    arranged.sort(key=_joins, reverse=True)
+    terms = Terms(
+        process_set=process_set,
+        votes=any(each["looks at batches"] for each in everyones.values()),
+        uneven=uneven,
+        restored_by=_restored_by(everyones),
+        local_variables=[
+            *(
+                optimizer._tfring_options.local_variables
+                for optimizer in distributed_optimizers(model)
+            ),
+            *(
+                each._local_variables
+                for each in given
+                if _is_ours(each) and hasattr(each, "_local_variables")
+            ),
+        ],
+    )
+
+    def undo() -> None:
+        callback_list.callbacks = given
+
+    arranged.append(Agreement(terms, at_end=undo))
+    for each in arranged:
+        if each not in given:
+            each.set_params(params)
+            each.set_model(model)
+    if terms.votes:
+        # Keras has looked at this rank's callbacks alone to see whether those
+        # at the end of a batch may be called from another thread.
+        callback_list._async_train = False
+    callback_list.callbacks = arranged
+
+
+def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
+    """The ranks that share the model, if this one does with others."""
+    if not runtime.is_initialized() or runtime.size() == 1:
+        return None
+    sets = {
+        optimizer._tfring_options.process_set.process_set_id: (
+            optimizer._tfring_options.process_set
+        )
+        for optimizer in distributed_optimizers(model)
+    }
+    if (
+        not sets
+        and type(model).train_step is not keras.Model.train_step
+        and any(map(_is_ours, callbacks))
+    ):
+        # It reduces by itself; whoever broadcasts trains with all ranks.
+        return global_process_set
+    if len(sets) != 1:
+        return None
+    process_set: ProcessSet
+    [process_set] = sets.values()
+    if process_set.size() == 1 or not process_set.included():
+        return None
+    return process_set
+
+
+def _is_ours(callback: Any) -> bool:
+    return type(callback).__module__.startswith("tfring.")
+
+
+def _joins(callback: Any) -> bool:
+    return getattr(callback, "lets_ranks_be_uneven", False)
+
+
+def _averages(callback: Any) -> bool:
+    return isinstance(callback, MetricAverages)
+
+
+def _must_be_alike(callback: Any) -> bool:
+    if _is_writer(callback):
+        return False
+    return _is_ours(callback) or isinstance(callback, _STEERING)
+
+
+def _needs_averages(callbacks: list[Any]) -> bool:
+    """Tells whether a callback decides by metrics that are not averaged yet."""
+    for callback in callbacks:
+        if _averages(callback):
+            return False
+        if isinstance(
+            callback,
+            keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau,
+        ) or getattr(callback, "save_best_only", False):
+            return True
+    return False
+
+
+def _looks_at_batches(callback: Any) -> bool:
+    """Tells whether it may want to stop before an epoch has ended."""
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        return True
+    for name in _BATCH_HOOKS:
+        module = getattr(getattr(callback, name), "__module__", None) or ""
+        if module.partition(".")[0] not in ("keras", "tfring"):
+            return True
+    return False
+
+
+def _is_writer(callback: Any) -> bool:
+    return isinstance(
+        callback, tuple(getattr(keras.callbacks, kind) for kind in _WRITERS)
+    )
+
+
+def _written_by(callback: Any) -> list[str]:
+    """The kind of a writer, and where it writes to."""
+    for kind, attribute in _WRITERS.items():
+        if isinstance(callback, getattr(keras.callbacks, kind)):
+            path = str(getattr(callback, attribute))
+            return [kind, path if "://" in path else str(Path(path).absolute())]
+    raise AssertionError("no writer")
+
+
+def _first_writer(written: list[str], everyones: dict[int, Any]) -> int:
+    """The first of the ranks that would write the same."""
+    return min(
+        rank for rank, each in everyones.items() if written in each["writes"]
+    )
+
+
+def _backups(callbacks: list[Any]) -> list[list[str]]:
+    """Those of `_written_by` that can be restored."""
+    return [
+        _written_by(each)
+        for each in callbacks
+        if isinstance(each, keras.callbacks.BackupAndRestore)
+        and tf.io.gfile.isdir(each.backup_dir)
+        and tf.io.gfile.listdir(each.backup_dir)
+    ]
+
+
+def _restored_by(everyones: dict[int, Any]) -> int | None:
+    """The first rank that restores a backup; the others may not see it."""
+    return min(
+        (
+            rank
+            for rank, each in everyones.items()
+            for backup in each["backups"]
+            if _first_writer(backup, everyones) == rank
+        ),
+        default=None,
+    )
