@@ -144,8 +144,24 @@ TEST_P(MpiRingTest, AWaitEndsAtItsTimeout) {
   const absl::Status status =
       hasty->Wait(hasty->StartRecv(previous(), BytesOf(never)));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_TRUE(IsTimeout(status));
   MPI_Barrier(MPI_COMM_WORLD);
   hasty->Abort(status);
+}
+
+TEST_P(MpiRingTest, AnAttendantLooksAndMayEndAWait) {
+  const auto transport = MakeWorldTransport(GetParam());
+  const absl::Status enough = absl::UnavailableError("enough");
+  int looks = 0;
+  transport->SetAttendant(
+      [&] { return ++looks < 10 ? absl::OkStatus() : enough; });
+  int64_t never = 0;
+  const OperationId receive = transport->StartRecv(previous(), BytesOf(never));
+  EXPECT_EQ(transport->Wait(receive), enough);
+  EXPECT_EQ(looks, 10);
+  MPI_Barrier(MPI_COMM_WORLD);
+  transport->Abort(enough);
+  EXPECT_FALSE(transport->HasAbandoned());
 }
 
 // One warning for the job, and the job goes on.

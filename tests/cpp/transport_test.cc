@@ -3,14 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/cpp/faulty_transport.h"
 #include "tests/cpp/in_process_transport.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/polling.h"
 
 namespace tfring {
 namespace {
@@ -44,6 +47,42 @@ TEST_P(EveryTransportTest, KnowsItsPlace) {
     EXPECT_EQ(rank(i).rank(), i);
     EXPECT_EQ(rank(i).size(), 3);
   }
+}
+
+TEST_P(EveryTransportTest, AnAttendantLooksAndMayEndAWait) {
+  const absl::Status enough = absl::UnavailableError("enough");
+  int looks = 0;
+  rank(0).SetAttendant(
+      [&] { return ++looks % 5 != 0 ? absl::OkStatus() : enough; });
+  int64_t never = 0;
+  EXPECT_EQ(rank(0).Wait(rank(0).StartRecv(1, BytesOf(never))), enough);
+  EXPECT_EQ(looks, 5);
+  const absl::Status status =
+      rank(0).CanPeek(2) ? rank(0).Peek(2, sizeof(never)).status()
+                         : rank(0).Wait(rank(0).StartRecv(2, BytesOf(never)));
+  EXPECT_EQ(status, enough);
+  EXPECT_EQ(looks, 10);
+  rank(0).Abort(enough);
+}
+
+// A look that takes long is taken less often.
+TEST_P(EveryTransportTest, PollingTakesASmallPartOfTheTime) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kLook{200};
+  const absl::Status enough = absl::UnavailableError("enough");
+  const Clock::time_point begin = Clock::now();
+  int looks = 0;
+  const auto polling = MakePollingTransport(std::move(transports_[0]), [&] {
+    ++looks;
+    std::this_thread::sleep_for(kLook);
+    return Clock::now() - begin < std::chrono::milliseconds(200)
+               ? absl::OkStatus()
+               : enough;
+  });
+  int64_t never = 0;
+  EXPECT_EQ(polling->Wait(polling->StartRecv(1, BytesOf(never))), enough);
+  EXPECT_LE(looks, 1 + (Clock::now() - begin) / (10 * kLook));
+  polling->Abort(enough);
 }
 
 TEST_P(EveryTransportTest, MessagesOfOnePeerArriveInOrder) {
