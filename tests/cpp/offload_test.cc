@@ -254,6 +254,8 @@ class FakeMeter : public Meter {
 };
 
 constexpr int64_t kMany = 1 << 20;
+// Two feature maps, and a margin of three.
+constexpr int64_t kEnough = 100 + 5 * kMany;
 
 // A step with two feature maps.  Returns how many were moved, or -1 if it
 // could not begin.
@@ -309,7 +311,7 @@ TEST(PlanTest, AllIsMovedWithoutABudget) {
 TEST(PlanTest, ABudgetIsPlannedFromTheSecondStep) {
   PlanOptions options;
   options.items = 2;
-  options.budget_bytes = 100 + 2 * kMany;
+  options.budget_bytes = kEnough;
   std::unique_ptr<Tier> tier = MakeHostTier();
   const auto plan = std::make_shared<Plan>(options, tier.get());
   const auto meter = std::make_shared<FakeMeter>();
@@ -324,7 +326,7 @@ TEST(PlanTest, ABudgetIsPlannedFromTheSecondStep) {
 TEST(PlanTest, ALargerBatchThanWasMeasuredIsMoved) {
   PlanOptions options;
   options.items = 2;
-  options.budget_bytes = 100 + 2 * kMany;
+  options.budget_bytes = kEnough;
   std::unique_ptr<Tier> tier = MakeHostTier();
   const auto plan = std::make_shared<Plan>(options, tier.get());
   const auto meter = std::make_shared<FakeMeter>();
@@ -338,20 +340,20 @@ TEST(PlanTest, ALargerBatchThanWasMeasuredIsMoved) {
 TEST(PlanTest, AStepAboveTheBudgetIsPlannedAgain) {
   PlanOptions options;
   options.items = 2;
-  options.budget_bytes = 100 + 2 * kMany;
+  options.budget_bytes = kEnough;
   std::unique_ptr<Tier> tier = MakeHostTier();
   const auto plan = std::make_shared<Plan>(options, tier.get());
   const auto meter = std::make_shared<FakeMeter>();
   for (int step = 0; step < 3; ++step) RunStep(*plan, meter);
-  meter->Allocate(2 * kMany + 1);
-  meter->Allocate(-2 * kMany - 1);
+  meter->Allocate(5 * kMany + 1);
+  meter->Allocate(-5 * kMany - 1);
   EXPECT_EQ(RunStep(*plan, meter), 1);
 }
 
 TEST(PlanTest, AFailedStepIsNotMeasured) {
   PlanOptions options;
   options.items = 2;
-  options.budget_bytes = 100 + 2 * kMany;
+  options.budget_bytes = kEnough;
   std::unique_ptr<Tier> tier = MakeHostTier();
   const auto plan = std::make_shared<Plan>(options, tier.get());
   const auto meter = std::make_shared<FakeMeter>();
@@ -369,7 +371,7 @@ TEST(PlanTest, AFailedStepIsNotMeasured) {
 TEST(PlanTest, ABudgetThatCannotBeMetSaysTheLeast) {
   PlanOptions options;
   options.items = 2;
-  options.budget_bytes = 100 + kMany - 1;
+  options.budget_bytes = 100 + 4 * kMany - 1;
   std::unique_ptr<Tier> tier = MakeHostTier();
   const auto plan = std::make_shared<Plan>(options, tier.get());
   const auto meter = std::make_shared<FakeMeter>();
@@ -378,7 +380,7 @@ TEST(PlanTest, ABudgetThatCannotBeMetSaysTheLeast) {
   EXPECT_EQ(RunStep(*plan, meter), 2);
   EXPECT_EQ(RunStep(*plan, meter, &status), -1);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr(std::to_string(100 + kMany)));
+  EXPECT_THAT(status.message(), HasSubstr(std::to_string(100 + 4 * kMany)));
 }
 
 TEST(PlanTest, ABudgetNeedsAMeter) {

@@ -45,3 +45,27 @@ def test_one_rank_alone():
     )
     assert alone.returncode == 2
     assert "tfringrun -np 2 tfring-bench allreduce" in alone.stderr
+
+
+def test_memory_on_one_rank(tmp_path):
+    figures = tmp_path / "figures.json"
+    alone = subprocess.run(
+        [
+            *(*BENCH, "memory", "--model=mlp", "--batch_size=2048"),
+            *("--policies=none,remat,all,auto", "--rounds=1", "--steps=2"),
+            *(f"--json={figures}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert alone.returncode == 0, alone.stderr
+    rows = json.loads(figures.read_text())["rows"]
+    peak = {row["who"]: row["added_bytes"] for row in rows}
+    assert peak["all"] < peak["remat"] * 0.7
+    assert peak["all"] < peak["none"] / 4
+    budgets = [who for who in peak if who.startswith("auto")]
+    assert len(budgets) == 3
+    for who in budgets:
+        mebibytes = float(who.removeprefix("auto, ").removesuffix(" MiB"))
+        assert peak[who] < (mebibytes + 1) * 2**20

@@ -164,3 +164,15 @@ def test_keras_digits(start):
     # Only one of the two ranks shows a progress bar.
     assert "[0] Epoch 5/5" in output
     assert "[1] Epoch" not in output
+
+
+@pytest.mark.timeout(170)  # two jobs
+def test_larger_than_memory(start):
+    code, output = run(start, "larger_than_memory.py", "--offload=none")
+    assert code != 0
+    assert "The step does not fit in 96 MiB." in output
+    code, output = run(start, "larger_than_memory.py", "--tier=disk")
+    assert code == 0, output
+    assert "moved in a step: 128 MiB" in output
+    first, last = re.search(r"loss (\S+) (\S+)", output).groups()
+    assert float(last) < float(first)

@@ -144,6 +144,10 @@ def test_expect():
         (["model", "--rounds=0"], "--rounds, --steps and"),
         (["model", "--preset=vgg"], "preset"),
         (["model", "--sise=4"], "sise"),
+        (["step", "--model=gpt"], "step trains mlp or cnn, got --model=gpt"),
+        (["memory", "--model=cnn"], "memory trains mlp or .*gpt, got"),
+        (["memory", "--policies=some"], "--policies: there is no some"),
+        (["memory", "--budgets=much"], "much"),
     ],
 )
 def test_what_cannot_be_done(arguments, complaint, capsys):

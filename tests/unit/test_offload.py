@@ -309,7 +309,7 @@ def test_refuses_to_run_eagerly():
         "mse",
         run_eagerly=True,
     )
-    with pytest.raises(RuntimeError, match="^DistributedOptimizer: offload="):
+    with pytest.raises(RuntimeError, match=r"^DistributedOptimizer: offload="):
         model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
 
 
@@ -361,11 +361,11 @@ def test_refuses_options(options, error, match):
 
 def test_refuses_what_is_no_offload():
     tfring.init()
-    with pytest.raises(TypeError, match="^DistributedOptimizer: offload must"):
+    with pytest.raises(TypeError, match=r"^DistributedOptimizer: offload must"):
         tfring.DistributedOptimizer("sgd", offload="all")
-    with pytest.raises(TypeError, match="^DistributedGradientTape: offload"):
+    with pytest.raises(TypeError, match=r"^DistributedGradientTape: offload"):
         tfring.DistributedGradientTape(tf.GradientTape(), offload=True)
-    with pytest.raises(TypeError, match="^offload_activations: offload must"):
+    with pytest.raises(TypeError, match=r"^offload_activations: offload must"):
         tfring.offload_activations([], None)
 
 
@@ -484,7 +484,7 @@ print(max(moved), max(peak))
 """
     )
     least_moved = 64
-    for mib in (60, 110, 160, 210, 400):
+    for mib in (70, 110, 160, 210, 400):
         moved, peak = map(
             int,
             run_script(script, "auto", str(mib << 20), **limited(600)).split(),
@@ -505,11 +505,11 @@ for _ in range(2):
 try:
     step(x)
 except tf.errors.ResourceExhaustedError as error:
-    print(re.search(r"allocates (\\d+) bytes at once", str(error)).group(1))
+    print(re.search(r"may allocate (\\d+) bytes at once", str(error)).group(1))
 """
     )
     least = int(run_script(script, "auto", "1000000", **limited(600)))
-    assert 20 << 20 < least < 60 << 20
+    assert 30 << 20 < least < 70 << 20
 
 
 def test_nothing_is_counted_without_a_budget():

@@ -3,6 +3,10 @@
 Note [Views]: some operations give another shape to the same memory. A feature
 map that is moved, while a view of it is not, would take as much memory as
 before. So views are looked through, and made again of what has been fetched.
+
+Note [Constants]: what depends on shapes alone, such as `tf.ones_like`, stays.
+TensorFlow leaves out a product with it, which it could not any more once its
+value came from elsewhere.
 """
 
 from __future__ import annotations
@@ -76,6 +80,7 @@ class FeatureMaps:
 
 def find(schedule: Schedule, offload: Offload) -> FeatureMaps:
     """The feature maps that the options choose."""
+    constants = _constants(schedule)
     uses: dict[str, list[Use]] = {}
     tensors: dict[str, tf.Tensor] = {}
     loops, calls = set(), set()
@@ -93,6 +98,8 @@ def find(schedule: Schedule, offload: Offload) -> FeatureMaps:
                 loops.add(tensor.name)
             tensor, views = _without_views(tensor)
             if tensor.op.type in _NOT_OURS or tensor.op.type.startswith(_OURS):
+                continue
+            if tensor.op.name in constants:
                 continue
             if tensor.dtype in _OPAQUE or _bytes(tensor) < offload.min_bytes:
                 continue
@@ -132,6 +139,26 @@ def forward_uses(
         if not schedule.is_backward(operation)
         and operation.type not in _SHAPE_READERS
     ]
+
+
+def _constants(schedule: Schedule) -> set[str]:
+    """The names of the operations that Note [Constants] is about."""
+    constants: set[str] = set()
+    for operation in schedule.operations:
+        if (
+            operation.type == "Const"
+            or operation.type in _SHAPE_READERS
+            or (
+                operation.inputs
+                and not operation.type.startswith("StatelessRandom")
+                and all(
+                    tensor.op.name in constants for tensor in operation.inputs
+                )
+                and not operation.op_def.is_stateful
+            )
+        ):
+            constants.add(operation.name)
+    return constants
 
 
 def _without_views(

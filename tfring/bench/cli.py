@@ -4,6 +4,7 @@
   tfringrun -np 2 tfring-bench model --preset=resnet50 --json=resnet50.json
   tfringrun -np 2 tfring-bench step --model=mlp --jit
   tfringrun -np 2 tfring-bench roofline
+  tfring-bench memory --model=vgg16 --policies=none,remat,all,conv,auto
 
   COLLECTIVE one collective, by size: 4 bytes to 64 MiB
   model      all gradients of a known model, as a training step reduces them
@@ -11,6 +12,8 @@
              communicate; each bound to one core
   roofline   what the memory gives at best: copy, add, and an allreduce that
              waits for nobody
+  memory     peak memory and time of training steps that offload feature maps,
+             on one rank
 
 Results are checked before anything is timed. Times are medians of rounds, in
 which all contestants have their turn, of the slowest rank. algbw is bytes by
@@ -37,7 +40,10 @@ from tfring.bench.statistics import Row
 # Modules that need TensorFlow are imported in functions, so that flags are
 # checked and --help is shown at once.
 
-_COMMANDS = (*KINDS, "model", "step", "roofline")
+_COMMANDS = (*KINDS, "model", "step", "roofline", "memory")
+# The models of each of these.
+_MODELS = {"step": ("mlp", "cnn"), "memory": ("mlp", "vgg16", "unet", "gpt")}
+_KNOWN_POLICIES = ("none", "remat", "all", "conv", "auto")
 _KNOWN_MODES = ("eager", "function", "jit", "inplace")
 _KNOWN_PEERS = ("mpi", "gloo")
 
@@ -81,16 +87,40 @@ _PRESET = _flag(
     "Whose gradients `model` reduces.",
 )
 _MODEL = _flag(
-    flags.DEFINE_enum, "model", "mlp", ["mlp", "cnn"], "What `step` trains."
+    flags.DEFINE_enum,
+    "model",
+    "mlp",
+    sorted({model for models in _MODELS.values() for model in models}),
+    "What is trained: by `step` mlp or cnn, by `memory` mlp, vgg16, unet or "
+    "gpt.",
+)
+_POLICIES = _flag(
+    flags.DEFINE_list,
+    "policies",
+    "none,all,conv",
+    "What `memory` compares: none, remat (keras.remat of each block), and "
+    "tfring.Offload's all, conv and auto.",
+)
+_BUDGETS = _flag(
+    flags.DEFINE_list,
+    "budgets",
+    "",
+    "Of the policy auto: 300m,600m. Default: three between the others' peaks.",
 )
 _JIT = _flag(
     flags.DEFINE_bool, "jit", False, "Whether XLA compiles the step of `step`."
 )
 _BATCH_SIZE = _flag(
-    flags.DEFINE_integer, "batch_size", 64, "Of each rank, in `step`."
+    flags.DEFINE_integer,
+    "batch_size",
+    64,
+    "Of each rank, in `step` and `memory`.",
 )
 _STEPS = _flag(
-    flags.DEFINE_integer, "steps", 10, "Training steps of a turn, in `step`."
+    flags.DEFINE_integer,
+    "steps",
+    10,
+    "Training steps of a turn, in `step` and `memory`.",
 )
 _ROUNDS = _flag(
     flags.DEFINE_integer, "rounds", 9, "How many turns each contestant has."
@@ -136,6 +166,7 @@ def _parse(arguments: Sequence[str]) -> str:
     for flag, known in (
         (_MODES, _KNOWN_MODES),
         (_PEERS, _KNOWN_PEERS),
+        (_POLICIES, _KNOWN_POLICIES),
     ):
         unknown = set(filter(None, flag.value)) - set(known)
         if unknown:
@@ -143,8 +174,19 @@ def _parse(arguments: Sequence[str]) -> str:
                 f"--{flag.name}: there is no {', '.join(sorted(unknown))}; "
                 f"known are {', '.join(known)}."
             )
+    models = _MODELS.get(words[0], (_MODEL.value,))
+    if _MODEL.value not in models:
+        raise _UsageError(
+            f"{words[0]} trains {' or '.join(models)}, got "
+            f"--model={_MODEL.value}."
+        )
     _sizes()
+    _budgets()
     return str(words[0])
+
+
+def _budgets() -> list[int]:
+    return [sizes.parse_bytes(text) for text in filter(None, _BUDGETS.value)]
 
 
 def _sizes() -> list[int]:
@@ -162,7 +204,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         use_one_core()
     tfring.init()
     first = tfring.rank() == 0
-    if tfring.size() == 1 and command != "roofline":
+    if tfring.size() == 1 and command not in ("roofline", "memory"):
         print(
             "tfring-bench: one rank has nobody to talk to. Start several: "
             f"tfringrun -np 2 tfring-bench {' '.join(arguments)}",
@@ -172,7 +214,12 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     machine = report.machine(tfring.size())
     if first:
         print(report.describe(machine), flush=True)
-    run = {"model": _model, "step": _step, "roofline": _roofline}
+    run = {
+        "model": _model,
+        "step": _step,
+        "roofline": _roofline,
+        "memory": _memory,
+    }
     rows, summary = run.get(command, _collective)(command)
     if first:
         print(report.table(rows), flush=True)
@@ -182,7 +229,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
             path = Path(_JSON.value)
             report.write_json(path, machine, arguments, rows, summary)
         if _PLOT.value:
-            _plot(report.describe(machine), rows)
+            _plot(command, report.describe(machine), rows)
     tfring.shutdown()
     return 0
 
@@ -271,6 +318,26 @@ def _roofline(command: str) -> _Measured:
     return rows, {}
 
 
+def _memory(command: str) -> _Measured:
+    from tfring.bench.memory import measure_memory
+
+    # Each budget is a contestant; by default there are three.
+    policies = set(_POLICIES.value)
+    contestants = len(policies - {"auto"})
+    if "auto" in policies:
+        contestants += len(_BUDGETS.value) or 3
+    rows = measure_memory(
+        _MODEL.value,
+        batch_size=_BATCH_SIZE.value,
+        policies=_POLICIES.value,
+        budgets=_budgets(),
+        rounds=_ROUNDS.value,
+        steps=_STEPS.value,
+        progress=_Progress(contestants * _ROUNDS.value),
+    )
+    return rows, {}
+
+
 def _present_peers(dtype: str) -> list[str]:
     present = []
     for peer in filter(None, _PEERS.value):
@@ -299,9 +366,12 @@ class _Progress:
             self._bar.add(1)
 
 
-def _plot(title: str, rows: Sequence[Row]) -> None:
+def _plot(command: str, title: str, rows: Sequence[Row]) -> None:
+    from tfring.bench import memory
+
+    plot = memory.plot if command == "memory" else report.plot
     try:
-        report.plot(Path(_PLOT.value), title, rows)
+        plot(Path(_PLOT.value), title, rows)
     except ImportError:
         print(
             "tfring-bench: no plot, as matplotlib is not installed: pip "

@@ -17,6 +17,10 @@ namespace {
 constexpr int64_t kMeasuredStep = 2;
 constexpr int64_t kReportedStep = 3;
 
+// The executor runs operations in another order in each step, and the peak
+// differs by so many feature maps.
+constexpr int64_t kMarginItems = 3;
+
 int64_t Now() {
   return std::chrono::nanoseconds(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -94,21 +98,26 @@ absl::Status Plan::Decide(int64_t peak_bytes) {
     if (measured_.peaks.empty()) return absl::OkStatus();  // The step failed.
     // What the measured step allocated after its last event.
     measured_.peaks.push_back(peak_bytes);
-    if (measured_.peak() > options_.budget_bytes) {
+    int64_t largest = 0;
+    for (const MeasuredStep::Item& item : measured_.items) {
+      largest = std::max(largest, item.bytes);
+    }
+    const int64_t margin_bytes = kMarginItems * largest;
+    const int64_t least_bytes = measured_.peak() + margin_bytes;
+    if (least_bytes > options_.budget_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "offload: budget_bytes=", options_.budget_bytes,
           " cannot be met. With every feature map moved that can be, this step "
-          "allocates ",
-          measured_.peak(),
-          " bytes at once, which is the least budget that can be met; or make "
-          "the batch smaller, lower ahead= or min_bytes=."));
+          "may allocate ",
+          least_bytes,
+          " bytes at once, which is the least budget that can be met. Or make "
+          "the batch smaller, or lower ahead= or min_bytes=."));
     }
     decided_ = true;
-    allowance_bytes_ = options_.budget_bytes;
+    allowance_bytes_ = options_.budget_bytes - margin_bytes;
     keep_ = ChooseToKeep(measured_, allowance_bytes_);
   } else if (peak_bytes > options_.budget_bytes) {
-    // The executor has run operations in another order than it did when it was
-    // measured.
+    // The margin was too small.
     allowance_bytes_ -= peak_bytes - options_.budget_bytes;
     keep_ = ChooseToKeep(measured_, allowance_bytes_);
   }
@@ -123,11 +132,13 @@ void Plan::End(Execution& execution) {
   ended.peak_bytes = statistics_.peak_bytes;
   statistics_ = ended;
   if (execution.measures_ && !decided_) {
-    const bool complete = std::all_of(
+    // TensorFlow's optimizations may find that some are not needed back.  A run
+    // that has fewer back than another has failed.
+    const int64_t back = std::count_if(
         execution.measured_.items.begin(), execution.measured_.items.end(),
-        [](const MeasuredStep::Item& item) {
-          return item.bytes == 0 || item.back >= 0;
-        });
+        [](const MeasuredStep::Item& item) { return item.back >= 0; });
+    const bool complete = back >= most_back_;
+    most_back_ = std::max(most_back_, back);
     measured_ = complete ? std::move(execution.measured_) : MeasuredStep();
   }
 }
@@ -148,18 +159,16 @@ void Plan::Report() const {
                      ") stay, and the step allocates ", Mebibytes(s.peak_bytes),
                      " of a budget of ", Mebibytes(options_.budget_bytes), ".");
   }
-  LogInfo(0, absl::StrCat("offload: a step moves ", s.moved, " feature maps, ",
-                          Mebibytes(s.moved_bytes), ", to ",
-                          options_.directory.empty()
-                              ? std::string("the host's memory")
-                              : absl::StrCat("a file in ", options_.directory),
-                          ", which frees up to ",
-                          Mebibytes(tier_->use().peak_bytes), " at once.", kept,
-                          " ", s.small, " are below min_bytes. Copies took ",
-                          Milliseconds(s.out_ns), " out and ",
-                          Milliseconds(s.back_ns),
-                          " back of the copiers' time, beside a step of ",
-                          Milliseconds(s.step_ns), ".", options_.note));
+  const std::string tier = options_.directory.empty()
+                               ? "the host's memory"
+                               : absl::StrCat("a file in ", options_.directory);
+  LogInfo(0, absl::StrCat(
+                 "offload: a step moves ", s.moved, " feature maps to ", tier,
+                 ", which frees ", Mebibytes(s.moved_bytes), ".", kept, " ",
+                 s.small, " are below min_bytes. Copies took ",
+                 Milliseconds(s.out_ns), " out and ", Milliseconds(s.back_ns),
+                 " back of the copiers' time, beside a step of ",
+                 Milliseconds(s.step_ns), ".", options_.note));
 }
 
 Execution::Execution(std::shared_ptr<Plan> plan, std::shared_ptr<Meter> meter,

@@ -101,7 +101,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   int64_t begun_ns_ = 0;
   bool decided_ = false;
   MeasuredStep measured_;
-  int64_t allowance_bytes_ = 0;  // the budget, less what plans have exceeded
+  int64_t most_back_ = 0;        // feature maps, in any run that was measured
+  int64_t allowance_bytes_ = 0;  // the budget, less a margin
   std::vector<bool> keep_;
   PlanStatistics statistics_;
 };

@@ -191,6 +191,7 @@ class FetchOp : public AsyncOpKernel {
       done();
       return;
     }
+    stashed->execution->Allocates(item_);
     Tensor* y = nullptr;
     OP_REQUIRES_OK_ASYNC(context,
                          context->allocate_output(0, stashed->shape, &y), done);

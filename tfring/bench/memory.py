@@ -1,0 +1,313 @@
+"""`tfring-bench memory`: peak memory and time of steps that offload.
+
+On this rank alone, without collectives. The peak is what TensorFlow's allocator
+has given out at once, weights and batch included.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfring
+from tfring._core import native
+from tfring.bench.measure import cpu_seconds
+from tfring.bench.statistics import Row, Spread
+
+_DEVICE = "CPU:0"
+# With a budget the first two steps are measured, and the third has a plan.
+_WARM_UP_STEPS = 4
+
+layers = keras.layers
+
+
+def measure_memory(
+    model: str,
+    *,
+    batch_size: int,
+    policies: Sequence[str],
+    budgets: Sequence[int],
+    rounds: int,
+    steps: int,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Row]:
+    """Measures training steps under policies, one after the other.
+
+    Args:
+        model: "mlp", "vgg16", "unet" or "gpt".
+        batch_size: Of a step.
+        policies: "none", "remat" (blocks are computed again, by
+            `keras.remat`), "all", "conv" or "auto".
+        budgets: Of "auto", in bytes; default three between the least, which is
+            that of "all", and the whole.
+        rounds: How many turns each policy has.
+        steps: How many steps a turn has.
+        progress: Called after each turn.
+
+    Returns:
+        A row for each policy, and for "auto" for each budget.
+    """
+    native.capi().tfring_offload_count_allocations()
+
+    def measured(who: str, offload: tfring.Offload | None) -> Row:
+        return _measured(
+            model, who, offload, batch_size, rounds, steps, progress
+        )
+
+    rows = []
+    for policy in policies:
+        if policy == "auto":
+            continue
+        moves = policy not in ("none", "remat")
+        rows.append(measured(policy, tfring.Offload(policy) if moves else None))
+    if "auto" in policies:
+        for budget in budgets or _between(model, rows, measured):
+            rows.append(
+                measured(
+                    f"auto, {budget / 2**20:.0f} MiB",
+                    tfring.Offload("auto", budget_bytes=budget),
+                )
+            )
+    return rows
+
+
+def _between(
+    model: str,
+    rows: Sequence[Row],
+    measured: Callable[[str, tfring.Offload | None], Row],
+) -> list[int]:
+    peaks = {row.who: row.added_bytes or 0 for row in rows}
+    for policy in ("none", "all"):
+        if policy not in peaks:
+            offload = tfring.Offload(policy) if policy == "all" else None
+            peaks[policy] = measured(policy, offload).added_bytes or 0
+    # A little above the least: the order of operations differs between steps.
+    least, whole = int(peaks["all"] * 1.1), peaks["none"]
+    return [least + (whole - least) * part // 4 for part in (1, 2, 3)]
+
+
+def _measured(
+    name: str,
+    who: str,
+    offload: tfring.Offload | None,
+    batch_size: int,
+    rounds: int,
+    steps: int,
+    progress: Callable[[], None],
+) -> Row:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    step = _step(name, batch_size, offload, remat=who == "remat")
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    seconds, cpu, peaks = [], [], []
+    for _ in range(rounds):
+        tf.config.experimental.reset_memory_stats(_DEVICE)
+        cpu_before, start = cpu_seconds(), time.perf_counter()
+        for _ in range(steps):
+            step()
+            peaks.append(_peak_bytes(offload))
+        seconds.append((time.perf_counter() - start) / steps)
+        cpu.append((cpu_seconds() - cpu_before) / steps)
+        progress()
+    return Row(
+        f"{name}, batch {batch_size}",
+        0,
+        who,
+        Spread.of(seconds),
+        statistics.median(cpu),
+        added_bytes=max(peaks),
+    )
+
+
+def _peak_bytes(offload: tfring.Offload | None) -> int:
+    peak = int(tf.config.experimental.get_memory_info(_DEVICE)["peak"])
+    if offload is None or offload.budget_bytes is None:
+        return peak
+    # A step with a budget starts counting anew.
+    known = offload.statistics()
+    return max(peak, known.peak_bytes if known else 0)
+
+
+def _step(
+    name: str, batch_size: int, offload: tfring.Offload | None, *, remat: bool
+) -> Callable[[], Any]:
+    """A training step of one of the models, on data that stay the same."""
+    shape, blocks, head = _MODELS[name]()
+    if remat:
+        blocks = [_remat(block) for block in blocks]
+    if name == "gpt":
+        x = tf.random.stateless_uniform(
+            [batch_size, *shape], [0, 1], 0, _LETTERS, tf.int32
+        )
+    else:
+        x = tf.random.stateless_normal([batch_size, *shape], [0, 1])
+
+    def loss_of(value: Any) -> Any:
+        for block in blocks:
+            value = block(value)
+        return tf.reduce_mean(head(value) ** 2)
+
+    loss_of(x[:1])  # makes the variables
+    variables = [
+        variable
+        for layer in [*blocks, head]
+        for variable in getattr(layer, "tfring_layer", layer).trainable_weights
+    ]
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(tf.identity(x))
+        gradients = tape.gradient(loss, variables)
+        if offload is not None:
+            tfring.offload_activations(gradients, offload)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(1e-3 * gradient)
+        return loss
+
+    return lambda: step().numpy()
+
+
+def _remat(block: Any) -> Any:
+    # Keras takes positional arguments alone here.
+    again = keras.remat(block)
+
+    def call(value: Any) -> Any:
+        return again(value)
+
+    call.tfring_layer = block  # type: ignore[attr-defined]
+    return call
+
+
+_Model = tuple[tuple[int, ...], list[Any], Any]
+
+
+def _mlp() -> _Model:
+    blocks = [
+        keras.Sequential(
+            [layers.Dense(256, activation="gelu") for _ in range(4)]
+        )
+        for _ in range(4)
+    ]
+    return (256,), blocks, layers.Dense(1)
+
+
+def _vgg16() -> _Model:
+    """VGG-16's convolutions, on images of 64 by 64."""
+    blocks = [
+        keras.Sequential(
+            [
+                *(
+                    layers.Conv2D(width, 3, padding="same", activation="relu")
+                    for _ in range(depth)
+                ),
+                layers.MaxPooling2D(),
+            ]
+        )
+        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+    ]
+    head = keras.Sequential(
+        [layers.Flatten(), layers.Dense(512, activation="relu")]
+    )
+    return (64, 64, 3), blocks, head
+
+
+class _UNet(keras.layers.Layer):
+    """Down four times and up again, with skips between the same sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (16, 32, 64, 128)
+        self.down = [self._pair(width) for width in widths]
+        self.bottom = self._pair(256)
+        self.up = [self._pair(width) for width in reversed(widths)]
+
+    def _pair(self, width: int) -> Any:
+        return keras.Sequential(
+            [
+                layers.Conv2D(width, 3, padding="same", activation="relu")
+                for _ in range(2)
+            ]
+        )
+
+    def call(self, value: Any) -> Any:
+        skips = []
+        for pair in self.down:
+            value = pair(value)
+            skips.append(value)
+            value = keras.ops.max_pool(value, 2)
+        value = self.bottom(value)
+        for pair in self.up:
+            value = keras.ops.repeat(keras.ops.repeat(value, 2, 1), 2, 2)
+            value = pair(keras.ops.concatenate([value, skips.pop()], -1))
+        return value
+
+
+def _unet() -> _Model:
+    return (64, 64, 3), [_UNet()], layers.Conv2D(1, 1)
+
+
+_LETTERS = 256
+
+
+class _Block(keras.layers.Layer):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(4, width // 4)
+        self.before = layers.LayerNormalization()
+        self.between = layers.LayerNormalization()
+        self.wide = layers.Dense(4 * width, activation="gelu")
+        self.narrow = layers.Dense(width)
+
+    def call(self, value: Any) -> Any:
+        normal = self.before(value)
+        value += self.attention(normal, normal, use_causal_mask=True)
+        return value + self.narrow(self.wide(self.between(value)))
+
+
+def _gpt() -> _Model:
+    blocks = [layers.Embedding(_LETTERS, 128), *(_Block(128) for _ in range(6))]
+    return (128,), blocks, layers.Dense(_LETTERS)
+
+
+_MODELS: dict[str, Callable[[], _Model]] = {
+    "mlp": _mlp,
+    "vgg16": _vgg16,
+    "unet": _unet,
+    "gpt": _gpt,
+}
+
+
+def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
+    """Time over memory, a point for each policy.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(f"{title}\n{rows[0].case}", fontsize="small")
+    for row in rows:
+        mebibytes = (row.added_bytes or 0) / 2**20
+        axes.plot(mebibytes, row.seconds.median * 1e3, "o")
+        axes.annotate(
+            row.who,
+            (mebibytes, row.seconds.median * 1e3),
+            xytext=(6, 4),
+            textcoords="offset points",
+        )
+    axes.set_xlabel("peak memory, MiB")
+    axes.set_ylabel("a step, ms")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    figure.savefig(path)
