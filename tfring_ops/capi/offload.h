@@ -4,14 +4,12 @@
 
 #include <cstdint>
 
-extern "C" {
+#include "tfring_ops/capi/capi.h"
 
 // Writes the fields of PlanStatistics, in their order, those of the tier at the
 // end, to `fields`, which has room for `count`.  Returns 0, or 1 if no step of
 // that plan has begun yet, and nothing was written.
-__attribute__((visibility("default"))) int32_t
-tfring_offload_statistics(int64_t plan, int64_t* fields, int32_t count);
-
-}  // extern "C"
+TFRING_EXPORT int32_t tfring_offload_statistics(int64_t plan, int64_t* fields,
+                                                int32_t count);
 
 #endif  // TFRING_OPS_CAPI_OFFLOAD_H_
