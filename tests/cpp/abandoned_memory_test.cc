@@ -10,7 +10,10 @@
 #include "tfring_ops/transport/forwarding.h"
 
 // What is kept is leaked, which AddressSanitizer would report.
-extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
+extern "C" __attribute__((visibility("default"))) const char*
+__asan_default_options() {
+  return "detect_leaks=0";
+}
 
 namespace tfring {
 namespace {

@@ -40,9 +40,10 @@ struct Options {
   // TFRING_SHARED_MEMORY: ranks of one node talk through shared memory.
   bool shared_memory = true;
   // TFRING_STALL_CHECK_TIME_SECONDS: a tensor that some ranks have submitted
-  // and others not is reported after this long.
+  // and others not is reported after this long, and a silent rank within it.
   double stall_check_seconds = 30;
-  // TFRING_STALL_SHUTDOWN_TIME_SECONDS: and fails after this long; 0 is never.
+  // TFRING_STALL_SHUTDOWN_TIME_SECONDS: and fails after this long, as does the
+  // job after the silence of a rank; 0 is never.
   double stall_shutdown_seconds = 600;
   // TFRING_OVERLAP: backpropagation in a graph waits for the starts of the
   // buckets that are ready.  See Note [Control dependencies on starts] in
