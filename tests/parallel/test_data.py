@@ -121,7 +121,8 @@ def test_in_fit(size):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
     mine = tfring.data.shard(dataset, seed=0).batch(4)
-    model.fit(mine, epochs=2, verbose=0)
+    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(mine, epochs=2, verbose=0, callbacks=[broadcast])
     assert int(model.optimizer.iterations) == 4
 
 
