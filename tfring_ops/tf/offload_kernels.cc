@@ -151,13 +151,16 @@ class StashOp : public AsyncOpKernel {
     stashed->slot = *std::move(slot);
     // The executor keeps `x` until `done`.
     const char* const data = x.tensor_data().data();
+    // Nothing is kept here: the step may be over before this function is.
+    Tier::Slot* const to = stashed->slot.get();
     Copier::Global().Submit(
         Copier::Direction::kOut, bytes,
-        [to = stashed->slot.get(), data](int64_t offset, int64_t count) {
+        [to, data](int64_t offset, int64_t count) {
           return to->Write(data + offset, offset, count);
         },
-        [item = item_, context, stashed, done = std::move(done)](
-            const absl::Status& status, int64_t busy_ns) mutable {
+        [item = item_, context, stashed = std::move(stashed),
+         done = std::move(done)](const absl::Status& status,
+                                 int64_t busy_ns) mutable {
           stashed->execution->CopiedOut(busy_ns);
           std::shared_ptr<Execution> measuring;
           if (stashed->execution->measures()) measuring = stashed->execution;
@@ -196,13 +199,14 @@ class FetchOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context,
                          context->allocate_output(0, stashed->shape, &y), done);
     char* const data = const_cast<char*>(y->tensor_data().data());
+    Tier::Slot* const from = stashed->slot.get();
     Copier::Global().Submit(
         Copier::Direction::kBack, y->TotalBytes(),
-        [from = stashed->slot.get(), data](int64_t offset, int64_t count) {
+        [from, data](int64_t offset, int64_t count) {
           return from->Read(data + offset, offset, count);
         },
-        [context, stashed, done = std::move(done)](const absl::Status& status,
-                                                   int64_t busy_ns) mutable {
+        [context, stashed = std::move(stashed), done = std::move(done)](
+            const absl::Status& status, int64_t busy_ns) mutable {
           if (!status.ok()) context->SetStatus(status);
           stashed->execution->CopiedBack(busy_ns);
           // The handle is an input, which the executor drops in `done`.
