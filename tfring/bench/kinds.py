@@ -46,7 +46,7 @@ def _others(ranks: int) -> float:
 
 def _sum(arrays: Sequence[_Array], own: slice) -> _Array:
     del own
-    return np.add.reduce(arrays, dtype=arrays[0].dtype)
+    return np.asarray(np.add.reduce(arrays, dtype=arrays[0].dtype))
 
 
 KINDS: dict[str, Kind] = {
