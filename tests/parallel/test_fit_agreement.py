@@ -239,7 +239,7 @@ def test_the_first_rank_writes_what_all_would(rank, size, path):
         ),
         BestModelCheckpoint(path / "best.keras", "loss"),
         keras.callbacks.CSVLogger(path / "log.csv"),
-        # Of its own on every rank, which then writes it.
+        # A path of its own on every rank, which then writes it.
         keras.callbacks.ModelCheckpoint(path / f"of_rank_{rank}.keras"),
     ]  # fmt: skip
     if rank == 1:  # by no other rank

@@ -1,4 +1,4 @@
-"""What a process does that cannot look at the time."""
+"""A process that cannot look at the time is ended all the same."""
 
 import ctypes
 import signal

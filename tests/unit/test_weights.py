@@ -51,7 +51,7 @@ def test_ranks_that_are_alike():
     check_alike(
         {r: {"epochs": 1, "callbacks": ["A"]} for r in range(3)}, "here"
     )
-    # What a rank does not know, it may be alike in.
+    # A fact that a rank does not know is no difference.
     check_alike(
         {0: {"batches in an epoch": None}, 1: {"batches in an epoch": 4}},
         "here",

@@ -28,8 +28,8 @@ def ends_this_process(seconds: float, message: str) -> Iterator[None]:
 
     Args:
         seconds: The limit; 0 for none.
-        message: What is written to stderr, before SIGTERM and, five seconds
-            later, SIGKILL.
+        message: The text on stderr, before SIGTERM and, five seconds later,
+            SIGKILL.
     """
     if not seconds:
         yield

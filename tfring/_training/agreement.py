@@ -59,14 +59,14 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What ranks have agreed on before the first callback is called.
+    """The ranks' agreement before the first callback is called.
 
     Attributes:
         process_set: The ranks that train together.
-        votes: Whether some rank may want to stop at the end of a batch.
-        uneven: Whether ranks may have different numbers of batches.
+        votes: True if some rank may want to stop at the end of a batch.
+        uneven: True if ranks may have different numbers of batches.
         restored_by: The rank whose BackupAndRestore has a state to load.
-        local_variables: Those that each rank has for itself.
+        local_variables: The variables that each rank has for itself.
     """
 
     process_set: ProcessSet

@@ -43,7 +43,7 @@ _WRITERS = {
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
 }
-# Those that change the training, and so are needed on every rank.
+# Callbacks that change the training, and so are needed on every rank.
 _STEERING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.LearningRateScheduler,
@@ -261,7 +261,7 @@ def _first_writer(written: list[str], everyones: dict[int, Any]) -> int:
 
 
 def _backups(callbacks: list[Any]) -> list[list[str]]:
-    """Those of `_written_by` that can be restored."""
+    """Returns the paths of `_written_by` that can be restored."""
     return [
         _written_by(each)
         for each in callbacks

@@ -25,8 +25,8 @@ class MetricAverages(keras.callbacks.Callback):
     Args:
         device: Where numbers are added up.
         process_set: The ranks.
-        strict: Whether all ranks must have the same metrics. If not, those that
-            some rank lacks remain as they are.
+        strict: If True, all ranks must have the same metrics. If not, those
+            that some rank lacks remain as they are.
     """
 
     def __init__(

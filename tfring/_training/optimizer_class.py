@@ -76,7 +76,7 @@ class Distributed(_Optimizer):
     _tfring_summed_passes = 1
     _tfring_applied: Sequence[Any] = ()
     _tfring_paused = False
-    # Whether a `fit` compares the weights of the ranks.
+    # True while a `fit` compares the weights of the ranks.
     _tfring_is_watched = False
     # Set for each class: whether `_clip_gradients` is certain to be called.
     _tfring_follows_keras = False

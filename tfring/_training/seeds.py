@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# What Keras takes seeds modulo of, before TensorFlow draws from them.
+# Keras takes seeds modulo this, before TensorFlow draws from them.
 _MODULUS = 2**31 - 2
 # The golden section of the modulus, and prime to it: ranks' seeds are far from
 # each other, and from those of layers that a user has numbered.

@@ -17,7 +17,7 @@ from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.agreement import gather_json
 
-# Of 8 bytes, in a block; what is hashed is sums over blocks.
+# Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096
 
 

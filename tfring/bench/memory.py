@@ -41,11 +41,11 @@ def measure_memory(
 
     Args:
         model: "mlp", "vgg16", "unet" or "gpt".
-        batch_size: Of a step.
+        batch_size: The samples of a step.
         policies: "none", "remat" (blocks are computed again, by
             `keras.remat`), "all", "conv" or "auto".
-        budgets: Of "auto", in bytes; default three between the least, which is
-            that of "all", and the whole.
+        budgets: The budgets of "auto", in bytes; by default three between the
+            least, which is that of "all", and the whole.
         rounds: How many turns each policy has.
         steps: How many steps a turn has.
         progress: Called after each turn.

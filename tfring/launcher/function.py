@@ -63,7 +63,7 @@ def run(
             system has allotted.
 
     Returns:
-        What `fn` returned, by rank.
+        The results of `fn`, by rank.
 
     Raises:
         RuntimeError: A rank was killed, exited or gave no result, the job

@@ -32,8 +32,8 @@ class RunningJob:
 
     The launcher has a session of its own, so that a Ctrl-C reaches it once and
     from here. SIGINT and SIGTERM stop the job, a second one kills it at once.
-    What the launcher leaves behind on this machine becomes a child of this
-    process, and is killed too.
+    Processes that the launcher leaves behind on this machine become children of
+    this one, and are killed too.
     """
 
     def __init__(

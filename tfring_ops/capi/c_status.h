@@ -1,4 +1,5 @@
-// What every function of the C API goes through: no exception crosses it.
+// Every function of the C API goes through one of these: no exception crosses
+// it.
 #ifndef TFRING_OPS_CAPI_C_STATUS_H_
 #define TFRING_OPS_CAPI_C_STATUS_H_
 

@@ -1,4 +1,4 @@
-// What Python learns of offloaded feature maps.
+// Statistics of offloaded feature maps, for Python.
 #ifndef TFRING_OPS_CAPI_OFFLOAD_H_
 #define TFRING_OPS_CAPI_OFFLOAD_H_
 

@@ -313,8 +313,8 @@ class RingEngine final : public Engine {
     }
   }
 
-  // What this rank waits for: what is on the wire before what is not agreed on,
-  // and of that the oldest.
+  // Returns the wait that keeps this rank: for what is on the wire, else for
+  // the oldest request that is not agreed on.
   std::optional<SilenceWatch::Wait> OldestWait() const {
     for (const auto& task : tasks_) {
       if (!task->finished()) return {{task->what(), task->since()}};

@@ -33,7 +33,7 @@ absl::Status SilenceWatch::CheckSilent(
     seconds = std::max(seconds, SecondsBetween(one.since, now));
   }
   ReportReturns(ranks);
-  // Of the world's coordinator everybody hears of it.
+  // Everybody hears of it from the world's coordinator.
   const bool reports = wait || (rank_ == kCoordinatorRank && members_.id == 0);
   if (ranks.empty() || !reports) return absl::OkStatus();
 

@@ -1,5 +1,5 @@
-// What a rank does about ranks that are silent: it warns while it waits for
-// them, and gives them up in the end.
+// A rank's way with ranks that are silent: it warns while it waits for them,
+// and gives them up in the end.
 //
 // One rank gives up for all, so that all have the same error: the first one
 // that is not silent itself.  The others would follow, in turn.
@@ -27,7 +27,7 @@ class SilenceWatch {
  public:
   using Time = Heartbeats::Clock::time_point;
 
-  // What keeps this rank waiting, as messages say it.
+  // The collective that keeps this rank waiting, as messages say it.
   struct Wait {
     std::string what;
     Time since;
@@ -54,7 +54,7 @@ class SilenceWatch {
   const Options& options_;
   const Members& members_;
   const int rank_;
-  // Of which ranks it has warned, and whether it waited for them by then.
+  // The ranks that it has warned of, and whether it waited for them by then.
   std::map<int32_t, bool> warned_of_;
 };
 

@@ -112,8 +112,8 @@ class Transport {
   virtual void Abort(const absl::Status& reason) = 0;
 
   // Returns true if Abort could not end all operations: the peer of one has
-  // stopped in the middle of it, and may go on at any time.  What was in flight
-  // must then be kept for ever.
+  // stopped in the middle of it, and may go on at any time.  Memory that
+  // was in flight must then be kept for ever.
   virtual bool HasAbandoned() const { return false; }
 };
 

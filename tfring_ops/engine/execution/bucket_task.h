@@ -35,7 +35,7 @@ class BucketTask {
   void AddNeutralContribution(const CollectiveRequest& request);
 
   const CollectiveRequest& first() const { return entries_[0]->request; }
-  // What it is, as messages say it; also when it is finished.
+  // Its description for messages; also when it is finished.
   // REQUIRES: it has an entry.
   const std::string& what() const { return what_; }
   // The size of all tensors.

@@ -51,7 +51,8 @@ class Coordinator {
 
   // Reports requests that some ranks keep others waiting for, and fails those
   // that have waited too long.  Ranks that wait for one another are reported
-  // sooner; see deadlock.h.  Of those `silent` others have heard already.
+  // sooner; see deadlock.h.  The `silent` ones have been
+  // reported already.
   void CheckStalls(Time now, const std::vector<int32_t>& silent = {});
 
   // Returns the decisions since the last call.  If they begin a cached

@@ -51,7 +51,7 @@ std::vector<PendingRequest> FindDeadlock(
 
 std::string DescribeDeadlock(const Members& members,
                              const std::vector<PendingRequest>& deadlock) {
-  // Of several requests of the same ranks, the first.
+  // The first one of several requests of the same ranks.
   std::vector<const PendingRequest*> listed;
   for (const PendingRequest& one : deadlock) {
     const bool known = std::any_of(

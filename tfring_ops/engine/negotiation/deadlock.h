@@ -33,8 +33,8 @@ struct PendingRequest {
   std::vector<int32_t> submitted, missing;
 };
 
-// Those of `pending` that ranks which count wait in.  `quiet` says by rank who
-// has asked for nothing for a while.
+// Returns the requests of `pending` in which ranks that count wait.  `quiet`
+// says by rank who has asked for nothing for a while.
 std::vector<PendingRequest> FindDeadlock(
     const std::vector<PendingRequest>& pending, const std::vector<bool>& quiet);
 

@@ -49,7 +49,7 @@ class Heartbeats {
   // Sends what is due, and takes in what is here.
   absl::Status Look(Clock::time_point now);
 
-  // Those that are silent, in order.
+  // The silent ranks, in order.
   const std::vector<Silent>& silent() const { return silent_; }
 
  private:
@@ -74,7 +74,7 @@ class Heartbeats {
   bool sends_ = true;
   std::vector<Peer> peers_;
   std::vector<Silent> silent_;
-  // What the coordinator has said, and in how many heartbeats.
+  // The coordinator's last list, and the number of its heartbeats.
   std::vector<Silent> told_;
   int64_t heartbeats_ = 0;
   Clock::time_point last_look_, next_look_, next_send_;

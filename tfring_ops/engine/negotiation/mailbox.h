@@ -38,7 +38,7 @@ class Mailbox {
   // which is kept for Poll.  After the peer's last message, do not ask again.
   absl::Status Listen(int peer);
 
-  // What has come from a peer.
+  // Counts what has come from a peer.
   struct Heard {
     int64_t count = 0;  // messages and heartbeats
     int64_t heartbeats = 0;

@@ -253,8 +253,9 @@ void Negotiator::LeaveSchedule() {
 }
 
 void Negotiator::EndSchedule() {
-  // Those that some rank had not come to when it left: all ranks know the count
-  // up to which the items have run, and so all send the same ones again.
+  // Items that some rank had not come to when it left go to the coordinator:
+  // all ranks know the count up to which the items have run, and so all send
+  // the same ones again.
   unsent_.insert(unsent_.begin(), schedule_->pending().begin(),
                  schedule_->pending().end());
   if (coordinator_) coordinator_->ScheduleHasEnded(schedule_->taken());
