@@ -188,9 +188,9 @@ class Offload:
             None before the first step.
         """
         fields = (ctypes.c_int64 * len(dataclasses.fields(OffloadStatistics)))()
-        statistics = native.capi().tfring_offload_statistics
+        capi = native.capi()
         for plan in reversed(self._traced):
-            if statistics(plan, fields, len(fields)) == 0:
+            if capi.tfring_offload_statistics(plan, fields, len(fields)) == 0:
                 return OffloadStatistics(*fields)
         return None
 
