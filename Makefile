@@ -108,26 +108,31 @@ unit-test: build
 # long and go the same way on any number of ranks.  On one, what one rank has to
 # itself; on three what depends on their number; on four, which follow three, the
 # collectives and process sets.
-WHOLE := data_service docs large loading local_variables training \
-  undistributed xla_stress
+WHOLE := data_service docs fit_agreement large loading local_variables offload \
+  training undistributed xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   join_callback process_sets set_collectives training_sets
 LEFT_OUT_3 := $(WHOLE) callbacks compressors consistency data join_callback \
   metric_average sessions
-LEFT_OUT_4 := $(LEFT_OUT_3) compression disagreements elastic gradients names \
-  objects optimizer state sync_batch_norm timeline topology xla
+LEFT_OUT_4 := $(LEFT_OUT_3) averages compression disagreements elastic gradients \
+  names not_broadcast objects optimizer runtime seeds state sync_batch_norm \
+  timeline topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
 	  $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py)
 
 # On tensors of a GPU, the fake one of tests/fake_gpu where there is none: all
-# of tests/parallel at GPU_RANKS, but the documents' examples, which have no
-# device, and some of it at 3 and 4.  At one rank validate.py runs some.
+# of tests/parallel at GPU_RANKS to which the memory matters, and some of it at 3
+# and 4.  At one rank validate.py runs some.
 #   make gpu-test GPU_RANKS="1 2 3 4"
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
-GPU_ALL := $(filter-out %/test_docs.py,$(wildcard tests/parallel/test_*.py))
+ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
+  join_callback loading metric_average not_broadcast offload runtime seeds \
+  timeline topology undistributed
+GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
+  $(wildcard tests/parallel/test_*.py))
 gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
