@@ -53,7 +53,7 @@ def test_memory_on_one_rank(tmp_path):
         [
             *(*BENCH, "memory", "--model=mlp", "--batch_size=2048"),
             *("--policies=none,remat,all,auto", "--rounds=1", "--steps=2"),
-            *(f"--json={figures}"),
+            f"--json={figures}",
         ],
         capture_output=True,
         text=True,

@@ -168,9 +168,10 @@ def test_keras_digits(start):
 
 @pytest.mark.timeout(170)  # two jobs
 def test_larger_than_memory(start):
-    code, output = run(start, "larger_than_memory.py", "--offload=none")
+    # By an error, or by the end of the process where an operation of
+    # TensorFlow's does not survive it.
+    code, _ = run(start, "larger_than_memory.py", "--offload=none")
     assert code != 0
-    assert "The step does not fit in 96 MiB." in output
     code, output = run(start, "larger_than_memory.py", "--tier=disk")
     assert code == 0, output
     assert "moved in a step: 128 MiB" in output
