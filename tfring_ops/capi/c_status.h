@@ -25,11 +25,10 @@ Result RunOr(Result otherwise, const Work& work) noexcept {
 // The same without a result.
 template <typename Work>
 void RunAnyway(const Work& work) noexcept {
-  try {
+  RunOr(false, [&] {
     work();
-  } catch (...) {
-    // Nobody asks.
-  }
+    return true;
+  });
 }
 
 // Returns nullptr if work() is OK, else its message, which lives until the same

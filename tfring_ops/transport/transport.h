@@ -72,6 +72,7 @@ class Transport {
   // Has `attend` called from time to time while a Wait or a Peek lasts, by
   // whoever waits; its error ends that wait, after which only Abort may be
   // called.  A transport that waits on another one may leave it to that one.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): others keep it.
   virtual void SetAttendant(std::function<absl::Status()> /*attend*/) {}
 
   // Returns true if messages from `peer` may be read where they arrive, by Peek

@@ -37,8 +37,9 @@ class Adasum final : public Collective {
       TFRING_RETURN_IF_ERROR(kernels.Synchronize());
     }
     // It was as much as the tensor has.
-    if (context.scratch().bytes() > context.fusion_threshold_bytes())
+    if (context.scratch().bytes() > context.fusion_threshold_bytes()) {
       context.scratch().Clear();
+    }
     return absl::OkStatus();
   }
 };

@@ -85,7 +85,7 @@ class MpiTransport final : public Transport {
     MPI_Finalized(&finalized);
     if (finalized) return;
     if (!Abandon(abort_request_, Clock::now() + kAbortGrace)) {
-      (void)abort_received_.release();
+      [[maybe_unused]] const auto* const kept = abort_received_.release();
     }
     // After an abort, messages that nobody will receive may still be in flight:
     // a later communicator must not get this one's context id, and with it
