@@ -401,8 +401,8 @@ print("left:", offload.statistics().tier_bytes)
     assert list(tmp_path.iterdir()) == []
 
 
-def run_script(script, *arguments, **environment):
-    done = subprocess.run(
+def start_script(script, *arguments, **environment):
+    return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=os.environ | environment,
         capture_output=True,
@@ -410,6 +410,10 @@ def run_script(script, *arguments, **environment):
         timeout=300,
         check=False,
     )
+
+
+def run_script(script, *arguments, **environment):
+    done = start_script(script, *arguments, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -455,15 +459,11 @@ def limited(mib):
 
 def test_trains_in_a_fifth_of_the_memory():
     train = STEP + "for _ in range(4): print('loss', float(step(x)))"
-    refused = """
-try:
-    step(x)
-except tf.errors.ResourceExhaustedError:
-    print("refused")
-"""
-    assert run_script(STEP + refused, "none", "0", **limited(250)) == (
-        "refused\n"
-    )
+    # By an error or, where one of oneDNN's operations finds no memory, by a
+    # segmentation fault.
+    refused = start_script(train, "none", "0", **limited(250))
+    assert refused.returncode != 0
+    assert "RESOURCE_EXHAUSTED" in refused.stderr
     moved = run_script(train, "all", "0", **limited(50))
     assert moved == run_script(train, "none", "0", **limited(600))
 
