@@ -126,7 +126,9 @@ class Agreement(keras.callbacks.Callback):
         if not self._compared and has_variables(self.model):
             self._compared = True
             facts = self._state()
-            mark_compared(self.model.trainable_variables)
+            mark_compared(
+                self.model.trainable_variables, self._terms.process_set
+            )
             self._compare(facts, f"before batch {batch + 1}", "first batch")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -113,14 +113,18 @@ def warn_if_not_broadcast(
         for variable in variables
         if hasattr(variable, "assign") and variable not in local_variables
     ]
-    if all(hasattr(variable, "_tfring_compared") for variable in shared):
+    number = process_set.process_set_id
+    if all(
+        number in getattr(variable, "_tfring_compared", ())
+        for variable in shared
+    ):
         return
     with tf.init_scope():
         if not tf.executing_eagerly():  # a graph of TensorFlow 1
             return
         if not all(_has_value(variable) for variable in shared):
             return  # made in this trace; there will be another
-        mark_compared(shared)
+        mark_compared(shared, process_set)
         difference = compare_weights(
             shared, name="weights before their update", process_set=process_set
         )
@@ -142,11 +146,15 @@ def warn_if_not_broadcast(
         warnings.warn(warning, stacklevel=2)
 
 
-def mark_compared(variables: Iterable[Any]) -> None:
-    """Has `warn_if_not_broadcast` take no more notice of variables."""
+def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
+    """Has `warn_if_not_broadcast` compare variables no more in this set.
+
+    In another set there are ranks that have not compared them, and would wait.
+    """
     for variable in variables:
         # On the variable, as an id may come again, and not on all ranks.
-        variable._tfring_compared = True
+        compared = getattr(variable, "_tfring_compared", frozenset())
+        variable._tfring_compared = compared | {process_set.process_set_id}
 
 
 def variable_name(variable: Any) -> str:
