@@ -153,7 +153,9 @@ def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
     """
     for variable in variables:
         # On the variable, as an id may come again, and not on all ranks.
-        compared = getattr(variable, "_tfring_compared", frozenset())
+        compared: frozenset[int | None] = getattr(
+            variable, "_tfring_compared", frozenset()
+        )
         variable._tfring_compared = compared | {process_set.process_set_id}
 
 
