@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace tfring {
 
@@ -14,8 +15,9 @@ std::vector<bool> ChooseToKeep(const MeasuredStep& step, int64_t budget_bytes) {
   std::vector<int64_t> peaks = step.peaks;
   std::vector<int> by_return(step.items.size());
   std::iota(by_return.begin(), by_return.end(), 0);
-  std::stable_sort(by_return.begin(), by_return.end(), [&](int one, int other) {
-    return step.items[one].back < step.items[other].back;
+  std::sort(by_return.begin(), by_return.end(), [&](int one, int other) {
+    return std::pair(step.items[one].back, one) <
+           std::pair(step.items[other].back, other);
   });
   for (const int i : by_return) {
     const MeasuredStep::Item& item = step.items[i];
