@@ -4,6 +4,8 @@ A failure inside a collective is raised as one of TensorFlow's errors, for
 example `tf.errors.FailedPreconditionError` when the ranks did not agree.
 """
 
+import warnings
+
 
 class NotInitializedError(ValueError):
     """A function of tfring was called before `tfring.init()`."""
@@ -62,3 +64,17 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__(skip_sync)
         self.skip_sync = skip_sync
+
+
+def warn_all_ranks(warning: Warning, *, is_shown: bool) -> None:
+    """Gives a warning that all ranks come to, and of which one says it.
+
+    Args:
+        warning: Raised on every rank if warnings of its class are errors.
+        is_shown: True on one rank.
+    """
+    if is_shown:
+        warnings.warn(warning, stacklevel=3)
+        return
+    with warnings.catch_warnings(record=True):
+        warnings.warn(warning, stacklevel=3)

@@ -14,13 +14,12 @@ call is watched.
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 import keras
 
 from tfring._core import runtime
-from tfring._core.errors import NotDistributedWarning
+from tfring._core.errors import NotDistributedWarning, warn_all_ranks
 from tfring._gradients.reducer import count_of_calls
 from tfring._ops.ordering import count_of_starts
 from tfring._training.optimizer_class import is_distributed
@@ -100,9 +99,4 @@ def _warn(problem: str) -> None:
         "tfring.load_model. If that is meant, ignore this by "
         "warnings.simplefilter('ignore', tfring.NotDistributedWarning)."
     )
-    if runtime.rank() == 0:
-        warnings.warn(warning, stacklevel=2)
-        return
-    # Only rank 0 shows the warning; as an error it is raised on all ranks.
-    with warnings.catch_warnings(record=True):
-        warnings.warn(warning, stacklevel=2)
+    warn_all_ranks(warning, is_shown=runtime.rank() == 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.errors import NotBroadcastWarning
+from tfring._core.errors import NotBroadcastWarning, warn_all_ranks
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.agreement import gather_json
@@ -138,12 +137,7 @@ def warn_if_not_broadcast(
         "as Horovod's examples do, ignore this by warnings.simplefilter("
         "'ignore', tfring.NotBroadcastWarning)."
     )
-    if process_set.rank() == 0:
-        warnings.warn(warning, stacklevel=2)
-        return
-    # Not said by every rank; but where it is an error, it is one on all.
-    with warnings.catch_warnings(record=True):
-        warnings.warn(warning, stacklevel=2)
+    warn_all_ranks(warning, is_shown=process_set.rank() == 0)
 
 
 def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
