@@ -38,8 +38,6 @@ def test_two_threads(what, rank, size):
     """The second call fails while the first one still waits for the others."""
     if size == 1:
         pytest.skip("on one rank nothing waits")
-    if what == "broadcast_object" and "TFRING_TEST_DEVICE" in os.environ:
-        pytest.skip("on the fake GPU both calls fail; the cause is not known")
 
     def call():
         return CALLS[what](rank)
@@ -60,7 +58,13 @@ def test_two_threads(what, rank, size):
                 match=r"'twice.*in flight.* its own name=",
             ):
                 refused.pop().result()
-            result = waiting.pop().result(60)
+            try:
+                result = waiting.pop().result(60)
+            except tf.errors.InvalidArgumentError:
+                # On a GPU: TensorFlow's eager operations in all threads share a
+                # rendezvous, and one that fails aborts it.
+                assert "TFRING_TEST_DEVICE" in os.environ
+                return
     else:
         MPI.COMM_WORLD.Barrier()
         result = call()
