@@ -13,6 +13,8 @@
 namespace tfring {
 namespace {
 
+constexpr int kMaxPeers = 32;
+
 CollectiveRequest MakeRequest(const std::string& name,
                               std::vector<int64_t> dims = {4}) {
   CollectiveRequest request;
@@ -98,39 +100,43 @@ TEST(PeriodFinderTest, WhoLeavesSoonWaitsForMoreRepetitions) {
 // ---- The cached schedule ----
 
 TEST(CachedScheduleTest, WhatIsNextGoesRoundAndRound) {
-  CachedSchedule schedule({MakeRequest("a"), MakeRequest("b")}, /*size=*/2,
-                          /*rank=*/0);
+  CachedSchedule schedule({MakeRequest("a"), MakeRequest("b")},
+                          NeighborsOf(/*rank=*/0, /*nodes=*/{0, 0}, kMaxPeers));
   for (const char* name : {"a", "b", "a"}) {
     EXPECT_FALSE(schedule.IsNext(MakeRequest("c")));
     EXPECT_FALSE(schedule.IsNext(MakeRequest(name, {5})));
     ASSERT_TRUE(schedule.IsNext(MakeRequest(name)));
     schedule.Submit(MakeRequest(name));
   }
-  EXPECT_EQ(schedule.progress().count, 3);
+  EXPECT_EQ(schedule.submitted(), 3);
   EXPECT_FALSE(schedule.TakeNext());
 }
 
 TEST(CachedScheduleTest, ProgressIsNotTakenBack) {
-  CachedSchedule schedule({MakeRequest("a")}, /*size=*/2, /*rank=*/0);
-  EXPECT_TRUE(schedule.Receive(1, {3, false}).ok());
-  EXPECT_FALSE(schedule.Receive(1, {2, false}).ok());
-  EXPECT_TRUE(schedule.Receive(1, {3, true}).ok());
-  EXPECT_FALSE(schedule.Receive(1, {4, false}).ok());
+  CachedSchedule schedule({MakeRequest("a")},
+                          NeighborsOf(/*rank=*/0, /*nodes=*/{0, 0}, kMaxPeers));
+  EXPECT_TRUE(schedule.Receive(1, {3, false, false}).ok());
+  EXPECT_FALSE(schedule.Receive(1, {2, false, false}).ok());
+  EXPECT_TRUE(schedule.Receive(1, {3, true, true}).ok());
+  EXPECT_FALSE(schedule.Receive(1, {4, false, false}).ok());
 }
 
 // Ranks that submit, leave and receive updates in any order.
 class Simulation {
  public:
-  Simulation(unsigned seed, int size) : random_(seed), size_(size) {
+  Simulation(unsigned seed, const std::vector<int>& nodes, int max_peers)
+      : random_(seed), size_(static_cast<int>(nodes.size())) {
     const std::vector<CollectiveRequest> items = {
         MakeRequest("a"), MakeRequest("b"), MakeRequest("c")};
-    for (int rank = 0; rank < size; ++rank) {
-      schedules_.emplace_back(items, size, rank);
-      leaves_at_.push_back(static_cast<int64_t>(Below(30)));
+    for (int rank = 0; rank < size_; ++rank) {
+      neighbors_.push_back(NeighborsOf(rank, nodes, max_peers));
+      schedules_.emplace_back(items, neighbors_.back());
+      leaves_at_.push_back(Below(30));
     }
-    sent_.resize(size);
-    messages_.resize(size, std::vector<std::deque<ProgressUpdate>>(size));
-    taken_.resize(size);
+    reported_.resize(size_);
+    told_.resize(size_);
+    messages_.resize(size_, std::vector<std::deque<ProgressUpdate>>(size_));
+    taken_.resize(size_);
   }
 
   void Run() {
@@ -141,18 +147,24 @@ class Simulation {
       CachedSchedule& schedule = schedules_[rank];
       switch (Below(4)) {
         case 0:
-          if (!schedule.HasLeft(rank)) Submit(rank);
+          if (!schedule.has_left()) Submit(rank);
           break;
         case 1:
-          if (schedule.SomeoneHasLeft()) schedule.Leave();
+          if (schedule.Total().some_left || schedule.Report().some_left) {
+            schedule.Leave();
+          }
           break;
         case 2:
-          Deliver(Below(size_), rank);
+          Deliver(rank);
           break;
         default:
           if (auto request = schedule.TakeNext()) Take(rank, *request);
       }
       Say(rank);
+      if (schedule.over() && neighbors_[rank].peers.empty()) {
+        // The root of a tree is the first.
+        ASSERT_TRUE(schedules_[0].over());
+      }
     }
     Check();
   }
@@ -162,7 +174,7 @@ class Simulation {
 
   void Submit(int rank) {
     CachedSchedule& schedule = schedules_[rank];
-    const int64_t count = schedule.progress().count;
+    const int64_t count = schedule.submitted();
     if (count == leaves_at_[rank]) return schedule.Leave();
     const CollectiveRequest request =
         MakeRequest(std::string(1, static_cast<char>('a' + count % 3)));
@@ -171,16 +183,31 @@ class Simulation {
   }
 
   void Say(int rank) {
-    const ProgressUpdate& news = schedules_[rank].progress();
-    ProgressUpdate& before = sent_[rank];
-    if (news.count == before.count && news.leaves == before.leaves) return;
-    before = news;
-    for (auto& of_peer : messages_[rank]) of_peer.push_back(news);
+    const ProgressNeighbors& neighbors = neighbors_[rank];
+    const ProgressUpdate report = schedules_[rank].Report();
+    if (!(report == reported_[rank])) {
+      for (const int peer : neighbors.peers) Send(rank, peer, report);
+      if (neighbors.parent >= 0) Send(rank, neighbors.parent, report);
+      reported_[rank] = report;
+    }
+    const ProgressUpdate total = schedules_[rank].Total();
+    if (!(total == told_[rank])) {
+      for (const int child : neighbors.children) Send(rank, child, total);
+      told_[rank] = total;
+    }
   }
 
-  void Deliver(int from, int to) {
+  void Send(int from, int to, const ProgressUpdate& update) {
+    messages_[from][to].push_back(update);
+  }
+
+  void Deliver(int to) {
+    const std::vector<int> neighbors = neighbors_[to].All();
+    if (neighbors.empty()) return;
+    const int from = neighbors[Below(static_cast<int>(neighbors.size()))];
     std::deque<ProgressUpdate>& messages = messages_[from][to];
-    if (from == to || messages.empty()) return;
+    if (messages.empty()) return;
+    ASSERT_FALSE(schedules_[to].IsLast(from));
     ASSERT_TRUE(schedules_[to].Receive(from, messages.front()).ok());
     messages.pop_front();
   }
@@ -189,34 +216,33 @@ class Simulation {
     const int64_t item = static_cast<int64_t>(taken_[rank].size());
     taken_[rank] += request.name;
     for (const CachedSchedule& schedule : schedules_) {
-      ASSERT_GT(schedule.progress().count, item);
+      ASSERT_GT(schedule.submitted(), item);
     }
   }
 
   void Check() {
-    int64_t least = schedules_[0].progress().count;
+    int64_t least = schedules_[0].submitted();
     for (const CachedSchedule& schedule : schedules_) {
-      least = std::min(least, schedule.progress().count);
+      least = std::min(least, schedule.submitted());
     }
     for (int rank = 0; rank < size_; ++rank) {
       const CachedSchedule& schedule = schedules_[rank];
       ASSERT_EQ(schedule.taken(), least);
       ASSERT_EQ(taken_[rank], taken_[0]);
-      ASSERT_EQ(schedule.pending().size(), schedule.progress().count - least);
+      ASSERT_EQ(schedule.pending().size(), schedule.submitted() - least);
       if (!schedule.pending().empty()) {
         ASSERT_EQ(schedule.pending()[0].name[0], 'a' + least % 3);
       }
-      for (const auto& unread : messages_[rank]) {
-        ASSERT_TRUE(&unread == &messages_[rank][rank] || unread.empty());
-      }
+      for (const auto& unread : messages_[rank]) ASSERT_TRUE(unread.empty());
     }
   }
 
   std::mt19937 random_;
   const int size_;
-  std::vector<CachedSchedule> schedules_;  // by rank
-  std::vector<int64_t> leaves_at_;         // at the latest
-  std::vector<ProgressUpdate> sent_;       // by rank
+  std::vector<ProgressNeighbors> neighbors_;     // of each rank
+  std::vector<CachedSchedule> schedules_;        // by rank
+  std::vector<int64_t> leaves_at_;               // at the latest
+  std::vector<ProgressUpdate> reported_, told_;  // by rank
   std::vector<std::vector<std::deque<ProgressUpdate>>> messages_;  // from, to
   std::vector<std::string> taken_;                                 // by rank
 };
@@ -224,8 +250,61 @@ class Simulation {
 TEST(CachedScheduleTest, AllRunTheSameWhoeverLeavesWhenever) {
   for (unsigned seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    Simulation(seed, /*size=*/1 + static_cast<int>(seed % 5)).Run();
+    const std::vector<int> nodes(1 + seed % 5, 0);
+    Simulation(seed, nodes, kMaxPeers).Run();
     if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(CachedScheduleTest, AllRunTheSameInATree) {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    // From 2 to 60 ranks on 1 to 30 machines.
+    std::vector<int> nodes(2 + seed * 37 % 59);
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      nodes[i] = static_cast<int>(i) / 4 % (1 + static_cast<int>(seed) % 30);
+    }
+    Simulation(seed, nodes, /*max_peers=*/1).Run();
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// ---- Who tells whom ----
+
+TEST(ProgressTreeTest, FewRanksAreAllPeers) {
+  const std::vector<int> nodes(kMaxPeers, 0);
+  const ProgressNeighbors neighbors = NeighborsOf(3, nodes, kMaxPeers);
+  EXPECT_EQ(neighbors.peers.size(), nodes.size() - 1);
+  EXPECT_EQ(neighbors.All(), neighbors.peers);
+}
+
+TEST(ProgressTreeTest, ATreeReachesAllByFewNeighbors) {
+  for (const int size : {33, 512, 2048}) {
+    for (const int ranks_of_node : {1, 8, size}) {
+      std::vector<int> nodes;
+      for (int rank = 0; rank < size; ++rank) {
+        nodes.push_back(rank / ranks_of_node);
+      }
+      std::vector<ProgressNeighbors> of_rank;
+      for (int rank = 0; rank < size; ++rank) {
+        of_rank.push_back(NeighborsOf(rank, nodes, kMaxPeers));
+      }
+      int between_nodes = 0, deepest = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_LE(of_rank[rank].children.size(), 16u);
+        EXPECT_TRUE(of_rank[rank].peers.empty());
+        EXPECT_EQ(of_rank[rank].parent < 0, rank == 0);
+        for (const int child : of_rank[rank].children) {
+          EXPECT_EQ(of_rank[child].parent, rank);
+          between_nodes += nodes[child] != nodes[rank];
+        }
+        int depth = 0;
+        for (int at = rank; at != 0; ++depth) at = of_rank[at].parent;
+        deepest = std::max(deepest, depth);
+      }
+      EXPECT_EQ(between_nodes, nodes.back());
+      EXPECT_LE(deepest, size <= 512 ? 4 : 5);
+    }
   }
 }
 

@@ -416,8 +416,8 @@ TEST_F(CachingTest, AFailureIsNoRepetition) {
   EXPECT_TRUE(TakeSchedule().empty());
 }
 
-TEST_F(CachingTest, NoneForOneRankAndNoneForVeryMany) {
-  for (const int size : {1, 2, kMaxCachedRanks, kMaxCachedRanks + 1}) {
+TEST_F(CachingTest, NoneForOneRank) {
+  for (const int size : {1, 2, 100}) {
     Coordinator coordinator(MakeOptions(), Members(size));
     size_t items = 0;
     for (int step = 0; step < 2; ++step) {
@@ -426,7 +426,7 @@ TEST_F(CachingTest, NoneForOneRankAndNoneForVeryMany) {
       }
       items = coordinator.TakeResponses().schedule.size();
     }
-    EXPECT_EQ(items, size > 1 && size <= kMaxCachedRanks ? 1u : 0u) << size;
+    EXPECT_EQ(items, size > 1 ? 1u : 0u) << size;
   }
 }
 

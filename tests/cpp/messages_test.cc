@@ -93,12 +93,13 @@ TEST(MessagesTest, ARequestOfAnUnknownKindIsRefused) {
 }
 
 TEST(MessagesTest, AProgressUpdateIsNoRequestList) {
-  const std::string bytes = Encode(ProgressUpdate{int64_t{1} << 40, true});
+  const std::string bytes = Encode(ProgressUpdate{int64_t{1} << 40, true, false});
   EXPECT_FALSE(IsRequestList(bytes));
   EXPECT_FALSE(DecodeRequestList(bytes).ok());
   const ProgressUpdate copy = DecodeProgressUpdate(bytes).value();
   EXPECT_EQ(copy.count, int64_t{1} << 40);
-  EXPECT_TRUE(copy.leaves);
+  EXPECT_TRUE(copy.some_left);
+  EXPECT_FALSE(copy.all_left);
   const std::string list = Encode(RequestList());
   EXPECT_TRUE(IsRequestList(list));
   EXPECT_FALSE(DecodeProgressUpdate(list).ok());

@@ -1,4 +1,6 @@
 // How the ranks agree on a bucket while another one is on the wire.
+#include "tfring_ops/engine/negotiation/negotiator.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,8 +9,10 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tests/cpp/in_process_transport.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/transport/forwarding.h"
@@ -62,6 +66,88 @@ TEST(NegotiatorTest, TheNextBucketIsAgreedOnWhileOneIsOnTheWire) {
   }
   EXPECT_GT(second_agreed_ns, 0);
   EXPECT_LT(second_agreed_ns, first_ended_ns);
+}
+
+// The negotiators of a tree of ranks, one thread's.
+class Negotiators {
+ public:
+  static constexpr int kSize = 12;
+
+  Negotiators() {
+    options_.max_progress_peers = 1;
+    for (const auto& transport : transports_) {
+      ranks_.push_back(
+          std::make_unique<Negotiator>(options_, members_, *transport));
+    }
+  }
+
+  // Progresses until there is nothing to do.
+  void Run() {
+    bool progressed = true;
+    while (progressed) {
+      progressed = false;
+      for (int rank = 0; rank < kSize; ++rank) {
+        progressed = Submit(rank, {}) || progressed;
+      }
+    }
+  }
+
+  bool Submit(int rank, const std::vector<std::string>& names) {
+    std::vector<CollectiveRequest> requests;
+    for (const std::string& name : names) {
+      requests.emplace_back().name = name;
+      requests.back().tensors = {{name, {4}}};
+    }
+    const bool progressed =
+        ranks_[rank]->Progress(std::move(requests), /*shutdown=*/false).value();
+    while (const auto decision = ranks_[rank]->Next().value()) {
+      for (const Response& response : decision->response_list.responses) {
+        for (const std::string& name : response.names) {
+          decided_[rank].push_back(name);
+        }
+      }
+    }
+    return progressed;
+  }
+
+  bool HasNext(int rank) const { return ranks_[rank]->HasNext(); }
+
+  using Names = std::vector<std::string>;
+  const std::vector<Names>& decided() const { return decided_; }  // by rank
+
+ private:
+  Options options_;
+  const Members members_{kSize};
+  const std::vector<std::unique_ptr<Transport>> transports_ =
+      MakeInProcessTransports(kSize);
+  std::vector<std::unique_ptr<Negotiator>> ranks_;
+  std::vector<Names> decided_{kSize};
+};
+
+// Rank 11 is not a neighbor of the coordinator's, which so reads what it has
+// sent before the schedule only after it.
+TEST(NegotiatorTest, ARequestFromBeforeAScheduleDoesNotCountAfterIt) {
+  constexpr int kSize = Negotiators::kSize;
+  Negotiators ranks;
+  for (int rank = 0; rank < kSize; ++rank) ranks.Submit(rank, {"a"});
+  ranks.Run();
+  for (int rank = 1; rank < kSize; ++rank) ranks.Submit(rank, {"a"});
+  // Until it has decided, for the second time, and so begun a schedule.
+  ranks.Submit(0, {"a"});
+  while (!ranks.HasNext(0)) ranks.Submit(0, {});
+  ranks.Submit(kSize - 1, {"b"});
+  ranks.Run();
+
+  for (int rank = 0; rank + 2 < kSize; ++rank) ranks.Submit(rank, {"b"});
+  ranks.Run();
+  for (const auto& names : ranks.decided()) {
+    EXPECT_EQ(names, (Negotiators::Names{"a", "a"}));
+  }
+  ranks.Submit(kSize - 2, {"b"});
+  ranks.Run();
+  for (const auto& names : ranks.decided()) {
+    EXPECT_EQ(names, (Negotiators::Names{"a", "a", "b"}));
+  }
 }
 
 }  // namespace

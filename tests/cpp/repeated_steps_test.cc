@@ -1,6 +1,6 @@
 // Steps that repeat, which are agreed by a cached schedule, and all that ends a
 // cached schedule: ranks that ask for something else, or for nothing, that
-// join, shut down, are late, or hang.
+// join or shut down.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -238,21 +237,29 @@ class Script {
 };
 
 class RepeatedStepsTest
-    : public testing::TestWithParam<std::tuple<int, Medium>> {
+    : public testing::TestWithParam<std::tuple<int, Medium, int>> {
  protected:
-  static int size() { return std::get<int>(GetParam()); }
+  static int size() { return std::get<0>(GetParam()); }
 
   static Job MakeJob() {
     const Medium medium = std::get<Medium>(GetParam());
+    Options options = Job::ShortOptions();
+    options.max_progress_peers = std::get<2>(GetParam());
     return Job(MakeTransports(medium, size()), MakeTransports(medium, size()),
-               Job::ShortOptions());
+               options);
   }
 };
 INSTANTIATE_TEST_SUITE_P(
     SizeAndMedium, RepeatedStepsTest,
     testing::Combine(testing::Values(1, 2, 3, 5),
-                     testing::Values(Medium::kInProcess,
-                                     Medium::kSharedMemory)));
+                     testing::Values(Medium::kInProcess, Medium::kSharedMemory),
+                     testing::Values(32)));
+// See progress_tree.h.
+INSTANTIATE_TEST_SUITE_P(InATree, RepeatedStepsTest,
+                         testing::Values(std::tuple(5, Medium::kInProcess, 1),
+                                         std::tuple(6, Medium::kTwoNodes, 1),
+                                         std::tuple(12, Medium::kInProcess,
+                                                    1)));
 
 TEST_P(RepeatedStepsTest, NeedNoResponseList) {
   if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
@@ -329,109 +336,29 @@ TEST_P(RepeatedStepsTest, AShutdownEndsThemWheneverItComes) {
   }
 }
 
-// ---- Those that others wait for ----
-
-void RunSteps(Job& job, int steps) {
-  for (int step = 0; step < steps; ++step) {
-    for (int i = 0; i < 2; ++i) ExpectWorks(job, BucketName(i));
-  }
-}
-
-struct LateRank {
-  int size;
-  int rank;
-};
-
-class LateRankTest : public testing::TestWithParam<LateRank> {
- protected:
-  static int size() { return GetParam().size; }
-  static int late() { return GetParam().rank; }
-  static std::string Late() { return "rank " + std::to_string(late()); }
-
-  void SubmitOthers(const Entries& entries) {
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank != late()) entries[rank]->SubmitTo(job_->engine(rank));
-    }
-  }
-
-  // Every rank but late() has this outcome, and a text with all `parts`.
-  static void ExpectOthers(const Entries& entries, absl::StatusCode code,
-                           const std::vector<std::string>& parts) {
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank == late()) continue;
-      const absl::Status status = entries[rank]->outcome.Wait();
-      EXPECT_EQ(status.code(), code) << status;
-      for (const std::string& part : parts) {
-        EXPECT_NE(status.message().find(part), absl::string_view::npos)
-            << status;
-      }
-    }
-  }
-
-  // Expects `parts` in the captured stderr.
-  static void ExpectWarning(const std::vector<std::string>& parts) {
-    const std::string text = testing::internal::GetCapturedStderr();
-    for (const std::string& part : parts) {
-      EXPECT_NE(text.find(part), std::string::npos) << text;
-    }
-  }
-
-  // So long that no rank leaves a cached schedule because this machine is slow.
-  static Options MakeOptions() {
-    Options options = Job::ShortOptions();
-    options.stall_check_seconds = 2;
-    options.stall_shutdown_seconds = 4;
-    return options;
-  }
-
-  std::unique_ptr<Job> job_ = std::make_unique<Job>(size(), MakeOptions());
-};
-INSTANTIATE_TEST_SUITE_P(Rank, LateRankTest,
-                         testing::Values(LateRank{2, 1}, LateRank{3, 0}));
-
-TEST_P(LateRankTest, IsReportedThenItFailsAndTheStepsGoOn) {
-  RunSteps(*job_, 4);
+// A request that a rank has sent before it heard of the schedule stays in front
+// of its heartbeats, unless the coordinator takes it away.
+TEST(RepeatedStepsInATreeTest, ALateRequestHidesNoHeartbeats) {
+  constexpr int kSize = 12, kBuckets = 3, kSteps = 100;
+  Options options = Job::ShortOptions();
+  options.max_progress_peers = 1;
+  options.stall_check_seconds = 4;
+  Job job(MakeInProcessTransports(kSize), MakeInProcessTransports(kSize),
+          options);
   testing::internal::CaptureStderr();
-  const Entries entries = MakeEntries(size(), BucketName(0), 100);
-  SubmitOthers(entries);
-  const std::string waited = "allreduce of 'bucket 0' has waited ";
-  ExpectOthers(entries, absl::StatusCode::kDeadlineExceeded,
-               {waited, " s for " + Late()});
-  entries[late()]->SubmitTo(job_->engine(late()));
-  EXPECT_EQ(entries[late()]->outcome.Wait().code(),
-            absl::StatusCode::kDeadlineExceeded);
-  ExpectWarning({waited, " s for " + Late()});
-  RunSteps(*job_, 8);
-}
-
-// It cannot even leave the cached schedule by a progress update.
-TEST_P(LateRankTest, MayBeAProcessThatHangs) {
-  RunSteps(*job_, 4);
-  testing::internal::CaptureStderr();
-  std::promise<void> hangs, may_go_on;
-  Entries last = MakeEntries(size(), BucketName(0), 100);
-  FloatEntry& hanging = *last[late()];
-  TensorEntry entry;
-  entry.request = hanging.request;
-  std::vector<float> data(100);
-  entry.buffers = {{data.data(), data.data()}};
-  entry.done = [&](const absl::Status&) {
-    hangs.set_value();
-    may_go_on.get_future().wait();  // with the engine's thread
-  };
-  job_->engine(late()).Submit(std::move(entry));
-  SubmitOthers(last);
-  hangs.get_future().wait();
-  const Entries next = MakeEntries(size(), BucketName(1), 100);
-  SubmitOthers(next);
-  const std::string waited = "allreduce of 'bucket 1' has waited ";
-  ExpectOthers(
-      next, absl::StatusCode::kDeadlineExceeded,
-      {waited, " s for " + Late() + "; nothing has been heard from " + Late(),
-       "The job cannot go on"});
-  may_go_on.set_value();
-  job_->Shutdown();
-  ExpectWarning({waited, " s for " + Late()});
+  OnThreads(kSize, [&](int rank) {
+    Worker worker(job.engine(rank), 0);
+    worker.SetContributions(kSize * (kSize + 1) / 2);
+    for (int step = 0; step < kSteps; ++step) {
+      // While others of the step before are on their way.
+      for (int i = 0; i < kBuckets; ++i) worker.Start(BucketName(i));
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(step < 10 ? 0 : 50));
+    }
+    worker.FinishAll();
+  });
+  job.Shutdown();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 }  // namespace

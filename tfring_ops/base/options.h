@@ -55,6 +55,9 @@ struct Options {
   // TFRING_ALLREDUCE: auto, or the one algorithm to use.  See
   // algorithms/adaptive/cost_model.h.
   AllreduceAlgorithm allreduce = AllreduceAlgorithm::kAuto;
+  // No setting, but for tests: so many ranks tell each other of their progress
+  // under a cached schedule, and more form a tree.
+  int max_progress_peers = 32;
   // TFRING_VERBOSE: rank 0 says what has been measured and chosen.
   bool verbose = false;
 

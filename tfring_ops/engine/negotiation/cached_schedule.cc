@@ -22,11 +22,9 @@ bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b) {
 // The distance to the last request of the same name is the period, if all those
 // since then have had the same distance to theirs.
 void PeriodFinder::Add(CollectiveRequest request) {
-  const auto before =
-      std::find_if(last_.rbegin(), last_.rend(),
-                   [&](const auto& one) { return one.name == request.name; });
-  const int64_t distance = before - last_.rbegin() + 1;
-  if (before == last_.rend() || !SameRequest(*before, request)) {
+  const auto [newest, is_new] = newest_.try_emplace(request.name, added_);
+  const int64_t distance = added_ - newest->second;
+  if (is_new || !SameRequest(last_[last_.size() - distance], request)) {
     period_ = repeats_ = 0;
   } else if (distance == period_) {
     ++repeats_;
@@ -34,12 +32,17 @@ void PeriodFinder::Add(CollectiveRequest request) {
     period_ = distance;
     repeats_ = 1;
   }
+  newest->second = added_++;
   last_.push_back(std::move(request));
-  if (last_.size() > kMaxPeriod) last_.pop_front();
+  if (last_.size() <= kMaxPeriod) return;
+  const auto oldest = newest_.find(last_.front().name);
+  if (oldest->second < added_ - kMaxPeriod) newest_.erase(oldest);
+  last_.pop_front();
 }
 
 void PeriodFinder::Reset() {
   last_.clear();
+  newest_.clear();
   period_ = repeats_ = 0;
 }
 
@@ -58,56 +61,48 @@ void PeriodFinder::ScheduleHasEnded(int64_t items) {
   Reset();
 }
 
-CachedSchedule::CachedSchedule(std::vector<CollectiveRequest> items, int size,
-                               int rank)
-    : items_(std::move(items)), rank_(rank), progress_(size) {}
+CachedSchedule::CachedSchedule(std::vector<CollectiveRequest> items,
+                               ProgressNeighbors neighbors)
+    : items_(std::move(items)), neighbors_(std::move(neighbors)) {
+  for (const int neighbor : neighbors_.All()) heard_[neighbor];
+}
 
 bool CachedSchedule::IsNext(const CollectiveRequest& request) const {
-  return SameRequest(items_[progress().count % items_.size()], request);
+  return SameRequest(items_[submitted() % items_.size()], request);
 }
 
 void CachedSchedule::Submit(CollectiveRequest request) {
   pending_.push_back(std::move(request));
-  ++progress_[rank_].count;
+  ++own_.count;
 }
 
-void CachedSchedule::Leave() { progress_[rank_].leaves = true; }
+ProgressUpdate CachedSchedule::Report() const {
+  ProgressUpdate report = own_;
+  for (const int child : neighbors_.children) report.Add(heard_.at(child));
+  return report;
+}
 
-absl::Status CachedSchedule::Receive(int peer, const ProgressUpdate& update) {
-  ProgressUpdate& before = progress_[peer];
-  if (before.leaves || update.count < before.count) {
+// All ranks come to the same count in the end, though not at the same time:
+// progress is never taken back, and the last update of a neighbor is final.
+ProgressUpdate CachedSchedule::Total() const {
+  if (neighbors_.parent >= 0) return heard_.at(neighbors_.parent);
+  ProgressUpdate total = Report();
+  for (const int peer : neighbors_.peers) total.Add(heard_.at(peer));
+  return total;
+}
+
+absl::Status CachedSchedule::Receive(int neighbor,
+                                     const ProgressUpdate& update) {
+  ProgressUpdate& before = heard_.at(neighbor);
+  if (before.all_left || update.count < before.count) {
     return absl::InternalError("a rank has taken back what it announced");
   }
   before = update;
   return absl::OkStatus();
 }
 
-bool CachedSchedule::SomeoneHasLeft() const {
-  return std::any_of(progress_.begin(), progress_.end(),
-                     [](const ProgressUpdate& one) { return one.leaves; });
-}
-
-std::vector<int32_t> CachedSchedule::Remaining() const {
-  std::vector<int32_t> ranks;
-  for (size_t rank = 0; rank < progress_.size(); ++rank) {
-    if (!progress_[rank].leaves) ranks.push_back(static_cast<int32_t>(rank));
-  }
-  return ranks;
-}
-
-// All ranks come to the same count in the end, though not at the same time:
-// progress is never taken back, and the last update of a rank that leaves is
-// final.
-int64_t CachedSchedule::Agreed() const {
-  return std::min_element(progress_.begin(), progress_.end(),
-                          [](const ProgressUpdate& a, const ProgressUpdate& b) {
-                            return a.count < b.count;
-                          })
-      ->count;
-}
-
 std::optional<CollectiveRequest> CachedSchedule::TakeNext() {
-  if (taken_ == Agreed()) return std::nullopt;
+  if (taken_ == Total().count) return std::nullopt;
   ++taken_;
   CollectiveRequest request = std::move(pending_.front());
   pending_.pop_front();
@@ -115,9 +110,10 @@ std::optional<CollectiveRequest> CachedSchedule::TakeNext() {
 }
 
 // Not before all have left: a rank that has not may still add to what all have
-// agreed on, which this rank must run as well.
+// requested, which this rank must run as well.
 bool CachedSchedule::over() const {
-  return Remaining().empty() && taken_ == Agreed();
+  const ProgressUpdate total = Total();
+  return total.all_left && taken_ == total.count;
 }
 
 }  // namespace tfring

@@ -3,39 +3,36 @@
 // A training loop asks for the same buckets in the same order, step after step.
 // When the coordinator has seen a period of its response lists repeat, it makes
 // that period the cached schedule, says so in the response list, and decides
-// nothing more.  From then on each rank sends every other a progress update:
-// how many items of the schedule, going round and round, it has requested.  An
-// item runs on a rank once that rank has received it from all.  That is one
-// message one way, where a response list takes a way to the coordinator and a
-// way back.
+// nothing more.  From then on ranks tell each other in progress updates how
+// many items of the schedule, going round and round, they have requested.  An
+// item runs on a rank once that rank knows that all have requested it.  Up to
+// some number of ranks that is one message one way, where a response list takes
+// a way to the coordinator and a way back; beyond, each rank has a few
+// neighbors, where the coordinator hears all: see progress_tree.h.
 //
-// A rank that requests anything else leaves the schedule, by its last progress
-// update; each rank that receives that leaves too.  When all have left, all
-// know the counts at which they left, and so every rank runs the items up to
-// the least of them.  The items that a rank has requested beyond that it sends
-// to the coordinator, as without a schedule.
+// A rank that requests anything else leaves the schedule; each rank that hears
+// of it leaves too.  When all have left, all know the least count at which one
+// did, and so every rank runs the items up to that.  The items that a rank has
+// requested beyond it sends to the coordinator, as without a schedule.
 //
 // Pure bookkeeping: no messages, no threads, no clock.  Not thread-safe.
-//
-// Note [Which process sets have cached schedules]
-// Each item costs a message from every rank to every other, where a response
-// list costs two for each rank.  With more than kMaxCachedRanks a rank would
-// spend longer on looking for them than the way it saves.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_CACHED_SCHEDULE_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_CACHED_SCHEDULE_H_
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "tfring_ops/engine/negotiation/messages.h"
+#include "tfring_ops/engine/negotiation/progress_tree.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
-
-inline constexpr int kMaxCachedRanks = 32;
 
 // Returns true if the coordinator would accept the two as the same request, of
 // two ranks or of two steps.  An equivalence: all ranks whose requests match an
@@ -46,7 +43,7 @@ bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b);
 class PeriodFinder {
  public:
   // A longer period is none.
-  static constexpr int kMaxPeriod = 128;
+  static constexpr int kMaxPeriod = 4096;
 
   // All ranks are to run `request`, as a bucket of its own.
   void Add(CollectiveRequest request);
@@ -64,6 +61,9 @@ class PeriodFinder {
 
  private:
   std::deque<CollectiveRequest> last_;  // at most kMaxPeriod
+  // The number of each name's last request, of `added_`.
+  std::unordered_map<std::string, int64_t> newest_;
+  int64_t added_ = 0;
   // The last `repeats_` requests each came first `period_` requests earlier.
   int64_t period_ = 0;
   int64_t repeats_ = 0;
@@ -78,7 +78,8 @@ class PeriodFinder {
 class CachedSchedule {
  public:
   // REQUIRES: `items` is not empty, and the same on every rank.
-  CachedSchedule(std::vector<CollectiveRequest> items, int size, int rank);
+  CachedSchedule(std::vector<CollectiveRequest> items,
+                 ProgressNeighbors neighbors);
 
   // Returns true if `request` is this rank's next item.
   bool IsNext(const CollectiveRequest& request) const;
@@ -86,16 +87,22 @@ class CachedSchedule {
   // REQUIRES: IsNext(request); this rank has not left.
   void Submit(CollectiveRequest request);
   // This rank leaves.
-  void Leave();
-  // This rank's progress, for the others.
-  const ProgressUpdate& progress() const { return progress_[rank_]; }
-  // Takes in the progress of `peer`.  Internal if that goes back.
-  absl::Status Receive(int peer, const ProgressUpdate& update);
+  void Leave() { own_.some_left = own_.all_left = true; }
+  bool has_left() const { return own_.all_left; }
+  // How many items this rank has requested.
+  int64_t submitted() const { return own_.count; }
 
-  bool HasLeft(int rank) const { return progress_[rank].leaves; }
-  bool SomeoneHasLeft() const;
-  // The ranks that have not left.
-  std::vector<int32_t> Remaining() const;
+  // The progress of this rank and of those below it: for its peers and its
+  // parent.
+  ProgressUpdate Report() const;
+  // The progress of all ranks, as far as it is known here: for its children.
+  ProgressUpdate Total() const;
+
+  // Takes in an update of a neighbor.  Internal if that takes back an earlier
+  // one.
+  absl::Status Receive(int neighbor, const ProgressUpdate& update);
+  // Returns true if `neighbor` has sent its last update.
+  bool IsLast(int neighbor) const { return heard_.at(neighbor).all_left; }
 
   // The next item that all ranks have requested: this rank's request for it.
   std::optional<CollectiveRequest> TakeNext();
@@ -108,12 +115,10 @@ class CachedSchedule {
   bool over() const;
 
  private:
-  // The number of items that all ranks have requested.
-  int64_t Agreed() const;
-
   const std::vector<CollectiveRequest> items_;
-  const int rank_;
-  std::vector<ProgressUpdate> progress_;  // by rank
+  const ProgressNeighbors neighbors_;
+  ProgressUpdate own_;
+  std::map<int, ProgressUpdate> heard_;  // the last update of each neighbor
   std::deque<CollectiveRequest> pending_;
   int64_t taken_ = 0;
 };

@@ -363,10 +363,7 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
 }
 
 std::vector<CollectiveRequest> Coordinator::NextSchedule() const {
-  if (members_.size() == 1 || members_.size() > kMaxCachedRanks ||
-      joined_count_ > 0) {
-    return {};
-  }
+  if (members_.size() == 1 || joined_count_ > 0) return {};
   std::vector<CollectiveRequest> period = periods_.Period();
   // Ranks would leave at once for what is not in it.
   for (const auto& one : waiting_) {

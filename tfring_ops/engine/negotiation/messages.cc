@@ -1,5 +1,6 @@
 #include "tfring_ops/engine/negotiation/messages.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -190,11 +191,23 @@ std::string Encode(const CollectiveRequest& request) {
   return std::move(writer).Take();
 }
 
+void ProgressUpdate::Add(const ProgressUpdate& others) {
+  count = std::min(count, others.count);
+  some_left = some_left || others.some_left;
+  all_left = all_left && others.all_left;
+}
+
+bool operator==(const ProgressUpdate& a, const ProgressUpdate& b) {
+  return a.count == b.count && a.some_left == b.some_left &&
+         a.all_left == b.all_left;
+}
+
 std::string Encode(const RequestList& list) {
   Writer writer;
   writer.Put(Sent::kRequestList);
   writer.Put(list.requests);
   writer.Put(list.shutdown);
+  writer.Put(list.schedules);
   return std::move(writer).Take();
 }
 
@@ -202,7 +215,8 @@ std::string Encode(const ProgressUpdate& update) {
   Writer writer;
   writer.Put(Sent::kProgressUpdate);
   writer.Put(update.count);
-  writer.Put(update.leaves);
+  writer.Put(update.some_left);
+  writer.Put(update.all_left);
   return std::move(writer).Take();
 }
 
@@ -240,6 +254,7 @@ absl::StatusOr<RequestList> DecodeRequestList(const std::string& bytes) {
   reader.Expect(Sent::kRequestList);
   reader.Get(list.requests);
   reader.Get(list.shutdown);
+  reader.Get(list.schedules);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   return list;
 }
@@ -249,7 +264,8 @@ absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes) {
   ProgressUpdate update;
   reader.Expect(Sent::kProgressUpdate);
   reader.Get(update.count);
-  reader.Get(update.leaves);
+  reader.Get(update.some_left);
+  reader.Get(update.all_left);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   return update;
 }

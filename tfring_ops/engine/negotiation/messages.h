@@ -2,8 +2,8 @@
 // wherever a request has to be bytes.
 //
 // A rank sends the coordinator (rank 0 of the process set) its requests; the
-// coordinator sends every rank the responses.  Under a cached schedule each
-// rank sends every other its progress; see cached_schedule.h.
+// coordinator sends every rank the responses.  Under a cached schedule ranks
+// tell each other of their progress; see cached_schedule.h.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_MESSAGES_H_
 
@@ -21,15 +21,21 @@ struct RequestList {
   std::vector<CollectiveRequest> requests;
   // The sender has shut down; its last message.
   bool shutdown = false;
+  // How many cached schedules have begun for the sender.
+  int64_t schedules = 0;
 };
 
-// The progress of the sender under a cached schedule: it has submitted `count`
-// items.
+// The progress of some ranks under a cached schedule.
 struct ProgressUpdate {
+  // How many items all of them have submitted.
   int64_t count = 0;
-  // True in the sender's last update under this cached schedule.
-  bool leaves = false;
+  // One of them, or all of them, have left: these submit no more.
+  bool some_left = false, all_left = false;
+
+  // Adds the progress of others.
+  void Add(const ProgressUpdate& others);
 };
+bool operator==(const ProgressUpdate& a, const ProgressUpdate& b);
 
 // A rank from which the coordinator has heard nothing for a while.
 struct SilentRank {

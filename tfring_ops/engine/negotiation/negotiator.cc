@@ -12,7 +12,8 @@
 namespace tfring {
 namespace {
 
-constexpr std::chrono::milliseconds kStallCheckPeriod{50};
+// How often rank 0 looks for what may wait: stalls, and late requests.
+constexpr std::chrono::milliseconds kLookPeriod{50};
 
 // How long a rank waits under a cached schedule before it leaves: see
 // CheckPatience.
@@ -25,6 +26,14 @@ double PatienceSeconds(const Options& options) {
   return patience;
 }
 
+std::vector<int> NodesOf(const Transport& transport) {
+  std::vector<int> nodes;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    nodes.push_back(transport.node_of(peer));
+  }
+  return nodes;
+}
+
 }  // namespace
 
 Negotiator::Negotiator(const Options& options, const Members& members,
@@ -32,6 +41,9 @@ Negotiator::Negotiator(const Options& options, const Members& members,
     : members_(members),
       rank_(control.rank()),
       patience_seconds_(PatienceSeconds(options)),
+      neighbors_(
+          NeighborsOf(rank_, NodesOf(control), options.max_progress_peers)),
+      all_neighbors_(neighbors_.All()),
       mailbox_(control),
       heartbeats_(options, rank_, control.size(), mailbox_, Clock::now()),
       left_(control.size()) {
@@ -54,7 +66,7 @@ absl::StatusOr<bool> Negotiator::Progress(
 absl::StatusOr<bool> Negotiator::ProgressMessages(Clock::time_point now) {
   bool progressed = false;
   if (schedule_) {
-    TFRING_ASSIGN_OR_RETURN(progressed, FollowSchedule());
+    TFRING_ASSIGN_OR_RETURN(progressed, FollowSchedule(now));
     if (schedule_) return progressed;
   }
   if (SendRequests()) progressed = true;
@@ -68,7 +80,7 @@ absl::StatusOr<bool> Negotiator::ProgressMessages(Clock::time_point now) {
 bool Negotiator::SendRequests() {
   // After a shutdown response too: the coordinator waits for every rank's
   // shutdown request.
-  RequestList list{{}, shutdown_requested_ || shutdown_received_};
+  RequestList list{{}, shutdown_requested_ || shutdown_received_, schedules_};
   if (left_[rank_] || (unsent_.empty() && !list.shutdown)) return false;
   list.requests.assign(std::make_move_iterator(unsent_.begin()),
                        std::make_move_iterator(unsent_.end()));
@@ -106,6 +118,9 @@ absl::StatusOr<bool> Negotiator::ReceiveRequests() {
 }
 
 void Negotiator::AddRequests(int rank, RequestList list) {
+  // Sent before its sender had heard of a cached schedule; it has sent it again
+  // since, or will.
+  if (list.schedules < schedules_) return;
   const Clock::time_point now = Clock::now();
   for (CollectiveRequest& request : list.requests) {
     coordinator_->Add(rank, std::move(request), now);
@@ -130,8 +145,8 @@ absl::StatusOr<bool> Negotiator::ReceiveResponses() {
 }
 
 void Negotiator::Decide(Clock::time_point now) {
-  if (now - last_stall_check_ > kStallCheckPeriod) {
-    last_stall_check_ = now;
+  if (now - last_look_ > kLookPeriod) {
+    last_look_ = now;
     std::vector<int32_t> silent;
     for (const Heartbeats::Silent& one : heartbeats_.silent()) {
       silent.push_back(one.rank);
@@ -206,8 +221,10 @@ absl::Status Negotiator::Flush() { return mailbox_.Flush(); }
 // Requests of this rank that the coordinator has not answered are sent again:
 // it has forgotten them, or will not read them.
 void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
-  schedule_.emplace(std::move(items), members_.size(), rank_);
-  sent_ = {{schedule_->progress(), mailbox_.sent()}};
+  schedule_.emplace(std::move(items), neighbors_);
+  ++schedules_;
+  reported_ = told_ = {};
+  sent_ = {{0, mailbox_.sent()}};
   std::vector<Asked> again;
   for (auto& [name, asked] : asked_) again.push_back(std::move(asked));
   asked_.clear();
@@ -223,33 +240,31 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
   waiting_since_ = Clock::now();
 }
 
-absl::StatusOr<bool> Negotiator::FollowSchedule() {
+absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
   // A request out of turn ends the schedule for all.  It stays where it is,
   // with all behind it, and goes to the coordinator afterwards.
-  while (!unsent_.empty() && !schedule_->HasLeft(rank_)) {
+  while (!unsent_.empty() && !schedule_->has_left()) {
     if (schedule_->IsNext(unsent_.front())) {
       schedule_->Submit(std::move(unsent_.front()));
       unsent_.pop_front();
     } else {
-      LeaveSchedule();
+      schedule_->Leave();
     }
   }
-  if (shutdown_requested_) LeaveSchedule();
+  if (shutdown_requested_) schedule_->Leave();
   // Before it listens: others may wait for nothing else.
   const bool said = SendProgress();
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
-  const bool taken = TakeScheduledItems();
+  if (coordinator_) TFRING_RETURN_IF_ERROR(DropRequests(now));
   // A rank that went on would wait for one that has left.
-  if (schedule_->SomeoneHasLeft()) LeaveSchedule();
-  CheckPatience();
-  const bool left = SendProgress();
+  if (schedule_->Total().some_left || schedule_->Report().some_left) {
+    schedule_->Leave();
+  }
+  CheckPatience(now);
+  const bool passed_on = SendProgress();
+  const bool taken = TakeScheduledItems();
   if (schedule_->over()) EndSchedule();
-  return said || received || taken || left;
-}
-
-void Negotiator::LeaveSchedule() {
-  if (schedule_->HasLeft(rank_)) return;
-  schedule_->Leave();
+  return said || received || passed_on || taken;
 }
 
 void Negotiator::EndSchedule() {
@@ -263,35 +278,65 @@ void Negotiator::EndSchedule() {
 }
 
 bool Negotiator::SendProgress() {
-  const ProgressUpdate& news = schedule_->progress();
-  const ProgressUpdate& before = sent_.back().update;
-  if (news.count == before.count && news.leaves == before.leaves) return false;
-  const auto message = std::make_shared<const std::string>(Encode(news));
-  for (int peer = 0; peer < members_.size(); ++peer) {
-    if (peer != rank_) mailbox_.Send(peer, message);
+  const ProgressUpdate report = schedule_->Report();
+  const ProgressUpdate total =
+      neighbors_.children.empty() ? told_ : schedule_->Total();
+  if (report == reported_ && total == told_) return false;
+  if (!(report == reported_)) {
+    SendTo(neighbors_.peers, report);
+    if (neighbors_.parent >= 0) SendTo({neighbors_.parent}, report);
   }
-  sent_.push_back({news, mailbox_.sent()});
+  if (!(total == told_)) SendTo(neighbors_.children, total);
+  reported_ = report;
+  told_ = total;
+  // What all ranks have requested this one has reported long since; its
+  // children need its word for it.
+  sent_.push_back({neighbors_.children.empty() ? report.count : total.count,
+                   mailbox_.sent()});
   return true;
+}
+
+void Negotiator::SendTo(const std::vector<int>& ranks,
+                        const ProgressUpdate& update) {
+  if (ranks.empty()) return;
+  const auto message = std::make_shared<const std::string>(Encode(update));
+  for (const int rank : ranks) mailbox_.Send(rank, message);
 }
 
 absl::StatusOr<bool> Negotiator::ReceiveProgress() {
   bool received = false;
-  for (int peer = 0; peer < members_.size(); ++peer) {
-    // Behind a peer's last update come requests, which are not for now.
-    while (peer != rank_ && !schedule_->HasLeft(peer)) {
+  for (const int neighbor : all_neighbors_) {
+    // Behind a neighbor's last update come requests, which are not for now.
+    while (!schedule_->IsLast(neighbor)) {
       TFRING_ASSIGN_OR_RETURN(const std::optional<std::string> message,
-                              mailbox_.Poll(peer));
+                              mailbox_.Poll(neighbor));
       if (!message) break;
       received = true;
-      // Said before its sender had heard of the cached schedule; it will say it
-      // again.
+      // See AddRequests.
       if (coordinator_ && IsRequestList(*message)) continue;
       TFRING_ASSIGN_OR_RETURN(const ProgressUpdate update,
                               DecodeProgressUpdate(*message));
-      TFRING_RETURN_IF_ERROR(schedule_->Receive(peer, update));
+      TFRING_RETURN_IF_ERROR(schedule_->Receive(neighbor, update));
     }
   }
   return received;
+}
+
+absl::Status Negotiator::DropRequests(Clock::time_point now) {
+  if (now - last_look_ <= kLookPeriod) return absl::OkStatus();
+  last_look_ = now;
+  for (int peer = 0; peer < members_.size(); ++peer) {
+    if (std::find(all_neighbors_.begin(), all_neighbors_.end(), peer) !=
+        all_neighbors_.end()) {
+      continue;
+    }
+    while (peer != rank_) {
+      TFRING_ASSIGN_OR_RETURN(const std::optional<std::string> message,
+                              mailbox_.Poll(peer));
+      if (!message) break;
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool Negotiator::TakeScheduledItems() {
@@ -300,9 +345,9 @@ bool Negotiator::TakeScheduledItems() {
              schedule_->TakeNext()) {
     taken = true;
     waiting_since_ = Clock::now();
-    // The update that covers this item, and all before it, must have left
+    // The updates that cover this item, and all before it, must have left
     // before this rank waits for the item's data: see Next.
-    while (sent_.front().update.count < schedule_->taken()) sent_.pop_front();
+    while (sent_.front().items < schedule_->taken()) sent_.pop_front();
     ResponseList response_list;
     response_list.responses.emplace_back().names = {request->name};
     decisions_.push_back({std::move(response_list), Timeline::Global().Now(),
@@ -315,11 +360,10 @@ bool Negotiator::TakeScheduledItems() {
 // for a while leaves, and then the coordinator does; it counts from there,
 // which is why the while is short.  Nobody leaves whose process hangs, which
 // has no heartbeats.
-void Negotiator::CheckPatience() {
-  const Clock::time_point now = Clock::now();
+void Negotiator::CheckPatience(Clock::time_point now) {
   if (schedule_->pending().empty() && unsent_.empty()) waiting_since_ = now;
   const std::chrono::duration<double> waited = now - waiting_since_;
-  if (waited.count() >= patience_seconds_) LeaveSchedule();
+  if (waited.count() >= patience_seconds_) schedule_->Leave();
 }
 
 }  // namespace tfring

@@ -1,6 +1,6 @@
 // A rank's part in the negotiation: sends this rank's requests and receives
 // response lists; on rank 0 of the process set it also decides them.  While a
-// cached schedule (cached_schedule.h) holds, ranks send each other progress
+// cached schedule (cached_schedule.h) holds, neighbors send each other progress
 // updates instead.
 //
 // Not thread-safe.
@@ -13,7 +13,8 @@
 // - Rank 0 decides one response list ahead and no more, so that requests that
 //   arrive meanwhile may share a message.
 // - Between two ranks, messages of a cached schedule and other messages never
-//   mix: nobody reads from a rank that has left before the schedule is over.
+//   mix: nobody reads on behind a neighbor's last update before the schedule is
+//   over.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_NEGOTIATOR_H_
 
@@ -107,22 +108,30 @@ class Negotiator {
   void Accept(ResponseList response_list);
 
   // Does the work of Progress while a cached schedule holds.
-  absl::StatusOr<bool> FollowSchedule();
+  absl::StatusOr<bool> FollowSchedule(Clock::time_point now);
   void BeginSchedule(std::vector<CollectiveRequest> items);
-  void LeaveSchedule();
   void EndSchedule();
-  // Sends all ranks a progress update, if there is news.  Returns true if so.
+  // Sends the neighbors progress updates, if there is news for them.  Returns
+  // true if so.
   bool SendProgress();
+  void SendTo(const std::vector<int>& ranks, const ProgressUpdate& update);
   absl::StatusOr<bool> ReceiveProgress();
+  // Rank 0: receives requests that were sent before their senders had heard of
+  // the schedule, and would keep heartbeats behind them from being heard. There
+  // are no others, as a schedule is over on rank 0 first where it reads only
+  // from some of the ranks.
+  absl::Status DropRequests(Clock::time_point now);
   // Queues the items that all ranks have requested.  Returns true if there are
   // any.
   bool TakeScheduledItems();
   // Leaves when this rank has waited for others for a while.
-  void CheckPatience();
+  void CheckPatience(Clock::time_point now);
 
   const Members& members_;
   const int rank_;
   const double patience_seconds_;
+  const ProgressNeighbors neighbors_;
+  const std::vector<int> all_neighbors_;
   Mailbox mailbox_;
   Heartbeats heartbeats_;
   std::optional<Coordinator> coordinator_;  // on rank 0
@@ -134,15 +143,17 @@ class Negotiator {
   std::deque<CollectiveRequest> unsent_;  // in the order of submission
   std::unordered_map<std::string, Asked> asked_;
   int64_t asked_count_ = 0;
-  std::deque<Decision> decisions_;  // for Next
-  Clock::time_point last_stall_check_ = Clock::now();
+  std::deque<Decision> decisions_;              // for Next
+  Clock::time_point last_look_ = Clock::now();  // of rank 0, for what may wait
 
   // Under a cached schedule.
   std::optional<CachedSchedule> schedule_;
-  // Progress updates of this rank with items that are still to be taken, and
-  // how many messages it had sent by then.
+  int64_t schedules_ = 0;           // that have begun
+  ProgressUpdate reported_, told_;  // last to peers and parent, and to children
+  // How many items the neighbors know of from this rank, for those that are
+  // still to be taken, and how many messages it had sent by then.
   struct Sent {
-    ProgressUpdate update;
+    int64_t items;
     int64_t messages;
   };
   std::deque<Sent> sent_;

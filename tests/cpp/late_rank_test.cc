@@ -1,0 +1,120 @@
+// A rank that others wait for while steps repeat, which a cached schedule has
+// agreed on.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+
+namespace tfring {
+namespace {
+
+void RunSteps(Job& job, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    for (int i = 0; i < 2; ++i) ExpectWorks(job, "bucket " + std::to_string(i));
+  }
+}
+
+struct LateRank {
+  int size;
+  int rank;
+};
+
+class LateRankTest : public testing::TestWithParam<LateRank> {
+ protected:
+  static int size() { return GetParam().size; }
+  static int late() { return GetParam().rank; }
+  static std::string Late() { return "rank " + std::to_string(late()); }
+
+  void SubmitOthers(const Entries& entries) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank != late()) entries[rank]->SubmitTo(job_->engine(rank));
+    }
+  }
+
+  // Every rank but late() has this outcome, and a text with all `parts`.
+  static void ExpectOthers(const Entries& entries, absl::StatusCode code,
+                           const std::vector<std::string>& parts) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank == late()) continue;
+      const absl::Status status = entries[rank]->outcome.Wait();
+      EXPECT_EQ(status.code(), code) << status;
+      for (const std::string& part : parts) {
+        EXPECT_NE(status.message().find(part), absl::string_view::npos)
+            << status;
+      }
+    }
+  }
+
+  // Expects `parts` in the captured stderr.
+  static void ExpectWarning(const std::vector<std::string>& parts) {
+    const std::string text = testing::internal::GetCapturedStderr();
+    for (const std::string& part : parts) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+
+  // So long that no rank leaves a cached schedule because this machine is slow.
+  static Options MakeOptions() {
+    Options options = Job::ShortOptions();
+    options.stall_check_seconds = 2;
+    options.stall_shutdown_seconds = 4;
+    return options;
+  }
+
+  std::unique_ptr<Job> job_ = std::make_unique<Job>(size(), MakeOptions());
+};
+INSTANTIATE_TEST_SUITE_P(Rank, LateRankTest,
+                         testing::Values(LateRank{2, 1}, LateRank{3, 0}));
+
+TEST_P(LateRankTest, IsReportedThenItFailsAndTheStepsGoOn) {
+  RunSteps(*job_, 4);
+  testing::internal::CaptureStderr();
+  const Entries entries = MakeEntries(size(), "bucket 0", 100);
+  SubmitOthers(entries);
+  const std::string waited = "allreduce of 'bucket 0' has waited ";
+  ExpectOthers(entries, absl::StatusCode::kDeadlineExceeded,
+               {waited, " s for " + Late()});
+  entries[late()]->SubmitTo(job_->engine(late()));
+  EXPECT_EQ(entries[late()]->outcome.Wait().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  ExpectWarning({waited, " s for " + Late()});
+  RunSteps(*job_, 8);
+}
+
+// It cannot even leave the cached schedule by a progress update.
+TEST_P(LateRankTest, MayBeAProcessThatHangs) {
+  RunSteps(*job_, 4);
+  testing::internal::CaptureStderr();
+  std::promise<void> hangs, may_go_on;
+  Entries last = MakeEntries(size(), "bucket 0", 100);
+  FloatEntry& hanging = *last[late()];
+  TensorEntry entry;
+  entry.request = hanging.request;
+  std::vector<float> data(100);
+  entry.buffers = {{data.data(), data.data()}};
+  entry.done = [&](const absl::Status&) {
+    hangs.set_value();
+    may_go_on.get_future().wait();  // with the engine's thread
+  };
+  job_->engine(late()).Submit(std::move(entry));
+  SubmitOthers(last);
+  hangs.get_future().wait();
+  const Entries next = MakeEntries(size(), "bucket 1", 100);
+  SubmitOthers(next);
+  const std::string waited = "allreduce of 'bucket 1' has waited ";
+  ExpectOthers(
+      next, absl::StatusCode::kDeadlineExceeded,
+      {waited, " s for " + Late() + "; nothing has been heard from " + Late(),
+       "The job cannot go on"});
+  may_go_on.set_value();
+  job_->Shutdown();
+  ExpectWarning({waited, " s for " + Late()});
+}
+
+}  // namespace
+}  // namespace tfring
