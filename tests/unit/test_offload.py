@@ -65,7 +65,8 @@ def test_what_is_moved_and_given_back():
         assert (statistics.moved, statistics.small) == (4, 0)
         assert statistics.moved_bytes == 4 * BYTES
         assert statistics.tier_bytes == 0
-        assert statistics.tier_reserved_bytes >= 4 * BYTES
+        # Perhaps not for all at once: the last may be back before others go.
+        assert BYTES <= statistics.tier_reserved_bytes <= 4 * BYTES
 
 
 def test_small_ones_stay_if_sizes_are_known_late():

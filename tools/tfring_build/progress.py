@@ -37,7 +37,9 @@ def run_make(
         started = 0
         for line in make.stdout:
             print(line, end="", flush=True)
-            started += _FILE.match(line) is not None
+            if not _FILE.match(line):
+                continue
+            started += 1
             now = time.monotonic()
             if terminal is not None and now - told > _SECONDS:
                 told = now
