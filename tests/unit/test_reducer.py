@@ -8,7 +8,9 @@ from tfring._core import runtime
 from tfring._gradients import reducer
 from tfring._gradients.options import GradientOptions
 from tfring._ops import chains
+from tfring._ops.allgather import Gathering
 from tfring._ops.ordering import Started
+from tfring._ops.slices import SlicesInFlight
 
 
 def reduce_gradients(gradients, variables, **options):
@@ -42,8 +44,21 @@ class Recorder:
         return list(buffers)
 
     def allreduce(self, tensor, **_):
-        self.events.append("sparse" if is_sparse(tensor) else "dense")
+        self.events.append("dense")
         return tensor
+
+    def start_slices(self, _, slices, *, previous, **arguments):
+        values = [each.values for each in slices]
+        _, started = self.start_allreduce(
+            values, previous=previous, last=True, **arguments
+        )
+        self.events[-1] = "start slices"
+        gathering = Gathering([(None, started)])
+        return SlicesInFlight(None, slices, None, 1.0, None, [], gathering)
+
+    def finish_slices(self, in_flight):
+        self.events.append("done slices")
+        return list(in_flight.slices)
 
 
 def is_sparse(gradient):
@@ -61,6 +76,8 @@ def recorder(monkeypatch):
     monkeypatch.setattr(chains, "start_allreduce", recorder.start_allreduce)
     monkeypatch.setattr(chains, "finish", recorder.finish)
     monkeypatch.setattr(reducer, "allreduce", recorder.allreduce)
+    monkeypatch.setattr(reducer, "start_slices", recorder.start_slices)
+    monkeypatch.setattr(reducer, "finish_slices", recorder.finish_slices)
     return recorder
 
 
@@ -379,11 +396,15 @@ def embedding_step(recorder, **arguments):
     return step, left_sparse
 
 
-def test_sparse_gradients_are_gathered_between_starts_and_dones(recorder):
+def test_sparse_gradients_end_the_chain(recorder):
     step, left_sparse = embedding_step(recorder)
     step()
     assert left_sparse == [True]
-    assert recorder.events == ["start", "sparse", "done"]
+    events = ["start", "start slices", "done", "done slices"]
+    assert recorder.events == events
+    dense, sparse = recorder.starts
+    assert sparse["previous"] is dense["started"]
+    assert [dense["last"], sparse["last"]] == [False, True]
 
 
 @pytest.mark.parametrize("how", ["by choice", "under XLA"])
@@ -396,7 +417,7 @@ def test_sparse_gradients_made_dense(recorder, how):
         step(), [[0.0, 0.0], [2.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     )
     assert not any(left_sparse)
-    assert "sparse" not in recorder.events
+    assert "start slices" not in recorder.events
 
 
 def test_xla_is_noticed_in_nested_functions(recorder):
@@ -490,12 +511,12 @@ def test_gradients_are_reduced_where_the_devices_say(recorder, monkeypatch):
         starts.append(tf.identity(tensors[0]).op.device)
         return recorder.start_allreduce(tensors, **arguments)
 
-    def allreduce(slices, **arguments):
-        sparse.append(arguments["device_sparse"])
-        return slices
+    def start_slices(function, slices, **arguments):
+        sparse.append(tf.identity(slices[0].values).op.device)
+        return recorder.start_slices(function, slices, **arguments)
 
     monkeypatch.setattr(chains, "start_allreduce", start_allreduce)
-    monkeypatch.setattr(reducer, "allreduce", allreduce)
+    monkeypatch.setattr(reducer, "start_slices", start_slices)
 
     @tf.function
     def step():
@@ -505,9 +526,9 @@ def test_gradients_are_reduced_where_the_devices_say(recorder, monkeypatch):
             tape.gradient(loss, [table, dense]),
             [table, dense],
             device_dense="/cpu:0",
-            device_sparse="/cpu:*",
+            device_sparse="/cpu:1",
         )
 
     step.get_concrete_function()
     assert starts == ["/device:CPU:0"]
-    assert sparse == ["/cpu:*"]
+    assert sparse == ["/device:CPU:1"]

@@ -39,6 +39,7 @@ from tfring._ops.compression import (
 from tfring._ops.devices import on_device
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
+from tfring._ops.slices import checked_slices, finish_slices, start_slices
 
 _Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
@@ -127,7 +128,7 @@ def reduce_gradients(
             _group_numbers([variables[i] for i in dense], options.groups),
         )
     request_names = _request_names(
-        len(buckets) + len(sparse) + len(averages_of_integers), process_set
+        len(buckets) + bool(sparse) + len(averages_of_integers), process_set
     )
 
     # See Note [Starts before dones].
@@ -145,21 +146,27 @@ def reduce_gradients(
                 prescale_factor=1 / options.predivide_factor,
                 postscale_factor=options.predivide_factor,
                 wire_dtype=wire_dtype(result[indices[0]].dtype),
-                last=number == len(buckets) - 1,
+                last=number == len(buckets) - 1 and not sparse,
                 process_set=process_set,
             )
         started.append((indices, buffers, previous))
-    backpropagation.wait_for([start for _, _, start in started])
-    for i in sparse:
-        result[i] = allreduce(
-            result[i],
-            device_sparse=options.device_sparse,
-            op=op,
-            compression=options.compression,
-            name=next(request_names),
-            ignore_name_scope=True,
-            process_set=process_set,
-        )
+    starts = [start for _, _, start in started]
+    slices = None
+    if sparse:
+        with on_device(options.device_sparse):
+            slices = start_slices(
+                "gradients",
+                [checked_slices("gradients", result[i], op) for i in sparse],
+                op=op,
+                factor=1.0,
+                compression=options.compression,
+                process_set=process_set,
+                name=next(request_names),
+                tensor_names=[names[i] for i in sparse],
+                previous=previous,
+            )
+        starts += slices.gathering.starts
+    backpropagation.wait_for(starts)
     for i in averages_of_integers:
         average = allreduce(
             result[i],
@@ -174,11 +181,15 @@ def reduce_gradients(
         )
     for indices, buffers, start in started:
         with on_device(options.device_dense):
-            reduced = chains.finish(buffers, start)
-            for i, tensor in zip(indices, reduced, strict=True):
+            tensors = chains.finish(buffers, start)
+            for i, tensor in zip(indices, tensors, strict=True):
                 result[i] = decompress(
                     "gradients", dense_compression, tensor, *before[i]
                 )
+    if slices is not None:
+        with on_device(options.device_sparse):
+            for i, reduced in zip(sparse, finish_slices(slices), strict=True):
+                result[i] = reduced
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from tfring._ops.arguments import (
     checked_tensors,
 )
 from tfring._ops.chains import finish_counted_allgather, start_allgather
-from tfring._ops.groups import in_order, requests_of
+from tfring._ops.groups import Request, in_order, requests_of
+from tfring._ops.ordering import Started
 
 
 def allgather(
@@ -127,6 +129,17 @@ def grouped_allgather(
     return gather(tensors, name=name, process_set=process_set)[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Gathering:
+    """An allgather of several tensors that has been started."""
+
+    requests: Sequence[tuple[Request, Started]]
+
+    @property
+    def starts(self) -> list[Started]:
+        return [started for _, started in self.requests]
+
+
 def gather(
     tensors: Sequence[tf.Tensor],
     *,
@@ -134,14 +147,28 @@ def gather(
     tensor_names: Sequence[str] | None = None,
     process_set: ProcessSet,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Gathers tensors that have been checked.
+    """Gathers tensors that have been checked; see `finish_gather`."""
+    return finish_gather(
+        start_gather(
+            tensors,
+            name=name,
+            tensor_names=tensor_names,
+            process_set=process_set,
+        )
+    )
 
-    Returns:
-        The results, and how many ranks took part, of int64: all that have not
-        joined.
-    """
-    started = None
-    in_flight = []
+
+def start_gather(
+    tensors: Sequence[tf.Tensor],
+    *,
+    name: str,
+    tensor_names: Sequence[str] | None = None,
+    previous: Started | None = None,
+    process_set: ProcessSet,
+) -> Gathering:
+    """Starts what ends the chain of `previous`, with checked tensors."""
+    started = previous
+    requests = []
     for request in requests_of(tensors, name, tensor_names):
         started = start_allgather(
             request.tensors,
@@ -151,9 +178,17 @@ def gather(
             process_set=process_set,
             last=request.last,
         )
-        in_flight.append((request, started))
+        requests.append((request, started))
+    return Gathering(requests)
+
+
+def finish_gather(gathering: Gathering) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The results of `start_gather`, and how many ranks took part.
+
+    The number, of int64, is that of the ranks that have not joined.
+    """
     results = []
-    for request, started in in_flight:
+    for request, started in gathering.requests:
         # A rank takes part in all requests of a chain, or in none.
         gathered, contributors = finish_counted_allgather(
             request.tensors, started, request_name=request.request_name

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops import gradients as gradients  # registers them
-from tfring._ops.allgather import gather
 from tfring._ops.arguments import (
     check_process_set,
     check_reduction,
@@ -33,15 +32,15 @@ from tfring._ops.compression import (
     AnyCompressor,
     Compression,
     compress,
-    compressor_for_rows,
     decompress,
     split_engine_cast,
 )
 from tfring._ops.devices import checked_device, on_device
 from tfring._ops.groups import in_order, requests_of
-from tfring._ops.integer_averages import Reduction, quotient, summands
+from tfring._ops.integer_averages import Reduction
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
+from tfring._ops.slices import checked_slices, finish_slices, start_slices
 
 
 def allreduce(
@@ -132,20 +131,22 @@ def allreduce(
     postscale_factor = checked_factor("allreduce", postscale_factor)
     compression = checked_compression("allreduce", compression, process_set)
     if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
-        tensor = _checked_slices("allreduce", tensor, op)
+        tensor = checked_slices("allreduce", tensor, op)
         name = checked_name("allreduce", name, ignore_name_scope, process_set)
         with on_device(device_sparse):
-            [slices] = _allreduce_slices(
-                "allreduce",
-                [tensor],
-                op=op,
-                factor=prescale_factor * postscale_factor,
-                compression=compression,
-                process_set=process_set,
-                name=name,
-                tensor_names=[name],
+            [result] = finish_slices(
+                start_slices(
+                    "allreduce",
+                    [tensor],
+                    op=op,
+                    factor=prescale_factor * postscale_factor,
+                    compression=compression,
+                    process_set=process_set,
+                    name=name,
+                    tensor_names=[name],
+                )
             )
-        return slices
+        return result
     with on_device(device_dense):
         tensor = checked_tensor("allreduce", tensor)
         check_reduction("allreduce", op, tensor.dtype)
@@ -233,7 +234,7 @@ def grouped_allreduce(
     with on_device(device_dense):
         for i, tensor in enumerate(tensors):
             if isinstance(tensor, tf.IndexedSlices) and not traced_for_xla():
-                tensors[i] = _checked_slices(function, tensor, op)
+                tensors[i] = checked_slices(function, tensor, op)
                 sparse.append(i)
             else:
                 tensors[i] = checked_tensor(function, tensor)
@@ -260,15 +261,17 @@ def grouped_allreduce(
             results[i] = result
     if sparse:
         with on_device(device_sparse):
-            slices = _allreduce_slices(
-                function,
-                [tensors[i] for i in sparse],
-                op=op,
-                factor=prescale_factor * postscale_factor,
-                compression=compression,
-                process_set=process_set,
-                name=f"{name}/slices" if name else "",
-                tensor_names=[f"tensor {i}" for i in sparse],
+            slices = finish_slices(
+                start_slices(
+                    function,
+                    [tensors[i] for i in sparse],
+                    op=op,
+                    factor=prescale_factor * postscale_factor,
+                    compression=compression,
+                    process_set=process_set,
+                    name=f"{name}/slices" if name else "",
+                    tensor_names=[f"tensor {i}" for i in sparse],
+                )
             )
         for i, result in zip(sparse, slices, strict=True):
             results[i] = result
@@ -328,84 +331,3 @@ def _allreduce_tensors(
             tensors, reduction.results(reduced), compressed, strict=True
         )
     ]
-
-
-def _checked_slices(
-    function: str, slices: tf.IndexedSlices, op: Any
-) -> tf.IndexedSlices:
-    # The op first: no dtype makes up for it.
-    if isinstance(op, ReduceOp) and op not in (ReduceOp.Average, ReduceOp.Sum):
-        raise NotImplementedError(
-            f"{function}: tf.IndexedSlices can be reduced with Average or Sum, "
-            f"got {op.name}. Pass tf.convert_to_tensor(slices)."
-        )
-    values = checked_tensor(function, slices.values)
-    indices = checked_tensor(function, slices.indices)
-    check_reduction(function, op, values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
-def _allreduce_slices(
-    function: str,
-    slices: Sequence[tf.IndexedSlices],
-    *,
-    op: ReduceOp,
-    factor: float,
-    compression: AnyCompressor,
-    process_set: ProcessSet,
-    name: str,
-    tensor_names: Sequence[str],
-) -> list[tf.IndexedSlices]:
-    compression = compressor_for_rows(compression)
-    compressed = [compress(function, compression, s.values) for s in slices]
-    gathered, contributors = gather(
-        [values for values, _ in compressed]
-        + [each.indices for each in slices],
-        name=name,
-        process_set=process_set,
-        tensor_names=[
-            *tensor_names,
-            *(each and f"{each}/indices" for each in tensor_names),
-        ],
-    )
-    ratio = tf.constant(factor, tf.float64)
-    if op is ReduceOp.Average:
-        ratio /= tf.cast(contributors, tf.float64)
-    results = []
-    for i, (each, (_, context)) in enumerate(
-        zip(slices, compressed, strict=True)
-    ):
-        values = decompress(
-            function, compression, gathered[i], context, each.values.dtype
-        )
-        indices = gathered[len(slices) + i]
-        if op is ReduceOp.Average or factor != 1:
-            if values.dtype.is_integer:
-                divisor = contributors if op is ReduceOp.Average else 1
-                values, indices = _summed_by_index(
-                    values, indices, divisor, factor
-                )
-            else:
-                values = _scaled(values, ratio)
-        results.append(tf.IndexedSlices(values, indices, each.dense_shape))
-    return results
-
-
-def _summed_by_index(
-    values: tf.Tensor, indices: tf.Tensor, divisor: Any, factor: float
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Integers, which are rounded when all rows of an index are together."""
-    unique, numbers = tf.unique(indices)
-    sums = [
-        tf.math.unsorted_segment_sum(part, numbers, tf.size(unique))
-        for part in summands(values)
-    ]
-    return quotient(sums, divisor, factor, values.dtype), unique
-
-
-def _scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    # The engine computes in the same types.
-    product = tf.cast(tensor, tf.float64) * factor
-    if tensor.dtype in (tf.float16, tf.bfloat16):
-        product = tf.cast(product, tf.float32)
-    return tf.cast(product, tensor.dtype)
