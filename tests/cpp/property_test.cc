@@ -68,9 +68,9 @@ class Schedule {
   bool Stops() const { return failed_ || testing::Test::HasFailure(); }
 
   void MakeJobs() {
-    constexpr Medium kMedia[] = {Medium::kInProcess, Medium::kSharedMemory,
+    constexpr Medium kMedia[] = {Medium::kInProcess,  Medium::kSharedMemory,
                                  Medium::kNodesOfTwo, Medium::kTwoNodes,
-                                 Medium::kTwoNodes};
+                                 Medium::kTwoNodes,   Medium::kTcp};
     constexpr AllreduceAlgorithm kAlgorithms[] = {AllreduceAlgorithm::kRing,
                                                   AllreduceAlgorithm::kAuto};
     const Medium medium = OneOf(random_, kMedia);

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "tests/cpp/in_process_transport.h"
+#include "tests/cpp/tcp_sockets.h"
 #include "tfring_ops/transport/shared_memory/shared_channel.h"
 #include "tfring_ops/transport/shared_memory/shared_memory.h"
+#include "tfring_ops/transport/tcp/tcp.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -34,6 +36,8 @@ enum class Medium {
   // Shared memory within a node, else in process.
   kNodesOfTwo,  // ranks 2k and 2k + 1 are a node
   kTwoNodes,    // even ranks are a node, odd ranks another
+  // TCP on the loopback interface, each rank on a node of its own.
+  kTcp,
 };
 
 inline int NodeOf(Medium medium, int rank) {
@@ -42,6 +46,8 @@ inline int NodeOf(Medium medium, int rank) {
       return rank / 2;
     case Medium::kTwoNodes:
       return rank % 2;
+    case Medium::kTcp:
+      return rank;
     default:
       return 0;
   }
@@ -50,12 +56,27 @@ inline int NodeOf(Medium medium, int rank) {
 // The ring of a channel, so small that messages are cut and wrap round.
 inline constexpr size_t kSmallRingBytes = 4096;
 
+inline std::vector<std::unique_ptr<Transport>> MakeTcpTransports(
+    const std::vector<int>& nodes, double timeout_seconds) {
+  const int size = static_cast<int>(nodes.size());
+  const auto sockets = ConnectedSockets(size);
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) {
+    transports.push_back(
+        MakeTcpTransport(rank, nodes, sockets[rank], timeout_seconds).value());
+  }
+  return transports;
+}
+
 inline std::vector<std::unique_ptr<Transport>> MakeTransports(
     Medium medium, int size, size_t ring_bytes = kSmallRingBytes,
     double timeout_seconds = 20) {
   std::vector<int> nodes;
   for (int rank = 0; rank < size; ++rank) {
     nodes.push_back(NodeOf(medium, rank));
+  }
+  if (medium == Medium::kTcp) {
+    return MakeTcpTransports(nodes, timeout_seconds);
   }
   auto transports = MakeInProcessTransports(nodes);
   if (medium == Medium::kInProcess) return transports;

@@ -68,6 +68,9 @@ INSTANTIATE_TEST_SUITE_P(
     SharedMemory, RingTest,
     testing::Combine(testing::Values(2, 5),
                      testing::Values(Medium::kSharedMemory)));
+INSTANTIATE_TEST_SUITE_P(Tcp, RingTest,
+                         testing::Values(std::tuple(2, Medium::kTcp),
+                                         std::tuple(5, Medium::kTcp)));
 INSTANTIATE_TEST_SUITE_P(Nodes, RingTest,
                          testing::Values(std::tuple(3, Medium::kNodesOfTwo),
                                          std::tuple(3, Medium::kTwoNodes),

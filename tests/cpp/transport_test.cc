@@ -32,7 +32,7 @@ class EveryTransportTest : public testing::TestWithParam<Medium> {
 INSTANTIATE_TEST_SUITE_P(Media, EveryTransportTest,
                          testing::Values(Medium::kInProcess,
                                          Medium::kSharedMemory,
-                                         Medium::kNodesOfTwo));
+                                         Medium::kNodesOfTwo, Medium::kTcp));
 
 class InProcessTransportTest : public testing::Test {
  protected:

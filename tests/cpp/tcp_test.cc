@@ -1,0 +1,211 @@
+// What TCP adds to the contract of transport.h: ranks that are lost, in every
+// way, and buffers that it fills.
+#include "tfring_ops/transport/tcp/tcp.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/tcp_sockets.h"
+
+namespace tfring {
+namespace {
+
+// More than the kernel takes before somebody reads.
+constexpr size_t kHuge = 64 << 20;
+
+template <typename T>
+Bytes BytesOf(std::vector<T>& data) {
+  return Bytes(reinterpret_cast<std::byte*>(data.data()),
+               data.size() * sizeof(T));
+}
+
+class TcpTest : public testing::Test {
+ protected:
+  static constexpr int kSize = 3;
+
+  Transport& rank(int rank) { return *transports_[rank]; }
+
+  // Every later operation of rank `i` fails, and soon, also with another rank.
+  void ExpectFails(int i, const absl::Status& status) {
+    for (const int next : {(i + 1) % kSize, (i + 2) % kSize}) {
+      std::vector<int64_t> never(1);
+      EXPECT_EQ(rank(i).Wait(rank(i).StartRecv(next, BytesOf(never))), status);
+      EXPECT_EQ(rank(i).Progress(), status);
+      EXPECT_EQ(rank(i).Wait(rank(i).StartSend(next, BytesOf(never))), status);
+      EXPECT_EQ(rank(i).Test(rank(i).StartSend(next, {})).status(), status);
+    }
+  }
+
+  const std::vector<std::vector<int>> sockets_ = ConnectedSockets(kSize);
+  std::vector<std::unique_ptr<Transport>> transports_ = [this] {
+    std::vector<std::unique_ptr<Transport>> transports;
+    for (int rank = 0; rank < kSize; ++rank) {
+      transports.push_back(MakeTcpTransport(rank, {0, 1, 2}, sockets_[rank],
+                                            /*timeout_seconds=*/20)
+                               .value());
+    }
+    return transports;
+  }();
+};
+
+TEST_F(TcpTest, HugeMessagesCrossBothWaysAtOnce) {
+  OnThreads(kSize, [&](int self) {
+    std::vector<std::vector<uint8_t>> sent(kSize), received(kSize);
+    std::vector<OperationId> operations;
+    for (int peer = 0; peer < kSize; ++peer) {
+      if (peer == self) continue;
+      sent[peer].assign(kHuge, static_cast<uint8_t>(10 * self + peer));
+      received[peer].resize(kHuge);
+      operations.push_back(rank(self).StartSend(peer, BytesOf(sent[peer])));
+      operations.push_back(rank(self).StartRecv(peer, BytesOf(received[peer])));
+    }
+    for (const OperationId operation : operations) {
+      ASSERT_TRUE(rank(self).Wait(operation).ok());
+    }
+    for (int peer = 0; peer < kSize; ++peer) {
+      if (peer == self) continue;
+      EXPECT_EQ(
+          received[peer],
+          std::vector<uint8_t>(kHuge, static_cast<uint8_t>(10 * peer + self)));
+    }
+  });
+}
+
+// Sizes by a seed, all sends first, receives in the order of another seed
+// between them, and every byte is looked at.
+TEST_F(TcpTest, ManyMessagesOfAllSizesComeInOrder) {
+  constexpr int kMessages = 3000;
+  OnThreads(2, [&](int self) {
+    std::mt19937 sizes(7), turns(static_cast<unsigned>(self));
+    std::vector<std::vector<uint16_t>> sent(kMessages), received(kMessages);
+    std::vector<OperationId> sends, receives;
+    for (int i = 0; i < kMessages; ++i) {
+      const size_t size = sizes() % 100 == 0 ? sizes() % 300'000 : sizes() % 9;
+      sent[i].assign(size, static_cast<uint16_t>(i + 7 * self));
+      received[i].resize(size);
+    }
+    Transport& own = rank(self);
+    while (sends.size() + receives.size() < 2 * kMessages) {
+      if (receives.size() == kMessages ||
+          (sends.size() < kMessages && turns() % 2 == 0)) {
+        sends.push_back(own.StartSend(1 - self, BytesOf(sent[sends.size()])));
+      } else {
+        receives.push_back(
+            own.StartRecv(1 - self, BytesOf(received[receives.size()])));
+      }
+      if (turns() % 5 == 0 && !receives.empty()) {
+        ASSERT_TRUE(own.Test(receives[turns() % receives.size()]).ok());
+      }
+    }
+    for (const auto* operations : {&receives, &sends}) {
+      for (const OperationId operation : *operations) {
+        ASSERT_TRUE(own.Wait(operation).ok());
+      }
+    }
+    for (int i = 0; i < kMessages; ++i) {
+      ASSERT_EQ(received[i],
+                std::vector<uint16_t>(
+                    sent[i].size(), static_cast<uint16_t>(i + 7 * (1 - self))))
+          << i;
+    }
+  });
+}
+
+TEST_F(TcpTest, AnAbortFailsAllWithTheFirstReason) {
+  // Behind a message that nobody has asked for.
+  std::vector<int64_t> unread(1000);
+  EXPECT_TRUE(rank(1).Wait(rank(1).StartSend(0, BytesOf(unread))).ok());
+  const absl::Status reason = absl::AbortedError("enough");
+  rank(1).Abort(reason);
+  rank(1).Abort(absl::UnavailableError("later"));
+  EXPECT_FALSE(rank(1).HasAbandoned());
+  ExpectFails(1, reason);
+  std::vector<int64_t> never(1);
+  const OperationId waits = rank(0).StartRecv(2, BytesOf(never));
+  EXPECT_EQ(rank(0).Wait(waits), reason);
+  ExpectFails(0, reason);
+  // It hears of it where it waits for rank 1.
+  EXPECT_EQ(rank(2).Wait(rank(2).StartRecv(1, BytesOf(unread))), reason);
+  ExpectFails(2, reason);
+}
+
+TEST_F(TcpTest, AnAbortFreesBuffersThatAreStuck) {
+  auto data = std::make_unique<std::vector<uint8_t>>(kHuge);
+  const OperationId send = rank(1).StartSend(2, BytesOf(*data));
+  EXPECT_FALSE(rank(1).Test(send).value());
+  const absl::Status reason = absl::AbortedError("enough");
+  rank(1).Abort(reason);
+  data.reset();
+  EXPECT_EQ(rank(1).Wait(send), reason);
+  std::vector<int64_t> never(1);
+  EXPECT_EQ(rank(2).Wait(rank(2).StartRecv(0, BytesOf(never))),
+            absl::UnavailableError(
+                "rank 1 cannot be reached: Connection reset by peer"));
+}
+
+TEST_F(TcpTest, TheEndOfATransportLosesNothing) {
+  std::vector<int64_t> sent(1000, 5), received(1000), unread(1000);
+  // What rank 0 has not read, when it goes, costs the others nothing.
+  const OperationId lost = rank(2).StartSend(0, BytesOf(unread));
+  EXPECT_TRUE(rank(2).Wait(lost).ok());
+  EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());
+  transports_[0].reset();
+  EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(0, BytesOf(received))).ok());
+  EXPECT_EQ(received, sent);
+  EXPECT_TRUE(rank(2).Wait(rank(2).StartSend(1, BytesOf(sent))).ok());
+  EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(2, BytesOf(received))).ok());
+  const absl::Status status =
+      rank(1).Wait(rank(1).StartRecv(0, BytesOf(received)));
+  EXPECT_EQ(status.message(), "rank 0 cannot be reached: it has ended");
+}
+
+TEST_F(TcpTest, ASizeThatDiffersIsAnError) {
+  std::vector<int64_t> sent(2), received(1);
+  EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());
+  const absl::Status status =
+      rank(1).Wait(rank(1).StartRecv(0, BytesOf(received)));
+  EXPECT_EQ(status,
+            absl::InternalError("a message of 16 bytes met a receive of 8"));
+  for (int i = 0; i < kSize; ++i) ExpectFails(i, status);
+}
+
+TEST_F(TcpTest, AWaitHasALimitWhereNothingMoves) {
+  transports_.clear();
+  transports_ = MakeTransports(Medium::kTcp, kSize, kSmallRingBytes,
+                               /*timeout_seconds=*/0.2);
+  std::vector<int64_t> never(1);
+  const auto begin = std::chrono::steady_clock::now();
+  const absl::Status status =
+      rank(0).Wait(rank(0).StartRecv(1, BytesOf(never)));
+  EXPECT_TRUE(IsTimeout(status)) << status;
+  EXPECT_GE(std::chrono::steady_clock::now() - begin,
+            std::chrono::milliseconds(200));
+}
+
+TEST_F(TcpTest, AChildDoesNotHoldTheSockets) {
+  for (int peer = 1; peer < kSize; ++peer) {
+    EXPECT_NE(fcntl(sockets_[0][peer], F_GETFD) & FD_CLOEXEC, 0);
+  }
+}
+
+TEST(MakeTcpTransportTest, TakesConnectionsOnly) {
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  EXPECT_EQ(MakeTcpTransport(0, {0, 1}, {-1, pipe_ends[0]}, 0).status().code(),
+            absl::StatusCode::kInternal);
+  close(pipe_ends[1]);
+}
+
+}  // namespace
+}  // namespace tfring

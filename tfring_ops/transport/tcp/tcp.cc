@@ -1,0 +1,447 @@
+#include "tfring_ops/transport/tcp/tcp.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+
+namespace tfring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A wait looks so often, offering the core to others, before it sleeps.
+constexpr int kLooks = 16;
+// And then for as long at a time, unless data comes.
+constexpr int kSleepMilliseconds = 1;
+constexpr int kMaxEvents = 64;
+constexpr size_t kMaxReasonBytes = 64 << 10;
+// How many messages one system call takes.
+constexpr size_t kMessagesOfCall = 8;
+
+std::string Reason(int error) { return std::strerror(error); }
+
+absl::Status SetOption(int socket, int level, int name, int value) {
+  if (setsockopt(socket, level, name, &value, sizeof(value)) != 0) {
+    return absl::InternalError(absl::StrCat("setsockopt: ", Reason(errno)));
+  }
+  return absl::OkStatus();
+}
+
+// See Note [What TCP is told].
+absl::Status SetUp(int socket) {
+  const int flags = fcntl(socket, F_GETFL);
+  if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) != 0 ||
+      // A child that holds the socket would hide this process's end.
+      fcntl(socket, F_SETFD, FD_CLOEXEC) != 0) {
+    return absl::InternalError(absl::StrCat("fcntl: ", Reason(errno)));
+  }
+  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1));
+  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
+                                   kUnacknowledgedMilliseconds));
+  TFRING_RETURN_IF_ERROR(SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1));
+  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1));
+  return SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+}
+
+// A message travels as its size and then its bytes.  The last one of a rank
+// that aborts has this in its size, and the reason for its bytes.
+constexpr uint64_t kAbort = uint64_t{1} << 63;
+
+struct Operation {
+  OperationId id;
+  std::byte* data;
+  uint64_t size;
+  uint64_t announced;  // the size as it travels
+  size_t moved = 0;    // of both
+
+  size_t total() const { return sizeof(announced) + size; }
+  bool complete() const { return moved == total(); }
+};
+
+// Appends what of `operation` has still to move.
+void AppendRest(Operation& operation, std::vector<iovec>& parts) {
+  constexpr size_t kHeader = sizeof(operation.announced);
+  if (operation.moved < kHeader) {
+    auto* const header = reinterpret_cast<std::byte*>(&operation.announced);
+    parts.push_back({header + operation.moved, kHeader - operation.moved});
+  }
+  const size_t data_moved =
+      operation.moved < kHeader ? 0 : operation.moved - kHeader;
+  if (data_moved < operation.size) {
+    parts.push_back({operation.data + data_moved, operation.size - data_moved});
+  }
+}
+
+// A status as bytes, and back.
+std::string Encode(const absl::Status& status) {
+  return absl::StrCat(std::string(1, static_cast<char>(status.code())),
+                      status.message());
+}
+absl::Status Decode(const std::string& bytes) {
+  if (bytes.empty()) return absl::UnavailableError("a rank has aborted");
+  return absl::Status(static_cast<absl::StatusCode>(bytes[0]), bytes.substr(1));
+}
+
+// Reads what is here, at most `size` bytes; returns how many.
+size_t ReadSome(int socket, char* data, size_t size) {
+  size_t count = 0;
+  while (count < size) {
+    const ssize_t part = read(socket, data + count, size - count);
+    if (part <= 0 && !(part < 0 && errno == EINTR)) break;
+    count += part < 0 ? 0 : static_cast<size_t>(part);
+  }
+  return count;
+}
+
+// Reads what is here, and throws it away.
+void ReadAway(int socket, uint64_t size) {
+  std::array<char, 4096> unread;
+  size_t count = unread.size();
+  while (size > 0 && count == unread.size()) {
+    count = ReadSome(socket, unread.data(),
+                     std::min<uint64_t>(size, unread.size()));
+    size -= count;
+  }
+}
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(int rank, std::vector<int> nodes,
+               const std::vector<int>& sockets, double timeout_seconds)
+      : rank_(rank),
+        nodes_(std::move(nodes)),
+        timeout_seconds_(timeout_seconds),
+        peers_(sockets.size()) {
+    for (size_t peer = 0; peer < sockets.size(); ++peer) {
+      if (static_cast<int>(peer) != rank) peers_[peer].socket = sockets[peer];
+    }
+  }
+
+  ~TcpTransport() override {
+    for (const Peer& peer : peers_) {
+      if (peer.socket < 0) continue;
+      // Or else TCP would end the connection abruptly, as Break does.
+      ReadAway(peer.socket, std::numeric_limits<uint64_t>::max());
+      close(peer.socket);
+    }
+    if (epoll_ >= 0) close(epoll_);
+  }
+
+  absl::Status Open() {
+    epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_ < 0) {
+      return absl::InternalError(absl::StrCat("epoll: ", Reason(errno)));
+    }
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      const int socket = peers_[i].socket;
+      if (socket < 0) continue;
+      TFRING_RETURN_IF_ERROR(SetUp(socket));
+      epoll_event event{};
+      event.data.u32 = static_cast<uint32_t>(i);
+      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket, &event) != 0) {
+        return absl::InternalError(absl::StrCat("epoll: ", Reason(errno)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  int node_of(int peer) const override { return nodes_[peer]; }
+  bool TakesDeviceMemory(int /*peer*/) const override { return false; }
+
+  OperationId StartSend(int peer, ConstBytes data) override {
+    const OperationId id =
+        Add(peer, peers_[peer].sends, const_cast<std::byte*>(data.data()),
+            data.size());
+    if (broken_.ok() && peers_[peer].sends.size() == 1) Send(peer);
+    return id;
+  }
+
+  OperationId StartRecv(int peer, Bytes data) override {
+    return Add(peer, peers_[peer].receives, data.data(), data.size());
+  }
+
+  absl::StatusOr<bool> Test(OperationId request) override {
+    if (request == kNoOperation) return true;
+    const auto found = in_flight_.find(request);
+    if (found != in_flight_.end() && broken_.ok()) Move(found->second);
+    TFRING_RETURN_IF_ERROR(broken_);
+    return in_flight_.count(request) == 0;
+  }
+
+  absl::Status Wait(OperationId request) override {
+    if (request == kNoOperation) return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(broken_);
+    const auto found = in_flight_.find(request);
+    if (found == in_flight_.end()) return absl::OkStatus();
+    const int peer = found->second;
+    Clock::time_point last = Clock::now();
+    int64_t moved = peers_[peer].moved_bytes;
+    for (int look = 0;; ++look) {
+      Move(peer);
+      TFRING_RETURN_IF_ERROR(broken_);
+      if (in_flight_.count(request) == 0) return absl::OkStatus();
+      if (look < kLooks) {
+        sched_yield();
+        continue;
+      }
+      MoveAll(kSleepMilliseconds);
+      if (attend_) TFRING_RETURN_IF_ERROR(attend_());
+      const Clock::time_point now = Clock::now();
+      if (std::exchange(moved, peers_[peer].moved_bytes) !=
+          peers_[peer].moved_bytes) {
+        last = now;
+        look = 0;
+      }
+      const std::chrono::duration<double> waited = now - last;
+      if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
+        return TimedOut(peer, timeout_seconds_);
+      }
+    }
+  }
+
+  void SetAttendant(std::function<absl::Status()> attend) override {
+    attend_ = std::move(attend);
+  }
+
+  absl::Status Progress() override {
+    if (broken_.ok()) MoveAll(/*milliseconds=*/0);
+    return broken_;
+  }
+
+  void Abort(const absl::Status& reason) override {
+    if (broken_.ok()) Break(reason);
+  }
+
+ private:
+  struct Peer {
+    int socket = -1;
+    uint32_t events = 0;  // what epoll is to tell
+    std::deque<Operation> sends, receives;
+    int64_t moved_bytes = 0;
+  };
+
+  OperationId Add(int peer, std::deque<Operation>& operations, std::byte* data,
+                  size_t size) {
+    ++last_id_;
+    if (broken_.ok()) {
+      in_flight_.emplace(last_id_, peer);
+      operations.push_back({last_id_, data, size, size});
+    }
+    return last_id_;
+  }
+
+  void Move(int peer) {
+    Send(peer);
+    if (broken_.ok()) Receive(peer);
+  }
+
+  void Send(int peer) {
+    std::deque<Operation>& sends = peers_[peer].sends;
+    while (!sends.empty()) {
+      parts_.clear();
+      const size_t count = std::min(sends.size(), kMessagesOfCall);
+      for (size_t i = 0; i < count; ++i) AppendRest(sends[i], parts_);
+      msghdr message{};
+      message.msg_iov = parts_.data();
+      message.msg_iovlen = parts_.size();
+      const ssize_t sent =
+          sendmsg(peers_[peer].socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN) return Lose(peer, Reason(errno));
+        break;
+      }
+      Count(peer, sends, static_cast<size_t>(sent));
+    }
+    Listen(peer);
+  }
+
+  // One message at a time, as what is behind it is for a buffer that may not
+  // be known yet.
+  void Receive(int peer) {
+    std::deque<Operation>& receives = peers_[peer].receives;
+    while (!receives.empty()) {
+      Operation& next = receives.front();
+      parts_.clear();
+      AppendRest(next, parts_);
+      const ssize_t received = readv(peers_[peer].socket, parts_.data(),
+                                     static_cast<int>(parts_.size()));
+      if (received == 0) return Lose(peer, "it has ended");
+      if (received < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN) return Lose(peer, Reason(errno));
+        break;
+      }
+      const size_t known = next.moved + static_cast<size_t>(received);
+      const bool is_known = known >= sizeof(next.announced);
+      if (is_known && (next.announced & kAbort) != 0) {
+        const size_t read = known - sizeof(next.announced);
+        return Break(ReadReason(peer, next.announced & ~kAbort,
+                                {reinterpret_cast<char*>(next.data), read}));
+      }
+      if (is_known && next.announced != next.size) {
+        return Break(absl::InternalError(
+            absl::StrCat("a message of ", next.announced,
+                         " bytes met a receive of ", next.size)));
+      }
+      Count(peer, receives, static_cast<size_t>(received));
+    }
+    Listen(peer);
+  }
+
+  // `bytes` of the first operations have moved.
+  void Count(int peer, std::deque<Operation>& operations, size_t bytes) {
+    peers_[peer].moved_bytes += static_cast<int64_t>(bytes);
+    while (bytes > 0) {
+      Operation& first = operations.front();
+      const size_t part = std::min(bytes, first.total() - first.moved);
+      first.moved += part;
+      bytes -= part;
+      if (!first.complete()) return;
+      in_flight_.erase(first.id);
+      operations.pop_front();
+    }
+  }
+
+  // Has epoll tell what the operations in flight wait for; it always tells of
+  // connections that are lost.
+  void Listen(int index) {
+    Peer& peer = peers_[index];
+    uint32_t events = 0;
+    if (!peer.sends.empty()) events |= EPOLLOUT;
+    if (!peer.receives.empty()) events |= EPOLLIN;
+    if (events == peer.events) return;
+    peer.events = events;
+    epoll_event event{};
+    event.events = events;
+    event.data.u32 = static_cast<uint32_t>(index);
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, peer.socket, &event);
+  }
+
+  // Moves what can be moved, after `milliseconds` at the latest.
+  void MoveAll(int milliseconds) {
+    std::array<epoll_event, kMaxEvents> events;
+    const int count =
+        epoll_wait(epoll_, events.data(), kMaxEvents, milliseconds);
+    for (int i = 0; i < count && broken_.ok(); ++i) {
+      const int peer = static_cast<int>(events[i].data.u32);
+      if ((events[i].events & EPOLLERR) != 0) {
+        int error = 0;
+        socklen_t size = sizeof(error);
+        getsockopt(peers_[peer].socket, SOL_SOCKET, SO_ERROR, &error, &size);
+        Lose(peer, Reason(error));
+      } else {
+        Move(peer);
+      }
+    }
+  }
+
+  // The connection has ended.  Its peer may have said why behind messages that
+  // nobody has asked for yet.
+  void Lose(int peer, const std::string& reason) {
+    const int socket = peers_[peer].socket;
+    if (!peers_[peer].receives.empty()) {
+      Operation& next = peers_[peer].receives.front();
+      if (next.moved >= sizeof(next.announced)) {
+        ReadAway(socket, next.total() - next.moved);
+      } else if (next.moved > 0) {
+        return Unreachable(peer, reason);
+      }
+    }
+    uint64_t size = 0;
+    while (ReadSome(socket, reinterpret_cast<char*>(&size), sizeof(size)) ==
+           sizeof(size)) {
+      if ((size & kAbort) != 0) {
+        return Break(ReadReason(peer, size & ~kAbort, {}));
+      }
+      ReadAway(socket, size);
+    }
+    Unreachable(peer, reason);
+  }
+
+  void Unreachable(int peer, const std::string& reason) {
+    Break(absl::UnavailableError(
+        absl::StrCat("rank ", peer, " cannot be reached: ", reason)));
+  }
+
+  // The reason that `peer` has sent, of `size` bytes, which begin with `begin`.
+  absl::Status ReadReason(int peer, uint64_t size, std::string begin) {
+    const size_t known = begin.size();
+    begin.resize(std::min<uint64_t>(size, kMaxReasonBytes));
+    ReadSome(peers_[peer].socket, begin.data() + known, begin.size() - known);
+    return Decode(begin);
+  }
+
+  // Closes every connection at once, by which every peer fails, too.  It hears
+  // the reason unless a message to it is stuck half-way.
+  void Break(const absl::Status& reason) {
+    broken_ = reason;
+    std::string bytes = Encode(reason);
+    bytes.resize(std::min(bytes.size(), kMaxReasonBytes));
+    uint64_t size = bytes.size() | kAbort;
+    for (Peer& peer : peers_) {
+      if (peer.socket < 0) continue;
+      if (peer.sends.empty() || peer.sends.front().moved == 0) {
+        std::array<iovec, 2> parts{iovec{&size, sizeof(size)},
+                                   iovec{bytes.data(), bytes.size()}};
+        msghdr message{};
+        message.msg_iov = parts.data();
+        message.msg_iovlen = parts.size();
+        sendmsg(peer.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
+      const linger at_once{1, 0};
+      setsockopt(peer.socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+      close(peer.socket);
+      peer.socket = -1;
+      peer.sends.clear();
+      peer.receives.clear();
+    }
+  }
+
+  const int rank_;
+  const std::vector<int> nodes_;  // by rank
+  const double timeout_seconds_;
+  std::vector<Peer> peers_;
+  int epoll_ = -1;
+  std::function<absl::Status()> attend_;
+  OperationId last_id_ = kNoOperation;
+  std::unordered_map<OperationId, int> in_flight_;  // the peer
+  std::vector<iovec> parts_;                        // kept between calls
+  absl::Status broken_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeTcpTransport(
+    int rank, std::vector<int> nodes, const std::vector<int>& sockets,
+    double timeout_seconds) {
+  auto transport = std::make_unique<TcpTransport>(rank, std::move(nodes),
+                                                  sockets, timeout_seconds);
+  TFRING_RETURN_IF_ERROR(transport->Open());
+  return transport;
+}
+
+}  // namespace tfring

@@ -1,0 +1,37 @@
+// Messages over TCP connections that others have made: a transport that may be
+// thrown away with its ranks, as nothing outlives its sockets.
+//
+// A rank that is lost is heard at once if its machine lives, and within some
+// seconds if that, or the way to it, is gone.  Abort fails every other rank;
+// the end of a transport fails only those that wait for its rank.
+//
+// Note [What TCP is told]
+// Data that nobody acknowledges for kUnacknowledgedMilliseconds ends the
+// connection, and so does a peer that answers no probe for as long: TCP's own
+// limits are minutes and hours.  A peer that takes no more data, as its process
+// has stopped, is cut off, too.
+#ifndef TFRING_OPS_TRANSPORT_TCP_TCP_H_
+#define TFRING_OPS_TRANSPORT_TCP_TCP_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+inline constexpr int kUnacknowledgedMilliseconds = 1500;
+
+// Takes `sockets`: by peer, a connection to it; nothing for this rank itself.
+// Rank i is on machine `nodes[i]`.  A wait ends with TimedOut when its data has
+// not moved for `timeout_seconds`; 0 is never.
+//
+// Unavailable or Internal if a socket cannot be set up; they are closed then.
+absl::StatusOr<std::unique_ptr<Transport>> MakeTcpTransport(
+    int rank, std::vector<int> nodes, const std::vector<int>& sockets,
+    double timeout_seconds);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_TCP_TCP_H_
