@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from tfring.bench import cli, report, sizes, statistics
+import tfring
+from tfring.bench import cli, memory, report, sizes, statistics
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import expect
 from tfring.bench.statistics import Row, Spread
@@ -162,3 +163,9 @@ def test_help(capsys):
     text = capsys.readouterr().out
     assert "tfringrun -np 2 tfring-bench allreduce" in text
     assert "--min_bytes" in text
+
+
+@pytest.mark.parametrize("model", ["gpt", "unet", "vgg16"])
+def test_memory_trains_each_model(model):
+    step = memory._step(model, 1, tfring.Offload(), remat=False)
+    assert np.isfinite(step())

@@ -169,7 +169,7 @@ def _step(
         if offload is not None:
             tfring.offload_activations(gradients, offload)
         for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_sub(1e-3 * gradient)
+            variable.assign_sub(1e-3 * tf.convert_to_tensor(gradient))
         return loss
 
     return lambda: step().numpy()
@@ -219,7 +219,7 @@ def _vgg16() -> _Model:
     return (64, 64, 3), blocks, head
 
 
-class _UNet(keras.layers.Layer):
+class UNet(keras.layers.Layer):
     """Down four times and up again, with skips between the same sizes."""
 
     def __init__(self) -> None:
@@ -251,13 +251,13 @@ class _UNet(keras.layers.Layer):
 
 
 def _unet() -> _Model:
-    return (64, 64, 3), [_UNet()], layers.Conv2D(1, 1)
+    return (64, 64, 3), [UNet()], layers.Conv2D(1, 1)
 
 
 _LETTERS = 256
 
 
-class _Block(keras.layers.Layer):
+class Block(keras.layers.Layer):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.attention = layers.MultiHeadAttention(4, width // 4)
@@ -273,7 +273,7 @@ class _Block(keras.layers.Layer):
 
 
 def _gpt() -> _Model:
-    blocks = [layers.Embedding(_LETTERS, 128), *(_Block(128) for _ in range(6))]
+    blocks = [layers.Embedding(_LETTERS, 128), *(Block(128) for _ in range(6))]
     return (128,), blocks, layers.Dense(_LETTERS)
 
 
