@@ -115,7 +115,7 @@ LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
 LEFT_OUT_3 := $(WHOLE) callbacks compressors consistency data join_callback \
   metric_average sessions
 LEFT_OUT_4 := $(LEFT_OUT_3) averages compression disagreements elastic gradients \
-  names not_broadcast objects optimizer runtime seeds state sync_batch_norm \
+  metrics names not_broadcast objects optimizer runtime seeds state sync_batch_norm \
   timeline topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
@@ -129,7 +129,7 @@ parallel-test/%: build
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
 ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
-  join_callback loading metric_average not_broadcast offload runtime seeds \
+  join_callback loading metric_average metrics not_broadcast offload runtime seeds \
   timeline topology undistributed
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))

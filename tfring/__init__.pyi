@@ -7,6 +7,7 @@ from tfring import (
     compression as compression,
     data as data,
     elastic as elastic,
+    metrics as metrics,
 )
 from tfring._compat.probes import (
     ccl_built as ccl_built,

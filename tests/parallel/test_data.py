@@ -52,6 +52,17 @@ def test_the_remainder_is_padded(left_over, count, size):
     assert len(set(parts[:, :5].flat)) == 5 * size  # no repeats but the last
 
 
+@pytest.mark.parametrize("left_over", [0, 1, 2])
+def test_the_remainder_is_kept(left_over, count, size):
+    n = 5 * size + left_over % size
+    mine = tfring.data.shard(count(n), seed=7, buffer_size=n, remainder="keep")
+    parts = tfring.allgather_object([int(i) for i in mine])
+    assert sorted(i for part in parts for i in part) == list(range(n))
+    assert [len(part) for part in parts] == [
+        5 + (r < left_over % size) for r in range(size)
+    ]
+
+
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 def test_cardinality(remainder, size):
     n = 5 * size + 1 % size
@@ -142,7 +153,7 @@ def test_ranks_that_differ_are_an_error_on_all(rank, size):
     [
         (TypeError, r"takes a tf.data.Dataset, got .* list", {"dataset": [1]}),
         (TypeError, "seed must be an integer or None", {"seed": 0.5}),
-        (ValueError, "'drop' or 'pad', got 'keep'", {"remainder": "keep"}),
+        (ValueError, "'pad' or 'keep', got 'cut'", {"remainder": "cut"}),
         (ValueError, "must be positive, got 0", {"buffer_size": 0}),
         (
             ValueError,

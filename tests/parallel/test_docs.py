@@ -41,6 +41,7 @@ def _documented() -> dict[str, Any]:
         "tfring.compression": tfring.compression,
         "tfring.data": tfring.data,
         "tfring.elastic": tfring.elastic,
+        "tfring.metrics": tfring.metrics,
     }
     return {
         f"{module}.{name}": getattr(within, name)

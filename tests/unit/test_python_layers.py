@@ -18,7 +18,7 @@ LAYERS = (
     ("_memory",),
     ("_gradients",),
     ("_training",),
-    ("callbacks", "compression", "data", "elastic"),
+    ("callbacks", "compression", "data", "elastic", "metrics"),
     ("_compat",),
     ("",),
     ("bench",),

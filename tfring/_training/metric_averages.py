@@ -14,9 +14,13 @@ from tfring._ops.allgather import allgather
 from tfring._ops.allreduce import allreduce
 from tfring._ops.devices import on_device
 from tfring._ops.reductions import ReduceOp
-
-# The values of the variables of a model's metrics.
-_State = list[np.ndarray[Any, Any]]
+from tfring._training.metric_states import (
+    State,
+    consists_of_sums,
+    metrics_of,
+    set_state,
+    state_of,
+)
 
 
 class MetricAverages(keras.callbacks.Callback):
@@ -41,17 +45,17 @@ class MetricAverages(keras.callbacks.Callback):
         self._process_set = process_set
         self._strict = strict
         # Validation resets the metrics; so they are noted before and after.
-        self._of_training: _State | None = None
-        self._of_validation: _State | None = None
+        self._of_training: State | None = None
+        self._of_validation: State | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._of_training = self._of_validation = None
 
     def on_test_begin(self, logs: Any = None) -> None:
-        self._of_training = _state(self.model)
+        self._of_training = state_of(self.model)
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._of_validation = _state(self.model)
+        self._of_validation = state_of(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # Also without logs, as other ranks may have some.
@@ -68,7 +72,7 @@ class MetricAverages(keras.callbacks.Callback):
         names = self._of_all_ranks(names)
         if not names:
             return
-        now = _state(self.model)
+        now = state_of(self.model)
         of_validation = []
         if self._of_validation is not None:
             of_validation = [name for name in names if name.startswith("val_")]
@@ -76,16 +80,16 @@ class MetricAverages(keras.callbacks.Callback):
             self._replace(logs, of_validation, "val_", self._of_validation)
         of_training = [name for name in names if name not in of_validation]
         self._replace(logs, of_training, "", self._of_training or now)
-        _set_state(self.model, now)
+        set_state(self.model, now)
 
     def _replace(
-        self, logs: Any, names: list[str], prefix: str, state: _State
+        self, logs: Any, names: list[str], prefix: str, state: State
     ) -> None:
         """Replaces the values of `names`, which have a prefix, in the logs."""
-        _set_state(self.model, state)
+        set_state(self.model, state)
         own = self.model.get_metrics_result()
         samples = _samples(self.model)
-        _set_state(self.model, self._added_up(state))
+        set_state(self.model, self._added_up(state))
         of_all = self.model.get_metrics_result()
 
         def value(name: str) -> float:
@@ -100,14 +104,11 @@ class MetricAverages(keras.callbacks.Callback):
         )
         logs.update(zip(names, averages, strict=True))
 
-    def _added_up(self, state: _State) -> _State:
+    def _added_up(self, state: State) -> State:
         """The state that the metrics have after all ranks' samples."""
-        # That of Keras's metrics consists of sums. Keras assumes it of others
-        # too, but the maximum of something, say, is none.
         is_sum = [
-            isinstance(metric, keras.metrics.Mean)
-            or type(metric).__module__.startswith("keras.")
-            for metric in _metrics(self.model)
+            consists_of_sums(metric)
+            for metric in metrics_of(self.model)
             for _ in metric.variables
         ]
         own = [v.ravel() for v, add in zip(state, is_sum, strict=True) if add]
@@ -158,23 +159,6 @@ class MetricAverages(keras.callbacks.Callback):
                     "every rank the same metrics and validation data."
                 )
         return sorted(set(names).intersection(*of_rank))
-
-
-def _metrics(model: Any) -> list[Any]:
-    metrics: list[Any] = []
-    for metric in model.metrics:  # what `compile` was given is one of them
-        metrics += getattr(metric, "metrics", [metric])
-    return metrics
-
-
-def _state(model: Any) -> _State:
-    return [v.numpy() for metric in _metrics(model) for v in metric.variables]
-
-
-def _set_state(model: Any, state: _State) -> None:
-    variables = [v for metric in _metrics(model) for v in metric.variables]
-    for variable, value in zip(variables, state, strict=True):
-        variable.assign(value)
 
 
 def _samples(model: Any) -> float:

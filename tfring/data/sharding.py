@@ -19,7 +19,7 @@ def shard(
     dataset: tf.data.Dataset,
     *,
     seed: int | None,
-    remainder: Literal["drop", "pad"] = "drop",
+    remainder: Literal["drop", "pad", "keep"] = "drop",
     buffer_size: int | None = None,
 ) -> tf.data.Dataset:
     """Shuffles a dataset alike on all ranks, and gives each its part.
@@ -31,7 +31,8 @@ def shard(
 
     The elements that are left over when the dataset does not divide by the
     number of ranks, fewer than `size()`, are dropped or padded. With a new
-    order in every epoch they are others each time.
+    order in every epoch they are others each time. For `tfring.metrics`, which
+    takes unequal parts, they are kept.
 
     Every rank reads all shuffled elements. So shard small ones, file names or
     indices, and load, `map`, `batch` and `prefetch` after it. The new order
@@ -48,7 +49,8 @@ def shard(
             epoch.
         remainder: "drop" leaves out the elements that are left over. "pad"
             keeps them, and gives the ranks that have none left one of them
-            again: for that one element two or more ranks agree.
+            again: for that one element two or more ranks agree. "keep" leaves
+            the first ranks one element more than the others.
         buffer_size: Elements in the buffer of the shuffle, as in
             `Dataset.shuffle`; by default all of them. Needed with a seed where
             the dataset is infinite or its cardinality is unknown.
@@ -61,8 +63,8 @@ def shard(
         RuntimeError: It was called while tracing a `tf.function`.
         TypeError: `dataset` is no `tf.data.Dataset`, or `seed` no integer.
         ValueError: `buffer_size` is missing or not positive, `remainder` is
-            neither "drop" nor "pad", or, on every rank, the ranks have
-            different datasets or arguments.
+            none of these, or, on every rank, the ranks have different datasets
+            or arguments.
 
     Example:
 
@@ -87,9 +89,10 @@ def shard(
             f"{type(dataset).__name__}. Use "
             "tf.data.Dataset.from_tensor_slices for arrays."
         )
-    if remainder not in ("drop", "pad"):
+    if remainder not in ("drop", "pad", "keep"):
         raise ValueError(
-            f"shard: remainder must be 'drop' or 'pad', got {remainder!r}."
+            "shard: remainder must be 'drop', 'pad' or 'keep', got "
+            f"{remainder!r}."
         )
     cardinality = int(dataset.cardinality())
     if seed is not None:
@@ -106,7 +109,7 @@ def shard(
     rank, size = runtime.rank(), runtime.size()
     if size == 1:
         return dataset
-    if cardinality == tf.data.INFINITE_CARDINALITY:
+    if remainder == "keep" or cardinality == tf.data.INFINITE_CARDINALITY:
         return dataset.shard(size, rank)
     known = cardinality != tf.data.UNKNOWN_CARDINALITY
     if known and (remainder == "drop" or cardinality % size == 0):

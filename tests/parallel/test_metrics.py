@@ -1,0 +1,237 @@
+"""Evaluation and prediction by all ranks are those of one with all the data."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+# No multiple of 2, 3 or 4.
+ROWS = 37
+
+
+class Largest(keras.metrics.Metric):
+    """Nothing that could be added up."""
+
+    def __init__(self, name="largest"):
+        super().__init__(name=name)
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        largest = tf.reduce_max(tf.cast(y_true, tf.float32))
+        self.largest.assign(tf.maximum(self.largest, largest))
+
+    def result(self):
+        return self.largest + 0.0
+
+
+class Bias(keras.metrics.Mean):
+    """A mean of one's own."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        difference = keras.ops.cast(y_pred, "float32") - keras.ops.cast(
+            y_true, "float32"
+        )
+        super().update_state(difference, sample_weight)
+
+
+class Model(keras.Model):
+    """One without variables before its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(ROWS, 4)).astype(np.float32)
+    y = np.eye(3, dtype=np.float32)[rng.integers(0, 3, ROWS)]
+    return x, y, rng.random(ROWS).astype(np.float32)
+
+
+def compiled(model, *metrics):
+    model.compile(
+        loss="categorical_crossentropy",
+        metrics=[
+            "accuracy",
+            keras.metrics.AUC(name="auc"),
+            keras.metrics.R2Score(name="r2"),
+            keras.metrics.F1Score(average=None, name="f1"),
+            Bias(name="bias"),
+            *metrics,
+        ],
+        weighted_metrics=[keras.metrics.Recall(name="recall"), "mse"],
+    )
+    return model
+
+
+def same_weights(model):
+    model(np.zeros((1, 4), np.float32))
+    tfring.broadcast_variables(model.variables, 0)
+    return model
+
+
+def parts(size, kind):
+    """The rows of each rank."""
+    if kind == "dealt":
+        return [np.arange(ROWS)[r::size] for r in range(size)]
+    if kind == "unequal":
+        ends = [ROWS * (r + 1) ** 2 // size**2 for r in range(size)]
+    else:  # the last rank has none, unless it is alone
+        ends = [ROWS * (r + 1) // max(size - 1, 1) for r in range(size)]
+    return np.split(np.arange(ROWS), np.minimum(ends, ROWS)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("dealt", "arrays"),
+        ("unequal", "dataset"),
+        ("none", "arrays"),
+        ("none", "dataset"),
+    ],
+)
+def test_evaluation_is_that_of_one_process(kind, given, data, rank, size):
+    model = same_weights(compiled(Model(), Largest()))
+    mine = [array[parts(size, kind)[rank]] for array in data]
+    if given == "arrays":
+        x, y, weights = mine
+        arguments = {"x": x, "y": y, "sample_weight": weights, "batch_size": 5}
+    else:
+        rows = tf.data.Dataset.from_tensor_slices(tuple(mine)).batch(5)
+        arguments = {"x": rows.filter(lambda *_: True)}  # cardinality unknown
+    together = tfring.metrics.evaluate(
+        model, **arguments, verbose=0, merge={"largest": tfring.Max}
+    )
+    x, y, weights = data
+    alone = model.evaluate(
+        x, y, sample_weight=weights, batch_size=5, verbose=0, return_dict=True
+    )
+    assert together.keys() == alone.keys()
+    for name, value in alone.items():
+        np.testing.assert_allclose(
+            together[name], value, rtol=2e-6, atol=1e-7, err_msg=name
+        )
+    everyones = tfring.allgather_object(repr(together))
+    assert len(set(everyones)) == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "kind"),
+    [("dealt", "dealt"), ("blocks", "unequal"), ("blocks", "none")],
+)
+def test_predictions_come_in_the_order_of_the_data(
+    order, kind, data, rank, size
+):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    model = keras.Model(
+        inputs,
+        {
+            "class": keras.layers.Dense(3)(hidden),
+            "row": keras.ops.cast(inputs[:, 0] * 1000, "int32"),
+        },
+    )
+    same_weights(model)
+    x = data[0][parts(size, kind)[rank]]
+    together = tfring.metrics.predict(
+        model, x, batch_size=4, verbose=0, order=order
+    )
+    alone = model.predict(data[0], batch_size=4, verbose=0)
+    assert together.keys() == alone.keys()
+    np.testing.assert_array_equal(together["row"], alone["row"])
+    assert together["row"].dtype == np.int32
+    np.testing.assert_allclose(together["class"], alone["class"], rtol=1e-5)
+    everyones = tfring.allgather_object(together["class"].tobytes())
+    assert len(set(everyones)) == 1
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad"])
+def test_predictions_of_a_shard(remainder, data, size):
+    model = same_weights(Model())
+    rows = tf.data.Dataset.from_tensor_slices(data[0])
+    mine = tfring.data.shard(rows, seed=None, remainder=remainder).batch(4)
+    together = tfring.metrics.predict(model, mine, verbose=0)
+    alone = model.predict(data[0], batch_size=4, verbose=0)
+    assert len(together) == (-(-ROWS // size) * size if size > 1 else ROWS) or (
+        remainder == "keep" and len(together) == ROWS
+    )
+    np.testing.assert_allclose(together[:ROWS], alone, rtol=1e-5)
+
+
+def test_what_cannot_be_merged_is_named(data):
+    x, y, _ = data
+    model = same_weights(compiled(Model(), Largest(name="top")))
+    with pytest.raises(ValueError, match=r"'top' \(Largest\).*merge=.'top'"):
+        tfring.metrics.evaluate(model, x, y, verbose=0)
+    with pytest.raises(ValueError, match=r"merge names other; .* auc, .*top"):
+        tfring.metrics.evaluate(
+            *(model, x, y),
+            verbose=0,
+            merge={"top": tfring.Max, "other": tfring.Sum},
+        )
+    with pytest.raises(TypeError, match="of Sum, Max, Min and Product"):
+        tfring.metrics.evaluate(model, x, y, merge={"top": tfring.Average})
+
+    class Own(Model):
+        def test_step(self, batch):
+            return {"distance": tf.reduce_sum(self(batch[0]))}
+
+    model = Own()
+    model.compile(loss="mse")
+    with pytest.raises(ValueError, match=r"returns distance, which .* none of"):
+        tfring.metrics.evaluate(model, x, y, verbose=0)
+
+
+def test_an_error_of_one_rank_is_raised_on_all(data, rank, size):
+    model = same_weights(compiled(Model()))
+    x, y, _ = data
+    wrong = rank == size - 1
+    for call, own in (
+        (
+            lambda: tfring.metrics.evaluate(
+                model, x[:, :3] if wrong else x, y, verbose=0
+            ),
+            "evaluate",
+        ),
+        (
+            lambda: tfring.metrics.predict(
+                model, x[:, :3] if wrong else x, verbose=0
+            ),
+            "predict",
+        ),
+    ):
+        if wrong:
+            with pytest.raises(ValueError, match="shape"):
+                call()
+        else:
+            with pytest.raises(
+                RuntimeError, match=rf"{own}: rank {size - 1} failed: Value"
+            ):
+                call()
+
+
+def test_data_that_does_not_fit(data, rank, size):
+    model = same_weights(compiled(Model()))
+    x, y, _ = data
+    with pytest.raises(ValueError, match="has data"):
+        tfring.metrics.evaluate(model, None, None)
+    with pytest.raises(ValueError, match="has data"):
+        tfring.metrics.predict(model, x[:0])
+    with pytest.raises(ValueError, match="'dealt' or 'blocks', got 'rows'"):
+        tfring.metrics.predict(model, x, order="rows")
+    if size == 1:
+        return
+    with pytest.raises(ValueError, match=r"not dealt out .*'?keep"):
+        tfring.metrics.predict(model, x[: 1 + 2 * rank], verbose=0)
+    other = compiled(Model(), *[Bias(name="more")][: size - 1 - rank])
+    with pytest.raises(ValueError, match="ranks have different metrics"):
+        tfring.metrics.evaluate(same_weights(other), x, y, verbose=0)

@@ -1,0 +1,52 @@
+"""The states of a model's metrics: of what they consist, how they are set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+# The values of the variables of a model's metrics.
+State = list[np.ndarray[Any, Any]]
+
+# How many variables they have.
+_OF_SUMS = {keras.metrics.Mean: 2, keras.metrics.Sum: 1}
+
+
+def metrics_of(model: Any) -> list[Any]:
+    metrics: list[Any] = []
+    for metric in model.metrics:  # what `compile` was given is one of them
+        metrics += getattr(metric, "metrics", [metric])
+    return metrics
+
+
+def state_of(model: Any) -> State:
+    return [v.numpy() for metric in metrics_of(model) for v in metric.variables]
+
+
+def set_state(model: Any, state: State) -> None:
+    variables = [v for metric in metrics_of(model) for v in metric.variables]
+    for variable, value in zip(variables, state, strict=True):
+        variable.assign(value)
+
+
+def consists_of_sums(metric: Any) -> bool:
+    """Tells whether a metric's state is known to be sums over samples.
+
+    That of Keras's own is. Keras assumes it of others, too (`aggregation`), but
+    the maximum of something, say, is none.
+    """
+    ancestors = type(metric).__mro__
+    known = next(
+        i for i, kind in enumerate(ancestors) if kind.__module__[:6] == "keras."
+    )
+    if ancestors[known] is keras.metrics.Metric:
+        return False
+    if not any("update_state" in vars(kind) for kind in ancestors[:known]):
+        return True
+    # It computes something, of which Keras's class takes the mean or the sum.
+    return any(
+        isinstance(metric, kind) and len(metric.variables) == count
+        for kind, count in _OF_SUMS.items()
+    )

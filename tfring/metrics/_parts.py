@@ -1,0 +1,46 @@
+"""What `evaluate` and `predict` have in common: ranks without data, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def has_samples(x: Any) -> bool:
+    """Tells whether a rank has any data; Keras needs some.
+
+    Of a dataset whose cardinality is unknown the first element is read.
+    """
+    if x is None:
+        return False
+    if isinstance(x, tf.data.Dataset):
+        cardinality = int(x.cardinality())
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return any(True for _ in x.take(1))
+        return cardinality != 0
+    if isinstance(x, keras.utils.PyDataset):
+        return bool(x.num_batches != 0)
+    leaves = [leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")]
+    return all(len(leaf) > 0 for leaf in leaves)
+
+
+def raise_errors(
+    function: str, own: Exception | None, everyones: dict[int, str | None]
+) -> None:
+    """Raises an error on every rank if there was one on any.
+
+    Args:
+        function: The function called, for messages.
+        own: This rank's.
+        everyones: By rank, the same on all of them.
+
+    Raises:
+        Exception: This rank's, or a `RuntimeError` that has that of another.
+    """
+    if own is not None:
+        raise own
+    for rank, error in everyones.items():
+        if error is not None:
+            raise RuntimeError(f"{function}: rank {rank} failed: {error}")
