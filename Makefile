@@ -54,9 +54,16 @@ $(VENV)/.ready: pyproject.toml tools/tfring_build/find.py
 # is in .venv.  The library comes first, by itself, so that one sees it grow.
 library: $(VENV)/.ready
 	$(BIN)/python setup.py --quiet build_ext --inplace
+# By its requirements keras_hub would bring tensorflow, the CUDA build, in beside
+# tensorflow-cpu, for tensorflow-text, without which its models work.
+KERAS_HUB := keras-hub==0.32.0 kagglehub==1.0.3 kagglesdk==0.1.38 \
+  pyyaml==6.0.3 regex==2026.11.15 sentencepiece==0.2.3 tokenizers==0.23.3 \
+  tqdm==4.70.1
 $(VENV)/.installed: pyproject.toml setup.py | library
 	$(PIP) install --quiet --no-build-isolation \
 	  --editable .[examples,test,dev]
+	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	  then $(PIP) install --quiet --no-deps $(KERAS_HUB); fi
 	touch $@
 build: library $(VENV)/.installed
 
@@ -109,7 +116,7 @@ unit-test: build
 # itself; on three what depends on their number; on four, which follow three, the
 # collectives and process sets.
 WHOLE := data_service docs fit_agreement large loading local_variables offload \
-  training undistributed xla_stress
+  training undistributed user_scripts xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   join_callback process_sets set_collectives training_sets
 LEFT_OUT_3 := $(WHOLE) callbacks compressors consistency data join_callback \
@@ -130,7 +137,7 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
 ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
   join_callback loading metric_average metrics not_broadcast offload runtime seeds \
-  timeline topology undistributed
+  timeline topology undistributed user_scripts
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
 gpu-test: build

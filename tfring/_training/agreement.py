@@ -20,7 +20,11 @@ from tfring._ops.agreement import gather_json
 from tfring._ops.allreduce import allreduce
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
-from tfring._training.model_state import broadcast_model, has_variables
+from tfring._training.model_state import (
+    broadcast_model,
+    has_variables,
+    optimizers_of,
+)
 from tfring._training.optimizer_class import Distributed, with_inner
 from tfring._training.weights import (
     all_in_one,
@@ -258,16 +262,8 @@ def check_alike(
 
 
 def distributed_optimizers(model: Any) -> Iterator[Any]:
-    """The optimizers of a model that reduce gradients, also those inside one.
-
-    A model may have several, as a pair that is trained against each other.
-    """
-    found = {
-        id(value): value
-        for value in [getattr(model, "optimizer", None), *vars(model).values()]
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-    for optimizer in found.values():
+    """A model's optimizers that reduce gradients, also those inside another."""
+    for optimizer in optimizers_of(model):
         for each in with_inner(optimizer):
             if isinstance(each, Distributed):
                 yield each

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import keras
+
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.devices import on_device
@@ -18,6 +20,19 @@ def has_variables(model: Any) -> bool:
     """
     layers = model.layers
     return model.built or bool(layers and all(each.built for each in layers))
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The model's optimizer, and those that its attributes are.
+
+    A model may have several, as a pair that is trained against each other.
+    """
+    found = {
+        id(value): value
+        for value in [getattr(model, "optimizer", None), *vars(model).values()]
+        if isinstance(value, keras.optimizers.Optimizer)
+    }
+    return list(found.values())
 
 
 def broadcast_model(
@@ -35,7 +50,8 @@ def broadcast_model(
     remain each rank's own.
 
     Args:
-        model: A Keras model that has been built. Its optimizer is, if need be.
+        model: A Keras model that has been built. Its optimizer is, if need be;
+            another that is an attribute of the model takes part if it is built.
         root_rank: The rank whose state all others take.
         local_variables: The model's variables that stay as they are.
         device: Where the collective is placed.
@@ -50,11 +66,11 @@ def broadcast_model(
         if id(v) not in of_metrics
         and not any(v in local for local in local_variables)
     ]
-    optimizer = model.optimizer
-    if optimizer is not None:
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        variables += optimizer.variables
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    for optimizer in optimizers_of(model):
+        if optimizer.built:
+            variables += optimizer.variables
     with on_device(device):
         broadcast_variables(
             variables,

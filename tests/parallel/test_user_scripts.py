@@ -1,0 +1,436 @@
+"""Scripts as users have them do on ranks what they did on one.
+
+Models and data are `user_scripts`'s, which knows no tfring; here are the lines
+that its user adds, and what he may expect: the same bits on all ranks, the
+weights of one process with the global batch where noise is the same, other
+noise on each rank, files that plain Keras loads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import user_scripts
+
+import tfring
+
+_BATCH = 8  # of a rank
+
+# What is compared with it trains on each rank alone, which is meant.
+pytestmark = pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
+
+
+def start_from_rank_0():
+    return tfring.callbacks.BroadcastGlobalVariablesCallback(0)
+
+
+@pytest.fixture(autouse=True)
+def _seeds(rank):
+    # Other ones on each rank, as a new user's script has none.
+    keras.utils.set_random_seed(100 + rank)
+    yield
+    keras.backend.clear_session()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Saves a model with an output of it, for the last test."""
+    folder = tmp_path_factory.mktemp("saved")
+
+    def save(name, model, given):
+        if tfring.rank() == 0:
+            model.save(folder / f"{name}.keras")
+            output = model(given, training=False)
+            if isinstance(output, list):
+                output = output[0]
+            if not isinstance(given, dict):
+                given = {"": given}
+            given = {f"in_{key}": value for key, value in given.items()}
+            np.savez(folder / f"{name}.npz", output=output.numpy(), **given)
+
+    save.folder = folder
+    return save
+
+
+def assert_same_on_all_ranks(*models):
+    own = [v.numpy() for m in models for v in m.trainable_variables]
+    everyones = tfring.allgather_object([v.tobytes() for v in own])
+    assert all(others == everyones[0] for others in everyones)
+    assert all(np.isfinite(v).all() for v in own)
+
+
+def assert_as_alone(model, alone):
+    for own, other in zip(
+        model.trainable_variables, alone.trainable_variables, strict=True
+    ):
+        np.testing.assert_allclose(
+            *(own.numpy(), other.numpy()),
+            rtol=1e-4,
+            atol=2e-6,
+            err_msg=own.path,
+        )
+
+
+def assert_noise_differs(model, *inputs):
+    """Whatever `model` gives with noise is each rank's own."""
+    output = model(*inputs, training=True)
+    everyones = tfring.allgather_object(np.asarray(output).tobytes())
+    assert len(set(everyones)) == len(everyones)
+
+
+def give_weights_of_rank_0(model, source):
+    """Gives `model`, of the same layers, the weights that rank 0 has."""
+    model.set_weights(tfring.broadcast_object(source.get_weights(), 0))
+
+
+def test_cnn_with_augmentation(rank, size, saved, tmp_path):
+    """With all of Keras's callbacks, as one has them in the list."""
+    folder = Path(tfring.broadcast_object(str(tmp_path), 0))
+    x, y = user_scripts.images(64)
+    x, y = x[rank::size], y[rank::size]
+    model = user_scripts.cnn()
+    model.compile(
+        tfring.DistributedOptimizer("adam"),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    history = model.fit(
+        *(x, y),
+        batch_size=_BATCH,
+        epochs=3,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[
+            start_from_rank_0(),
+            keras.callbacks.EarlyStopping(patience=2),
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=0),
+            keras.callbacks.ModelCheckpoint(
+                folder / "best.keras", save_best_only=True
+            ),
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+            keras.callbacks.BackupAndRestore(folder / "backup"),
+            keras.callbacks.TerminateOnNaN(),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None),
+        ],
+    ).history
+    assert_same_on_all_ranks(model)
+    assert_noise_differs(model, np.tile(x[:1], (16, 1, 1, 1)))
+    everyones = tfring.allgather_object(history)
+    assert all(others == everyones[0] for others in everyones)
+    best = keras.saving.load_model(folder / "best.keras")
+    together = tfring.metrics.evaluate(best, x, y, verbose=0)
+    np.testing.assert_allclose(
+        together["loss"], min(history["val_loss"]), rtol=1e-5
+    )
+    assert len((folder / "log.csv").read_text().splitlines()) == 1 + len(
+        history["loss"]
+    )
+    saved("cnn", model, x[:4])
+
+
+def token_loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def test_gpt(size, saved):
+    model, alone = user_scripts.gpt(), user_scripts.gpt()
+    give_weights_of_rank_0(alone, model)
+    rows = tf.data.Dataset.from_tensor_slices(user_scripts.texts(64))
+    model.compile(
+        tfring.DistributedOptimizer(
+            keras.optimizers.AdamW(0.01, global_clipnorm=1.0, epsilon=1e-3)
+        ),
+        token_loss(),
+    )
+    model.fit(
+        tfring.data.shard(rows, seed=None).batch(_BATCH),
+        epochs=2,
+        verbose=0,
+        callbacks=[start_from_rank_0()],
+    )
+    assert_same_on_all_ranks(model)
+    alone.compile(
+        keras.optimizers.AdamW(0.01, global_clipnorm=1.0, epsilon=1e-3),
+        token_loss(),
+    )
+    alone.fit(rows.batch(_BATCH * size), epochs=2, verbose=0)
+    assert_as_alone(model, alone)
+    saved("gpt", model, user_scripts.texts(4)[0])
+
+
+def test_gan(rank, size, saved):
+    x, _ = user_scripts.images(64)
+    gan = user_scripts.GAN(
+        user_scripts.discriminator(), user_scripts.generator()
+    )
+    before = [v.numpy() for v in gan.trainable_variables]
+    gan.compile(
+        d_optimizer=tfring.DistributedOptimizer(keras.optimizers.Adam(0.0003)),
+        g_optimizer=tfring.DistributedOptimizer(keras.optimizers.Adam(0.0003)),
+        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    # As if rank 0 had loaded a checkpoint, also of the optimizers.
+    for network, optimizer in (
+        (gan.discriminator, gan.d_optimizer),
+        (gan.generator, gan.g_optimizer),
+    ):
+        optimizer.build(network.trainable_variables)
+        if rank == 0:
+            for momentum in optimizer.variables[2:]:
+                momentum.assign(keras.ops.full(momentum.shape, 0.5))
+    gan.fit(
+        x[rank::size],
+        batch_size=_BATCH,
+        epochs=2,
+        verbose=0,
+        callbacks=[start_from_rank_0()],
+    )
+    assert_same_on_all_ranks(gan.discriminator, gan.generator)
+    assert any(
+        (old != new.numpy()).any()
+        for old, new in zip(before, gan.trainable_variables, strict=True)
+    )
+    assert_noise_differs(
+        lambda training: keras.random.normal((4,), seed=gan.seed_generator)
+    )
+    saved("gan", gan.generator, np.ones((2, user_scripts.LATENT), np.float32))
+
+
+def test_wgan_gp(size, saved):
+    def make():
+        return user_scripts.WGANGP(
+            user_scripts.discriminator(), user_scripts.generator()
+        )
+
+    def adam():
+        return keras.optimizers.Adam(0.002, beta_1=0.5, epsilon=1e-3)
+
+    rng = np.random.default_rng(2)
+    x, _ = user_scripts.images(48)
+    noise = rng.normal(size=(48, 3, user_scripts.LATENT)).astype(np.float32)
+    alpha = rng.random((48, 2)).astype(np.float32)
+    rows = tf.data.Dataset.from_tensor_slices(((x, noise, alpha),))
+    rows = rows.map(lambda row: row)
+    wgan, alone = make(), make()
+    give_weights_of_rank_0(alone.critic, wgan.critic)
+    give_weights_of_rank_0(alone.generator, wgan.generator)
+    wgan.compile(
+        tfring.DistributedOptimizer(adam()), tfring.DistributedOptimizer(adam())
+    )
+    mine = tfring.data.shard(rows, seed=None).batch(_BATCH)
+    wgan.fit(mine, epochs=2, verbose=0, callbacks=[start_from_rank_0()])
+    assert_same_on_all_ranks(wgan.critic, wgan.generator)
+    alone.compile(adam(), adam())
+    alone.fit(rows.batch(_BATCH * size), epochs=2, verbose=0)
+    assert_as_alone(wgan, alone)
+    saved("wgan", wgan.critic, x[:2])
+
+
+def test_vae(rank, size, saved):
+    x, _ = user_scripts.images(64)
+    x = x[rank::size]
+    vae = user_scripts.VAE()
+    vae.compile(tfring.DistributedOptimizer(keras.optimizers.Adam()))
+    history = vae.fit(
+        x,
+        batch_size=_BATCH,
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            start_from_rank_0(),
+            tfring.callbacks.MetricAverageCallback(),
+        ],
+    ).history
+    assert_same_on_all_ranks(vae.encoder, vae.decoder)
+    assert_noise_differs(lambda training: vae.encoder(x[:2] * 0)[2])
+    everyones = tfring.allgather_object(history)
+    assert all(others == everyones[0] for others in everyones)
+    saved("encoder", vae.encoder, x[:2])
+    saved("decoder", vae.decoder, np.ones((2, 3), np.float32))
+
+
+def test_keras_tuner(rank, size, tmp_path):
+    """Each rank's tuner has a folder of its own, and they choose alike."""
+    import keras_tuner
+
+    x, y = user_scripts.images(32)
+    x, y = x[rank::size], y[rank::size]
+
+    def build(hp):
+        model = keras.Sequential(
+            [
+                keras.Input((user_scripts.PIXELS, user_scripts.PIXELS, 1)),
+                keras.layers.Flatten(),
+                keras.layers.Dense(hp.Int("width", 2, 16), "relu"),
+                keras.layers.Dense(2, "softmax"),
+            ]
+        )
+        rate = hp.Float("rate", 1e-4, 1e-1, sampling="log")
+        model.compile(
+            tfring.DistributedOptimizer(keras.optimizers.Adam(rate)),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+        )
+        return model
+
+    tuner = keras_tuner.BayesianOptimization(
+        build,
+        objective="val_loss",
+        max_trials=3,
+        num_initial_points=2,
+        seed=3,
+        directory=tmp_path / str(rank),
+        project_name="bars",
+    )
+    tuner.search(
+        *(x, y),
+        validation_data=(x, y),
+        batch_size=_BATCH,
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            start_from_rank_0(),
+            tfring.callbacks.MetricAverageCallback(),
+            keras.callbacks.EarlyStopping("val_loss", patience=1),
+        ],
+    )
+    trials = sorted(
+        (trial_id, trial.score, sorted(trial.hyperparameters.values.items()))
+        for trial_id, trial in tuner.oracle.trials.items()
+    )
+    assert len(trials) == 3
+    everyones = tfring.allgather_object(trials)
+    assert all(others == everyones[0] for others in everyones)
+    [best] = tuner.get_best_models()
+    assert_same_on_all_ranks(best)
+    together = tfring.metrics.evaluate(best, x, y, verbose=0)
+    best_score = min(score for _, score, _ in trials)
+    np.testing.assert_allclose(together["loss"], best_score, rtol=1e-5)
+
+
+def make_classifier(width):
+    model = keras.Sequential(
+        [
+            keras.Input((user_scripts.PIXELS**2,)),
+            keras.layers.Dense(width, "relu"),
+            keras.layers.Dense(2, "softmax"),
+        ]
+    )
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.Adam(0.01)),
+        "sparse_categorical_crossentropy",
+    )
+    return model
+
+
+def test_scikeras(rank, size):
+    import pickle
+
+    from scikeras.wrappers import KerasClassifier
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = user_scripts.images(64)
+    x = x.reshape(64, -1)
+    classifier = KerasClassifier(
+        make_classifier,
+        model__width=4,
+        batch_size=_BATCH,
+        epochs=2,
+        verbose=0,
+        callbacks=[start_from_rank_0()],
+    )
+    pipeline = make_pipeline(StandardScaler(), classifier)
+    # All folds on all ranks, of their own part each.
+    search = GridSearchCV(
+        pipeline,
+        {"kerasclassifier__model__width": [2, 8]},
+        cv=2,
+        scoring=lambda estimator, x, y: float(
+            tfring.allreduce(estimator.score(x, y), op=tfring.Average)
+        ),
+    )
+    search.fit(x[rank::size], y[rank::size])
+    everyones = tfring.allgather_object(
+        (search.best_params_, search.cv_results_["mean_test_score"].tolist())
+    )
+    assert all(others == everyones[0] for others in everyones)
+    fitted = search.best_estimator_[-1]
+    assert_same_on_all_ranks(fitted.model_)
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(
+        again.predict_proba(x), fitted.predict_proba(x)
+    )
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="keras_hub needs Python 3.11"
+)
+def test_keras_hub(size, saved):
+    import keras_hub
+
+    def make():
+        backbone = keras_hub.models.GPT2Backbone(
+            vocabulary_size=user_scripts.LETTERS,
+            num_layers=1,
+            num_heads=2,
+            hidden_dim=16,
+            intermediate_dim=32,
+            dropout=0.0,
+            max_sequence_length=user_scripts.LENGTH,
+        )
+        return keras_hub.models.GPT2CausalLM(
+            backbone=backbone, preprocessor=None
+        )
+
+    def adam():
+        return keras.optimizers.Adam(0.01, epsilon=1e-3)
+
+    given, expected = user_scripts.texts(64)
+    given = {"token_ids": given, "padding_mask": np.ones_like(given)}
+    rows = tf.data.Dataset.from_tensor_slices((given, expected))
+    model, alone = make(), make()
+    give_weights_of_rank_0(alone, model)
+    model.compile(tfring.DistributedOptimizer(adam()), token_loss())
+    model.fit(
+        tfring.data.shard(rows, seed=None).batch(_BATCH),
+        verbose=0,
+        callbacks=[start_from_rank_0()],
+    )
+    assert_same_on_all_ranks(model)
+    alone.compile(adam(), token_loss())
+    alone.fit(rows.batch(_BATCH * size), verbose=0)
+    assert_as_alone(model, alone)
+    saved("keras_hub", model, {key: value[:2] for key, value in given.items()})
+
+
+def test_files_load_in_plain_keras(rank, saved):
+    # The last one, in one process for all files.
+    if rank == 0:
+        files = sorted(map(str, saved.folder.glob("*.keras")))
+        assert len(files) == 7 - (sys.version_info < (3, 11))
+        result = subprocess.run(
+            [sys.executable, user_scripts.__file__, *files],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=100,
+            env={
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("OMPI_", "PMI", "PRTE"))
+            },
+        )
+        assert f"{len(files)} files, largest difference 0.0\n" in (
+            result.stdout
+        ), result.stderr
+    tfring.barrier()

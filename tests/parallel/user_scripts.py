@@ -1,0 +1,253 @@
+"""What a user has before tfring comes in: models and data, in plain Keras.
+
+`python user_scripts.py FILE.keras...` loads each of the files, beside which
+FILE.npz has an input and the output for it, and prints the largest difference.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+LATENT = 3
+PIXELS = 8
+LETTERS = 11
+LENGTH = 6
+
+
+def images(count):
+    """Bars, upright or lying, and which."""
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, 2, count)
+    x = rng.normal(0, 0.1, (count, PIXELS, PIXELS, 1)).astype(np.float32)
+    for image, kind, place in zip(
+        x, kinds, rng.integers(0, PIXELS, count), strict=True
+    ):
+        (image if kind else image.swapaxes(0, 1))[place] += 1
+    return x, kinds
+
+
+def texts(count):
+    rng = np.random.default_rng(1)
+    text = rng.integers(0, LETTERS, (count, LENGTH + 1))
+    return text[:, :-1], text[:, 1:]
+
+
+def cnn():
+    return keras.Sequential(
+        [
+            keras.Input((PIXELS, PIXELS, 1)),
+            layers.RandomFlip("horizontal"),
+            layers.RandomTranslation(0.2, 0.2),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(2, activation="softmax"),
+        ]
+    )
+
+
+def gpt(width=16):
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(LETTERS, width)(inputs)
+    positions = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
+    x += layers.Embedding(LENGTH, width)(positions)
+    y = layers.LayerNormalization()(x)
+    x += layers.MultiHeadAttention(2, width // 2)(y, y, use_causal_mask=True)
+    y = layers.LayerNormalization()(x)
+    x += layers.Dense(width)(layers.Dense(2 * width, "gelu")(y))
+    return keras.Model(inputs, layers.Dense(LETTERS)(x))
+
+
+def generator():
+    return keras.Sequential(
+        [
+            keras.Input((LATENT,)),
+            layers.Dense(PIXELS * PIXELS, activation="tanh"),
+            layers.Reshape((PIXELS, PIXELS, 1)),
+        ]
+    )
+
+
+def discriminator():
+    return keras.Sequential(
+        [
+            keras.Input((PIXELS, PIXELS, 1)),
+            layers.Conv2D(4, 3, strides=2),
+            layers.LeakyReLU(0.2),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+
+
+class GAN(keras.Model):
+    """As in Keras's examples: two optimizers in `compile`."""
+
+    def __init__(self, discriminator, generator):
+        super().__init__()
+        self.discriminator = discriminator
+        self.generator = generator
+        self.seed_generator = keras.random.SeedGenerator(7)
+        self.d_loss_tracker = keras.metrics.Mean(name="d_loss")
+        self.g_loss_tracker = keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer = d_optimizer
+        self.g_optimizer = g_optimizer
+        self.loss_fn = loss_fn
+
+    @property
+    def metrics(self):
+        return [self.d_loss_tracker, self.g_loss_tracker]
+
+    def train_step(self, real):
+        batch = ops.shape(real)[0]
+        noise = keras.random.normal((batch, LATENT), seed=self.seed_generator)
+        both = ops.concatenate([self.generator(noise), real], axis=0)
+        labels = ops.concatenate([ops.ones((batch, 1)), ops.zeros((batch, 1))])
+        labels += 0.05 * keras.random.uniform(
+            ops.shape(labels), seed=self.seed_generator
+        )
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.discriminator(both))
+        variables = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(
+            zip(tape.gradient(d_loss, variables), variables, strict=True)
+        )
+        noise = keras.random.normal((batch, LATENT), seed=self.seed_generator)
+        with tf.GradientTape() as tape:
+            predictions = self.discriminator(self.generator(noise))
+            g_loss = self.loss_fn(ops.zeros((batch, 1)), predictions)
+        variables = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(
+            zip(tape.gradient(g_loss, variables), variables, strict=True)
+        )
+        self.d_loss_tracker.update_state(d_loss)
+        self.g_loss_tracker.update_state(g_loss)
+        return {m.name: m.result() for m in self.metrics}
+
+
+class WGANGP(keras.Model):
+    """With a penalty on the critic's gradient; its noise comes with the data.
+
+    So one process with the global batch does the same as several.
+    """
+
+    def __init__(self, critic, generator, critic_steps=2):
+        super().__init__()
+        self.critic = critic
+        self.generator = generator
+        self.critic_steps = critic_steps
+
+    def compile(self, c_optimizer, g_optimizer):
+        super().compile()
+        self.c_optimizer = c_optimizer
+        self.g_optimizer = g_optimizer
+
+    def gradient_penalty(self, real, fake, alpha):
+        between = real + alpha[:, None, None, None] * (fake - real)
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            predictions = self.critic(between, training=True)
+        gradients = tape.gradient(predictions, between)
+        norm = ops.sqrt(ops.sum(ops.square(gradients), axis=[1, 2, 3]))
+        return ops.mean((norm - 1.0) ** 2)
+
+    def train_step(self, batch):
+        real, noise, alpha = batch
+        for step in range(self.critic_steps):
+            with tf.GradientTape() as tape:
+                fake = self.generator(noise[:, step], training=True)
+                c_loss = (
+                    ops.mean(self.critic(fake, training=True))
+                    - ops.mean(self.critic(real, training=True))
+                    + 10.0 * self.gradient_penalty(real, fake, alpha[:, step])
+                )
+            variables = self.critic.trainable_variables
+            self.c_optimizer.apply(tape.gradient(c_loss, variables), variables)
+        with tf.GradientTape() as tape:
+            fake = self.generator(noise[:, -1], training=True)
+            g_loss = -ops.mean(self.critic(fake, training=True))
+        variables = self.generator.trainable_variables
+        self.g_optimizer.apply(tape.gradient(g_loss, variables), variables)
+        return {"c_loss": c_loss, "g_loss": g_loss}
+
+
+@keras.saving.register_keras_serializable("user_scripts")
+class Sampling(layers.Layer):
+    """Draws from the distribution that mean and logarithm of variance give."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed_generator = keras.random.SeedGenerator(1337)
+
+    def call(self, inputs):
+        mean, log_var = inputs
+        noise = keras.random.normal(ops.shape(mean), seed=self.seed_generator)
+        return mean + ops.exp(0.5 * log_var) * noise
+
+
+class VAE(keras.Model):
+    def __init__(self):
+        super().__init__()
+        inputs = keras.Input((PIXELS, PIXELS, 1))
+        hidden = layers.Dense(16, "relu")(layers.Flatten()(inputs))
+        mean = layers.Dense(LATENT, name="mean")(hidden)
+        log_var = layers.Dense(LATENT, name="log_var")(hidden)
+        z = Sampling()([mean, log_var])
+        self.encoder = keras.Model(inputs, [mean, log_var, z])
+        self.decoder = generator()
+        self.trackers = [
+            keras.metrics.Mean(name=name) for name in ("loss", "kl_loss")
+        ]
+
+    @property
+    def metrics(self):
+        return self.trackers
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            mean, log_var, z = self.encoder(data)
+            squares = ops.sum((data - self.decoder(z)) ** 2, axis=(1, 2, 3))
+            kl_loss = -0.5 * (1 + log_var - mean**2 - ops.exp(log_var))
+            kl_loss = ops.mean(ops.sum(kl_loss, axis=1))
+            loss = ops.mean(squares) + kl_loss
+        grads = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(
+            zip(grads, self.trainable_weights, strict=True)
+        )
+        for tracker, value in zip(self.trackers, (loss, kl_loss), strict=True):
+            tracker.update_state(value)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def main(paths):
+    largest = 0.0
+    for path in paths:
+        if "keras_hub" in path:
+            import keras_hub  # noqa: F401 (its classes are registered)
+        model = keras.saving.load_model(path)
+        with np.load(path.replace(".keras", ".npz")) as saved:
+            # Eagerly, as they were computed: XLA and graphs may round others.
+            given = {
+                name.removeprefix("in_"): saved[name]
+                for name in saved
+                if name.startswith("in_")
+            }
+            output = model(given.get("", given), training=False)
+            if isinstance(output, list):  # of an encoder: its mean
+                output = output[0]
+            largest = max(largest, np.abs(output - saved["output"]).max())
+    assert "tfring" not in sys.modules
+    print(f"{len(paths)} files, largest difference {largest}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
