@@ -122,8 +122,8 @@ LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
 LEFT_OUT_3 := $(WHOLE) callbacks compressors consistency data join_callback \
   metric_average sessions
 LEFT_OUT_4 := $(LEFT_OUT_3) averages compression disagreements elastic gradients \
-  metrics names not_broadcast objects optimizer runtime seeds state sync_batch_norm \
-  timeline topology xla
+  metrics monitor names not_broadcast objects optimizer runtime seeds state \
+  sync_batch_norm timeline topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
@@ -136,8 +136,8 @@ parallel-test/%: build
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
 ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
-  join_callback loading metric_average metrics not_broadcast offload runtime seeds \
-  timeline topology undistributed user_scripts
+  join_callback loading metric_average metrics monitor not_broadcast offload \
+  runtime seeds timeline topology undistributed user_scripts
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
 gpu-test: build

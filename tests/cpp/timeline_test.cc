@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tfring_ops/engine/statistics.h"
 
 namespace tfring {
 namespace {
@@ -56,6 +57,42 @@ TEST(TimelineTest, RecordsOnlyBetweenStartAndStop) {
   EXPECT_EQ(event.bytes, 40);
   EXPECT_EQ(event.end_ns - event.begin_ns, 5);
   EXPECT_TRUE(timeline.Stop().events.empty());
+}
+
+TEST(StatisticsTest, ExposedIsWhatRunsWhileSomethingWaits) {
+  Statistics statistics;
+  statistics.BeginBucket(100);
+  statistics.BeginWait(110);  // exposed from here
+  statistics.BeginBucket(115);
+  statistics.BeginWait(120);
+  statistics.EndBucket(125, 7);
+  statistics.EndWait(130);
+  statistics.EndWait(140);  // to here
+  statistics.EndBucket(150, 8);
+  statistics.BeginWait(160);
+  statistics.AddNegotiation(30);
+  statistics.AddNegotiation(12);
+  statistics.AddStall();
+  const Statistics::Totals totals = statistics.totals(200);
+  EXPECT_EQ(totals.requests, 2);
+  EXPECT_EQ(totals.negotiate_ns, 42);
+  EXPECT_EQ(totals.buckets, 2);
+  EXPECT_EQ(totals.bytes, 15);
+  EXPECT_EQ(totals.running_ns, 50);
+  EXPECT_EQ(totals.exposed_ns, 30);
+  EXPECT_EQ(totals.waits, 2);
+  EXPECT_EQ(totals.stalls, 1);
+}
+
+TEST(StatisticsTest, WhatHadBegunBeforeDoesNoHarm) {
+  Statistics statistics;
+  statistics.EndBucket(10, 1);
+  statistics.EndWait(20);
+  statistics.BeginBucket(30);
+  statistics.BeginWait(25);  // read before, by another thread
+  const Statistics::Totals totals = statistics.totals(40);
+  EXPECT_EQ(totals.running_ns, 10);
+  EXPECT_EQ(totals.exposed_ns, 10);
 }
 
 TEST(TimelineTest, PhasesOfASpanFollowEachOther) {

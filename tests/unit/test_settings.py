@@ -22,3 +22,20 @@ def test_what_is_no_time(monkeypatch, text):
     monkeypatch.setenv(NAME, text)
     with pytest.raises(ValueError, match=f"{NAME}='.*' must be a number"):
         settings.seconds(NAME, 7.0)
+
+
+def test_metrics_endpoint(monkeypatch):
+    port, address = "TFRING_METRICS_PORT", "TFRING_METRICS_ADDRESS"
+    for name in (port, address):
+        monkeypatch.delenv(name, raising=False)
+    assert settings.metrics_endpoint() is None
+    monkeypatch.setenv(port, "9400")
+    assert settings.metrics_endpoint() == ("127.0.0.1", 9400)
+    monkeypatch.setenv(address, "0.0.0.0")
+    assert settings.metrics_endpoint() == ("0.0.0.0", 9400)
+    for wrong in ("http", "-1", "0", "65536"):
+        monkeypatch.setenv(port, wrong)
+        with pytest.raises(
+            ValueError, match=f"{port}='{wrong}' must be a port"
+        ):
+            settings.metrics_endpoint()

@@ -164,6 +164,7 @@ def _check_before_start(comm: Any) -> None:
             "from a thread of its own. Leave mpi4py.rc.thread_level at "
             "'multiple', or use an MPI library that provides it."
         )
+    settings.metrics_endpoint()
     unusable = native.capi().tfring_check_options()
     if unusable is not None:
         raise ValueError(unusable.decode())

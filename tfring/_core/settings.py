@@ -32,3 +32,26 @@ def seconds(variable: str, default: float) -> float:
             f"{_LONGEST_SECONDS:.0f}, 0 for never."
         )
     return value
+
+
+def metrics_endpoint() -> tuple[str, int] | None:
+    """Reads where to serve figures: the address, and local rank 0's port.
+
+    None for nowhere.
+
+    Raises:
+        ValueError: The port is no number, or out of bounds.
+    """
+    text = os.environ.get("TFRING_METRICS_PORT", "")
+    address = os.environ.get("TFRING_METRICS_ADDRESS", "") or "127.0.0.1"
+    if not text:
+        return None
+    try:
+        port = int(text)
+    except ValueError:
+        port = 0
+    if not 0 < port < 65536:
+        raise ValueError(
+            f"TFRING_METRICS_PORT='{text}' must be a port, from 1 to 65535."
+        )
+    return address, port

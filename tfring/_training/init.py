@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfring._core import runtime, timeline
+from tfring._core import monitor, runtime, timeline
 from tfring._core.process_sets import ProcessSet
 from tfring._ops.process_set_registry import (
     add_process_set,
@@ -82,6 +82,7 @@ def init(
         timeline_path = runtime.job().bcast(os.environ.get("TFRING_TIMELINE"))
         if timeline_path:
             timeline.start_timeline(timeline_path)
+        monitor.serve_where_asked()
     if process_sets is None or isinstance(process_sets, str):
         return
     add = add_process_set if is_new else add_unless_known

@@ -17,3 +17,4 @@ from tfring.callbacks.learning_rate import (
 from tfring.callbacks.metric_average import (
     MetricAverageCallback as MetricAverageCallback,
 )
+from tfring.callbacks.monitor import MonitorCallback as MonitorCallback

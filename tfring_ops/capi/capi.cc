@@ -1,5 +1,7 @@
 #include "tfring_ops/capi/capi.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "absl/strings/escaping.h"
@@ -7,6 +9,7 @@
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/capi/c_status.h"
 #include "tfring_ops/capi/gpu_facts.h"
+#include "tfring_ops/engine/statistics.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
 
@@ -71,6 +74,19 @@ const char* tfring_timeline_stop() {
                       event.bytes, "\t", absl::CEscape(event.name), "\n");
     }
     return lines;
+  });
+}
+
+void tfring_statistics_start() {
+  tfring::RunAnyway([] { tfring::Timeline::Global().Count(); });
+}
+
+void tfring_statistics(int64_t* fields, int32_t count) {
+  tfring::RunAnyway([=] {
+    const tfring::Statistics::Totals t = tfring::Timeline::Global().totals();
+    const int64_t all[] = {t.requests,   t.negotiate_ns, t.buckets, t.bytes,
+                           t.running_ns, t.exposed_ns,   t.waits,   t.stalls};
+    std::copy_n(all, std::min<int64_t>(count, std::size(all)), fields);
   });
 }
 

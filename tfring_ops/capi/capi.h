@@ -52,6 +52,13 @@ TFRING_EXPORT void tfring_timeline_start(int32_t mark_responses);
 // thread's next call.
 TFRING_EXPORT const char* tfring_timeline_stop();
 
+// Adds up what the engines do from here on, for good.
+TFRING_EXPORT void tfring_statistics_start();
+
+// Writes the fields of Statistics::Totals (engine/statistics.h), in their
+// order, to `fields`, which has room for `count`.
+TFRING_EXPORT void tfring_statistics(int64_t* fields, int32_t count);
+
 // Describes the GPUs, found by trying them: a line for each fact, with its
 // name, a tab and the rest in words.  Lives until the same thread's next call.
 TFRING_EXPORT const char* tfring_describe_gpus();

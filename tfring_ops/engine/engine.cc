@@ -207,7 +207,9 @@ class RingEngine final : public Engine {
       return false;
     };
     for (const StallReport& report : response_list.reports) {
-      if (concerns_me(report.ranks)) LogWarning(world_rank(), report.text);
+      if (!concerns_me(report.ranks)) continue;
+      Timeline::Global().CountStall();
+      LogWarning(world_rank(), report.text);
     }
     for (const ErrorResponse& failure : response_list.errors) {
       if (concerns_me(failure.ranks)) Finish(failure.name, failure.status);

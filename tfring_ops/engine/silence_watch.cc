@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/engine/error_messages.h"
+#include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
 namespace {
@@ -49,7 +50,10 @@ absl::Status SilenceWatch::CheckSilent(
     is_news = is_news || is_first || (wait && !warned->second);
     warned->second = warned->second || wait;
   }
-  if (is_news) Warn(describe());
+  if (is_news) {
+    Timeline::Global().CountStall();
+    Warn(describe());
+  }
 
   const double limit = options_.stall_shutdown_seconds;
   const double grace = kTurnsSeconds * turn / members_.size();

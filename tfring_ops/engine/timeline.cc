@@ -12,6 +12,12 @@ int ThisThread() {
   return number;
 }
 
+int64_t Clock() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 }  // namespace
 
 Timeline& Timeline::Global() {
@@ -24,19 +30,35 @@ void Timeline::Start(bool mark_responses) {
   recording_ = Recording();
   mark_responses_ = mark_responses;
   records_ = true;
+  looks_ = true;
 }
 
 Timeline::Recording Timeline::Stop() {
   std::lock_guard<std::mutex> lock(mutex_);
   records_ = false;
+  mark_responses_ = false;
+  looks_ = counts_;
   return std::exchange(recording_, Recording());
 }
 
+void Timeline::Count() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  counts_ = true;
+  looks_ = true;
+}
+
+Statistics::Totals Timeline::totals() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return statistics_.totals(Clock());
+}
+
+void Timeline::CountStall() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (counts_) statistics_.AddStall();
+}
+
 int64_t Timeline::Now() const {
-  if (!records_.load(std::memory_order_relaxed)) return 0;
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return looks_.load(std::memory_order_relaxed) ? Clock() : 0;
 }
 
 void Timeline::RecordRequest(Phase phase, const CollectiveRequest& request,
@@ -44,6 +66,19 @@ void Timeline::RecordRequest(Phase phase, const CollectiveRequest& request,
   if (begin_ns == 0 || end_ns == 0) return;
   Record({phase, request.kind, request.process_set_id, request.name,
           SizeInBytes(request), begin_ns, end_ns, ThisThread()});
+}
+
+int64_t Timeline::BeginWait() {
+  const int64_t now = Now();
+  if (now == 0) return 0;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (counts_) statistics_.BeginWait(now);
+  return now;
+}
+
+void Timeline::BeginBucket(int64_t now_ns) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (counts_) statistics_.BeginBucket(now_ns);
 }
 
 void Timeline::RecordWait(const std::string& name, int process_set,
@@ -63,7 +98,17 @@ void Timeline::RecordResponses(int process_set) {
 void Timeline::Record(Event event) {
   std::lock_guard<std::mutex> lock(mutex_);
   // It may have stopped, and begun anew, since.
-  if (!records_ || event.end_ns == 0) return;
+  if (event.end_ns == 0) return;
+  if (counts_) {
+    if (event.phase == Phase::kBucket) {
+      statistics_.EndBucket(event.end_ns, event.bytes);
+    } else if (event.phase == Phase::kWait) {
+      statistics_.EndWait(event.end_ns);
+    } else if (event.phase == Phase::kNegotiate) {
+      statistics_.AddNegotiation(event.end_ns - event.begin_ns);
+    }
+  }
+  if (!records_) return;
   if (recording_.events.size() < kMaxEvents) {
     recording_.events.push_back(std::move(event));
   } else {
@@ -78,6 +123,9 @@ TimelineSpan::TimelineSpan(Timeline::Phase phase,
   event_ = Timeline::Event{
       phase, request.kind, request.process_set_id, request.name, bytes, now,
       0,     ThisThread()};
+  if (phase == Timeline::Phase::kBucket) {
+    Timeline::Global().BeginBucket(now);
+  }
 }
 
 TimelineSpan::~TimelineSpan() { End(); }

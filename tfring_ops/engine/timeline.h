@@ -1,12 +1,14 @@
 // Records what the engines of this process do, and when: recorded between Start
-// and Stop, for a picture of it (tfring/timeline/).
+// and Stop, for a picture of it (tfring/timeline/); and adds it up from Count
+// on, for a monitor.
 //
 // Thread-safe.  One of a process, as the engines of all process sets, and the
 // operations that wait for them, share one clock and one picture.
 //
 // Invariants:
-// - While it does not record, it costs one atomic load for each thing that it
-//   would have recorded.
+// - While it neither records nor counts, it costs one atomic load for each
+// thing
+//   that it would have recorded.
 // - It keeps at most `kMaxEvents`; what comes later is counted.
 #ifndef TFRING_OPS_ENGINE_TIMELINE_H_
 #define TFRING_OPS_ENGINE_TIMELINE_H_
@@ -19,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "tfring_ops/engine/statistics.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -64,13 +67,21 @@ class Timeline {
   // Ends; what has been recorded, once.
   Recording Stop();
 
-  // 0 while it does not record.
+  // Adds up what happens from here on, for good.
+  void Count();
+  Statistics::Totals totals();
+  // A report of a request that some ranks lack.
+  void CountStall();
+
+  // 0 while it neither records nor counts.
   int64_t Now() const;
 
-  // Each is recorded only if it began while the timeline did record: at a
-  // `begin_ns` that is not 0.
+  // Each is recorded only if it began while `Now` was not 0: at a `begin_ns`
+  // that is not.
   void RecordRequest(Phase phase, const CollectiveRequest& request,
                      int64_t begin_ns, int64_t end_ns);
+  // An operation begins to wait; the result is for RecordWait.
+  int64_t BeginWait();
   void RecordWait(const std::string& name, int process_set, int64_t begin_ns);
   // Where they are asked for.
   void RecordResponses(int process_set);
@@ -78,12 +89,17 @@ class Timeline {
  private:
   friend class TimelineSpan;
 
+  void BeginBucket(int64_t now_ns);
   void Record(Event event);
 
-  std::atomic<bool> records_{false};
+  std::atomic<bool> looks_{false};  // if it records or counts
   std::atomic<bool> mark_responses_{false};
   std::mutex mutex_;
+  // What follows is under the mutex.
+  bool records_ = false;
+  bool counts_ = false;
   Recording recording_;
+  Statistics statistics_;
 };
 
 // Records what the thread does from here to the end of the scope, in one phase

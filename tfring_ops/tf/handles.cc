@@ -161,7 +161,7 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
   Forget(handle);
   if (pending->Deliverable()) return std::move(pending->outcome);
   pending->callback = std::move(callback);
-  pending->waits_since_ns = Timeline::Global().Now();
+  pending->waits_since_ns = Timeline::Global().BeginWait();
   if (pending->complete) pending->chain->failed.push_back(std::move(pending));
   return std::nullopt;
 }

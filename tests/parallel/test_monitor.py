@@ -1,0 +1,219 @@
+"""A job tells Prometheus and TensorBoard how it goes, while it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.util import event_pb2
+
+import tfring
+from tfring._core import monitor, runtime
+
+# A line of the text format, with this rank's labels.
+_SAMPLE = re.compile(
+    r'(tfring_[a-z_]+)\{rank="(\d+)",local_rank="(\d+)"\} (\d\S*)'
+)
+_LATE_SECONDS = 0.4
+
+
+def free_ports(size):
+    """The first of as many ports that are free; rank 0 looks."""
+    first = 0
+    if tfring.rank() == 0:
+        for first in range(20000, 60000, size):
+            with contextlib.ExitStack() as stack:
+                try:
+                    for port in range(first, first + size):
+                        stack.enter_context(
+                            socket.create_server(("127.0.0.1", port))
+                        )
+                except OSError:
+                    continue
+            break
+    return tfring.broadcast_object(first, 0)
+
+
+def scraped(port):
+    url = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(url, timeout=20) as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        text = response.read().decode()
+    assert text.endswith("\n")
+    figures, kinds = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            name, rank, local_rank, value = _SAMPLE.fullmatch(line).groups()
+            figures[name] = float(value)
+    assert {re.sub("_(sum|count)$", "", name) for name in figures} == {*kinds}
+    assert all(
+        name.endswith("_total") == (kind == "counter")
+        for name, kind in kinds.items()
+    )
+    return int(rank), int(local_rank), figures
+
+
+def begin_anew(monkeypatch, rank, **settings):
+    """A job of the same ranks; rank 0's settings are those of all."""
+    tfring.shutdown()
+    for name, value in settings.items() if rank == 0 else ():
+        monkeypatch.setenv(name, value)
+    tfring.init()
+
+
+@pytest.fixture
+def same_job_again(monkeypatch):
+    yield
+    monkeypatch.undo()
+    tfring.shutdown()
+    tfring.init()
+
+
+def test_a_setting_serves_each_rank(monkeypatch, rank, size, same_job_again):
+    first = free_ports(size)
+    begin_anew(
+        *(monkeypatch, rank),
+        TFRING_METRICS_PORT=str(first),
+        TFRING_STALL_CHECK_TIME_SECONDS="0.1",
+    )
+    tfring.barrier()
+    before = scraped(first + rank)[2]
+    for number in range(4):
+        if number == 2 and rank == size - 1:
+            time.sleep(_LATE_SECONDS)
+        tfring.allreduce(tf.ones([1000]), name="ones")
+    others = (rank + 1) % size
+    own = scraped(first + rank)
+    assert own[:2] == (rank, rank)
+    assert scraped(first + others)[0] == others
+    figures = {name: own[2][name] - before[name] for name in before}
+    assert own[2]["tfring_size"] == size
+    assert own[2]["tfring_generation"] == monitor.generation()
+    assert figures["tfring_requests_total"] == 4
+    assert figures["tfring_bytes_total"] == 4 * 4000
+    assert figures["tfring_buckets_total"] == 4
+    assert 0 < figures["tfring_running_seconds_total"] < 10
+    assert (
+        0
+        <= figures["tfring_exposed_seconds_total"]
+        <= figures["tfring_running_seconds_total"]
+    )
+    waited = figures["tfring_negotiation_seconds_total"]
+    stalls = figures["tfring_stalls_total"]
+    everyones = tfring.allgather_object((waited, stalls))
+    if size > 1:
+        # The last rank is late by that, and is the one that waits least.
+        for waited, stalls in everyones[:-1]:
+            assert waited > everyones[-1][0] + _LATE_SECONDS / 2
+            assert stalls >= 1
+        assert everyones[-1][1] == 0
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{first + rank}/", timeout=20)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", first + rank), timeout=20)
+
+    runtime.restart()
+    again = scraped(first + tfring.local_rank())[2]
+    assert again["tfring_generation"] == own[2]["tfring_generation"] + 1
+    tfring.shutdown()
+    with socket.create_server(("127.0.0.1", first + rank)):
+        pass  # the port is free
+    tfring.init()
+
+
+def test_a_port_that_is_taken_is_a_warning(
+    monkeypatch, rank, size, same_job_again
+):
+    first = free_ports(size)
+    warnings = []
+    monkeypatch.setattr(
+        monitor.logging, "warning", lambda text, *a: warnings.append(text % a)
+    )
+    with contextlib.ExitStack() as stack:
+        if rank == size - 1:
+            taken = ("127.0.0.1", first + rank)
+            stack.enter_context(socket.create_server(taken))
+        tfring.barrier()
+        begin_anew(monkeypatch, rank, TFRING_METRICS_PORT=str(first))
+        tfring.allreduce(1.0)
+    assert len(warnings) == (rank == size - 1)
+    if warnings:
+        assert f"port {first + rank}: " in warnings[0]
+        assert "another TFRING_METRICS_PORT" in warnings[0]
+
+
+def test_the_callback(rank, size, tmp_path):
+    port = free_ports(size)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16)])
+    model.compile(tfring.DistributedOptimizer("sgd"), "mse")
+    seen = []
+
+    def be_late(batch, logs):
+        if rank == size - 1:
+            time.sleep(_LATE_SECONDS / 4)
+
+    model.fit(
+        *(np.ones((24, 8), np.float32), np.ones((24, 16), np.float32)),
+        batch_size=4,
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+            tfring.callbacks.MonitorCallback(tmp_path / "logs", port),
+            keras.callbacks.LambdaCallback(
+                on_train_batch_begin=be_late,
+                on_epoch_end=lambda *_: seen.append(scraped(port + rank)),
+            ),
+        ],
+    )
+    counts = [figures["tfring_step_seconds_count"] for _, _, figures in seen]
+    assert counts[1] - counts[0] == 6
+    assert 0 < seen[1][2]["tfring_step_seconds_sum"] < 100
+    with socket.create_server(("127.0.0.1", port + rank)):
+        pass
+    if rank > 0:
+        assert not (tmp_path / "logs").exists()
+        return
+    [file] = (tmp_path / "logs").iterdir()
+    scalars = {}
+    for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+        event = event_pb2.Event.FromString(record)
+        for value in event.summary.value:
+            scalars.setdefault(value.tag, {})[event.step] = float(
+                tf.make_ndarray(value.tensor)
+            )
+    assert scalars.keys() == {
+        f"tfring/{name}"
+        for name in (
+            *("step_seconds", "bytes_per_step", "overlap", "stalls"),
+            "generation",
+            *(f"late_seconds/rank_{r}" for r in range(size)),
+        )
+    }
+    assert all(values.keys() == {0, 1} for values in scalars.values())
+    second = {name: values[1] for name, values in scalars.items()}
+    assert 0 < second["tfring/step_seconds"] < 10
+    if size > 1:
+        # Weights and biases, and what ranks compare in `fit`.
+        assert 4 * 9 * 16 <= second["tfring/bytes_per_step"] < 4 * 9 * 16 * 4
+        late = second[f"tfring/late_seconds/rank_{size - 1}"]
+        assert late > _LATE_SECONDS / 8
+        assert second["tfring/late_seconds/rank_0"] < late
+
+
+def test_what_the_callback_refuses():
+    for port in (0, 65536):
+        with pytest.raises(ValueError, match=f"65535, or None, got {port}"):
+            tfring.callbacks.MonitorCallback(port=port)

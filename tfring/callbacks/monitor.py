@@ -1,0 +1,175 @@
+"""A callback that says how fast ranks train, and what keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfring._core import monitor, runtime
+from tfring._ops.agreement import gather_json
+
+
+class MonitorCallback(keras.callbacks.Callback):
+    """Shows a job to TensorBoard and Prometheus while it trains.
+
+    At the end of each epoch rank 0 writes scalars to `log_dir`: the time of a
+    step on the slowest rank, the bytes that a rank has brought to collectives
+    in a step, how much of their time nothing waited for them (overlap), how
+    long the others have waited for each rank in a step (late), reports of
+    stalls, and how often the job has started again without a lost rank
+    (generation).
+
+    Each rank counts its steps and their time for Prometheus, too, which finds
+    them where `TFRING_METRICS_PORT` or `port` says. Figures of the engine
+    are counted from `init` on with that setting, and else from the begin of
+    training.
+
+    Collective at the end of an epoch: pass it on every rank.
+
+    Args:
+        log_dir: The folder that TensorBoard reads; rank 0's counts. Default:
+            no scalars.
+        port: While training, each rank serves its figures at `/metrics` of this
+            port plus its `local_rank()`, also without the setting. Default: it
+            does not.
+        address: Where it listens. The default is the loopback interface alone,
+            "0.0.0.0" everything that can reach this machine.
+
+    Raises:
+        ValueError: `port` is no port.
+
+    Example:
+
+    ```python
+    model.fit(x, y, callbacks=[tfring.callbacks.MonitorCallback("logs")])
+    ```
+
+    Reference: Prometheus, "Exposition formats"; docs/guides/watching.md
+    has the names.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        address: str = "127.0.0.1",
+    ) -> None:
+        super().__init__()
+        if port is not None and not 0 < port < 65536:
+            raise ValueError(
+                "MonitorCallback: port must be from 1 to 65535, or None, got "
+                f"{port!r}."
+            )
+        self._log_dir = None if log_dir is None else os.fspath(log_dir)
+        self._endpoint = None if port is None else (address, port)
+        self._server: monitor.Server | None = None
+        self._writer: Any = None
+        self._batch_began = (0, 0.0)
+        self._before = _Figures()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        monitor.start_counting()
+        if self._endpoint is not None:
+            self._server = monitor.serve(*self._endpoint)
+        if self._log_dir is not None and runtime.rank() == 0:
+            self._writer = tf.summary.create_file_writer(self._log_dir)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before = _Figures.now()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._batch_began = (batch, time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        first, began = self._batch_began
+        # More than one by steps_per_execution.
+        monitor.add_steps(batch - first + 1, time.perf_counter() - began)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        own = _Figures.now().since(self._before)
+        everyones = [
+            _Figures(**fields)
+            for fields in gather_json(
+                dataclasses.asdict(own), name="monitor/epoch"
+            )
+        ]
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=epoch):
+            for name, value in _scalars(everyones).items():
+                tf.summary.scalar(f"tfring/{name}", value)
+        self._writer.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Figures:
+    """Those of a rank, which grow."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    negotiate_seconds: float = 0.0
+    count_bytes: int = 0
+    running_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    stalls: int = 0
+
+    @classmethod
+    def now(cls) -> _Figures:
+        totals = monitor.engine_totals()
+        steps, seconds = monitor.steps()
+        return cls(
+            steps,
+            seconds,
+            totals.negotiate_ns / 1e9,
+            totals.count_bytes,
+            totals.running_ns / 1e9,
+            totals.exposed_ns / 1e9,
+            totals.stalls,
+        )
+
+    def since(self, before: _Figures) -> _Figures:
+        return _Figures(
+            *(
+                getattr(self, field.name) - getattr(before, field.name)
+                for field in dataclasses.fields(self)
+            )
+        )
+
+
+def _scalars(everyones: list[_Figures]) -> dict[str, float]:
+    """The scalars of an epoch, from the figures of all ranks."""
+
+    def in_a_step(value: float, of_rank: _Figures) -> float:
+        return value / max(of_rank.steps, 1)
+
+    longest = max(each.negotiate_seconds for each in everyones)
+    running = sum(each.running_seconds for each in everyones)
+    exposed = sum(each.exposed_seconds for each in everyones)
+    scalars = {
+        "step_seconds": max(
+            in_a_step(each.step_seconds, each) for each in everyones
+        ),
+        "bytes_per_step": max(
+            in_a_step(each.count_bytes, each) for each in everyones
+        ),
+        "overlap": 1 - exposed / running if running else 0.0,
+        "stalls": float(sum(each.stalls for each in everyones)),
+        "generation": float(monitor.generation()),
+    }
+    for rank, each in enumerate(everyones):
+        late = longest - each.negotiate_seconds
+        scalars[f"late_seconds/rank_{rank}"] = in_a_step(late, each)
+    return scalars
