@@ -57,7 +57,7 @@ library: $(VENV)/.ready
 # By its requirements keras_hub would bring tensorflow, the CUDA build, in beside
 # tensorflow-cpu, for tensorflow-text, without which its models work.
 KERAS_HUB := keras-hub==0.32.0 kagglehub==1.0.3 kagglesdk==0.1.38 \
-  pyyaml==6.0.3 regex==2026.11.15 sentencepiece==0.2.3 tokenizers==0.23.3 \
+  regex==2026.11.15 sentencepiece==0.2.3 tokenizers==0.23.3 \
   tqdm==4.70.1
 $(VENV)/.installed: pyproject.toml setup.py | library
 	$(PIP) install --quiet --no-build-isolation \
@@ -67,8 +67,10 @@ $(VENV)/.installed: pyproject.toml setup.py | library
 	touch $@
 build: library $(VENV)/.installed
 
+# In dist, with an index: for the TensorFlow of .venv, or for others.
+#   make wheel TF="2.20.0 2.21.0", or TF=all
 wheel: build
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python tools/wheels.py --python $(PYTHON) --tensorflow $(TF)
 
 # ---- Tests ----
 

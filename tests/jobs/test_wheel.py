@@ -1,42 +1,58 @@
-"""A wheel of this tree works where there is no tree."""
+"""A wheel from the index works where there is no tree and no compiler."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from jobs import TFRINGRUN
+
+from tfring import _build_info
 
 ROOT = Path(__file__).parents[2]
 
 
-def _pip(*arguments):
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", *map(str, arguments)],
-        check=True,
-        timeout=110,
-    )
+def _run(*command):
+    subprocess.run([*map(str, command)], check=True, timeout=170)
 
 
+@pytest.mark.timeout(240)  # it may compile
 def test_wheel(start, write_script, tmp_path):
-    _pip(
-        *("wheel", "--no-deps", "--no-build-isolation"),
-        *("--wheel-dir", tmp_path, ROOT),
-    )
-    [wheel] = tmp_path.glob("tfring-*.whl")
-    installed = tmp_path / "installed"
-    _pip("install", "--no-deps", "--target", installed, wheel)
+    index = tmp_path / "index"
+    _run(sys.executable, ROOT / "tools" / "wheels.py", "--output", index)
+    of_tensorflow = index / f"tf-{_build_info.TENSORFLOW_VERSION}"
+    [wheel] = (of_tensorflow / "tfring").glob("*.whl")
+    assert wheel.name.startswith("tfring-")
+    assert "-py3-none-manylinux_2_" in wheel.name
+    page = (index / "index.html").read_text()
+    assert f"--extra-index-url THIS-PAGE/{of_tensorflow.name}<br>" in page
 
+    installed = tmp_path / "installed"
+    _run(
+        *(sys.executable, "-m", "pip", "--quiet", "install", "--no-deps"),
+        *("--target", installed, "--index-url", of_tensorflow.as_uri()),
+        "tfring",
+    )
+    environment = {
+        "PYTHONPATH": str(installed),
+        # Without a compiler, in whatever folder it is.
+        "PATH": str(tmp_path / "empty"),
+    }
     script = write_script("""
+        import shutil
         import tfring
         tfring.init()
         [total] = tfring.allreduce([1.0], op=tfring.Sum).numpy()
-        print(f"{tfring.__file__}: {total:g}")
+        print(f"{tfring.__file__}: {total:g}, {shutil.which('g++')}")
     """)
     job = start(
-        [*TFRINGRUN, "-np", "2", sys.executable, script],
-        env={"PYTHONPATH": str(installed)},
+        [*TFRINGRUN, "-np", "2", sys.executable, script], env=environment
     )
     output, _ = job.communicate(timeout=60)
     module = os.fspath(installed / "tfring" / "__init__.py")
-    assert output.count(f"{module}: 2") == 2, output
+    assert output.count(f"{module}: 2, None") == 2, output
+
+    job = start([*TFRINGRUN, "-np", "2", "--self-test"], env=environment)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output

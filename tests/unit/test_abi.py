@@ -81,6 +81,7 @@ def test_another_tensorflow(build, monkeypatch):
     install(monkeypatch, {"tensorflow-cpu": "2.22.0"})
     text = message()
     assert "built for TensorFlow 2.21.0" in text
+    assert "the wheel of tfring for TensorFlow 2.22.0" in text
     assert "tensorflow-cpu 2.22.0 is installed" in text
     assert "install tensorflow-cpu==2.21.0" in text
 

@@ -120,7 +120,7 @@ def _check_tensorflow(built_for: str, distribution: str) -> None:
         raise ImportError(
             f"tfring was built for TensorFlow {built_for}, but {name} "
             f"{version} is installed: install {distribution}=={built_for}, or "
-            f"{_REBUILD}."
+            f"the wheel of tfring for TensorFlow {version}, or {_REBUILD}."
         )
     raise ImportError(
         f"tfring was built for TensorFlow {built_for}, but none is installed: "

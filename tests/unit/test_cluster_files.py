@@ -1,0 +1,134 @@
+"""The files of examples/cluster do what they say, without a cluster."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
+SCHEMA = json.loads(
+    Path(__file__).with_name("kubeflow_trainer.json").read_text()
+)
+
+
+@pytest.fixture
+def manifests():
+    text = (CLUSTER / "trainjob.yaml").read_text()
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+
+def errors(manifest):
+    schema = SCHEMA | {"$ref": f"#/$defs/{manifest['kind']}"}
+    return [
+        f"{error.json_path}: {error.message}"
+        for error in jsonschema.Draft202012Validator(schema).iter_errors(
+            manifest
+        )
+    ]
+
+
+def test_the_manifest_fits_the_schema(manifests):
+    assert manifests.keys() == {"TrainingRuntime", "TrainJob"}
+    for manifest in manifests.values():
+        assert errors(manifest) == []
+    runtime, job = manifests["TrainingRuntime"], manifests["TrainJob"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job["spec"]["runtimeRef"]["kind"] == "TrainingRuntime"
+    ml_policy = runtime["spec"]["mlPolicy"]
+    trainer = job["spec"]["trainer"]
+    assert trainer["numNodes"] == ml_policy["numNodes"]
+    assert trainer["numProcPerNode"] == ml_policy["mpi"]["numProcPerNode"]
+
+
+def test_the_schema_finds_what_is_wrong(manifests):
+    runtime, job = manifests["TrainingRuntime"], manifests["TrainJob"]
+    runtime["spec"]["mlPolicy"]["mpi"]["mpiImplementation"] = "LAM"
+    [replicated, _] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["comand"] = ["sleep"]
+    job["spec"]["trainer"]["numProcPerNode"] = "auto"
+    assert len(errors(runtime)) == 2
+    [error] = errors(job)
+    assert error.startswith("$.spec.trainer.numProcPerNode: 'auto'")
+
+
+def test_the_image_has_what_the_manifest_runs(manifests):
+    dockerfile = (CLUSTER / "Dockerfile").read_text()
+    for name in re.findall(r"^COPY (?:--\S+ )?(\w+) ", dockerfile, re.M):
+        assert (CLUSTER / name).exists()
+    assert (CLUSTER / "serve_ssh").stat().st_mode & stat.S_IXUSR
+    spec = manifests["TrainingRuntime"]["spec"]
+    home = spec["mlPolicy"]["mpi"]["sshAuthMountPath"].removesuffix("/.ssh")
+    assert f"WORKDIR {home}\n" in dockerfile
+    [node, _] = spec["template"]["spec"]["replicatedJobs"]
+    [container] = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["serve_ssh"]
+    port = container["readinessProbe"]["tcpSocket"]["port"]
+    for name in ("sshd_config", "ssh_config"):
+        assert re.search(
+            rf"^\s*Port {port}$", (CLUSTER / name).read_text(), re.M
+        )
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A function that starts train.sbatch where Slurm's programs are ours.
+
+    They write what they do to the file `log`.
+    """
+    (tmp_path / "log").touch()
+
+    def start(srun):
+        programs = {
+            "srun": f'echo "srun $*" >> log\n{srun}',
+            "scontrol": 'echo "scontrol $*" >> log',
+        }
+        for name, text in programs.items():
+            program = tmp_path / name
+            program.write_text(f"#!/bin/bash\n{text}\n")
+            program.chmod(0o755)
+        return subprocess.Popen(
+            ["bash", CLUSTER / "train.sbatch", "train.py", "--epochs", "3"],
+            cwd=tmp_path,
+            env={
+                "PATH": f"{tmp_path}:{os.defpath}",
+                "SLURM_JOB_ID": "17",
+                "SLURM_CPUS_PER_TASK": "8",
+            },
+        )
+
+    start.log = tmp_path / "log"
+    return start
+
+
+def test_slurm_starts_the_ranks(slurm):
+    job = slurm('echo "threads $TF_NUM_INTRAOP_THREADS" >> log; exit 3')
+    assert job.wait(timeout=20) == 3
+    ran, threads = slurm.log.read_text().splitlines()
+    assert ran.startswith("srun --mpi=pmix ")
+    assert ran.endswith(" python train.py --epochs 3")
+    assert threads == "threads 8"
+
+
+def test_a_job_whose_time_is_over_is_requeued(slurm):
+    job = slurm("""
+        trap 'echo saved >> log; exit 143' TERM
+        echo ready >> log
+        while :; do sleep 0.05; done
+    """)
+    deadline = time.monotonic() + 20
+    while "ready" not in slurm.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=20) == 0
+    *_, saved, requeued = slurm.log.read_text().splitlines()
+    assert (saved, requeued) == ("saved", "scontrol requeue 17")
