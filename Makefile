@@ -56,7 +56,7 @@ library: $(VENV)/.ready
 	$(BIN)/python setup.py --quiet build_ext --inplace
 # By its requirements keras_hub would bring tensorflow, the CUDA build, in beside
 # tensorflow-cpu, for tensorflow-text, without which its models work.
-KERAS_HUB := keras-hub==0.32.0 kagglehub==1.0.3 kagglesdk==0.1.38 \
+KERAS_HUB := keras-hub==0.32.0 kagglehub==1.0.3 kagglesdk==0.1.28 \
   regex==2026.11.15 sentencepiece==0.2.3 tokenizers==0.23.3 \
   tqdm==4.70.1
 $(VENV)/.installed: pyproject.toml setup.py | library

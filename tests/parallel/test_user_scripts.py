@@ -36,6 +36,7 @@ def _seeds(rank):
     # Other ones on each rank, as a new user's script has none.
     keras.utils.set_random_seed(100 + rank)
     yield
+    keras.utils.set_random_seed(0)
     keras.backend.clear_session()
 
 
