@@ -235,3 +235,22 @@ def test_data_that_does_not_fit(data, rank, size):
     other = compiled(Model(), *[Bias(name="more")][: size - 1 - rank])
     with pytest.raises(ValueError, match="ranks have different metrics"):
         tfring.metrics.evaluate(same_weights(other), x, y, verbose=0)
+
+
+def test_a_process_set(data, rank, size):
+    x, y, _ = data
+    model = same_weights(compiled(Model()))
+    alone = model.evaluate(x, y, verbose=0, return_dict=True)
+    # In a set whose root is not rank 0.
+    last = tfring.add_process_set([size - 1]) if size > 1 else None
+    if last is None or last.included():
+        arguments = {} if last is None else {"process_set": last}
+        together = tfring.metrics.evaluate(model, x, y, verbose=0, **arguments)
+        np.testing.assert_allclose(together["auc"], alone["auc"], rtol=1e-6)
+        rows = tfring.metrics.predict(model, x, verbose=0, **arguments)
+        np.testing.assert_array_equal(rows, model.predict(x, verbose=0))
+    else:
+        with pytest.raises(ValueError, match="is not in"):
+            tfring.metrics.evaluate(model, x, y, process_set=last)
+    if last is not None:
+        tfring.remove_process_set(last)
