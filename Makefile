@@ -153,6 +153,8 @@ gpu-test: build
 	  TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np $$ranks \
 	    $(BIN)/python -m pytest $$files; \
 	done
+	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(BIN)/python -m pytest \
+	  tests/gpu/own_gpu.py
 	$(BIN)/python tests/gpu/validate.py --parts=kernels,ipc --ranks=1,2
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m

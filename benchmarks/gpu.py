@@ -159,7 +159,7 @@ def run(
             *(sys.executable, __file__, f"--bytes={count_bytes}"),
             *(f"--measure={measure}", f"--json={path}"),
         ]
-        # Else tfringrun gives each rank a GPU of its own.
+        # Else each rank has a GPU of its own.
         defaults = {"CUDA_VISIBLE_DEVICES": "0"} if on_one_gpu else {}
         subprocess.run(
             command,
@@ -177,8 +177,6 @@ def why_not_nccl() -> str:
     if bare_gpu.is_fake():
         if os.environ.get("FAKE_CUDA_OWN_GPUS") != "1":
             return "the ranks share the fake GPU without FAKE_CUDA_OWN_GPUS=1"
-    elif "CUDA_VISIBLE_DEVICES" in os.environ:
-        return "CUDA_VISIBLE_DEVICES is set, and so all ranks are on one GPU"
     elif bare_gpu.number_of_gpus() < 2:
         return "it takes a GPU for each of two ranks, and there is one"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tfring.launcher import gpus
 _FAKES = Path(__file__).parents[1] / "build/native/plain/tests"
 FAKE_DRIVER = _FAKES / "fake_cuda/libcuda.so.1"
 FAKE_NCCL = _FAKES / "fake_nccl/libnccl.so.2"
+FAKE_GPU = _FAKES / "fake_gpu/fake_gpu.so"
 
 # The dtypes of tfring_ops/base/types.h, in its order.
 DTYPES = (
@@ -120,7 +122,9 @@ def _size(nbytes: int) -> ctypes.c_size_t:
 
 
 class Gpu:
-    """GPU 0 of this process, with a stream; its context is this thread's.
+    """This rank's GPU, with a stream; its context is this thread's.
+
+    It is the one that `tfring.init` would choose.
 
     Kernels take addresses on the device and numbers of elements; they are asked
     for only, and `finish` waits.
@@ -128,7 +132,8 @@ class Gpu:
 
     def __init__(self) -> None:
         self._handle = ctypes.c_void_p()
-        check(library().tfring_gpu_open(0, ctypes.byref(self._handle)))
+        ordinal = _local_rank() % number_of_gpus()
+        check(library().tfring_gpu_open(ordinal, ctypes.byref(self._handle)))
         self.context = ctypes.c_void_p(
             library().tfring_gpu_context(self._handle)
         )
@@ -282,9 +287,27 @@ def number_of_gpus() -> int:
     return number.value
 
 
+def context_exists(ordinal: int) -> bool:
+    """Returns True if this process has made a context on that GPU."""
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    call(
+        "cuDevicePrimaryCtxGetState",
+        ordinal,
+        ctypes.byref(flags),
+        ctypes.byref(active),
+    )
+    return active.value != 0
+
+
 def nccl_version() -> int:
     """NCCL's version as a number: 22105 is 2.21.5; 0 if there is none."""
     return int(library().tfring_nccl_version())
+
+
+def _local_rank() -> int:
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    found = [os.environ[name] for name in names if name in os.environ]
+    return int(found[0]) if found else 0
 
 
 def rank() -> int:

@@ -1,6 +1,9 @@
 // The entry points, with the driver's names and numbers.
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -47,13 +50,23 @@ int FromEnvironment(const char* name, int otherwise) {
   return text == nullptr ? otherwise : std::atoi(text);
 }
 
+constexpr int kMostDevices = 16;
+// How often each primary context is.
+std::array<std::atomic<int>, kMostDevices> retained;
+
 // A context is a device's number, from 1.
 thread_local std::vector<void*> contexts;
 bool InContext() { return !contexts.empty(); }
 
+// The null stream is the current context's.
 Stream* StreamOf(void* stream) {
-  static Stream* const default_stream = NewStream(kNullStream);
-  return stream == nullptr ? default_stream : static_cast<Stream*>(stream);
+  if (stream != nullptr) return static_cast<Stream*>(stream);
+  static std::mutex mutex;
+  static auto* const null_streams = new std::map<void*, Stream*>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  Stream*& null_stream = (*null_streams)[CurrentContext()];
+  if (null_stream == nullptr) null_stream = NewStream(kNullStream);
+  return null_stream;
 }
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
@@ -208,7 +221,9 @@ ENTRY cuDeviceGetCount(int* count) {
 }
 ENTRY cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
-  return ordinal < GetOptions().devices ? kSuccess : kInvalidDevice;
+  return ordinal < std::min<int>(GetOptions().devices, kMostDevices)
+             ? kSuccess
+             : kInvalidDevice;
 }
 ENTRY cuDeviceGetName(char* name, int length, int) {
   std::strncpy(name, "fake GPU", length);
@@ -230,10 +245,19 @@ ENTRY cuDeviceGetAttribute(int* value, int, int) {
   return kSuccess;
 }
 ENTRY cuDevicePrimaryCtxRetain(void** context, int device) {
+  ++retained[device];
   *context = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
   return kSuccess;
 }
-ENTRY cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
+ENTRY cuDevicePrimaryCtxRelease_v2(int device) {
+  --retained[device];
+  return kSuccess;
+}
+ENTRY cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = retained[device] > 0 ? 1 : 0;
+  return kSuccess;
+}
 ENTRY cuCtxPushCurrent_v2(void* context) {
   contexts.push_back(context);
   return kSuccess;

@@ -4,7 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <map>
+#include <mutex>
 
 // Declares functions of libcuda.so.1, which is the fake one; 0 is success.
 using CUdeviceptr = uint64_t;
@@ -13,9 +14,11 @@ using CUevent = void*;
 using CUstream = void*;
 extern "C" {
 int cuInit(unsigned flags);
+int cuDeviceGetCount(int* count);
 int cuDeviceGet(int* device, int ordinal);
 int cuDevicePrimaryCtxRetain(CUcontext* context, int device);
 int cuCtxPushCurrent_v2(CUcontext context);
+int cuCtxPopCurrent_v2(CUcontext* context);
 int cuMemAlloc_v2(CUdeviceptr* memory, size_t bytes);
 int cuMemFree_v2(CUdeviceptr memory);
 int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags);
@@ -39,21 +42,26 @@ void* FakeCudaOnHost(void* memory);
 
 namespace tfring::fake_gpu {
 
-// All of TensorFlow's streams.
+// All of TensorFlow's streams on a GPU.
 inline constexpr CUstream kStream = nullptr;
 
 // The context is a thread's, and TensorFlow has many.
-inline void UseContext() {
-  static thread_local bool in_use = false;
-  if (std::exchange(in_use, true)) return;
-  static const CUcontext context = [] {
+inline void UseContext(int ordinal) {
+  static thread_local int in_use = -1;
+  if (in_use == ordinal) return;
+  static std::mutex mutex;
+  static auto* const contexts = new std::map<int, CUcontext>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  CUcontext& context = (*contexts)[ordinal];
+  if (context == nullptr) {
     int device = 0;
-    CUcontext primary = nullptr;
     cuInit(0);
-    cuDeviceGet(&device, 0);
-    cuDevicePrimaryCtxRetain(&primary, device);
-    return primary;
-  }();
+    cuDeviceGet(&device, ordinal);
+    cuDevicePrimaryCtxRetain(&context, device);
+  }
+  CUcontext before = nullptr;
+  if (in_use >= 0) cuCtxPopCurrent_v2(&before);
+  in_use = ordinal;
   cuCtxPushCurrent_v2(context);
 }
 

@@ -39,27 +39,28 @@ CUdeviceptr Address(const SP_DeviceMemoryBase* memory) {
 // ---- Memory ----
 
 void SetMemory(SP_StreamExecutor* executor) {
-  executor->allocate = [](const SP_Device*, uint64_t bytes, int64_t,
+  executor->allocate = [](const SP_Device* device, uint64_t bytes, int64_t,
                           SP_DeviceMemoryBase* memory) {
-    UseContext();
+    UseContext(device->ordinal);
     CUdeviceptr address = 0;
     memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
     const bool got = cuMemAlloc_v2(&address, bytes) == 0;
     memory->opaque = got ? reinterpret_cast<void*>(address) : nullptr;
     memory->size = got ? bytes : 0;
   };
-  executor->deallocate = [](const SP_Device*, SP_DeviceMemoryBase* memory) {
-    UseContext();
+  executor->deallocate = [](const SP_Device* device,
+                            SP_DeviceMemoryBase* memory) {
+    UseContext(device->ordinal);
     cuMemFree_v2(Address(memory));
   };
-  executor->host_memory_allocate = [](const SP_Device*, uint64_t bytes) {
-    UseContext();
+  executor->host_memory_allocate = [](const SP_Device* device, uint64_t bytes) {
+    UseContext(device->ordinal);
     void* memory = nullptr;
     cuMemHostAlloc(&memory, bytes, 0);
     return memory;
   };
-  executor->host_memory_deallocate = [](const SP_Device*, void* memory) {
-    UseContext();
+  executor->host_memory_deallocate = [](const SP_Device* device, void* memory) {
+    UseContext(device->ordinal);
     cuMemFreeHost(memory);
   };
   executor->unified_memory_allocate = [](const SP_Device*, uint64_t) -> void* {
@@ -78,9 +79,9 @@ void SetMemory(SP_StreamExecutor* executor) {
 // ---- Streams, events and timers ----
 
 void SetStreams(SP_StreamExecutor* executor) {
-  executor->create_stream = [](const SP_Device*, SP_Stream* stream,
+  executor->create_stream = [](const SP_Device* device, SP_Stream* stream,
                                TF_Status* status) {
-    UseContext();
+    UseContext(device->ordinal);
     *stream = new SP_Stream_st;
     Report(0, status);
   };
@@ -93,19 +94,20 @@ void SetStreams(SP_StreamExecutor* executor) {
   };
   executor->get_stream_status = [](const SP_Device*, SP_Stream,
                                    TF_Status* status) { Report(0, status); };
-  executor->block_host_until_done = [](const SP_Device*, SP_Stream,
+  executor->block_host_until_done = [](const SP_Device* device, SP_Stream,
                                        TF_Status* status) {
-    UseContext();
+    UseContext(device->ordinal);
     Report(cuStreamSynchronize(kStream), status);
   };
-  executor->synchronize_all_activity = [](const SP_Device*, TF_Status* status) {
-    UseContext();
+  executor->synchronize_all_activity = [](const SP_Device* device,
+                                          TF_Status* status) {
+    UseContext(device->ordinal);
     Report(cuStreamSynchronize(kStream), status);
   };
-  executor->host_callback = [](const SP_Device*, SP_Stream,
+  executor->host_callback = [](const SP_Device* device, SP_Stream,
                                SE_StatusCallbackFn call,
                                void* argument) -> TF_Bool {
-    UseContext();
+    UseContext(device->ordinal);
     cuStreamSynchronize(kStream);
     TF_Status* status = TF_NewStatus();
     call(argument, status);
@@ -126,36 +128,36 @@ void SetStreams(SP_StreamExecutor* executor) {
 }
 
 void SetEvents(SP_StreamExecutor* executor) {
-  executor->create_event = [](const SP_Device*, SP_Event* event,
+  executor->create_event = [](const SP_Device* device, SP_Event* event,
                               TF_Status* status) {
-    UseContext();
+    UseContext(device->ordinal);
     *event = new SP_Event_st;
     Report(cuEventCreate(&(*event)->event, kDisableTiming), status);
   };
-  executor->destroy_event = [](const SP_Device*, SP_Event event) {
-    UseContext();
+  executor->destroy_event = [](const SP_Device* device, SP_Event event) {
+    UseContext(device->ordinal);
     cuEventDestroy_v2(event->event);
     delete event;
   };
-  executor->get_event_status = [](const SP_Device*, SP_Event event) {
-    UseContext();
+  executor->get_event_status = [](const SP_Device* device, SP_Event event) {
+    UseContext(device->ordinal);
     const int result = cuEventQuery(event->event);
     if (result == 0) return SE_EVENT_COMPLETE;
     return result == kNotReady ? SE_EVENT_PENDING : SE_EVENT_ERROR;
   };
-  executor->record_event = [](const SP_Device*, SP_Stream, SP_Event event,
-                              TF_Status* status) {
-    UseContext();
+  executor->record_event = [](const SP_Device* device, SP_Stream,
+                              SP_Event event, TF_Status* status) {
+    UseContext(device->ordinal);
     Report(cuEventRecord(event->event, kStream), status);
   };
-  executor->wait_for_event = [](const SP_Device*, SP_Stream, SP_Event event,
-                                TF_Status* status) {
-    UseContext();
+  executor->wait_for_event = [](const SP_Device* device, SP_Stream,
+                                SP_Event event, TF_Status* status) {
+    UseContext(device->ordinal);
     Report(cuStreamWaitEvent(kStream, event->event, 0), status);
   };
-  executor->block_host_for_event = [](const SP_Device*, SP_Event event,
+  executor->block_host_for_event = [](const SP_Device* device, SP_Event event,
                                       TF_Status* status) {
-    UseContext();
+    UseContext(device->ordinal);
     while (cuEventQuery(event->event) == kNotReady) std::this_thread::yield();
     Report(0, status);
   };
@@ -164,72 +166,75 @@ void SetEvents(SP_StreamExecutor* executor) {
 // ---- Copies ----
 
 template <auto copy, typename To, typename From>
-void CopyAsync(To to, From from, uint64_t bytes, TF_Status* status) {
-  UseContext();
+void CopyAsync(const SP_Device* device, To to, From from, uint64_t bytes,
+               TF_Status* status) {
+  UseContext(device->ordinal);
   Report(copy(to, from, bytes, kStream), status);
 }
 
 template <auto copy, typename To, typename From>
-void CopyNow(To to, From from, uint64_t bytes, TF_Status* status) {
-  UseContext();
+void CopyNow(const SP_Device* device, To to, From from, uint64_t bytes,
+             TF_Status* status) {
+  UseContext(device->ordinal);
   const int result = copy(to, from, bytes, kStream);
   Report(result == 0 ? cuStreamSynchronize(kStream) : result, status);
 }
 
 template <typename T>
-void Fill(SP_DeviceMemoryBase* location, T pattern, uint64_t bytes,
-          TF_Status* status) {
+void Fill(const SP_Device* device, SP_DeviceMemoryBase* location, T pattern,
+          uint64_t bytes, TF_Status* status) {
   const std::vector<T> filled(bytes / sizeof(T), pattern);
-  CopyNow<cuMemcpyHtoDAsync_v2>(Address(location), filled.data(), bytes,
+  CopyNow<cuMemcpyHtoDAsync_v2>(device, Address(location), filled.data(), bytes,
                                 status);
 }
 
 void SetCopies(SP_StreamExecutor* executor) {
-  executor->memcpy_dtoh = [](const SP_Device*, SP_Stream, void* to,
+  executor->memcpy_dtoh = [](const SP_Device* device, SP_Stream, void* to,
                              const SP_DeviceMemoryBase* from, uint64_t bytes,
                              TF_Status* status) {
-    CopyAsync<cuMemcpyDtoHAsync_v2>(to, Address(from), bytes, status);
+    CopyAsync<cuMemcpyDtoHAsync_v2>(device, to, Address(from), bytes, status);
   };
-  executor->memcpy_htod = [](const SP_Device*, SP_Stream,
+  executor->memcpy_htod = [](const SP_Device* device, SP_Stream,
                              SP_DeviceMemoryBase* to, const void* from,
                              uint64_t bytes, TF_Status* status) {
-    CopyAsync<cuMemcpyHtoDAsync_v2>(Address(to), from, bytes, status);
+    CopyAsync<cuMemcpyHtoDAsync_v2>(device, Address(to), from, bytes, status);
   };
-  executor->memcpy_dtod = [](const SP_Device*, SP_Stream,
-                             SP_DeviceMemoryBase* to,
-                             const SP_DeviceMemoryBase* from, uint64_t bytes,
-                             TF_Status* status) {
-    CopyAsync<cuMemcpyDtoDAsync_v2>(Address(to), Address(from), bytes, status);
-  };
-  executor->sync_memcpy_dtoh = [](const SP_Device*, void* to,
+  executor->memcpy_dtod =
+      [](const SP_Device* device, SP_Stream, SP_DeviceMemoryBase* to,
+         const SP_DeviceMemoryBase* from, uint64_t bytes, TF_Status* status) {
+        CopyAsync<cuMemcpyDtoDAsync_v2>(device, Address(to), Address(from),
+                                        bytes, status);
+      };
+  executor->sync_memcpy_dtoh = [](const SP_Device* device, void* to,
                                   const SP_DeviceMemoryBase* from,
                                   uint64_t bytes, TF_Status* status) {
-    CopyNow<cuMemcpyDtoHAsync_v2>(to, Address(from), bytes, status);
+    CopyNow<cuMemcpyDtoHAsync_v2>(device, to, Address(from), bytes, status);
   };
-  executor->sync_memcpy_htod = [](const SP_Device*, SP_DeviceMemoryBase* to,
-                                  const void* from, uint64_t bytes,
-                                  TF_Status* status) {
-    CopyNow<cuMemcpyHtoDAsync_v2>(Address(to), from, bytes, status);
-  };
-  executor->sync_memcpy_dtod = [](const SP_Device*, SP_DeviceMemoryBase* to,
-                                  const SP_DeviceMemoryBase* from,
+  executor->sync_memcpy_htod = [](const SP_Device* device,
+                                  SP_DeviceMemoryBase* to, const void* from,
                                   uint64_t bytes, TF_Status* status) {
-    CopyNow<cuMemcpyDtoDAsync_v2>(Address(to), Address(from), bytes, status);
+    CopyNow<cuMemcpyHtoDAsync_v2>(device, Address(to), from, bytes, status);
   };
-  executor->mem_zero = [](const SP_Device*, SP_Stream,
+  executor->sync_memcpy_dtod =
+      [](const SP_Device* device, SP_DeviceMemoryBase* to,
+         const SP_DeviceMemoryBase* from, uint64_t bytes, TF_Status* status) {
+        CopyNow<cuMemcpyDtoDAsync_v2>(device, Address(to), Address(from), bytes,
+                                      status);
+      };
+  executor->mem_zero = [](const SP_Device* device, SP_Stream,
                           SP_DeviceMemoryBase* location, uint64_t bytes,
                           TF_Status* status) {
-    Fill<uint8_t>(location, 0, bytes, status);
+    Fill<uint8_t>(device, location, 0, bytes, status);
   };
-  executor->memset = [](const SP_Device*, SP_Stream,
+  executor->memset = [](const SP_Device* device, SP_Stream,
                         SP_DeviceMemoryBase* location, uint8_t pattern,
                         uint64_t bytes, TF_Status* status) {
-    Fill(location, pattern, bytes, status);
+    Fill(device, location, pattern, bytes, status);
   };
-  executor->memset32 = [](const SP_Device*, SP_Stream,
+  executor->memset32 = [](const SP_Device* device, SP_Stream,
                           SP_DeviceMemoryBase* location, uint32_t pattern,
                           uint64_t bytes, TF_Status* status) {
-    Fill(location, pattern, bytes, status);
+    Fill(device, location, pattern, bytes, status);
   };
 }
 
@@ -272,8 +277,7 @@ void SetPlatformFns(SP_PlatformFns* fns) {
   fns->struct_size = SP_PLATFORM_FNS_STRUCT_SIZE;
   fns->get_device_count = [](const SP_Platform*, int* count,
                              TF_Status* status) {
-    *count = 1;
-    Report(0, status);
+    Report(cuDeviceGetCount(count), status);
   };
   fns->create_device = CreateDevice;
   fns->destroy_device = [](const SP_Platform*, SP_Device*) {};

@@ -28,8 +28,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-void Launch(std::function<void()> kernel) {
-  UseContext();
+void Launch(const OpKernelContext* context, std::function<void()> kernel) {
+  UseContext(context->device()->tensorflow_accelerator_device_info()->gpu_id);
   const auto run = [](void* argument) {
     const std::unique_ptr<std::function<void()>> owned(
         static_cast<std::function<void()>*>(argument));
@@ -93,15 +93,16 @@ class BinaryOp : public OpKernel {
     }
     const Tensor* const output = NewOutput(context, shape);
     if (output == nullptr) return;
-    Launch([x = Elements<float>(a), y = Elements<float>(b),
-            of_x = Operands(a.shape(), shape),
-            of_y = Operands(b.shape(), shape), z = Elements<float>(*output),
-            count = output->NumElements()] {
-      for (int64_t i = 0; i < count; ++i) {
-        z[i] = Operation()(x[of_x.empty() ? i : of_x[i]],
-                           y[of_y.empty() ? i : of_y[i]]);
-      }
-    });
+    Launch(
+        context,
+        [x = Elements<float>(a), y = Elements<float>(b),
+         of_x = Operands(a.shape(), shape), of_y = Operands(b.shape(), shape),
+         z = Elements<float>(*output), count = output->NumElements()] {
+          for (int64_t i = 0; i < count; ++i) {
+            z[i] = Operation()(x[of_x.empty() ? i : of_x[i]],
+                               y[of_y.empty() ? i : of_y[i]]);
+          }
+        });
   }
 };
 
@@ -119,8 +120,8 @@ class ReluOp : public OpKernel {
     const Tensor& input = context->input(0);
     const Tensor* const output = NewOutput(context, input.shape());
     if (output == nullptr) return;
-    Launch([x = Elements<float>(input), y = Elements<float>(*output),
-            count = input.NumElements()] {
+    Launch(context, [x = Elements<float>(input), y = Elements<float>(*output),
+                     count = input.NumElements()] {
       for (int64_t i = 0; i < count; ++i) y[i] = std::max(x[i], 0.0f);
     });
   }
@@ -135,8 +136,8 @@ class BiasAddGradOp : public OpKernel {
     const int64_t columns = input.dim_size(input.dims() - 1);
     const Tensor* const output = NewOutput(context, TensorShape({columns}));
     if (output == nullptr) return;
-    Launch([x = Elements<float>(input), y = Elements<float>(*output),
-            count = input.NumElements(), columns] {
+    Launch(context, [x = Elements<float>(input), y = Elements<float>(*output),
+                     count = input.NumElements(), columns] {
       std::fill_n(y, columns, 0.0f);
       for (int64_t i = 0; i < count; ++i) y[i % columns] += x[i];
     });
@@ -168,18 +169,19 @@ class MatMulOp : public OpKernel {
     const Tensor* const output =
         NewOutput(context, TensorShape({rows, columns}));
     if (output == nullptr) return;
-    Launch([transpose_a = transpose_a_, transpose_b = transpose_b_,
+    Launch(context,
+           [transpose_a = transpose_a_, transpose_b = transpose_b_,
             x = MatrixOf(a), y = MatrixOf(b), z = MatrixOf(*output)]() mutable {
-      if (transpose_a && transpose_b) {
-        z.noalias() = x.transpose() * y.transpose();
-      } else if (transpose_a) {
-        z.noalias() = x.transpose() * y;
-      } else if (transpose_b) {
-        z.noalias() = x * y.transpose();
-      } else {
-        z.noalias() = x * y;
-      }
-    });
+             if (transpose_a && transpose_b) {
+               z.noalias() = x.transpose() * y.transpose();
+             } else if (transpose_a) {
+               z.noalias() = x.transpose() * y;
+             } else if (transpose_b) {
+               z.noalias() = x * y.transpose();
+             } else {
+               z.noalias() = x * y;
+             }
+           });
   }
 
  private:
@@ -213,8 +215,8 @@ class UpdateVariableOp : public OpKernel {
     Tensor after;
     OP_REQUIRES_OK(context, context->allocate_temp(before.dtype(),
                                                    before.shape(), &after));
-    Launch([x = Elements<T>(before), y = Elements<T>(change),
-            z = Elements<T>(after), count = before.NumElements()] {
+    Launch(context, [x = Elements<T>(before), y = Elements<T>(change),
+                     z = Elements<T>(after), count = before.NumElements()] {
       std::transform(x, x + count, y, z, Operation());
     });
     *variable->tensor() = after;
@@ -237,16 +239,17 @@ class UpdateRowsOp : public OpKernel {
     Tensor after;
     OP_REQUIRES_OK(context, context->allocate_temp(before.dtype(),
                                                    before.shape(), &after));
-    Launch([x = Elements<T>(before), count = before.NumElements(),
+    Launch(context,
+           [x = Elements<T>(before), count = before.NumElements(),
             row = Elements<Index>(rows), row_count = rows.NumElements(),
             width = before.NumElements() / before.dim_size(0),
             y = Elements<T>(changes), z = Elements<T>(after)] {
-      std::copy_n(x, count, z);
-      for (int64_t i = 0; i < row_count; ++i) {
-        T* const to = z + row[i] * width;
-        std::transform(to, to + width, y + i * width, to, Operation());
-      }
-    });
+             std::copy_n(x, count, z);
+             for (int64_t i = 0; i < row_count; ++i) {
+               T* const to = z + row[i] * width;
+               std::transform(to, to + width, y + i * width, to, Operation());
+             }
+           });
     *variable->tensor() = after;
   }
 };
@@ -269,10 +272,10 @@ class GatherRowsOp : public OpKernel {
     }
     const Tensor* const output = NewOutput(context, shape);
     if (output == nullptr) return;
-    Launch([x = Elements<char>(table), row = Elements<Index>(rows),
-            row_count = rows.NumElements(),
-            row_bytes = table.TotalBytes() / table.dim_size(0),
-            y = Elements<char>(*output)] {
+    Launch(context, [x = Elements<char>(table), row = Elements<Index>(rows),
+                     row_count = rows.NumElements(),
+                     row_bytes = table.TotalBytes() / table.dim_size(0),
+                     y = Elements<char>(*output)] {
       for (int64_t i = 0; i < row_count; ++i) {
         std::copy_n(x + row[i] * row_bytes, row_bytes, y + i * row_bytes);
       }

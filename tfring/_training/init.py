@@ -17,6 +17,7 @@ from tfring._ops.process_set_registry import (
     add_unless_known,
 )
 from tfring._training.fit import watch_fits
+from tfring._training.gpus import choose_gpu
 from tfring._training.undistributed import watch_models
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ def init(
     When the job has more than one rank, an exception that nobody catches ends
     the whole job, its traceback shown first: the other ranks would wait for
     this one for ever.
+
+    On a machine with GPUs, TensorFlow will use the one of this rank alone, by
+    `local_rank`, unless the script makes some of them visible itself, before
+    this or after it: `tf.config.set_visible_devices`.
 
     Args:
         comm: An mpi4py communicator whose ranks train together, or a list of
@@ -76,6 +81,7 @@ def init(
         )
     is_new = runtime.join_job(comm)
     if is_new:
+        choose_gpu()
         if runtime.size() > 1:
             watch_models()
             watch_fits()

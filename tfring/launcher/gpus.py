@@ -1,4 +1,4 @@
-"""One GPU for each rank of a machine."""
+"""How the ranks of a machine share the memory of its GPUs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from pathlib import Path
 DEVICE_FILES = "/dev/nvidia[0-9]*"
 
 # In the shell, as it runs on the machine of the rank, which may have other GPUs
-# than this one, and costs a rank a millisecond. CUDA counts the GPUs that it
-# may use from 0. The names of the ranks' variables are Open MPI's, MPICH's and
-# Slurm's.
+# than this one, and costs a rank a millisecond. The numbers of a machine's
+# ranks are Open MPI's, MPICH's and Slurm's, whose first is taken: "4(x2),3".
 _SCRIPT = """
-set_gpu() {
-  local_rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$SLURM_LOCALID}}
-  local_size=${OMPI_COMM_WORLD_LOCAL_SIZE:-${MPI_LOCALNRANKS:-1}}
+share_gpus() {
+  ranks=${OMPI_COMM_WORLD_LOCAL_SIZE:-$MPI_LOCALNRANKS}
+  ranks=${ranks:-$SLURM_STEP_TASKS_PER_NODE}
+  ranks=${ranks%%%%[!0-9]*}
   gpus=0
   for file in %s; do
     if [ -e "$file" ]; then gpus=$((gpus + 1)); fi
   done
-  if [ "$gpus" -eq 0 ] || [ -z "$local_rank" ]; then return; fi
-  if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then
-    export CUDA_VISIBLE_DEVICES=$((local_rank %% gpus))
-    if [ "$local_size" -gt "$gpus" ] &&
-       [ -z "${TF_FORCE_GPU_ALLOW_GROWTH+set}" ]; then
-      export TF_FORCE_GPU_ALLOW_GROWTH=true
-    fi
+  if [ "$gpus" -gt 0 ] && [ -n "$CUDA_VISIBLE_DEVICES" ]; then
+    gpus=$(IFS=,; set -- $CUDA_VISIBLE_DEVICES; echo $#)
+  fi
+  if [ "$gpus" -gt 0 ] && [ "${ranks:-1}" -gt "$gpus" ] &&
+     [ -z "${TF_FORCE_GPU_ALLOW_GROWTH+set}" ]; then
+    export TF_FORCE_GPU_ALLOW_GROWTH=true
   fi
 }
-set_gpu
-unset local_rank local_size gpus file
+share_gpus
+unset ranks gpus file
 exec "$@"
 """
 
@@ -41,15 +40,15 @@ def may_exist(device_files: str = DEVICE_FILES) -> bool:
     return any(pattern.parent.glob(pattern.name))
 
 
-def one_for_each_rank(
+def share_memory(
     command: Sequence[str], device_files: str = DEVICE_FILES
 ) -> list[str]:
-    """Returns `command`, preceded by what gives each rank its GPU.
+    """Returns `command`, preceded by what lets ranks share a GPU's memory.
 
-    By its place among the ranks of its machine, round and round if there are
-    more ranks than GPUs; then TensorFlow is also told to take memory as it
-    grows, or the first rank would leave the others none. Variables that are set
-    are left alone: CUDA_VISIBLE_DEVICES, also to nothing, and
-    TF_FORCE_GPU_ALLOW_GROWTH.
+    TensorFlow is told to take memory as it grows where a machine has more
+    ranks than GPUs, or than CUDA_VISIBLE_DEVICES names: the first rank would
+    leave the others none. TF_FORCE_GPU_ALLOW_GROWTH is left alone if it is set.
+    `tfring.init` does the same for other launchers, but comes too late for a
+    script that uses TensorFlow before; it also chooses each rank's GPU.
     """
     return ["/bin/sh", "-c", _SCRIPT % device_files, "tfringrun", *command]

@@ -33,9 +33,9 @@ and TensorFlow then starts a thread for each. With fewer, or on other machines,
 ranks are not bound and each starts a thread for every core; set
 TF_NUM_INTRAOP_THREADS if that is too many.
 
-Each rank sees one GPU of its machine, by CUDA_VISIBLE_DEVICES, unless that is
-set; where ranks share one, TensorFlow takes its memory as it grows. A script
-need not choose.
+tfring.init gives each rank one GPU of its machine, unless the script chooses.
+Where ranks share one, TensorFlow takes its memory as it grows
+(TF_FORCE_GPU_ALLOW_GROWTH=true), unless that is set.
 
 Memory comes in huge pages where the kernel has them for those who ask
 (GLIBC_TUNABLES=glibc.malloc.hugetlb=1), unless GLIBC_TUNABLES is set.

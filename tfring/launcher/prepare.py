@@ -141,7 +141,7 @@ def _describe(
             file=sys.stderr,
         )
     if elsewhere or gpus.may_exist():
-        command = gpus.one_for_each_rank(command)
+        command = gpus.share_memory(command)
     exported = (
         {*mpi_launchers.exported_names(environment), *exports}
         if elsewhere

@@ -1,0 +1,38 @@
+"""Ranks that see all GPUs of a machine, and take one each.
+
+It needs a process whose TensorFlow has made no device yet, and so a job of its
+own. On the fake GPU, `make gpu-test` runs it with three ranks and two GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+
+import bare_gpu
+import tfring
+
+
+def test_the_idiom_of_horovods_scripts():
+    if bare_gpu.is_fake():
+        load_library.load_pluggable_device_library(str(bare_gpu.FAKE_GPU))
+    tfring.init()
+    rank, size = tfring.local_rank(), tfring.local_size()
+    gpus = tf.config.list_physical_devices("GPU")
+    assert len(gpus) == bare_gpu.number_of_gpus()
+    own = gpus[rank % len(gpus)]
+    assert tf.config.get_visible_devices("GPU") == [own]
+    if size > len(gpus):
+        assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    tf.config.set_visible_devices(own, "GPU")
+    for step in range(3):
+        with tf.device("GPU:0"):
+            total = tfring.allreduce(tf.fill([1000], step + 1.0), op=tfring.Sum)
+        assert total.device.endswith("GPU:0")
+        assert set(total.numpy()) == {(step + 1.0) * tfring.size()}
+    other = gpus[(rank + 1) % len(gpus)]
+    if other != own:  # tfring, too, has used its own alone
+        assert bare_gpu.context_exists(gpus.index(own))
+        assert not bare_gpu.context_exists(gpus.index(other))

@@ -1,0 +1,39 @@
+"""Gives each rank of a machine its GPU, unless the script has chosen one."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+from absl import logging
+
+from tfring._core import runtime
+
+
+def choose_gpu() -> None:
+    """Makes the rank's GPU the only one that TensorFlow uses.
+
+    By the place among the ranks of its machine, round and round if there are
+    more ranks than GPUs; TensorFlow then takes memory as it grows, or the first
+    rank would leave the others none. A script that makes fewer GPUs visible has
+    chosen, before this or after it.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    if runtime.local_size() > len(gpus):
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    if len(tf.config.get_visible_devices("GPU")) != len(gpus):
+        return
+    gpu = gpus[runtime.local_rank() % len(gpus)]
+    try:
+        tf.config.set_visible_devices(gpu, "GPU")
+    except RuntimeError:
+        logging.warning(
+            "tfring: TensorFlow has made its devices before tfring.init, so "
+            "this rank cannot take GPU %d for its own: it uses GPU 0, as do "
+            "the other ranks of this machine that do so. Call tfring.init() "
+            "before anything of TensorFlow's, or choose with "
+            "tf.config.set_visible_devices.",
+            runtime.local_rank() % len(gpus),
+        )
