@@ -84,6 +84,19 @@ TEST_P(CudaFusionTest, SoDoesWhatIsScaledForAReduceScatter) {
   });
 }
 
+// Chunks and blocks of any length, of tensors of any length, in their own
+// memory and in the fusion buffer.
+TEST_P(CudaFusionTest, WhatIsReducedIsAligned) {
+  const int64_t before = FakeCudaCounts().slow_reductions;
+  OnFusion(int64_t{2000}, [&](GpuFusion& fusion) {
+    for (const int64_t count : {1, 5, 47, 1001, 4099}) {
+      fusion.CheckAllreduce(Solve(count, size()), 1);
+    }
+    fusion.CheckAllreduce(Solve(5003, size()), 30);
+  });
+  EXPECT_EQ(FakeCudaCounts().slow_reductions, before);
+}
+
 Options LongParts() {
   Options options = OptionsFor(Way::kIpc);
   options.device_segment_bytes = 64 << 10;

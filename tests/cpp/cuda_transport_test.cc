@@ -43,6 +43,7 @@ TEST_P(CudaTransportTest, EveryCollective) {
               way() == Way::kIpc && size() > 1);
     GpuRank(device, transport, kSegmentBytes).CheckAll(host, cases);
   });
+  EXPECT_EQ(FakeCudaCounts().ordinary_streams, 0);
 }
 
 TEST_P(CudaTransportTest, MessagesArriveInOrderAndMayBeEmpty) {

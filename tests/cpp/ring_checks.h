@@ -98,8 +98,9 @@ void CheckAllreduceOfPieces(Transport& transport, const SolvedAllreduce& c,
   }
   Workspace scratch(CpuKernels());
   const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status = allreduce(
-      context, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale, pieces});
+  const absl::Status status =
+      allreduce(context, {nullptr, nullptr, CountOf(pieces, c.dtype), c.dtype,
+                          c.op, c.postscale, pieces});
   ASSERT_TRUE(status.ok()) << status;
   Elements result;
   for (const Elements& output : outputs) {

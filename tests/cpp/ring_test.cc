@@ -113,6 +113,28 @@ TEST(ChunkOfTest, CoversTheBufferInOrderWithEqualParts) {
   }
 }
 
+TEST(AlignedChunkOfTest, CoversTheBufferWithBordersOfWholeLines) {
+  for (const DataType dtype :
+       {DataType::kInt8, DataType::kFloat16, DataType::kFloat64}) {
+    const int64_t between = kBorderBytes / SizeInBytes(dtype);
+    for (int parts = 1; parts <= 8; ++parts) {
+      for (const int64_t count :
+           {int64_t{0}, int64_t{1}, int64_t{7}, between - 1, between,
+            between + 1, 3 * between + 5, int64_t{1000}, int64_t{1'000'003}}) {
+        int64_t end = 0;
+        for (int index = 0; index < parts; ++index) {
+          const Range chunk = AlignedChunkOf(count, parts, index, dtype);
+          EXPECT_EQ(chunk.offset, end);
+          EXPECT_TRUE(chunk.count == 0 || chunk.offset % between == 0);
+          EXPECT_LE(chunk.count, count / parts + between);
+          end += chunk.count;
+        }
+        EXPECT_EQ(end, count);
+      }
+    }
+  }
+}
+
 // 8 bytes are one segment or many, as the dtype will have it.
 TEST_P(RingTest, AllreduceOfFewElements) {
   CheckAllreduces(EveryTypeAndOp({0, 1, 2, 3, 7}), {8});

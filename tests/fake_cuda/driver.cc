@@ -43,6 +43,7 @@ enum Result : int {
 };
 
 constexpr int kVersion = 12010;
+constexpr int kHighestPriority = -5;
 constexpr unsigned kEventInterprocess = 4, kEventDisableTiming = 2;
 
 int FromEnvironment(const char* name, int otherwise) {
@@ -107,13 +108,17 @@ Function Describe(const std::string& name) {
 
 int LaunchReduce(const Function& function, void** parameters,
                  std::function<void()>& kernel) {
-  uint64_t addresses[3];
+  uint64_t addresses[3], together = 0;
   for (int i = 0; i < 3; ++i) {
     std::memcpy(&addresses[i], parameters[i], sizeof(addresses[i]));
     if (addresses[i] % function.to_bytes != 0) return kMisaligned;
+    together |= addresses[i];
   }
   int64_t count = 0;
   std::memcpy(&count, parameters[3], sizeof(count));
+  if (together % 16 != 0 && count * function.to_bytes >= 16) {
+    ++GetCounts().slow_reductions;
+  }
   kernel = [dst = OnHost(addresses[0]), a = OnHost(addresses[1]),
             b = OnHost(addresses[2]), count,
             reduce = reinterpret_cast<Reduce>(function.kernel)] {
@@ -340,8 +345,15 @@ ENTRY cuLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
   return kSuccess;
 }
 
-ENTRY cuStreamCreate(void** stream, unsigned) {
+ENTRY cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
   if (!InContext()) return kInvalidContext;
+  *lowest = 0;
+  *highest = kHighestPriority;
+  return kSuccess;
+}
+ENTRY cuStreamCreateWithPriority(void** stream, unsigned, int priority) {
+  if (!InContext()) return kInvalidContext;
+  if (priority > kHighestPriority) ++GetCounts().ordinary_streams;
   *stream = NewStream();
   return kSuccess;
 }

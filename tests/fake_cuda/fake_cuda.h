@@ -46,6 +46,11 @@ struct Counts {
   // Memory that was freed while a handle of it was open, in this process: CUDA
   // leaves it undefined.
   std::atomic<int64_t> freed_while_open;
+  // Reductions of at least 16 bytes whose operands are not all aligned to that:
+  // a GPU does those an element at a time.
+  std::atomic<int64_t> slow_reductions;
+  // Streams whose priority is not the highest.
+  std::atomic<int64_t> ordinary_streams;
 };
 Counts& GetCounts();
 

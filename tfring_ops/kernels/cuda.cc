@@ -37,8 +37,7 @@ class CudaDeviceImpl final : public CudaDevice {
         driver_.cuDevicePrimaryCtxRetain(&context_, device_));
     const CudaScope scope(driver_, context_);
     TFRING_RETURN_IF_ERROR(scope.status());
-    TFRING_RETURN_IF_ERROR(
-        driver_.cuStreamCreate(&stream_, kCudaStreamNonBlocking));
+    TFRING_RETURN_IF_ERROR(CreateStream(driver_, &stream_));
     TFRING_ASSIGN_OR_RETURN(
         kernels_,
         CudaKernels::Load(driver_, context_, stream_, multiprocessors));

@@ -53,6 +53,13 @@ void* CudaDriver::Find(const char* name) {
   return function;
 }
 
+absl::Status CreateStream(const CudaDriver& driver, CUstream* stream) {
+  int lowest = 0, highest = 0;
+  TFRING_RETURN_IF_ERROR(driver.cuCtxGetStreamPriorityRange(&lowest, &highest));
+  return driver.cuStreamCreateWithPriority(stream, kCudaStreamNonBlocking,
+                                           highest);
+}
+
 absl::Status CudaDriver::Check(int result, absl::string_view function) const {
   if (result == kCudaSuccess) return absl::OkStatus();
   const char* name = "an unknown error";

@@ -112,7 +112,8 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned,
                        unsigned, unsigned, unsigned, unsigned, CUstream, void**,
                        void**);
-  TFRING_CUDA_FUNCTION(cuStreamCreate, CUstream*, unsigned);
+  TFRING_CUDA_FUNCTION(cuCtxGetStreamPriorityRange, int*, int*);
+  TFRING_CUDA_FUNCTION(cuStreamCreateWithPriority, CUstream*, unsigned, int);
   TFRING_CUDA_FUNCTION_AS(cuStreamDestroy, "cuStreamDestroy_v2", CUstream);
   TFRING_CUDA_FUNCTION(cuStreamSynchronize, CUstream);
   TFRING_CUDA_FUNCTION(cuStreamWaitEvent, CUstream, CUevent, unsigned);
@@ -147,6 +148,11 @@ inline void* DeviceMemory(CUdeviceptr address) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): it is the driver's number.
   return reinterpret_cast<void*>(static_cast<uintptr_t>(address));
 }
+
+// A stream in the calling thread's context that does not wait for the null
+// stream.  Its priority is the highest: what a collective asks for goes ahead
+// of the kernels of backpropagation that wait for a place on the GPU.
+absl::Status CreateStream(const CudaDriver& driver, CUstream* stream);
 
 // Makes a context the calling thread's while it lives.
 class CudaScope {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/nccl/communicator.h"
@@ -101,8 +102,9 @@ class NcclCollectives final : public StreamCollectives {
   absl::Status StagedAllreduce(const RingBuffers& buffers,
                                absl::Span<std::byte> stage,
                                Staging& staging) override {
-    const int64_t stage_count =
-        static_cast<int64_t>(stage.size()) / SizeInBytes(buffers.dtype);
+    const int64_t stage_count = DownToBorder(
+        static_cast<int64_t>(stage.size()) / SizeInBytes(buffers.dtype),
+        buffers.dtype);
     RingBuffers block = buffers;
     block.input = block.output = stage.data();
     block.pieces = {};

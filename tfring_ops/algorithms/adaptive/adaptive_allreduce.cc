@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 
@@ -66,8 +67,9 @@ absl::Status AdaptiveAllreduce::RunStaged(const RingBuffers& buffers,
   if (plan.algorithm == AllreduceAlgorithm::kRing) {
     return StagedRingAllreduce(context_, buffers, stage, staging);
   }
-  const auto stage_count =
-      static_cast<int64_t>(stage.size()) / SizeInBytes(buffers.dtype);
+  const int64_t stage_count = DownToBorder(
+      static_cast<int64_t>(stage.size()) / SizeInBytes(buffers.dtype),
+      buffers.dtype);
   RingBuffers block = buffers;
   block.input = block.output = stage.data();
   for (int64_t first = 0; first < buffers.count; first += stage_count) {

@@ -33,7 +33,7 @@ absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers) {
   }
   Primitives prims(context, buffers);
   const auto nothing = [](Range) { return absl::OkStatus(); };
-  return AllreduceByBlocks(context, prims, buffers.count,
+  return AllreduceByBlocks(context, prims, buffers.count, buffers.dtype,
                            BlockCount(context, buffers.dtype), nothing, nothing,
                            [](Range block) { return block; });
 }
@@ -52,7 +52,8 @@ absl::Status StagedRingAllreduce(const RingContext& context,
   const auto stage_count = static_cast<int64_t>(stage.size()) / element_bytes;
   int64_t block_count = BlockCount(context, buffers.dtype);
   if (buffers.count > stage_count) {
-    block_count = std::min(block_count, stage_count / 2);
+    block_count =
+        std::min(block_count, DownToBorder(stage_count / 2, buffers.dtype));
   }
   const bool wraps = buffers.count > stage_count;
   const auto place = [&](Range block) {
@@ -85,8 +86,8 @@ absl::Status StagedRingAllreduce(const RingContext& context,
     return absl::OkStatus();
   }
   Primitives prims(context, buffers);
-  return AllreduceByBlocks(context, prims, buffers.count, block_count, load,
-                           store, place);
+  return AllreduceByBlocks(context, prims, buffers.count, buffers.dtype,
+                           block_count, load, store, place);
 }
 
 int64_t StageBytes(const RingContext& context, DataType dtype) {

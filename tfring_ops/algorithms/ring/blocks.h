@@ -23,22 +23,24 @@ namespace tfring {
 // store(block), which finishes it after its last one, run while the other block
 // is on the wire.
 
-// The length of a block: a fixed number of segments in each rank's chunk.
+// The length of a block: a fixed number of segments in each rank's chunk, up to
+// the next border.
 inline int64_t BlockCount(const RingContext& context, DataType dtype) {
   constexpr int64_t kSegments = 4;
   const int64_t segment_count =
       std::max<int64_t>(1, context.segment_bytes / SizeInBytes(dtype));
-  return kSegments * segment_count * context.transport.size();
+  return UpToBorder(kSegments * segment_count, dtype) *
+         context.transport.size();
 }
 
 // Reduces `count` elements in blocks of `block_count`; part(block) is the range
-// of a block that `prims` reduces, in elements of `prims`.
-// REQUIRES: at least two ranks.
+// of a block that `prims` reduces, in elements of `prims`, which are of
+// `dtype`. REQUIRES: at least two ranks.
 template <typename Load, typename Store, typename Part>
 absl::Status AllreduceByBlocks(const RingContext& context, Primitives& prims,
-                               int64_t count, int64_t block_count,
-                               const Load& load, const Store& store,
-                               const Part& part) {
+                               int64_t count, DataType dtype,
+                               int64_t block_count, const Load& load,
+                               const Store& store, const Part& part) {
   const int n = context.transport.size();
   const auto range = [&](int64_t block) {
     const int64_t begin = std::min(block * block_count, count);
@@ -47,7 +49,8 @@ absl::Status AllreduceByBlocks(const RingContext& context, Primitives& prims,
   // The chunk of a block's part that was this rank's `j` steps ago.
   const auto chunk = [&](int64_t block, int j) {
     const Range whole = part(range(block));
-    const Range own = ChunkOf(whole.count, n, context.order.Before(j));
+    const Range own =
+        AlignedChunkOf(whole.count, n, context.order.Before(j), dtype);
     return Range{whole.offset + own.offset, own.count};
   };
 

@@ -18,6 +18,40 @@ inline Range ChunkOf(int64_t count, int parts, int index) {
           length + (index < longer ? 1 : 0)};
 }
 
+// Note [Aligned borders]
+// A GPU computes 16 bytes at a time where all operands are aligned to that, and
+// an element at a time elsewhere, which is several times slower.  So what is
+// cut where the algorithm likes begins at a multiple of kBorderBytes, as does
+// the memory: chunks, blocks, and each tensor of a message.  Between the
+// tensors of a message lie up to kBorderBytes - 1 bytes that belong to none,
+// whose values nobody looks at.  The rows of a reduce-scatter are what the
+// caller has asked for, and begin anywhere.
+inline constexpr int64_t kBorderBytes = 64;
+
+// `count` elements, and the gap behind them: up to the next border.
+inline int64_t UpToBorder(int64_t count, DataType dtype) {
+  const int64_t between = kBorderBytes / SizeInBytes(dtype);
+  return (count + between - 1) / between * between;
+}
+
+// As many of `count` elements as end at a border; all, if none do.
+inline int64_t DownToBorder(int64_t count, DataType dtype) {
+  const int64_t between = kBorderBytes / SizeInBytes(dtype);
+  return count < between ? count : count / between * between;
+}
+
+// The same as ChunkOf with chunks that begin at borders, but for those behind
+// the end, which are empty.  Their lengths differ by what lies between two
+// borders at most.
+inline Range AlignedChunkOf(int64_t count, int parts, int index,
+                            DataType dtype) {
+  const int64_t between = kBorderBytes / SizeInBytes(dtype);
+  const Range runs = ChunkOf(UpToBorder(count, dtype) / between, parts, index);
+  const int64_t begin = std::min(runs.offset * between, count);
+  const int64_t end = std::min((runs.offset + runs.count) * between, count);
+  return {begin, end - begin};
+}
+
 }  // namespace tfring
 
 #endif  // TFRING_OPS_ALGORITHMS_RING_CHUNKS_H_

@@ -34,8 +34,9 @@ int64_t GridBlockCount(Rings rings, int64_t count, DataType dtype) {
   for (const auto& ring : rings) ranks *= ring->order.size();
   const int64_t longest = BlockCount(last, dtype) / last.order.size();
   const int64_t least = kLeastChunkBytes / SizeInBytes(dtype);
-  return ranks * std::clamp(count / ranks / kBlocks + 1,
-                            std::min(least, longest), longest);
+  return ranks * UpToBorder(std::clamp(count / ranks / kBlocks + 1,
+                                       std::min(least, longest), longest),
+                            dtype);
 }
 
 // All axes but the last.
@@ -93,7 +94,7 @@ class OtherAxes {
     const int n = rings_[axis]->transport.size();
     std::vector<Range> chunks;
     for (int rank = 0; rank < n; ++rank) {
-      chunks.push_back(ChunkOf(count, n, rank));
+      chunks.push_back(AlignedChunkOf(count, n, rank, buffers_.dtype));
     }
     return chunks;
   }
@@ -103,8 +104,8 @@ class OtherAxes {
   std::vector<Range> Shares(Range block) const {
     std::vector<Range> shares{block};
     for (const auto& ring : rings_) {
-      const Range own =
-          ChunkOf(block.count, ring->transport.size(), ring->transport.rank());
+      const Range own = AlignedChunkOf(block.count, ring->transport.size(),
+                                       ring->transport.rank(), buffers_.dtype);
       block = {block.offset + own.offset, own.count};
       shares.push_back(block);
     }
@@ -149,7 +150,7 @@ absl::Status HierarchicalAllreduce(const RingGrid& grid, RingBuffers buffers) {
   buffers.input = buffers.output;
   Primitives prims(last, buffers);
   return AllreduceByBlocks(
-      last, prims, buffers.count,
+      last, prims, buffers.count, buffers.dtype,
       GridBlockCount(rings, buffers.count, buffers.dtype),
       [&](Range block) { return others.ReduceScatter(block); },
       [&](Range block) { return others.Allgather(block); },

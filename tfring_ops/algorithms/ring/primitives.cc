@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
+
+int64_t CountOf(absl::Span<const RingPiece> pieces, DataType dtype) {
+  int64_t count = 0;
+  for (const RingPiece& piece : pieces) count += UpToBorder(piece.count, dtype);
+  return count;
+}
 
 Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
     : context_(context),
@@ -24,7 +31,7 @@ Primitives::Primitives(const RingContext& context, const RingBuffers& buffers)
   int64_t offset = 0;
   for (const RingPiece& piece : pieces_) {
     offsets_.push_back(offset);
-    offset += piece.count;
+    offset += UpToBorder(piece.count, dtype_);
   }
   if (!context_.transport.CanPeek(prev_)) {
     status_ =
@@ -125,12 +132,14 @@ void Primitives::Cut(Range chunk) {
   while (chunk.count > 0) {
     const RingPiece& piece = pieces_[index];
     const int64_t first = chunk.offset - offsets_[index];
-    const int64_t count =
-        std::min({segment_count_, chunk.count, piece.count - first});
-    if (count == 0) {
-      ++index;
+    if (first >= piece.count) {  // in the gap behind it
+      if (++index == pieces_.size()) return;
+      chunk.count -= offsets_[index] - chunk.offset;
+      chunk.offset = offsets_[index];
       continue;
     }
+    const int64_t count =
+        std::min({segment_count_, chunk.count, piece.count - first});
     const int64_t offset_bytes = first * element_bytes_;
     segments_.push_back(
         {static_cast<const std::byte*>(piece.input) + offset_bytes,

@@ -55,10 +55,14 @@ struct RingBuffers {
   ReduceOp op = ReduceOp::kSum;
   // Applied to each element once, at the rank where it becomes whole.
   double scale = 1.0;
-  // If there are any, they stand for `input` and `output`, one after the other:
-  // `count` elements in all.  The initializer lets others leave it out.
+  // If there are any, they stand for `input` and `output`, one after the other
+  // with the gaps of Note [Aligned borders]: `count` is CountOf them.  The
+  // initializer lets others leave it out.
   absl::Span<const RingPiece> pieces = {};  // NOLINT
 };
+
+// The elements of all pieces, and the gap behind each.
+int64_t CountOf(absl::Span<const RingPiece> pieces, DataType dtype);
 
 class Primitives {
  public:

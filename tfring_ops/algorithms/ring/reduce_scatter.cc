@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
@@ -70,7 +71,7 @@ absl::Status RingReduceScatterOwn(const RingContext& context,
       pieces.push_back(
           {input + (chunk.offset + begin) * element_bytes, sum, count});
       parts.push_back({buffers.count, count});
-      buffers.count += count;
+      buffers.count += UpToBorder(count, buffers.dtype);
     }
   }
   buffers.pieces = pieces;

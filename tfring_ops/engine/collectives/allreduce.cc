@@ -13,8 +13,8 @@ namespace {
 RingBuffers BuffersOf(const CollectiveRequest& request,
                       absl::Span<const RingPiece> pieces) {
   RingBuffers buffers;
-  for (const RingPiece& piece : pieces) buffers.count += piece.count;
   buffers.dtype = WireType(request);
+  buffers.count = CountOf(pieces, buffers.dtype);
   buffers.op = request.op;
   buffers.scale = request.postscale_factor;
   return buffers;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
@@ -43,15 +44,16 @@ void Packing::Load(Range range, std::byte* to) {
     kernels_.CopyPieces(copies_, request_.dtype, wire, factor);
     copies_.clear();
   };
-  ForEachPart(range, [&](size_t index, int64_t first, int64_t count) {
-    if (factors_[index] != factor) {
-      if (!copies_.empty()) copy();
-      factor = factors_[index];
-    }
-    const auto* input = static_cast<const std::byte*>(pieces_[index].input);
-    copies_.push_back({input + first * element_bytes, to, count});
-    to += count * wire_bytes;
-  });
+  ForEachPart(
+      range, [&](size_t index, int64_t first, int64_t count, int64_t place) {
+        if (factors_[index] != factor) {
+          if (!copies_.empty()) copy();
+          factor = factors_[index];
+        }
+        const auto* input = static_cast<const std::byte*>(pieces_[index].input);
+        copies_.push_back(
+            {input + first * element_bytes, to + place * wire_bytes, count});
+      });
   copy();
 }
 
@@ -62,11 +64,12 @@ void Packing::Store(Range range, const std::byte* from) {
   const TimelineSpan span(Timeline::Phase::kUnpack, request_,
                           range.count * wire_bytes);
   copies_.clear();
-  ForEachPart(range, [&](size_t index, int64_t first, int64_t count) {
-    auto* output = static_cast<std::byte*>(pieces_[index].output);
-    copies_.push_back({from, output + first * element_bytes, count});
-    from += count * wire_bytes;
-  });
+  ForEachPart(
+      range, [&](size_t index, int64_t first, int64_t count, int64_t place) {
+        auto* output = static_cast<std::byte*>(pieces_[index].output);
+        copies_.push_back(
+            {from + place * wire_bytes, output + first * element_bytes, count});
+      });
   kernels_.CopyPieces(copies_, wire, request_.dtype, /*factor=*/1.0);
 }
 
@@ -77,8 +80,10 @@ void Packing::ForEachPart(Range range, const Visitor& visit) const {
     const int64_t count = pieces_[index].count;
     const int64_t begin = std::max(offset, range.offset);
     const int64_t end = std::min(offset + count, range.offset + range.count);
-    if (begin < end) visit(index, begin - offset, end - begin);
-    offset += count;
+    if (begin < end) {
+      visit(index, begin - offset, end - begin, begin - range.offset);
+    }
+    offset += UpToBorder(count, WireType(request_));
   }
 }
 

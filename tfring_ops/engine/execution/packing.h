@@ -34,9 +34,9 @@ inline constexpr int64_t kStagedBytes = 32 << 10;
 std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
                             int64_t threshold_bytes);
 
-// Copies the pieces' inputs, one after the other, as the type of the wire and
-// times the factor of each, and what comes back to their outputs, as the type
-// of the tensors.
+// Copies the pieces' inputs, one after the other with the gaps of Note [Aligned
+// borders], as the type of the wire and times the factor of each, and what
+// comes back to their outputs, as the type of the tensors.
 class Packing final : public Staging {
  public:
   // REQUIRES: what it is given outlives it; there is a factor for each piece.
@@ -51,8 +51,8 @@ class Packing final : public Staging {
   void Store(Range range, const std::byte* from) override;
 
  private:
-  // Calls visit(index, first, count) for the part of each piece that is in
-  // `range`.
+  // Calls visit(index, first, count, place) for the part of each piece that is
+  // in `range`, `place` elements behind its beginning.
   template <typename Visitor>
   void ForEachPart(Range range, const Visitor& visit) const;
 

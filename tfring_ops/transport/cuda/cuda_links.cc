@@ -124,9 +124,8 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
 
 absl::Status CudaLinks::OpenStreams() {
   const CudaDriver& driver = context_.driver;
-  TFRING_RETURN_IF_ERROR(
-      driver.cuStreamCreate(&context_.outgoing, kCudaStreamNonBlocking));
-  return driver.cuStreamCreate(&context_.incoming, kCudaStreamNonBlocking);
+  TFRING_RETURN_IF_ERROR(CreateStream(driver, &context_.outgoing));
+  return CreateStream(driver, &context_.incoming);
 }
 
 absl::Status CudaLinks::TryIpc(const std::vector<int>& peers) {
