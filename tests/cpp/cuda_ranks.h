@@ -34,11 +34,13 @@ inline Options OptionsFor(Way way) {
 }
 
 // Calls body(device, transport, host) on each rank; nodes[r] is that of rank r.
+// Nothing is left on the GPU.
 template <typename Body>
 void OnGpus(const std::vector<int>& nodes, const Options& options, Way way,
             const Body& body) {
   auto hosts = MakeInProcessTransports(nodes);
   const auto size = static_cast<int>(nodes.size());
+  const int64_t left_before = FakeCudaCounts().left_in_context;
   OnThreads(size, [&](int rank) {
     if (way == Way::kCudaAware) {
       hosts[rank] =
@@ -51,6 +53,7 @@ void OnGpus(const std::vector<int>& nodes, const Options& options, Way way,
     EXPECT_EQ((*transport)->size(), size);
     body(*device, **transport, *hosts[rank]);
   });
+  EXPECT_EQ(FakeCudaCounts().left_in_context, left_before);
 }
 
 // The same on one node.

@@ -83,7 +83,7 @@ class DeviceElements {
   std::byte* data_;
 };
 
-// A host transport that takes the fake GPU's memory.
+// A host transport that takes the fake GPU's memory as well as the host's.
 class CudaAwareTransport final : public ForwardingTransport {
  public:
   explicit CudaAwareTransport(std::unique_ptr<Transport> host)
@@ -92,19 +92,20 @@ class CudaAwareTransport final : public ForwardingTransport {
   OperationId StartSend(int peer, ConstBytes data) override {
     std::byte* const memory = const_cast<std::byte*>(data.data());
     return ForwardingTransport::StartSend(
-        peer, ConstBytes(OnHost(memory), data.size()));
+        peer, ConstBytes(OnHost(memory, data.size()), data.size()));
   }
   OperationId StartRecv(int peer, Bytes data) override {
     return ForwardingTransport::StartRecv(
-        peer, Bytes(OnHost(data.data()), data.size()));
+        peer, Bytes(OnHost(data.data(), data.size()), data.size()));
   }
   bool TakesDeviceMemory(int /*peer*/) const override { return true; }
 
  private:
-  static std::byte* OnHost(std::byte* memory) {
-    static const auto translate =
-        reinterpret_cast<void* (*)(void*)>(FakeCudaFunction("FakeCudaOnHost"));
-    return static_cast<std::byte*>(translate(memory));
+  static std::byte* OnHost(std::byte* memory, size_t bytes) {
+    static const auto translate = reinterpret_cast<void* (*)(void*, size_t)>(
+        FakeCudaFunction("FakeCudaOnHost"));
+    void* const found = translate(memory, bytes);
+    return found == nullptr ? memory : static_cast<std::byte*>(found);
   }
 };
 

@@ -6,12 +6,20 @@
 // by memory files.  A kernel is known by its name in the PTX, and its source is
 // compiled for the host: tests hold its arithmetic against the host's kernels,
 // and only what a compiler and a GPU make of it is left to a real one.  It is
-// strict where CUDA leaves things undefined: a call without a context, a handle
-// opened where it was made, an address of an element that is not aligned are
-// errors, and to close another process's memory while it is read is a crash.
+// strict where CUDA leaves things undefined or an error comes late:
+// - A call without a context is an error, and so is a stream, an event or a
+//   kernel of another one, or one that has been destroyed.
+// - What the GPU reads or writes lies in its memory or in pinned memory, from
+//   its first byte to its last.  A copy that does not is an error; a kernel
+//   that does not ends its context, whose every call fails from then on.
+// - The last release of a primary context ends all that is in it.
+// - A handle that is opened twice is mapped once; one opened where it was made,
+//   or an element that is not aligned, are errors; and to close another
+//   process's memory while it is read is a crash.
 //
 // Options, each also read at the start from the environment as FAKE_CUDA_...:
-//   DELAY_US       every task of a stream starts up to this much later
+//   DELAY_US       every task of a stream starts up to this much later, however
+//                  long that is
 //   IGNORE_WAITS   n: every n-th cuStreamWaitEvent does nothing, the bug that
 //                  tests must be able to see
 //   HELD           1: the null stream does nothing, 2: no other one does
@@ -46,6 +54,8 @@ struct Counts {
   // Memory that was freed while a handle of it was open, in this process: CUDA
   // leaves it undefined.
   std::atomic<int64_t> freed_while_open;
+  // Memory that was left when its context ended.
+  std::atomic<int64_t> left_in_context;
   // Reductions of at least 16 bytes whose operands are not all aligned to that:
   // a GPU does those an element at a time.
   std::atomic<int64_t> slow_reductions;
@@ -54,10 +64,49 @@ struct Counts {
 };
 Counts& GetCounts();
 
-// ---- driver.cc ----
+// The driver's numbers.
+enum Result : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kMapFailed = 205,
+  kInvalidPtx = 218,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+  kContextIsDestroyed = 709,
+  kMisaligned = 716,
+  kLaunchFailed = 719,
+  kNotSupported = 801,
+};
 
-// The calling thread's; null if it has none.
-void* CurrentContext();
+// ---- contexts.cc ----
+
+inline constexpr int kMostDevices = 16;
+
+struct Context {
+  explicit Context(int device) : device(device) {}
+
+  const int device;
+  int retained = 0;
+  // The result of every later call.
+  std::atomic<int> error{0};
+};
+
+// The primary context of a device; the last Release ends it.
+int Retain(int device, Context** context);
+int Release(int device);
+bool IsActive(int device);
+
+// The calling thread's.
+int Push(Context* context);
+int Pop(Context** context);
+Context* CurrentContext();  // null if it has none
+// The result of any call in it, unless the call has an error of its own.
+int Check();
 
 // ---- memory.cc ----
 
@@ -66,20 +115,25 @@ struct Handle {
   uint64_t magic;
   int32_t process;
   int32_t file;
+  uint64_t file_number;  // of its file system: descriptors are used again
   uint64_t bytes;
   uint64_t address;  // in the process that made it
 };
 
-// Device addresses; 0 if there is no more memory.
+// Device addresses in the current context; 0 if there is no more memory.
 uint64_t Allocate(size_t bytes);
-bool Free(uint64_t address);
+int Free(uint64_t address);
+void* AllocatePinned(size_t bytes);
+int FreePinned(void* memory);
 bool Export(uint64_t address, Handle& handle);
 // Sets `address`, if the result is 0.
 int Import(const Handle& handle, uint64_t& address);
 bool CloseImported(uint64_t address);
-// The host's address for a device address.  Any other address is the host's
-// own, as with pinned memory.
-std::byte* OnHost(uint64_t address);
+// The host's address for an address that the GPU may use for so many bytes;
+// null for any other.
+std::byte* OnHost(uint64_t address, size_t bytes);
+// Frees all that is in it.  REQUIRES: it has no streams.
+void EndMemory(const Context* context);
 
 // ---- kernels.cc ----
 
@@ -96,21 +150,31 @@ struct EventState {
   std::atomic<uint32_t> done;      // come
 };
 struct Event {
+  Context* const context;
   std::shared_ptr<EventState> state;
   uint64_t memory = 0;  // where the state lies, if other processes may open it
 };
+Event* NewEvent();
+// These set the object, if the result is 0: it exists, and a stream is the
+// current context's.  Null is that one's null stream.
+int FindEvent(void* handle, Event** event);
+void Destroy(Event* event);
 
 class Stream;
 enum StreamKind { kNullStream = 1, kOtherStream = 2 };
-// In the current context.
-Stream* NewStream(StreamKind kind = kOtherStream);
-void Delete(Stream* stream);
-void Enqueue(Stream* stream, std::function<void()> task);
+Stream* NewStream();
+int FindStream(void* handle, Stream** stream);
+// What it has been asked for is still done.
+void Destroy(Stream* stream);
+// All of a context that has an error, and returns when they have ended.
+void EndStreams(Context* context);
+// A task returns the error that ends the context, or 0.
+void Enqueue(Stream* stream, std::function<int()> task);
 void WaitUntilIdle(Stream* stream);
 // All of the current context: another GPU's are not waited for.
 void WaitUntilAllIdle();
 
-void Record(Event& event, Stream* stream);
+int Record(Event& event, Stream* stream);
 void Await(const Event& event, Stream* stream);
 
 }  // namespace tfring::fake_cuda

@@ -1,11 +1,15 @@
-// Device memory: memory files, mapped, at addresses of its own.
+// Device memory: memory files, mapped, at addresses of its own; and what memory
+// of the host the GPU may use.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "tests/fake_cuda/fake_cuda.h"
 
@@ -13,14 +17,17 @@ namespace tfring::fake_cuda {
 namespace {
 
 constexpr uint64_t kMagic = 0x666b636463756461;
-constexpr int kInvalidValue = 1, kInvalidContext = 201, kMapFailed = 205,
-              kNotSupported = 801;
 
 struct Block {
+  enum class Kind { kOwn, kImported, kPinned };
+
+  Kind kind;
   std::byte* host;
   size_t bytes;
-  int file;    // -1: imported
-  int opened;  // by this process itself
+  Context* context;
+  int file;            // kOwn
+  uint64_t exporting;  // kImported: the number of the file
+  int opened;          // kImported, and kOwn by this process itself
 };
 
 std::mutex mutex;
@@ -36,94 +43,173 @@ uint64_t DeviceAddressOf(const std::byte* host) {
   return reinterpret_cast<uint64_t>(host) ^ (uint64_t{1} << 46);
 }
 
-uint64_t Map(int file, size_t bytes, bool imported) {
+// REQUIRES: the mutex is held.
+uint64_t Map(Block::Kind kind, int file, size_t bytes, uint64_t exporting) {
   void* const host =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (host == MAP_FAILED) return 0;
   auto* const memory = static_cast<std::byte*>(host);
   const uint64_t address = DeviceAddressOf(memory);
-  std::lock_guard<std::mutex> lock(mutex);
-  Blocks()[address] = {memory, bytes, imported ? -1 : file, 0};
+  Blocks()[address] = {kind,
+                       memory,
+                       bytes,
+                       CurrentContext(),
+                       kind == Block::Kind::kOwn ? file : -1,
+                       exporting,
+                       kind == Block::Kind::kImported ? 1 : 0};
   return address;
 }
 
-bool Unmap(uint64_t address, bool imported) {
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto found = Blocks().find(address);
-  if (found == Blocks().end()) return false;
-  if (imported && found->second.opened > 0) {
-    --found->second.opened;
-    return true;
+void Unmap(const Block& block) {
+  if (block.kind == Block::Kind::kPinned) {
+    std::free(block.host);
+    return;
   }
-  if (imported != (found->second.file < 0)) return false;
-  if (found->second.opened > 0) ++GetCounts().freed_while_open;
-  munmap(found->second.host, found->second.bytes);
-  if (found->second.file >= 0) close(found->second.file);
-  Blocks().erase(found);
-  return true;
+  munmap(block.host, block.bytes);
+  if (block.file >= 0) close(block.file);
+}
+
+// The block of that kind that begins at `address`, or the end.
+std::map<uint64_t, Block>::iterator Find(uint64_t address, Block::Kind kind) {
+  const auto found = Blocks().find(address);
+  const bool fits = found != Blocks().end() && found->second.kind == kind;
+  return fits ? found : Blocks().end();
+}
+
+uint64_t NumberOf(int file) {
+  struct stat facts{};
+  fstat(file, &facts);
+  return facts.st_ino;
 }
 
 }  // namespace
 
 uint64_t Allocate(size_t bytes) {
-  if (bytes == 0) return 0;
   const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0) return 0;
   uint64_t address = 0;
   if (ftruncate(file, static_cast<off_t>(bytes)) == 0) {
-    address = Map(file, bytes, /*imported=*/false);
+    const std::lock_guard<std::mutex> lock(mutex);
+    address = Map(Block::Kind::kOwn, file, bytes, 0);
   }
   if (address == 0) close(file);
   return address;
 }
 
-bool Free(uint64_t address) {
+int Free(uint64_t address) {
   WaitUntilAllIdle();
-  return Unmap(address, /*imported=*/false);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = Find(address, Block::Kind::kOwn);
+  if (found == Blocks().end()) return kInvalidValue;
+  if (found->second.context != CurrentContext()) return kInvalidContext;
+  if (found->second.opened > 0) ++GetCounts().freed_while_open;
+  Unmap(found->second);
+  Blocks().erase(found);
+  return kSuccess;
+}
+
+void* AllocatePinned(size_t bytes) {
+  void* const memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  const std::lock_guard<std::mutex> lock(mutex);
+  Blocks()[reinterpret_cast<uint64_t>(memory)] = {
+      Block::Kind::kPinned,
+      static_cast<std::byte*>(memory),
+      bytes,
+      CurrentContext(),
+      -1,
+      0,
+      0};
+  return memory;
+}
+
+int FreePinned(void* memory) {
+  WaitUntilAllIdle();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found =
+      Find(reinterpret_cast<uint64_t>(memory), Block::Kind::kPinned);
+  if (found == Blocks().end()) return kInvalidValue;
+  Unmap(found->second);
+  Blocks().erase(found);
+  return kSuccess;
 }
 
 bool Export(uint64_t address, Handle& handle) {
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto found = Blocks().find(address);
-  if (found == Blocks().end() || found->second.file < 0) return false;
-  handle = {kMagic, getpid(), found->second.file, found->second.bytes, address};
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = Find(address, Block::Kind::kOwn);
+  if (found == Blocks().end()) return false;
+  const Block& block = found->second;
+  handle = {kMagic,      getpid(), block.file, NumberOf(block.file),
+            block.bytes, address};
   return true;
 }
 
 int Import(const Handle& handle, uint64_t& address) {
   if (GetOptions().no_ipc) return kNotSupported;
   if (handle.magic != kMagic) return kInvalidValue;
+  const std::lock_guard<std::mutex> lock(mutex);
   if (handle.process == getpid()) {
     if (!GetOptions().open_own) return kInvalidContext;
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto found = Blocks().find(handle.address);
+    const auto found = Find(handle.address, Block::Kind::kOwn);
     if (found == Blocks().end()) return kInvalidValue;
     ++found->second.opened;
     address = handle.address;
-    return 0;
+    return kSuccess;
+  }
+  for (auto& [known, block] : Blocks()) {
+    if (block.exporting != handle.file_number) continue;
+    ++block.opened;
+    address = known;
+    return kSuccess;
   }
   const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" +
                            std::to_string(handle.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return kMapFailed;
-  address = Map(file, handle.bytes, /*imported=*/true);
+  address =
+      NumberOf(file) == handle.file_number
+          ? Map(Block::Kind::kImported, file, handle.bytes, handle.file_number)
+          : 0;
   close(file);
-  return address == 0 ? kMapFailed : 0;
+  return address == 0 ? kMapFailed : kSuccess;
 }
 
 bool CloseImported(uint64_t address) {
-  return Unmap(address, /*imported=*/true);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = Blocks().find(address);
+  if (found == Blocks().end() || found->second.opened == 0) return false;
+  if (--found->second.opened > 0) return true;
+  if (found->second.kind == Block::Kind::kImported) {
+    Unmap(found->second);
+    Blocks().erase(found);
+  }
+  return true;
 }
 
-std::byte* OnHost(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex);
+std::byte* OnHost(uint64_t address, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
   auto found = Blocks().upper_bound(address);
-  if (found != Blocks().begin()) {
-    --found;
-    const uint64_t offset = address - found->first;
-    if (offset < found->second.bytes) return found->second.host + offset;
+  if (found == Blocks().begin()) return nullptr;
+  --found;
+  const Block& block = found->second;
+  const uint64_t offset = address - found->first;
+  const bool inside = offset <= block.bytes && bytes <= block.bytes - offset;
+  return inside ? block.host + offset : nullptr;
+}
+
+void EndMemory(const Context* context) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (auto found = Blocks().begin(); found != Blocks().end();) {
+    if (found->second.context != context) {
+      ++found;
+      continue;
+    }
+    if (found->second.opened > 0 && found->second.kind == Block::Kind::kOwn) {
+      ++GetCounts().freed_while_open;
+    }
+    ++GetCounts().left_in_context;
+    Unmap(found->second);
+    found = Blocks().erase(found);
   }
-  return reinterpret_cast<std::byte*>(address);
 }
 
 }  // namespace tfring::fake_cuda

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -16,22 +17,21 @@ namespace tfring::fake_cuda {
 
 class Stream {
  public:
-  explicit Stream(StreamKind kind)
-      : context_(CurrentContext()), kind_(kind), thread_([this] { Run(); }) {}
-
-  ~Stream() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      ends_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
+  Stream(Context* context, StreamKind kind) : context_(context), kind_(kind) {
+    std::thread([this] { Run(); }).detach();
   }
 
-  void* context() const { return context_; }
+  // Does what it has been asked for, and goes.
+  void End() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ends_ = true;
+    changed_.notify_all();
+  }
 
-  void Enqueue(std::function<void()> task) {
-    std::lock_guard<std::mutex> lock(mutex_);
+  Context* context() const { return context_; }
+
+  void Enqueue(std::function<int()> task) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     tasks_.push_back(std::move(task));
     changed_.notify_all();
   }
@@ -46,54 +46,82 @@ class Stream {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] { return !tasks_.empty() || ends_; });
-      if (tasks_.empty()) return;
-      const std::function<void()> task = std::move(tasks_.front());
+      if (tasks_.empty()) break;
+      const std::function<int()> task = std::move(tasks_.front());
       tasks_.pop_front();
       busy_ = true;
       lock.unlock();
       Delay();
-      task();
+      // What follows an error is not done.
+      const int result = context_->error == 0 ? task() : 0;
+      if (int none = 0; result != 0) {
+        context_->error.compare_exchange_strong(none, result);
+      }
       lock.lock();
       busy_ = false;
       changed_.notify_all();
     }
+    lock.unlock();
+    Forget(this);
+    delete this;
   }
 
   // Now long and now short, and otherwise in every stream.
   void Delay() {
-    while (GetOptions().held == kind_) {
+    while (GetOptions().held == kind_ && context_->error == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     const int delay_us = GetOptions().delay_us;
     if (delay_us == 0) return;
-    random_ = random_ * 1103515245 + 12345;
-    std::this_thread::sleep_for(
-        std::chrono::microseconds((random_ >> 16) % (delay_us + 1)));
+    random_ = random_ * 6364136223846793005 + 1442695040888963407;
+    std::this_thread::sleep_for(std::chrono::microseconds(
+        static_cast<int64_t>((random_ >> 33) % (uint64_t{1} + delay_us))));
   }
 
-  static uint32_t NextSeed() {
-    static std::atomic<uint32_t> streams{0};
-    return (static_cast<uint32_t>(getpid()) + ++streams) * 2654435761;
+  static void Forget(Stream* stream);
+
+  static uint64_t NextSeed() {
+    static std::atomic<uint64_t> streams{0};
+    return (static_cast<uint64_t>(getpid()) + ++streams) * 2654435761;
   }
 
-  void* const context_;
+  Context* const context_;
   const StreamKind kind_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<std::function<int()>> tasks_;
   bool busy_ = false;
   bool ends_ = false;
-  uint32_t random_ = NextSeed();
-  std::thread thread_;  // last: it uses all of the above
+  uint64_t random_ = NextSeed();
 };
 
 namespace {
 
 std::mutex streams_mutex;
+std::condition_variable stream_has_gone;
 
-std::set<Stream*>& Streams() {
-  static auto* const streams = new std::set<Stream*>();
+// Whose thread runs; the others have been destroyed and have work left.
+struct Streams {
+  std::set<Stream*> running, usable;
+  std::map<Context*, Stream*> null_streams;
+};
+Streams& AllStreams() {
+  static auto* const streams = new Streams();
   return *streams;
+}
+
+std::mutex events_mutex;
+std::set<Event*>& Events() {
+  static auto* const events = new std::set<Event*>();
+  return *events;
+}
+
+// REQUIRES: streams_mutex is held.
+Stream* NewStreamLocked(Context* context, StreamKind kind) {
+  auto* const stream = new Stream(context, kind);
+  AllStreams().running.insert(stream);
+  AllStreams().usable.insert(stream);
+  return stream;
 }
 
 // Tickets may wrap round.
@@ -103,39 +131,96 @@ bool HasCome(const EventState& state, uint32_t ticket) {
 
 }  // namespace
 
-Stream* NewStream(StreamKind kind) {
-  auto* const stream = new Stream(kind);
-  std::lock_guard<std::mutex> lock(streams_mutex);
-  Streams().insert(stream);
-  return stream;
+void Stream::Forget(Stream* stream) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  AllStreams().running.erase(stream);
+  stream_has_gone.notify_all();
 }
 
-void Delete(Stream* stream) {
-  {
-    std::lock_guard<std::mutex> lock(streams_mutex);
-    Streams().erase(stream);
+Stream* NewStream() {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  return NewStreamLocked(CurrentContext(), kOtherStream);
+}
+
+int FindStream(void* handle, Stream** stream) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  if (handle == nullptr) {
+    Stream*& found = AllStreams().null_streams[CurrentContext()];
+    if (found == nullptr) {
+      found = NewStreamLocked(CurrentContext(), kNullStream);
+    }
+    *stream = found;
+    return kSuccess;
   }
-  delete stream;
+  *stream = static_cast<Stream*>(handle);
+  const bool fits = AllStreams().usable.count(*stream) > 0 &&
+                    (*stream)->context() == CurrentContext();
+  return fits ? kSuccess : kInvalidHandle;
 }
 
-void Enqueue(Stream* stream, std::function<void()> task) {
+void Destroy(Stream* stream) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  AllStreams().usable.erase(stream);
+  stream->End();
+}
+
+void EndStreams(Context* context) {
+  std::unique_lock<std::mutex> lock(streams_mutex);
+  Streams& streams = AllStreams();
+  streams.null_streams.erase(context);
+  for (Stream* const stream : streams.running) {
+    if (stream->context() != context) continue;
+    streams.usable.erase(stream);
+    stream->End();
+  }
+  stream_has_gone.wait(lock, [&] {
+    for (const Stream* const stream : streams.running) {
+      if (stream->context() == context) return false;
+    }
+    return true;
+  });
+}
+
+void Enqueue(Stream* stream, std::function<int()> task) {
   stream->Enqueue(std::move(task));
 }
 
 void WaitUntilIdle(Stream* stream) { stream->WaitUntilIdle(); }
 
 void WaitUntilAllIdle() {
-  std::lock_guard<std::mutex> lock(streams_mutex);
-  for (Stream* const stream : Streams()) {
+  const std::lock_guard<std::mutex> lock(streams_mutex);
+  for (Stream* const stream : AllStreams().running) {
     if (stream->context() == CurrentContext()) stream->WaitUntilIdle();
   }
 }
 
-void Record(Event& event, Stream* stream) {
+Event* NewEvent() {
+  auto* const event = new Event{CurrentContext(), nullptr};
+  const std::lock_guard<std::mutex> lock(events_mutex);
+  Events().insert(event);
+  return event;
+}
+
+int FindEvent(void* handle, Event** event) {
+  const std::lock_guard<std::mutex> lock(events_mutex);
+  *event = static_cast<Event*>(handle);
+  return Events().count(*event) > 0 ? kSuccess : kInvalidHandle;
+}
+
+void Destroy(Event* event) {
+  const std::lock_guard<std::mutex> lock(events_mutex);
+  Events().erase(event);
+  delete event;
+}
+
+int Record(Event& event, Stream* stream) {
+  if (event.context != stream->context()) return kInvalidHandle;
   const uint32_t ticket = ++event.state->recorded;
   stream->Enqueue([state = event.state, ticket] {
     if (!HasCome(*state, ticket)) state->done = ticket;
+    return kSuccess;
   });
+  return kSuccess;
 }
 
 void Await(const Event& event, Stream* stream) {
@@ -143,10 +228,12 @@ void Await(const Event& event, Stream* stream) {
   const int ignored = GetOptions().ignore_waits;
   if (ignored > 0 && ++waits % ignored == 0) return;
   const uint32_t ticket = event.state->recorded;
-  stream->Enqueue([state = event.state, ticket] {
-    while (!HasCome(*state, ticket)) {
+  const Context& context = *stream->context();
+  stream->Enqueue([state = event.state, ticket, &context] {
+    while (!HasCome(*state, ticket) && context.error == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
+    return kSuccess;
   });
 }
 

@@ -36,8 +36,8 @@ int cuLaunchHostFunc(CUstream stream, void (*call)(void* argument),
                      void* argument);
 int cuStreamSynchronize(CUstream stream);
 int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
-// The host's address for a device address; no real driver has it.
-void* FakeCudaOnHost(void* memory);
+// The host's address for so much device memory; no real driver has it.
+void* FakeCudaOnHost(void* memory, size_t bytes);
 }
 
 namespace tfring::fake_gpu {

@@ -40,7 +40,7 @@ void Launch(const OpKernelContext* context, std::function<void()> kernel) {
 
 template <typename T>
 T* Elements(const Tensor& tensor) {
-  return static_cast<T*>(FakeCudaOnHost(tensor.data()));
+  return static_cast<T*>(FakeCudaOnHost(tensor.data(), tensor.TotalBytes()));
 }
 
 // Returns nullptr if there is no memory; the context then has the error.

@@ -64,9 +64,12 @@ Function Driver(const char* name) {
   static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return reinterpret_cast<Function>(dlsym(driver, name));
 }
-std::byte* OnHost(const void* memory) {
-  static const auto translate = Driver<void* (*)(void*)>("FakeCudaOnHost");
-  return static_cast<std::byte*>(translate(const_cast<void*>(memory)));
+// Memory that is not the GPU's from its first byte to its last is null, and a
+// crash.
+std::byte* OnHost(const void* memory, size_t bytes) {
+  static const auto translate =
+      Driver<void* (*)(void*, size_t)>("FakeCudaOnHost");
+  return static_cast<std::byte*>(translate(const_cast<void*>(memory), bytes));
 }
 bool InContext(int& device) {
   static const auto get = Driver<int (*)(int*)>("cuCtxGetDevice");
@@ -160,8 +163,9 @@ void Run(Comm& comm, const Part& part) {
     Meeting& meeting = *comm.meeting;
     const size_t most = kSlotBytes / sizeof(T);
     // Translated where it is used: a pointer that is not used may be invalid.
-    const auto at = [](const void* memory, size_t element) {
-      return reinterpret_cast<T*>(OnHost(memory)) + element;
+    const auto at = [&](const void* memory, size_t element) {
+      return reinterpret_cast<T*>(OnHost(memory, part.count * sizeof(T))) +
+             element;
     };
     for (size_t first = 0; first < part.count; first += most) {
       const size_t count = std::min(most, part.count - first);

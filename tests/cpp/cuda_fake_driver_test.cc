@@ -1,0 +1,168 @@
+// What the fake driver forbids, as CUDA does: a library that breaks one of
+// these rules fails in its own tests.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/fake_gpu.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/kernels/cuda_kernels.h"
+
+namespace tfring {
+namespace {
+
+constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400,
+              kIllegalAddress = 700;
+constexpr size_t kBytes = 4096;
+
+// Makes GPU 1 the calling thread's, whose end no other test minds.
+class FakeDriverTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(driver_.cuDevicePrimaryCtxRetain.Result(&context_, 1), 0);
+    ASSERT_EQ(driver_.cuCtxPushCurrent.Result(context_), 0);
+    ASSERT_EQ(CreateStream(driver_, &stream_), absl::OkStatus());
+    ASSERT_EQ(driver_.cuMemAlloc.Result(&memory_, kBytes), 0);
+    ASSERT_EQ(driver_.cuMemAlloc.Result(&other_, kBytes), 0);
+  }
+  void TearDown() override {
+    CUcontext popped = nullptr;
+    driver_.cuCtxPopCurrent.Result(&popped);
+    driver_.cuDevicePrimaryCtxRelease.Result(1);
+  }
+
+  int Copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) const {
+    return driver_.cuMemcpyDtoDAsync.Result(to, from, bytes, stream_);
+  }
+  // The kernel's own result, which is known when it has run.
+  int Sum(CUdeviceptr to, CUdeviceptr from, int64_t count) const {
+    CUmodule module = nullptr;
+    CUfunction function = nullptr;
+    EXPECT_EQ(driver_.cuModuleLoadDataEx.Result(&module, tfring_cuda_ptx, 0,
+                                                nullptr, nullptr),
+              0);
+    EXPECT_EQ(driver_.cuModuleGetFunction.Result(&function, module,
+                                                 "tfring_sum_float32"),
+              0);
+    void* parameters[] = {&to, &from, &from, &count};
+    EXPECT_EQ(driver_.cuLaunchKernel.Result(function, 1, 1, 1, 32, 1, 1, 0,
+                                            stream_, parameters, nullptr),
+              0);
+    return driver_.cuStreamSynchronize.Result(stream_);
+  }
+  // How long the stream takes for a copy.
+  std::chrono::duration<double> TimeOfCopy() const {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(Copy(memory_, other_, 1), 0);
+    EXPECT_EQ(driver_.cuStreamSynchronize.Result(stream_), 0);
+    return std::chrono::steady_clock::now() - begin;
+  }
+
+  const WithFakeCuda devices_{&fake_cuda::Options::devices, 2};
+  const CudaDriver& driver_ = **CudaDriver::Get();
+  CUcontext context_ = nullptr;
+  CUstream stream_ = nullptr;
+  CUdeviceptr memory_ = 0, other_ = 0;
+};
+
+TEST_F(FakeDriverTest, ACopyOnTheDeviceTakesNoMemoryOfTheHost) {
+  std::vector<std::byte> host(kBytes);
+  const CUdeviceptr address = DeviceAddress(host.data());
+  EXPECT_EQ(Copy(memory_, address, kBytes), kInvalidValue);
+  EXPECT_EQ(Copy(address, memory_, kBytes), kInvalidValue);
+  void* pinned = nullptr;
+  ASSERT_EQ(driver_.cuMemHostAlloc.Result(&pinned, kBytes, 0), 0);
+  EXPECT_EQ(Copy(memory_, DeviceAddress(pinned), kBytes), 0);
+  EXPECT_EQ(Copy(memory_, DeviceAddress(pinned) + 1, kBytes), kInvalidValue);
+  EXPECT_EQ(driver_.cuMemFreeHost.Result(pinned), 0);
+  EXPECT_EQ(Copy(memory_, DeviceAddress(pinned), kBytes), kInvalidValue);
+}
+
+TEST_F(FakeDriverTest, NorDoesACopyFromTheHostTakeTheDevices) {
+  EXPECT_EQ(driver_.cuMemcpyHtoDAsync.Result(memory_, DeviceMemory(other_), 1,
+                                             stream_),
+            kInvalidValue);
+  EXPECT_EQ(driver_.cuMemcpyDtoHAsync.Result(DeviceMemory(other_), memory_, 1,
+                                             stream_),
+            kInvalidValue);
+}
+
+TEST_F(FakeDriverTest, ARangeEndsWithItsMemory) {
+  EXPECT_EQ(Copy(memory_ + 1, other_, kBytes), kInvalidValue);
+  EXPECT_EQ(Copy(memory_, other_ + 1, kBytes), kInvalidValue);
+  EXPECT_EQ(Copy(memory_ + 1, other_ + 1, kBytes - 1), 0);
+}
+
+TEST_F(FakeDriverTest, AKernelBeyondItsMemoryEndsTheContext) {
+  EXPECT_EQ(Sum(memory_, other_, kBytes / 4), 0);
+  EXPECT_EQ(Sum(memory_, other_, kBytes / 4 + 1), kIllegalAddress);
+  CUdeviceptr more = 0;
+  EXPECT_EQ(driver_.cuMemAlloc.Result(&more, 1), kIllegalAddress);
+  EXPECT_EQ(Copy(memory_, other_, 1), kIllegalAddress);
+  EXPECT_EQ(driver_.cuMemFree.Result(memory_), kIllegalAddress);
+}
+
+TEST_F(FakeDriverTest, AndSoDoesOneOnMemoryOfTheHost) {
+  std::vector<float> host(8);
+  EXPECT_EQ(Sum(memory_, DeviceAddress(host.data()), 8), kIllegalAddress);
+}
+
+TEST_F(FakeDriverTest, WhatIsOfAnotherContextIsNoHandle) {
+  CUcontext other = nullptr;
+  ASSERT_EQ(driver_.cuDevicePrimaryCtxRetain.Result(&other, 0), 0);
+  CUevent event = nullptr;
+  ASSERT_EQ(driver_.cuEventCreate.Result(&event, kCudaEventDisableTiming), 0);
+  {
+    const CudaScope scope(driver_, other);
+    EXPECT_EQ(Copy(memory_, other_, 1), kInvalidHandle);
+    EXPECT_EQ(driver_.cuMemFree.Result(memory_), kInvalidContext);
+    CUstream stream = nullptr;
+    ASSERT_EQ(CreateStream(driver_, &stream), absl::OkStatus());
+    EXPECT_EQ(driver_.cuEventRecord.Result(event, stream), kInvalidHandle);
+    // To wait for another GPU's event is allowed.
+    EXPECT_EQ(driver_.cuStreamWaitEvent.Result(stream, event, 0), 0);
+  }
+  EXPECT_EQ(driver_.cuEventRecord.Result(event, stream_), 0);
+  EXPECT_EQ(driver_.cuEventDestroy.Result(event), 0);
+  EXPECT_EQ(driver_.cuEventRecord.Result(event, stream_), kInvalidHandle);
+  EXPECT_EQ(driver_.cuStreamDestroy.Result(stream_), 0);
+  EXPECT_EQ(Copy(memory_, other_, 1), kInvalidHandle);
+  EXPECT_EQ(driver_.cuDevicePrimaryCtxRelease.Result(0), 0);
+}
+
+TEST_F(FakeDriverTest, ACallTakesAContext) {
+  std::thread([&] {
+    EXPECT_EQ(Copy(memory_, other_, 1), kInvalidContext);
+    EXPECT_EQ(driver_.cuMemFree.Result(memory_), kInvalidContext);
+    EXPECT_EQ(driver_.cuStreamSynchronize.Result(stream_), kInvalidContext);
+  }).join();
+}
+
+TEST_F(FakeDriverTest, TheLastReleaseFreesAllThatIsLeft) {
+  const int64_t before = FakeCudaCounts().left_in_context;
+  CUcontext again = nullptr;
+  ASSERT_EQ(driver_.cuDevicePrimaryCtxRetain.Result(&again, 1), 0);
+  EXPECT_EQ(again, context_);
+  EXPECT_EQ(driver_.cuDevicePrimaryCtxRelease.Result(1), 0);
+  EXPECT_EQ(Copy(memory_, other_, 1), 0);
+  EXPECT_EQ(driver_.cuDevicePrimaryCtxRelease.Result(1), 0);
+  EXPECT_EQ(FakeCudaCounts().left_in_context, before + 2);
+  EXPECT_NE(Copy(memory_, other_, 1), 0);
+  EXPECT_EQ(driver_.cuCtxPushCurrent.Result(context_), kInvalidContext);
+  ASSERT_EQ(driver_.cuDevicePrimaryCtxRetain.Result(&again, 1), 0);
+  EXPECT_NE(again, context_);
+}
+
+TEST_F(FakeDriverTest, ADelayMayBeOfAnyLength) {
+  // Half of it is as good as sure to be exceeded by one of some.
+  const WithFakeCuda delay(&fake_cuda::Options::delay_us, 400'000);
+  bool is_long = false;
+  for (int i = 0; i < 30 && !is_long; ++i) is_long = TimeOfCopy().count() > 0.2;
+  EXPECT_TRUE(is_long);
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,73 @@
+// Contexts: each the primary one of a device, from its first retain to its last
+// release.
+#include <array>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tests/fake_cuda/fake_cuda.h"
+
+namespace tfring::fake_cuda {
+namespace {
+
+std::mutex mutex;
+// Of each device; null if it is not retained.
+std::array<Context*, kMostDevices> primary;
+
+thread_local std::vector<Context*> current;
+
+}  // namespace
+
+int Retain(int device, Context** context) {
+  if (device < 0 || device >= kMostDevices) return kInvalidDevice;
+  const std::lock_guard<std::mutex> lock(mutex);
+  // Never deleted, so that one that has ended is known as such.
+  if (primary[device] == nullptr) primary[device] = new Context(device);
+  ++primary[device]->retained;
+  *context = primary[device];
+  return kSuccess;
+}
+
+int Release(int device) {
+  Context* ended = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (device < 0 || device >= kMostDevices || primary[device] == nullptr) {
+      return kInvalidContext;
+    }
+    if (--primary[device]->retained > 0) return kSuccess;
+    ended = std::exchange(primary[device], nullptr);
+  }
+  ended->error = kContextIsDestroyed;
+  EndStreams(ended);
+  EndMemory(ended);
+  return kSuccess;
+}
+
+bool IsActive(int device) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return primary[device] != nullptr;
+}
+
+int Push(Context* context) {
+  if (context == nullptr || context->error == kContextIsDestroyed) {
+    return kInvalidContext;
+  }
+  current.push_back(context);
+  return kSuccess;
+}
+
+int Pop(Context** context) {
+  if (current.empty()) return kInvalidContext;
+  *context = current.back();
+  current.pop_back();
+  return kSuccess;
+}
+
+Context* CurrentContext() { return current.empty() ? nullptr : current.back(); }
+
+int Check() {
+  return current.empty() ? kInvalidContext : current.back()->error.load();
+}
+
+}  // namespace tfring::fake_cuda
