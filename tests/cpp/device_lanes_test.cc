@@ -152,7 +152,7 @@ TEST_F(DeviceLanesTest, AJoinedRankContributesOnItsDevice) {
   for (const auto& join : joins) {
     EXPECT_EQ(join->outcome.Wait(), absl::OkStatus());
   }
-  EXPECT_EQ(events_[1].Take()[0], "lane of 0 over 3");
+  EXPECT_EQ(events_[1].Take()[0], "lane of -1 over 3");
 }
 
 TEST_F(DeviceLanesTest, RanksMayCountTheirDevicesDifferently) {

@@ -22,7 +22,6 @@ namespace {
 
 constexpr int kVersion = 12010;
 constexpr int kHighestPriority = -5;
-constexpr unsigned kEventInterprocess = 4, kEventDisableTiming = 2;
 
 int FromEnvironment(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
@@ -30,6 +29,13 @@ int FromEnvironment(const char* name, int otherwise) {
 }
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
+
+// A number that streams wait for; null if there can be none.
+std::atomic<uint32_t>* Number(uint64_t address) {
+  if (address % sizeof(uint32_t) != 0) return nullptr;
+  return reinterpret_cast<std::atomic<uint32_t>*>(
+      OnHost(address, sizeof(uint32_t)));
+}
 
 // What is null is no memory of the GPU's.
 int Copy(std::byte* to, const std::byte* from, size_t bytes, void* handle) {
@@ -67,7 +73,8 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_EXPORTS_LEFT", -1)},
                   {FromEnvironment("FAKE_CUDA_LAUNCHES_LEFT", -1)},
                   {FromEnvironment("FAKE_CUDA_DEVICES", 1)},
-                  {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)}};
+                  {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)},
+                  {FromEnvironment("FAKE_CUDA_HELD_DEVICE", -1)}};
   return *options;
 }
 
@@ -216,30 +223,39 @@ ENTRY cuStreamWaitEvent(void* handle, void* awaited, unsigned) {
   return kSuccess;
 }
 
-ENTRY cuEventCreate(void** event, unsigned flags) {
+ENTRY cuStreamWaitValue32_v2(void* handle, uint64_t address, uint32_t value,
+                             unsigned flags) {
+  Stream* stream = nullptr;
   RETURN_IF_ERROR(Check());
-  const bool shared = (flags & kEventInterprocess) != 0;
-  if (shared && !(flags & kEventDisableTiming)) return kInvalidValue;
-  Event* const created = NewEvent();
-  if (shared) {
-    created->memory = Allocate(sizeof(EventState));
-    auto* const state =
-        new (OnHost(created->memory, sizeof(EventState))) EventState{};
-    created->state = {state, [](EventState*) {}};
-  } else {
-    created->state = std::make_shared<EventState>();
-  }
-  *event = created;
+  RETURN_IF_ERROR(FindStream(handle, &stream));
+  const auto* const flag = Number(address);
+  if (flag == nullptr || flags != 0) return kInvalidValue;
+  Await(*flag, value, stream);
+  return kSuccess;
+}
+ENTRY cuStreamWriteValue32_v2(void* handle, uint64_t address, uint32_t value,
+                              unsigned flags) {
+  Stream* stream = nullptr;
+  RETURN_IF_ERROR(Check());
+  RETURN_IF_ERROR(FindStream(handle, &stream));
+  auto* const flag = Number(address);
+  if (flag == nullptr || flags != 0) return kInvalidValue;
+  Enqueue(stream, [=] {
+    *flag = value;
+    return kSuccess;
+  });
+  return kSuccess;
+}
+
+ENTRY cuEventCreate(void** event, unsigned) {
+  RETURN_IF_ERROR(Check());
+  *event = NewEvent();
   return kSuccess;
 }
 ENTRY cuEventDestroy_v2(void* handle) {
   Event* event = nullptr;
   if (CurrentContext() == nullptr) return kInvalidContext;
   RETURN_IF_ERROR(FindEvent(handle, &event));
-  if (event->memory != 0) {
-    WaitUntilAllIdle();  // of other processes' events, too
-    if (!CloseImported(event->memory)) Free(event->memory);
-  }
   Destroy(event);
   return kSuccess;
 }
@@ -278,6 +294,19 @@ ENTRY cuMemFreeHost(void* memory) {
   RETURN_IF_ERROR(Check());
   return FreePinned(memory);
 }
+ENTRY cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
+  RETURN_IF_ERROR(Check());
+  return Register(memory, bytes);
+}
+ENTRY cuMemHostUnregister(void* memory) {
+  RETURN_IF_ERROR(Check());
+  return Unregister(memory);
+}
+ENTRY cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
+  RETURN_IF_ERROR(Check());
+  *address = Address(memory);
+  return OnHost(*address, 1) == memory ? kSuccess : kInvalidValue;
+}
 ENTRY cuMemcpyHtoDAsync_v2(uint64_t to, const std::byte* from, size_t bytes,
                            void* stream) {
   return Copy(OnHost(to, bytes), Host(from, bytes), bytes, stream);
@@ -311,20 +340,4 @@ ENTRY cuIpcCloseMemHandle(uint64_t address) {
   RETURN_IF_ERROR(Check());
   WaitUntilAllIdle();
   return CloseImported(address) ? kSuccess : kInvalidValue;
-}
-ENTRY cuIpcGetEventHandle(Handle* handle, void* event) {
-  return Export(static_cast<Event*>(event)->memory, *handle) ? kSuccess
-                                                             : kInvalidHandle;
-}
-ENTRY cuIpcOpenEventHandle(void** event, IpcHandle handle) {
-  RETURN_IF_ERROR(Check());
-  uint64_t memory = 0;
-  RETURN_IF_ERROR(Import(handle.handle, memory));
-  Event* const opened = NewEvent();
-  opened->memory = memory;
-  opened->state = {
-      reinterpret_cast<EventState*>(OnHost(memory, sizeof(EventState))),
-      [](EventState*) {}};
-  *event = opened;
-  return kSuccess;
 }

@@ -20,9 +20,10 @@
 // Options, each also read at the start from the environment as FAKE_CUDA_...:
 //   DELAY_US       every task of a stream starts up to this much later, however
 //                  long that is
-//   IGNORE_WAITS   n: every n-th cuStreamWaitEvent does nothing, the bug that
-//                  tests must be able to see
+//   IGNORE_WAITS   n: every n-th cuStreamWaitEvent or cuStreamWaitValue32 does
+//                  nothing, the bug that tests must be able to see
 //   HELD           1: the null stream does nothing, 2: no other one does
+//   HELD_DEVICE    no stream of that GPU does anything; -1 is none
 //   OPEN_OWN       1: handles may be opened in the process that made them, so
 //                  that ranks may be threads
 //   NO_IPC         1: there is no IPC, as in some containers
@@ -44,7 +45,7 @@ namespace tfring::fake_cuda {
 
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
-      launches_left, devices, own_gpus;
+      launches_left, devices, own_gpus, held_device;
 };
 Options& GetOptions();
 
@@ -78,6 +79,8 @@ enum Result : int {
   kNotReady = 600,
   kIllegalAddress = 700,
   kContextIsDestroyed = 709,
+  kAlreadyRegistered = 712,
+  kNotRegistered = 713,
   kMisaligned = 716,
   kLaunchFailed = 719,
   kNotSupported = 801,
@@ -110,7 +113,7 @@ int Check();
 
 // ---- memory.cc ----
 
-// The content of CUipcMemHandle and CUipcEventHandle.
+// The content of CUipcMemHandle.
 struct Handle {
   uint64_t magic;
   int32_t process;
@@ -125,6 +128,9 @@ uint64_t Allocate(size_t bytes);
 int Free(uint64_t address);
 void* AllocatePinned(size_t bytes);
 int FreePinned(void* memory);
+// Other memory of the host.
+int Register(void* memory, size_t bytes);
+int Unregister(void* memory);
 bool Export(uint64_t address, Handle& handle);
 // Sets `address`, if the result is 0.
 int Import(const Handle& handle, uint64_t& address);
@@ -151,8 +157,7 @@ struct EventState {
 };
 struct Event {
   Context* const context;
-  std::shared_ptr<EventState> state;
-  uint64_t memory = 0;  // where the state lies, if other processes may open it
+  const std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 Event* NewEvent();
 // These set the object, if the result is 0: it exists, and a stream is the
@@ -176,6 +181,8 @@ void WaitUntilAllIdle();
 
 int Record(Event& event, Stream* stream);
 void Await(const Event& event, Stream* stream);
+// Until `value` is `number` or more, as numbers that wrap round.
+void Await(const std::atomic<uint32_t>& value, uint32_t number, Stream* stream);
 
 }  // namespace tfring::fake_cuda
 

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kMagic = 0x666b636463756461;
 
 struct Block {
-  enum class Kind { kOwn, kImported, kPinned };
+  enum class Kind { kOwn, kImported, kPinned, kRegistered };
 
   Kind kind;
   std::byte* host;
@@ -61,6 +61,7 @@ uint64_t Map(Block::Kind kind, int file, size_t bytes, uint64_t exporting) {
 }
 
 void Unmap(const Block& block) {
+  if (block.kind == Block::Kind::kRegistered) return;
   if (block.kind == Block::Kind::kPinned) {
     std::free(block.host);
     return;
@@ -74,6 +75,21 @@ std::map<uint64_t, Block>::iterator Find(uint64_t address, Block::Kind kind) {
   const auto found = Blocks().find(address);
   const bool fits = found != Blocks().end() && found->second.kind == kind;
   return fits ? found : Blocks().end();
+}
+
+Block OnHostItself(Block::Kind kind, void* memory, size_t bytes) {
+  return {kind, static_cast<std::byte*>(memory), bytes, CurrentContext(), -1, 0,
+          0};
+}
+
+int Remove(void* memory, Block::Kind kind, int otherwise) {
+  WaitUntilAllIdle();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = Find(reinterpret_cast<uint64_t>(memory), kind);
+  if (found == Blocks().end()) return otherwise;
+  Unmap(found->second);
+  Blocks().erase(found);
+  return kSuccess;
 }
 
 uint64_t NumberOf(int file) {
@@ -111,26 +127,27 @@ int Free(uint64_t address) {
 void* AllocatePinned(size_t bytes) {
   void* const memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   const std::lock_guard<std::mutex> lock(mutex);
-  Blocks()[reinterpret_cast<uint64_t>(memory)] = {
-      Block::Kind::kPinned,
-      static_cast<std::byte*>(memory),
-      bytes,
-      CurrentContext(),
-      -1,
-      0,
-      0};
+  Blocks()[reinterpret_cast<uint64_t>(memory)] =
+      OnHostItself(Block::Kind::kPinned, memory, bytes);
   return memory;
 }
 
 int FreePinned(void* memory) {
-  WaitUntilAllIdle();
+  return Remove(memory, Block::Kind::kPinned, kInvalidValue);
+}
+
+int Register(void* memory, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found =
-      Find(reinterpret_cast<uint64_t>(memory), Block::Kind::kPinned);
-  if (found == Blocks().end()) return kInvalidValue;
-  Unmap(found->second);
-  Blocks().erase(found);
-  return kSuccess;
+  const bool is_new =
+      Blocks()
+          .emplace(reinterpret_cast<uint64_t>(memory),
+                   OnHostItself(Block::Kind::kRegistered, memory, bytes))
+          .second;
+  return is_new ? kSuccess : kAlreadyRegistered;
+}
+
+int Unregister(void* memory) {
+  return Remove(memory, Block::Kind::kRegistered, kNotRegistered);
 }
 
 bool Export(uint64_t address, Handle& handle) {

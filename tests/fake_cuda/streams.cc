@@ -68,10 +68,12 @@ class Stream {
 
   // Now long and now short, and otherwise in every stream.
   void Delay() {
-    while (GetOptions().held == kind_ && context_->error == 0) {
+    const Options& options = GetOptions();
+    while ((options.held == kind_ || options.held_device == context_->device) &&
+           context_->error == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
-    const int delay_us = GetOptions().delay_us;
+    const int delay_us = options.delay_us;
     if (delay_us == 0) return;
     random_ = random_ * 6364136223846793005 + 1442695040888963407;
     std::this_thread::sleep_for(std::chrono::microseconds(
@@ -124,9 +126,24 @@ Stream* NewStreamLocked(Context* context, StreamKind kind) {
   return stream;
 }
 
-// Tickets may wrap round.
-bool HasCome(const EventState& state, uint32_t ticket) {
-  return static_cast<int32_t>(state.done - ticket) >= 0;
+// Numbers may wrap round.
+bool HasCome(const std::atomic<uint32_t>& value, uint32_t number) {
+  return static_cast<int32_t>(value - number) >= 0;
+}
+
+// The bug that tests must be able to see.
+bool IsIgnored() {
+  static std::atomic<int> waits{0};
+  const int ignored = GetOptions().ignore_waits;
+  return ignored > 0 && ++waits % ignored == 0;
+}
+
+int WaitFor(const std::atomic<uint32_t>& value, uint32_t number,
+            const Context& context) {
+  while (!HasCome(value, number) && context.error == 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return kSuccess;
 }
 
 }  // namespace
@@ -195,7 +212,7 @@ void WaitUntilAllIdle() {
 }
 
 Event* NewEvent() {
-  auto* const event = new Event{CurrentContext(), nullptr};
+  auto* const event = new Event{CurrentContext()};
   const std::lock_guard<std::mutex> lock(events_mutex);
   Events().insert(event);
   return event;
@@ -217,24 +234,27 @@ int Record(Event& event, Stream* stream) {
   if (event.context != stream->context()) return kInvalidHandle;
   const uint32_t ticket = ++event.state->recorded;
   stream->Enqueue([state = event.state, ticket] {
-    if (!HasCome(*state, ticket)) state->done = ticket;
+    if (!HasCome(state->done, ticket)) state->done = ticket;
     return kSuccess;
   });
   return kSuccess;
 }
 
 void Await(const Event& event, Stream* stream) {
-  static std::atomic<int> waits{0};
-  const int ignored = GetOptions().ignore_waits;
-  if (ignored > 0 && ++waits % ignored == 0) return;
+  if (IsIgnored()) return;
   const uint32_t ticket = event.state->recorded;
   const Context& context = *stream->context();
   stream->Enqueue([state = event.state, ticket, &context] {
-    while (!HasCome(*state, ticket) && context.error == 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    return kSuccess;
+    return WaitFor(state->done, ticket, context);
   });
+}
+
+void Await(const std::atomic<uint32_t>& value, uint32_t number,
+           Stream* stream) {
+  if (IsIgnored()) return;
+  const Context& context = *stream->context();
+  stream->Enqueue(
+      [&value, number, &context] { return WaitFor(value, number, context); });
 }
 
 }  // namespace tfring::fake_cuda

@@ -27,6 +27,13 @@ def test_the_idiom_of_horovods_scripts():
     if size > len(gpus):
         assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     tf.config.set_visible_devices(own, "GPU")
+    # A rank that has joined takes its GPU, too, though it has no tensors there.
+    with tf.device("GPU:0"):
+        ones = tf.ones([1000])
+        if tfring.rank() != 1:
+            alone = tfring.allreduce(ones, op=tfring.Sum)
+            assert set(alone.numpy()) == {tfring.size() - 1.0}
+        tfring.join()
     for step in range(3):
         with tf.device("GPU:0"):
             total = tfring.allreduce(tf.fill([1000], step + 1.0), op=tfring.Sum)

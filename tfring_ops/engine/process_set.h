@@ -27,7 +27,7 @@ struct ProcessSet {
   // null: there are no more.  Collective.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>()> make_data;
   // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,
-  // with rank 0's options.
+  // with rank 0's options; kHost where this rank has joined and named none.
   // Called on the engine's thread of every rank, before the first collective on
   // tensors there; must give an error on all ranks or on none, since after an
   // error the engine goes on.  Null: there are no GPUs.

@@ -130,6 +130,20 @@ absl::StatusOr<int> CudaDeviceCount() {
   return count;
 }
 
+absl::StatusOr<int> CudaDeviceInUse() {
+  TFRING_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CUdevice device = 0;
+    unsigned flags = 0;
+    int active = 0;
+    TFRING_RETURN_IF_ERROR(Driver().cuDeviceGet(&device, ordinal));
+    TFRING_RETURN_IF_ERROR(
+        Driver().cuDevicePrimaryCtxGetState(device, &flags, &active));
+    if (active != 0) return ordinal;
+  }
+  return 0;
+}
+
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::ForOrdinal(
     int ordinal) {
   TFRING_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());

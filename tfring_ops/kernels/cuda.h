@@ -28,6 +28,10 @@ absl::StatusOr<std::string> CudaDriverVersion();
 // How many there are.  Unavailable, with the reason, where there is no driver.
 absl::StatusOr<int> CudaDeviceCount();
 
+// The GPU that this process has used, by whatever library, or else its first
+// one.  Unavailable, with the reason, where there is no driver.
+absl::StatusOr<int> CudaDeviceInUse();
+
 // A GPU and one stream on it.  Thread-safe but for kernels(), which belong to
 // the thread that owns the stream.
 class CudaDevice {

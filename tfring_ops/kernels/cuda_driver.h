@@ -27,9 +27,6 @@ struct CUuuid {
 struct CUipcMemHandle {
   char reserved[64];
 };
-struct CUipcEventHandle {
-  char reserved[64];
-};
 
 namespace tfring {
 
@@ -38,9 +35,10 @@ inline constexpr int kCudaErrorOutOfMemory = 2;
 inline constexpr int kCudaErrorNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
-inline constexpr unsigned kCudaEventInterprocess = 4;
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
 inline constexpr unsigned kCudaHostPortable = 1;
+inline constexpr unsigned kCudaHostDeviceMap = 2;
+inline constexpr unsigned kCudaWaitValueGeq = 0;
 inline constexpr int kCudaAttributeMultiprocessors = 16;
 
 class CudaDriver {
@@ -103,6 +101,7 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION(cuDevicePrimaryCtxRetain, CUcontext*, CUdevice);
   TFRING_CUDA_FUNCTION_AS(cuDevicePrimaryCtxRelease,
                           "cuDevicePrimaryCtxRelease_v2", CUdevice);
+  TFRING_CUDA_FUNCTION(cuDevicePrimaryCtxGetState, CUdevice, unsigned*, int*);
   TFRING_CUDA_FUNCTION_AS(cuCtxPushCurrent, "cuCtxPushCurrent_v2", CUcontext);
   TFRING_CUDA_FUNCTION_AS(cuCtxPopCurrent, "cuCtxPopCurrent_v2", CUcontext*);
   TFRING_CUDA_FUNCTION(cuModuleLoadDataEx, CUmodule*, const void*, unsigned,
@@ -117,6 +116,10 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION_AS(cuStreamDestroy, "cuStreamDestroy_v2", CUstream);
   TFRING_CUDA_FUNCTION(cuStreamSynchronize, CUstream);
   TFRING_CUDA_FUNCTION(cuStreamWaitEvent, CUstream, CUevent, unsigned);
+  TFRING_CUDA_FUNCTION_AS(cuStreamWaitValue32, "cuStreamWaitValue32_v2",
+                          CUstream, CUdeviceptr, uint32_t, unsigned);
+  TFRING_CUDA_FUNCTION_AS(cuStreamWriteValue32, "cuStreamWriteValue32_v2",
+                          CUstream, CUdeviceptr, uint32_t, unsigned);
   TFRING_CUDA_FUNCTION(cuEventCreate, CUevent*, unsigned);
   TFRING_CUDA_FUNCTION_AS(cuEventDestroy, "cuEventDestroy_v2", CUevent);
   TFRING_CUDA_FUNCTION(cuEventRecord, CUevent, CUstream);
@@ -125,6 +128,12 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION_AS(cuMemFree, "cuMemFree_v2", CUdeviceptr);
   TFRING_CUDA_FUNCTION(cuMemHostAlloc, void**, size_t, unsigned);
   TFRING_CUDA_FUNCTION(cuMemFreeHost, void*);
+  TFRING_CUDA_FUNCTION_AS(cuMemHostRegister, "cuMemHostRegister_v2", void*,
+                          size_t, unsigned);
+  TFRING_CUDA_FUNCTION(cuMemHostUnregister, void*);
+  TFRING_CUDA_FUNCTION_AS(cuMemHostGetDevicePointer,
+                          "cuMemHostGetDevicePointer_v2", CUdeviceptr*, void*,
+                          unsigned);
   TFRING_CUDA_FUNCTION_AS(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",
                           CUdeviceptr, const void*, size_t, CUstream);
   TFRING_CUDA_FUNCTION_AS(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", void*,
@@ -135,8 +144,6 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION_AS(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2",
                           CUdeviceptr*, CUipcMemHandle, unsigned);
   TFRING_CUDA_FUNCTION(cuIpcCloseMemHandle, CUdeviceptr);
-  TFRING_CUDA_FUNCTION(cuIpcGetEventHandle, CUipcEventHandle*, CUevent);
-  TFRING_CUDA_FUNCTION(cuIpcOpenEventHandle, CUevent*, CUipcEventHandle);
 #undef TFRING_CUDA_FUNCTION
 #undef TFRING_CUDA_FUNCTION_AS
 };

@@ -23,6 +23,13 @@ struct Word {
   char text[500] = "";
 };
 
+absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int32_t device) {
+  if (device == kHost) {  // This rank has joined, and has not named its GPU.
+    TFRING_ASSIGN_OR_RETURN(device, CudaDeviceInUse());
+  }
+  return CudaDevice::ForOrdinal(device);
+}
+
 }  // namespace
 
 absl::Status FirstError(Transport& transport, const absl::Status& own) {
@@ -42,8 +49,7 @@ absl::Status FirstError(Transport& transport, const absl::Status& own) {
 
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
                                     Transport& data) {
-  absl::StatusOr<std::unique_ptr<CudaDevice>> made =
-      CudaDevice::ForOrdinal(device);
+  absl::StatusOr<std::unique_ptr<CudaDevice>> made = Open(device);
   TFRING_RETURN_IF_ERROR(FirstError(data, made.status()));
   std::shared_ptr<CudaDevice> cuda = *std::move(made);
   absl::StatusOr<std::unique_ptr<Transport>> transport =

@@ -1,6 +1,5 @@
 #include "tfring_ops/engine/execution/lanes.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,10 +82,8 @@ absl::StatusOr<ExecutionLane*> Lanes::Of(const CollectiveRequest& request) {
           "this engine has no way to reduce tensors on a GPU");
       return device_status_;
     }
-    // Where this rank has joined, and has not used its GPU: its first one.
-    const int32_t device = std::max(device_.load(), 0);
     absl::StatusOr<Lane> lane =
-        make_device_lane_(options_, device, *host_[0].lane.transport);
+        make_device_lane_(options_, device_, *host_[0].lane.transport);
     if (!lane.ok()) {
       device_status_ = lane.status();
       return device_status_;
@@ -100,7 +97,7 @@ bool Lanes::HasAbandoned() const {
   for (const ExecutionLane& lane : host_) {
     if (lane.lane.transport->HasAbandoned()) return true;
   }
-  return false;
+  return on_device_ != nullptr && on_device_->lane.transport->HasAbandoned();
 }
 
 void Lanes::KeepMemory() {
@@ -122,7 +119,9 @@ void Lanes::Abort(const absl::Status& reason) {
   if (on_device_ == nullptr) return;
   on_device_->Abort(reason);
   // Whatever is not finished by now has failed, too.
-  if (on_device_->lane.finish) on_device_->lane.finish().IgnoreError();
+  if (on_device_->lane.finish && !on_device_->lane.transport->HasAbandoned()) {
+    on_device_->lane.finish().IgnoreError();
+  }
 }
 
 }  // namespace tfring

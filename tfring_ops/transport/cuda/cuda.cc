@@ -16,9 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long Abort lets the GPU finish the enqueued work.
-constexpr std::chrono::seconds kAbortGrace{5};
-
 class CudaTransport final : public Transport {
  public:
   CudaTransport(std::unique_ptr<CudaLinks> ways, double timeout_seconds)
@@ -28,7 +25,7 @@ class CudaTransport final : public Transport {
 
   ~CudaTransport() override {
     const CudaScope scope(links_->context().driver, links_->context().context);
-    if (broken_.ok()) broken_ = links_->Quiesce();
+    if (broken_.ok()) Note(links_->Quiesce());
     marks_.clear();
     links_.reset();
   }
@@ -105,11 +102,11 @@ class CudaTransport final : public Transport {
     host_.Abort(reason);
     // The GPU may still be at work on buffers that their owners want back.
     const Scope scope(*links_);
-    const Clock::time_point deadline = Clock::now() + kAbortGrace;
-    for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {
-      const absl::StatusOr<bool> idle = links_->Idle();
-      if (!idle.ok() || *idle) return;
-    }
+    has_abandoned_ = !links_->StopWaiting();
+  }
+
+  bool HasAbandoned() const override {
+    return has_abandoned_ || host_.HasAbandoned();
   }
 
  private:
@@ -178,6 +175,7 @@ class CudaTransport final : public Transport {
   std::deque<CudaMark> marks_;     // of each
   std::vector<OperationId> free_;  // messages_ that are not in use
   absl::Status broken_;
+  bool has_abandoned_ = false;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tfring_ops/transport/cuda/cuda_ipc.h"
 
+#include <array>
 #include <deque>
 #include <utility>
 
@@ -7,9 +8,6 @@
 
 namespace tfring {
 namespace {
-
-constexpr unsigned kEventFlags =
-    kCudaEventInterprocess | kCudaEventDisableTiming;
 
 // The offset of a part that lies in a slot, and not in the exported memory.
 constexpr uint64_t kInSlot = UINT64_MAX;
@@ -26,19 +24,23 @@ class IpcLink final : public CudaLink {
  public:
   IpcLink(const CudaLinkContext& context, const IpcMemory& memory, int index,
           int peer)
-      : context_(context), memory_(memory), index_(index), peer_(peer) {}
+      : context_(context),
+        memory_(memory),
+        index_(index),
+        peer_(peer),
+        own_flags_(memory.flags(index)) {
+    for (auto& copied : copied_) {
+      copied = std::make_unique<CudaMark>(context);
+    }
+  }
 
   absl::Status Open(const IpcOffer& offer) {
     const CudaDriver& driver = context_.driver;
     TFRING_RETURN_IF_ERROR(driver.cuIpcOpenMemHandle(&mapped_, offer.memory,
                                                      kCudaIpcLazyPeerAccess));
     incoming_ = static_cast<std::byte*>(DeviceMemory(mapped_)) + offer.offset;
-    for (int slot = 0; slot < kIpcSlots; ++slot) {
-      TFRING_RETURN_IF_ERROR(
-          driver.cuIpcOpenEventHandle(&filled_[slot], offer.filled[slot]));
-      TFRING_RETURN_IF_ERROR(
-          driver.cuIpcOpenEventHandle(&emptied_[slot], offer.emptied[slot]));
-    }
+    TFRING_ASSIGN_OR_RETURN(mapped_flags_, IpcFlags::Open(driver, offer.flags));
+    peer_flags_ = mapped_flags_->of_peer(offer.flags.index);
     return absl::OkStatus();
   }
 
@@ -91,19 +93,19 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
+  void StopWaiting() override {
+    for (const IpcFlag& filled : own_flags_.filled) {
+      filled.Release(static_cast<uint32_t>(read_));
+    }
+    own_flags_.emptied.Release(static_cast<uint32_t>(written_));
+  }
+
   absl::Status Quiesce() override {
     TFRING_RETURN_IF_ERROR(LetTokensGo());
-    // The peer has enqueued the last read of each slot, which may be
-    // incomplete.
-    for (int slot = 0; slot < kIpcSlots; ++slot) {
-      if (!used_[slot]) continue;
-      TFRING_RETURN_IF_ERROR(context_.driver.cuStreamWaitEvent(
-          context_.outgoing, emptied_[slot], 0));
-    }
-    TFRING_RETURN_IF_ERROR(
-        context_.driver.cuStreamSynchronize(context_.outgoing));
-    TFRING_RETURN_IF_ERROR(
-        context_.driver.cuStreamSynchronize(context_.stream));
+    // The peer has enqueued its last read, which may be incomplete.
+    TFRING_RETURN_IF_ERROR(AwaitEmptied(written_));
+    TFRING_RETURN_IF_ERROR(WaitForStream(context_, context_.outgoing));
+    TFRING_RETURN_IF_ERROR(WaitForStream(context_, context_.stream));
     Close();
     return absl::OkStatus();
   }
@@ -121,12 +123,7 @@ class IpcLink final : public CudaLink {
 
   void Close() {
     CloseExported();
-    for (int slot = 0; slot < kIpcSlots; ++slot) {
-      for (CUevent* const event : {&filled_[slot], &emptied_[slot]}) {
-        if (*event != nullptr) context_.driver.cuEventDestroy.Result(*event);
-        *event = nullptr;
-      }
-    }
+    mapped_flags_.reset();
     if (mapped_ != 0) context_.driver.cuIpcCloseMemHandle.Result(mapped_);
     mapped_ = 0;
   }
@@ -181,10 +178,10 @@ class IpcLink final : public CudaLink {
       if (offset == kInSlot) {
         TFRING_RETURN_IF_ERROR(FillSlot(slot, data, bytes));
       }
-      TFRING_RETURN_IF_ERROR(context_.driver.cuEventRecord(
-          memory_.filled(index_, slot),
-          offset == kInSlot ? context_.outgoing : context_.stream));
-      used_[slot] = true;
+      TFRING_RETURN_IF_ERROR(peer_flags_.filled[slot].Set(
+          context_.driver,
+          offset == kInSlot ? context_.outgoing : context_.stream,
+          static_cast<uint32_t>(written_ + 1)));
       message.started += bytes;
       SendToken({Token::Kind::kFilled, message.bytes, offset});
       parts_in_flight_.push_back({&message, offset != kInSlot});
@@ -207,20 +204,26 @@ class IpcLink final : public CudaLink {
     const CudaDriver& driver = context_.driver;
     TFRING_RETURN_IF_ERROR(ready_.Record(context_.stream));
     TFRING_RETURN_IF_ERROR(ready_.Await(context_.outgoing));
-    if (used_[slot]) {
-      TFRING_RETURN_IF_ERROR(
-          driver.cuStreamWaitEvent(context_.outgoing, emptied_[slot], 0));
+    if (written_ >= kIpcSlots) {  // The slot has been used before.
+      TFRING_RETURN_IF_ERROR(AwaitEmptied(written_ + 1 - kIpcSlots));
     }
-    if (bytes == 0) return absl::OkStatus();
-    return driver.cuMemcpyDtoDAsync(
-        DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
-        DeviceAddress(data), bytes, context_.outgoing);
+    if (bytes > 0) {
+      TFRING_RETURN_IF_ERROR(driver.cuMemcpyDtoDAsync(
+          DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
+          DeviceAddress(data), bytes, context_.outgoing));
+    }
+    return copied_[slot]->Record(context_.outgoing);
+  }
+
+  // The outgoing stream waits until the peer has read that many parts.
+  absl::Status AwaitEmptied(uint64_t parts) const {
+    return own_flags_.emptied.Await(context_.driver, context_.outgoing,
+                                    static_cast<uint32_t>(parts));
   }
 
   // The peer has enqueued its read of the earliest part.
   absl::Status EndSend() {
-    const CudaDriver& driver = context_.driver;
-    const auto slot = static_cast<int>((written_ - in_flight_) % kIpcSlots);
+    const uint64_t number = written_ - in_flight_;
     const Part part = parts_in_flight_.front();
     CudaMessage& message = *part.message;
     parts_in_flight_.pop_front();
@@ -228,14 +231,12 @@ class IpcLink final : public CudaLink {
     message.complete = ++message.finished == message.Parts(context_.part_bytes);
     if (!part.is_read_in_place) {
       // Later writes to the buffer come after the copy has read it.
-      return driver.cuStreamWaitEvent(context_.stream,
-                                      memory_.filled(index_, slot), 0);
+      return copied_[number % kIpcSlots]->Await(context_.stream);
     }
     if (!message.complete) return absl::OkStatus();
     // See Note [Read in place].  The peer reads one part after the other.
     message.is_read_in_place = true;
-    TFRING_RETURN_IF_ERROR(
-        driver.cuStreamWaitEvent(context_.outgoing, emptied_[slot], 0));
+    TFRING_RETURN_IF_ERROR(AwaitEmptied(number + 1));
     return message.read->Record(context_.outgoing);
   }
 
@@ -274,14 +275,14 @@ class IpcLink final : public CudaLink {
         token.offset == kInSlot
             ? incoming_ + slot * context_.part_bytes
             : static_cast<std::byte*>(DeviceMemory(exported_)) + token.offset;
-    return context_.driver.cuStreamWaitEvent(context_.stream, filled_[slot], 0);
+    return own_flags_.filled[slot].Await(context_.driver, context_.stream,
+                                         static_cast<uint32_t>(read_ + 1));
   }
 
   absl::Status EndRead() {
-    TFRING_RETURN_IF_ERROR(context_.driver.cuEventRecord(
-        memory_.emptied(index_, static_cast<int>(read_ % kIpcSlots)),
-        context_.stream));
     ++read_;
+    TFRING_RETURN_IF_ERROR(peer_flags_.emptied.Set(
+        context_.driver, context_.stream, static_cast<uint32_t>(read_)));
     SendToken({Token::Kind::kEmptied});
     return absl::OkStatus();
   }
@@ -290,19 +291,21 @@ class IpcLink final : public CudaLink {
   const IpcMemory& memory_;
   const int index_, peer_;
 
-  // The peer's: its slots for this rank, its events, and what it has exported
-  // besides.
+  const IpcPeerFlags own_flags_;  // that this rank awaits
+
+  // The peer's: its slots for this rank, what it awaits, and what it has
+  // exported besides.
   CUdeviceptr mapped_ = 0;
   std::byte* incoming_ = nullptr;
-  std::array<CUevent, kIpcSlots> filled_{};
-  std::array<CUevent, kIpcSlots> emptied_{};
+  std::unique_ptr<IpcFlags> mapped_flags_;
+  IpcPeerFlags peer_flags_;
   CUdeviceptr exported_ = 0;
 
   std::deque<CudaMessage*> sends_;  // with parts left to start
   std::deque<Part> parts_in_flight_;
-  uint64_t written_ = 0;    // parts
-  uint64_t in_flight_ = 0;  // of them
-  std::array<bool, kIpcSlots> used_{};
+  uint64_t written_ = 0;                                     // parts
+  uint64_t in_flight_ = 0;                                   // of them
+  std::array<std::unique_ptr<CudaMark>, kIpcSlots> copied_;  // into each slot
   CudaMark ready_{context_};
 
   std::deque<CudaMessage*> receives_;  // with parts left to come
@@ -332,19 +335,15 @@ absl::Status IpcMemory::Open(int peers) {
   const size_t bytes_per_peer = kIpcSlots * context_.part_bytes;
   TFRING_RETURN_IF_ERROR(driver.cuMemAlloc(
       &memory_, std::max<size_t>(kExportedBytes, peers * bytes_per_peer)));
+  if (peers > 0) {
+    TFRING_ASSIGN_OR_RETURN(flags_, IpcFlags::Create(driver, peers));
+  }
   offers_.resize(peers);
-  events_.resize(peers);
   for (int index = 0; index < peers; ++index) {
     IpcOffer& offer = offers_[index];
     TFRING_RETURN_IF_ERROR(driver.cuIpcGetMemHandle(&offer.memory, memory_));
     offer.offset = index * bytes_per_peer;
-    for (int i = 0; i < kEvents; ++i) {
-      CUevent& event = events_[index][i];
-      TFRING_RETURN_IF_ERROR(driver.cuEventCreate(&event, kEventFlags));
-      CUipcEventHandle& handle =
-          i < kIpcSlots ? offer.filled[i] : offer.emptied[i - kIpcSlots];
-      TFRING_RETURN_IF_ERROR(driver.cuIpcGetEventHandle(&handle, event));
-    }
+    offer.flags = flags_->offer(index);
   }
   return absl::OkStatus();
 }
@@ -358,11 +357,6 @@ absl::StatusOr<CUipcMemHandle> IpcMemory::Export(Bytes memory) {
 }
 
 IpcMemory::~IpcMemory() {
-  for (const auto& of_peer : events_) {
-    for (CUevent const event : of_peer) {
-      if (event != nullptr) context_.driver.cuEventDestroy.Result(event);
-    }
-  }
   if (memory_ != 0) context_.driver.cuMemFree.Result(memory_);
 }
 

@@ -1,10 +1,10 @@
 // Messages between GPUs of one node: a rank reads where its peer has written.
 //
 // Each rank has memory that it exports once, with slots for every peer.  The
-// sender copies a part into a free slot, records an event and sends a token by
-// the host's transport; the receiver's stream waits for the event and reads the
-// slot, by a copy or by the kernel that reduces it.  It records an event of its
-// own and sends a token back, and the slot is free.
+// sender copies a part into a free slot, sets the flag `filled` (ipc_flags.h)
+// and sends a token by the host's transport; the receiver's stream waits for
+// the flag and reads the slot, by a copy or by the kernel that reduces it.  It
+// sets the flag `emptied` and sends a token back, and the slot is free.
 //
 // Data in memory that the sender has also exported (the fusion buffer) is not
 // copied: the token says where it is, and the receiver reads it there.
@@ -12,10 +12,11 @@
 // Note [Read in place]
 // Three waits keep memory that is read in place unchanged until it has been
 // read:
-// - The receiver's stream reads after the event `filled`, which the sender
-//   records when it has enqueued all work that writes the part.
+// - The receiver's stream reads after the flag `filled`, which the sender's
+// sets
+//   after all work that writes the part.
 // - A send is complete with the token that comes back, and from then on the
-//   sender's stream waits for the event `emptied`.  The algorithms overwrite
+//   sender's stream waits for the flag `emptied`.  The algorithms overwrite
 //   sent data only after they have waited for the send, as any transport
 //   requires; the ring's own order (a chunk comes round when its neighbour has
 //   read it) does not hold for the next block of a stage, nor for recursive
@@ -27,36 +28,33 @@
 // waits for the send, and not when the token comes: in a ring that is one
 // primitive later, and neighbours need not take turns.
 //
-// Note [A token before each wait]
-// A wait for an event of another process means the latest record of it, and
-// none where it has not been recorded yet.  So the owner records first and then
-// sends the token; and it records again only after the token that comes back,
-// when the other has made its wait.
+// Note [One part after the other]
+// A flag only grows: the two streams that fill a slot by turns set it in the
+// order of the parts.  The copy of a part into the slot is over for the stream
+// that writes in place when its token has come back (EndSend), and before a
+// copy the outgoing stream waits for all that the other has been asked for
+// (FillSlot).
 #ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 #define TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "tfring_ops/transport/cuda/cuda_link.h"
+#include "tfring_ops/transport/cuda/ipc_flags.h"
 
 namespace tfring {
-
-// Parts in flight from one rank to another.
-inline constexpr int kIpcSlots = 4;
 
 // A rank's message to a peer, with which the peer can open its memory.
 struct IpcOffer {
   CUipcMemHandle memory;
-  uint64_t offset;                                  // of the slots to this peer
-  std::array<CUipcEventHandle, kIpcSlots> filled;   // slots to the peer
-  std::array<CUipcEventHandle, kIpcSlots> emptied;  // slots from the peer
+  uint64_t offset;        // of the slots to this peer
+  IpcFlags::Offer flags;  // that the peer sets
 };
 
-// This rank's memory and events for all its peers.
+// This rank's memory and flags for all its peers.
 // Calls are made in the device's context.
 class IpcMemory {
  public:
@@ -72,10 +70,8 @@ class IpcMemory {
     return static_cast<std::byte*>(DeviceMemory(memory_)) +
            offers_[index].offset;
   }
-  CUevent filled(int index, int slot) const { return events_[index][slot]; }
-  CUevent emptied(int index, int slot) const {
-    return events_[index][kIpcSlots + slot];
-  }
+  // That the peer sets.
+  IpcPeerFlags flags(int index) const { return flags_->of_peer(index); }
 
   // Memory besides the slots, whose parts peers read in place; none at first.
   absl::StatusOr<CUipcMemHandle> Export(Bytes memory);
@@ -83,8 +79,6 @@ class IpcMemory {
   const Bytes& exported() const { return exported_; }
 
  private:
-  static constexpr int kEvents = 2 * kIpcSlots;  // for each peer
-
   explicit IpcMemory(const CudaLinkContext& context) : context_(context) {}
   absl::Status Open(int peers);
 
@@ -92,7 +86,7 @@ class IpcMemory {
   CUdeviceptr memory_ = 0;
   Bytes exported_;
   std::vector<IpcOffer> offers_;
-  std::vector<std::array<CUevent, kEvents>> events_;
+  std::unique_ptr<IpcFlags> flags_;
 };
 
 // The link to the peer with number `index`, which has made `offer`.

@@ -28,7 +28,12 @@ struct CudaLinkContext {
   // Messages are cut into parts of this size, which are the slots'; a multiple
   // of kPartAlignment.
   size_t part_bytes;
+  double timeout_seconds;  // of a wait; 0 is never
 };
+
+// Waits until `stream` has completed all work enqueued so far, unless the
+// host's transport fails meanwhile: the work may wait for a rank that is lost.
+absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream);
 
 // An event with its owner.
 class CudaMark {
@@ -112,6 +117,11 @@ class CudaLink {
 
   // Waits until the tokens that the link has sent to the peer have left.
   virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
+
+  // After an abort: the streams no longer wait for the peer, which may be lost,
+  // and what they work on is undefined.  The peer may undo it while it goes on,
+  // so it is called again until the streams have come to their end.
+  virtual void StopWaiting() {}
 
   // Before the end, unless the transport has been aborted: waits until the peer
   // no longer uses this rank's memory, and closes the peer's.  Ranks meet

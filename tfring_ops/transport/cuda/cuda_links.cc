@@ -18,6 +18,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kCheckTimeout{60};
+// How long the GPU may take for what is enqueued when the transport ends.
+constexpr std::chrono::seconds kStopGrace{5};
 
 // All slots of a rank together, however many ranks there are.
 constexpr size_t kSlotsBytes = 256 << 20;
@@ -65,6 +67,24 @@ size_t PartBytes(int64_t segment_bytes, int size) {
 
 }  // namespace
 
+absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream) {
+  CudaMark asked(context);
+  TFRING_RETURN_IF_ERROR(asked.Record(stream));
+  const Clock::time_point begin = Clock::now();
+  for (Backoff backoff;; backoff.Pause()) {
+    TFRING_ASSIGN_OR_RETURN(const bool done, asked.Done());
+    if (done) return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(context.host.Progress());
+    const std::chrono::duration<double> waited = Clock::now() - begin;
+    if (context.timeout_seconds > 0 &&
+        waited.count() > context.timeout_seconds) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the GPU has not done what was asked for in ",
+                       context.timeout_seconds, " s"));
+    }
+  }
+}
+
 CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
                      Transport& host, const Options& options)
     : context_{driver,
@@ -73,7 +93,8 @@ CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
                nullptr,
                nullptr,
                host,
-               PartBytes(options.device_segment_bytes, host.size())},
+               PartBytes(options.device_segment_bytes, host.size()),
+               options.transport_timeout_seconds()},
       links_(host.size()) {}
 
 absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
@@ -200,7 +221,8 @@ absl::StatusOr<absl::Status> CudaLinks::CheckIpc(
     status = driver.cuMemcpyDtoHAsync(numbers.data(), memory, bytes,
                                       context_.stream);
   }
-  if (status.ok()) status = driver.cuStreamSynchronize(context_.stream);
+  if (status.ok()) status = WaitForStream(context_, context_.stream);
+  if (!status.ok()) StopWaiting();
   driver.cuMemFree.Result(memory);
   TFRING_RETURN_IF_ERROR(status);
   for (size_t i = 0; i < count; ++i) {
@@ -244,8 +266,12 @@ absl::Status CudaLinks::ExchangeNumbers(const std::vector<int>& peers,
 }
 
 CudaLinks::~CudaLinks() {
-  for (const CUstream stream : {context_.outgoing, context_.incoming}) {
-    if (stream != nullptr) context_.driver.cuStreamSynchronize.Result(stream);
+  if (!StopWaiting()) {
+    // The driver would wait to free what the GPU may still use.
+    for (std::unique_ptr<CudaLink>& link : links_) {
+      link.release();  // NOLINT(bugprone-unused-return-value)
+    }
+    memory_.release();  // NOLINT(bugprone-unused-return-value)
   }
   links_.clear();
   marks_.clear();
@@ -253,6 +279,18 @@ CudaLinks::~CudaLinks() {
   for (const CUstream stream : {context_.outgoing, context_.incoming}) {
     if (stream != nullptr) context_.driver.cuStreamDestroy.Result(stream);
   }
+}
+
+bool CudaLinks::StopWaiting() {
+  const Clock::time_point deadline = Clock::now() + kStopGrace;
+  for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {
+    for (const std::unique_ptr<CudaLink>& link : links_) {
+      if (link != nullptr) link->StopWaiting();
+    }
+    const absl::StatusOr<bool> idle = Idle();
+    if (!idle.ok() || *idle) return true;
+  }
+  return false;
 }
 
 absl::StatusOr<bool> CudaLinks::Idle() {
@@ -302,13 +340,7 @@ absl::Status CudaLinks::OpenExported(
 absl::Status CudaLinks::ExportNone() {
   // The GPU may still be working on memory that peers have exported; and if it
   // waits for one that is lost, the host's transport reports it.
-  CudaMark asked(context_);
-  TFRING_RETURN_IF_ERROR(asked.Record(context_.stream));
-  for (Backoff backoff;; backoff.Pause()) {
-    TFRING_ASSIGN_OR_RETURN(const bool done, asked.Done());
-    if (done) break;
-    TFRING_RETURN_IF_ERROR(context_.host.Progress());
-  }
+  TFRING_RETURN_IF_ERROR(WaitForStream(context_, context_.stream));
   for (const std::unique_ptr<CudaLink>& link : links_) {
     if (link != nullptr) link->CloseExported();
   }

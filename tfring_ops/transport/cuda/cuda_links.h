@@ -28,8 +28,9 @@ class CudaLinks {
   CudaLink& link(int peer) { return *links_[peer]; }
   const CudaLink& link(int peer) const { return *links_[peer]; }
 
-  // Returns true if the GPU has completed all enqueued work.
-  absl::StatusOr<bool> Idle();
+  // After an abort: ends the streams' waits for peers, and returns true when
+  // the GPU has completed all enqueued work; false if that takes too long.
+  bool StopWaiting();
 
   // See Transport::Export.
   absl::Status Export(Bytes memory);
@@ -41,6 +42,9 @@ class CudaLinks {
   CudaLinks(const CudaDriver& driver, const CudaDevice& device, Transport& host,
             const Options& options);
   absl::Status OpenStreams();
+  // Returns true if the GPU has completed all work enqueued before the first
+  // call.
+  absl::StatusOr<bool> Idle();
   // Opens a link to every peer of `peers`, or none.
   absl::Status TryIpc(const std::vector<int>& peers);
   absl::Status OpenIpcLinks(const std::vector<int>& peers,

@@ -1,0 +1,114 @@
+// A rank that is lost before its GPU has done what the others wait for: they
+// come to an end without it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/cuda_ranks.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/ring_checks.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+
+namespace tfring {
+namespace {
+
+// Longer than any rank may take, and less than it takes if it waits for the
+// lost one's messages.
+constexpr std::chrono::seconds kPatience{15};
+
+void Wait(const std::atomic<int>& number, int value) {
+  while (number < value) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// All that a rank has.
+struct Rank {
+  Rank(Transport& host, Way way, int gpu)
+      : device(CudaDevice::ForOrdinal(gpu).value()),
+        transport(MakeCudaTransport(*device, host, OptionsFor(way)).value()),
+        scratch(device->kernels()) {}
+
+  // Returns when it is enqueued.
+  absl::Status Allreduce(const SolvedAllreduce& c, const DeviceElements& data) {
+    const RingContext context{*transport, device->kernels(), kSegmentBytes,
+                              scratch};
+    return RingAllreduce(context, {data.data(), data.data(), c.count, c.dtype,
+                                   c.op, c.postscale});
+  }
+
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<Transport> transport;
+  Workspace scratch;
+};
+
+// The parameters are the number of ranks, and the way between them.
+class CudaLostRankTest : public testing::TestWithParam<std::tuple<int, Way>> {};
+INSTANTIATE_TEST_SUITE_P(Ways, CudaLostRankTest,
+                         testing::Values(std::tuple(2, Way::kIpc),
+                                         std::tuple(3, Way::kIpc),
+                                         std::tuple(4, Way::kIpc),
+                                         std::tuple(2, Way::kStaged)));
+
+TEST_P(CudaLostRankTest, TheOthersEnd) {
+  const int size = std::get<0>(GetParam());
+  const Way way = std::get<1>(GetParam());
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda devices(&FakeOptions::devices, 2);
+  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 8191}, size);
+  auto hosts = MakeInProcessTransports(std::vector<int>(size));
+  std::atomic<int> ready{0}, ended{0};
+  // It has a GPU of its own, which does nothing from some moment on.  Its
+  // process is killed, and so frees nothing.
+  const int lost = size - 1;
+  static auto* const killed = new std::vector<std::unique_ptr<Rank>>();
+  OnThreads(size, [&](int number) {
+    Transport& host = *hosts[number];
+    auto rank = std::make_unique<Rank>(host, way, number == lost ? 1 : 0);
+    auto data = std::make_unique<DeviceElements>(
+        *rank->device, AllreduceInput(c.dtype, c.op, c.count, number));
+    ++ready;
+    Wait(ready, size);
+    if (number == lost) {
+      FakeCuda()->held_device = 1;
+      ++ready;
+      std::thread notice([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        host.Abort(absl::UnavailableError("a rank is lost"));
+      });
+      rank->Allreduce(c, *data).IgnoreError();
+      notice.join();
+      Wait(ended, size - 1);
+      data.release();  // NOLINT(bugprone-unused-return-value)
+      killed->push_back(std::move(rank));
+      return;
+    }
+    Wait(ready, size + 1);
+    const auto begin = std::chrono::steady_clock::now();
+    absl::Status status = rank->Allreduce(c, *data);
+    while (status.ok()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      status = rank->transport->Progress();
+    }
+    rank->transport->Abort(status);
+    EXPECT_FALSE(rank->transport->HasAbandoned());
+    EXPECT_EQ(rank->device->Finish(), absl::OkStatus());
+    data.reset();
+    rank.reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kPatience);
+    ++ended;
+  });
+  FakeCuda()->held_device = -1;
+  // The driver takes back what a killed process had.
+  (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+}
+
+}  // namespace
+}  // namespace tfring

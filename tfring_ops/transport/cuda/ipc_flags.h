@@ -1,0 +1,98 @@
+// Numbers by which the streams of two processes of a node wait for each other.
+//
+// They lie in memory of the host that both processes share and both GPUs use: a
+// stream that waits for a number looks there until it comes, and not at an
+// event of the other process, for which it would wait for ever if that is
+// killed. Where the other is lost, the host writes the number in its place.
+//
+// Calls are made in the device's context.
+#ifndef TFRING_OPS_TRANSPORT_CUDA_IPC_FLAGS_H_
+#define TFRING_OPS_TRANSPORT_CUDA_IPC_FLAGS_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/transport/shared_memory/shared_segment.h"
+
+namespace tfring {
+
+// Parts in flight from one rank to another.
+inline constexpr int kIpcSlots = 4;
+
+// A number that grows, and wraps round.
+class IpcFlag {
+ public:
+  // `stream` sets it to `number` when it has completed all work enqueued so
+  // far.
+  absl::Status Set(const CudaDriver& driver, CUstream stream,
+                   uint32_t number) const {
+    return driver.cuStreamWriteValue32(stream, address_, number,
+                                       /*flags=*/0);
+  }
+  // Work enqueued on `stream` from now on waits until it is at least `number`.
+  absl::Status Await(const CudaDriver& driver, CUstream stream,
+                     uint32_t number) const {
+    return driver.cuStreamWaitValue32(stream, address_, number,
+                                      kCudaWaitValueGeq);
+  }
+  // Ends all waits for numbers up to `number`, and for as many again as are
+  // ever in flight.
+  void Release(uint32_t number) const { *value_ = number + (1U << 30); }
+
+ private:
+  friend class IpcFlags;
+
+  std::atomic<uint32_t>* value_ = nullptr;
+  CUdeviceptr address_ = 0;
+};
+
+// What one rank awaits of one other, and the other sets: parts, counted from 1.
+struct IpcPeerFlags {
+  std::array<IpcFlag, kIpcSlots> filled;  // the last part in each slot
+  IpcFlag emptied;                        // the last part that has been read
+};
+
+// The flags of one rank, or of another one that it sets.
+class IpcFlags {
+ public:
+  // A message with which another process can open them.
+  struct Offer {
+    SegmentAddress segment;
+    int32_t peers = 0;
+    int32_t index = 0;  // of the process that gets it
+  };
+
+  // What this rank awaits of `peers` others.
+  static absl::StatusOr<std::unique_ptr<IpcFlags>> Create(
+      const CudaDriver& driver, int peers);
+  static absl::StatusOr<std::unique_ptr<IpcFlags>> Open(
+      const CudaDriver& driver, const Offer& offer);
+  ~IpcFlags();
+  IpcFlags(const IpcFlags&) = delete;
+  IpcFlags& operator=(const IpcFlags&) = delete;
+
+  // REQUIRES: this rank has created them.
+  Offer offer(int index) const { return {segment_->address(), peers_, index}; }
+  IpcPeerFlags of_peer(int index) const;
+
+ private:
+  struct Block;
+
+  IpcFlags(const CudaDriver& driver, int peers)
+      : driver_(driver), peers_(peers) {}
+  absl::Status Register(std::unique_ptr<SharedSegment> segment);
+
+  const CudaDriver& driver_;
+  const int peers_;
+  std::unique_ptr<SharedSegment> segment_;
+  CUdeviceptr address_ = 0;  // of the segment; 0 unless it is registered
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_CUDA_IPC_FLAGS_H_
