@@ -378,6 +378,10 @@ TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
        "broadcast of 'a': its root, " + rank + ", has joined"},
       {CollectiveKind::kReduceScatter,
        "reducescatter of 'a': " + rank + " has joined"},
+      {CollectiveKind::kScatterInPlace,
+       "reducescatter of 'a': " + rank + " has joined"},
+      {CollectiveKind::kGatherInPlace,
+       "allgather of 'a': " + rank + " has joined"},
       {CollectiveKind::kAlltoall, "alltoall of 'a': " + rank + " has joined"}};
   for (const auto& [kind, text] : kinds) {
     const Entries entries = MakeEntries(kSize, "a", kSize);

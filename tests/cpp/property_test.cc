@@ -162,6 +162,8 @@ class Schedule {
           maker.Make(name + ", " + std::to_string(batch.size()));
       const CollectiveRequest& request = one.of_rank[0].request;
       const bool needs_all = request.kind == CollectiveKind::kReduceScatter ||
+                             request.kind == CollectiveKind::kScatterInPlace ||
+                             request.kind == CollectiveKind::kGatherInPlace ||
                              request.kind == CollectiveKind::kAlltoall;
       if (joins && needs_all) continue;
       if (Below(random_, 2) == 0) Scale(one);

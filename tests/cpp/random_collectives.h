@@ -54,10 +54,11 @@ class Maker {
 
   RandomCollective Make(const std::string& name) {
     constexpr CollectiveKind kKinds[] = {
-        CollectiveKind::kAllreduce,     CollectiveKind::kAllreduce,
-        CollectiveKind::kAllreduce,     CollectiveKind::kAllgather,
-        CollectiveKind::kBroadcast,     CollectiveKind::kAlltoall,
-        CollectiveKind::kReduceScatter, CollectiveKind::kAdasum,
+        CollectiveKind::kAllreduce,      CollectiveKind::kAllreduce,
+        CollectiveKind::kAllreduce,      CollectiveKind::kAllgather,
+        CollectiveKind::kBroadcast,      CollectiveKind::kAlltoall,
+        CollectiveKind::kReduceScatter,  CollectiveKind::kAdasum,
+        CollectiveKind::kScatterInPlace, CollectiveKind::kGatherInPlace,
         CollectiveKind::kBarrier};
     RandomCollective result;
     result.of_rank.resize(size_);
@@ -77,6 +78,14 @@ class Maker {
           break;
         case CollectiveKind::kReduceScatter:
           AddReduceScatter(result);
+          break;
+        case CollectiveKind::kScatterInPlace:
+          result.in_place = true;
+          AddReduceScatter(result);
+          break;
+        case CollectiveKind::kGatherInPlace:
+          result.in_place = true;
+          AddGatherInPlace(result);
           break;
         case CollectiveKind::kBroadcast:
           AddBroadcast(result);
@@ -155,9 +164,31 @@ class Maker {
     Sum sum = MakeSum(request, rows * kColumns);
     for (int rank = 0; rank < size_; ++rank) {
       const Range own = RowsOfRank({"", {rows, kColumns}}, rank, size_);
-      Add(to.of_rank[rank], {rows, kColumns}, std::move(sum.inputs[rank]),
+      const Elements rows_of_rank =
           Slice(sum.whole, request.dtype, own.offset * kColumns,
-                own.count * kColumns));
+                own.count * kColumns);
+      // In place it leaves the other rows as they were.
+      Elements expected =
+          to.in_place ? sum.inputs[rank] : Elements(rows_of_rank.size());
+      std::copy(rows_of_rank.begin(), rows_of_rank.end(),
+                expected.begin() + (to.in_place ? own.offset * kColumns : 0) *
+                                       SizeInBytes(request.dtype));
+      Add(to.of_rank[rank], {rows, kColumns}, std::move(sum.inputs[rank]),
+          std::move(expected));
+    }
+  }
+
+  void AddGatherInPlace(RandomCollective& to) {
+    const DataType dtype = to.of_rank[0].request.dtype;
+    const int64_t rows = SomeCount(random_);
+    const int64_t row_bytes = kColumns * SizeInBytes(dtype);
+    const Elements all = Noise(dtype, rows * kColumns);
+    for (int rank = 0; rank < size_; ++rank) {
+      const Range own = RowsOfRank({"", {rows, kColumns}}, rank, size_);
+      Elements input = Noise(dtype, rows * kColumns);
+      std::copy_n(all.begin() + own.offset * row_bytes, own.count * row_bytes,
+                  input.begin() + own.offset * row_bytes);
+      Add(to.of_rank[rank], {rows, kColumns}, std::move(input), all);
     }
   }
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 import tfring
+from tfring._ops import chains
 from tfring._ops.reductions import SUPPORTED_DTYPES
 
 DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
@@ -349,3 +350,66 @@ def test_shapes_known_only_at_run_time_are_checked_then(rank, size):
         if size > 1:
             with pytest.raises(tf.errors.InvalidArgumentError, match="evenly"):
                 alltoall(tf.ones([size + 1]))
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.int64])
+@pytest.mark.parametrize("prescale_factor", [1.0, 2.0])
+def test_in_place(mode, dtype, prescale_factor, rank, size):
+    """A rank's rows stay where they are in the whole tensor."""
+    shapes = [(5 * size + 1, 30), (40_000 * size,), (1,)]
+    arrays = [
+        [values_of(r + 10 * i, shape, dtype) for r in range(size)]
+        for i, shape in enumerate(shapes)
+    ]
+    names = [f"tensor {i}" for i in range(len(shapes))]
+
+    def scatter_and_gather(*tensors):
+        buffers, started = chains.start_scatter_in_place(
+            tensors,
+            request_name="scattered in place",
+            tensor_names=names,
+            previous=None,
+            op=tfring.Sum,
+            prescale_factor=prescale_factor,
+        )
+        scattered = chains.finish(buffers, started)
+        buffers, started = chains.start_gather_in_place(
+            [2 * tensor for tensor in scattered],
+            request_name="gathered in place",
+            tensor_names=names,
+            previous=None,
+        )
+        return scattered, chains.finish(buffers, started)
+
+    if mode != "eager":
+        scatter_and_gather = tf.function(
+            scatter_and_gather, jit_compile=mode == "xla"
+        )
+    own = [tf.constant(of_ranks[rank]) for of_ranks in arrays]
+    scattered, gathered = scatter_and_gather(*own)
+    for tensor, of_ranks, part, whole in zip(
+        own, arrays, scattered, gathered, strict=True
+    ):
+        expected = np.sum(of_ranks, 0) * int(prescale_factor)
+        np.testing.assert_array_equal(
+            rows_of(rank, size, part.numpy()), rows_of(rank, size, expected)
+        )
+        np.testing.assert_array_equal(whole, 2 * expected)
+        # Only what nothing else uses is changed.
+        np.testing.assert_array_equal(tensor, of_ranks[rank])
+
+
+@pytest.mark.parametrize("start", ["scatter", "gather"])
+def test_a_scalar_has_no_rows(start):
+    options = {"op": tfring.Sum} if start == "scatter" else {}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has no rows"):
+        chains.finish(
+            *getattr(chains, f"start_{start}_in_place")(
+                [tf.constant(1.0)],
+                request_name="of a scalar",
+                tensor_names=["scalar"],
+                previous=None,
+                **options,
+            )
+        )

@@ -137,6 +137,64 @@ def start_reducescatter(
     )
 
 
+def start_scatter_in_place(
+    tensors: Sequence[tf.Tensor],
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    op: ReduceOp,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    last: bool = True,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[list[tf.Tensor], Started]:
+    """Starts a reducescatter whose results have the shapes of its tensors.
+
+    Only this rank's rows of a result are defined. All shapes are static, so
+    that it can be traced for XLA. Otherwise see `start_allreduce`.
+    """
+    result = native.ops().tfring_scatter_in_place_start(
+        x=tensors,
+        prev=handle_before(previous),
+        request_name=request_name,
+        process_set_id=checked_id(process_set),
+        tensor_names=tensor_names,
+        reduce_op=op.value,
+        prescale_factor=repr(float(prescale_factor)),
+        postscale_factor=repr(float(postscale_factor)),
+    )
+    return list(result.buf), add_to_chain(
+        result.handle, process_set, previous, last=last
+    )
+
+
+def start_gather_in_place(
+    tensors: Sequence[tf.Tensor],
+    *,
+    request_name: str,
+    tensor_names: Sequence[str],
+    previous: Started | None,
+    last: bool = True,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[list[tf.Tensor], Started]:
+    """Starts an allgather of the rows that each rank has of whole tensors.
+
+    They are those that `start_scatter_in_place` leaves; what else is in the
+    tensors does not count. Otherwise see `start_allreduce`.
+    """
+    result = native.ops().tfring_gather_in_place_start(
+        x=tensors,
+        prev=handle_before(previous),
+        request_name=request_name,
+        process_set_id=checked_id(process_set),
+        tensor_names=tensor_names,
+    )
+    return list(result.buf), add_to_chain(
+        result.handle, process_set, previous, last=last
+    )
+
+
 def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
     """The results of a start that gave `buffers`."""
     result = native.ops().tfring_done(

@@ -18,7 +18,9 @@
 namespace tfring {
 
 // Every kind of collective, and its name; collectives/ has a file for each.
-// Adasum is an allreduce that is no element-wise operation.
+// Adasum is an allreduce that is no element-wise operation.  In place, a
+// reducescatter leaves this rank's rows where they lie in the whole tensor, and
+// an allgather takes them from there.
 #define TFRING_FOR_EACH_COLLECTIVE(M) \
   M(Allreduce, "allreduce")           \
   M(Allgather, "allgather")           \
@@ -27,7 +29,9 @@ namespace tfring {
   M(Barrier, "barrier")               \
   M(Alltoall, "alltoall")             \
   M(Join, "join")                     \
-  M(Adasum, "adasum")
+  M(Adasum, "adasum")                 \
+  M(ScatterInPlace, "reducescatter")  \
+  M(GatherInPlace, "allgather")
 
 #define TFRING_ENUMERATOR(NAME, TEXT) k##NAME,
 enum class CollectiveKind : uint8_t {
@@ -74,7 +78,7 @@ struct CollectiveRequest {
   // another type; see CanTravelAs.
   std::optional<DataType> wire_dtype;
   int32_t root_rank = 0;  // broadcast; in the world
-  // Allreduce and reducescatter; the factors for before and after it.
+  // Allreduce and reducescatters; the factors for before and after it.
   ReduceOp op = ReduceOp::kSum;
   double prescale_factor = 1.0;
   double postscale_factor = 1.0;
@@ -119,7 +123,8 @@ struct TensorEntry {
   struct Buffer {
     const void* input = nullptr;
     // May be `input`, but for reducescatter, where it is this rank's rows alone
-    // and apart from `input`.  Unused for allgather and alltoall.
+    // and apart from `input`, unless in place, where the rest of it is
+    // undefined.  Unused for allgather, unless in place, and alltoall.
     void* output = nullptr;
   };
 

@@ -1,5 +1,6 @@
-// Allreduce and broadcast, whose outputs have the shapes of their inputs, and
-// the Done that they and reducescatter share.
+// Allreduce, broadcast, and reducescatter and allgather in place, whose outputs
+// have the shapes of their inputs, and the Done that they and the other
+// reducescatter share.
 #include <memory>
 #include <utility>
 
@@ -49,8 +50,40 @@ REGISTER_OP("TfringBroadcastStart")
     .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
-// The Done of an allreduce, a broadcast or a reducescatter.  `buf` may be read
-// only here: the engine is writing to it until this op has run.
+// `buf` is whole, but only this rank's rows are defined once it is done.
+REGISTER_OP("TfringScatterInPlaceStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("process_set_id: int = 0")
+    .Attr("tensor_names: list(string)")
+    .Attr("reduce_op: {" TFRING_REDUCTIONS "}")
+    .Attr("prescale_factor: string = '1.0'")
+    .Attr("postscale_factor: string = '1.0'")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+// Only this rank's rows of `x` are read.
+REGISTER_OP("TfringGatherInPlaceStart")
+    .Input("x: N * T")
+    .Input("prev: int64")
+    .Output("buf: N * T")
+    .Output("handle: int64")
+    .Attr(TFRING_DTYPES)
+    .Attr("N: int >= 1")
+    .Attr("request_name: string")
+    .Attr("process_set_id: int = 0")
+    .Attr("tensor_names: list(string)")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputsAndScalar);
+
+// The Done of an allreduce, a broadcast, a reducescatter, or an allgather in
+// place.   `buf` may be read only here: the engine is writing to it until this
+// op has run.
 REGISTER_OP("TfringDone")
     .Input("buf: N * T")
     .Input("handle: int64")
@@ -109,6 +142,10 @@ REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE_CPU),
                         InPlaceStartOp<CollectiveKind::kAllreduce>);
 REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE_CPU),
                         InPlaceStartOp<CollectiveKind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(Name("TfringScatterInPlaceStart").Device(DEVICE_CPU),
+                        InPlaceStartOp<CollectiveKind::kScatterInPlace>);
+REGISTER_KERNEL_BUILDER(Name("TfringGatherInPlaceStart").Device(DEVICE_CPU),
+                        InPlaceStartOp<CollectiveKind::kGatherInPlace>);
 REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE_CPU), DoneOp);
 
 #define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)                                  \
@@ -118,6 +155,12 @@ REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE_CPU), DoneOp);
   REGISTER_KERNEL_BUILDER(                                                   \
       TFRING_START_ON_GPU("TfringBroadcastStart").TypeConstraint<TYPE>("T"), \
       InPlaceStartOp<CollectiveKind::kBroadcast>);                           \
+  REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringScatterInPlaceStart")   \
+                              .TypeConstraint<TYPE>("T"),                    \
+                          InPlaceStartOp<CollectiveKind::kScatterInPlace>);  \
+  REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringGatherInPlaceStart")    \
+                              .TypeConstraint<TYPE>("T"),                    \
+                          InPlaceStartOp<CollectiveKind::kGatherInPlace>);   \
   REGISTER_KERNEL_BUILDER(TFRING_DONE_ON_GPU("TfringDone")                   \
                               .HostMemory("ended")                           \
                               .TypeConstraint<TYPE>("T"),                    \

@@ -137,7 +137,8 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
     request.tensors.push_back(TensorInfo{name, {}});
   }
   if (kind == CollectiveKind::kAllreduce ||
-      kind == CollectiveKind::kReduceScatter) {
+      kind == CollectiveKind::kReduceScatter ||
+      kind == CollectiveKind::kScatterInPlace) {
     TFRING_ASSIGN_OR_RETURN(const std::string op,
                             Attribute<std::string>(context, "reduce_op"));
     TFRING_RETURN_IF_ERROR(SetReduction(op, request));

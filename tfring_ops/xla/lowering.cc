@@ -145,6 +145,12 @@ class AfterStartXlaOp : public XlaOpKernel {
                           StartXlaOp<CollectiveKind::kAllreduce, PLATFORM>); \
   REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE),       \
                           StartXlaOp<CollectiveKind::kBroadcast, PLATFORM>); \
+  REGISTER_KERNEL_BUILDER(                                                   \
+      Name("TfringScatterInPlaceStart").Device(DEVICE),                      \
+      StartXlaOp<CollectiveKind::kScatterInPlace, PLATFORM>);                \
+  REGISTER_KERNEL_BUILDER(                                                   \
+      Name("TfringGatherInPlaceStart").Device(DEVICE),                       \
+      StartXlaOp<CollectiveKind::kGatherInPlace, PLATFORM>);                 \
   REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE), DoneXlaOp);     \
   REGISTER_KERNEL_BUILDER(Name("TfringAfterStart").Device(DEVICE),           \
                           AfterStartXlaOp)

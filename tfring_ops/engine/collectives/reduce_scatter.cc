@@ -60,7 +60,7 @@ absl::Status ReduceOwnScaled(ExecutionContext& context,
   return absl::OkStatus();
 }
 
-class ReduceScatter final : public Collective {
+class ReduceScatter : public Collective {
  public:
   std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,
                                      const CollectiveRequest&) const override {
@@ -75,7 +75,7 @@ class ReduceScatter final : public Collective {
     const int size = context.ring().transport.size();
     for (size_t i = 0; i < request.tensors.size(); ++i) {
       const TensorInfo& tensor = request.tensors[i];
-      const TensorEntry::Buffer& buffer = entry.buffers[i];
+      TensorEntry::Buffer buffer = entry.buffers[i];
       const int64_t bytes = SizeInBytes(request.dtype, tensor);
       if (bytes == 0) continue;
       const int64_t count = bytes / SizeInBytes(request.dtype);
@@ -85,6 +85,9 @@ class ReduceScatter final : public Collective {
         const Range rows = RowsOfRank(tensor, rank, size);
         chunks.push_back({rows.offset * row_count, rows.count * row_count});
       }
+      buffer.output = OwnRows(buffer.output,
+                              chunks[context.ring().transport.rank()].offset *
+                                  SizeInBytes(request.dtype));
       TFRING_RETURN_IF_ERROR(
           request.prescale_factor == 1.0
               ? ReduceOwn(context, request,
@@ -95,12 +98,38 @@ class ReduceScatter final : public Collective {
     }
     return absl::OkStatus();
   }
+
+ private:
+  // Where this rank's rows go, which lie `offset` bytes behind the beginning of
+  // the whole tensor.
+  virtual void* OwnRows(void* output, int64_t /*offset*/) const {
+    return output;
+  }
+};
+
+// Each part of this rank's rows is read before it is written.
+class ScatterInPlace final : public ReduceScatter {
+ public:
+  absl::Status Check(const Members&,
+                     const CollectiveRequest& request) const override {
+    return CheckHasRows(request);
+  }
+
+ private:
+  void* OwnRows(void* output, int64_t offset) const override {
+    return static_cast<std::byte*>(output) + offset;
+  }
 };
 
 }  // namespace
 
 const Collective& ReduceScatterCollective() {
   static const ReduceScatter collective;
+  return collective;
+}
+
+const Collective& ScatterInPlaceCollective() {
+  static const ScatterInPlace collective;
   return collective;
 }
 
