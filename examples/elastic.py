@@ -28,6 +28,9 @@ _BATCHES_PER_COMMIT = flags.DEFINE_integer(
 _KILL_IN_EPOCH = flags.DEFINE_integer(
     "kill_in_epoch", None, "From 1; the last rank kills itself in its middle."
 )
+_SHARD_STATES = flags.DEFINE_bool(
+    "shard_states", False, "Whether each rank keeps a share of the momenta."
+)
 _WEIGHTS = flags.DEFINE_string("weights", None, "A .weights.h5 file to write.")
 
 
@@ -61,7 +64,9 @@ def make_model():
     )
     optimizer = keras.optimizers.SGD(momentum=0.9)
     model.compile(
-        tfring.DistributedOptimizer(optimizer),
+        tfring.DistributedOptimizer(
+            optimizer, shard_states=_SHARD_STATES.value
+        ),
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )
@@ -128,8 +133,12 @@ def main(_):
         _, accuracy = model.evaluate(x_test, y_test, verbose=0)
         print(f"test accuracy {accuracy:.4f} on {len(digests)} ranks")
         print(f"weights identical on all ranks: {'yes' if identical else 'NO'}")
-        if _WEIGHTS.value:
-            model.save_weights(_WEIGHTS.value)
+    if _WEIGHTS.value:
+        # Where each rank has a share of the momenta, all of them put these
+        # together.
+        with tfring.whole_states(model, root_rank=0):
+            if tfring.rank() == 0:
+                model.save_weights(_WEIGHTS.value)
     return 0 if identical else 1
 
 

@@ -117,6 +117,7 @@ from tfring._training.tape import (
     DistributedGradientTape as DistributedGradientTape,
     PartialDistributedGradientTape as PartialDistributedGradientTape,
 )
+from tfring._training.whole_states import whole_states as whole_states
 from tfring.launcher.function import run as run
 
 __version__: str

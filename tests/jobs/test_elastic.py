@@ -26,11 +26,12 @@ _GOES_ON = (
 
 @pytest.mark.skipif(not _GOES_ON, reason="this MPI ends with any of its ranks")
 @pytest.mark.timeout(170)
-def test_the_others_go_on_when_a_rank_is_killed(start, tmp_path):
+@pytest.mark.parametrize("shard_states", [False, True])
+def test_the_others_go_on_when_a_rank_is_killed(start, tmp_path, shard_states):
     """The example, and the same training on the batches of all ranks at once.
 
-    So a commit that has not been taken back to, or an average over the ranks
-    that there were, would show in the weights.
+    So a commit that has not been taken back to, an average over the ranks that
+    there were, or momenta that are lost with a rank, would show in the weights.
     """
     command = [*TFRINGRUN, "-np", "3", "--elastic", sys.executable]
     weights = tmp_path / "all.weights.h5"
@@ -38,6 +39,7 @@ def test_the_others_go_on_when_a_rank_is_killed(start, tmp_path):
         [
             *(*command, EXAMPLES / "elastic.py", f"--weights={weights}"),
             *("--epochs=3", "--kill_in_epoch=2"),
+            f"--shard_states={shard_states}",
         ]
     )
     output, _ = job.communicate(timeout=110)

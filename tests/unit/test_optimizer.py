@@ -204,6 +204,7 @@ OPTIONS_OF_REDUCER = {
     "process_set": tfring.global_process_set,
     "scale_local_gradients": False,
     "offload": OFFLOAD,
+    "shard_states": False,
 }
 
 

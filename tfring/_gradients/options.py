@@ -45,6 +45,8 @@ class GradientOptions:
         local_variables: Variables whose gradients are not reduced. More may be
             added until the first step.
         offload: Which feature maps leave the device meanwhile.
+        shard_states: Whether each rank keeps a share of the optimizer's
+            variables; see tfring/_gradients/shares.py.
     """
 
     device_dense: str = ""
@@ -60,6 +62,7 @@ class GradientOptions:
         default_factory=LocalVariables
     )
     offload: Offload | None = None
+    shard_states: bool = False
 
 
 def gradient_options(
@@ -77,6 +80,7 @@ def gradient_options(
     scale_local_gradients: bool,
     local_layers: Any = None,
     offload: Any = None,
+    shard_states: bool = False,
 ) -> GradientOptions:
     """Makes options of the arguments that `function` shares with Horovod's.
 
@@ -127,6 +131,7 @@ def gradient_options(
         scale_local_gradients=scale_local_gradients,
         local_variables=local_variables,
         offload=checked_offload(function, offload),
+        shard_states=shard_states,
     )
 
 

@@ -47,8 +47,14 @@ _calls = 0
 
 
 def count_of_calls() -> int:
-    """How often `reduce_gradients` has been called, or traced."""
+    """How often gradients have been reduced, or that has been traced."""
     return _calls
+
+
+def count_call() -> None:
+    """Counts a call, or trace, of what reduces gradients."""
+    global _calls
+    _calls += 1
 
 
 def reduce_gradients(
@@ -76,13 +82,12 @@ def reduce_gradients(
     Raises:
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
-    global _calls
-    _calls += 1
+    count_call()
     result = list(gradients)
     op, process_set = options.op, options.process_set
     if process_set.size() == 1 or not process_set.included():
         return result
-    names = [_name(v, i) for i, v in enumerate(variables)]
+    names = [name_of(v, i) for i, v in enumerate(variables)]
     backpropagation = Backpropagation()
     order = []
     for i in backpropagation.order(result):
@@ -101,7 +106,7 @@ def reduce_gradients(
             sparse.append(i)
         else:
             with on_device(options.device_dense):
-                tensor = _dense(result[i], variables[i], names[i])
+                tensor = made_dense(result[i], variables[i], names[i])
                 result[i], context = compress(
                     "gradients", dense_compression, tensor
                 )
@@ -125,9 +130,9 @@ def reduce_gradients(
     else:
         buckets = cut_by_groups(
             [result[i] for i in dense],
-            _group_numbers([variables[i] for i in dense], options.groups),
+            group_numbers([variables[i] for i in dense], options.groups),
         )
-    request_names = _request_names(
+    request_names = request_names_of(
         len(buckets) + bool(sparse) + len(averages_of_integers), process_set
     )
 
@@ -193,7 +198,7 @@ def reduce_gradients(
     return result
 
 
-def _dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
+def made_dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
     if not isinstance(gradient, tf.Tensor | tf.IndexedSlices):
         raise TypeError(
             f"The gradient of '{name}' is a {type(gradient).__name__}; only "
@@ -208,7 +213,7 @@ def _dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
     return tensor
 
 
-def _group_numbers(
+def group_numbers(
     variables: Sequence[Any], groups: int | Sequence[Sequence[Any]]
 ) -> list[int]:
     """Returns the number of each variable's group."""
@@ -226,7 +231,7 @@ def _group_numbers(
     ]
 
 
-def _name(variable: Any, index: int) -> str:
+def name_of(variable: Any, index: int) -> str:
     if isinstance(variable, keras.Variable):
         return str(variable.path)
     if isinstance(variable, tf.Variable):
@@ -234,7 +239,7 @@ def _name(variable: Any, index: int) -> str:
     return f"gradient {index}"
 
 
-def _request_names(count: int, process_set: ProcessSet) -> Iterator[str]:
+def request_names_of(count: int, process_set: ProcessSet) -> Iterator[str]:
     """Names that no other reduction of this function has; see the Note."""
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly():

@@ -35,6 +35,7 @@ from tfring._training.agreement import (
     distributed_optimizers,
 )
 from tfring._training.metric_averages import MetricAverages
+from tfring._training.saving import GatherStates, has_shards, saves_models
 from tfring._training.undistributed import trainer_class
 
 # Kinds of callbacks that write, and the attribute that says where to.
@@ -93,9 +94,13 @@ def _put_right(callback_list: Any) -> None:
     given = [
         each
         for each in callback_list.callbacks
-        if not isinstance(each, Agreement) and type(each) is not MetricAverages
+        if not isinstance(each, Agreement | GatherStates)
+        and type(each) is not MetricAverages
     ]
     callback_list.callbacks = given
+    sharded = any(map(has_shards, distributed_optimizers(model)))
+    if sharded:
+        _check_goes_with_shards(given)
     process_set = _training_together(model, given)
     if process_set is None:
         return
@@ -111,6 +116,9 @@ def _put_right(callback_list: Any) -> None:
             ],
         },
         "writes": [_written_by(each) for each in given if _is_writer(each)],
+        "saves": sorted(
+            {str(each.save_freq) for each in given if saves_models(each)}
+        ),
         "backups": _backups(given),
         "needs averages": _needs_averages(given),
         "looks at batches": any(map(_looks_at_batches, given)),
@@ -136,6 +144,15 @@ def _put_right(callback_list: Any) -> None:
         ]
         others = [each for each in arranged if not _averages(each)]
         arranged = [*averages, *others]
+    savers = [rank for rank, each in everyones.items() if each["saves"]]
+    in_batches: list[int] = []
+    if sharded and savers:
+        frequencies = {f for each in everyones.values() for f in each["saves"]}
+        in_batches = sorted(int(f) for f in frequencies if f.isdigit())
+        gather = GatherStates(
+            in_batches, root_rank=savers[0] if len(savers) == 1 else None
+        )
+        arranged = [gather, *arranged]
     arranged.sort(key=_joins, reverse=True)
     terms = Terms(
         process_set=process_set,
@@ -163,11 +180,29 @@ def _put_right(callback_list: Any) -> None:
         if each not in given:
             each.set_params(params)
             each.set_model(model)
-    if terms.votes:
+    if terms.votes or in_batches:
         # Keras has looked at this rank's callbacks alone to see whether those
         # at the end of a batch may be called from another thread.
         callback_list._async_train = False
     callback_list.callbacks = arranged
+
+
+def _check_goes_with_shards(callbacks: list[Any]) -> None:
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise NotImplementedError(
+                "fit: keras.callbacks.SwapEMAWeights swaps weights with whole "
+                "averages, and with shard_states=True each rank has a part of "
+                "them. Leave one of the two out; ema_overwrite_frequency of "
+                "the optimizer goes with shard_states."
+            )
+        if _joins(callback):
+            raise NotImplementedError(
+                "fit: tfring.callbacks.JoinCallback lets ranks stand by while "
+                "others train, and with shard_states=True each rank updates "
+                "its part of the weights in every step. Leave one of the two "
+                "out, and give every rank equally many batches."
+            )
 
 
 def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:

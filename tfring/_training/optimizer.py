@@ -18,6 +18,7 @@ from tfring._training.optimizer_class import (
     distribute,
     is_distributed,
 )
+from tfring._training.sharded import Sharded, check_can_be_sharded
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
@@ -37,6 +38,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     offload: Offload | None = None,
+    shard_states: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
@@ -103,6 +105,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         offload: Which feature maps are moved to the host's memory or a disk
             until backpropagation needs them, so that larger models and batches
             fit. Not under XLA: compile with `jit_compile=False`. Default: none.
+        shard_states: If true, each rank keeps `1 / size()` of the optimizer's
+            variables, such as momenta (ZeRO-1). Gradients are reduce-scattered,
+            each rank updates its share, and the weights are gathered: the bytes
+            of an allreduce. For SGD, Adam, AdamW, Adamax, Nadam, RMSprop,
+            Adagrad, Adadelta, Ftrl and Lion, and a `LossScaleOptimizer` around
+            them. Sparse gradients are made dense. Save within
+            `tfring.whole_states`. Must agree across ranks.
 
     Returns:
         `optimizer` itself, or the one of that name or configuration, which
@@ -111,7 +120,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         optimizer loads in plain Keras, and must then be wrapped again.
 
     Raises:
-        NotImplementedError: tfring has no kernels for one of the devices.
+        NotImplementedError: tfring has no kernels for one of the devices, or
+            the optimizer or another argument does not go with `shard_states`.
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: `optimizer` is not a Keras 3 optimizer, or another argument
             is of a wrong type.
@@ -151,7 +161,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         offload=offload,
+        shard_states=shard_states,
     )
+    if shard_states:
+        check_can_be_sharded(optimizer, options)
     return _distributed(
         optimizer,
         options,
@@ -298,9 +311,17 @@ def _distributed(
     _accumulate(optimizer, passes)
     if name is not None:
         optimizer.name = name
-    return distribute(
-        optimizer, options, summed_passes=1 if average_passes else passes
+    summed_passes = 1 if average_passes else passes
+    if not options.shard_states:
+        return distribute(optimizer, options, summed_passes=summed_passes)
+    # The states are those of what is inside.
+    distribute(
+        getattr(optimizer, "inner_optimizer", optimizer),
+        options,
+        summed_passes=summed_passes,
+        mixin=Sharded,
     )
+    return optimizer
 
 
 def _made_by_keras(identifier: str | dict[str, Any]) -> Any:

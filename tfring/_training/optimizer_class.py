@@ -38,7 +38,11 @@ else:
 
 
 def distribute(
-    optimizer: Any, options: GradientOptions, *, summed_passes: int = 1
+    optimizer: Any,
+    options: GradientOptions,
+    *,
+    summed_passes: int = 1,
+    mixin: Any = None,
 ) -> Any:
     """Exchanges the class of an optimizer, and returns it.
 
@@ -47,14 +51,16 @@ def distribute(
         options: How it reduces gradients.
         summed_passes: Multiplies Keras's mean of accumulated gradients: their
             number, for a sum.
+        mixin: `Distributed`, or a subclass of it.
     """
     _teach_loss_scale_optimizer()
     base: Any = type(optimizer)
-    optimizer.__class__ = _distributed_class(base)
+    optimizer.__class__ = _distributed_class(base, mixin or Distributed)
     # Past the tracking of attributes, to which variables in the options would
     # be the optimizer's own.
     optimizer.__dict__["_tfring_options"] = options
     optimizer.__dict__["_tfring_summed_passes"] = summed_passes
+    optimizer._tfring_begin()
     return optimizer
 
 
@@ -78,8 +84,14 @@ class Distributed(_Optimizer):
     _tfring_paused = False
     # True while a `fit` compares the weights of the ranks.
     _tfring_is_watched = False
-    # Set for each class: whether `_clip_gradients` is certain to be called.
+    # Set for each class: whether `_clip_gradients` is certain to be called, the
+    # class it was before, and what stands before that.
     _tfring_follows_keras = False
+    _tfring_base: Any = None
+    _tfring_mixin: Any = None
+
+    def _tfring_begin(self) -> None:
+        """Called when the class has been exchanged."""
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
@@ -131,6 +143,17 @@ class Distributed(_Optimizer):
                 grads = [g * self._tfring_summed_passes for g in grads]
         return super()._clip_gradients(grads)
 
+    def _reduce_before_check(
+        self, grads: Sequence[Any], variables: Any
+    ) -> tuple[Sequence[Any], Any]:
+        """What a LossScaleOptimizer around this checks, and then applies.
+
+        Returns:
+            Gradients that all ranks find finite, or none does, and what they
+            belong to.
+        """
+        return self._average_overflowing(grads, variables), variables
+
     def _average_overflowing(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> Sequence[Any]:
@@ -175,8 +198,8 @@ class Distributed(_Optimizer):
         }
         del fields["local_variables"]
         _, (saved,) = super().__reduce__()
-        base = type(self).__mro__[2]
-        return _restore, (base, saved, fields, self._tfring_summed_passes)
+        made_of = self._tfring_base, self._tfring_mixin
+        return _restore, (made_of, saved, fields, self._tfring_summed_passes)
 
     def _averages_accumulated(self) -> bool:
         return bool(
@@ -189,6 +212,11 @@ class Distributed(_Optimizer):
         if self._tfring_paused:
             return grads
         grads = list(grads)
+        self._check_step(variables)
+        return reduce_gradients(grads, variables, self._tfring_options)
+
+    def _check_step(self, variables: Sequence[Any]) -> None:
+        """Raises, or warns, if a step would make ranks differ."""
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
                 raise ValueError(
@@ -211,28 +239,35 @@ class Distributed(_Optimizer):
             warn_if_not_broadcast(
                 variables, options.local_variables, options.process_set
             )
-        return reduce_gradients(grads, variables, options)
 
 
 def _restore(
-    base: Any, saved: Any, fields: dict[str, Any], summed_passes: int
+    made_of: tuple[Any, Any],
+    saved: Any,
+    fields: dict[str, Any],
+    summed_passes: int,
 ) -> Any:
+    base, mixin = made_of
     fields = fields | {"process_set": by_id(fields["process_set"])}
     options = GradientOptions(**fields)
     optimizer = base._unpickle_model(saved)
-    return distribute(optimizer, options, summed_passes=summed_passes)
+    return distribute(
+        optimizer, options, summed_passes=summed_passes, mixin=mixin
+    )
 
 
 @functools.cache
-def _distributed_class(base: Any) -> Any:
+def _distributed_class(base: Any, mixin: Any) -> Any:
     of_keras = getattr(keras.optimizers, base.__name__, None) is base
     distributed = type(
         base.__name__,
-        (Distributed, base),
+        (mixin, base),
         {
             "__module__": "keras.optimizers" if of_keras else base.__module__,
             "__doc__": base.__doc__,
             "_tfring_follows_keras": accumulates_as_keras(base),
+            "_tfring_base": base,
+            "_tfring_mixin": mixin,
         },
     )
     registered_name = keras.saving.get_registered_name(base)
@@ -281,7 +316,11 @@ def _teach_loss_scale_optimizer() -> None:
         else:
             variables = trainable_variables = list(trainable_variables)
         own = grads = list(grads)
-        grads = inside[0]._average_overflowing(grads, variables)
+        if not self.built:
+            self.build(list(variables))
+        grads, trainable_variables = inside[0]._reduce_before_check(
+            grads, variables
+        )
         inside[0]._offload(own)
         with _paused(inside):
             keras_apply(self, grads, trainable_variables)

@@ -19,6 +19,13 @@ from tfring._ops.arguments import (
 )
 from tfring._ops.reductions import SUPPORTED_DTYPES
 from tfring._training.seeds import folded, is_seed
+from tfring._training.whole_states import split_off_shares
+
+_SHARDED = (
+    "{function}: the states of an optimizer with shard_states=True are shared "
+    "out between the ranks, and can be broadcast by tfring.broadcast_variables "
+    "alone, eagerly. Leave them out."
+)
 
 
 def broadcast_variables(
@@ -39,6 +46,10 @@ def broadcast_variables(
     of `keras.layers.Dropout`, become the root's folded with the rank: each rank
     draws noise of its own, and the same again in the next run.
 
+    The states among them of an optimizer with `shard_states=True` become what
+    the root has loaded, each rank's own share of it; if it has loaded nothing
+    since its last step, they stay as they are.
+
     Args:
         variables: Keras or TensorFlow variables of any dtype but strings. In a
             graph also none of those that `tf.bitcast` lacks, such as float8.
@@ -54,6 +65,8 @@ def broadcast_variables(
         TensorFlow 1 must run.
 
     Raises:
+        NotImplementedError: In a graph, a variable is a share of the state of
+            an optimizer with `shard_states=True`.
         TypeError: A variable is of such a dtype, or is not a variable.
         ValueError: There is no rank `root_rank`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
@@ -72,9 +85,14 @@ def broadcast_variables(
     del inplace
     function = "broadcast_variables"
     targets = _checked(function, variables, root_rank, process_set)
+    targets, sharded = split_off_shares(targets)
+    if sharded and not tf.executing_eagerly():
+        raise NotImplementedError(_SHARDED.format(function=function))
     if tf.executing_eagerly():
         # Each call has ended before the next one begins.
         _broadcast(targets, root_rank, "variables", process_set, same_seeds)
+        for optimizer in sharded:
+            optimizer._broadcast_loaded(root_rank, process_set)
         return None
     name = checked_name(function, None, process_set=process_set)
     return tf.group(
@@ -122,6 +140,8 @@ def broadcast_(
     ```
     """
     targets = _checked("broadcast_", variables, root_rank, process_set)
+    if split_off_shares(targets)[1]:
+        raise NotImplementedError(_SHARDED.format(function="broadcast_"))
     name = checked_name("broadcast_", name, process_set=process_set)
     done = _broadcast(targets, root_rank, name, process_set, same_seeds)
     with tf.control_dependencies(done):

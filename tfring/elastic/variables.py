@@ -10,6 +10,14 @@ import tensorflow as tf
 from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._training.state import broadcast_variables
+from tfring._training.whole_states import (
+    assign_whole_values,
+    cut_for_ranks,
+    sharded_optimizers,
+    split_off_shares,
+    whole_states,
+    whole_values,
+)
 from tfring.elastic.state import ObjectState
 
 
@@ -26,7 +34,8 @@ class TensorFlowState(ObjectState):
 
     Raises:
         TypeError: See `tfring.broadcast_variables`.
-        ValueError: There are no variables.
+        ValueError: There are no variables, or shares of an optimizer with
+            `shard_states=True` are among them.
     """
 
     def __init__(
@@ -45,6 +54,12 @@ class TensorFlowState(ObjectState):
             raise ValueError(
                 "TensorFlowState: there are no variables. Pass them: eager "
                 "TensorFlow keeps no list of all."
+            )
+        if split_off_shares(self.variables)[1]:
+            raise ValueError(
+                "TensorFlowState: variables of an optimizer with "
+                "shard_states=True are lost with their rank. Pass the model "
+                "and the optimizer to TensorFlowKerasState, which gathers them."
             )
         if self.session is not None:
             # Made once, so that the graph does not grow.
@@ -103,7 +118,10 @@ class TensorFlowKerasState(ObjectState):
     All of the model's variables and the optimizer's, but for metrics: weights,
     moving statistics, seeds, momenta, iterations. Seeds differ from rank to
     rank, as with `tfring.broadcast_variables`. After a new start the model's
-    functions are traced again, as the number of ranks may be in them.
+    functions are traced again, as the number of ranks may be in them. With an
+    optimizer that has `shard_states=True`, each rank's commit has the whole
+    state, so that a lost rank takes none with it; to make one, as to make this
+    object, is then collective.
 
     Args:
         model: A Keras model that has been built.
@@ -164,25 +182,40 @@ class TensorFlowKerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        _assign(self._variables(), self._saved)
+        _assign(self._of_model(), self._saved)
+        if self._is_sharded():
+            assign_whole_values(self.optimizer, self._saved_states)
+        else:
+            _assign(self.optimizer.variables, self._saved_states)
         super().restore()
 
     def sync(self) -> None:
-        broadcast_variables(self._variables(), 0, same_seeds=self._same_seeds)
+        variables = [*self._of_model(), *self.optimizer.variables]
+        broadcast_variables(variables, 0, same_seeds=self._same_seeds)
         self._save_variables()
         super().sync()
 
     def reset(self) -> None:
         for function in ("train_function", "test_function", "predict_function"):
             setattr(self.model, function, None)
+        if self._is_sharded():
+            cut_for_ranks(self.optimizer, self._saved_states)
 
-    def _variables(self) -> list[Any]:
+    def _is_sharded(self) -> bool:
+        return any(sharded_optimizers(self.optimizer))
+
+    def _of_model(self) -> list[Any]:
         of_metrics = {id(v) for v in self.model.metrics_variables}
-        of_model = [v for v in self.model.variables if id(v) not in of_metrics]
-        return of_model + list(self.optimizer.variables)
+        return [v for v in self.model.variables if id(v) not in of_metrics]
 
     def _save_variables(self) -> None:
-        self._saved = _values(self._variables())
+        # What fails leaves the commit before it whole.
+        if self._is_sharded():
+            with whole_states(self.optimizer):
+                states = whole_values(self.optimizer)
+        else:
+            states = _values(self.optimizer.variables)
+        self._saved, self._saved_states = _values(self._of_model()), states
 
 
 class KerasState(TensorFlowKerasState):

@@ -1,0 +1,518 @@
+"""Optimizers of which each rank has a share of the states.
+
+Compared with the same optimizer that has all of them, on the same gradients.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import elastic
+from tfring._gradients import shares
+from tfring._training import state_shares
+
+MODES = {
+    "eager": lambda function: function,
+    "traced": tf.function,
+    "compiled": lambda function: tf.function(function, jit_compile=True),
+}
+optimizers = keras.optimizers
+OPTIMIZERS = {
+    "SGD": lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "AdamW": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+    "Adamax": lambda: optimizers.Adamax(0.01),
+    "Nadam": lambda: optimizers.Nadam(0.01),
+    "RMSprop": lambda: optimizers.RMSprop(0.01, momentum=0.9, centered=True),
+    "Adagrad": lambda: optimizers.Adagrad(0.01),
+    "Adadelta": lambda: optimizers.Adadelta(0.5),
+    "Ftrl": lambda: optimizers.Ftrl(0.05, l1_regularization_strength=0.001),
+    "Lion": lambda: optimizers.Lion(0.001),
+}
+# TensorFlow computes what of a variable does not fill a vector of the CPU by
+# other instructions, with which roots and powers come out differently.
+WITH_ROOTS = ("RMSprop", "Adagrad", "Adadelta", "Ftrl")
+# Of some kernels, of a size that no number of ranks shares out evenly, and
+# fewer elements than ranks.
+SHAPES = [(48, 64), (64,), (13, 37), (7,), (), (2, 1), (16,)]
+
+
+def variables_of(shapes=SHAPES, dtype="float32"):
+    rng = np.random.default_rng(5)
+    return [
+        keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"v{i}")
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def gradients_of(step, shapes=SHAPES):
+    """This rank's, of other sizes in other steps."""
+    rng = np.random.default_rng([step, tfring.rank()])
+    return [
+        tf.constant((1 + step) * rng.normal(size=s), tf.float32) for s in shapes
+    ]
+
+
+def trained(optimizer, mode, steps=4, shapes=SHAPES, gradients=gradients_of):
+    variables = variables_of(shapes)
+
+    @mode
+    def step(*given):
+        optimizer.apply(list(given), variables)
+
+    optimizer.build(variables)
+    for number in range(steps):
+        step(*gradients(number, shapes))
+    return variables
+
+
+def bits_of(variables):
+    return [np.asarray(v).tobytes() for v in variables]
+
+
+def check_same_on_all_ranks(variables):
+    of_ranks = tfring.allgather_object(bits_of(variables))
+    assert all(each == of_ranks[0] for each in of_ranks)
+
+
+def state_bytes(optimizer):
+    return sum(np.asarray(v).nbytes for v in optimizer.variables)
+
+
+def compare(make, mode, exact=True, steps=4, **options):
+    """Trains with and without shares; exactly equal on up to two ranks."""
+    with_shares = tfring.DistributedOptimizer(
+        make(), shard_states=True, **options
+    )
+    without = tfring.DistributedOptimizer(make(), **options)
+    got = trained(with_shares, mode, steps)
+    expected = trained(without, mode, steps)
+    check_same_on_all_ranks(got)
+    for one, other in zip(got, expected, strict=True):
+        if exact and tfring.size() <= 2:
+            np.testing.assert_array_equal(one, other)
+        else:
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    return with_shares, without
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(name, size):
+    exact = name not in WITH_ROOTS
+    with_shares, without = compare(OPTIMIZERS[name], tf.function, exact)
+    # Small sizes, of which padding is a part: 64 bytes of each share.
+    slots = state_bytes(without) // (sum(np.prod(s) for s in SHAPES) * 4)
+    most = state_bytes(without) / size * 1.05 + slots * 64 + 16
+    assert state_bytes(with_shares) <= most
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *(("SGD", "eager"), ("AdamW", "eager"), ("Nadam", "eager")),
+        ("AdamW", "compiled"),
+    ],
+)
+def test_other_modes(name, mode):
+    # XLA rounds a product and a sum once, where it computes them together.
+    compare(OPTIMIZERS[name], MODES[mode], exact=mode == "eager")
+
+
+def excluding(make, *names):
+    optimizer = make()
+    optimizer.exclude_from_weight_decay(var_names=list(names))
+    return optimizer
+
+
+# How they are made, with which options, and whether the result is exact.
+OPTIONS = {
+    "decay": (
+        lambda: excluding(OPTIMIZERS["AdamW"], "v0", "v4"),
+        {"op": tfring.Sum},
+        True,
+    ),
+    "averages": (
+        lambda: optimizers.Adam(
+            optimizers.schedules.CosineDecay(0.05, 4),
+            use_ema=True,
+            ema_momentum=0.5,
+            ema_overwrite_frequency=2,
+            clipvalue=0.5,
+        ),
+        {"groups": 3},
+        True,
+    ),
+    "clipnorm": (lambda: optimizers.Adam(0.01, clipnorm=1.0), {}, False),
+    "global_clipnorm": (
+        lambda: optimizers.Adam(0.01, global_clipnorm=1.0),
+        {},
+        False,
+    ),
+    "accumulation": (
+        lambda: optimizers.SGD(0.01, momentum=0.9, use_ema=True),
+        {"backward_passes_per_step": 2, "device_dense": "/cpu:0"},
+        True,
+    ),
+    "loss_scale_factor": (
+        lambda: optimizers.Adam(0.01, loss_scale_factor=3.0),
+        {"gradient_predivide_factor": 2.0},
+        True,
+    ),
+    "loss scaling": (
+        lambda: optimizers.LossScaleOptimizer(
+            optimizers.Adam(0.01), initial_scale=4.0, dynamic_growth_steps=2
+        ),
+        {},
+        True,
+    ),
+    "scaled accumulation": (
+        lambda: optimizers.LossScaleOptimizer(
+            optimizers.SGD(0.01, gradient_accumulation_steps=2),
+            initial_scale=4.0,
+        ),
+        {},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, "traced") for name in OPTIONS),
+        # Those with collectives inside of a condition.
+        ("averages", "compiled"),
+        ("loss scaling", "compiled"),
+        ("accumulation", "compiled"),
+    ],
+)
+def test_options(name, mode):
+    make, options, exact = OPTIONS[name]
+    compare(make, MODES[mode], exact and mode == "traced", **options)
+
+
+def test_gradients_that_travel_as_float16():
+    def trained_by(**options):
+        optimizer = tfring.DistributedOptimizer(
+            optimizers.SGD(0.01, momentum=0.9),
+            compression=tfring.Compression.fp16,
+            **options,
+        )
+        return trained(optimizer, tf.function)
+
+    got = trained_by(shard_states=True)
+    check_same_on_all_ranks(got)
+    for one, other in zip(got, trained_by(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_skips_together(rank, size):
+    optimizer = optimizers.LossScaleOptimizer(
+        tfring.DistributedOptimizer(optimizers.SGD(1.0), shard_states=True),
+        initial_scale=2.0,
+    )
+
+    def gradients(step, shapes):
+        # In the second step the last rank alone has none.
+        bad = step == 1 and rank == size - 1
+        return [tf.fill(s, float("nan") if bad else 2.0) for s in shapes]
+
+    before = variables_of()
+    after = trained(optimizer, tf.function, 3, gradients=gradients)
+    for one, other in zip(before, after, strict=True):
+        # In the third the scale is half of what it was.
+        np.testing.assert_allclose(other.numpy(), one.numpy() - 3, rtol=1e-5)
+    assert optimizer.dynamic_scale == 1.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_variables_without_a_gradient(mode):
+    """Nothing of theirs changes, as in Keras."""
+
+    def gradients(step, shapes):
+        result = gradients_of(step, shapes)
+        if step % 2:
+            result[1] = result[4] = result[6] = None
+        return result
+
+    def trained_by(**options):
+        optimizer = tfring.DistributedOptimizer(
+            optimizers.AdamW(0.01, weight_decay=0.1), **options
+        )
+        variables = variables_of()
+        optimizer.build(variables)
+        for number in range(4):
+            given = gradients(number, SHAPES)
+            MODES[mode](lambda given=given: optimizer.apply(given, variables))()
+        optimizer.apply(gradients_of(9)[:3], variables[:3])
+        return optimizer, variables
+
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        with_shares, got = trained_by(shard_states=True)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        without, expected = trained_by()
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    with tfring.whole_states(with_shares):
+        saved = {}
+        with_shares.save_own_variables(saved)
+    for number, variable in enumerate(without.variables):
+        np.testing.assert_allclose(
+            saved[str(number)], variable, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_sparse_gradients_are_made_dense(rank):
+    def trained_by(**options):
+        optimizer = tfring.DistributedOptimizer(optimizers.Adam(0.1), **options)
+        table = keras.Variable(np.ones((9, 4), np.float32))
+        slices = tf.IndexedSlices(
+            tf.fill([3, 4], 1.0 + rank), [rank, 4, 4], [9, 4]
+        )
+        optimizer.apply([slices], [table])
+        return table
+
+    np.testing.assert_array_equal(
+        trained_by(shard_states=True), trained_by(sparse_as_dense=True)
+    )
+
+
+def test_ranks_of_a_process_set(rank, size):
+    """Those outside keep all of it, and their own gradients."""
+    process_set = tfring.add_process_set([size - 1])
+    optimizer = tfring.DistributedOptimizer(
+        optimizers.Adam(0.01), shard_states=True, process_set=process_set
+    )
+    alone = optimizers.Adam(0.01)
+    for one, other in zip(
+        trained(optimizer, tf.function),
+        trained(alone, tf.function),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+    tfring.remove_process_set(process_set)
+
+
+# ---- fit, and what it saves ----
+
+
+def small_model(optimizer=None, **how):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((12,)),
+            keras.layers.Dense(33, activation="relu"),
+            keras.layers.Dense(8, trainable=False),
+            keras.layers.Dense(1, kernel_constraint="non_neg"),
+        ]
+    )
+    if optimizer is None:
+        optimizer = tfring.DistributedOptimizer(
+            optimizers.Adam(0.01), shard_states=True
+        )
+    model.compile(optimizer, "mse", **how)
+    return model
+
+
+def fit(model, epochs=1, callbacks=()):
+    rng = np.random.default_rng(tfring.rank())
+    x = rng.normal(size=(16, 12)).astype("float32")
+    y = rng.normal(size=(16, 1)).astype("float32")
+    model.fit(
+        *(x, y, 4, epochs),
+        callbacks=list(callbacks),
+        shuffle=False,
+        verbose=0,
+    )
+    return model
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit(jit_compile):
+    without = tfring.DistributedOptimizer(optimizers.Adam(0.01))
+    expected = fit(small_model(without, jit_compile=jit_compile))
+    got = fit(small_model(jit_compile=jit_compile))
+    check_same_on_all_ranks(got.trainable_variables)
+    for one, other in zip(got.variables, expected.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_offload():
+    """Feature maps that leave meanwhile change no bit."""
+    expected = fit(small_model(jit_compile=False))
+    offload = tfring.Offload(min_bytes=0)
+    got = fit(
+        small_model(
+            tfring.DistributedOptimizer(
+                optimizers.Adam(0.01), shard_states=True, offload=offload
+            ),
+            jit_compile=False,
+        )
+    )
+    assert offload.statistics().moved > 0
+    assert bits_of(got.variables) == bits_of(expected.variables)
+
+
+def same_directory(tmp_path):
+    return tfring.broadcast_object(str(tmp_path), 0)
+
+
+def test_a_file_is_that_of_the_plain_optimizer(rank, size, tmp_path):
+    directory = same_directory(tmp_path)
+    path = f"{directory}/model.keras"
+    without = fit(
+        small_model(
+            tfring.DistributedOptimizer(optimizers.Adam(0.01)),
+            jit_compile=False,
+        )
+    )
+    model = fit(small_model(jit_compile=False))
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+            model.save(f"{tmp_path}/not.keras")
+    with tfring.whole_states(model, root_rank=0):
+        if rank == 0:
+            model.save(path)
+        elif rank == 1:
+            with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+                model.save(f"{tmp_path}/not.keras")
+    tfring.barrier()
+    plain = keras.models.load_model(path)
+    assert type(plain.optimizer) is optimizers.Adam
+    for one, other in zip(
+        plain.optimizer.variables, without.optimizer.variables, strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    again = tfring.load_model(path, shard_states=True)
+    for each in (again, model):
+        fit(each)
+    assert bits_of(again.variables) == bits_of(model.variables)
+    assert bits_of(again.optimizer.variables) == bits_of(
+        model.optimizer.variables
+    )
+
+
+def test_what_one_rank_has_loaded_is_broadcast(rank, tmp_path):
+    path = f"{same_directory(tmp_path)}/of_all.weights.h5"
+    model = fit(small_model(jit_compile=False))
+    with tfring.whole_states(model):
+        if rank == 0:
+            model.save_weights(path)
+    other = small_model(jit_compile=False)
+    other.optimizer.build(other.trainable_variables)
+    if rank == 0:
+        other.load_weights(path)
+    fit(other, callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(model)
+    assert bits_of(other.variables) == bits_of(model.variables)
+    # Once it has made steps of its own, every rank keeps what it has.
+    before = bits_of(other.optimizer.variables)
+    tfring.broadcast_variables(other.optimizer.variables, 0)
+    assert bits_of(other.optimizer.variables) == before
+
+
+def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
+    model = fit(small_model(jit_compile=False))
+    optimizer = model.optimizer
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer)
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+            checkpoint.save(f"{tmp_path}/not")
+    with tfring.whole_states(optimizer):
+        path = checkpoint.save(f"{tmp_path}/own")
+        expected = {}
+        optimizer.save_own_variables(expected)
+    plain = optimizers.Adam()
+    plain.build(small_model().trainable_variables)
+    status = tf.train.Checkpoint(optimizer=plain).restore(path)
+    status.assert_consumed()
+    for number, variable in enumerate(plain.variables):
+        np.testing.assert_array_equal(expected[str(number)], variable)
+    other = small_model(jit_compile=False).optimizer
+    restored = tf.train.Checkpoint(optimizer=other)
+    with pytest.raises(RuntimeError, match="must be built"):
+        restored.restore(path)
+    other.build(small_model().trainable_variables)
+    tf.train.Checkpoint(optimizer=other).restore(path).assert_consumed()
+    assert bits_of(other.variables) == bits_of(optimizer.variables)
+
+
+def test_callbacks_that_save(rank, tmp_path):
+    directory = same_directory(tmp_path)
+    model = small_model(jit_compile=False)
+    callbacks = [
+        tfring.callbacks.BestModelCheckpoint(
+            f"{directory}/best.keras", monitor="loss"
+        ),
+        keras.callbacks.ModelCheckpoint(
+            f"{directory}/last.weights.h5",
+            save_weights_only=True,
+            save_freq=3,
+        ),
+        keras.callbacks.BackupAndRestore(
+            f"{directory}/backup", delete_checkpoint=False
+        ),
+    ]
+    fit(model, 2, callbacks)
+    best = keras.models.load_model(f"{directory}/best.keras")
+    assert best.optimizer.iterations == 8
+    assert model.optimizer._tfring_whole is None
+    # It goes on after the second epoch.
+    again = small_model(jit_compile=False)
+    fit(again, 3, [keras.callbacks.BackupAndRestore(f"{directory}/backup")])
+    fit(model)
+    assert bits_of(again.variables) == bits_of(model.variables)
+    assert bits_of(again.optimizer.variables) == bits_of(
+        model.optimizer.variables
+    )
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [keras.callbacks.SwapEMAWeights, tfring.callbacks.JoinCallback],
+)
+def test_callbacks_that_are_refused(callback):
+    with pytest.raises(NotImplementedError, match="shard_states"):
+        fit(small_model(jit_compile=False), callbacks=[callback()])
+
+
+def test_elastic_commits_have_the_whole_state(rank):
+    model = fit(small_model(jit_compile=False))
+    with pytest.raises(ValueError, match="TensorFlowKerasState"):
+        elastic.TensorFlowState(model.optimizer.variables)
+    state = elastic.TensorFlowKerasState(model, epoch=0)
+    state.sync()
+    before = bits_of(model.variables + model.optimizer.variables)
+    fit(model)
+    state.restore()
+    assert bits_of(model.variables + model.optimizer.variables) == before
+    fit(model)
+    state.commit()
+    with tfring.whole_states(model):
+        expected = {}
+        model.optimizer.save_own_variables(expected)
+    for number, value in enumerate(state._saved_states):
+        np.testing.assert_array_equal(expected[str(number)], value)
+
+
+def test_elastic_ranks_cut_anew(monkeypatch):
+    """As those that are left do it: each is alone here."""
+    model = fit(small_model(jit_compile=False))
+    optimizer = model.optimizer
+    state = elastic.TensorFlowKerasState(model)
+    state.restore()
+    for module in (shares, state_shares):
+        monkeypatch.setattr(module, "place_in", lambda _: (0, 1))
+    state.on_reset()
+    saved = {}
+    optimizer.save_own_variables(saved)  # There is but one rank.
+    for number, value in enumerate(state._saved_states):
+        np.testing.assert_array_equal(saved[str(number)], value)
+    variables = model.trainable_variables
+    optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+    check_same_on_all_ranks(variables)

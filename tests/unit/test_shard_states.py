@@ -1,0 +1,206 @@
+"""Sharded optimizer states in one process: the layout, and what is refused."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring._gradients import shares
+from tfring._gradients.options import GradientOptions
+
+SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2)]
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    tfring.init()
+
+
+def layouts(monkeypatch, size, variables, **options):
+    """What each of so many ranks has."""
+    result = []
+    for rank in range(size):
+        monkeypatch.setattr(
+            shares, "place_in", lambda _, rank=rank: (rank, size)
+        )
+        result.append(shares.Layout(variables, GradientOptions(**options)))
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("groups", [None, 2])
+def test_every_element_has_one_place(monkeypatch, size, groups):
+    rng = np.random.default_rng(0)
+    dtypes = ["float32", "float16", "float32", "float64", *["float32"] * 3]
+    variables = [
+        keras.Variable(rng.normal(size=shape), dtype=dtype)
+        for shape, dtype in zip(SHAPES, dtypes, strict=True)
+    ]
+    of_ranks = layouts(monkeypatch, size, variables, groups=groups)
+    seen = set()
+    for number, share in enumerate(of_ranks[0].shares):
+        assert share.count * share.dtype.size % 64 == 0
+        parts = [
+            layout.own(layout.shares[number], variables) for layout in of_ranks
+        ]
+        whole = of_ranks[0].packed(share, variables)
+        np.testing.assert_array_equal(tf.concat(parts, 0), whole)
+        for i, value in of_ranks[0].unpacked(share, whole):
+            seen.add(i)
+            np.testing.assert_array_equal(value, variables[i])
+    assert seen == set(range(len(variables)))
+
+
+def test_padding_is_little(monkeypatch):
+    variables = [tf.Variable(tf.zeros([1025])) for _ in range(300)]
+    for layout in layouts(monkeypatch, 3, variables):
+        own = sum(share.count for share in layout.shares)
+        assert own * 3 < 300 * 1025 * 1.02
+
+
+class OfMine(keras.optimizers.Adam):
+    pass
+
+
+class Halves(tfring.compression.Compressor):
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor, context):
+        return tensor * 2
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "text"),
+    [
+        *(
+            (make, {}, f"does not know .*{make.__name__}")
+            for make in (
+                keras.optimizers.Adafactor,
+                keras.optimizers.Lamb,
+                keras.optimizers.Muon,
+                OfMine,
+            )
+        ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(OfMine()),
+            {},
+            "does not know .*OfMine",
+        ),
+        (keras.optimizers.Adam, {"op": tfring.Adasum}, "Adasum"),
+        (keras.optimizers.Adam, {"compression": Halves}, "compressor"),
+        (keras.optimizers.Adam, {"device_sparse": "/cpu:0"}, "device_sparse"),
+    ],
+)
+def test_refuses_by_name(make, options, text):
+    with pytest.raises(NotImplementedError, match=text):
+        tfring.DistributedOptimizer(make(), shard_states=True, **options)
+
+
+def test_refuses_local_variables():
+    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
+    with pytest.raises(NotImplementedError, match="no local variables"):
+        optimizer.register_local_var(keras.Variable([1.0]))
+
+
+def trained(optimizer, steps=3):
+    variables = [
+        keras.Variable(np.full(s, 0.5), dtype="float32", name=f"v{i}")
+        for i, s in enumerate(SHAPES)
+    ]
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        gradients = [tf.constant(rng.normal(size=s), "float32") for s in SHAPES]
+        optimizer.apply(gradients, variables)
+    return variables
+
+
+def saved(optimizer):
+    store = {}
+    optimizer.save_own_variables(store)
+    return {key: np.asarray(value) for key, value in store.items()}
+
+
+def amsgrad():
+    return keras.optimizers.Adam(
+        0.1, amsgrad=True, use_ema=True, gradient_accumulation_steps=2
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        amsgrad,
+        keras.optimizers.Nadam,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Ftrl()),
+    ],
+    ids=["Adam", "Nadam", "LossScaleOptimizer"],
+)
+def test_saves_as_the_plain_optimizer(make):
+    plain, sharded = make(), make()
+    assert tfring.DistributedOptimizer(sharded, shard_states=True) is sharded
+    for one, other in zip(trained(plain), trained(sharded), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    store, expected = saved(sharded), saved(plain)
+    assert store.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(store[key], value, rtol=1e-5, atol=1e-7)
+    other = tfring.DistributedOptimizer(make(), shard_states=True)
+    trained(other, 1)
+    other.load_own_variables(expected)
+    for key, value in saved(other).items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
+def test_takes_over_the_states_of_an_optimizer_that_is_built():
+    optimizer = amsgrad()
+    trained(optimizer)
+    expected = saved(optimizer)
+    tfring.DistributedOptimizer(optimizer, shard_states=True)
+    for key, value in saved(optimizer).items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
+def test_a_copy_has_shares_too():
+    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
+    copied = copy.deepcopy(optimizer)
+    for one, other in zip(trained(optimizer), trained(copied), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [v.shape for v in copied.variables] == [
+        v.shape for v in optimizer.variables
+    ]
+
+
+def test_a_state_of_another_model_is_refused():
+    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
+    trained(optimizer)
+    store = saved(optimizer)
+    with pytest.warns(UserWarning, match="Skipping"):
+        optimizer.load_own_variables({"0": 1})
+    store["2"] = np.zeros([4])
+    with pytest.raises(ValueError, match=r"shape \(4,\).*v0"):
+        optimizer.load_own_variables(store)
+
+
+def test_gathered_states_are_of_one_step():
+    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
+    variables = trained(optimizer)
+    with tfring.whole_states(optimizer):
+        optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+        with pytest.raises(RuntimeError, match="has made a step since"):
+            saved(optimizer)
+    saved(optimizer)
+
+
+def test_weights_are_gathered_into_all_ranks_alike():
+    """A share has a value during an update alone."""
+    optimizer = tfring.DistributedOptimizer("sgd", shard_states=True)
+    trained(optimizer)
+    share = optimizer._tfring_layout.shares[0]
+    with pytest.raises(RuntimeError, match="during updates alone"):
+        tf.convert_to_tensor(share)

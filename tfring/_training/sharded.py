@@ -1,0 +1,390 @@
+"""The class of an optimizer of which each rank keeps a share of the states.
+
+Note [An update by shares]: Keras's own code updates the shares (see
+tfring/_gradients/shares.py), each a flat variable to it, with the optimizer's
+variables of the same shape. Around it stands what is not element by element:
+before it, gradients are reduced into shares, and clipped by norms that the
+ranks add up; weight decay looks at each variable's name; after it, the weights
+are gathered. Where gradients of several batches are accumulated, each rank
+keeps those of its own batches whole, as it does without shares, and they are
+reduced once for each update.
+
+Note [The layout of what is saved]: it is that of the plain optimizer, whose
+variables come in the order in which Keras's `build` asks for them. So
+`add_optimizer_variables` remembers what has been asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfring._gradients.options import GradientOptions
+from tfring._gradients.scatter import (
+    gather_shares,
+    scatter_gradients,
+    summed,
+)
+from tfring._gradients.shares import Layout, Share
+from tfring._ops.compression import NoneCompressor, split_engine_cast
+from tfring._ops.reductions import ReduceOp
+from tfring._training.optimizer_class import Distributed
+from tfring._training.state_shares import WholeStates
+from tfring._training.whole_states import teach_saving
+
+# Each element of a variable is updated by itself.
+_ELEMENT_WISE = (
+    *("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop"),
+    *("Adagrad", "Adadelta", "Ftrl", "Lion"),
+)
+
+
+def check_can_be_sharded(optimizer: Any, options: GradientOptions) -> None:
+    """Raises if `shard_states=True` does not go with an optimizer or option.
+
+    Raises:
+        NotImplementedError: The message says with what.
+    """
+    function = "DistributedOptimizer: shard_states=True"
+    known = [getattr(keras.optimizers, name) for name in _ELEMENT_WISE]
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = inner
+    if type(optimizer) not in known:
+        raise NotImplementedError(
+            f"{function} cuts variables anywhere, so that it is for optimizers "
+            f"that update element by element: {', '.join(_ELEMENT_WISE)}, and "
+            "a LossScaleOptimizer around one. It does not know "
+            f"{type(optimizer).__module__}.{type(optimizer).__name__}. Leave "
+            "it out."
+        )
+    for problem, advice in _problems(options):
+        raise NotImplementedError(f"{function} {problem}. {advice}.")
+
+
+def _problems(options: GradientOptions) -> Iterator[tuple[str, str]]:
+    if options.op is ReduceOp.Adasum:
+        yield (
+            "cannot combine gradients by op=tfring.Adasum, which needs each "
+            "variable's whole gradient",
+            "Take tfring.Average or tfring.Sum",
+        )
+    rest, _ = split_engine_cast(options.compression, options.op)
+    if rest is not NoneCompressor and not isinstance(rest, NoneCompressor):
+        yield (
+            "packs gradients together, which a compressor of your own does "
+            "not know",
+            "Take tfring.Compression.none, fp16 or bf16",
+        )
+    if options.device_sparse:
+        yield (
+            "makes sparse gradients dense, so that there is nothing for "
+            f"device_sparse={options.device_sparse!r}",
+            "Leave it out",
+        )
+
+
+class Sharded(WholeStates, Distributed):
+    """Stands before a Keras optimizer's class; see the Notes above."""
+
+    # The layout's variables that have a gradient in this step.
+    _tfring_trained: Sequence[int] = ()
+
+    def _tfring_begin(self) -> None:
+        teach_saving()
+        if self.built:
+            self._cut_anew([tf.convert_to_tensor(v) for v in self.variables])
+
+    # ---- Building ----
+
+    def build(self, variables: Sequence[Any]) -> None:
+        if not self.built:
+            # Past the tracking of attributes.
+            self.__dict__["_tfring_layout"] = Layout(
+                variables, self._tfring_options
+            )
+            self.__dict__["_tfring_slots"] = []
+            self.__dict__["_tfring_trackables"] = {}
+        super().build(variables)
+
+    def add_optimizer_variables(
+        self,
+        trainable_variables: Sequence[Any],
+        name: str | Sequence[str],
+        initializer: Any = "zeros",
+    ) -> Any:
+        result = super().add_optimizer_variables(
+            self._tfring_layout.shares, name, initializer
+        )
+        self._tfring_slots.append([result] if isinstance(name, str) else result)
+        return result
+
+    def add_variable_from_reference(
+        self,
+        reference_variable: Any,
+        name: str | None = None,
+        initializer: Any = "zeros",
+    ) -> Any:
+        if not isinstance(reference_variable, Share):
+            return super().add_variable_from_reference(
+                reference_variable, name=name, initializer=initializer
+            )
+        share = reference_variable
+        variable = self.add_variable(
+            shape=share.shape,
+            initializer=initializer,
+            dtype=share.dtype.name,
+            name=f"{share.name}_{name}",
+        )
+        # Read by what would take it for a variable that all ranks share.
+        variable._tfring_share_of = self
+        return variable
+
+    def register_local_var(self, var: Any) -> None:
+        raise NotImplementedError(
+            f"The optimizer '{self.name}' has shard_states=True, with which "
+            f"there are no local variables: '{getattr(var, 'path', var)}' "
+            "would be updated on one rank alone. Leave shard_states out."
+        )
+
+    # ---- A step ----
+
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Any = None
+    ) -> None:
+        self._forget_loaded()
+        grads = list(grads)
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        trainable_variables = list(trainable_variables)
+        if not grads or not trainable_variables:
+            self._apply_by_keras(grads, trainable_variables or None)
+            return
+        if isinstance(trainable_variables[0], Share):
+            self._apply_shares(grads, trainable_variables)
+            return
+        if not self.built:
+            self.build(trainable_variables)
+        if self._averages_accumulated():
+            self._offload(grads)
+            self._apply_by_keras(grads, trainable_variables)
+            return
+        self._check_variables_are_known(trainable_variables)
+        shared = self._scattered(grads, trainable_variables)
+        self._offload(grads)
+        self._apply_shares([g for _, g in shared], [s for s, _ in shared])
+
+    def _apply_by_keras(
+        self, grads: Sequence[Any], trainable_variables: Any
+    ) -> None:
+        super(Distributed, self).apply(grads, trainable_variables)
+
+    def _apply_shares(
+        self, grads: Sequence[Any], shares: Sequence[Share]
+    ) -> None:
+        self._apply_by_keras(grads, shares)
+        for i in self._tfring_trained:
+            variable = self._tfring_layout.variables[i]
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+    def _reduce_before_check(
+        self, grads: Sequence[Any], variables: Any
+    ) -> tuple[Sequence[Any], Any]:
+        if self._averages_accumulated():
+            return super()._reduce_before_check(grads, variables)
+        shared = self._scattered(grads, variables)
+        finite = [tf.reduce_all(tf.math.is_finite(g)) for _, g in shared]
+        zero_or_nan = summed(
+            tf.where(tf.reduce_all(finite), 0.0, float("nan")),
+            self._tfring_layout,
+        )
+        grads = [g + tf.cast(zero_or_nan, g.dtype) for _, g in shared]
+        return grads, [share for share, _ in shared]
+
+    def _scattered(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[tuple[Share, tf.Tensor]]:
+        """Reduces gradients, and returns the shares that an update is of."""
+        grads, variables = self._filter_empty_gradients(grads, variables)
+        self._check_step(variables)
+        return scatter_gradients(
+            self._by_number(grads, variables), self._tfring_layout
+        )
+
+    def _by_number(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients, or None, of all variables of the layout."""
+        layout = self._tfring_layout
+        result: list[Any] = [None] * len(layout.variables)
+        for grad, variable in zip(grads, variables, strict=True):
+            result[layout.index_of(variable)] = grad
+        self.__dict__["_tfring_trained"] = [
+            i for i, grad in enumerate(result) if grad is not None
+        ]
+        return result
+
+    def _check_variables_are_known(self, variables: Sequence[Any]) -> None:
+        super()._check_variables_are_known(
+            [v for v in variables if not isinstance(v, Share)]
+        )
+
+    def _get_variable_index(self, variable: Any) -> int:
+        if isinstance(variable, Share):
+            return variable.number
+        index: int = super()._get_variable_index(variable)
+        return index
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        applied = self._tfring_applied
+        layout = self._tfring_layout
+        if isinstance(applied[0], Share):
+            shared = list(zip(applied, grads, strict=True))
+        elif self._tfring_paused:  # They have been averaged.
+            whole = self._by_number(grads, applied)
+            shared = [
+                (share, layout.own(share, whole))
+                for share in layout.shares
+                if any(whole[i] is not None for i in share.indices)
+            ]
+        else:
+            shared = self._scattered(grads, applied)
+        if self._averages_accumulated() and self._tfring_summed_passes != 1:
+            shared = [(s, g * self._tfring_summed_passes) for s, g in shared]
+        self.__dict__["_tfring_updated"] = [share for share, _ in shared]
+        if self.clipnorm and self.clipnorm > 0:
+            return self._clipped_by_norms(shared)
+        if self.global_clipnorm and self.global_clipnorm > 0:
+            return self._clipped_by_global_norm(shared)
+        return super(Distributed, self)._clip_gradients([g for _, g in shared])
+
+    def _clipped_by_norms(
+        self, shared: Sequence[tuple[Share, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """As `tf.clip_by_norm` of each variable's gradient."""
+        layout = self._tfring_layout
+        zero = tf.zeros([], _norm_dtype(shared))
+        squares = [zero] * len(layout.variables)
+        for share, grad in shared:
+            for piece in share.pieces:
+                part = grad[piece.place : piece.place + piece.end - piece.begin]
+                squares[piece.index] = _sum_of_squares(part, zero.dtype)
+        norms = tf.sqrt(summed(tf.stack(squares), layout))
+        return [
+            layout.changed(
+                share,
+                grad,
+                lambda i, part: (
+                    part
+                    * tf.cast(self.clipnorm, part.dtype)
+                    / tf.cast(tf.maximum(norms[i], self.clipnorm), part.dtype)
+                ),
+            )
+            for share, grad in shared
+        ]
+
+    def _clipped_by_global_norm(
+        self, shared: Sequence[tuple[Share, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """As Keras does it, by the sum of the ranks' squares."""
+        dtype = _norm_dtype(shared)
+        squares = tf.add_n([_sum_of_squares(g, dtype) for _, g in shared])
+        norm = tf.sqrt(summed(squares, self._tfring_layout))
+        clip = self.global_clipnorm
+        scale = clip * tf.minimum(1.0 / norm, 1.0 / clip) + (norm - norm)
+        return [grad * tf.cast(scale, grad.dtype) for _, grad in shared]
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        """Is done where weights are read for an update."""
+
+    def _backend_update_step(
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any],
+        learning_rate: Any,
+    ) -> None:
+        layout = self._tfring_layout
+        shares: Sequence[Share] = self._tfring_updated
+        slots_before = [self._slots_before(share) for share in shares]
+        for share in shares:
+            share.value = layout.own(share, layout.variables, self._decayed)
+        super()._backend_update_step(grads, shares, learning_rate)
+        for before in slots_before:
+            for slot, old, trained in before:
+                slot.assign(tf.where(trained, slot, old))
+        updated = [(share, share.value) for share in shares]
+        for share in shares:
+            share.value = None
+        for i, value in gather_shares(updated, layout):
+            if i in self._tfring_trained:
+                layout.variables[i].assign(value)
+
+    def _slots_before(self, share: Share) -> list[tuple[Any, Any, Any]]:
+        """States of which a part belongs to variables without a gradient.
+
+        With their values, and which elements an update is of.
+        """
+        trained = np.zeros(share.count, bool)
+        for piece in share.pieces:
+            end = piece.place + piece.end - piece.begin
+            trained[piece.place : end] = piece.index in self._tfring_trained
+        if all(piece.index in self._tfring_trained for piece in share.pieces):
+            return []
+        return [
+            (slot, tf.identity(slot), trained) for slot in self._slots_of(share)
+        ]
+
+    def _distributed_tf_update_step(
+        self, distribution: Any, grads_and_vars: Any, learning_rate: Any
+    ) -> None:
+        for grad, share in grads_and_vars:
+            self.update_step(grad, share, learning_rate)
+
+    def _decayed(self, i: int, part: tf.Tensor) -> tf.Tensor:
+        """A part of the weights of a variable, as Keras decays it."""
+        variable = self._tfring_layout.variables[i]
+        if isinstance(variable, keras.Variable):
+            variable = variable.value
+        if self.weight_decay is None or not self._use_weight_decay(variable):
+            return part
+        rate = tf.cast(self.learning_rate, part.dtype)
+        return part - part * tf.cast(self.weight_decay, part.dtype) * rate
+
+    # ---- Averages of weights ----
+
+    def _update_model_variables_moving_average(
+        self, trainable_variables: Sequence[Any]
+    ) -> None:
+        layout = self._tfring_layout
+        for share in layout.shares:
+            share.value = layout.own(share, layout.variables)
+        super()._update_model_variables_moving_average(layout.shares)
+        for share in layout.shares:
+            share.value = None
+
+    def _overwrite_model_variables_with_average_value(
+        self, trainable_variables: Sequence[Any]
+    ) -> None:
+        layout = self._tfring_layout
+        averages = [
+            (share, tf.convert_to_tensor(average))
+            for share, average in zip(
+                layout.shares, self._model_variables_moving_average, strict=True
+            )
+        ]
+        for i, value in gather_shares(averages, layout):
+            layout.variables[i].assign(value)
+
+
+def _norm_dtype(shared: Sequence[tuple[Share, tf.Tensor]]) -> tf.DType:
+    is_double = any(share.dtype == tf.float64 for share, _ in shared)
+    return tf.float64 if is_double else tf.float32
+
+
+def _sum_of_squares(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.reduce_sum(tf.square(tf.cast(tensor, dtype)))

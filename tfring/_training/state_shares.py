@@ -1,0 +1,422 @@
+"""The part of a sharded optimizer's class that saves and loads.
+
+What is saved has the plain optimizer's layout; see Note [The layout of what is
+saved] in sharded.py. To save takes the shares of all ranks, while most programs
+save on one: so the ranks gather them first, together, by `whole_states`. To
+load takes no other rank, as each takes its share of what it reads. What one
+rank alone has loaded, it keeps until the next step, for a broadcast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.training.saving.saveable_object import SaveSpec
+
+from tfring._core import runtime
+from tfring._core.process_sets import ProcessSet
+from tfring._gradients.shares import Layout, Share, place_in
+from tfring._ops.allgather import allgather
+from tfring._ops.broadcast import broadcast
+from tfring._ops.objects import broadcast_object
+
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _Optimizer
+
+    _Trackable = object
+else:
+    _Optimizer = object
+    _Trackable = tf.__internal__.tracking.Trackable
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """One of a variable's states in a plain optimizer."""
+
+    slots: Sequence[Any]  # the shares of all variables
+    index: int  # of the variable
+
+
+class WholeStates(_Optimizer):
+    """What saves and loads; mixed into `tfring._training.sharded.Sharded`."""
+
+    _tfring_layout: Layout
+    # For each call of `add_optimizer_variables`, and each of its names, the
+    # variables by share.
+    _tfring_slots: list[list[Sequence[Any]]]
+    # By the numbers of `_plain`. What has been gathered, after so many steps:
+    _tfring_whole: tuple[int, dict[int, np.ndarray]] | None = None
+    # and what has been loaded.
+    _tfring_loaded: dict[int, np.ndarray] | None = None
+
+    def save_own_variables(self, store: Any) -> None:
+        if not self.built:
+            super().save_own_variables(store)
+            return
+        for i, value in enumerate(self._whole_values()):
+            store[str(i)] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        if not self.built:
+            super().load_own_variables(store)
+            return
+        count = self._plain_count()
+        if len(store.keys()) != count:
+            warnings.warn(
+                f"Skipping variable loading for optimizer '{self.name}', "
+                f"because it has {count} variables whereas the saved optimizer "
+                f"has {len(store.keys())} variables.",
+                stacklevel=2,
+            )
+            return
+        self._assign_whole([store[str(i)] for i in range(count)])
+
+    # ---- Layout ----
+
+    def _dtype_of(self, number: int) -> tf.DType:
+        entry = self._plain()[number]
+        return tf.as_dtype(self._tfring_layout.variables[entry.index].dtype)
+
+    def _slots_of(self, share: Share) -> list[Any]:
+        return [
+            slots[share.number]
+            for group in self._tfring_slots
+            for slots in group
+        ]
+
+    def _plain(self) -> list[Any]:
+        """The plain optimizer's variables: this one's, or `_Slot`s."""
+        group_of = {
+            id(variable): group
+            for group in self._tfring_slots
+            for slots in group
+            for variable in slots
+        }
+        result: list[Any] = []
+        for variable in self._variables:
+            group = group_of.get(id(variable))
+            if group is None:
+                result.append(variable)
+            elif variable is group[0][0]:
+                result.extend(
+                    _Slot(slots, i)
+                    for i in range(len(self._tfring_layout.variables))
+                    for slots in group
+                )
+        return result
+
+    def _plain_count(self) -> int:
+        return len(self._plain())
+
+    def _cut_anew(self, values: Sequence[Any]) -> None:
+        """Builds it again for the ranks that there are, of whole values."""
+        for variable in list(self._variables):
+            if (
+                variable is not self._iterations
+                and variable is not self._learning_rate
+            ):
+                self._untrack_variable(variable)
+        self.built = False
+        self.build(list(self._trainable_variables))
+        self._assign_whole(values)
+
+    # ---- Whole values ----
+
+    def _gather_whole(self, root_rank: int | None) -> None:
+        """Collective; only `root_rank` keeps it, or if that is None all."""
+        keeps = root_rank is None or root_rank == runtime.rank()
+        values = self._gathered(keeps)
+        if keeps:
+            self.__dict__["_tfring_whole"] = int(self._iterations), values
+
+    def _gathered(self, keeps: bool = True) -> dict[int, np.ndarray]:
+        layout = self._tfring_layout
+        process_set = layout.options.process_set
+        values: dict[int, np.ndarray] = {}
+        of_slots: dict[int, list[np.ndarray]] = {}
+        for number, entry in enumerate(self._plain()):
+            if not isinstance(entry, _Slot):
+                continue
+            if id(entry.slots) not in of_slots:
+                arrays: list[Any] = [None] * len(layout.variables)
+                for share, slot in zip(layout.shares, entry.slots, strict=True):
+                    flat = tf.convert_to_tensor(slot)
+                    if layout.size > 1:
+                        flat = allgather(
+                            flat,
+                            name=f"states/{number}/{share.number}",
+                            ignore_name_scope=True,
+                            process_set=process_set,
+                        )
+                    if keeps:
+                        for i, part in layout.unpacked(share, flat.numpy()):
+                            arrays[i] = part
+                of_slots[id(entry.slots)] = arrays
+            values[number] = of_slots[id(entry.slots)][entry.index]
+        return values
+
+    def _drop_whole(self) -> None:
+        self.__dict__.pop("_tfring_whole", None)
+
+    def _known_whole(self) -> dict[int, np.ndarray]:
+        size = self._tfring_layout.size
+        if size == 1 and self._tfring_whole is None:
+            return self._gathered()
+        advice = (
+            "On every rank enter `with tfring.whole_states(optimizer):`, and "
+            "save inside of it, on whichever rank saves."
+        )
+        if self._tfring_whole is None:
+            raise RuntimeError(
+                f"The optimizer '{self.name}' has shard_states=True: this rank "
+                f"has 1/{size} of its state, and cannot save it alone. {advice}"
+            )
+        iterations, values = self._tfring_whole
+        if iterations != int(self._iterations):
+            raise RuntimeError(
+                f"The optimizer '{self.name}' has made a step since its state "
+                f"was gathered. Train outside of it. {advice}"
+            )
+        return values
+
+    def _whole_values(self) -> list[Any]:
+        whole = self._known_whole()
+        return [
+            whole[number] if isinstance(entry, _Slot) else entry.numpy()
+            for number, entry in enumerate(self._plain())
+        ]
+
+    # ---- Loading ----
+
+    def _assign_whole(self, values: Sequence[Any]) -> None:
+        loaded = {}
+        for number, (entry, value) in enumerate(
+            zip(self._plain(), values, strict=True)
+        ):
+            if isinstance(entry, _Slot):
+                loaded[number] = self._checked(entry, value)
+            else:
+                entry.assign(value)
+        self.__dict__["_tfring_loaded"] = loaded
+        self._take_shares()
+
+    def _take_whole(self, values: Sequence[Any]) -> None:
+        """Assigns, and cuts anew where the ranks are others than before."""
+        if self._is_for_other_ranks():
+            self._cut_anew(values)
+        else:
+            self._assign_whole(values)
+
+    def _is_for_other_ranks(self) -> bool:
+        layout = self._tfring_layout
+        return (layout.rank, layout.size) != place_in(layout.options)
+
+    def _restore_slot(self, number: int, value: Any) -> None:
+        """Takes one of the values of a checkpoint."""
+        loaded = dict(self._tfring_loaded or {})
+        loaded[number] = self._checked(self._plain()[number], value)
+        self.__dict__["_tfring_loaded"] = loaded
+        self._take_shares(number)
+
+    def _checked(self, entry: _Slot, value: Any) -> np.ndarray:
+        variable = self._tfring_layout.variables[entry.index]
+        array = np.asarray(value)
+        if array.shape != tuple(variable.shape):
+            raise ValueError(
+                f"The optimizer '{self.name}': a state of shape {array.shape} "
+                f"was given for '{self._tfring_layout.names[entry.index]}' of "
+                f"shape {tuple(variable.shape)}. Load it for the model that it "
+                "was saved with."
+            )
+        return array
+
+    def _take_shares(self, only: int | None = None) -> None:
+        """Gives the shares their parts of what has been loaded."""
+        for slot, flat in self._own_shares(only):
+            slot.assign(flat)
+
+    def _own_shares(
+        self, only: int | None = None
+    ) -> Iterator[tuple[Any, np.ndarray]]:
+        """Shares, and what they are with what has been loaded."""
+        flats: dict[int, tuple[Any, np.ndarray]] = {}
+        for number, entry in enumerate(self._plain()):
+            if not isinstance(entry, _Slot) or only not in (None, number):
+                continue
+            array = (self._tfring_loaded or {})[number].reshape(-1)
+            for share in self._tfring_layout.shares:
+                slot = entry.slots[share.number]
+                for piece in share.pieces:
+                    if piece.index != entry.index:
+                        continue
+                    _, flat = flats.setdefault(
+                        id(slot), (slot, slot.numpy().copy())
+                    )
+                    end = piece.place + piece.end - piece.begin
+                    flat[piece.place : end] = array[piece.begin : piece.end]
+        yield from flats.values()
+
+    def _forget_loaded(self) -> None:
+        self.__dict__.pop("_tfring_loaded", None)
+
+    def _has_loaded(self) -> bool:
+        """Whether the state is what has been loaded, on this rank."""
+        numbers = {
+            number
+            for number, entry in enumerate(self._plain())
+            if isinstance(entry, _Slot)
+        }
+        return set(self._tfring_loaded or {}) == numbers and all(
+            slot.numpy().tobytes() == flat.tobytes()
+            for slot, flat in self._own_shares()
+        )
+
+    def _broadcast_loaded(
+        self, root_rank: int, process_set: ProcessSet
+    ) -> None:
+        """Gives all ranks their shares of what one has loaded, if it has.
+
+        Collective, and eager. If it has not, each rank keeps what it has.
+        """
+        options = self._tfring_layout.options
+        if options.process_set is not process_set:
+            raise ValueError(
+                f"The optimizer '{self.name}' has shard_states=True: its state "
+                "can be broadcast among the ranks that share it alone. Pass "
+                "the same process_set as to DistributedOptimizer."
+            )
+        if not broadcast_object(
+            self._has_loaded(),
+            root_rank,
+            name="states/loaded",
+            process_set=process_set,
+        ):
+            return
+        values = []
+        for number, entry in enumerate(self._plain()):
+            if not isinstance(entry, _Slot):
+                values.append(entry.numpy())
+                continue
+            variable = self._tfring_layout.variables[entry.index]
+            dtype = tf.as_dtype(variable.dtype)
+            own = (self._tfring_loaded or {}).get(number)
+            if own is None or runtime.rank() != root_rank:
+                own = np.zeros(variable.shape, dtype.as_numpy_dtype)
+            values.append(
+                broadcast(
+                    tf.constant(own, dtype),
+                    root_rank,
+                    name=f"states/{number}",
+                    ignore_name_scope=True,
+                    process_set=process_set,
+                )
+            )
+        self._assign_whole(values)
+        self._forget_loaded()
+
+    # ---- tf.train.Checkpoint ----
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children: dict[str, Any] = super()._trackable_children(
+            save_type, **kwargs
+        )
+        if save_type != "checkpoint" or not self.built:
+            return children
+        return {name: self._whole_child(c) for name, c in children.items()}
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        if name == "_variables" and not self.built:
+            raise RuntimeError(
+                f"The optimizer '{self.name}' has shard_states=True, and must "
+                "be built before a checkpoint is restored: call "
+                "optimizer.build(model.trainable_variables)."
+            )
+        child = super()._lookup_dependency(name, *args)
+        return self._whole_child(child) if self.built else child
+
+    def _whole_child(self, child: Any) -> Any:
+        """A list of variables as a plain optimizer has it; else the child."""
+        plain = self._plain()
+        if child is self._variables:
+            return self._list_of(range(len(plain)))
+        for entry in plain:
+            # Its first variable says whose list it is.
+            if (
+                isinstance(entry, _Slot)
+                and entry.index == 0
+                and isinstance(child, Sequence)
+                and len(child) > 0
+                and child[0] is entry.slots[0]
+            ):
+                return self._list_of(
+                    number
+                    for number, other in enumerate(plain)
+                    if isinstance(other, _Slot) and other.slots is entry.slots
+                )
+        return child
+
+    def _list_of(self, numbers: Iterable[int]) -> _List:
+        # The same objects each time, by whose identity a checkpoint goes.
+        made = self.__dict__.setdefault("_tfring_trackables", {})
+        key = tuple(numbers)
+        if key not in made:
+            plain = self._plain()
+            made[key] = _List(
+                [
+                    made.setdefault(number, _WholeVariable(self, number))
+                    if isinstance(plain[number], _Slot)
+                    else plain[number]
+                    for number in key
+                ]
+            )
+        result: _List = made[key]
+        return result
+
+
+class _List(_Trackable):
+    """A list in a checkpoint."""
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self._elements = {str(i): each for i, each in enumerate(elements)}
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        del save_type, kwargs
+        return self._elements
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        del args
+        return self._elements.get(name)
+
+
+class _WholeVariable(_Trackable):
+    """One of the plain optimizer's variables in a checkpoint."""
+
+    def __init__(self, owner: WholeStates, number: int) -> None:
+        self._owner = owner
+        self._number = number
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        # Asked for also where a checkpoint is restored, which needs no value.
+        name = "VARIABLE_VALUE"
+        dtype = self._owner._dtype_of(self._number)
+        return {name: SaveSpec(self._value, "", name, dtype, "CPU:0")}
+
+    def _value(self) -> tf.Tensor:
+        with tf.init_scope():  # TensorFlow traces what saves.
+            return tf.constant(self._owner._known_whole()[self._number])
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        def restore(value: tf.Tensor) -> None:
+            self._owner._restore_slot(self._number, value)
+
+        # And what restores.
+        return tf.py_function(restore, list(restored_tensors.values()), [])
