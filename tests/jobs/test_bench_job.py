@@ -47,6 +47,30 @@ def test_one_rank_alone():
     assert "tfringrun -np 2 tfring-bench allreduce" in alone.stderr
 
 
+def test_memory_of_sharded_states(start, tmp_path):
+    figures = tmp_path / "figures.json"
+    job = start(
+        [
+            *TFRINGRUN,
+            *("-np", "2"),
+            *BENCH,
+            *("memory", "--model=mlp", "--batch_size=16"),
+            *("--policies=whole,sharded", "--rounds=1", "--steps=2"),
+            f"--json={figures}",
+        ]
+    )
+    output, _ = job.communicate(timeout=100)
+    assert job.returncode == 0, output
+    assert "bytes of the optimizer, sharded" in output
+    summary = json.loads(figures.read_text())["summary"]
+    whole, sharded = (
+        summary[f"bytes of the optimizer, {who}"]
+        for who in ("whole", "sharded")
+    )
+    assert whole > 8_000_000
+    assert sharded <= whole * 0.55
+
+
 def test_memory_on_one_rank(tmp_path):
     figures = tmp_path / "figures.json"
     alone = subprocess.run(

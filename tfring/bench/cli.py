@@ -13,7 +13,7 @@
   roofline   what the memory gives at best: copy, add, and an allreduce that
              waits for nobody
   memory     peak memory and time of training steps that offload feature maps,
-             on one rank
+             on one rank, or that share out the optimizer's states, on several
 
 Results are checked before anything is timed. Times are medians of rounds, in
 which all contestants have their turn, of the slowest rank. algbw is bytes by
@@ -43,7 +43,10 @@ from tfring.bench.statistics import Row
 _COMMANDS = (*KINDS, "model", "step", "roofline", "memory")
 # The models of each of these.
 _MODELS = {"step": ("mlp", "cnn"), "memory": ("mlp", "vgg16", "unet", "gpt")}
-_KNOWN_POLICIES = ("none", "remat", "all", "conv", "auto")
+_KNOWN_POLICIES = (
+    *("none", "remat", "all", "conv", "auto"),
+    *("whole", "sharded"),
+)
 _KNOWN_MODES = ("eager", "function", "jit", "inplace")
 _KNOWN_PEERS = ("mpi", "gloo")
 
@@ -99,7 +102,8 @@ _POLICIES = _flag(
     "policies",
     "none,all,conv",
     "What `memory` compares: none, remat (keras.remat of each block), and "
-    "tfring.Offload's all, conv and auto.",
+    "tfring.Offload's all, conv and auto; and with Adam's states whole and "
+    "sharded.",
 )
 _BUDGETS = _flag(
     flags.DEFINE_list,
@@ -326,7 +330,7 @@ def _memory(command: str) -> _Measured:
     contestants = len(policies - {"auto"})
     if "auto" in policies:
         contestants += len(_BUDGETS.value) or 3
-    rows = measure_memory(
+    return measure_memory(
         _MODEL.value,
         batch_size=_BATCH_SIZE.value,
         policies=_POLICIES.value,
@@ -335,7 +339,6 @@ def _memory(command: str) -> _Measured:
         steps=_STEPS.value,
         progress=_Progress(contestants * _ROUNDS.value),
     )
-    return rows, {}
 
 
 def _present_peers(dtype: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""`tfring-bench memory`: peak memory and time of steps that offload.
+"""`tfring-bench memory`: peak memory and time of steps that make it smaller.
 
-On this rank alone, without collectives. The peak is what TensorFlow's allocator
-has given out at once, weights and batch included.
+On this rank alone, without collectives, but for the optimizers of the policies
+"whole" and "sharded". The peak is what TensorFlow's allocator has given out at
+once, weights and batch included.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from tfring._core import native
 from tfring.bench.measure import cpu_seconds
 from tfring.bench.statistics import Row, Spread
 
+# The policies that train by an optimizer, on all ranks together.
+OPTIMIZERS = ("whole", "sharded")
+
 _DEVICE = "CPU:0"
 # With a budget the first two steps are measured, and the third has a plan.
 _WARM_UP_STEPS = 4
@@ -36,14 +40,15 @@ def measure_memory(
     rounds: int,
     steps: int,
     progress: Callable[[], None] = lambda: None,
-) -> list[Row]:
+) -> tuple[list[Row], dict[str, float]]:
     """Measures training steps under policies, one after the other.
 
     Args:
         model: "mlp", "vgg16", "unet" or "gpt".
         batch_size: The samples of a step.
         policies: "none", "remat" (blocks are computed again, by
-            `keras.remat`), "all", "conv" or "auto".
+            `keras.remat`), "all", "conv" or "auto"; "whole" or "sharded" (the
+            states of Adam on every rank, or shared out between the ranks).
         budgets: The budgets of "auto", in bytes; by default three between the
             least, which is that of "all", and the whole.
         rounds: How many turns each policy has.
@@ -51,20 +56,35 @@ def measure_memory(
         progress: Called after each turn.
 
     Returns:
-        A row for each policy, and for "auto" for each budget.
+        A row for each policy, and for "auto" for each budget. And the bytes of
+        this rank's optimizer, where a policy has one.
     """
     native.capi().tfring_offload_count_allocations()
 
+    optimizer_bytes: dict[str, float] = {}
+
     def measured(who: str, offload: tfring.Offload | None) -> Row:
-        return _measured(
-            model, who, offload, batch_size, rounds, steps, progress
+        optimizer = None
+        if who in OPTIMIZERS:
+            optimizer = tfring.DistributedOptimizer(
+                "adam", shard_states=who == "sharded"
+            )
+        row = _measured(
+            *(model, who, offload, optimizer),
+            *(batch_size, rounds, steps, progress),
         )
+        if optimizer is not None:
+            optimizer_bytes[f"bytes of the optimizer, {who}"] = sum(
+                tf.convert_to_tensor(v).numpy().nbytes
+                for v in optimizer.variables
+            )
+        return row
 
     rows = []
     for policy in policies:
         if policy == "auto":
             continue
-        moves = policy not in ("none", "remat")
+        moves = policy not in ("none", "remat", *OPTIMIZERS)
         rows.append(measured(policy, tfring.Offload(policy) if moves else None))
     if "auto" in policies:
         for budget in budgets or _between(model, rows, measured):
@@ -74,7 +94,7 @@ def measure_memory(
                     tfring.Offload("auto", budget_bytes=budget),
                 )
             )
-    return rows
+    return rows, optimizer_bytes
 
 
 def _between(
@@ -96,6 +116,7 @@ def _measured(
     name: str,
     who: str,
     offload: tfring.Offload | None,
+    optimizer: Any,
     batch_size: int,
     rounds: int,
     steps: int,
@@ -103,7 +124,7 @@ def _measured(
 ) -> Row:
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
-    step = _step(name, batch_size, offload, remat=who == "remat")
+    step = _step(name, batch_size, offload, optimizer, remat=who == "remat")
     for _ in range(_WARM_UP_STEPS):
         step()
     seconds, cpu, peaks = [], [], []
@@ -136,7 +157,12 @@ def _peak_bytes(offload: tfring.Offload | None) -> int:
 
 
 def _step(
-    name: str, batch_size: int, offload: tfring.Offload | None, *, remat: bool
+    name: str,
+    batch_size: int,
+    offload: tfring.Offload | None,
+    optimizer: Any,
+    *,
+    remat: bool,
 ) -> Callable[[], Any]:
     """A training step of one of the models, on data that stay the same."""
     shape, blocks, head = _MODELS[name]()
@@ -168,6 +194,9 @@ def _step(
         gradients = tape.gradient(loss, variables)
         if offload is not None:
             tfring.offload_activations(gradients, offload)
+        if optimizer is not None:
+            optimizer.apply(gradients, variables)
+            return loss
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_sub(1e-3 * tf.convert_to_tensor(gradient))
         return loss
