@@ -23,8 +23,12 @@ import tfring
 
 _BATCH = 8  # of a rank
 
-# What is compared with it trains on each rank alone, which is meant.
-pytestmark = pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
+pytestmark = [
+    # What is compared with it trains on each rank alone, which is meant.
+    pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning"),
+    # Whole trainings, each traced two times.
+    pytest.mark.timeout(240),
+]
 
 
 def start_from_rank_0():
