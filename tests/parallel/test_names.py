@@ -38,6 +38,9 @@ def test_two_threads(what, rank, size):
     """The second call fails while the first one still waits for the others."""
     if size == 1:
         pytest.skip("on one rank nothing waits")
+    if what == "broadcast_object" and "TFRING_TEST_DEVICE" in os.environ:
+        # Its integers of 64 bits are on the GPU.
+        pytest.skip("there TensorFlow fails both calls: see docs/limits.md")
 
     def call():
         return CALLS[what](rank)
@@ -58,13 +61,7 @@ def test_two_threads(what, rank, size):
                 match=r"'twice.*in flight.* its own name=",
             ):
                 refused.pop().result()
-            try:
-                result = waiting.pop().result(60)
-            except tf.errors.InvalidArgumentError:
-                # On a GPU: TensorFlow's eager operations in all threads share a
-                # rendezvous, and one that fails aborts it.
-                assert "TFRING_TEST_DEVICE" in os.environ
-                return
+            result = waiting.pop().result(60)
     else:
         MPI.COMM_WORLD.Barrier()
         result = call()
