@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/nccl/collectives.h"
 #include "tfring_ops/transport/cuda/cuda.h"
