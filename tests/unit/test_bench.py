@@ -167,5 +167,5 @@ def test_help(capsys):
 
 @pytest.mark.parametrize("model", ["gpt", "unet", "vgg16"])
 def test_memory_trains_each_model(model):
-    step = memory._step(model, 1, tfring.Offload(), remat=False)
+    step = memory._step(model, 1, tfring.Offload(), None, remat=False)
     assert np.isfinite(step())

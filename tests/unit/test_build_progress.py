@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 
 import pytest
@@ -39,10 +40,11 @@ def test_files_are_counted(make, monkeypatch, capfd):
     terminal = io.StringIO()
     make(terminal=terminal)
     said = terminal.getvalue().replace("\r\033[K", "").splitlines()
-    assert said == [
-        "tfring: compiling 3 files, which takes some minutes",
-        "tfring: file 2 of 3 after 0 s",
-        "tfring: file 3 of 3 after 0 s",
+    assert said[0] == "tfring: compiling 3 files, which takes some minutes"
+    # And perhaps of the first, where make takes its time to start.
+    assert [re.sub(r"\d+ s$", "", line) for line in said[-2:]] == [
+        "tfring: file 2 of 3 after ",
+        "tfring: file 3 of 3 after ",
     ]
     assert capfd.readouterr().out.splitlines() == [
         f"plain: ring/{name}.cc" for name in "abc"
