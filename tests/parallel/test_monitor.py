@@ -107,7 +107,7 @@ def test_a_setting_serves_each_rank(monkeypatch, rank, size, same_job_again):
     assert (
         0
         <= figures["tfring_exposed_seconds_total"]
-        <= figures["tfring_running_seconds_total"]
+        <= figures["tfring_running_seconds_total"] + 1e-9  # as differences
     )
     waited = figures["tfring_negotiation_seconds_total"]
     stalls = figures["tfring_stalls_total"]
@@ -162,7 +162,7 @@ def test_the_callback(rank, size, tmp_path):
 
     def be_late(batch, logs):
         if rank == size - 1:
-            time.sleep(_LATE_SECONDS / 4)
+            time.sleep(_LATE_SECONDS / 2)
 
     model.fit(
         *(np.ones((24, 8), np.float32), np.ones((24, 16), np.float32)),
@@ -209,6 +209,7 @@ def test_the_callback(rank, size, tmp_path):
         # Weights and biases, and what ranks compare in `fit`.
         assert 4 * 9 * 16 <= second["tfring/bytes_per_step"] < 4 * 9 * 16 * 4
         late = second[f"tfring/late_seconds/rank_{size - 1}"]
+        # The other ranks are late now and then, too, on a busy machine.
         assert late > _LATE_SECONDS / 8
         assert second["tfring/late_seconds/rank_0"] < late
 
