@@ -51,9 +51,8 @@ def check_can_be_sharded(optimizer: Any, options: GradientOptions) -> None:
     """
     function = "DistributedOptimizer: shard_states=True"
     known = [getattr(keras.optimizers, name) for name in _ELEMENT_WISE]
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = inner
+        optimizer = optimizer.inner_optimizer
     if type(optimizer) not in known:
         raise NotImplementedError(
             f"{function} cuts variables anywhere, so that it is for optimizers "

@@ -7,6 +7,7 @@ once, weights and batch included.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -123,6 +124,7 @@ def _measured(
     progress: Callable[[], None],
 ) -> Row:
     keras.backend.clear_session()
+    gc.collect()  # the model before it
     keras.utils.set_random_seed(0)
     step = _step(name, batch_size, offload, optimizer, remat=who == "remat")
     for _ in range(_WARM_UP_STEPS):
