@@ -120,12 +120,13 @@ unit-test: build
 WHOLE := data_service docs fit_agreement large loading local_variables offload \
   training undistributed user_scripts xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
-  join_callback process_sets set_collectives shard_states training_sets
+  join_callback process_sets set_collectives shard_states training_sets \
+  whole_states
 LEFT_OUT_3 := $(WHOLE) callbacks compressors consistency data join_callback \
   metric_average sessions
 LEFT_OUT_4 := $(LEFT_OUT_3) averages compression disagreements elastic gradients \
   metrics monitor names not_broadcast objects optimizer runtime seeds \
-  shard_states state sync_batch_norm timeline topology xla
+  shard_states state sync_batch_norm timeline topology whole_states xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
@@ -139,7 +140,8 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
 ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
   join_callback loading metric_average metrics monitor not_broadcast offload \
-  runtime seeds shard_states timeline topology undistributed user_scripts
+  runtime seeds shard_states timeline topology undistributed user_scripts \
+  whole_states
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
 gpu-test: build

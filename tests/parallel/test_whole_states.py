@@ -1,0 +1,242 @@
+"""Sharded optimizer states in `fit`: what is saved, loaded and committed."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import elastic
+from tfring._gradients import shares
+from tfring._training import state_shares
+
+optimizers = keras.optimizers
+
+
+def bits_of(variables):
+    return [np.asarray(v).tobytes() for v in variables]
+
+
+def check_same_on_all_ranks(variables):
+    of_ranks = tfring.allgather_object(bits_of(variables))
+    assert all(each == of_ranks[0] for each in of_ranks)
+
+
+def small_model(optimizer=None, **how):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((12,)),
+            keras.layers.Dense(33, activation="relu"),
+            keras.layers.Dense(8, trainable=False),
+            keras.layers.Dense(1, kernel_constraint="non_neg"),
+        ]
+    )
+    if optimizer is None:
+        optimizer = tfring.DistributedOptimizer(
+            optimizers.Adam(0.01), shard_states=True
+        )
+    model.compile(optimizer, "mse", **how)
+    return model
+
+
+def fit(model, epochs=1, callbacks=()):
+    rng = np.random.default_rng(tfring.rank())
+    x = rng.normal(size=(16, 12)).astype("float32")
+    y = rng.normal(size=(16, 1)).astype("float32")
+    model.fit(
+        *(x, y, 4, epochs),
+        callbacks=list(callbacks),
+        shuffle=False,
+        verbose=0,
+    )
+    return model
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit(jit_compile):
+    without = tfring.DistributedOptimizer(optimizers.Adam(0.01))
+    expected = fit(small_model(without, jit_compile=jit_compile))
+    got = fit(small_model(jit_compile=jit_compile))
+    check_same_on_all_ranks(got.trainable_variables)
+    for one, other in zip(got.variables, expected.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_offload():
+    """Feature maps that leave meanwhile change no bit."""
+    expected = fit(small_model(jit_compile=False))
+    offload = tfring.Offload(min_bytes=0)
+    got = fit(
+        small_model(
+            tfring.DistributedOptimizer(
+                optimizers.Adam(0.01), shard_states=True, offload=offload
+            ),
+            jit_compile=False,
+        )
+    )
+    assert offload.statistics().moved > 0
+    assert bits_of(got.variables) == bits_of(expected.variables)
+
+
+def same_directory(tmp_path):
+    return tfring.broadcast_object(str(tmp_path), 0)
+
+
+def test_a_file_is_that_of_the_plain_optimizer(rank, size, tmp_path):
+    directory = same_directory(tmp_path)
+    path = f"{directory}/model.keras"
+    without = fit(
+        small_model(
+            tfring.DistributedOptimizer(optimizers.Adam(0.01)),
+            jit_compile=False,
+        )
+    )
+    model = fit(small_model(jit_compile=False))
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+            model.save(f"{tmp_path}/not.keras")
+    with tfring.whole_states(model, root_rank=0):
+        if rank == 0:
+            model.save(path)
+        elif rank == 1:
+            with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+                model.save(f"{tmp_path}/not.keras")
+    tfring.barrier()
+    plain = keras.models.load_model(path)
+    assert type(plain.optimizer) is optimizers.Adam
+    for one, other in zip(
+        plain.optimizer.variables, without.optimizer.variables, strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    again = tfring.load_model(path, shard_states=True)
+    for each in (again, model):
+        fit(each)
+    assert bits_of(again.variables) == bits_of(model.variables)
+    assert bits_of(again.optimizer.variables) == bits_of(
+        model.optimizer.variables
+    )
+
+
+def test_what_one_rank_has_loaded_is_broadcast(rank, tmp_path):
+    path = f"{same_directory(tmp_path)}/of_all.weights.h5"
+    model = fit(small_model(jit_compile=False))
+    with tfring.whole_states(model):
+        if rank == 0:
+            model.save_weights(path)
+    other = small_model(jit_compile=False)
+    other.optimizer.build(other.trainable_variables)
+    if rank == 0:
+        other.load_weights(path)
+    fit(other, callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(model)
+    assert bits_of(other.variables) == bits_of(model.variables)
+    # Once it has made steps of its own, every rank keeps what it has.
+    before = bits_of(other.optimizer.variables)
+    tfring.broadcast_variables(other.optimizer.variables, 0)
+    assert bits_of(other.optimizer.variables) == before
+
+
+def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
+    model = fit(small_model(jit_compile=False))
+    optimizer = model.optimizer
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer)
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
+            checkpoint.save(f"{tmp_path}/not")
+    with tfring.whole_states(optimizer):
+        path = checkpoint.save(f"{tmp_path}/own")
+        expected = {}
+        optimizer.save_own_variables(expected)
+    plain = optimizers.Adam()
+    plain.build(small_model().trainable_variables)
+    status = tf.train.Checkpoint(optimizer=plain).restore(path)
+    status.assert_consumed()
+    for number, variable in enumerate(plain.variables):
+        np.testing.assert_array_equal(expected[str(number)], variable)
+    other = small_model(jit_compile=False).optimizer
+    restored = tf.train.Checkpoint(optimizer=other)
+    with pytest.raises(RuntimeError, match="must be built"):
+        restored.restore(path)
+    other.build(small_model().trainable_variables)
+    tf.train.Checkpoint(optimizer=other).restore(path).assert_consumed()
+    assert bits_of(other.variables) == bits_of(optimizer.variables)
+
+
+def test_callbacks_that_save(rank, tmp_path):
+    directory = same_directory(tmp_path)
+    model = small_model(jit_compile=False)
+    callbacks = [
+        tfring.callbacks.BestModelCheckpoint(
+            f"{directory}/best.keras", monitor="loss"
+        ),
+        keras.callbacks.ModelCheckpoint(
+            f"{directory}/last.weights.h5",
+            save_weights_only=True,
+            save_freq=3,
+        ),
+        keras.callbacks.BackupAndRestore(
+            f"{directory}/backup", delete_checkpoint=False
+        ),
+    ]
+    fit(model, 2, callbacks)
+    best = keras.models.load_model(f"{directory}/best.keras")
+    assert best.optimizer.iterations == 8
+    assert model.optimizer._tfring_whole is None
+    # It goes on after the second epoch.
+    again = small_model(jit_compile=False)
+    fit(again, 3, [keras.callbacks.BackupAndRestore(f"{directory}/backup")])
+    fit(model)
+    assert bits_of(again.variables) == bits_of(model.variables)
+    assert bits_of(again.optimizer.variables) == bits_of(
+        model.optimizer.variables
+    )
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [keras.callbacks.SwapEMAWeights, tfring.callbacks.JoinCallback],
+)
+def test_callbacks_that_are_refused(callback):
+    with pytest.raises(NotImplementedError, match="shard_states"):
+        fit(small_model(jit_compile=False), callbacks=[callback()])
+
+
+def test_elastic_commits_have_the_whole_state(rank):
+    model = fit(small_model(jit_compile=False))
+    with pytest.raises(ValueError, match="TensorFlowKerasState"):
+        elastic.TensorFlowState(model.optimizer.variables)
+    state = elastic.TensorFlowKerasState(model, epoch=0)
+    state.sync()
+    before = bits_of(model.variables + model.optimizer.variables)
+    fit(model)
+    state.restore()
+    assert bits_of(model.variables + model.optimizer.variables) == before
+    fit(model)
+    state.commit()
+    with tfring.whole_states(model):
+        expected = {}
+        model.optimizer.save_own_variables(expected)
+    for number, value in enumerate(state._saved_states):
+        np.testing.assert_array_equal(expected[str(number)], value)
+
+
+def test_elastic_ranks_cut_anew(monkeypatch):
+    """As those that are left do it: each is alone here."""
+    model = fit(small_model(jit_compile=False))
+    optimizer = model.optimizer
+    state = elastic.TensorFlowKerasState(model)
+    state.restore()
+    for module in (shares, state_shares):
+        monkeypatch.setattr(module, "place_in", lambda _: (0, 1))
+    state.on_reset()
+    saved = {}
+    optimizer.save_own_variables(saved)  # There is but one rank.
+    for number, value in enumerate(state._saved_states):
+        np.testing.assert_array_equal(saved[str(number)], value)
+    variables = model.trainable_variables
+    optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+    check_same_on_all_ranks(variables)
