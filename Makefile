@@ -157,6 +157,7 @@ gpu-test: build
 	done
 	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(BIN)/python -m pytest \
 	  tests/gpu/own_gpu.py
+	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
 	$(BIN)/python tests/gpu/validate.py --parts=kernels,ipc --ranks=1,2
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m

@@ -136,6 +136,18 @@ def test_a_model_and_its_optimizer(rank):
     assert model.optimizer.iterations == 4
 
 
+def test_a_commit_that_fails_saves_nothing():
+    def lose_a_rank(value):
+        raise elastic.HorovodInternalError("a rank is lost")
+
+    state = elastic.ObjectState(lose_a_rank, step=1)
+    state.step = 2  # of values that may mean nothing
+    with pytest.raises(elastic.HorovodInternalError):
+        state.commit()
+    state.restore()
+    assert state.step == 1
+
+
 def test_callbacks_count_and_commit():
     keras.utils.set_random_seed(0)  # the same weights on all ranks
     model = small_model()

@@ -8,6 +8,8 @@ import queue
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from tfring._core.errors import HostsUpdatedInterrupt
 
 
@@ -78,14 +80,23 @@ class State:
     def commit(self) -> None:
         """Saves the state, and checks whether to start again.
 
+        Where a rank is lost meanwhile, the state is that of the commit before.
+
         It copies the state, and broadcasts a small object: once in some batches
         may be enough. Collective: every rank must call it.
 
         Raises:
             HostsUpdatedInterrupt: See `check_host_updates`.
         """
+        # A GPU that waits for a lost rank is told to go on, with values that
+        # mean nothing: what has been computed when the ranks still hear of
+        # each other afterwards is sound.
+        if tf.executing_eagerly():
+            tf.test.experimental.sync_devices()
+        update = self._take_update()
         self.save()
-        self.check_host_updates()
+        if update is not None:
+            raise update
 
     def check_host_updates(self) -> None:
         """Checks for updates that `on_hosts_updated` got on rank 0. Collective.
@@ -93,6 +104,12 @@ class State:
         Raises:
             HostsUpdatedInterrupt: There was an update; raised on every rank.
         """
+        update = self._take_update()
+        if update is not None:
+            raise update
+
+    def _take_update(self) -> HostsUpdatedInterrupt | None:
+        """Returns the error that an update is, the same on every rank."""
         latest, kinds = self._last_update, 0
         while not self._updates.empty():
             timestamp, kind = self._updates.get()
@@ -102,8 +119,9 @@ class State:
             (latest > self._last_update, latest, kinds)
         )
         self._last_update = latest
-        if updated:
-            raise HostsUpdatedInterrupt(kinds == HostUpdateResult.removed)
+        if not updated:
+            return None
+        return HostsUpdatedInterrupt(kinds == HostUpdateResult.removed)
 
     def save(self) -> None:
         """Remembers the state as it is."""

@@ -1,0 +1,79 @@
+"""A rank is killed while its GPU's work is not done; the others go on.
+
+`make gpu-test` runs it with `tfringrun --elastic`; on the fake GPU, whose
+streams are held from some moment on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+
+import tfring
+from tfring import elastic
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import bare_gpu
+
+_HELD, _ALL_BUT_NULL = 2, 2  # the place of the option, and its value
+_STEPS, _LAST_OF_ALL = 6, 3
+
+
+def total() -> tf.Tensor:
+    """How many ranks there are, in many elements."""
+    with tf.device("GPU:0"):
+        return tfring.allreduce(tf.ones([100_000]), op=tfring.Sum)
+
+
+def kill_soon() -> None:
+    """Kills this process when it has asked its GPU for its part, or waits."""
+    if bare_gpu.is_fake():
+        options = bare_gpu.driver().FakeCudaOptions
+        options.restype = ctypes.POINTER(ctypes.c_int)
+        options()[_HELD] = _ALL_BUT_NULL
+    kill = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    kill.start()
+    total()
+    kill.join()
+
+
+@elastic.run
+def train(state: elastic.TensorFlowState) -> None:
+    """Adds up the totals of some steps."""
+    while state.step < _STEPS:
+        ranks = tfring.size()
+        if state.step == _LAST_OF_ALL and ranks == 3 and tfring.rank() == 2:
+            kill_soon()
+        state.variables[0].assign_add(total())
+        state.step += 1
+        state.commit()
+
+
+def main() -> None:
+    """Fails if a value is wrong, or if it takes too long."""
+    if bare_gpu.is_fake():
+        load_library.load_pluggable_device_library(str(bare_gpu.FAKE_GPU))
+    tfring.init()
+    with tf.device("GPU:0"):
+        variable = tf.Variable(tf.zeros([100_000]))
+    state = elastic.TensorFlowState([variable], step=0)
+    state.variables = [variable]
+    faulthandler.dump_traceback_later(90, exit=True)
+    train(state)
+    faulthandler.cancel_dump_traceback_later()
+    expected = 3 * _LAST_OF_ALL + 2 * (_STEPS - _LAST_OF_ALL)
+    if set(variable.numpy()) != {expected}:
+        raise AssertionError(f"{set(variable.numpy())} is not {expected}")
+    print("the others have gone on")
+
+
+if __name__ == "__main__":
+    main()
