@@ -52,6 +52,13 @@ def is_fake() -> bool:
     return hasattr(driver(), "FakeCudaOptions")
 
 
+def loaded_modules() -> int:
+    """The number of times that this process has loaded kernels; on the fake."""
+    count = driver().FakeCudaCounts
+    count.restype = ctypes.POINTER(ctypes.c_int64)
+    return int(count()[5])
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The op library, of which TensorFlow's Python knows nothing."""

@@ -100,6 +100,24 @@ TEST_F(CudaKernelsTest, AGpuThatIsNotThereIsAnError) {
             absl::string_view::npos);
 }
 
+TEST_F(CudaKernelsTest, WhatTheCompilerSaysIsInTheError) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real compiler is there";
+  const WithFakeCuda no_compiler(&fake_cuda::Options::no_compiler, 1);
+  const auto device = CudaDevice::ForOrdinal(0);
+  EXPECT_NE(device.status().message().find("the fake compiler is lost"),
+            absl::string_view::npos)
+      << device.status();
+}
+
+TEST_F(CudaKernelsTest, AnEventNeedsNoKernels) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not count them";
+  const int64_t before = FakeCudaCounts().loaded_modules;
+  const auto event = CudaEvent::CreateOn(0);
+  ASSERT_TRUE(event.ok()) << event.status();
+  EXPECT_EQ((*event)->Record(gpu_->stream()), absl::OkStatus());
+  EXPECT_EQ(FakeCudaCounts().loaded_modules, before);
+}
+
 TEST_F(CudaKernelsTest, ReducesAsTheHostDoes) {
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {

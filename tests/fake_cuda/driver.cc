@@ -74,7 +74,8 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_LAUNCHES_LEFT", -1)},
                   {FromEnvironment("FAKE_CUDA_DEVICES", 1)},
                   {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)},
-                  {FromEnvironment("FAKE_CUDA_HELD_DEVICE", -1)}};
+                  {FromEnvironment("FAKE_CUDA_HELD_DEVICE", -1)},
+                  {FromEnvironment("FAKE_CUDA_NO_COMPILER", 0)}};
   return *options;
 }
 

@@ -29,6 +29,7 @@
 //   NO_IPC         1: there is no IPC, as in some containers
 //   EXPORTS_LEFT   cuIpcGetMemHandle fails when so many have succeeded; -1 is
 //                  never
+//   NO_COMPILER    1: no kernels can be made of PTX
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   DEVICES        how many there are
 //   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
@@ -45,7 +46,7 @@ namespace tfring::fake_cuda {
 
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
-      launches_left, devices, own_gpus, held_device;
+      launches_left, devices, own_gpus, held_device, no_compiler;
 };
 Options& GetOptions();
 
@@ -62,6 +63,7 @@ struct Counts {
   std::atomic<int64_t> slow_reductions;
   // Streams whose priority is not the highest.
   std::atomic<int64_t> ordinary_streams;
+  std::atomic<int64_t> loaded_modules;
 };
 Counts& GetCounts();
 
@@ -74,6 +76,7 @@ enum Result : int {
   kInvalidContext = 201,
   kMapFailed = 205,
   kInvalidPtx = 218,
+  kNoCompiler = 221,
   kInvalidHandle = 400,
   kNotFound = 500,
   kNotReady = 600,

@@ -19,6 +19,8 @@ namespace {
 
 using tfring::DataType;
 
+constexpr int kErrorLog = 5;  // CU_JIT_ERROR_LOG_BUFFER
+
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 
 using Reduce = void (*)(void* dst, const void* a, const void* b, int64_t count);
@@ -125,9 +127,16 @@ int LaunchCopyPieces(const Function& function, void** parameters,
 
 }  // namespace
 
-ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned, int*,
-                         void**) {
+ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned options,
+                         const int* names, void** values) {
   RETURN_IF_ERROR(Check());
+  if (GetOptions().no_compiler != 0) {
+    for (unsigned i = 0; i < options; ++i) {
+      if (names[i] != kErrorLog) continue;
+      std::strcpy(static_cast<char*>(values[i]), "the fake compiler is lost");
+    }
+    return kNoCompiler;
+  }
   const std::string ptx = static_cast<const char*>(image);
   if (ptx.find(".version 8.1\n.target sm_52\n") == std::string::npos) {
     return kInvalidPtx;
@@ -140,6 +149,7 @@ ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned, int*,
     loaded->names.insert(ptx.substr(at, ptx.find('(', at) - at));
   }
   *module = loaded;
+  ++GetCounts().loaded_modules;
   const std::lock_guard<std::mutex> lock(modules_mutex);
   Modules().insert(loaded);
   return kSuccess;

@@ -39,6 +39,8 @@ def test_the_idiom_of_horovods_scripts():
             total = tfring.allreduce(tf.fill([1000], step + 1.0), op=tfring.Sum)
         assert total.device.endswith("GPU:0")
         assert set(total.numpy()) == {(step + 1.0) * tfring.size()}
+    if bare_gpu.is_fake():  # by the engine alone
+        assert bare_gpu.loaded_modules() == 1
     other = gpus[(rank + 1) % len(gpus)]
     if other != own:  # tfring, too, has used its own alone
         assert bare_gpu.context_exists(gpus.index(own))

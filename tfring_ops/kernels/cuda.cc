@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -114,6 +116,22 @@ class CudaDeviceImpl final : public CudaDevice {
 // The driver: an event cannot exist without it.
 const CudaDriver& Driver() { return **CudaDriver::Get(); }
 
+// The primary context of a GPU, which is retained for ever.
+absl::StatusOr<CUcontext> ContextOf(int ordinal) {
+  static auto& mutex = *new std::mutex;
+  static auto& contexts = *new std::map<int, CUcontext>;
+  TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = contexts.find(ordinal);
+  if (found != contexts.end()) return found->second;
+  CUdevice device = 0;
+  CUcontext context = nullptr;
+  TFRING_RETURN_IF_ERROR(driver->cuDeviceGet(&device, ordinal));
+  TFRING_RETURN_IF_ERROR(driver->cuDevicePrimaryCtxRetain(&context, device));
+  contexts.emplace(ordinal, context);
+  return context;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> CudaDriverVersion() {
@@ -159,12 +177,22 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::ForOrdinal(
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(
     const CudaDevice& device) {
-  const CudaScope scope(Driver(), device.context());
+  return CreateIn(device.context());
+}
+
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateOn(int ordinal) {
+  TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
+  return CreateIn(context);
+}
+
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateIn(
+    CUctx_st* context) {
+  const CudaScope scope(Driver(), context);
   TFRING_RETURN_IF_ERROR(scope.status());
   CUevent event = nullptr;
   TFRING_RETURN_IF_ERROR(
       Driver().cuEventCreate(&event, kCudaEventDisableTiming));
-  return std::unique_ptr<CudaEvent>(new CudaEvent(device.context(), event));
+  return std::unique_ptr<CudaEvent>(new CudaEvent(context, event));
 }
 
 CudaEvent::~CudaEvent() {

@@ -74,6 +74,9 @@ class CudaEvent {
  public:
   static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(
       const CudaDevice& device);
+  // On GPU `ordinal`, whose primary context is kept for ever: no kernels are
+  // loaded for it.
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(int ordinal);
   ~CudaEvent();
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -86,6 +89,7 @@ class CudaEvent {
   absl::StatusOr<bool> Done() const;
 
  private:
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateIn(CUctx_st* context);
   CudaEvent(CUctx_st* context, CUevent_st* event)
       : context_(context), event_(event) {}
 

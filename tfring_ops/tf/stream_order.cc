@@ -1,8 +1,6 @@
 #include "tfring_ops/tf/stream_order.h"
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -15,20 +13,6 @@
 namespace tfring {
 namespace {
 
-// For events; lives for ever.
-absl::StatusOr<const CudaDevice*> DeviceOf(int32_t ordinal) {
-  static auto& mutex = *new std::mutex;
-  static auto& devices =
-      *new std::map<int32_t, absl::StatusOr<std::unique_ptr<CudaDevice>>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto found = devices.find(ordinal);
-  if (found == devices.end()) {
-    found = devices.emplace(ordinal, CudaDevice::ForOrdinal(ordinal)).first;
-  }
-  TFRING_RETURN_IF_ERROR(found->second.status());
-  return found->second->get();
-}
-
 // The streams and events of one entry.
 struct StreamOrder {
   void* framework_stream;
@@ -40,11 +24,10 @@ struct StreamOrder {
 }  // namespace
 
 absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry) {
-  TFRING_ASSIGN_OR_RETURN(const CudaDevice* const events, DeviceOf(device));
   auto order = std::make_shared<StreamOrder>();
   order->framework_stream = stream;
-  TFRING_ASSIGN_OR_RETURN(order->ready, CudaEvent::Create(*events));
-  TFRING_ASSIGN_OR_RETURN(order->finished, CudaEvent::Create(*events));
+  TFRING_ASSIGN_OR_RETURN(order->ready, CudaEvent::CreateOn(device));
+  TFRING_ASSIGN_OR_RETURN(order->finished, CudaEvent::CreateOn(device));
   TFRING_RETURN_IF_ERROR(order->ready->Record(stream));
 
   entry.request.device = device;
