@@ -68,7 +68,8 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
   // It has a GPU of its own, which does nothing from some moment on.  Its
   // process is killed, and so frees nothing.
   const int lost = size - 1;
-  static auto* const killed = new std::vector<std::unique_ptr<Rank>>();
+  static auto* const killed = new std::vector<
+      std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
   OnThreads(size, [&](int number) {
     Transport& host = *hosts[number];
     auto rank = std::make_unique<Rank>(host, way, number == lost ? 1 : 0);
@@ -86,8 +87,7 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
       rank->Allreduce(c, *data).IgnoreError();
       notice.join();
       Wait(ended, size - 1);
-      data.release();  // NOLINT(bugprone-unused-return-value)
-      killed->push_back(std::move(rank));
+      killed->emplace_back(std::move(rank), std::move(data));
       return;
     }
     Wait(ready, size + 1);

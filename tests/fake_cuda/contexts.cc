@@ -13,6 +13,11 @@ namespace {
 std::mutex mutex;
 // Of each device; null if it is not retained.
 std::array<Context*, kMostDevices> primary;
+// Never deleted, so that one that has ended is known as such.
+std::vector<Context*>& Contexts() {
+  static auto* const contexts = new std::vector<Context*>();
+  return *contexts;
+}
 
 thread_local std::vector<Context*> current;
 
@@ -21,8 +26,9 @@ thread_local std::vector<Context*> current;
 int Retain(int device, Context** context) {
   if (device < 0 || device >= kMostDevices) return kInvalidDevice;
   const std::lock_guard<std::mutex> lock(mutex);
-  // Never deleted, so that one that has ended is known as such.
-  if (primary[device] == nullptr) primary[device] = new Context(device);
+  if (primary[device] == nullptr) {
+    primary[device] = Contexts().emplace_back(new Context(device));
+  }
   ++primary[device]->retained;
   *context = primary[device];
   return kSuccess;

@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/fake_cuda/fake_cuda.h"
 
@@ -17,9 +18,7 @@ namespace tfring::fake_cuda {
 
 class Stream {
  public:
-  Stream(Context* context, StreamKind kind) : context_(context), kind_(kind) {
-    std::thread([this] { Run(); }).detach();
-  }
+  Stream(Context* context, StreamKind kind) : context_(context), kind_(kind) {}
 
   // Does what it has been asked for, and goes.
   void End() {
@@ -41,7 +40,7 @@ class Stream {
     changed_.wait(lock, [&] { return tasks_.empty() && !busy_; });
   }
 
- private:
+  // Its thread.
   void Run() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
@@ -61,11 +60,9 @@ class Stream {
       busy_ = false;
       changed_.notify_all();
     }
-    lock.unlock();
-    Forget(this);
-    delete this;
   }
 
+ private:
   // Now long and now short, and otherwise in every stream.
   void Delay() {
     const Options& options = GetOptions();
@@ -79,8 +76,6 @@ class Stream {
     std::this_thread::sleep_for(std::chrono::microseconds(
         static_cast<int64_t>((random_ >> 33) % (uint64_t{1} + delay_us))));
   }
-
-  static void Forget(Stream* stream);
 
   static uint64_t NextSeed() {
     static std::atomic<uint64_t> streams{0};
@@ -104,7 +99,8 @@ std::condition_variable stream_has_gone;
 
 // Whose thread runs; the others have been destroyed and have work left.
 struct Streams {
-  std::set<Stream*> running, usable;
+  std::map<Stream*, std::shared_ptr<Stream>> running;
+  std::set<Stream*> usable;
   std::map<Context*, Stream*> null_streams;
 };
 Streams& AllStreams() {
@@ -120,9 +116,16 @@ std::set<Event*>& Events() {
 
 // REQUIRES: streams_mutex is held.
 Stream* NewStreamLocked(Context* context, StreamKind kind) {
-  auto* const stream = new Stream(context, kind);
-  AllStreams().running.insert(stream);
+  const auto made = std::make_shared<Stream>(context, kind);
+  Stream* const stream = made.get();
+  AllStreams().running[stream] = made;
   AllStreams().usable.insert(stream);
+  std::thread([stream] {
+    stream->Run();
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    AllStreams().running.erase(stream);
+    stream_has_gone.notify_all();
+  }).detach();
   return stream;
 }
 
@@ -147,12 +150,6 @@ int WaitFor(const std::atomic<uint32_t>& value, uint32_t number,
 }
 
 }  // namespace
-
-void Stream::Forget(Stream* stream) {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
-  AllStreams().running.erase(stream);
-  stream_has_gone.notify_all();
-}
 
 Stream* NewStream() {
   const std::lock_guard<std::mutex> lock(streams_mutex);
@@ -185,13 +182,13 @@ void EndStreams(Context* context) {
   std::unique_lock<std::mutex> lock(streams_mutex);
   Streams& streams = AllStreams();
   streams.null_streams.erase(context);
-  for (Stream* const stream : streams.running) {
+  for (const auto& [stream, owned] : streams.running) {
     if (stream->context() != context) continue;
     streams.usable.erase(stream);
     stream->End();
   }
   stream_has_gone.wait(lock, [&] {
-    for (const Stream* const stream : streams.running) {
+    for (const auto& [stream, owned] : streams.running) {
       if (stream->context() == context) return false;
     }
     return true;
@@ -205,10 +202,15 @@ void Enqueue(Stream* stream, std::function<int()> task) {
 void WaitUntilIdle(Stream* stream) { stream->WaitUntilIdle(); }
 
 void WaitUntilAllIdle() {
-  const std::lock_guard<std::mutex> lock(streams_mutex);
-  for (Stream* const stream : AllStreams().running) {
-    if (stream->context() == CurrentContext()) stream->WaitUntilIdle();
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    for (const auto& [stream, owned] : AllStreams().running) {
+      if (stream->context() == CurrentContext()) streams.push_back(owned);
+    }
   }
+  // Other threads go on meanwhile: a stream may wait for one of theirs.
+  for (const auto& stream : streams) stream->WaitUntilIdle();
 }
 
 Event* NewEvent() {
