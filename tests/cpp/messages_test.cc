@@ -93,7 +93,8 @@ TEST(MessagesTest, ARequestOfAnUnknownKindIsRefused) {
 }
 
 TEST(MessagesTest, AProgressUpdateIsNoRequestList) {
-  const std::string bytes = Encode(ProgressUpdate{int64_t{1} << 40, true, false});
+  const std::string bytes =
+      Encode(ProgressUpdate{int64_t{1} << 40, true, false});
   EXPECT_FALSE(IsRequestList(bytes));
   EXPECT_FALSE(DecodeRequestList(bytes).ok());
   const ProgressUpdate copy = DecodeProgressUpdate(bytes).value();
