@@ -1,0 +1,148 @@
+"""Offload where memory or a disk is limited, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    """The file may grow to a limit of the process alone."""
+    script = """
+import resource, signal, sys
+import tensorflow as tf
+import tfring
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+offload = tfring.Offload(min_bytes=0, tier="disk", directory=sys.argv[1])
+w = tf.Variable(tf.eye(256))
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
+    gradient = tape.gradient(loss, w)
+    tfring.offload_activations([gradient], offload)
+    return gradient
+step(tf.ones([4, 256]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    step(tf.ones([4096, 256]))
+except tf.errors.ResourceExhaustedError as error:
+    print("refused:", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+print("left:", offload.statistics().tier_bytes)
+"""
+    output = run_script(script, str(tmp_path))
+    assert "refused:" in output
+    assert f'writing a feature map to directory="{tmp_path}" failed' in output
+    assert "left: 0" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def start_script(script, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def run_script(script, *arguments, **environment):
+    done = start_script(script, *arguments, **environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+# 16 layers of 256, a batch of 4096: each feature map has 4 MiB, 64 of them are
+# needed by backpropagation.
+STEP = """
+import sys
+import keras
+import tensorflow as tf
+import tfring
+
+policy, budget = sys.argv[1], int(sys.argv[2])
+offload = None
+if policy != "none":
+    offload = tfring.Offload(policy, budget_bytes=budget or None)
+keras.utils.set_random_seed(0)
+model = keras.Sequential(
+    [keras.Input((256,))]
+    + [keras.layers.Dense(256, activation="gelu") for _ in range(16)]
+)
+x = tf.random.stateless_normal([4096, 256], [0, 1])
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x, training=True) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    if offload is not None:
+        tfring.offload_activations(gradients, offload)
+    for v, g in zip(model.trainable_variables, gradients):
+        v.assign_sub(0.1 * g)
+    return loss
+"""
+
+
+def limited(mib):
+    """TensorFlow's memory of the CPU has a bound."""
+    return {
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib),
+    }
+
+
+def test_trains_in_a_fifth_of_the_memory():
+    train = STEP + "for _ in range(4): print('loss', float(step(x)))"
+    # By an error or, where one of oneDNN's operations finds no memory, by a
+    # segmentation fault.
+    refused = start_script(train, "none", "0", **limited(250))
+    assert refused.returncode != 0
+    assert "RESOURCE_EXHAUSTED" in refused.stderr
+    moved = run_script(train, "all", "0", **limited(50))
+    assert moved == run_script(train, "none", "0", **limited(600))
+
+
+def test_a_budget_is_kept():
+    script = (
+        STEP
+        + """
+for _ in range(3):
+    step(x)
+moved, peak = [], []
+for _ in range(6):
+    step(x)
+    statistics = offload.statistics()
+    moved.append(statistics.moved)
+    peak.append(statistics.peak_bytes)
+print(max(moved), max(peak))
+"""
+    )
+    least_moved = 64
+    for mib in (70, 110, 160, 210, 400):
+        moved, peak = map(
+            int,
+            run_script(script, "auto", str(mib << 20), **limited(600)).split(),
+        )
+        assert peak <= mib << 20
+        assert moved < least_moved
+        least_moved = moved
+    assert least_moved == 0
+
+
+def test_a_budget_that_cannot_be_met_says_the_least():
+    script = (
+        STEP
+        + """
+import re
+for _ in range(2):
+    step(x)
+try:
+    step(x)
+except tf.errors.ResourceExhaustedError as error:
+    print(re.search(r"may allocate (\\d+) bytes at once", str(error)).group(1))
+"""
+    )
+    least = int(run_script(script, "auto", "1000000", **limited(600)))
+    assert 30 << 20 < least < 70 << 20
