@@ -53,7 +53,7 @@ def start_counting() -> None:
 
 
 def engine_totals() -> EngineTotals:
-    """What this rank's engines have done since `start_counting`."""
+    """Sums of what this rank's engines have done since `start_counting`."""
     count = len(dataclasses.fields(EngineTotals))
     fields = (ctypes.c_int64 * count)()
     native.capi().tfring_statistics(fields, count)

@@ -40,7 +40,7 @@ _LARGE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What a share has of one variable."""
+    """The part of one variable in a share."""
 
     index: int  # of the variable
     begin: int  # of the flat variable's elements
@@ -179,7 +179,7 @@ class Layout:
     def packed(self, share: Share, tensors: Sequence[Any]) -> tf.Tensor:
         """A bucket of tensors, one for each of `variables`, flat.
 
-        Those that are None are zeros in it.
+        None counts as zeros.
         """
         parts = (
             (offset, _flat(tensors[i], share.dtype))

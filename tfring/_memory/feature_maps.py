@@ -21,13 +21,13 @@ from tfring._memory.schedule import Schedule
 
 # Operations whose output has the memory of their first input.
 _VIEWS = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
-# Those that read no more than a shape: they may run when they like.
+# Operations that read no more than a shape may run when they like.
 _SHAPE_READERS = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
-# What has its memory from elsewhere, which moving would not release.
+# Operations whose results lie in memory of others: moving would not release it.
 _NOT_OURS = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
 # Calls of traced functions, which are one operation here.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-# What the policy "conv" moves the inputs of.
+# Operations whose inputs the policy "conv" moves.
 _HEAVY = {
     *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput"),
     *("Conv3DBackpropInputV2", "MatMul", "BatchMatMul", "BatchMatMulV2"),
@@ -164,7 +164,7 @@ def _constants(schedule: Schedule) -> set[str]:
 def _without_views(
     tensor: tf.Tensor,
 ) -> tuple[tf.Tensor, tuple[tf.Operation, ...]]:
-    """What a tensor is a view of; see Note [Views]."""
+    """The tensor that a tensor is a view of; see Note [Views]."""
     views: list[tf.Operation] = []
     while tensor.op.type in _VIEWS:
         views.append(tensor.op)

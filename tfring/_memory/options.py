@@ -44,7 +44,7 @@ class FeatureMap:
 
 @dataclasses.dataclass(frozen=True)
 class OffloadStatistics:
-    """What the last step has moved, and what it cost.
+    """Figures of the last step: how much it has moved, and at what cost.
 
     Attributes:
         steps: How many steps have ended.
@@ -182,7 +182,7 @@ class Offload:
         _check_directory(self._directory())
 
     def statistics(self) -> OffloadStatistics | None:
-        """What the last step traced with these options has moved.
+        """Figures of the last step that was traced with these options.
 
         Returns:
             None before the first step.

@@ -142,7 +142,7 @@ class _Rewrite:
         in_order = sorted(
             range(len(self._moved)), key=lambda i: self._position_of_need(i)
         )
-        # What has used an earlier one, and is not waited for yet.
+        # Users of an earlier one that are not waited for yet.
         using: dict[str, tf.Operation] = {}
         after: list[tf.Operation] = []
         for number, i in enumerate(in_order):
@@ -219,7 +219,7 @@ class _Rewrite:
             (operation,) = uses.values()
 
     def _token(self, operation: tf.Operation) -> tf.Tensor:
-        """What there is once an operation has run."""
+        """The tensors that exist once an operation has run."""
         if operation.name not in self._tokens:
             with _beside(operation.outputs[0]):
                 self._tokens[operation.name] = native.ops().tfring_computed(
@@ -247,7 +247,7 @@ def _beside(tensor: tf.Tensor) -> Iterator[None]:
 def _with_views(
     fetched: tf.Tensor, use: Use, views: dict[str, tf.Tensor]
 ) -> tf.Tensor:
-    """What an operation takes in of a feature map that is back."""
+    """The inputs of an operation that are a feature map come back."""
     tensor = fetched
     for view in use.views:
         if view.name not in views:

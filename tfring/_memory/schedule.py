@@ -56,11 +56,11 @@ class Schedule:
                 )
 
     def is_backward(self, operation: tf.Operation) -> bool:
-        """Whether the operation is a part of backpropagation."""
+        """Tells if the operation is a part of backpropagation."""
         return operation.name in self._backward
 
     def has_backpropagation(self) -> bool:
-        """Whether any operation is."""
+        """Tells if any operation is."""
         return bool(self._backward)
 
     def position_of(self, operation: tf.Operation) -> int:
@@ -71,7 +71,7 @@ class Schedule:
 def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     """See Note [Edges that go forward]."""
     stateful_types = _stateful_types(operations)
-    # What each stateful operation follows.
+    # The operation that each stateful one follows.
     before: dict[str, tf.Operation] = {}
     last = None
     for operation in operations:
@@ -141,7 +141,7 @@ def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
 
 
 def _before_rewrites(tensor: tf.Tensor) -> tf.Operation:
-    """What has computed a tensor, before it was made to wait for something."""
+    """The operation behind a tensor, before any that waits for something."""
     while tensor.op.type in _WAITING:
         tensor = tensor.op.inputs[0]
     return tensor.op

@@ -28,7 +28,7 @@ from tfring._ops.reductions import ReduceOp
 
 @dataclasses.dataclass(frozen=True)
 class SlicesInFlight:
-    """What `start_slices` has started, as `finish_slices` needs it."""
+    """A reduction that `start_slices` has started, for `finish_slices`."""
 
     function: str
     slices: Sequence[tf.IndexedSlices]
@@ -73,10 +73,10 @@ def start_slices(
         slices: From `checked_slices`.
         op: `Average` or `Sum`.
         factor: That of the result.
-        compression: Of the values.
+        compression: For the values.
         process_set: The ranks that take part.
-        name: Of the first request.
-        tensor_names: Of the slices.
+        name: The first request's.
+        tensor_names: Names of the slices.
         previous: The start before.
     """
     compression = compressor_for_rows(compression)

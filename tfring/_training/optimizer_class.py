@@ -146,7 +146,7 @@ class Distributed(_Optimizer):
     def _reduce_before_check(
         self, grads: Sequence[Any], variables: Any
     ) -> tuple[Sequence[Any], Any]:
-        """What a LossScaleOptimizer around this checks, and then applies.
+        """The gradients that a LossScaleOptimizer checks and then applies.
 
         Returns:
             Gradients that all ranks find finite, or none does, and what they

@@ -43,7 +43,7 @@ class _Slot:
 
 
 class WholeStates(_Optimizer):
-    """What saves and loads; mixed into `tfring._training.sharded.Sharded`."""
+    """Saves and loads; mixed into `tfring._training.sharded.Sharded`."""
 
     _tfring_layout: Layout
     # For each call of `add_optimizer_variables`, and each of its names, the
@@ -265,7 +265,7 @@ class WholeStates(_Optimizer):
         self.__dict__.pop("_tfring_loaded", None)
 
     def _has_loaded(self) -> bool:
-        """Whether the state is what has been loaded, on this rank."""
+        """Tells if the state is what has been loaded, on this rank."""
         numbers = {
             number
             for number, entry in enumerate(self._plain())

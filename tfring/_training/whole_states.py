@@ -64,7 +64,7 @@ def whole_states(
 
 
 def sharded_optimizers(optimizer: Any) -> Iterator[WholeStates]:
-    """Those with shards that an optimizer is or has inside, or a model has."""
+    """The sharded optimizers in an optimizer or a model."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer = getattr(optimizer, "optimizer", None)
     if optimizer is None:

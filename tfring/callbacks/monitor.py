@@ -116,7 +116,7 @@ class MonitorCallback(keras.callbacks.Callback):
 
 @dataclasses.dataclass(frozen=True)
 class _Figures:
-    """Those of a rank, which grow."""
+    """Figures of a rank, which grow."""
 
     steps: int = 0
     step_seconds: float = 0.0

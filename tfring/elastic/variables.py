@@ -209,7 +209,7 @@ class TensorFlowKerasState(ObjectState):
         return [v for v in self.model.variables if id(v) not in of_metrics]
 
     def _save_variables(self) -> None:
-        # What fails leaves the commit before it whole.
+        # A failure leaves the commit before it whole.
         if self._is_sharded():
             with whole_states(self.optimizer):
                 states = whole_values(self.optimizer)

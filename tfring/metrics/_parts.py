@@ -1,4 +1,4 @@
-"""What `evaluate` and `predict` have in common: ranks without data, errors."""
+"""Ranks without data, and errors, of `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 def has_samples(x: Any) -> bool:
     """Tells whether a rank has any data; Keras needs some.
 
-    Of a dataset whose cardinality is unknown the first element is read.
+    A dataset whose cardinality is unknown has its first element read.
     """
     if x is None:
         return False

@@ -54,8 +54,8 @@ def predict(
         process_set: Which ranks predict together.
 
     Returns:
-        What `model.predict` gives for all the data, on every rank: an array, or
-        a structure of arrays, one for each output. After
+        On every rank the result of `model.predict` for all the data: an
+        array, or a structure of arrays, one for each output. After
         `tfring.data.shard(..., remainder="keep")` there is a row for each
         element; with "pad" those that were repeated are at the end.
 
