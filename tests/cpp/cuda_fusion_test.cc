@@ -28,6 +28,7 @@ void OnFusion(const std::vector<int>& nodes, const Options& options,
               const Body& body) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
   const int64_t freed_before = FakeCudaCounts().freed_while_open;
+  const int64_t back_before = FakeCudaCounts().numbers_gone_back;
   OnGpus(nodes, options, options.cuda_ipc ? Way::kIpc : Way::kStaged,
          [&](const CudaDevice& device, Transport& transport, Transport&) {
            GpuFusion fusion(device, transport, options);
@@ -35,6 +36,7 @@ void OnFusion(const std::vector<int>& nodes, const Options& options,
            EXPECT_EQ(fusion.status(), absl::OkStatus());
          });
   EXPECT_EQ(FakeCudaCounts().freed_while_open, freed_before);
+  EXPECT_EQ(FakeCudaCounts().numbers_gone_back, back_before);
 }
 
 // The parameters are the node of each rank, and the algorithm.

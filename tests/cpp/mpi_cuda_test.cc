@@ -53,6 +53,7 @@ TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {
   fusion.CheckAllreduce(c, 10);
   fusion.CheckReduceScatter({300'000, 700'000});
   EXPECT_EQ(fusion.status(), absl::OkStatus());
+  EXPECT_EQ(FakeCudaCounts().numbers_gone_back, 0);
 }
 
 }  // namespace

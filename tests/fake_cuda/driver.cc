@@ -242,7 +242,10 @@ ENTRY cuStreamWriteValue32_v2(void* handle, uint64_t address, uint32_t value,
   auto* const flag = Number(address);
   if (flag == nullptr || flags != 0) return kInvalidValue;
   Enqueue(stream, [=] {
-    *flag = value;
+    const uint32_t before = flag->exchange(value);
+    if (static_cast<int32_t>(value - before) < 0) {
+      ++GetCounts().numbers_gone_back;
+    }
     return kSuccess;
   });
   return kSuccess;

@@ -64,6 +64,8 @@ struct Counts {
   // Streams whose priority is not the highest.
   std::atomic<int64_t> ordinary_streams;
   std::atomic<int64_t> loaded_modules;
+  // Numbers that a stream has written where a later one was, perhaps awaited.
+  std::atomic<int64_t> numbers_gone_back;
 };
 Counts& GetCounts();
 

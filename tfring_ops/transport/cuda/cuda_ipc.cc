@@ -182,6 +182,10 @@ class IpcLink final : public CudaLink {
           context_.driver,
           offset == kInSlot ? context_.outgoing : context_.stream,
           static_cast<uint32_t>(written_ + 1)));
+      if (offset == kInSlot) {
+        // Behind the flag, too: the other stream may be the next to set it.
+        TFRING_RETURN_IF_ERROR(copied_[slot]->Record(context_.outgoing));
+      }
       message.started += bytes;
       SendToken({Token::Kind::kFilled, message.bytes, offset});
       parts_in_flight_.push_back({&message, offset != kInSlot});
@@ -207,12 +211,10 @@ class IpcLink final : public CudaLink {
     if (written_ >= kIpcSlots) {  // The slot has been used before.
       TFRING_RETURN_IF_ERROR(AwaitEmptied(written_ + 1 - kIpcSlots));
     }
-    if (bytes > 0) {
-      TFRING_RETURN_IF_ERROR(driver.cuMemcpyDtoDAsync(
-          DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
-          DeviceAddress(data), bytes, context_.outgoing));
-    }
-    return copied_[slot]->Record(context_.outgoing);
+    if (bytes == 0) return absl::OkStatus();
+    return driver.cuMemcpyDtoDAsync(
+        DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
+        DeviceAddress(data), bytes, context_.outgoing);
   }
 
   // The outgoing stream waits until the peer has read that many parts.

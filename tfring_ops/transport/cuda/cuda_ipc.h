@@ -13,8 +13,7 @@
 // Three waits keep memory that is read in place unchanged until it has been
 // read:
 // - The receiver's stream reads after the flag `filled`, which the sender's
-// sets
-//   after all work that writes the part.
+//   sets after all work that writes the part.
 // - A send is complete with the token that comes back, and from then on the
 //   sender's stream waits for the flag `emptied`.  The algorithms overwrite
 //   sent data only after they have waited for the send, as any transport
@@ -30,10 +29,10 @@
 //
 // Note [One part after the other]
 // A flag only grows: the two streams that fill a slot by turns set it in the
-// order of the parts.  The copy of a part into the slot is over for the stream
-// that writes in place when its token has come back (EndSend), and before a
-// copy the outgoing stream waits for all that the other has been asked for
-// (FillSlot).
+// order of the parts.  The copy of a part into the slot, and the flag that says
+// so, are over for the stream that writes in place when its token has come back
+// (EndSend), and before a copy the outgoing stream waits for all that the other
+// has been asked for (FillSlot).
 #ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 #define TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 
