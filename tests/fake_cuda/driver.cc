@@ -241,13 +241,7 @@ ENTRY cuStreamWriteValue32_v2(void* handle, uint64_t address, uint32_t value,
   RETURN_IF_ERROR(FindStream(handle, &stream));
   auto* const flag = Number(address);
   if (flag == nullptr || flags != 0) return kInvalidValue;
-  Enqueue(stream, [=] {
-    const uint32_t before = flag->exchange(value);
-    if (static_cast<int32_t>(value - before) < 0) {
-      ++GetCounts().numbers_gone_back;
-    }
-    return kSuccess;
-  });
+  Write(*flag, value, stream);
   return kSuccess;
 }
 

@@ -187,6 +187,7 @@ void WaitUntilAllIdle();
 int Record(Event& event, Stream* stream);
 void Await(const Event& event, Stream* stream);
 // Until `value` is `number` or more, as numbers that wrap round.
+void Write(std::atomic<uint32_t>& value, uint32_t number, Stream* stream);
 void Await(const std::atomic<uint32_t>& value, uint32_t number, Stream* stream);
 
 }  // namespace tfring::fake_cuda
