@@ -95,7 +95,8 @@ class Stream {
 namespace {
 
 std::mutex streams_mutex;
-std::condition_variable stream_has_gone;
+// Lives for ever, as streams do that a test leaves.
+std::condition_variable& stream_has_gone = *new std::condition_variable;
 
 // Whose thread runs; the others have been destroyed and have work left.
 struct Streams {
