@@ -64,7 +64,9 @@ void PeriodFinder::ScheduleHasEnded(int64_t items) {
 CachedSchedule::CachedSchedule(std::vector<CollectiveRequest> items,
                                ProgressNeighbors neighbors)
     : items_(std::move(items)), neighbors_(std::move(neighbors)) {
-  for (const int neighbor : neighbors_.All()) heard_[neighbor];
+  for (const int neighbor : neighbors_.All()) {
+    heard_.resize(std::max<size_t>(heard_.size(), neighbor + 1));
+  }
 }
 
 bool CachedSchedule::IsNext(const CollectiveRequest& request) const {
@@ -78,22 +80,22 @@ void CachedSchedule::Submit(CollectiveRequest request) {
 
 ProgressUpdate CachedSchedule::Report() const {
   ProgressUpdate report = own_;
-  for (const int child : neighbors_.children) report.Add(heard_.at(child));
+  for (const int child : neighbors_.children) report.Add(heard_[child]);
   return report;
 }
 
 // All ranks come to the same count in the end, though not at the same time:
 // progress is never taken back, and the last update of a neighbor is final.
 ProgressUpdate CachedSchedule::Total() const {
-  if (neighbors_.parent >= 0) return heard_.at(neighbors_.parent);
+  if (neighbors_.parent >= 0) return heard_[neighbors_.parent];
   ProgressUpdate total = Report();
-  for (const int peer : neighbors_.peers) total.Add(heard_.at(peer));
+  for (const int peer : neighbors_.peers) total.Add(heard_[peer]);
   return total;
 }
 
 absl::Status CachedSchedule::Receive(int neighbor,
                                      const ProgressUpdate& update) {
-  ProgressUpdate& before = heard_.at(neighbor);
+  ProgressUpdate& before = heard_[neighbor];
   if (before.all_left || update.count < before.count) {
     return absl::InternalError("a rank has taken back what it announced");
   }

@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -102,7 +101,7 @@ class CachedSchedule {
   // one.
   absl::Status Receive(int neighbor, const ProgressUpdate& update);
   // Returns true if `neighbor` has sent its last update.
-  bool IsLast(int neighbor) const { return heard_.at(neighbor).all_left; }
+  bool IsLast(int neighbor) const { return heard_[neighbor].all_left; }
 
   // The next item that all ranks have requested: this rank's request for it.
   std::optional<CollectiveRequest> TakeNext();
@@ -118,7 +117,7 @@ class CachedSchedule {
   const std::vector<CollectiveRequest> items_;
   const ProgressNeighbors neighbors_;
   ProgressUpdate own_;
-  std::map<int, ProgressUpdate> heard_;  // the last update of each neighbor
+  std::vector<ProgressUpdate> heard_;  // the last of each neighbor, by rank
   std::deque<CollectiveRequest> pending_;
   int64_t taken_ = 0;
 };
