@@ -171,6 +171,50 @@ def test_a_view_is_not_moved_twice():
     assert offload.statistics().moved == 1
 
 
+@pytest.fixture
+def as_traced():
+    """Graphs run without TensorFlow's optimizations."""
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": True}
+    )
+    yield
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": False}
+    )
+
+
+def test_a_sum_is_not_rounded_otherwise_once_a_copy_is_made(as_traced):
+    # A sum of three begins with the first that nobody else holds.
+    weight = tf.Variable(tf.ones([64, 64]))
+    offload = tfring.Offload(min_bytes=1024)
+
+    def traced_sum(offload):
+        @tf.function
+        def step(x, big, minus_big):
+            with tf.GradientTape() as tape:
+                moved = tf.tanh(weight * x)
+                late = moved
+                for _ in range(50):  # so that the copy has been made
+                    late = tf.nn.relu(late @ x)
+                with tf.control_dependencies([late]):
+                    total = tf.raw_ops.AddN(inputs=[big, minus_big, moved])
+                loss = tf.reduce_sum(total**2)
+            gradients = tape.gradient(loss, [weight])
+            if offload is not None:
+                tfring.offload_activations(gradients, offload)
+            return total, *gradients
+
+        return step
+
+    plain, moving = traced_sum(None), traced_sum(offload)
+    big = tf.fill([64, 64], 1e8)
+    for number in range(1, 20):
+        batch = tf.fill([64, 64], 0.1 * number), big, -big
+        for one, other in zip(plain(*batch), moving(*batch), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert offload.statistics().moved > 0
+
+
 def test_loops_and_calls_are_left_alone_and_said(capfd):
     offload = tfring.Offload(min_bytes=0)
     w = tf.Variable(tf.eye(64))

@@ -21,6 +21,11 @@ Note [Names]: TensorFlow sorts what is added up by the names of the operations
 that give it, and sums of floats depend on their order. So what takes the place
 of a tensor is called as it, with a slash and a word behind.
 
+Note [Sums in place]: a sum of three tensors begins with one that nobody else
+holds, and which these are must not depend on what is copied when. The forward
+pass takes feature maps from operations that give them in memory that cannot be
+written to (offload_ops.cc); a fetch waits for a sum, not for what it adds up.
+
 Note [After reductions]: with more than one rank, backpropagation waits for the
 starts of reductions, by operations in the way of data, which TensorFlow cannot
 merge anything across. Where these are follows from the edges that there are, so
@@ -125,14 +130,16 @@ class _Rewrite:
             )
 
     def _hold_forward_pass(self, handles: Sequence[tf.Tensor]) -> None:
+        """See Note [What waits for what] and Note [Sums in place]."""
         ahead = self._offload.ahead
-        for found, handle in zip(self._moved[ahead:], handles, strict=False):
+        for number, found in enumerate(self._moved):
             uses = feature_maps.forward_uses(self._schedule, found.tensor)
             if not uses:
                 continue
+            awaited = [handles[number - ahead]] if number >= ahead else []
             with _beside(found.tensor):
                 later = native.ops().tfring_after_stash(
-                    name="held", x=found.tensor, handle=handle
+                    name="held", x=found.tensor, handle=awaited
                 )
             for operation, number in uses:
                 # Not public, but what TensorFlow's own control flow uses.
@@ -200,7 +207,7 @@ class _Rewrite:
             )
 
     def _end_of_line(self, operation: tf.Operation) -> tf.Operation | None:
-        """See Note [Where edges are]."""
+        """See Note [Where edges are] and Note [Sums in place]."""
         while True:
             uses = {
                 user.name: user
@@ -209,6 +216,10 @@ class _Rewrite:
             }
             if not operation.outputs:
                 return None
+            sums = [user for user in uses.values() if _may_sum_in_place(user)]
+            if sums:
+                operation = sums[0]
+                continue
             if len(uses) > 1:
                 return operation
             if all(user.type.startswith("Tfring") for user in uses.values()):
@@ -232,6 +243,10 @@ class _Rewrite:
 
     def _position_of_need(self, i: int) -> int:
         return self._position(self._moved[i].uses[0].operation)
+
+
+def _may_sum_in_place(operation: tf.Operation) -> bool:
+    return operation.type == "AddN" and len(operation.inputs) > 2
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -28,6 +29,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorBuffer;
 using tensorflow::TensorShape;
 using tensorflow::Variant;
 using tensorflow::VariantTensorData;
@@ -219,12 +221,33 @@ class FetchOp : public AsyncOpKernel {
   int item_ = 0;
 };
 
+// The memory of a tensor, which no operation takes for its own result.
+class ReadOnlyBuffer : public TensorBuffer {
+ public:
+  explicit ReadOnlyBuffer(const Tensor& of)
+      : TensorBuffer(const_cast<char*>(of.tensor_data().data())), of_(of) {}
+
+  size_t size() const override { return of_.TotalBytes(); }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(
+      tensorflow::AllocationDescription* proto) const override {
+    proto->set_requested_bytes(static_cast<int64_t>(size()));
+  }
+  bool OwnsMemory() const override { return false; }
+
+ private:
+  const Tensor of_;
+};
+
+// See Note [Sums in place] of offload_ops.cc.
 class AfterStashOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    context->set_output(0, context->input(0));
+    const Tensor& x = context->input(0);
+    tensorflow::core::RefCountPtr<TensorBuffer> buffer(new ReadOnlyBuffer(x));
+    context->set_output(0, Tensor(x.dtype(), x.shape(), std::move(buffer)));
   }
 
   // It runs where its last input came from, in no thread of its own.

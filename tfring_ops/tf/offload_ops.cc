@@ -16,6 +16,15 @@
 // they decide alike for what has been away, a fetch takes in the shape, from
 // where they can see that it is that of the tensor that was stashed.
 //
+// Note [Sums in place]
+//
+// A sum of three tensors begins with the first one that nobody else holds, as
+// its memory takes the result: so how it is rounded depends on who holds what
+// at that moment.  Without offloading backpropagation holds a feature map, and
+// the forward pass never sums up in it.  So that it does not do so either once
+// a copy has been made, which is a matter of time, the forward pass is given
+// all feature maps by TfringAfterStash, in buffers that nobody may write to.
+//
 // The variants are references: to one run of the step, and to a tensor that is
 // away.  Where a run fails or is cancelled, the executor drops them like any
 // tensor, and with the last one goes what they refer to.
@@ -59,13 +68,14 @@ REGISTER_OP("TfringStash")
     .Attr("item: int")
     .SetShapeFn(Scalar);
 
-// `y` is `x`, once there is a `handle`: so the forward pass runs ahead of the
-// copies by no more than there is memory for.
+// `y` is `x`, once there is the `handle`: so the forward pass runs ahead of the
+// copies by no more than there is memory for.  See Note [Sums in place].
 REGISTER_OP("TfringAfterStash")
     .Input("x: T")
-    .Input("handle: variant")
+    .Input("handle: N * variant")
     .Output("y: T")
     .Attr("T: type")
+    .Attr("N: int >= 0")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
 // Copies back what was stashed, once the ops that gave `after` have run.  The
