@@ -174,15 +174,10 @@ def test_bits_of_the_other_policies(tmp_path):
     conv = check_same_bits(
         tfring.Offload("conv", min_bytes=0), branches_and_skips
     )
-    # Here TensorFlow's optimizations round some sums in another way.
-    some = tfring.Offload(lambda found: found.op_type == "Relu", min_bytes=0)
-    for one, other in zip(
-        fitted(branches_and_skips, None),
-        fitted(branches_and_skips, some),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
-    relu = some.statistics()
+    relu = check_same_bits(
+        tfring.Offload(lambda found: found.op_type == "Relu", min_bytes=0),
+        branches_and_skips,
+    )
     assert 0 < relu.moved < everything.moved
     assert 0 < conv.moved < everything.moved
     assert list(tmp_path.iterdir()) == []
