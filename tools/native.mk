@@ -139,7 +139,8 @@ SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
   cached_schedule))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
-# Streams that wait for a lost rank are let go, and then race by design.
+# Streams that wait for a rank that is lost or has failed are let go, and then
+# race by design.
 OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_%races_test \
   tests/cpp/cuda_lost_rank_test
 # So that none of those that take long is left for the end.

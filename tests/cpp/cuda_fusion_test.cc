@@ -160,24 +160,5 @@ TEST(CudaFusionBufferTest, WhereOneCannotExportItAllCopyWhatTheySend) {
   EXPECT_NE(text.find("CUDA_ERROR_NOT_SUPPORTED"), std::string::npos) << text;
 }
 
-TEST(CudaFusionBufferTest, AnErrorOfOneGpuReachesAllRanks) {
-  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  const WithFakeCuda delay(&FakeOptions::delay_us, 300);
-  const WithFakeCuda failing(&FakeOptions::launches_left, 20);
-  const SolvedAllreduce c = Solve(5000, 3);
-  std::atomic<int> failed{0};
-  const Options options = OptionsFor(Way::kIpc);
-  OnGpus(3, options, Way::kIpc,
-         [&](const CudaDevice& device, Transport& transport, Transport&) {
-           GpuFusion fusion(device, transport, options);
-           fusion.CheckAllreduce(c, 10);
-           EXPECT_NE(fusion.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
-                     absl::string_view::npos)
-               << fusion.status();
-           ++failed;
-           while (failed < 3) std::this_thread::yield();
-         });
-}
-
 }  // namespace
 }  // namespace tfring

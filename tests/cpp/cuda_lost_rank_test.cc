@@ -1,5 +1,5 @@
-// A rank that is lost before its GPU has done what the others wait for: they
-// come to an end without it.
+// A rank is lost, or its GPU fails, before it has done what the others wait
+// for: they come to an end without it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/cuda_fusion_checks.h"
 #include "tests/cpp/cuda_ranks.h"
+#include "tests/cpp/cuda_ring_checks.h"
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
@@ -21,7 +23,7 @@ namespace {
 
 // Longer than any rank may take, and less than it takes if it waits for the
 // lost one's messages.
-constexpr std::chrono::seconds kPatience{15};
+constexpr std::chrono::seconds kPatience{60};
 
 void Wait(const std::atomic<int>& number, int value) {
   while (number < value) {
@@ -108,6 +110,60 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
   FakeCuda()->held_device = -1;
   // The driver takes back what a killed process had.
   (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+}
+
+// The same, on one rank too, and where MPI knows of GPUs.
+class CudaFailingRankTest
+    : public testing::TestWithParam<std::tuple<int, Way>> {};
+INSTANTIATE_TEST_SUITE_P(Ways, CudaFailingRankTest,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Way::kIpc,
+                                                          Way::kStaged,
+                                                          Way::kCudaAware)));
+
+TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
+  const auto [size, way] = GetParam();
+  const WithFakeCuda delay(&FakeOptions::delay_us, 50);
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  std::atomic<int> failed{0};
+  const AllreduceCase c{DataType::kFloat32, ReduceOp::kSum, 8191};
+  const WithFakeCuda failing(&FakeOptions::launches_left,
+                             size == 1 ? 0 : 3 * size);
+  OnGpus(size, OptionsFor(way), way,
+         [&, size = size](const CudaDevice& device, Transport& transport,
+                          Transport&) {
+           GpuRank gpu(device, transport, kSegmentBytes);
+           const Elements input =
+               AllreduceInput(c.dtype, c.op, c.count, gpu.rank());
+           // On one rank nothing is reduced; but scaled.
+           AllreduceCase scaled = c;
+           if (size == 1) scaled.postscale = 0.5;
+           const auto result = gpu.Allreduce(scaled, input, /*in_place=*/true);
+           EXPECT_NE(result.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
+                     absl::string_view::npos)
+               << result.status();
+           failed += result.ok() ? 0 : 1;
+         });
+  EXPECT_EQ(failed, size);
+}
+
+TEST(CudaFailingPackTest, ItsErrorReachesAllRanks) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda delay(&FakeOptions::delay_us, 300);
+  const WithFakeCuda failing(&FakeOptions::launches_left, 20);
+  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 5000}, 3);
+  std::atomic<int> failed{0};
+  const Options options = OptionsFor(Way::kIpc);
+  OnGpus(3, options, Way::kIpc,
+         [&](const CudaDevice& device, Transport& transport, Transport&) {
+           GpuFusion fusion(device, transport, options);
+           fusion.CheckAllreduce(c, 10);
+           EXPECT_NE(fusion.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
+                     absl::string_view::npos)
+               << fusion.status();
+           ++failed;
+           while (failed < 3) std::this_thread::yield();
+         });
 }
 
 }  // namespace
