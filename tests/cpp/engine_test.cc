@@ -2,6 +2,7 @@
 #include "tfring_ops/engine/engine.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <chrono>
@@ -346,6 +347,22 @@ TEST_P(EngineTest, AnIdleEngineUsesNoCpu) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   // A thread that polls without sleep would take all 0.5 s.
   EXPECT_LT(cpu_seconds() - before, 0.05 * size());
+  ExpectWorks(job);
+}
+
+TEST_P(EngineTest, AnEngineThatNobodyUsesLooksSeldom) {
+  Job job(size());
+  ExpectWorks(job);
+  const auto waits = [] {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nvcsw;
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const int64_t before = waits();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  // Fifty a second as long as it may soon have work; here also a sanitizer's.
+  EXPECT_LT(waits() - before, 20 * size() + 20);
   ExpectWorks(job);
 }
 

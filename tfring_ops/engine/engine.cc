@@ -1,5 +1,6 @@
 #include "tfring_ops/engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <mutex>
@@ -38,6 +39,10 @@ constexpr int kCoordinatorRank = Negotiator::kCoordinatorRank;
 // for an idle rank but to hear a report, a shutdown response or that it leaves
 // a cached schedule.
 constexpr std::chrono::milliseconds kIdlePoll{20};
+// The same once nothing has been asked of it for a while, so that process sets
+// that nobody uses cost next to nothing.
+constexpr std::chrono::milliseconds kLongIdlePoll{250};
+constexpr std::chrono::seconds kLongIdle{1};
 // The same while workers are busy, which wake it when they are free.
 constexpr std::chrono::microseconds kBusyPoll{250};
 // A bucket of fewer bytes is not worth the way to a worker.
@@ -80,8 +85,11 @@ class RingEngine final : public Engine {
   }
 
   void Abort(const absl::Status& reason) override {
-    std::lock_guard<std::mutex> lock(abort_mutex_);
-    if (abort_reason_.ok()) abort_reason_ = reason;
+    {
+      std::lock_guard<std::mutex> lock(abort_mutex_);
+      if (abort_reason_.ok()) abort_reason_ = reason;
+    }
+    submissions_.Wake();
   }
 
   absl::Status ended() override { return submissions_.closed(); }
@@ -124,7 +132,7 @@ class RingEngine final : public Engine {
       } else if (!lanes_.idle()) {
         submissions_.WaitFor(kBusyPoll);
       } else if (in_flight_.empty() && !negotiator_.HasNext()) {
-        submissions_.WaitFor(kIdlePoll);
+        submissions_.WaitFor(IdlePoll());
         backoff = Backoff();
       } else {
         backoff.Pause();
@@ -142,6 +150,16 @@ class RingEngine final : public Engine {
       End(status);
       if (process_set_.on_lost) process_set_.on_lost(status);
     }
+  }
+
+  std::chrono::microseconds IdlePoll() const {
+    if (ending_since_ || Clock::now() - last_work_ < kLongIdle) {
+      return kIdlePoll;
+    }
+    return std::clamp(std::chrono::duration_cast<std::chrono::microseconds>(
+                          negotiator_.heartbeat_look()),
+                      std::chrono::microseconds(kIdlePoll),
+                      std::chrono::microseconds(kLongIdlePoll));
   }
 
   void KeepMemory() {
@@ -185,6 +203,7 @@ class RingEngine final : public Engine {
       requests.push_back(entry.request);
       in_flight_.emplace(name, InFlight{std::move(entry), now});
     }
+    if (!in_flight_.empty()) last_work_ = now;
     TFRING_ASSIGN_OR_RETURN(
         const bool progressed,
         negotiator_.Progress(std::move(requests),
@@ -350,6 +369,7 @@ class RingEngine final : public Engine {
   std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
   std::unordered_map<std::string, InFlight> in_flight_;
   std::optional<Clock::time_point> ending_since_;
+  Clock::time_point last_work_ = Clock::now();
   absl::Status poll_status_;
   absl::Status ended_;
   bool progressed_ = false;

@@ -80,6 +80,7 @@ void Submissions::RequestShutdown() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     shutdown_requested_ = true;
+    woken_ = true;
   }
   changed_.notify_one();
 }
@@ -99,10 +100,7 @@ void Submissions::Wake() {
 
 void Submissions::WaitFor(std::chrono::microseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const bool shutdown_known = shutdown_requested_;
-  changed_.wait_for(lock, timeout, [&] {
-    return !added_.empty() || shutdown_requested_ != shutdown_known || woken_;
-  });
+  changed_.wait_for(lock, timeout, [&] { return !added_.empty() || woken_; });
   woken_ = false;
 }
 

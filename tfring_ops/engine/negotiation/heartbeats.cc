@@ -61,7 +61,7 @@ absl::Status Heartbeats::Look(Clock::time_point now) {
   // here yet.
   if (now - last_look_ > silence_ / 2) Spare(now);
   last_look_ = now;
-  next_look_ = now + period_ / 4;
+  next_look_ = now + look();
   TFRING_RETURN_IF_ERROR(Listen(now));
   const bool changed = Judge(now);
   if (changed || now >= next_send_) Send(now);

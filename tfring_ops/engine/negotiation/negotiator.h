@@ -76,6 +76,10 @@ class Negotiator {
   const std::vector<Heartbeats::Silent>& silent() const {
     return heartbeats_.silent();
   }
+  // How long `Progress` may be put off for their sake.
+  Heartbeats::Clock::duration heartbeat_look() const {
+    return heartbeats_.look();
+  }
 
   // Returns true if no other rank will send this one anything more.
   bool over() const;
