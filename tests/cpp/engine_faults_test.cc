@@ -19,6 +19,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Less than a rank takes that waits for a failed one's time-out.
+constexpr std::chrono::seconds kPatience{60};
 constexpr int kSize = 3;
 // kSecondData: between nodes, where there are several for data.
 enum class Channel { kControl, kData, kSecondData };
@@ -107,7 +109,7 @@ class EngineFaultTest
     }
     if (failed) ExpectEveryRankFails(job, after);
     job.Shutdown();
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_LT(Clock::now() - begin, kPatience);
     for (int rank = 0; rank < kSize; ++rank) {
       for (const Entries& entries : work) {
         EXPECT_EQ(entries[rank]->outcome.calls(), job.started(rank).ok());
@@ -199,7 +201,7 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOfRepeatedSteps) {
       }
     }
     job.Shutdown();
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_LT(Clock::now() - begin, kPatience);
     failures += failed;
     successes = failed ? 0 : successes + 1;
     if (HasFailure()) return;
