@@ -236,6 +236,18 @@ TEST(PlannerTest, WhatWasNotMovedIsNotKept) {
   EXPECT_THAT(ChooseToKeep(step, 1000), ElementsAre(true, true, false));
 }
 
+TEST(PlanTest, ADiskIsNotForGpus) {
+  PlanOptions options;
+  options.directory = NewDirectory();
+  auto disk = MakeDiskTier(options.directory);
+  ASSERT_TRUE(disk.ok());
+  Plan plan(options, disk->get());
+  const auto tier = plan.TierOfGpu(0);
+  EXPECT_EQ(tier.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(tier.status().message(), HasSubstr("Use tier=\"host\""));
+  EXPECT_EQ(rmdir(options.directory.c_str()), 0);
+}
+
 class FakeMeter : public Meter {
  public:
   int64_t TakePeakBytes() override {

@@ -159,12 +159,14 @@ void RunGrid(unsigned blocks, unsigned threads,
 struct EventState {
   std::atomic<uint32_t> recorded;  // asked for
   std::atomic<uint32_t> done;      // come
+  std::atomic<int64_t> done_ns;    // at that time
 };
 struct Event {
   Context* const context;
+  const bool timed;
   const std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
-Event* NewEvent();
+Event* NewEvent(bool timed);
 // These set the object, if the result is 0: it exists, and a stream is the
 // current context's.  Null is that one's null stream.
 int FindEvent(void* handle, Event** event);
@@ -186,6 +188,8 @@ void WaitUntilAllIdle();
 
 int Record(Event& event, Stream* stream);
 void Await(const Event& event, Stream* stream);
+// Or until its context has an error.
+void WaitUntilDone(const Event& event);
 // Until `value` is `number` or more, as numbers that wrap round.
 void Write(std::atomic<uint32_t>& value, uint32_t number, Stream* stream);
 void Await(const std::atomic<uint32_t>& value, uint32_t number, Stream* stream);

@@ -222,8 +222,8 @@ void WaitUntilAllIdle() {
   for (const auto& stream : streams) stream->WaitUntilIdle();
 }
 
-Event* NewEvent() {
-  auto* const event = new Event{CurrentContext()};
+Event* NewEvent(bool timed) {
+  auto* const event = new Event{CurrentContext(), timed};
   const std::lock_guard<std::mutex> lock(events_mutex);
   Events().insert(event);
   return event;
@@ -245,7 +245,11 @@ int Record(Event& event, Stream* stream) {
   if (event.context != stream->context()) return kInvalidHandle;
   const uint32_t ticket = ++event.state->recorded;
   stream->Enqueue([state = event.state, ticket] {
-    if (!HasCome(state->done, ticket)) state->done = ticket;
+    if (HasCome(state->done, ticket)) return kSuccess;
+    state->done_ns = std::chrono::nanoseconds(
+                         std::chrono::steady_clock::now().time_since_epoch())
+                         .count();
+    state->done = ticket;
     return kSuccess;
   });
   return kSuccess;
@@ -258,6 +262,12 @@ void Await(const Event& event, Stream* stream) {
   stream->Enqueue([state = event.state, ticket, &context] {
     return WaitFor(state->done, ticket, context);
   });
+}
+
+void WaitUntilDone(const Event& event) {
+  const std::shared_ptr<EventState> state = event.state;
+  const Context& context = *event.context;
+  WaitFor(state->done, state->recorded, context);
 }
 
 void Write(std::atomic<uint32_t>& value, uint32_t number, Stream* stream) {

@@ -177,21 +177,24 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::ForOrdinal(
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(
     const CudaDevice& device) {
-  return CreateIn(device.context());
+  return CreateIn(device.context(), Timing::kNone);
 }
 
-absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateOn(int ordinal) {
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateOn(int ordinal,
+                                                               Timing timing) {
   TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
-  return CreateIn(context);
+  return CreateIn(context, timing);
 }
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateIn(
-    CUctx_st* context) {
+    CUctx_st* context, Timing timing) {
   const CudaScope scope(Driver(), context);
   TFRING_RETURN_IF_ERROR(scope.status());
+  const unsigned flags =
+      kCudaEventBlockingSync |
+      (timing == Timing::kNone ? kCudaEventDisableTiming : 0);
   CUevent event = nullptr;
-  TFRING_RETURN_IF_ERROR(
-      Driver().cuEventCreate(&event, kCudaEventDisableTiming));
+  TFRING_RETURN_IF_ERROR(Driver().cuEventCreate(&event, flags));
   return std::unique_ptr<CudaEvent>(new CudaEvent(context, event));
 }
 
@@ -219,6 +222,70 @@ absl::StatusOr<bool> CudaEvent::Done() const {
   if (result == kCudaErrorNotReady) return false;
   TFRING_RETURN_IF_ERROR(Driver().Check(result, "cuEventQuery"));
   return true;
+}
+
+absl::Status CudaEvent::Wait() const {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  return Driver().cuEventSynchronize(event_);
+}
+
+absl::StatusOr<int64_t> CudaEvent::NanosecondsAfter(
+    const CudaEvent& other) const {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  float ms = 0;
+  TFRING_RETURN_IF_ERROR(
+      Driver().cuEventElapsedTime(&ms, other.event_, event_));
+  return static_cast<int64_t>(ms * 1e6);
+}
+
+absl::StatusOr<std::unique_ptr<CudaCopyStream>> CudaCopyStream::CreateOn(
+    int ordinal) {
+  TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
+  const CudaScope scope(Driver(), context);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  CUstream stream = nullptr;
+  TFRING_RETURN_IF_ERROR(CreateStream(Driver(), &stream));
+  return std::unique_ptr<CudaCopyStream>(new CudaCopyStream(context, stream));
+}
+
+CudaCopyStream::~CudaCopyStream() {
+  const CudaScope scope(Driver(), context_);
+  Driver().cuStreamDestroy.Result(stream_);
+}
+
+absl::Status CudaCopyStream::Upload(void* device, const void* pinned,
+                                    int64_t bytes) const {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  return Driver().cuMemcpyHtoDAsync(DeviceAddress(device), pinned, bytes,
+                                    stream_);
+}
+
+absl::Status CudaCopyStream::Download(void* pinned, const void* device,
+                                      int64_t bytes) const {
+  const CudaScope scope(Driver(), context_);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  return Driver().cuMemcpyDtoHAsync(pinned, DeviceAddress(device), bytes,
+                                    stream_);
+}
+
+absl::StatusOr<void*> AllocatePinned(int ordinal, int64_t bytes) {
+  TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
+  const CudaScope scope(Driver(), context);
+  TFRING_RETURN_IF_ERROR(scope.status());
+  void* memory = nullptr;
+  TFRING_RETURN_IF_ERROR(
+      Driver().cuMemHostAlloc(&memory, bytes, kCudaHostPortable));
+  return memory;
+}
+
+void FreePinned(int ordinal, void* memory) {
+  const absl::StatusOr<CUcontext> context = ContextOf(ordinal);
+  if (!context.ok()) return;
+  const CudaScope scope(Driver(), *context);
+  Driver().cuMemFreeHost.Result(memory);
 }
 
 }  // namespace tfring

@@ -18,6 +18,7 @@
 // The driver's own types.
 struct CUctx_st;
 struct CUevent_st;
+struct CUstream_st;
 
 namespace tfring {
 
@@ -67,16 +68,19 @@ class CudaDevice {
   virtual absl::Status Finish() const = 0;
 };
 
-// A moment in the order of a stream, for other streams to wait for.  Nobody on
-// the host waits.  One thread at a time; with Record on one thread and Await on
+// A moment in the order of a stream, for other streams and the host to wait
+// for.  One thread at a time; with Record on one thread and Await or Wait on
 // another, something else says that Record has returned.
 class CudaEvent {
  public:
+  enum class Timing { kNone, kTimed };
+
   static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(
       const CudaDevice& device);
   // On GPU `ordinal`, whose primary context is kept for ever: no kernels are
   // loaded for it.
-  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(int ordinal);
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(
+      int ordinal, Timing timing = Timing::kNone);
   ~CudaEvent();
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -87,15 +91,52 @@ class CudaEvent {
   absl::Status Await(void* stream) const;
   // Returns true if that moment has come.
   absl::StatusOr<bool> Done() const;
+  // Returns when that moment has come, and sleeps until then.
+  absl::Status Wait() const;
+  // How much later that moment has come than the one of `other`.
+  // REQUIRES: both have come, and are timed.
+  absl::StatusOr<int64_t> NanosecondsAfter(const CudaEvent& other) const;
 
  private:
-  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateIn(CUctx_st* context);
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateIn(CUctx_st* context,
+                                                             Timing timing);
   CudaEvent(CUctx_st* context, CUevent_st* event)
       : context_(context), event_(event) {}
 
   CUctx_st* const context_;
   CUevent_st* const event_;
 };
+
+// A stream for copies between the GPU and pinned memory of the host, at the
+// highest priority.  Its GPU's primary context is kept for ever, and no kernels
+// are loaded for it.  Thread-safe.
+class CudaCopyStream {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaCopyStream>> CreateOn(int ordinal);
+  // What has been enqueued is still done.
+  ~CudaCopyStream();
+  CudaCopyStream(const CudaCopyStream&) = delete;
+  CudaCopyStream& operator=(const CudaCopyStream&) = delete;
+
+  void* stream() const { return stream_; }
+
+  // Return before the GPU has done it.
+  absl::Status Upload(void* device, const void* pinned, int64_t bytes) const;
+  absl::Status Download(void* pinned, const void* device, int64_t bytes) const;
+
+ private:
+  CudaCopyStream(CUctx_st* context, CUstream_st* stream)
+      : context_(context), stream_(stream) {}
+
+  CUctx_st* const context_;
+  CUstream_st* const stream_;
+};
+
+// Pinned memory of the host, for copies to and from any GPU.  GPU `ordinal` may
+// be any one that is in use; its primary context is kept for ever.
+absl::StatusOr<void*> AllocatePinned(int ordinal, int64_t bytes);
+// Waits until GPUs have done what they have been asked for.
+void FreePinned(int ordinal, void* memory);
 
 }  // namespace tfring
 

@@ -34,6 +34,7 @@ inline constexpr int kCudaSuccess = 0;
 inline constexpr int kCudaErrorOutOfMemory = 2;
 inline constexpr int kCudaErrorNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
+inline constexpr unsigned kCudaEventBlockingSync = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
 inline constexpr unsigned kCudaHostPortable = 1;
@@ -124,6 +125,8 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION_AS(cuEventDestroy, "cuEventDestroy_v2", CUevent);
   TFRING_CUDA_FUNCTION(cuEventRecord, CUevent, CUstream);
   TFRING_CUDA_FUNCTION(cuEventQuery, CUevent);
+  TFRING_CUDA_FUNCTION(cuEventSynchronize, CUevent);
+  TFRING_CUDA_FUNCTION(cuEventElapsedTime, float*, CUevent, CUevent);
   TFRING_CUDA_FUNCTION_AS(cuMemAlloc, "cuMemAlloc_v2", CUdeviceptr*, size_t);
   TFRING_CUDA_FUNCTION_AS(cuMemFree, "cuMemFree_v2", CUdeviceptr);
   TFRING_CUDA_FUNCTION(cuMemHostAlloc, void**, size_t, unsigned);

@@ -90,6 +90,17 @@ absl::StatusOr<std::shared_ptr<Execution>> Plan::Begin(
                                      keep_, measures);
 }
 
+absl::StatusOr<Tier*> Plan::TierOfGpu(int gpu) {
+  if (!options_.directory.empty()) {
+    return absl::UnimplementedError(
+        "offload: tier=\"disk\" is for feature maps on CPUs, and this one is "
+        "on a GPU. Use tier=\"host\".");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (pinned_tier_ == nullptr) pinned_tier_ = Tier::FindPinned(gpu);
+  return pinned_tier_;
+}
+
 absl::Status Plan::Decide(int64_t peak_bytes) {
   if (options_.budget_bytes == 0 || begun_ < kMeasuredStep) {
     return absl::OkStatus();
@@ -147,6 +158,12 @@ PlanStatistics Plan::statistics() const {
   std::lock_guard<std::mutex> lock(mutex_);
   PlanStatistics statistics = statistics_;
   statistics.tier = tier_->use();
+  if (pinned_tier_ != nullptr) {
+    const Tier::Use pinned = pinned_tier_->use();
+    statistics.tier.in_use_bytes += pinned.in_use_bytes;
+    statistics.tier.peak_bytes += pinned.peak_bytes;
+    statistics.tier.reserved_bytes += pinned.reserved_bytes;
+  }
   return statistics;
 }
 

@@ -60,7 +60,7 @@ struct PlanStatistics {
   int64_t back_ns = 0;
   int64_t step_ns = 0;     // from its begin to that of the next
   int64_t peak_bytes = 0;  // that were allocated; -1 if nobody counts
-  // Of the tier, which plans share.
+  // Of the tiers, which plans share.
   Tier::Use tier;
 };
 
@@ -84,7 +84,10 @@ class Plan : public std::enable_shared_from_this<Plan> {
       std::shared_ptr<Meter> meter);
 
   PlanStatistics statistics() const;
+  // Where tensors in the host's memory go.
   Tier* tier() const { return tier_; }
+  // Where those of a GPU go: pinned memory.  Unimplemented for a disk.
+  absl::StatusOr<Tier*> TierOfGpu(int gpu);
 
  private:
   friend class Execution;
@@ -96,7 +99,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
 
   const PlanOptions options_;
   Tier* const tier_;
-  mutable std::mutex mutex_;  // of all that follows
+  mutable std::mutex mutex_;     // of all that follows
+  Tier* pinned_tier_ = nullptr;  // if it is in use
   int64_t begun_ = 0;
   int64_t begun_ns_ = 0;
   bool decided_ = false;

@@ -23,4 +23,9 @@ absl::StatusOr<Tier*> Tier::Find(const std::string& directory) {
   return tier.get();
 }
 
+Tier* Tier::FindPinned(int gpu) {
+  static Tier* const tier = MakePinnedTier(gpu).release();
+  return tier;
+}
+
 }  // namespace tfring

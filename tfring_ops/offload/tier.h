@@ -30,6 +30,8 @@ class Tier {
     virtual absl::Status Write(const char* source, int64_t offset,
                                int64_t bytes) = 0;
     virtual absl::Status Read(char* target, int64_t offset, int64_t bytes) = 0;
+    // Its memory; null if it is in a file.
+    virtual char* memory() const { return nullptr; }
   };
 
   struct Use {
@@ -49,10 +51,14 @@ class Tier {
   // The host's memory if `directory` is empty, else a file in it.  One tier for
   // each directory, which lives for ever.
   static absl::StatusOr<Tier*> Find(const std::string& directory);
+  // Memory of the host that GPUs can copy from and to; one tier for all of
+  // them, which lives for ever.  `gpu` is one that is in use.
+  static Tier* FindPinned(int gpu);
 };
 
 // Memory of the host.
 std::unique_ptr<Tier> MakeHostTier();
+std::unique_ptr<Tier> MakePinnedTier(int gpu);
 
 // A file in `directory` that has no name, so that it is gone with the process,
 // however that ends.

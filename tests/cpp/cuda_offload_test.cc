@@ -1,0 +1,306 @@
+// Feature maps of a GPU: copies beside its computation, and pinned memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/kernels/cuda_kernels.h"
+#include "tfring_ops/offload/copier.h"
+#include "tfring_ops/offload/cuda_copier.h"
+#include "tfring_ops/offload/tier.h"
+
+namespace tfring {
+namespace {
+
+using Direction = Copier::Direction;
+using testing::HasSubstr;
+
+constexpr int64_t kBytes = 4096;
+// So long does a test wait for what must not happen, and for what must.
+constexpr std::chrono::milliseconds kShort(100);
+constexpr std::chrono::seconds kLong(30);
+// FAKE_CUDA_HELD
+constexpr int kFramework = 1, kCopies = 2;
+
+Elements Filled(int value) {
+  return Elements(kBytes, static_cast<std::byte>(value));
+}
+
+// The framework is this test, and its stream is the null stream.
+class CudaCopierTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto copier = CudaCopier::Create(0);
+    ASSERT_TRUE(copier.ok()) << copier.status();
+    copier_ = *std::move(copier);
+    for (std::unique_ptr<Tier::Slot>& slot : slots_) {
+      auto allocated = tier_->Allocate(kBytes);
+      ASSERT_TRUE(allocated.ok()) << allocated.status();
+      slot = *std::move(allocated);
+      std::memset(slot->memory(), 0, kBytes);
+    }
+  }
+  // Its memory is not freed while it is copied.
+  void TearDown() override { copier_.reset(); }
+
+  std::future<absl::Status> Submit(Direction direction,
+                                   const DeviceElements& tensor, int slot) {
+    auto ended = std::make_shared<std::promise<absl::Status>>();
+    copier_->Submit(direction, nullptr, reinterpret_cast<char*>(tensor.data()),
+                    slots_[slot]->memory(), kBytes,
+                    [ended](const absl::Status& status, int64_t busy_ns) {
+                      EXPECT_GE(busy_ns, 0);
+                      ended->set_value(status);
+                    });
+    return ended->get_future();
+  }
+
+  // As the framework's kernels do: enqueued, and not yet done.
+  void Enqueue(const DeviceElements& to, const DeviceElements& from) {
+    const CudaDriver& driver = **CudaDriver::Get();
+    const CudaScope scope(driver, device_->context());
+    ASSERT_EQ(
+        driver.cuMemcpyDtoDAsync(DeviceAddress(to.data()),
+                                 DeviceAddress(from.data()), kBytes, nullptr),
+        absl::OkStatus());
+  }
+  void FinishFramework() {
+    auto event = CudaEvent::Create(*device_);
+    ASSERT_TRUE(event.ok()) << event.status();
+    ASSERT_EQ((*event)->Record(nullptr), absl::OkStatus());
+    const auto deadline = std::chrono::steady_clock::now() + kLong;
+    while (!(*event)->Done().value()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
+  }
+
+  Elements InSlot(int slot) const {
+    Elements elements(kBytes);
+    std::memcpy(elements.data(), slots_[slot]->memory(), kBytes);
+    return elements;
+  }
+
+  const std::unique_ptr<CudaDevice> device_ = OpenGpu();
+  const std::unique_ptr<Tier> tier_ = MakePinnedTier(0);
+  std::unique_ptr<Tier::Slot> slots_[8];
+  std::unique_ptr<CudaCopier> copier_;
+};
+
+void ExpectOkSoon(std::future<absl::Status>& ended) {
+  ASSERT_EQ(ended.wait_for(kLong), std::future_status::ready);
+  EXPECT_EQ(ended.get(), absl::OkStatus());
+}
+
+TEST_F(CudaCopierTest, ACopyOutWaitsForWhatMakesTheTensor) {
+  const DeviceElements tensor(*device_, Filled(1)), made(*device_, Filled(2));
+  std::future<absl::Status> ended;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
+    Enqueue(tensor, made);
+    ended = Submit(Direction::kOut, tensor, 0);
+    EXPECT_EQ(ended.wait_for(kShort), std::future_status::timeout);
+  }
+  ExpectOkSoon(ended);
+  EXPECT_EQ(InSlot(0), Filled(2));
+}
+
+TEST_F(CudaCopierTest, ACopyOutIsDoneWhenItHasEnded) {
+  const DeviceElements tensor(*device_, Filled(1)), next(*device_, Filled(2));
+  std::future<absl::Status> ended;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held, kCopies);
+    ended = Submit(Direction::kOut, tensor, 0);
+    FinishFramework();
+    EXPECT_EQ(ended.wait_for(kShort), std::future_status::timeout);
+  }
+  ExpectOkSoon(ended);
+  // Now its memory is given out again.
+  Enqueue(tensor, next);
+  FinishFramework();
+  EXPECT_EQ(InSlot(0), Filled(1));
+}
+
+TEST_F(CudaCopierTest, ACopyBackWaitsForWhoeverHadTheMemory) {
+  const DeviceElements memory(*device_, Filled(1)), read(*device_, Filled(0));
+  std::memset(slots_[0]->memory(), 2, kBytes);
+  std::future<absl::Status> ended;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
+    Enqueue(read, memory);
+    ended = Submit(Direction::kBack, memory, 0);
+    EXPECT_EQ(ended.wait_for(kShort), std::future_status::timeout);
+  }
+  ExpectOkSoon(ended);
+  EXPECT_EQ(read.Download(), Filled(1));
+  EXPECT_EQ(memory.Download(), Filled(2));
+}
+
+TEST_F(CudaCopierTest, ACopyBackIsDoneWhenItHasEnded) {
+  const DeviceElements memory(*device_, Filled(1)), used(*device_, Filled(0));
+  std::memset(slots_[0]->memory(), 2, kBytes);
+  std::future<absl::Status> ended;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held, kCopies);
+    ended = Submit(Direction::kBack, memory, 0);
+    FinishFramework();
+    EXPECT_EQ(ended.wait_for(kShort), std::future_status::timeout);
+  }
+  ExpectOkSoon(ended);
+  // Now who needs it is enqueued.
+  Enqueue(used, memory);
+  FinishFramework();
+  EXPECT_EQ(used.Download(), Filled(2));
+}
+
+TEST_F(CudaCopierTest, TheFrameworkDoesNotWaitForCopies) {
+  const DeviceElements tensor(*device_, Filled(1)), memory(*device_, Filled(2));
+  std::future<absl::Status> out, back;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held, kCopies);
+    out = Submit(Direction::kOut, tensor, 0);
+    back = Submit(Direction::kBack, memory, 1);
+    ASSERT_NO_FATAL_FAILURE(FinishFramework());
+  }
+  ExpectOkSoon(out);
+  ExpectOkSoon(back);
+}
+
+// Tensors one after the other in the same memory, out and back again.
+TEST_F(CudaCopierTest, BitsUnderDelays) {
+  const WithFakeCuda delay(&fake_cuda::Options::delay_us, 300);
+  const DeviceElements one(*device_, Filled(0)), other(*device_, Filled(0));
+  const DeviceElements* const memory[] = {&one, &other};
+  std::vector<std::unique_ptr<DeviceElements>> made, used;
+  for (int i = 0; i < 8; ++i) {
+    made.push_back(std::make_unique<DeviceElements>(*device_, Filled(10 + i)));
+    used.push_back(std::make_unique<DeviceElements>(*device_, Filled(0)));
+  }
+  for (int step = 0; step < 10; ++step) {
+    std::future<absl::Status> ended[2];
+    for (int i = 0; i < 8; ++i) {
+      if (i >= 2) ExpectOkSoon(ended[i % 2]);
+      Enqueue(*memory[i % 2], *made[i]);
+      ended[i % 2] = Submit(Direction::kOut, *memory[i % 2], i);
+    }
+    for (int i = 7; i >= 0; --i) {
+      ExpectOkSoon(ended[i % 2]);
+      ended[i % 2] = Submit(Direction::kBack, *memory[i % 2], i);
+      ExpectOkSoon(ended[i % 2]);
+      Enqueue(*used[i], *memory[i % 2]);
+      ended[i % 2] = Submit(Direction::kOut, *memory[i % 2], i);
+    }
+    for (std::future<absl::Status>& last : ended) ExpectOkSoon(last);
+    FinishFramework();
+    for (int i = 0; i < 8; ++i) EXPECT_EQ(used[i]->Download(), Filled(10 + i));
+  }
+}
+
+TEST_F(CudaCopierTest, StreamsHaveTheHighestPriority) {
+  EXPECT_EQ(FakeCudaCounts().ordinary_streams, 0);
+}
+
+TEST_F(CudaCopierTest, WhatWasSubmittedEndsBeforeTheCopier) {
+  const WithFakeCuda delay(&fake_cuda::Options::delay_us, 2000);
+  const DeviceElements tensor(*device_, Filled(3));
+  std::vector<std::future<absl::Status>> ended;
+  for (int slot = 0; slot < 8; ++slot) {
+    ended.push_back(Submit(Direction::kOut, tensor, slot));
+  }
+  copier_.reset();
+  for (std::future<absl::Status>& one : ended) {
+    ASSERT_EQ(one.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+    EXPECT_EQ(one.get(), absl::OkStatus());
+  }
+  EXPECT_EQ(InSlot(7), Filled(3));
+}
+
+// GPU 1, whose end no other test minds.
+TEST(CudaCopierFailureTest, CopiesEndWithTheErrorOfTheirContext) {
+  const WithFakeCuda devices(&fake_cuda::Options::devices, 2);
+  const CudaDriver& driver = **CudaDriver::Get();
+  auto copier = CudaCopier::Create(1);
+  ASSERT_TRUE(copier.ok()) << copier.status();
+  const std::unique_ptr<Tier> tier = MakePinnedTier(1);
+  auto slot = tier->Allocate(kBytes);
+  ASSERT_TRUE(slot.ok()) << slot.status();
+  CUcontext context = nullptr;
+  ASSERT_EQ(driver.cuDevicePrimaryCtxRetain(&context, 1), absl::OkStatus());
+  const CudaScope scope(driver, context);
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(driver.cuMemAlloc(&memory, kBytes), absl::OkStatus());
+
+  auto submit = [&] {
+    auto ended = std::make_shared<std::promise<absl::Status>>();
+    (*copier)->Submit(Direction::kOut, nullptr,
+                      static_cast<char*>(DeviceMemory(memory)),
+                      (*slot)->memory(), kBytes,
+                      [ended](const absl::Status& status, int64_t) {
+                        ended->set_value(status);
+                      });
+    return ended->get_future();
+  };
+  std::future<absl::Status> ended;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
+    CUmodule module = nullptr;
+    CUfunction function = nullptr;
+    ASSERT_EQ(driver.cuModuleLoadDataEx(&module, tfring_cuda_ptx, 0, nullptr,
+                                        nullptr),
+              absl::OkStatus());
+    ASSERT_EQ(
+        driver.cuModuleGetFunction(&function, module, "tfring_sum_float32"),
+        absl::OkStatus());
+    CUdeviceptr nowhere = 0;
+    int64_t count = 1;
+    void* parameters[] = {&nowhere, &nowhere, &nowhere, &count};
+    ASSERT_EQ(driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, nullptr,
+                                    parameters, nullptr),
+              absl::OkStatus());
+    ended = submit();
+  }
+  ASSERT_EQ(ended.wait_for(kLong), std::future_status::ready);
+  EXPECT_THAT(ended.get().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  // From then on none begins.
+  ended = submit();
+  ASSERT_EQ(ended.wait_for(kLong), std::future_status::ready);
+  EXPECT_THAT(ended.get().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+}
+
+TEST(PinnedTierTest, IsPinnedAndDoesNotGrow) {
+  const std::unique_ptr<CudaDevice> device = OpenGpu();
+  const CudaDriver& driver = **CudaDriver::Get();
+  const CudaScope scope(driver, device->context());
+  const std::unique_ptr<Tier> tier = MakePinnedTier(0);
+  for (int step = 0; step < 100; ++step) {
+    std::vector<std::unique_ptr<Tier::Slot>> slots;
+    // The last batch of an epoch is smaller.
+    const int64_t rows = step % 10 == 9 ? 3 : 8;
+    for (int64_t i = 1; i <= 6; ++i) {
+      auto slot = tier->Allocate(rows * i * kBytes);
+      ASSERT_TRUE(slot.ok());
+      CUdeviceptr address = 0;
+      EXPECT_EQ(
+          driver.cuMemHostGetDevicePointer(&address, (*slot)->memory(), 0),
+          absl::OkStatus());
+      slots.push_back(*std::move(slot));
+    }
+  }
+  EXPECT_EQ(tier->use().in_use_bytes, 0);
+  EXPECT_EQ(tier->use().peak_bytes, 8 * 21 * kBytes);
+  EXPECT_LE(tier->use().reserved_bytes, tier->use().peak_bytes);
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,66 @@
+// Copies between tensors on a GPU and pinned memory of the host, beside the
+// computation: on two streams of the highest priority, one for each direction.
+//
+// Note [What copies wait for on a GPU]
+//
+// The framework enqueues work on a stream and runs ahead of it.  Memory is
+// given out again as soon as the work that uses it has been enqueued: the next
+// user is behind it on the same stream.  So
+//
+// 1. no copy begins before the framework's stream has done what it had been
+//    asked for when the copy was submitted.  For a copy out, that makes the
+//    tensor; for one back, that may still use the memory which was allocated
+//    for it;
+// 2. the host hears of a copy when it has ended, not when it was enqueued.
+//    Until then nobody else may have the memory of the tensor, nor of the slot.
+//
+// The framework's stream itself never waits for a copy: what uses a tensor that
+// comes back is enqueued after 2.  If it waited, so would all that is enqueued
+// meanwhile and could run beside the copy.
+//
+// Thread-safe.
+//
+// Invariants:
+// - `done` of each copy is called exactly once: on a thread of the copier, or
+// by
+//   Submit if nothing could be enqueued.
+// - If a context fails, its copies end with its error.
+#ifndef TFRING_OPS_OFFLOAD_CUDA_COPIER_H_
+#define TFRING_OPS_OFFLOAD_CUDA_COPIER_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "tfring_ops/offload/copier.h"
+
+namespace tfring {
+
+class CudaCopier {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaCopier>> Create(int ordinal);
+  // The one of GPU `ordinal`, which lives for ever.
+  static absl::StatusOr<CudaCopier*> Find(int ordinal);
+
+  // Waits for the copies that have been submitted.
+  ~CudaCopier();
+  CudaCopier(const CudaCopier&) = delete;
+  CudaCopier& operator=(const CudaCopier&) = delete;
+
+  // `stream` is the framework's, a CUstream; `busy_ns` of `done` is how long
+  // the GPU copied.
+  void Submit(Copier::Direction direction, void* stream, char* device,
+              char* pinned, int64_t bytes, Copier::Done done);
+
+ private:
+  class Lane;
+
+  CudaCopier(std::unique_ptr<Lane> out, std::unique_ptr<Lane> back);
+
+  const std::unique_ptr<Lane> out_;
+  const std::unique_ptr<Lane> back_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_OFFLOAD_CUDA_COPIER_H_
