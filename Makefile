@@ -137,7 +137,8 @@ parallel-test/%: build
 # and 4.  At one rank validate.py runs some.
 #   make gpu-test GPU_RANKS="1 2 3 4"
 GPU_RANKS := 2
-GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py
+GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
+  tests/parallel/on_gpu_offload.py
 ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
   join_callback loading metric_average metrics monitor not_broadcast offload \
   runtime seeds shard_states timeline topology undistributed user_scripts \

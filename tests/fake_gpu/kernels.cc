@@ -127,6 +127,37 @@ class ReluOp : public OpKernel {
   }
 };
 
+// Into the memory of the first operand that nobody else holds, and beginning
+// with that one, as TensorFlow's own does it.
+class AddNOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    std::vector<float*> operands;
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      operands.push_back(Elements<float>(context->input(i)));
+    }
+    Tensor* output = nullptr;
+    const TensorShape shape = context->input(0).shape();
+    for (int i = 0; output == nullptr && i < context->num_inputs(); ++i) {
+      if (context->forward_input_to_output_with_shape(i, 0, shape, &output)) {
+        std::swap(operands[0], operands[i]);
+      }
+    }
+    if (output == nullptr) output = NewOutput(context, shape);
+    if (output == nullptr) return;
+    Launch(context, [operands, z = Elements<float>(*output),
+                     count = output->NumElements()] {
+      for (int64_t i = 0; i < count; ++i) {
+        float sum = operands[0][i];
+        for (size_t j = 1; j < operands.size(); ++j) sum += operands[j][i];
+        z[i] = sum;
+      }
+    });
+  }
+};
+
 class BiasAddGradOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -291,6 +322,7 @@ REGISTER_KERNEL_BUILDER(ON_GPU("Sub", float), BinaryOp<std::minus<float>>);
 REGISTER_KERNEL_BUILDER(ON_GPU("Mul", float), BinaryOp<std::multiplies<float>>);
 REGISTER_KERNEL_BUILDER(ON_GPU("ReluGrad", float), BinaryOp<Rectified>);
 REGISTER_KERNEL_BUILDER(ON_GPU("Relu", float), ReluOp);
+REGISTER_KERNEL_BUILDER(ON_GPU("AddN", float), AddNOp);
 REGISTER_KERNEL_BUILDER(ON_GPU("BiasAddGrad", float), BiasAddGradOp);
 REGISTER_KERNEL_BUILDER(ON_GPU("MatMul", float), MatMulOp);
 

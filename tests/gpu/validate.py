@@ -63,6 +63,7 @@ PARTS = {
         (1, 2),
         _ON_GPU,
     ),
+    "offload": Part(("tests/parallel/on_gpu_offload.py",), (1, 2), _ON_GPU),
     "xla": Part(
         ("tests/parallel/test_xla.py", "tests/parallel/test_xla_stress.py"),
         (1, 2),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ctypes
 
+# Of `held`: all streams but TensorFlow's.
+OTHER_STREAMS = 2
+
 
 class Options(ctypes.Structure):
     """The first of those in tests/fake_cuda/fake_cuda.h."""
 
-    _fields_ = (("delay_us", ctypes.c_int), ("ignore_waits", ctypes.c_int))
+    _fields_ = (
+        ("delay_us", ctypes.c_int),
+        ("ignore_waits", ctypes.c_int),
+        ("held", ctypes.c_int),
+    )
 
 
 def options() -> Options | None:

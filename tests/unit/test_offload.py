@@ -361,13 +361,6 @@ def test_refuses_xla():
         step(BATCH)
 
 
-def test_refuses_gpus(monkeypatch):
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
-    step = traced(tfring.Offload())
-    with pytest.raises(NotImplementedError, match="here is a GPU"):
-        step(BATCH)
-
-
 def test_refuses_gradients_from_elsewhere():
     @tf.function
     def step(x):

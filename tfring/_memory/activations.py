@@ -29,8 +29,8 @@ def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
         offload: What is moved, and where to.
 
     Raises:
-        NotImplementedError: The step is being traced for XLA, has loops of
-            TensorFlow 1, or there is a GPU.
+        NotImplementedError: The step is being traced for XLA, or has loops of
+            TensorFlow 1.
         RuntimeError: It is called outside of a `tf.function`.
         TypeError: `offload` is no `tfring.Offload`.
         ValueError: The function that is being traced has computed no gradients.
@@ -109,10 +109,4 @@ def offload_step(
         for tensor in tf.nest.flatten(gradient, expand_composites=True)
         if tf.is_symbolic_tensor(tensor) and tensor.graph is graph
     ]
-    if tf.config.list_logical_devices("GPU"):
-        raise NotImplementedError(
-            f"{function}: offload= moves feature maps of the CPU only so far, "
-            "and here is a GPU. Leave offload= out, or hide the GPU before "
-            'TensorFlow uses it: tf.config.set_visible_devices([], "GPU").'
-        )
     rewrite(graph, tensors, offload)

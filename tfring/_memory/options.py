@@ -53,13 +53,15 @@ class OffloadStatistics:
         kept: How many stayed because the budget has room for them.
         kept_bytes: Their bytes.
         small: How many stayed because they are smaller than `min_bytes`.
-        out_ns: How long the copying threads were at work to copy out, added up.
+        out_ns: How long the copying threads were at work to copy out, added up;
+            on a GPU, how long it copied.
         back_ns: The same for copying back.
         step_ns: From the begin of the step to that of the next one.
         peak_bytes: The most that the device's allocator had given out at once,
             for `policy="auto"`; -1 for the others.
         tier_bytes: What the tier holds now, of all steps of this process.
-        tier_peak_bytes: The most that it has held.
+        tier_peak_bytes: The most that it has held. Pinned and ordinary memory
+            of the host are added up.
         tier_reserved_bytes: What it has taken from the host or the disk; it is
             used again by later steps.
     """
@@ -113,7 +115,9 @@ class Offload:
             many may be back before they are used. More hides copies better, and
             takes more memory.
         tier: `"host"`, memory of the host that is not TensorFlow's, or
-            `"disk"`, a file.
+            `"disk"`, a file. From a GPU feature maps go to pinned memory of the
+            host; with `"disk"` the first step raises
+            `tf.errors.UnimplementedError` there.
         directory: For `"disk"`: where the file is. It has no name, so that it
             is gone with the process, however that ends. Default: the system's
             folder for temporary files, which may be memory; give one on a disk.

@@ -1,5 +1,11 @@
-// The kernels of offload_ops.cc, on the CPU.  Conversion only: between tensors
-// and what offload/ knows.
+// The kernels of offload_ops.cc, on the CPU and on GPUs.  Conversion only:
+// between tensors and what offload/ knows.
+//
+// On a GPU an op has run when its work has been enqueued, and what it took in
+// is given back.  That is soon enough for TfringComputed: what a fetch
+// allocates then is memory that has been given back, and its copy waits for the
+// work that was enqueued; see Note [What copies wait for on a GPU] of
+// cuda_copier.h.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -17,6 +23,8 @@
 #include "tfring_ops/offload/copier.h"
 #include "tfring_ops/offload/plan.h"
 #include "tfring_ops/offload/tier.h"
+#include "tfring_ops/tf/dtypes.h"
+#include "tfring_ops/tf/offload_copies.h"
 
 namespace tfring {
 namespace {
@@ -25,6 +33,7 @@ using tensorflow::Allocator;
 using tensorflow::AllocatorAttributes;
 using tensorflow::AsyncOpKernel;
 using tensorflow::DEVICE_CPU;
+using tensorflow::DEVICE_GPU;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -148,33 +157,29 @@ class StashOp : public AsyncOpKernel {
       done();
       return;
     }
-    auto slot = stashed->execution->plan().tier()->Allocate(bytes);
+    auto slot = AllocateSlot(context, stashed->execution->plan(), bytes);
     OP_REQUIRES_OK_ASYNC(context, slot.status(), done);
     stashed->slot = *std::move(slot);
     // The executor keeps `x` until `done`.
-    const char* const data = x.tensor_data().data();
     // Nothing is kept here: the step may be over before this function is.
     Tier::Slot* const to = stashed->slot.get();
-    Copier::Global().Submit(
-        Copier::Direction::kOut, bytes,
-        [to, data](int64_t offset, int64_t count) {
-          return to->Write(data + offset, offset, count);
-        },
-        [item = item_, context, stashed = std::move(stashed),
-         done = std::move(done)](const absl::Status& status,
-                                 int64_t busy_ns) mutable {
-          stashed->execution->CopiedOut(busy_ns);
-          std::shared_ptr<Execution> measuring;
-          if (stashed->execution->measures()) measuring = stashed->execution;
-          if (status.ok()) {
-            context->set_output(0, Refer(std::move(stashed)));
-          } else {
-            context->SetStatus(status);
-            stashed.reset();
-          }
-          done();  // From here on `x` has been released.
-          if (measuring != nullptr) measuring->Released(item);
-        });
+    CopyTensor(context, Copier::Direction::kOut, x, to,
+               [item = item_, context, stashed = std::move(stashed),
+                done = std::move(done)](const absl::Status& status,
+                                        int64_t busy_ns) mutable {
+                 stashed->execution->CopiedOut(busy_ns);
+                 std::shared_ptr<Execution> measuring;
+                 if (stashed->execution->measures())
+                   measuring = stashed->execution;
+                 if (status.ok()) {
+                   context->set_output(0, Refer(std::move(stashed)));
+                 } else {
+                   context->SetStatus(status);
+                   stashed.reset();
+                 }
+                 done();  // From here on `x` has been released.
+                 if (measuring != nullptr) measuring->Released(item);
+               });
   }
 
  private:
@@ -200,21 +205,16 @@ class FetchOp : public AsyncOpKernel {
     Tensor* y = nullptr;
     OP_REQUIRES_OK_ASYNC(context,
                          context->allocate_output(0, stashed->shape, &y), done);
-    char* const data = const_cast<char*>(y->tensor_data().data());
     Tier::Slot* const from = stashed->slot.get();
-    Copier::Global().Submit(
-        Copier::Direction::kBack, y->TotalBytes(),
-        [from, data](int64_t offset, int64_t count) {
-          return from->Read(data + offset, offset, count);
-        },
-        [context, stashed = std::move(stashed), done = std::move(done)](
-            const absl::Status& status, int64_t busy_ns) mutable {
-          if (!status.ok()) context->SetStatus(status);
-          stashed->execution->CopiedBack(busy_ns);
-          // The handle is an input, which the executor drops in `done`.
-          stashed.reset();
-          done();
-        });
+    CopyTensor(context, Copier::Direction::kBack, *y, from,
+               [context, stashed = std::move(stashed), done = std::move(done)](
+                   const absl::Status& status, int64_t busy_ns) mutable {
+                 if (!status.ok()) context->SetStatus(status);
+                 stashed->execution->CopiedBack(busy_ns);
+                 // The handle is an input, which the executor drops in `done`.
+                 stashed.reset();
+                 done();
+               });
   }
 
  private:
@@ -275,6 +275,42 @@ TFRING_ON_CPU("TfringStash", StashOp);
 TFRING_ON_CPU("TfringAfterStash", AfterStashOp);
 TFRING_ON_CPU("TfringFetch", FetchOp);
 TFRING_ON_CPU("TfringComputed", ComputedOp);
+
+// TensorFlow reads the shape `like`, and all that is no feature map, on the
+// host.
+#define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)               \
+  REGISTER_KERNEL_BUILDER(Name("TfringOffloadBegin")      \
+                              .Device(DEVICE_GPU)         \
+                              .HostMemory("execution")    \
+                              .TypeConstraint<TYPE>("T"), \
+                          OffloadBeginOp);                \
+  REGISTER_KERNEL_BUILDER(Name("TfringStash")             \
+                              .Device(DEVICE_GPU)         \
+                              .HostMemory("execution")    \
+                              .HostMemory("handle")       \
+                              .TypeConstraint<TYPE>("T"), \
+                          StashOp);                       \
+  REGISTER_KERNEL_BUILDER(Name("TfringAfterStash")        \
+                              .Device(DEVICE_GPU)         \
+                              .HostMemory("handle")       \
+                              .TypeConstraint<TYPE>("T"), \
+                          AfterStashOp);                  \
+  REGISTER_KERNEL_BUILDER(Name("TfringFetch")             \
+                              .Device(DEVICE_GPU)         \
+                              .HostMemory("handle")       \
+                              .HostMemory("after")        \
+                              .HostMemory("like")         \
+                              .TypeConstraint<TYPE>("T"), \
+                          FetchOp);                       \
+  REGISTER_KERNEL_BUILDER(Name("TfringComputed")          \
+                              .Device(DEVICE_GPU)         \
+                              .HostMemory("token")        \
+                              .TypeConstraint<TYPE>("T"), \
+                          ComputedOp);
+TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ON_GPU_OF)
+// No collective takes these.
+TFRING_ON_GPU_OF(kNone, tensorflow::complex64, "complex64")
+TFRING_ON_GPU_OF(kNone, tensorflow::complex128, "complex128")
 
 }  // namespace
 }  // namespace tfring

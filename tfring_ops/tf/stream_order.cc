@@ -1,6 +1,7 @@
 #include "tfring_ops/tf/stream_order.h"
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -53,16 +54,23 @@ absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry) {
   return absl::OkStatus();
 }
 
-absl::Status OrderStreams(tensorflow::OpKernelContext* context,
-                          TensorEntry& entry) {
+std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context) {
   const auto* const info =
       context->device()->tensorflow_accelerator_device_info();
-  if (info == nullptr || entry.request.tensors.empty()) {
+  if (info == nullptr) return std::nullopt;
+  return GpuStream{info->gpu_id, context->op_device_context()
+                                     ->stream()
+                                     ->platform_specific_handle()
+                                     .stream};
+}
+
+absl::Status OrderStreams(tensorflow::OpKernelContext* context,
+                          TensorEntry& entry) {
+  const std::optional<GpuStream> gpu = GpuStreamOf(context);
+  if (!gpu.has_value() || entry.request.tensors.empty()) {
     return absl::OkStatus();
   }
-  void* const stream =
-      context->op_device_context()->stream()->platform_specific_handle().stream;
-  return OrderStreams(stream, info->gpu_id, entry);
+  return OrderStreams(gpu->stream, gpu->device, entry);
 }
 
 }  // namespace tfring

@@ -21,12 +21,21 @@
 #define TFRING_OPS_TF_STREAM_ORDER_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
+
+// A kernel's GPU, and the framework's stream on it: a CUstream.
+struct GpuStream {
+  int32_t device;
+  void* stream;
+};
+// None if the kernel runs on the CPU.
+std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context);
 
 // Makes `entry` one of the GPU `device`, of work on the framework's `stream`: a
 // CUstream.  Steps 2 to 4.
