@@ -200,9 +200,10 @@ def test_a_sum_is_not_rounded_otherwise_once_a_copy_is_made(
         return step
 
     plain, moving = traced_sum(None), traced_sum(offload)
-    big = tf.fill([16, 16], 1e8)
+    # On the GPU, so that they are held beyond the step.
+    big = [tf.identity(tf.fill([16, 16], sign * 1e8)) for sign in (1, -1)]
     for number in range(1, 4):
-        batch = tf.fill([16, 16], 0.1 * number), big, -big
+        batch = tf.identity(tf.fill([16, 16], 0.1 * number)), *big
         for one, other in zip(plain(*batch), moving(*batch), strict=True):
             np.testing.assert_array_equal(one, other)
     assert offload.statistics().moved > 0
