@@ -23,8 +23,8 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types docs format \
-  cpp-test soak unit-test parallel-test gpu-test gpu-validation jobs-test \
-  network-test bazel-test compat
+  cpp-test soak unit-test parallel-test gpu-test gpu-validation \
+  standalone jobs-test network-test bazel-test compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -74,8 +74,9 @@ wheel: build
 
 # ---- Tests ----
 
-# Debian's and Ubuntu's googletest; where it is not installed, its packages are
-# unpacked here, which takes no root.
+# Debian's and Ubuntu's googletest and, for the library that needs no TensorFlow,
+# absl; where they are not installed, their packages are unpacked here, which
+# takes no root.
 ifeq ($(wildcard /usr/include/gmock/gmock.h /usr/local/include/gmock/gmock.h),)
 GTEST := build/googletest
 NATIVE_GTEST := GTEST_COMPILE_FLAGS="-isystem $(GTEST)/usr/include" \
@@ -83,14 +84,25 @@ NATIVE_GTEST := GTEST_COMPILE_FLAGS="-isystem $(GTEST)/usr/include" \
     $(or $(CXX),g++) -print-multiarch))"
 GTEST_READY := $(GTEST)/.ready
 endif
+ifeq ($(wildcard /usr/include/absl/status/statusor.h),)
+ABSL := build/absl
+ABSL_READY := $(ABSL)/.ready
+endif
 NATIVE := $(MAKE) --no-print-directory -f tools/native.mk -j$(JOBS) \
-  TFRINGRUN="$(TFRINGRUN)" $(NATIVE_GTEST)
+  TFRINGRUN="$(TFRINGRUN)" ABSL=$(ABSL) $(NATIVE_GTEST)
 
 build/googletest/.ready:
 	mkdir -p $(@D)
 	cd $(@D) && apt-get download libgtest-dev libgmock-dev || { echo \
 	  "The C++ tests need googletest: apt-get install libgtest-dev" \
 	  "libgmock-dev, or its headers and libraries in /usr/local." >&2; exit 1; }
+	cd $(@D) && for package in *.deb; do dpkg-deb -x $$package .; done
+	touch $@
+build/absl/.ready:
+	mkdir -p $(@D)
+	cd $(@D) && apt-get download libabsl-dev '^libabsl[0-9]' || { echo \
+	  "The library without TensorFlow needs absl: apt-get install" \
+	  "libabsl-dev." >&2; exit 1; }
 	cd $(@D) && for package in *.deb; do dpkg-deb -x $$package .; done
 	touch $@
 
@@ -170,6 +182,10 @@ gpu-validation: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	$(BIN)/python tests/gpu/validate.py
 	$(BIN)/python benchmarks/gpu.py
+
+# For machines with a GPU and without TensorFlow.
+standalone: build $(ABSL_READY)
+	$(NATIVE) VARIANT=standalone standalone
 
 # Two at a time: much of a job is waiting.
 jobs-test: build

@@ -10,22 +10,27 @@ include $(BUILD)/config.mk
 -include $(BUILD)/link.mk
 
 CXX ?= g++
-# plain is what is shipped; tsan and asan are for the C++ tests.
+# plain is what is shipped; tsan and asan are for the C++ tests.  standalone is
+# for machines with a GPU and no TensorFlow, whose headers and library are also
+# absl's: it has Debian's absl, the system's or that of libabsl-dev in ABSL.
 VARIANT := plain
 OUT := $(BUILD)/$(VARIANT)
+ABSL :=
 
 VARIANT_FLAGS_plain := -O2
+VARIANT_FLAGS_standalone := -O2
 VARIANT_FLAGS_tsan := -O1 -g1 -fsanitize=thread
 # NDEBUG_SANITIZER: under ASan absl's hash tables would have another layout
 # than in TensorFlow's library, which holds their other half.
 VARIANT_FLAGS_asan := -O1 -g1 -fno-omit-frame-pointer \
   -fsanitize=address,undefined -fno-sanitize-recover=all -DNDEBUG_SANITIZER
 VARIANT_FLAGS := $(VARIANT_FLAGS_$(VARIANT))
+HEADERS := $(if $(filter standalone,$(VARIANT)),$(ABSL:%=%/usr),$(TENSORFLOW))
 
 FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
   -Wall -Wextra -Werror \
   -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64 \
-  -iquote . -isystem $(TENSORFLOW)/include
+  -iquote . $(HEADERS:%=-isystem %/include)
 
 # Some sources need more flags.
 # initial-exec: where thread-local memory is allocated late and lies 16 bytes
@@ -88,7 +93,7 @@ ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
 # Much of the time that the sanitizers' builds take is for the same headers.  The
 # plain one goes without them, and so sees what a source forgets to include.
 PRECOMPILED := $(OUT)/precompiled
-ifneq ($(VARIANT),plain)
+ifeq ($(filter plain standalone,$(VARIANT)),)
 # Not those that are compiled for some CPUs alone.
 PRECOMPILING := $(filter-out $(KERNELS)%,$(CORE_SOURCES))
 precompiled = $(if $(filter $1,$(PRECOMPILING)),-include $(PRECOMPILED)/core.h) \
@@ -126,6 +131,21 @@ $(LIBRARY): $(call objects,$(SOURCES)) $(BUILD)/link.mk
 	  -Wl,--enable-new-dtags $(RUN_PATHS:%='-Wl,-rpath,%') \
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 \
 	  -l:libtensorflow_cc.so.2 $(MPI_LINK_FLAGS)
+
+# The same without TensorFlow's operations, for VARIANT=standalone.  absl lies
+# beside it: Debian's archives are not made for shared libraries.  An RPATH, as
+# a RUNPATH does not hold for the libraries that absl's ask for.
+STANDALONE := $(OUT)/libtfring_ops.so
+STANDALONE_SOURCES := $(filter-out tfring_ops/tf/% tfring_ops/xla/%,$(SOURCES))
+.PHONY: standalone
+standalone: $(STANDALONE)
+$(STANDALONE): $(call objects,$(STANDALONE_SOURCES))
+	@echo "$@"
+	@cp $(wildcard $(ABSL)/usr/lib/*/libabsl_*.so.????????) $(@D)
+	@$(CXX) -shared -pthread -o $@ $^ -Wl,-z,defs -Wl,--as-needed \
+	  -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN' \
+	  -Wl,-rpath,'$$ORIGIN/../mpi/lib' \
+	  $(wildcard $(ABSL)/usr/lib/*/libabsl_*.so) $(MPI_LINK_FLAGS) -ldl -lrt
 
 # ---- The C++ tests ----
 

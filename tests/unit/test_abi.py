@@ -64,6 +64,12 @@ def test_a_build_that_fits_says_nothing(build):
     abi.check()
 
 
+def test_a_build_without_tensorflow_needs_none(build, monkeypatch):
+    build.TENSORFLOW_VERSION = ""
+    install(monkeypatch, {})
+    abi.check()
+
+
 def test_no_library(build):
     abi.LIBRARY.unlink()
     text = message()

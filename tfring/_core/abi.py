@@ -46,7 +46,10 @@ def check() -> None:
         TensorFlow, another MPI or another release series of it.
     """
     build = _build_info()
-    _check_tensorflow(build.TENSORFLOW_VERSION, build.TENSORFLOW_DISTRIBUTION)
+    if build.TENSORFLOW_VERSION:  # tools/gpu_archive.py builds for none
+        _check_tensorflow(
+            build.TENSORFLOW_VERSION, build.TENSORFLOW_DISTRIBUTION
+        )
     _check_launcher(build.MPI_VERSION)
     library = mpi_library()
     if not library.is_absolute():

@@ -21,7 +21,11 @@ def main() -> int:
     _say("Python", platform.python_version())
     _say("compiler", _build_info.COMPILER)
     # The op library cannot be opened without its MPI.
-    return _check_mpi() or _check_tensorflow()
+    status = _check_mpi()
+    if not _build_info.TENSORFLOW_VERSION:
+        _say("TensorFlow", "none: built without it, for tests of GPUs")
+        return status
+    return status or _check_tensorflow()
 
 
 def _check_mpi() -> int:

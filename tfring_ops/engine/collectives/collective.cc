@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/base/optimization.h"
 #include "absl/strings/str_cat.h"
 
 namespace tfring {
@@ -26,7 +25,8 @@ const Collective& CollectiveOf(CollectiveKind kind) {
     TFRING_FOR_EACH_COLLECTIVE(TFRING_GET)
 #undef TFRING_GET
   }
-  ABSL_UNREACHABLE();  // a message with another is refused when it is decoded
+  // A message with another is refused when it is decoded.
+  __builtin_unreachable();
 }
 
 absl::Status Collective::Check(const Members&, const CollectiveRequest&) const {
