@@ -23,7 +23,7 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types docs format \
-  cpp-test soak unit-test parallel-test gpu-test gpu-validation \
+  cpp-test soak unit-test parallel-test gpu-test gpu-validation gpu-archive \
   standalone jobs-test network-test bazel-test compat
 
 help:
@@ -31,7 +31,7 @@ help:
 	@echo
 	@echo "test:   lint types docs cpp-test unit-test parallel-test jobs-test" \
 	  "network-test"
-	@echo "others: build wheel format soak gpu-validation" \
+	@echo "others: build wheel format soak gpu-validation gpu-archive" \
 	  "bazel-test clean; compat TF=2.18.1"
 
 demo: build
@@ -157,7 +157,7 @@ ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
   whole_states
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
-gpu-test: build
+gpu-test: build standalone
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
 	  files="$(GPU_TESTS)"; \
@@ -171,7 +171,7 @@ gpu-test: build
 	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(BIN)/python -m pytest \
 	  tests/gpu/own_gpu.py
 	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
-	$(BIN)/python tests/gpu/validate.py --parts=kernels,ipc --ranks=1,2
+	$(BIN)/python -m pytest tests/gpu/archive.py
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
@@ -181,9 +181,12 @@ gpu-test: build
 gpu-validation: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	$(BIN)/python tests/gpu/validate.py
-	$(BIN)/python benchmarks/gpu.py
 
-# For machines with a GPU and without TensorFlow.
+# For a machine with a GPU, no TensorFlow and no network: docs/gpu-validation.md.
+#   make gpu-archive FOR=3.12     the Python of that machine
+FOR := 3.12
+gpu-archive: standalone
+	$(BIN)/python tools/gpu_archive.py --python $(FOR) build/gpu-archive.tar.gz
 standalone: build $(ABSL_READY)
 	$(NATIVE) VARIANT=standalone standalone
 

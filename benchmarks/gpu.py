@@ -14,7 +14,11 @@ each of two ranks has on one and the same GPU:
   9 B for both, which take turns. A copy moves 2 c: 9 B / 2 c.
 - staged: a rank moves B to the host and B from there, both at once, and so does
   the other, by the same link: the longer one of 2 B / d and 2 B / h.
-- keras: the step of a model with the plain optimizer, on one rank.
+- keras: the step of a model with the plain optimizer, on one rank; left out
+  without TensorFlow.
+
+The ring is measured at smaller sizes and other segments, too, beside a copy of
+as many bytes in the same job.
 
 Where two ranks can have a GPU each, the ring and NCCL are measured there, too,
 one after the other; NCCL takes no two ranks on one GPU.
@@ -27,6 +31,7 @@ this runs, and no more. FAKE_CUDA_OWN_GPUS=1 gives each rank a fake GPU.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -45,7 +50,11 @@ import bare_gpu  # noqa: E402
 # The least shares that the project is content with.
 GOALS = {"pack": 0.8, "unpack": 0.8, "ipc": 0.4, "staged": 0.7, "keras": 0.97}
 _ROUNDS, _REPETITIONS = 5, 5
+_WAYS = ("ipc", "1"), ("staged", "0")  # and TFRING_CUDA_IPC
 _PACKED_TENSORS = 256
+# The sizes of the last table are parts of --bytes.
+_SIZE_DIVISORS = (1, 16, 256)
+_SEGMENT_MEBIBYTES = (1, 4, 16)
 
 
 def seconds_of(
@@ -99,6 +108,34 @@ def measure_allreduce(count_bytes: int) -> dict[str, float]:
     return {"allreduce": seconds}
 
 
+def measure_sizes(count_bytes: int) -> dict[str, float]:
+    """Seconds of an allreduce, and of a copy, of each size. Two ranks."""
+    gpu = bare_gpu.Gpu()
+    world = bare_gpu.start_engine()
+    memory = gpu.array(np.zeros(count_bytes // 4, np.float32))
+    copied = gpu.memory(count_bytes)
+    seconds = {}
+    for divisor in _SIZE_DIVISORS:
+        size = count_bytes // divisor
+        world.Barrier()
+        if world.rank == 0:
+            seconds[f"copy {divisor}"] = seconds_of(
+                lambda size=size: gpu.copy(
+                    copied.address, memory.address, size
+                ),
+                gpu.finish,
+            )
+        world.Barrier()
+        seconds[f"allreduce {divisor}"] = seconds_of(
+            lambda size=size: gpu.allreduce(
+                f"of {size}", [memory.address], [size // 4]
+            ),
+            lambda: None,
+        )
+    bare_gpu.stop_engine()
+    return seconds
+
+
 def measure_keras(count_bytes: int) -> dict[str, float]:
     """Seconds of a step of four dense layers, `count_bytes` in all."""
     import keras
@@ -139,6 +176,7 @@ MEASURES = {
     "nccl version": nccl_version,
     "copies": measure_copies,
     "allreduce": measure_allreduce,
+    "sizes": measure_sizes,
     "keras": measure_keras,
 }
 
@@ -196,12 +234,36 @@ def of_own_gpus(count_bytes: int) -> dict[str, float]:
     }
 
 
+def of_sizes(count_bytes: int) -> list[str]:
+    """Returns rows: way, segment, size, of the ring and of a copy in GB/s."""
+    rows = []
+    for way, ipc in _WAYS:
+        for segment in _SEGMENT_MEBIBYTES:
+            seconds = run(
+                "sizes",
+                2,
+                count_bytes,
+                TFRING_CUDA_IPC=ipc,
+                TFRING_CUDA_AWARE_MPI="0",
+                TFRING_DEVICE_SEGMENT_BYTES=str(segment << 20),
+            )
+            for divisor in _SIZE_DIVISORS:
+                size = count_bytes / divisor
+                rates = (
+                    f"{size / seconds[f'{what} {divisor}'] / 1e9:.2f}"
+                    for what in ("allreduce", "copy")
+                )
+                cells = way, f"{segment}", f"{size / 2**20:g}", *rates
+                rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
 def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds, and the shares of the bounds; see the top of this file."""
     seconds = run("copies", 1, count_bytes)
     copy = seconds["copy"]
     host = max(seconds["to host"], seconds["from host"])
-    for name, ipc in ("ipc", "1"), ("staged", "0"):
+    for name, ipc in _WAYS:
         seconds[name] = run(
             "allreduce",
             2,
@@ -209,15 +271,17 @@ def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
             TFRING_CUDA_IPC=ipc,
             TFRING_CUDA_AWARE_MPI="0",
         )["allreduce"]
-    keras = run("keras", 1, count_bytes)
-    seconds |= {f"keras, {name}": value for name, value in keras.items()}
-    return seconds, {
+    found = {
         "pack": copy / seconds["pack"],
         "unpack": copy / seconds["unpack"],
         "ipc": 4.5 * copy / seconds["ipc"],
         "staged": 2 * host / seconds["staged"],
-        "keras": keras["plain"] / keras["ours"],
     }
+    if importlib.util.find_spec("tensorflow"):
+        keras = run("keras", 1, count_bytes)
+        seconds |= {f"keras, {name}": value for name, value in keras.items()}
+        found["keras"] = keras["plain"] / keras["ours"]
+    return seconds, found
 
 
 def number_of_bytes(text: str) -> int:
@@ -254,6 +318,8 @@ def main() -> None:
     print("\n| | share of the bound | goal |\n|---|---|---|")
     for name, share in found.items():
         print(f"| {name} | {share:.0%} | {GOALS[name]:.0%} |")
+    print("\n| | MiB a segment | MiB | GB/s | a copy's GB/s |")
+    print("|---|---|---|---|---|", *of_sizes(arguments.bytes), sep="\n")
     if left_out:
         print(f"\nNCCL is left out: {left_out}.")
     if fake:

@@ -1,7 +1,7 @@
 """A GPU without TensorFlow, by ctypes: memory of the driver, kernels of tfring.
 
 For tests/gpu and benchmarks/gpu.py. Where no GPU may exist, it is the fake one
-of tests/fake_cuda, which `make -f tools/native.mk fake-gpu` builds.
+of tests/fake_cuda, if `make -f tools/native.mk fake-gpu` has built it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ class GpuError(Exception):
 @functools.cache
 def driver() -> ctypes.CDLL:
     """The driver; the op library finds this very one by its name."""
-    real = gpus.may_exist()
-    return ctypes.CDLL("libcuda.so.1" if real else str(FAKE_DRIVER))
+    fake = FAKE_DRIVER.exists() and not gpus.may_exist()
+    return ctypes.CDLL(str(FAKE_DRIVER) if fake else "libcuda.so.1")
 
 
 def is_fake() -> bool:
@@ -62,15 +63,25 @@ def loaded_modules() -> int:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The op library, of which TensorFlow's Python knows nothing."""
-    if is_fake():
-        ctypes.CDLL(str(FAKE_NCCL))  # found by its name, as the driver is
+    if nccl := _packaged_nccl():
+        ctypes.CDLL(str(nccl))  # found by its name, as the driver is
     native.mpi()
     opened = ctypes.CDLL(str(abi.LIBRARY))
     opened.tfring_gpu_context.restype = ctypes.c_void_p
     opened.tfring_gpu_stream.restype = ctypes.c_void_p
-    for function in ("init", "gpu_open", "gpu_finish", "gpu_allreduce"):
+    for function in ("gpu_open", "gpu_finish", "gpu_allreduce"):
+        getattr(opened, f"tfring_{function}").restype = ctypes.c_char_p
+    for function in ("init", "describe_gpus"):
         getattr(opened, f"tfring_{function}").restype = ctypes.c_char_p
     return opened
+
+
+def _packaged_nccl() -> Path | None:
+    """The NCCL of NVIDIA's package, or the fake one."""
+    if is_fake():
+        return FAKE_NCCL
+    found = (Path(entry, "nvidia/nccl/lib/libnccl.so.2") for entry in sys.path)
+    return next((path for path in found if path.exists()), None)
 
 
 def check(sentence: bytes | None) -> None:
@@ -139,8 +150,10 @@ class Gpu:
 
     def __init__(self) -> None:
         self._handle = ctypes.c_void_p()
-        ordinal = _local_rank() % number_of_gpus()
-        check(library().tfring_gpu_open(ordinal, ctypes.byref(self._handle)))
+        self.ordinal = _local_rank() % number_of_gpus()
+        check(
+            library().tfring_gpu_open(self.ordinal, ctypes.byref(self._handle))
+        )
         self.context = ctypes.c_void_p(
             library().tfring_gpu_context(self._handle)
         )
@@ -306,9 +319,24 @@ def context_exists(ordinal: int) -> bool:
     return active.value != 0
 
 
+def description() -> list[tuple[str, str]]:
+    """The facts that `tfringrun --check-build` says of GPUs."""
+    lines = library().tfring_describe_gpus().decode().splitlines()
+    return [
+        (name, text) for name, _, text in (s.partition("\t") for s in lines)
+    ]
+
+
 def nccl_version() -> int:
     """NCCL's version as a number: 22105 is 2.21.5; 0 if there is none."""
     return int(library().tfring_nccl_version())
+
+
+def nccl_collectives() -> int:
+    """The number of collectives that the fake NCCL has done in this process."""
+    options = ctypes.CDLL(str(FAKE_NCCL)).FakeNcclOptions
+    options.restype = ctypes.POINTER(ctypes.c_int)
+    return int(options()[6])
 
 
 def _local_rank() -> int:

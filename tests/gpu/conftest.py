@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bare_gpu
 
-# The limit of a test.  A rank that waits inside the engine cannot be
-# interrupted: it ends, and its job with it.
-_TIMEOUT_SECONDS = 60
+# The limit of a test that has no mark of its own.  A rank that waits inside the
+# engine cannot be interrupted: it ends, and its job with it.
+_TIMEOUT_SECONDS = int(os.environ.get("TFRING_TEST_SECONDS", "60"))
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +38,10 @@ def only_on_a_real_gpu() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[object]:
-    faulthandler.dump_traceback_later(_TIMEOUT_SECONDS, exit=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    own = item.get_closest_marker("timeout")
+    seconds = own.args[0] if own else _TIMEOUT_SECONDS
+    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         return (yield)
     finally:

@@ -1,9 +1,10 @@
 """Tests tfring on this machine's GPU: `make gpu-validation`.
 
 Every part is a job of its own, by tfringrun: first what needs no TensorFlow, by
-the C API, then TensorFlow. A job that crashes or hangs costs the test that it
-was in; the next job goes on with the rest. The summary is Markdown, for
-docs/gpu-validation.md.
+the C API, then TensorFlow, if it is there. A job that crashes or hangs costs
+the test that it was in; the next job goes on with the rest. The report is
+Markdown, for docs/gpu-validation.md; in the folder --output, too, from where it
+can be had if the command does not come to its end.
 
 Where there is no GPU, it is the fake one of tests/fake_cuda and
 tests/fake_gpu, and what that cannot do is not counted as seen.
@@ -14,46 +15,69 @@ tests/fake_gpu, and what that cannot do is not counted as seen.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import recorder
-
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+import recorder  # noqa: E402
+from job_runner import Jobs, multi_process_service  # noqa: E402
+
 import bare_gpu  # noqa: E402
 
-# The limit of a job; TensorFlow may compile much in one.
-_JOB_SECONDS = 900
 # Seldom does more than one test of a part crash.
 _MOST_JOBS = 10
 
 _BRIEF = {"TFRING_STALL_SHUTDOWN_TIME_SECONDS": "30"}
 _ON_GPU = {**_BRIEF, "TFRING_TEST_DEVICE": "GPU:0"}
 _BY_HOST = {"TFRING_CUDA_IPC": "0", "TFRING_CUDA_AWARE_MPI": "0"}
+_BY_NCCL = {"TFRING_GPU_BACKEND": "nccl"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Files of tests, and where they are run."""
 
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # and options of pytest
     ranks: tuple[int, ...]
     environment: dict[str, str]
+    wrapper: tuple[str, ...] = ()  # the program that each rank is run by
 
 
-PARTS = {
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A program that starts its own jobs, and prints Markdown."""
+
+    file: str
+    sized: bool = False  # takes --bytes
+
+
+PARTS: dict[str, Part | Script] = {
+    "facts": Part(("tests/gpu/facts.py",), (1,), _BRIEF),
+    "probe": Part(("tests/gpu/probe.py",), (2,), _BRIEF),
     "kernels": Part(("tests/gpu/kernels.py",), (1,), _BRIEF),
     "ipc": Part(("tests/gpu/engine.py",), (2, 3, 4), _BRIEF),
     "staged": Part(("tests/gpu/engine.py",), (2, 4), {**_BRIEF, **_BY_HOST}),
+    "sanitizer": Part(
+        ("tests/gpu/kernels.py", "-k", "float32 or bfloat16"),
+        (1,),
+        {**_BRIEF, "TFRING_TEST_SECONDS": "400"},
+        ("compute-sanitizer", "--error-exitcode=9"),
+    ),
+    "lost": Script("tests/gpu/lost.py"),
+    "bandwidth": Script("benchmarks/gpu.py", sized=True),
+    "nccl": Part(("tests/gpu/nccl.py",), (1,), {**_BRIEF, **_BY_NCCL}),
     "tensorflow": Part(
         (
             "tests/parallel/on_gpu.py",
@@ -81,6 +105,9 @@ PARTS = {
 }
 
 
+_OF_TENSORFLOW = ("tensorflow", "xla", "keras")
+
+
 @dataclasses.dataclass
 class Result:
     """How a test went on all ranks."""
@@ -90,51 +117,59 @@ class Result:
     message: str
 
 
-def run(part: Part, ranks: int, verbose: bool) -> list[Result]:
+_NO_TIME = Result("the job", "skipped", "no time is left: --minutes")
+
+
+def run(part: Part, ranks: int, jobs: Jobs) -> list[Result]:
     """Runs the tests of a part, in as many jobs as it takes."""
+    if part.wrapper and not shutil.which(part.wrapper[0]):
+        return [Result("the job", "skipped", f"no {part.wrapper[0]}")]
     results: list[Result] = []
     for _ in range(_MOST_JOBS):
+        if jobs.seconds_left() <= 0:
+            return [*results, _NO_TIME]
         with tempfile.TemporaryDirectory() as directory:
             done = "\n".join(result.test for result in results)
             Path(directory, "done").write_text(done)
-            problem = _run_job(part, ranks, directory, verbose)
+            environment = {
+                "CUDA_VISIBLE_DEVICES": "0",  # or each rank gets its own
+                **os.environ,
+                **part.environment,
+                # The machine's may not fit this pytest.
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                recorder.RESULTS: directory,
+            }
+            problem, output = jobs.run(
+                [
+                    *(sys.executable, "-m", "tfring.run", "-np", str(ranks)),
+                    *(*part.wrapper, sys.executable, "-m", "pytest", "-q"),
+                    *("-p", "pytest_timeout", "-p", "recorder", *part.files),
+                ],
+                environment,
+            )
+            if problem:
+                problem += ": " + " / ".join(output.splitlines()[-5:])
             ended, new = _read(Path(directory), ranks, problem)
         results += new
         if ended:
+            if problem and all(one.outcome != "failed" for one in results):
+                results.append(Result("the job", "failed", problem))
             return results
         if not new:
             return [*results, Result("the job", "failed", problem)]
     return [*results, Result("the job", "failed", "too many crashes")]
 
 
-def _run_job(part: Part, ranks: int, directory: str, verbose: bool) -> str:
-    """Returns how it ended, for who finds that it ended too early."""
-    command = [
-        *(sys.executable, "-m", "tfring.run", "-np", str(ranks)),
-        *(sys.executable, "-m", "pytest", "-q", "-p", "tests.gpu.recorder"),
-        *part.files,
-    ]
-    environment = {
-        "CUDA_VISIBLE_DEVICES": "0",  # or each rank gets a GPU of its own
-        **os.environ,
-        **part.environment,
-        "PYTHONPATH": str(ROOT),
-        recorder.RESULTS: directory,
-    }
-    log = Path(directory, "log")
-    with log.open("w") as file:
-        output = None if verbose else file
-        job = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
-        try:
-            status = job.wait(_JOB_SECONDS)
-        except subprocess.TimeoutExpired:
-            job.terminate()
-            job.wait()
-            return f"it took more than {_JOB_SECONDS} s"
-    lines = log.read_text(errors="replace").splitlines()
-    return f"exit status {status}: " + " / ".join(lines[-5:])
+def run_script(script: Script, nbytes: str, jobs: Jobs) -> tuple[Result, str]:
+    """Runs a script; returns how it went, and the Markdown that it printed."""
+    if jobs.seconds_left() <= 0:
+        return _NO_TIME, ""
+    command = [sys.executable, script.file]
+    problem, output = jobs.run(
+        command + [f"--bytes={nbytes}"] * script.sized, {}
+    )
+    outcome = "failed" if problem else "ok"
+    return Result(script.file, outcome, problem), output
 
 
 def _read(
@@ -184,7 +219,7 @@ def versions() -> list[str]:
     ]
 
 
-def row(name: str, ranks: int, results: Sequence[Result]) -> str:
+def row(name: str, ranks: str, results: Sequence[Result]) -> str:
     """A line of the table."""
     of = {
         outcome: sum(result.outcome == outcome for result in results)
@@ -195,9 +230,9 @@ def row(name: str, ranks: int, results: Sequence[Result]) -> str:
     )
 
 
-def details(name: str, ranks: int, results: Sequence[Result]) -> list[str]:
+def details(name: str, ranks: str, results: Sequence[Result]) -> list[str]:
     """A line for each failure, and for each reason not to run a test."""
-    where = f"- {name}, {ranks} ranks: "
+    where = f"- {name}{ranks}: "
     lines = [
         f"{where}**failed** `{result.test}`: {_brief(result.message)}"
         for result in results
@@ -219,29 +254,79 @@ def _brief(message: str) -> str:
     return " ".join(message.split())[:400]
 
 
-def main() -> int:
-    """Runs the parts; 1 if anything failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--ranks", default="", help="these alone: 2,4")
-    parser.add_argument("--verbose", action="store_true")
-    arguments = parser.parse_args()
-    only = [
-        int(number) for number in (arguments.ranks or "").split(",") if number
-    ]
+class Report:
+    """What is printed, in a file, too, as soon as it is known."""
 
-    print(*versions(), sep="  \n", flush=True)
-    print("\n| part | ranks | ok | failed | skipped |\n|---|---|---|---|---|")
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def say(self, *lines: str, end: str = "\n") -> None:
+        """Adds lines."""
+        text = end.join(lines) + end
+        print(text, end="", flush=True)
+        if self._file:
+            with self._file.open("a") as file:
+                file.write(text)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Returns what the command line says."""
+    bare = importlib.util.find_spec("tensorflow") is None
+    parts = [name for name in PARTS if not bare or name not in _OF_TENSORFLOW]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(parts))
+    parser.add_argument("--ranks", default="", help="these alone: 2,4")
+    parser.add_argument(
+        "--mps",
+        action="store_true",
+        help="with a server of CUDA's Multi-Process Service",
+    )
+    parser.add_argument("--minutes", type=float, help="no job begins later")
+    parser.add_argument(
+        "--bytes", default="256m", help="of bandwidth's tensors"
+    )
+    parser.add_argument("--output", type=Path, help="a folder for the report")
+    return parser.parse_args()
+
+
+def run_parts(
+    arguments: argparse.Namespace, report: Report, jobs: Jobs
+) -> list[str]:
+    """Reports the table of all parts; returns the lines that follow it."""
+    only = [int(number) for number in arguments.ranks.split(",") if number]
+    report.say("", "| part | ranks | ok | failed | skipped |", "|---" * 5 + "|")
     notes: list[str] = []
     for name in arguments.parts.split(","):
         part = PARTS[name]
+        if isinstance(part, Script):
+            result, text = run_script(part, arguments.bytes, jobs)
+            report.say(row(name, "", [result]))
+            notes += [*details(name, "", [result]), "", f"## {name}", "", text]
+            continue
         for ranks in part.ranks:
             if only and ranks not in only:
                 continue
-            results = run(part, ranks, arguments.verbose)
-            print(row(name, ranks, results), flush=True)
-            notes += details(name, ranks, results)
-    print("", *notes, sep="\n")
+            results = run(part, ranks, jobs)
+            report.say(row(name, str(ranks), results))
+            notes += details(name, f", {ranks} ranks", results)
+    return notes
+
+
+def main() -> int:
+    """Runs the parts; 1 if anything failed."""
+    arguments = parse_arguments()
+    folder = arguments.output
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    report = Report(folder and folder / "report.md")
+    seconds = 60 * arguments.minutes if arguments.minutes else float("inf")
+    jobs = Jobs(seconds, folder and folder / "jobs.log")
+    with contextlib.ExitStack() as stack:
+        if arguments.mps:
+            stack.enter_context(multi_process_service())
+        report.say(*versions(), end="  \n")
+        notes = run_parts(arguments, report, jobs)
+    report.say("", *notes)
     return int(any("**failed**" in note for note in notes))
 
 
