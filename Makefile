@@ -152,7 +152,7 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
 ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
-  join_callback loading metric_average metrics monitor not_broadcast offload \
+  join_callback loading metric_average metrics monitor not_broadcast \
   runtime seeds shard_states timeline topology undistributed user_scripts \
   whole_states
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
