@@ -35,18 +35,15 @@ class CudaCopier::Lane {
 
   void Submit(void* framework_stream, char* device, char* pinned, int64_t bytes,
               Copier::Done done) {
-    Copy copy;
-    copy.done = std::move(done);
     absl::Status status;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      status = Enqueue(framework_stream, device, pinned, bytes, copy);
-      if (status.ok()) copies_.push_back(std::move(copy));
+      status = Enqueue(framework_stream, device, pinned, bytes, done);
     }
     if (status.ok()) {
       changed_.notify_all();
     } else {
-      copy.done(status, 0);
+      done(status, 0);
     }
   }
 
@@ -65,10 +62,12 @@ class CudaCopier::Lane {
         thread_([this] { Run(); }) {}
 
   // See Note [What copies wait for on a GPU], 1.  What fails once the copy has
-  // been enqueued is the whole context, which then does nothing more.
+  // been enqueued is the whole context, which then does nothing more.  Takes
+  // `done` if it returns OK.
   // REQUIRES: mutex_ is held.
   absl::Status Enqueue(void* framework_stream, char* device, char* pinned,
-                       int64_t bytes, Copy& copy) {
+                       int64_t bytes, Copier::Done& done) {
+    Copy copy;
     TFRING_ASSIGN_OR_RETURN(const auto ready, CudaEvent::CreateOn(ordinal_));
     TFRING_ASSIGN_OR_RETURN(
         copy.begun, CudaEvent::CreateOn(ordinal_, CudaEvent::Timing::kTimed));
@@ -82,7 +81,10 @@ class CudaCopier::Lane {
     } else {
       TFRING_RETURN_IF_ERROR(stream_->Upload(device, pinned, bytes));
     }
-    return copy.ended->Record(stream_->stream());
+    TFRING_RETURN_IF_ERROR(copy.ended->Record(stream_->stream()));
+    copy.done = std::move(done);
+    copies_.push_back(std::move(copy));
+    return absl::OkStatus();
   }
 
   void Run() {

@@ -14,6 +14,9 @@
 // 2. the host hears of a copy when it has ended, not when it was enqueued.
 //    Until then nobody else may have the memory of the tensor, nor of the slot.
 //
+// So a copy waits for as long as the framework's stream does, which always
+// comes to an end: where a rank is lost, what waits for it is let go.
+//
 // The framework's stream itself never waits for a copy: what uses a tensor that
 // comes back is enqueued after 2.  If it waited, so would all that is enqueued
 // meanwhile and could run beside the copy.

@@ -160,8 +160,8 @@ class StashOp : public AsyncOpKernel {
     auto slot = AllocateSlot(context, stashed->execution->plan(), bytes);
     OP_REQUIRES_OK_ASYNC(context, slot.status(), done);
     stashed->slot = *std::move(slot);
-    // The executor keeps `x` until `done`.
-    // Nothing is kept here: the step may be over before this function is.
+    // The executor keeps `x` until `done`; here nothing is kept, as the step
+    // may be over before this function is.
     Tier::Slot* const to = stashed->slot.get();
     CopyTensor(context, Copier::Direction::kOut, x, to,
                [item = item_, context, stashed = std::move(stashed),
@@ -169,8 +169,9 @@ class StashOp : public AsyncOpKernel {
                                         int64_t busy_ns) mutable {
                  stashed->execution->CopiedOut(busy_ns);
                  std::shared_ptr<Execution> measuring;
-                 if (stashed->execution->measures())
+                 if (stashed->execution->measures()) {
                    measuring = stashed->execution;
+                 }
                  if (status.ok()) {
                    context->set_output(0, Refer(std::move(stashed)));
                  } else {
@@ -276,8 +277,7 @@ TFRING_ON_CPU("TfringAfterStash", AfterStashOp);
 TFRING_ON_CPU("TfringFetch", FetchOp);
 TFRING_ON_CPU("TfringComputed", ComputedOp);
 
-// TensorFlow reads the shape `like`, and all that is no feature map, on the
-// host.
+// All that is no feature map is in the host's memory.
 #define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)               \
   REGISTER_KERNEL_BUILDER(Name("TfringOffloadBegin")      \
                               .Device(DEVICE_GPU)         \
@@ -308,6 +308,17 @@ TFRING_ON_CPU("TfringComputed", ComputedOp);
                               .TypeConstraint<TYPE>("T"), \
                           ComputedOp);
 TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ON_GPU_OF)
+// They are on the host, as TensorFlow has them there: the budget is the GPU's
+// whatever a step begins with.
+#define TFRING_BEGIN_ON_GPU_OF(TYPE)                      \
+  REGISTER_KERNEL_BUILDER(Name("TfringOffloadBegin")      \
+                              .Device(DEVICE_GPU)         \
+                              .HostMemory("x")            \
+                              .HostMemory("execution")    \
+                              .TypeConstraint<TYPE>("T"), \
+                          OffloadBeginOp)
+TFRING_BEGIN_ON_GPU_OF(int32_t);
+TFRING_BEGIN_ON_GPU_OF(tensorflow::tstring);
 // No collective takes these.
 TFRING_ON_GPU_OF(kNone, tensorflow::complex64, "complex64")
 TFRING_ON_GPU_OF(kNone, tensorflow::complex128, "complex128")
