@@ -318,8 +318,9 @@ def main() -> None:
     print("\n| | share of the bound | goal |\n|---|---|---|")
     for name, share in found.items():
         print(f"| {name} | {share:.0%} | {GOALS[name]:.0%} |")
+    rows = of_sizes(arguments.bytes)
     print("\n| | MiB a segment | MiB | GB/s | a copy's GB/s |")
-    print("|---|---|---|---|---|", *of_sizes(arguments.bytes), sep="\n")
+    print("|---|---|---|---|---|", *rows, sep="\n")
     if left_out:
         print(f"\nNCCL is left out: {left_out}.")
     if fake:

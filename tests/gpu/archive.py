@@ -6,6 +6,7 @@ little that the machine is to have: Python, NumPy and ml_dtypes.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import recorder
 from job_runner import Jobs
+from validate import Result, read_results
 
 import bare_gpu
 
@@ -160,6 +163,7 @@ def test_no_job_begins_too_late(tree, python, programs, tmp_path):
         env=bare(programs),
     )
     assert output.count("1 skipped: no time is left") == 2
+    assert re.search(r"^TensorFlow +none", output, re.MULTILINE)
 
 
 def test_a_job_that_takes_too_long_ends_with_its_processes():
@@ -167,3 +171,25 @@ def test_a_job_that_takes_too_long_ends_with_its_processes():
     problem, output = Jobs(1.0, None).run(["sh", "-c", script], {})
     assert problem == "it took more than 1 s"
     assert output == "begun\n"
+
+
+def test_the_rank_that_failed_says_why(tmp_path):
+    def write(rank, *lines):
+        keys = "test", "outcome", "message"
+        text = [
+            json.dumps(dict(zip(keys, line, strict=True))) for line in lines
+        ]
+        (tmp_path / f"{rank}.jsonl").write_text("\n".join(text))
+
+    write(0, ("good", "ok", "of rank 0"), ("bad", "begun", ""))
+    write(1, ("good", "ok", "of rank 1"), ("bad", "failed", "1 is not 2"))
+    good, bad = Result("good", "ok", "of rank 0"), "exit status 1"
+    assert read_results(tmp_path, 2, bad) == (
+        False,
+        [good, Result("bad", "failed", "1 is not 2")],
+    )
+    write(1, (recorder.END, "ok", ""))
+    assert read_results(tmp_path, 2, bad) == (
+        False,
+        [good, Result("bad", "failed", bad)],
+    )

@@ -3,8 +3,8 @@
 Every part is a job of its own, by tfringrun: first what needs no TensorFlow, by
 the C API, then TensorFlow, if it is there. A job that crashes or hangs costs
 the test that it was in; the next job goes on with the rest. The report is
-Markdown, for docs/gpu-validation.md; in the folder --output, too, from where it
-can be had if the command does not come to its end.
+Markdown, for docs/gpu-validation.md; it is in the folder --output, too, with
+what the jobs have printed.
 
 Where there is no GPU, it is the fake one of tests/fake_cuda and
 tests/fake_gpu, and what that cannot do is not counted as seen.
@@ -70,7 +70,7 @@ PARTS: dict[str, Part | Script] = {
     "ipc": Part(("tests/gpu/engine.py",), (2, 3, 4), _BRIEF),
     "staged": Part(("tests/gpu/engine.py",), (2, 4), {**_BRIEF, **_BY_HOST}),
     "sanitizer": Part(
-        ("tests/gpu/kernels.py", "-k", "float32 or bfloat16"),
+        ("tests/gpu/kernels.py", "-k", "float32 or bfloat16", "--timeout=400"),
         (1,),
         {**_BRIEF, "TFRING_TEST_SECONDS": "400"},
         ("compute-sanitizer", "--error-exitcode=9"),
@@ -149,7 +149,7 @@ def run(part: Part, ranks: int, jobs: Jobs) -> list[Result]:
             )
             if problem:
                 problem += ": " + " / ".join(output.splitlines()[-5:])
-            ended, new = _read(Path(directory), ranks, problem)
+            ended, new = read_results(Path(directory), ranks, problem)
         results += new
         if ended:
             if problem and all(one.outcome != "failed" for one in results):
@@ -172,14 +172,19 @@ def run_script(script: Script, nbytes: str, jobs: Jobs) -> tuple[Result, str]:
     return Result(script.file, outcome, problem), output
 
 
-def _read(
+# How much a rank's line says of what went wrong.
+_GRAVITY = {"ok": 0, "skipped": 0, "begun": 1, "failed": 2}
+
+
+def read_results(
     directory: Path, ranks: int, problem: str
 ) -> tuple[bool, list[Result]]:
     """Returns True if all ranks came to their end, and their results.
 
-    A test is as good as its worst rank.
+    A test is as good as its worst rank, whose message counts: one that was cut
+    short has none of its own.
     """
-    results: dict[str, Result] = {}
+    worst: dict[str, dict[str, str]] = {}
     ended = 0
     for rank in range(ranks):
         path = directory / f"{rank}.jsonl"
@@ -189,15 +194,16 @@ def _read(
         }
         ended += last.pop(recorder.END, None) is not None
         for test, line in last.items():
-            outcome, message = line["outcome"], line["message"]
-            if outcome == "begun":
-                outcome, message = "failed", problem
-            known = results.get(test)
-            if known is None or (
-                outcome == "failed" and known.outcome != "failed"
-            ):
-                results[test] = Result(test, outcome, message)
-    return ended == ranks, list(results.values())
+            known = worst.setdefault(test, line)
+            if _GRAVITY[line["outcome"]] > _GRAVITY[known["outcome"]]:
+                worst[test] = line
+    results = [
+        Result(test, "failed", problem)
+        if line["outcome"] == "begun"
+        else Result(**line)
+        for test, line in worst.items()
+    ]
+    return ended == ranks, results
 
 
 def versions() -> list[str]:
