@@ -24,8 +24,7 @@
 // Thread-safe.
 //
 // Invariants:
-// - `done` of each copy is called exactly once: on a thread of the copier, or
-// by
+// - `done` of each copy is called exactly once: on a thread of the copier, or by
 //   Submit if nothing could be enqueued.
 // - If a context fails, its copies end with its error.
 #ifndef TFRING_OPS_OFFLOAD_CUDA_COPIER_H_
