@@ -25,7 +25,6 @@ from tfring.bench.statistics import Row, Spread
 # The policies that train by an optimizer, on all ranks together.
 OPTIMIZERS = ("whole", "sharded")
 
-_DEVICE = "CPU:0"
 # With a budget the first two steps are measured, and the third has a plan.
 _WARM_UP_STEPS = 4
 
@@ -133,7 +132,7 @@ def _measured(
         step()
     seconds, cpu, peaks = [], [], []
     for _ in range(rounds):
-        tf.config.experimental.reset_memory_stats(_DEVICE)
+        tf.config.experimental.reset_memory_stats(_device())
         cpu_before, start = cpu_seconds(), time.perf_counter()
         for _ in range(steps):
             step()
@@ -161,7 +160,12 @@ def _peak_bytes(offload: tfring.Offload | None) -> int:
 
 
 def _memory_info(what: str) -> int:
-    return int(tf.config.experimental.get_memory_info(_DEVICE)[what])
+    return int(tf.config.experimental.get_memory_info(_device())[what])
+
+
+def _device() -> str:
+    """Where TensorFlow runs the steps."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def _step(
