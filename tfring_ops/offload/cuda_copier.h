@@ -24,8 +24,8 @@
 // Thread-safe.
 //
 // Invariants:
-// - `done` of each copy is called exactly once: on a thread of the copier, or by
-//   Submit if nothing could be enqueued.
+// - `done` of each copy is called exactly once: on a thread of the copier, or
+//   by Submit if nothing could be enqueued.
 // - If a context fails, its copies end with its error.
 #ifndef TFRING_OPS_OFFLOAD_CUDA_COPIER_H_
 #define TFRING_OPS_OFFLOAD_CUDA_COPIER_H_
