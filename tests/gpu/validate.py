@@ -105,7 +105,7 @@ PARTS: dict[str, Part | Script] = {
 }
 
 
-_OF_TENSORFLOW = ("tensorflow", "xla", "keras")
+_OF_TENSORFLOW = ("tensorflow", "offload", "xla", "keras")
 
 
 @dataclasses.dataclass
