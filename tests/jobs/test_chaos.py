@@ -20,12 +20,11 @@ import pytest
 from jobs import TFRINGRUN, running
 from test_elastic import _GOES_ON
 
-from tfring.launcher import leftovers
-
 _RANKS = 3
 _SEED = int(os.environ.get("TFRING_CHAOS_SEED", "1"))
 _ROUNDS = int(os.environ.get("TFRING_CHAOS_ROUNDS", "1"))
 _SECONDS = 120
+_SHARED_MEMORY = Path("/dev/shm")
 _PROGRAM = Path(__file__).with_name("chaos.py")
 
 # The harm, whether the job is elastic, and the status; None is any but 0, and
@@ -62,11 +61,21 @@ _SELDOM = {
 }
 
 
-def _own_mounts(folder):
-    """The start of a command line that has a small file system of its own."""
+def _with_mounts(harm, folder, shared):
+    """The start of a command line with a shared memory of its own.
+
+    It is `shared`, where one sees from outside what stays behind; or it is
+    full, or the folder is.
+    """
+    small = "mount -t tmpfs -o size=64k tmpfs"
+    mounts = {
+        "full_shm": f"{small} {_SHARED_MEMORY}",
+        "full_tmp": f"{small} {folder}",
+    }
+    default = f"mount --bind {shared} {_SHARED_MEMORY}"
     return [
         *("unshare", "-m", "sh", "-c"),
-        f'mount -t tmpfs -o size=64k tmpfs {folder} && exec "$@"',
+        f'{mounts.get(harm, default)} && exec "$@"',
         "sh",
     ]
 
@@ -78,12 +87,6 @@ def _cases():
                 continue
             name = f"{harm}{'-elastic' * elastic}-{number}"
             yield pytest.param(harm, elastic, status, number, id=name)
-
-
-def _unused_segments():
-    mapped = leftovers._mapped_files(os.geteuid()) or set()
-    paths = map(str, leftovers.SHARED_MEMORY.glob("sm_segment.*"))
-    return {path for path in paths if path not in mapped}
 
 
 @pytest.mark.timeout(_SECONDS + 60)
@@ -104,12 +107,14 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, elastic, status, number):
         *(sys.executable, _PROGRAM, victim, step, harm),
         *(["elastic"] * elastic),
     ]
-    full = {"full_tmp": folder, "full_shm": "/dev/shm"}.get(harm)
-    if full:
-        command = [*_own_mounts(full), *command]
-        if subprocess.run([*_own_mounts(full), "true"]).returncode != 0:
-            pytest.skip("needs unshare -m")
-    segments = _unused_segments()
+    full = harm in ("full_tmp", "full_shm")
+    shared = _SHARED_MEMORY / folder.name
+    shared.mkdir()
+    mounts = _with_mounts(harm, folder, shared)
+    if subprocess.run([*mounts, "true"]).returncode == 0:
+        command = [*mounts, *command]
+    elif full:
+        pytest.skip("needs unshare -m")
     job = start(
         command,
         env={
@@ -150,11 +155,11 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, elastic, status, number):
         assert time.monotonic() < deadline, said
         time.sleep(0.1)
     assert not [p for p in folder.rglob("*") if not p.is_dir()], said
-    # Other jobs of this machine are just ending, perhaps.
-    while left := _unused_segments() - segments:
+    while left := list(shared.iterdir()):
         assert time.monotonic() < deadline, (left, said)
-        time.sleep(0.5)
+        time.sleep(0.1)
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir()
     with contextlib.suppress(OSError):
         folder.rmdir()
+    shared.rmdir()
