@@ -105,7 +105,9 @@ PARTS: dict[str, Part | Script] = {
 }
 
 
-_OF_TENSORFLOW = ("tensorflow", "offload", "xla", "keras")
+def needs_tensorflow(part: Part | Script) -> bool:
+    """Tells if a part is of tests of TensorFlow's operations."""
+    return isinstance(part, Part) and part.files[0].startswith("tests/parallel")
 
 
 @dataclasses.dataclass
@@ -278,7 +280,11 @@ class Report:
 def parse_arguments() -> argparse.Namespace:
     """Returns what the command line says."""
     bare = importlib.util.find_spec("tensorflow") is None
-    parts = [name for name in PARTS if not bare or name not in _OF_TENSORFLOW]
+    parts = [
+        name
+        for name, part in PARTS.items()
+        if not bare or not needs_tensorflow(part)
+    ]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(parts))
     parser.add_argument("--ranks", default="", help="these alone: 2,4")
