@@ -11,6 +11,7 @@
 
 #include "tests/cpp/in_process_transport.h"
 #include "tests/cpp/tcp_sockets.h"
+#include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/shared_memory/shared_channel.h"
 #include "tfring_ops/transport/shared_memory/shared_memory.h"
 #include "tfring_ops/transport/tcp/tcp.h"
@@ -38,11 +39,15 @@ enum class Medium {
   kTwoNodes,    // even ranks are a node, odd ranks another
   // TCP on the loopback interface, each rank on a node of its own.
   kTcp,
+  // Shared memory within a node, else TCP.
+  kTcpOneNode,
+  kTcpNodesOfTwo,
 };
 
 inline int NodeOf(Medium medium, int rank) {
   switch (medium) {
     case Medium::kNodesOfTwo:
+    case Medium::kTcpNodesOfTwo:
       return rank / 2;
     case Medium::kTwoNodes:
       return rank % 2;
@@ -68,6 +73,19 @@ inline std::vector<std::unique_ptr<Transport>> MakeTcpTransports(
   return transports;
 }
 
+// The same with the memory of nodes, on which the ranks agree.
+inline std::vector<std::unique_ptr<Transport>> MakeTcpNodeTransports(
+    const std::vector<int>& nodes, double timeout_seconds) {
+  auto transports = MakeTcpTransports(nodes, timeout_seconds);
+  OnThreads(static_cast<int>(nodes.size()), [&](int rank) {
+    transports[rank] =
+        ShareWithinNodes(std::move(transports[rank]), timeout_seconds,
+                         SharedMemory::kWithinNodes)
+            .value();
+  });
+  return transports;
+}
+
 inline std::vector<std::unique_ptr<Transport>> MakeTransports(
     Medium medium, int size, size_t ring_bytes = kSmallRingBytes,
     double timeout_seconds = 20) {
@@ -77,6 +95,9 @@ inline std::vector<std::unique_ptr<Transport>> MakeTransports(
   }
   if (medium == Medium::kTcp) {
     return MakeTcpTransports(nodes, timeout_seconds);
+  }
+  if (medium == Medium::kTcpOneNode || medium == Medium::kTcpNodesOfTwo) {
+    return MakeTcpNodeTransports(nodes, timeout_seconds);
   }
   auto transports = MakeInProcessTransports(nodes);
   if (medium == Medium::kInProcess) return transports;

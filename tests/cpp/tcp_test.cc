@@ -176,6 +176,45 @@ TEST_F(TcpTest, TheEndOfATransportLosesNothing) {
   EXPECT_EQ(status.message(), "rank 0 cannot be reached: it has ended");
 }
 
+// Whoever shares memory with a rank has nothing in flight on its connection.
+TEST_F(TcpTest, ALostRankIsHeardWhereNothingIsInFlight) {
+  ASSERT_TRUE(rank(1).Progress().ok());
+  for (const int peer : {0, 2}) shutdown(sockets_[0][peer], SHUT_RDWR);
+  const absl::Status status =
+      absl::UnavailableError("rank 0 cannot be reached: it has ended");
+  EXPECT_EQ(rank(1).Progress(), absl::OkStatus()) << "not connected any more";
+  shutdown(sockets_[0][1], SHUT_RDWR);
+  EXPECT_EQ(rank(1).Progress(), status);
+  ExpectFails(1, status);
+}
+
+TEST_F(TcpTest, ALostRankIsHeardBehindWhatItHasSent) {
+  std::vector<int64_t> sent(1000, 5), received(1000);
+  EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());
+  shutdown(sockets_[0][1], SHUT_WR);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(rank(1).Progress().ok());
+  ASSERT_TRUE(rank(1).Wait(rank(1).StartRecv(0, BytesOf(received))).ok());
+  EXPECT_EQ(received, sent);
+  EXPECT_EQ(rank(1).Progress(),
+            absl::UnavailableError("rank 0 cannot be reached: it has ended"));
+}
+
+TEST_F(TcpTest, ARankThatIsDoneIsNotLost) {
+  std::vector<int64_t> sent(1000, 5), received(1000);
+  EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());
+  transports_[0].reset();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(rank(1).Progress().ok());
+    ASSERT_TRUE(rank(2).Progress().ok());
+  }
+  ASSERT_TRUE(rank(1).Wait(rank(1).StartRecv(0, BytesOf(received))).ok());
+  EXPECT_EQ(received, sent);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(rank(1).Progress().ok());
+  EXPECT_EQ(rank(2).Wait(rank(2).StartSend(1, BytesOf(sent))),
+            absl::OkStatus());
+  EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(2, BytesOf(received))).ok());
+}
+
 TEST_F(TcpTest, ASizeThatDiffersIsAnError) {
   std::vector<int64_t> sent(2), received(1);
   EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());

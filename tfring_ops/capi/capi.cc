@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,27 @@
 #include "tfring_ops/engine/statistics.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
+#include "tfring_ops/runtime/pulse.h"
+
+namespace {
+
+tfring::SocketRanks SocketRanksOf(int32_t rank, int32_t size,
+                                  const int32_t* nodes,
+                                  tfring_connect connect) {
+  tfring::SocketRanks ranks;
+  ranks.rank = rank;
+  ranks.nodes.assign(nodes, nodes + size);
+  ranks.connect = [=]() -> absl::StatusOr<std::vector<int>> {
+    std::vector<int32_t> sockets(size, -1);
+    if (connect(sockets.data()) != 0) {
+      return absl::UnavailableError("the ranks could not be connected");
+    }
+    return std::vector<int>(sockets.begin(), sockets.end());
+  };
+  return ranks;
+}
+
+}  // namespace
 
 const char* tfring_check_options() {
   return tfring::RunAsCStatus(
@@ -20,6 +42,27 @@ const char* tfring_check_options() {
 
 const char* tfring_init(int32_t comm) {
   return tfring::RunAsCStatus([=] { return tfring::StartWorld(comm); });
+}
+
+const char* tfring_init_sockets(int64_t generation, int32_t rank, int32_t size,
+                                const int32_t* nodes, tfring_connect connect) {
+  return tfring::RunAsCStatus([=] {
+    return tfring::StartWorldOnSockets(
+        generation, SocketRanksOf(rank, size, nodes, connect));
+  });
+}
+
+void tfring_abort(int64_t generation, const char* reason) {
+  tfring::RunAnyway([=] { tfring::AbortGeneration(generation, reason); });
+}
+
+const char* tfring_pulse_start(int32_t socket, double seconds) {
+  return tfring::RunAsCStatus(
+      [=] { return tfring::StartPulse(socket, seconds); });
+}
+
+void tfring_pulse_stop() {
+  tfring::RunAnyway([] { tfring::StopPulse(); });
 }
 
 void tfring_shutdown() {
@@ -37,6 +80,16 @@ const char* tfring_add_process_set(int32_t id, const int32_t* ranks,
                                    int32_t count, int32_t comm) {
   return tfring::RunAsCStatus(
       [=] { return tfring::AddProcessSet(id, {ranks, ranks + count}, comm); });
+}
+
+const char* tfring_add_process_set_sockets(int32_t id, const int32_t* ranks,
+                                           int32_t count, int32_t rank,
+                                           const int32_t* nodes,
+                                           tfring_connect connect) {
+  return tfring::RunAsCStatus([=] {
+    return tfring::AddProcessSetOnSockets(
+        id, {ranks, ranks + count}, SocketRanksOf(rank, count, nodes, connect));
+  });
 }
 
 void tfring_remove_process_set(int32_t id) {

@@ -18,6 +18,33 @@ TFRING_EXPORT const char* tfring_check_options();
 // handle `comm` (mpi4py's `comm.py2f()`).  Collective over that communicator.
 TFRING_EXPORT const char* tfring_init(int32_t comm);
 
+// Connects this rank with each of the others of a set by one more channel:
+// writes connected sockets to `sockets`, by rank of the set, where there is
+// room for each; they are the caller's then.  Returns 0, or what is not 0 if
+// that cannot be.  Collective.
+typedef int32_t (*tfring_connect)(int32_t* sockets);
+
+// The same without MPI, for the job of this generation, which is positive and
+// higher than that of any job before: this process is `rank` of `size` ranks,
+// which are on the machines `nodes`.  `connect` is called once for each channel
+// that is needed, before this returns.
+TFRING_EXPORT const char* tfring_init_sockets(int64_t generation, int32_t rank,
+                                              int32_t size,
+                                              const int32_t* nodes,
+                                              tfring_connect connect);
+
+// Soon fails all collectives with `reason`, on the other ranks too, in jobs of
+// tfring_init_sockets of this generation and before it; a job of it that
+// starts, now or later, fails too.  Never blocks.
+TFRING_EXPORT void tfring_abort(int64_t generation, const char* reason);
+
+// Has a thread send a byte by the connected `socket` every `seconds`, whatever
+// the process does otherwise; takes the socket.
+TFRING_EXPORT const char* tfring_pulse_start(int32_t socket, double seconds);
+
+// Ends that.  Without a pulse, does nothing.
+TFRING_EXPORT void tfring_pulse_stop();
+
 // Stops all engines.  Without any, does nothing.
 TFRING_EXPORT void tfring_shutdown();
 
@@ -32,6 +59,12 @@ TFRING_EXPORT const char* tfring_ended();
 TFRING_EXPORT const char* tfring_add_process_set(int32_t id,
                                                  const int32_t* ranks,
                                                  int32_t count, int32_t comm);
+
+// The same in a job of tfring_init_sockets.  `rank` is this process's in the
+// set, and -1 elsewhere; `nodes` and `connect` are used on its ranks.
+TFRING_EXPORT const char* tfring_add_process_set_sockets(
+    int32_t id, const int32_t* ranks, int32_t count, int32_t rank,
+    const int32_t* nodes, tfring_connect connect);
 
 // Forgets the set, and stops its engine.  Without it, does nothing.
 TFRING_EXPORT void tfring_remove_process_set(int32_t id);

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,8 +19,9 @@
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/runtime/device_lane.h"
-#include "tfring_ops/transport/mpi/mpi.h"
 #include "tfring_ops/transport/mpi/mpi_shared_memory.h"
+#include "tfring_ops/transport/shared_memory/node_memory.h"
+#include "tfring_ops/transport/tcp/tcp.h"
 
 namespace tfring {
 namespace {
@@ -54,53 +57,118 @@ struct Registry {
   std::mutex mutex;
   std::map<int32_t, Registered> sets;  // by id; empty before tfring_init
   bool forked = false;                 // from a process that had engines
+  int64_t generation = 0;              // of the sets; 0 where they are MPI's
+  // The last that is over, changed under `mutex`.
+  std::atomic<int64_t> aborted_generation{0};
+  absl::Status abort_reason;
 };
 
-// A rank that one engine has lost is lost for all.
-void AbortAll(const absl::Status& reason) {
-  Registry& registry = Registry::Global();
-  // Held meanwhile, so that no engine's last owner is this thread, an engine's.
-  std::lock_guard<std::mutex> lock(registry.mutex);
+// REQUIRES: the registry's mutex is held: then no engine's last owner is this
+// thread, which may be an engine's.
+void AbortEngines(const Registry& registry, const absl::Status& reason) {
   for (const auto& [id, registered] : registry.sets) {
     if (registered.engine != nullptr) registered.engine->Abort(reason);
   }
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> StartEngine(const Options& options,
-                                                    ProcessSet process_set,
-                                                    int32_t comm) {
-  const auto shared_memory =
-      options.shared_memory ? SharedMemory::kWithinNodes : SharedMemory::kNever;
-  const auto make_transport = [=,
-                               timeout = options.transport_timeout_seconds()] {
+// A rank that one engine has lost is lost for all.
+void AbortAll(const absl::Status& reason) {
+  Registry& registry = Registry::Global();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  AbortEngines(registry, reason);
+}
+
+absl::Status CheckNotAborted(int64_t generation) {
+  Registry& registry = Registry::Global();
+  if (registry.aborted_generation < generation) return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.abort_reason;
+}
+
+// What makes one channel after the other.
+using MakeTransport =
+    std::function<absl::StatusOr<std::unique_ptr<Transport>>()>;
+
+SharedMemory SharedMemoryOf(const Options& options) {
+  return options.shared_memory ? SharedMemory::kWithinNodes
+                               : SharedMemory::kNever;
+}
+
+MakeTransport OverMpi(const Options& options, int32_t comm) {
+  return [comm, timeout = options.transport_timeout_seconds(),
+          shared_memory = SharedMemoryOf(options)] {
     return MakeNodeTransport(comm, timeout, shared_memory);
   };
+}
+
+MakeTransport OverSockets(const Options& options, int64_t generation,
+                          const SocketRanks& ranks) {
+  return [=, timeout = options.transport_timeout_seconds(),
+          shared_memory = SharedMemoryOf(
+              options)]() -> absl::StatusOr<std::unique_ptr<Transport>> {
+    TFRING_RETURN_IF_ERROR(CheckNotAborted(generation));
+    TFRING_ASSIGN_OR_RETURN(const std::vector<int> sockets, ranks.connect());
+    TFRING_ASSIGN_OR_RETURN(
+        std::unique_ptr<Transport> transport,
+        MakeTcpTransport(ranks.rank, ranks.nodes, sockets, timeout));
+    // Until the engine, which Abort reaches, takes the transport over.
+    const auto check = [generation] { return CheckNotAborted(generation); };
+    transport->SetAttendant(check);
+    TFRING_ASSIGN_OR_RETURN(
+        transport,
+        ShareWithinNodes(std::move(transport), timeout, shared_memory));
+    transport->SetAttendant(check);
+    return transport;
+  };
+}
+
+// Fails on every rank alike.
+absl::StatusOr<Lane> NoDeviceLane(const Options& /*options*/,
+                                  int32_t /*device*/, Transport& /*data*/) {
+  return absl::UnimplementedError(
+      "a job that is elastic over TCP has no collectives on the memory of "
+      "GPUs yet. Train on the CPU, or leave --min-np, --max-np, --spares and "
+      "--host-discovery-script out: `tfringrun --elastic` alone has them");
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
+    const Options& options, ProcessSet process_set,
+    const MakeTransport& make_transport) {
   TFRING_ASSIGN_OR_RETURN(process_set.control, make_transport());
-  TFRING_ASSIGN_OR_RETURN(process_set.data, make_transport());
+  absl::StatusOr<std::unique_ptr<Transport>> data = make_transport();
+  if (!data.ok()) {
+    process_set.control->Abort(data.status());  // Peers may wait for this rank.
+    return data.status();
+  }
+  process_set.data = *std::move(data);
   process_set.make_data = make_transport;
   process_set.on_lost = AbortAll;
-  process_set.make_device_lane = MakeDeviceLane;
   return Engine::Start(options, std::move(process_set), CpuKernels());
 }
 
-void Register(int32_t id, Registered registered) {
+int64_t Generation() {
   Registry& registry = Registry::Global();
   std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.generation;
+}
+
+void Register(int32_t id, Registered registered, int64_t generation) {
+  Registry& registry = Registry::Global();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  // Since its engine has been started.
+  if (generation > 0 && registry.aborted_generation >= generation &&
+      registered.engine != nullptr) {
+    registered.engine->Abort(registry.abort_reason);
+  }
+  registry.generation = generation;
   registry.sets[id] = std::move(registered);
 }
 
-}  // namespace
-
-absl::Status StartWorld(int32_t comm) {
-  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
-  TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                          StartEngine(options, ProcessSet(), comm));
-  Register(kWorldId, {{}, std::move(engine)});
-  return absl::OkStatus();
-}
-
-absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
-                           int32_t comm) {
+absl::Status AddProcessSetOver(
+    int32_t id, std::vector<int32_t> ranks,
+    const std::function<MakeTransport(const Options& options)>& over,
+    absl::StatusOr<Lane> (*make_device_lane)(const Options&, int32_t,
+                                             Transport&)) {
   TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> world,
                           EngineOf(kWorldId));
   std::unique_ptr<Engine> engine;
@@ -108,11 +176,66 @@ absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
     ProcessSet process_set;
     process_set.id = id;
     process_set.world_ranks = ranks;
+    process_set.make_device_lane = make_device_lane;
     TFRING_ASSIGN_OR_RETURN(
-        engine, StartEngine(world->options(), std::move(process_set), comm));
+        engine, StartEngine(world->options(), std::move(process_set),
+                            over(world->options())));
   }
-  Register(id, {std::move(ranks), std::move(engine)});
+  Register(id, {std::move(ranks), std::move(engine)}, Generation());
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status StartWorld(int32_t comm) {
+  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
+  ProcessSet process_set;
+  process_set.make_device_lane = MakeDeviceLane;
+  TFRING_ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> engine,
+      StartEngine(options, std::move(process_set), OverMpi(options, comm)));
+  Register(kWorldId, {{}, std::move(engine)}, /*generation=*/0);
+  return absl::OkStatus();
+}
+
+absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks) {
+  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
+  ProcessSet process_set;
+  process_set.make_device_lane = NoDeviceLane;
+  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<Engine> engine,
+                          StartEngine(options, std::move(process_set),
+                                      OverSockets(options, generation, ranks)));
+  Register(kWorldId, {{}, engine}, generation);
+  return absl::OkStatus();
+}
+
+absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
+                           int32_t comm) {
+  return AddProcessSetOver(
+      id, std::move(ranks),
+      [comm](const Options& options) { return OverMpi(options, comm); },
+      MakeDeviceLane);
+}
+
+absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
+                                    const SocketRanks& connected) {
+  return AddProcessSetOver(
+      id, std::move(ranks),
+      [&](const Options& options) {
+        return OverSockets(options, Generation(), connected);
+      },
+      NoDeviceLane);
+}
+
+void AbortGeneration(int64_t generation, const std::string& reason) {
+  Registry& registry = Registry::Global();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  if (registry.aborted_generation >= generation) return;
+  registry.abort_reason = absl::UnavailableError(reason);
+  registry.aborted_generation = generation;
+  if (registry.generation <= generation) {
+    AbortEngines(registry, registry.abort_reason);
+  }
 }
 
 void RemoveProcessSet(int32_t id) {

@@ -5,7 +5,9 @@
 #define TFRING_OPS_RUNTIME_ENGINES_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +27,31 @@ absl::Status StartWorld(int32_t comm);
 // capi/capi.h.
 absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
                            int32_t comm);
+
+// The ranks of a process set that are connected by TCP.
+struct SocketRanks {
+  int rank = 0;            // this one's
+  std::vector<int> nodes;  // by rank: the machine that it is on
+  // Connects each rank with each other one by one more channel: returns the
+  // sockets by rank, with anything for this rank itself.  They are the
+  // caller's.  Collective.
+  std::function<absl::StatusOr<std::vector<int>>()> connect;
+};
+
+// The same without MPI, of whose kind a process can have one job after the
+// other, each of a higher generation; also while a rank is lost.  Connections
+// are made before this returns, and never later.
+//
+// The number of a job whose rank is lost is never used again.
+// REQUIRES: `generation` is positive.
+absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks);
+absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
+                                    const SocketRanks& connected);
+
+// Soon fails everything with `reason`, on the other ranks too, in the jobs of
+// this generation and of all before it, as well while they start.  Never
+// blocks.
+void AbortGeneration(int64_t generation, const std::string& reason);
 
 // Forgets the set, and stops its engine.  Without it, does nothing.
 void RemoveProcessSet(int32_t id);

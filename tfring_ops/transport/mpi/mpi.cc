@@ -20,6 +20,17 @@
 namespace tfring {
 namespace {
 
+// Unavailable, with MPI's own words and the `call` that gave them, unless
+// `error` is MPI_SUCCESS.
+absl::Status FromMpi(int error, const char* call) {
+  if (error == MPI_SUCCESS) return absl::OkStatus();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(error, text, &length);
+  return absl::UnavailableError(
+      absl::StrCat(call, " failed: ", absl::string_view(text, length)));
+}
+
 using Clock = std::chrono::steady_clock;
 
 constexpr int kDataTag = 0;
@@ -401,15 +412,6 @@ class MpiTransport final : public Transport {
 };
 
 }  // namespace
-
-absl::Status FromMpi(int error, const char* call) {
-  if (error == MPI_SUCCESS) return absl::OkStatus();
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(error, text, &length);
-  return absl::UnavailableError(
-      absl::StrCat(call, " failed: ", absl::string_view(text, length)));
-}
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
     int32_t comm, double timeout_seconds) {

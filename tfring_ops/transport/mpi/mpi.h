@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -20,10 +19,6 @@ namespace tfring {
 // destruction before MPI_Finalize.
 absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
     int32_t comm, double timeout_seconds);
-
-// Unavailable, with MPI's own words and the `call` that gave them, unless
-// `error` is MPI_SUCCESS.
-absl::Status FromMpi(int error, const char* call);
 
 // Returns true if the MPI library reports that it takes a GPU's memory.
 bool MpiIsCudaAware();

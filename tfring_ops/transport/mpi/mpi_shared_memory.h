@@ -6,15 +6,13 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
-enum class SharedMemory { kNever, kWithinNodes };
-
-// Messages between two ranks of a node go through shared memory, the rest by
-// MakeMpiTransport, whose requirements hold here too.  Where a rank cannot
-// share its memory, nobody does, and rank 0 warns.
+// MakeMpiTransport, whose requirements hold here too, with shared memory within
+// the nodes as ShareWithinNodes has it.
 //
 // Collective over the communicator.  Rank 0's `shared_memory` holds for all.
 absl::StatusOr<std::unique_ptr<Transport>> MakeNodeTransport(

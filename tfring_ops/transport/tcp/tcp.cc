@@ -39,6 +39,8 @@ constexpr size_t kMaxReasonBytes = 64 << 10;
 // How many messages one system call takes.
 constexpr size_t kMessagesOfCall = 8;
 
+constexpr char kEnded[] = "it has ended";
+
 std::string Reason(int error) { return std::strerror(error); }
 
 absl::Status SetOption(int socket, int level, int name, int value) {
@@ -67,6 +69,9 @@ absl::Status SetUp(int socket) {
 // A message travels as its size and then its bytes.  The last one of a rank
 // that aborts has this in its size, and the reason for its bytes.
 constexpr uint64_t kAbort = uint64_t{1} << 63;
+// In place of a size, the last word of a rank that is done.  A connection that
+// ends without it has lost its rank.
+constexpr uint64_t kDone = uint64_t{1} << 62;
 
 struct Operation {
   OperationId id;
@@ -141,6 +146,11 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override {
     for (const Peer& peer : peers_) {
       if (peer.socket < 0) continue;
+      // Where the peer has not read all that there is before it, this is lost,
+      // and the peer believes to have lost this rank.
+      if (peer.sends.empty() || peer.sends.front().moved == 0) {
+        send(peer.socket, &kDone, sizeof(kDone), MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
       // Or else TCP would end the connection abruptly, as Break does.
       ReadAway(peer.socket, std::numeric_limits<uint64_t>::max());
       close(peer.socket);
@@ -158,6 +168,7 @@ class TcpTransport final : public Transport {
       if (socket < 0) continue;
       TFRING_RETURN_IF_ERROR(SetUp(socket));
       epoll_event event{};
+      event.events = peers_[i].events;
       event.data.u32 = static_cast<uint32_t>(i);
       if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket, &event) != 0) {
         return absl::InternalError(absl::StrCat("epoll: ", Reason(errno)));
@@ -238,9 +249,10 @@ class TcpTransport final : public Transport {
  private:
   struct Peer {
     int socket = -1;
-    uint32_t events = 0;  // what epoll is to tell
+    uint32_t events = EPOLLRDHUP;  // what epoll is to tell
     std::deque<Operation> sends, receives;
     int64_t moved_bytes = 0;
+    bool has_ended = false;  // and there is something to be read
   };
 
   OperationId Add(int peer, std::deque<Operation>& operations, std::byte* data,
@@ -289,7 +301,7 @@ class TcpTransport final : public Transport {
       AppendRest(next, parts_);
       const ssize_t received = readv(peers_[peer].socket, parts_.data(),
                                      static_cast<int>(parts_.size()));
-      if (received == 0) return Lose(peer, "it has ended");
+      if (received == 0) return Lose(peer, kEnded);
       if (received < 0) {
         if (errno == EINTR) continue;
         if (errno != EAGAIN) return Lose(peer, Reason(errno));
@@ -302,6 +314,7 @@ class TcpTransport final : public Transport {
         return Break(ReadReason(peer, next.announced & ~kAbort,
                                 {reinterpret_cast<char*>(next.data), read}));
       }
+      if (is_known && next.announced == kDone) return Lose(peer, kEnded);
       if (is_known && next.announced != next.size) {
         return Break(absl::InternalError(
             absl::StrCat("a message of ", next.announced,
@@ -309,7 +322,27 @@ class TcpTransport final : public Transport {
       }
       Count(peer, receives, static_cast<size_t>(received));
     }
+    if (peers_[peer].has_ended && receives.empty()) return CheckEnd(peer);
     Listen(peer);
+  }
+
+  // The connection has ended, or failed, and nothing is to be received from
+  // it.  Where its rank is done, or what it has sent is still to be received,
+  // that is no error.
+  void CheckEnd(int index) {
+    Peer& peer = peers_[index];
+    uint64_t next = 0;
+    const ssize_t count =
+        recv(peer.socket, &next, sizeof(next), MSG_PEEK | MSG_DONTWAIT);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (count < 0) return Lose(index, Reason(errno));
+    if (count != sizeof(next) || (next & kAbort) != 0) {
+      return Lose(index, kEnded);
+    }
+    if (std::exchange(peer.has_ended, true)) return;
+    // It would tell of it again and again.  What is here can be received
+    // without it.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.socket, nullptr);
   }
 
   // `bytes` of the first operations have moved.
@@ -330,7 +363,8 @@ class TcpTransport final : public Transport {
   // connections that are lost.
   void Listen(int index) {
     Peer& peer = peers_[index];
-    uint32_t events = 0;
+    if (peer.has_ended) return;
+    uint32_t events = EPOLLRDHUP;
     if (!peer.sends.empty()) events |= EPOLLOUT;
     if (!peer.receives.empty()) events |= EPOLLIN;
     if (events == peer.events) return;
@@ -348,13 +382,22 @@ class TcpTransport final : public Transport {
         epoll_wait(epoll_, events.data(), kMaxEvents, milliseconds);
     for (int i = 0; i < count && broken_.ok(); ++i) {
       const int peer = static_cast<int>(events[i].data.u32);
-      if ((events[i].events & EPOLLERR) != 0) {
+      const bool is_idle =
+          peers_[peer].sends.empty() && peers_[peer].receives.empty();
+      constexpr uint32_t kEnds = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+      if (is_idle && (events[i].events & kEnds) != 0) {
+        CheckEnd(peer);
+      } else if ((events[i].events & EPOLLERR) != 0) {
         int error = 0;
         socklen_t size = sizeof(error);
         getsockopt(peers_[peer].socket, SOL_SOCKET, SO_ERROR, &error, &size);
         Lose(peer, Reason(error));
       } else {
         Move(peer);
+        if (broken_.ok() && peers_[peer].receives.empty() &&
+            (events[i].events & EPOLLRDHUP) != 0) {
+          CheckEnd(peer);
+        }
       }
     }
   }

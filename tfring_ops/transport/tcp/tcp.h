@@ -2,8 +2,9 @@
 // thrown away with its ranks, as nothing outlives its sockets.
 //
 // A rank that is lost is heard at once if its machine lives, and within some
-// seconds if that, or the way to it, is gone.  Abort fails every other rank;
-// the end of a transport fails only those that wait for its rank.
+// seconds if that, or the way to it, is gone: also where nothing is in flight
+// to or from it.  Abort fails every other rank; the end of a transport fails
+// only those that wait for its rank.
 //
 // Note [What TCP is told]
 // Data that nobody acknowledges for kUnacknowledgedMilliseconds ends the

@@ -1,0 +1,21 @@
+// A sign of life of this process, also while its interpreter is busy.
+#ifndef TFRING_OPS_RUNTIME_PULSE_H_
+#define TFRING_OPS_RUNTIME_PULSE_H_
+
+#include "absl/status/status.h"
+
+namespace tfring {
+
+// Has a thread send a byte by `socket` every `seconds`, until the other side
+// has closed the connection or StopPulse is called.  Takes the socket.  A
+// forked child sends nothing, and does not hold the connection.
+//
+// FailedPrecondition while there is a pulse.  Thread-safe.
+absl::Status StartPulse(int socket, double seconds);
+
+// Ends it and closes the socket.  Without a pulse, does nothing.  Thread-safe.
+void StopPulse();
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_RUNTIME_PULSE_H_

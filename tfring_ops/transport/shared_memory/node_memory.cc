@@ -1,0 +1,213 @@
+#include "tfring_ops/transport/shared_memory/node_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/log.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/shared_memory/shared_channel.h"
+#include "tfring_ops/transport/shared_memory/shared_memory.h"
+#include "tfring_ops/transport/shared_memory/shared_segment.h"
+
+namespace tfring {
+namespace {
+
+// The ring of a channel: small, so that it stays in cache, and large enough for
+// a few segments in flight.
+constexpr size_t kRingBytes = 512 << 10;
+// All that a rank shares, however many ranks its node has.
+constexpr size_t kSegmentBytes = 4 << 20;
+
+// T is a plain block of bytes.
+template <typename T>
+Bytes BytesOf(T& data) {
+  return Bytes(reinterpret_cast<std::byte*>(&data), sizeof(data));
+}
+
+absl::Status WaitForAll(Transport& transport,
+                        const std::vector<OperationId>& operations) {
+  for (const OperationId operation : operations) {
+    TFRING_RETURN_IF_ERROR(transport.Wait(operation));
+  }
+  return absl::OkStatus();
+}
+
+// Gives every rank rank 0's `data`.
+template <typename T>
+absl::Status BroadcastFromZero(Transport& transport, T& data) {
+  if (transport.rank() != 0) {
+    return transport.Wait(transport.StartRecv(0, BytesOf(data)));
+  }
+  std::vector<OperationId> sends;
+  for (int peer = 1; peer < transport.size(); ++peer) {
+    sends.push_back(transport.StartSend(peer, BytesOf(data)));
+  }
+  return WaitForAll(transport, sends);
+}
+
+// How sharing went on a rank.
+struct Report {
+  int32_t failed = 0;
+  std::array<char, 252> reason{};
+};
+
+// The ranks of this rank's node in order, and the memory between them.
+//
+// Each rank's segment has the channels to the other ranks, in order.
+class Node {
+ public:
+  explicit Node(const Transport& others) {
+    const int own = others.node_of(others.rank());
+    for (int rank = 0; rank < others.size(); ++rank) {
+      if (others.node_of(rank) != own) continue;
+      if (rank == others.rank()) place_ = members_.size();
+      members_.push_back(rank);
+    }
+    const size_t budget =
+        kSegmentBytes / std::max<size_t>(1, members_.size() - 1);
+    ring_bytes_ = std::max(2 * kPartAlignment,
+                           std::min(kRingBytes, budget) / 4096 * 4096);
+    segments_.resize(members_.size());
+  }
+
+  bool alone() const { return members_.size() == 1; }
+  size_t ring_bytes() const { return ring_bytes_; }
+
+  // Collective over the node.  `shared` says how it went on this rank; it is OK
+  // at one that only suffers from another's failure.
+  absl::Status Share(Transport& others, absl::Status& shared) {
+    const size_t bytes = (members_.size() - 1) * ChannelBytes();
+    std::vector<SegmentAddress> addresses(members_.size());
+    if (auto created = SharedSegment::Create(bytes); created.ok()) {
+      addresses[place_] = (*created)->address();
+      segments_[place_] = *std::move(created);
+    } else {
+      shared = created.status();
+    }
+    std::vector<OperationId> operations;
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (i == place_) continue;
+      operations.push_back(
+          others.StartRecv(members_[i], BytesOf(addresses[i])));
+      operations.push_back(
+          others.StartSend(members_[i], BytesOf(addresses[place_])));
+    }
+    TFRING_RETURN_IF_ERROR(WaitForAll(others, operations));
+    for (size_t i = 0; i < members_.size() && shared.ok(); ++i) {
+      if (i == place_ || addresses[i].process == 0) continue;
+      if (auto opened = SharedSegment::Open(addresses[i], bytes); opened.ok()) {
+        segments_[i] = *std::move(opened);
+      } else {
+        shared = opened.status();
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // REQUIRES: the others have opened this rank's memory.
+  void CloseDescriptor() {
+    if (segments_[place_]) segments_[place_]->CloseDescriptor();
+  }
+
+  // By rank.
+  // REQUIRES: every rank has shared its memory.
+  std::vector<SharedLink> Links(int size) const {
+    std::vector<SharedLink> links(size);
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (i == place_) continue;
+      links[members_[i]] = {Channel(place_, i), Channel(i, place_)};
+    }
+    return links;
+  }
+
+  // Keeps what the links point to.
+  std::shared_ptr<void> TakeMemory() {
+    return std::make_shared<std::vector<std::unique_ptr<SharedSegment>>>(
+        std::move(segments_));
+  }
+
+ private:
+  size_t ChannelBytes() const { return SharedChannel::Bytes(ring_bytes_); }
+
+  SharedChannel* Channel(size_t from, size_t to) const {
+    const size_t index = to < from ? to : to - 1;
+    return reinterpret_cast<SharedChannel*>(segments_[from]->data() +
+                                            index * ChannelBytes());
+  }
+
+  std::vector<int> members_;  // ranks
+  size_t place_ = 0;          // this rank's among them
+  size_t ring_bytes_ = 0;
+  std::vector<std::unique_ptr<SharedSegment>> segments_;  // by place
+};
+
+// Returns true if `own` is OK on every rank; if not, rank 0 warns.
+absl::StatusOr<bool> AgreeOn(const absl::Status& own, Transport& transport) {
+  Report report;
+  report.failed = !own.ok();
+  own.message().copy(report.reason.data(), report.reason.size() - 1);
+  if (transport.rank() != 0) {
+    TFRING_RETURN_IF_ERROR(
+        transport.Wait(transport.StartSend(0, BytesOf(report))));
+  } else {
+    std::vector<Report> reports(transport.size());
+    reports[0] = report;
+    std::vector<OperationId> receives;
+    for (int peer = 1; peer < transport.size(); ++peer) {
+      receives.push_back(transport.StartRecv(peer, BytesOf(reports[peer])));
+    }
+    TFRING_RETURN_IF_ERROR(WaitForAll(transport, receives));
+    const auto failed =
+        std::find_if(reports.begin(), reports.end(),
+                     [](const Report& each) { return each.failed != 0; });
+    if (failed != reports.end()) {
+      report = *failed;
+      LogWarning(
+          0, absl::StrCat("the ranks of a node send each other messages, as "
+                          "rank ",
+                          failed - reports.begin(),
+                          " cannot share memory: ", report.reason.data(),
+                          ". Slower, but right; TFRING_SHARED_MEMORY=0 asks "
+                          "for it without this warning."));
+    }
+  }
+  TFRING_RETURN_IF_ERROR(BroadcastFromZero(transport, report));
+  return report.failed == 0;
+}
+
+// Returns true if `node` has memory that all its ranks share.
+absl::StatusOr<bool> Agree(Transport& others, SharedMemory shared_memory,
+                           Node& node) {
+  int32_t wanted = shared_memory == SharedMemory::kWithinNodes;
+  TFRING_RETURN_IF_ERROR(BroadcastFromZero(others, wanted));
+  if (!wanted) return false;
+  absl::Status shared;
+  if (!node.alone()) TFRING_RETURN_IF_ERROR(node.Share(others, shared));
+  TFRING_ASSIGN_OR_RETURN(const bool all, AgreeOn(shared, others));
+  node.CloseDescriptor();
+  return all && !node.alone();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> ShareWithinNodes(
+    std::unique_ptr<Transport> others, double timeout_seconds,
+    SharedMemory shared_memory) {
+  Node node(*others);
+  const absl::StatusOr<bool> shared = Agree(*others, shared_memory, node);
+  if (!shared.ok()) {
+    others->Abort(shared.status());
+    return shared.status();
+  }
+  if (!*shared) return others;
+  const std::vector<SharedLink> links = node.Links(others->size());
+  return MakeSharedMemoryTransport(std::move(others), links, node.ring_bytes(),
+                                   node.TakeMemory(), timeout_seconds);
+}
+
+}  // namespace tfring

@@ -1,0 +1,28 @@
+// Shared memory within a node beside any other transport.
+#ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_NODE_MEMORY_H_
+#define TFRING_OPS_TRANSPORT_SHARED_MEMORY_NODE_MEMORY_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+enum class SharedMemory { kNever, kWithinNodes };
+
+// Messages between two ranks of a node (`others->node_of`) go through shared
+// memory, the rest by `others`.  Where a rank cannot share its memory, nobody
+// does, and rank 0 warns.  `timeout_seconds` is as for
+// MakeSharedMemoryTransport.
+//
+// The ranks agree by messages of `others`, which is aborted where that fails.
+// Collective over its ranks.  Rank 0's `shared_memory` holds for all.
+// REQUIRES: nothing else is in flight on `others`.
+absl::StatusOr<std::unique_ptr<Transport>> ShareWithinNodes(
+    std::unique_ptr<Transport> others, double timeout_seconds,
+    SharedMemory shared_memory);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_SHARED_MEMORY_NODE_MEMORY_H_
