@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 # "" is the package itself, tfring/__init__.py, with all public names.
 LAYERS = (
     ("_build_info",),
+    ("rendezvous",),
     ("_core",),
     ("_ops",),
     ("_memory",),
@@ -34,7 +35,7 @@ LAYER_OF = {
 LAUNCHER = "launcher"
 # `python -m tfring.run`, which is the launcher.
 LAUNCHER_ENTRY = "run"
-ALLOWED_IN_LAUNCHER = {LAUNCHER, "_build_info", "_core", ""}
+ALLOWED_IN_LAUNCHER = {LAUNCHER, "_build_info", "rendezvous", "_core", ""}
 
 # They take seconds to import, or are not always installed.
 HEAVY = {"keras", "matplotlib", "mpi4py", "tensorflow", "torch"}
@@ -135,7 +136,7 @@ def test_imports_point_down():
 def test_the_launcher_stands_beside_the_layers():
     loaded = loaded_by("tfring.launcher.cli")
     packages = {package(module) for module in loaded & NAMES}
-    assert packages <= {LAUNCHER, "_build_info"}
+    assert packages <= {LAUNCHER, "_build_info", "rendezvous"}
     assert not loaded & HEAVY
     for each in OURS:
         if package(each.importer) == LAUNCHER:

@@ -1,0 +1,439 @@
+"""Connections of an elastic job: ours get through, and strangers do not."""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tfring.rendezvous import frames, handshake, wire
+
+TOKEN = handshake.make_token()
+HELLO = {"role": "worker", "worker": "w1"}
+
+
+@pytest.fixture
+def listener():
+    made = wire.Listener("127.0.0.1", TOKEN)
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def accepting(listener, seconds=20):
+    """Accepts in a thread, and gives a list of what came."""
+    accepted = []
+    stop = threading.Event()
+
+    def accept():
+        end = time.monotonic() + seconds
+        while not stop.is_set() and time.monotonic() < end:
+            if (each := listener.accept(0.1)) is not None:
+                accepted.append(each)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield accepted
+    finally:
+        stop.set()
+        thread.join()
+        for sock, _ in accepted:
+            sock.close()
+
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    yield wire.Channel(ours), theirs
+    theirs.close()
+
+
+def stranger(listener):
+    return socket.create_connection(listener.address, 10)
+
+
+def is_closed(sock, seconds=10):
+    """Tells if the other side closes it, whatever it said before."""
+    sock.settimeout(seconds)
+    try:
+        while sock.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_both_sides_prove_themselves_and_talk(listener):
+    with accepting(listener) as accepted:
+        ours = wire.Channel(wire.connect(listener.address, TOKEN, HELLO))
+        until(lambda: accepted)
+        sock, hello = accepted[0]
+        assert hello == HELLO
+        theirs = wire.Channel(sock)
+        long = {"kind": "form", "members": ["x" * 100] * 10_000}
+        sender = threading.Thread(target=ours.send, args=(long,))
+        sender.start()
+        assert theirs.receive(10) == long
+        sender.join()
+        theirs.send({"kind": "stop"})
+        theirs.send({"kind": "end"})
+        assert ours.receive(10) == {"kind": "stop"}
+        assert ours.receive(10) == {"kind": "end"}
+        assert ours.receive(0) is None
+        assert ours.receive(0.05) is None
+        theirs.close()
+        with pytest.raises(wire.ChannelClosedError):
+            ours.receive(10)
+
+
+def test_the_sockets_hear_a_cut_link_and_are_not_inherited(listener):
+    with accepting(listener) as accepted:
+        sock = wire.connect(listener.address, TOKEN, HELLO)
+        until(lambda: accepted)
+        for each in (sock, accepted[0][0]):
+            assert not os.get_inheritable(each.fileno())
+            assert each.gettimeout() is None
+            assert (
+                each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                == 1500
+            )
+            assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        child = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import os; print(os.listdir('/proc/self/fd'))",
+            ],
+            capture_output=True,
+            text=True,
+            close_fds=False,
+            check=True,
+        )
+        inherited = child.stdout
+        assert f"'{sock.fileno()}'" not in inherited
+        sock.close()
+
+
+def test_another_token_is_refused_by_either_side(listener):
+    other = handshake.make_token()
+    with accepting(listener) as accepted:
+        with pytest.raises(handshake.HandshakeError, match="of another job"):
+            wire.connect(listener.address, other, HELLO)
+        until(lambda: listener.refused == 3)
+        assert not accepted
+
+
+def test_a_listener_without_the_token_is_not_believed():
+    impostor = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        sock, _ = impostor.accept()
+        sock.sendall(bytes(32))
+        sock.recv(4096)
+        sock.sendall(bytes(32))
+        is_closed(sock)
+        sock.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(handshake.HandshakeError, match="who listens there"):
+        wire.connect(impostor.getsockname()[:2], TOKEN, HELLO)
+    thread.join()
+    impostor.close()
+
+
+def test_a_silent_listener_costs_only_the_time_given():
+    silent = socket.create_server(("127.0.0.1", 0))
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        wire.connect(silent.getsockname()[:2], TOKEN, HELLO, 0.3)
+    assert time.monotonic() - begin < 5
+    silent.close()
+    with pytest.raises(ConnectionRefusedError):
+        wire.connect(("127.0.0.1", _free_port()), TOKEN, {})
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_what_one_connection_said_serves_no_other(listener):
+    said = []
+
+    def record(data):
+        said.append(data)
+        return data
+
+    with accepting(listener) as accepted:
+        first = stranger(listener)
+        hello = handshake.Connecting(TOKEN, HELLO)
+        first.sendall(record(hello.answer(first.recv(32))))
+        until(lambda: accepted)
+        second = stranger(listener)
+        assert len(second.recv(32)) == 32
+        second.sendall(said[0])
+        assert is_closed(second)
+        assert len(accepted) == 1
+        first.close()
+        second.close()
+
+
+def test_a_proof_does_not_serve_the_other_side(listener):
+    # A stranger connects, and sends what it got from the one who accepted.
+    accepting_side = handshake.Accepting(TOKEN)
+    connecting = handshake.Connecting(TOKEN, HELLO)
+    frame = connecting.answer(accepting_side.greeting)
+    proof = accepting_side.feed(frame)
+    connecting.check(proof)
+    with pytest.raises(handshake.HandshakeError):
+        connecting.check(frame[36:68])
+    swapped = frames.encode(frame[4:36] + proof + frame[68:])
+    other = handshake.Accepting(TOKEN)
+    other.greeting = accepting_side.greeting
+    with pytest.raises(handshake.HandshakeError):
+        other.feed(swapped)
+
+
+def garbage(seed):
+    """Yields what strangers say to a port."""
+    chance = random.Random(seed)
+    yield b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(
+        512
+    )
+    yield struct.pack(">I", 0xFFFFFFFF)
+    yield struct.pack(">I", 0)
+    yield struct.pack(">I", 64) + bytes(64)
+    yield frames.encode(bytes(64) + b"{}")
+    for _ in range(20):
+        yield chance.randbytes(chance.randint(5, 70_000))
+    good = handshake.Connecting(TOKEN, HELLO).answer(bytes(32))
+    for _ in range(20):
+        broken = bytearray(good)
+        broken[chance.randrange(4, len(good))] ^= 1 << chance.randrange(8)
+        yield bytes(broken)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_garbage_is_refused_and_ours_get_through(listener, seed):
+    with accepting(listener, 60) as accepted:
+        for text in garbage(seed):
+            sock = stranger(listener)
+            with contextlib.suppress(OSError):
+                sock.sendall(text)
+                sock.shutdown(socket.SHUT_WR)
+            assert is_closed(sock)
+            sock.close()
+        assert not accepted
+        wire.connect(listener.address, TOKEN, HELLO).close()
+        until(lambda: accepted)
+
+
+def test_a_hello_cut_anywhere_is_refused(listener):
+    connecting = handshake.Connecting(TOKEN, HELLO)
+    with accepting(listener, 60) as accepted:
+        for cut in (0, 1, 3, 4, 5, 40, 70, 90):
+            sock = stranger(listener)
+            whole = connecting.answer(sock.recv(32))
+            assert cut < len(whole)
+            sock.sendall(whole[:cut])
+            sock.close()
+        until(lambda: listener.refused == 8)
+        assert not accepted
+
+
+def test_what_comes_byte_by_byte_is_a_hello_too(listener):
+    with accepting(listener) as accepted:
+        sock = stranger(listener)
+        connecting = handshake.Connecting(TOKEN, HELLO)
+        for byte in connecting.answer(sock.recv(32)):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.001)
+        until(lambda: accepted)
+        connecting.check(sock.recv(32))
+        sock.close()
+
+
+def test_the_slow_are_closed_in_time(listener, monkeypatch):
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
+    with accepting(listener) as accepted:
+        slow = stranger(listener)
+        begin = time.monotonic()
+        slow.recv(32)
+        slow.sendall(struct.pack(">I", 4096))
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begin < 10:
+                slow.sendall(b"\0")
+                time.sleep(0.05)
+        assert 0.4 < time.monotonic() - begin < 5
+        assert not accepted
+        slow.close()
+
+
+def test_ours_get_through_among_many_who_say_nothing(listener):
+    with accepting(listener, 60) as accepted:
+        silent = [stranger(listener) for _ in range(300)]
+        for number in range(10):
+            begin = time.monotonic()
+            wire.connect(listener.address, TOKEN, {"number": number}).close()
+            assert time.monotonic() - begin < 5
+        until(lambda: len(accepted) == 10)
+        until(lambda: listener.refused >= 300 - wire.MOST_HANDSHAKES)
+        assert len(listener._handshakes) <= wire.MOST_HANDSHAKES
+        for sock in silent:
+            sock.close()
+
+
+def test_a_flood_does_not_keep_accept_from_returning(listener):
+    stop = threading.Event()
+
+    def flood():
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                stranger(listener).close()
+
+    threads = [threading.Thread(target=flood) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            begin = time.monotonic()
+            assert listener.accept(0.1) is None
+            assert time.monotonic() - begin < 5
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [b"", b"[]", b"\xff", b"{", b"[" * 60_000, b"1" * 60_000, b'{"a":NaN'],
+    ids=range(7),
+)
+def test_a_hello_that_is_no_object_is_an_error_even_with_the_token(hello):
+    key = bytes.fromhex(TOKEN)
+    accepting_side = handshake.Accepting(TOKEN)
+    proof = handshake._proof(
+        key, b"tfring connect", accepting_side.greeting, bytes(32), hello
+    )
+    with pytest.raises(handshake.HandshakeError):
+        accepting_side.feed(frames.encode(bytes(32) + proof + hello))
+
+
+def test_nothing_may_follow_a_hello_before_the_proof_has_come():
+    accepting_side = handshake.Accepting(TOKEN)
+    frame = handshake.Connecting(TOKEN, HELLO).answer(accepting_side.greeting)
+    with pytest.raises(handshake.HandshakeError, match="more came"):
+        accepting_side.feed(frame + b"x")
+
+
+@pytest.mark.parametrize("token", ["", "ab", "x" * 64, "a" * 62])
+def test_a_token_is_256_bits(token):
+    with pytest.raises(ValueError, match="token"):
+        handshake.Accepting(token)
+
+
+def test_a_hello_is_bounded():
+    with pytest.raises(ValueError, match="bytes"):
+        handshake.Connecting(TOKEN, {"x": "y" * handshake.HELLO_BYTES})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frames.encode(b"not JSON"),
+        frames.encode(b"[1]"),
+        frames.encode(b""),
+        struct.pack(">I", wire.MESSAGE_BYTES + 1),
+        b"\xff" * 100,
+    ],
+    ids=range(5),
+)
+def test_a_channel_ends_with_garbage(pair, data):
+    channel, theirs = pair
+    theirs.sendall(data)
+    for _ in range(2):
+        with pytest.raises(wire.ChannelClosedError):
+            channel.receive(10)
+    channel.close()
+
+
+def test_a_channel_ends_in_the_middle_of_a_message(pair):
+    channel, theirs = pair
+    theirs.sendall(frames.encode(json.dumps({"a": 1}).encode())[:-2])
+    assert channel.receive(0.05) is None
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(wire.ChannelClosedError):
+        channel.receive(10)
+
+
+def test_a_peer_that_takes_nothing_is_given_up(pair):
+    channel, _ = pair
+
+    def send_much():
+        for _ in range(10_000):
+            channel.send({"x": "y" * 10_000}, timeout_seconds=0.1)
+
+    with pytest.raises(wire.ChannelClosedError, match="taken"):
+        send_much()
+    with pytest.raises(wire.ChannelClosedError):
+        channel.send({})
+
+
+def test_shutdown_wakes_the_thread_that_receives(pair):
+    channel, _ = pair
+    ended = threading.Event()
+
+    def receive():
+        with contextlib.suppress(wire.ChannelClosedError):
+            channel.receive(None)
+            return
+        ended.set()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    time.sleep(0.1)
+    channel.shutdown()
+    thread.join(10)
+    assert ended.is_set()
+    channel.close()
+
+
+def test_messages_of_several_threads_do_not_mix(pair):
+    channel, theirs = pair
+    receiver = wire.Channel(theirs)
+    text = "x" * 50_000
+
+    def send(sender):
+        for number in range(50):
+            channel.send({"sender": sender, "number": number, "text": text})
+
+    threads = [threading.Thread(target=send, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    got = [receiver.receive(10) for _ in range(150)]
+    for thread in threads:
+        thread.join()
+    for sender in range(3):
+        numbers = [m["number"] for m in got if m["sender"] == sender]
+        assert numbers == list(range(50))
+    channel.close()

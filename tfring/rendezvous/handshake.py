@@ -1,0 +1,154 @@
+"""Proof that both ends of a connection have the same token; no sockets here.
+
+The side that accepts sends a nonce. The side that connects answers with one
+frame: a nonce of its own, an HMAC-SHA256 of both nonces and of its hello, and
+the hello, which is JSON. The side that accepts proves itself by an HMAC of its
+own, or closes the connection. Each HMAC names its direction and has both
+nonces, so that no proof serves twice, or for the other side.
+
+What follows on the connection is neither encrypted nor signed: the network
+between the hosts of a job is trusted not to alter what it carries.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import Any
+
+from tfring.rendezvous import frames
+
+TOKEN_BYTES = 32
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+# Of a hello; what comes before the proof is from anyone.
+HELLO_BYTES = 64 << 10
+
+
+class HandshakeError(ConnectionError):
+    """The other side is not of this job, or does not talk as it does."""
+
+
+def make_token() -> str:
+    """Returns a token for a new job: 256 random bits, in hex."""
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def _key(token: str) -> bytes:
+    try:
+        key = bytes.fromhex(token)
+    except ValueError:
+        key = b""
+    if len(key) != TOKEN_BYTES:
+        raise ValueError(
+            f"a job's token has {TOKEN_BYTES} bytes in hex, and this one has "
+            f"{len(token)} characters."
+        )
+    return key
+
+
+def _proof(key: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"".join(parts), "sha256")
+
+
+class Connecting:
+    """The side that connects."""
+
+    def __init__(self, token: str, hello: dict[str, Any]) -> None:
+        """Prepares the one handshake of a connection.
+
+        Args:
+            token: The job's.
+            hello: Says who connects, and what for.
+
+        Raises:
+            ValueError: The token is none, or the hello is too long.
+        """
+        self._key = _key(token)
+        self._hello = frames.to_json(hello)
+        if len(self._hello) > HELLO_BYTES:
+            raise ValueError(
+                f"a hello of {len(self._hello)} bytes; {HELLO_BYTES} fit."
+            )
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._server_nonce = b""
+
+    def answer(self, greeting: bytes) -> bytes:
+        """Returns what to send once the other side's nonce has come."""
+        self._server_nonce = greeting
+        proof = _proof(
+            self._key,
+            b"tfring connect",
+            greeting,
+            self._nonce,
+            self._hello,
+        )
+        return frames.encode(self._nonce + proof + self._hello)
+
+    def check(self, proof: bytes) -> None:
+        """Checks the other side's proof.
+
+        Raises:
+            HandshakeError: It does not have the token.
+        """
+        expected = _proof(
+            self._key,
+            b"tfring accept",
+            self._nonce,
+            self._server_nonce,
+            self._hello,
+        )
+        if not hmac.compare_digest(proof, expected):
+            raise HandshakeError(
+                "who listens there does not have the token of this job."
+            )
+
+
+class Accepting:
+    """The side that accepts.
+
+    Attributes:
+        greeting: What to send first.
+        hello: Who connects, once `feed` has returned a proof.
+    """
+
+    def __init__(self, token: str) -> None:
+        """Prepares the one handshake of a connection."""
+        self._key = _key(token)
+        self.greeting = secrets.token_bytes(NONCE_BYTES)
+        self.hello: dict[str, Any] = {}
+        self._frames = frames.Decoder(NONCE_BYTES + PROOF_BYTES + HELLO_BYTES)
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Takes bytes from the connection.
+
+        Returns:
+            The proof to send, once the hello has come; None before.
+
+        Raises:
+            HandshakeError: The other side does not have the token, or talks out
+                of turn.
+        """
+        try:
+            self._frames.feed(data)
+            frame = self._frames.next()
+        except frames.FrameError as error:
+            raise HandshakeError(str(error)) from None
+        if frame is None:
+            return None
+        if self._frames.has_more():
+            raise HandshakeError("more came than a hello.")
+        nonce = frame[:NONCE_BYTES]
+        proof = frame[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
+        hello = frame[NONCE_BYTES + PROOF_BYTES :]
+        expected = _proof(
+            self._key, b"tfring connect", self.greeting, nonce, hello
+        )
+        if not hmac.compare_digest(proof, expected):
+            raise HandshakeError("who connects does not have the job's token.")
+        # Only now is it read: it is from a process of this job.
+        try:
+            self.hello = frames.from_json(hello)
+        except frames.FrameError as error:
+            raise HandshakeError(str(error)) from None
+        return _proof(self._key, b"tfring accept", nonce, self.greeting, hello)
