@@ -12,12 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from tfring.launcher import (
+    gpus,
     hosts as hosts_lib,
     mpi_launchers,
     options as options_lib,
 )
+from tfring.launcher.elastic import job as elastic_job
+from tfring.launcher.elastic.driver import Driver
 from tfring.launcher.output import View
-from tfring.launcher.prepare import UsageError, prepare
+from tfring.launcher.prepare import UsageError, make_environment, prepare
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,14 +59,17 @@ def _run(options: argparse.Namespace) -> int:
     hosts = options.hosts or []
     if options.hostfile is not None:
         hosts = hosts_lib.read_hostfile(options.hostfile)
+    view = View(
+        terminals=frozenset(filter(os.isatty, (1, 2))),
+        verbose=options.verbose,
+    )
+    if options_lib.is_elastic_over_tcp(options):
+        return _run_elastic(options, hosts, view)
     job = prepare(
         _command(options),
         ranks=options.ranks,
         hosts=hosts,
-        view=View(
-            terminals=frozenset(filter(os.isatty, (1, 2))),
-            verbose=options.verbose,
-        ),
+        view=view,
         elastic=options.elastic,
         exports=options.exports,
         settings=options_lib.settings(options),
@@ -73,6 +79,29 @@ def _run(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):  # Nobody reads any more.
             print(line, file=sys.stderr, flush=True)
     return status
+
+
+def _run_elastic(
+    options: argparse.Namespace, hosts: Sequence[hosts_lib.Host], view: View
+) -> int:
+    settings = options_lib.settings(options)
+    environment = make_environment(options.exports, settings)
+    exported = {
+        *mpi_launchers.exported_names(environment),
+        *(name for name, _ in options.exports),
+    }
+    job = elastic_job.make(
+        gpus.share_memory(_command(options)),
+        ranks=options.ranks,
+        minimum=options.min_ranks,
+        maximum=options.max_ranks,
+        spares=options.spares or 0,
+        hosts=hosts,
+        script=options.host_discovery_script or "",
+        environment=environment,
+        exported=sorted(exported),
+    )
+    return Driver(job, view).run()
 
 
 def _command(options: argparse.Namespace) -> list[str]:

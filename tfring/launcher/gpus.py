@@ -10,10 +10,12 @@ DEVICE_FILES = "/dev/nvidia[0-9]*"
 
 # In the shell, as it runs on the machine of the rank, which may have other GPUs
 # than this one, and costs a rank a millisecond. The numbers of a machine's
-# ranks are Open MPI's, MPICH's and Slurm's, whose first is taken: "4(x2),3".
+# ranks are an elastic job's, Open MPI's, MPICH's and Slurm's, whose first is
+# taken: "4(x2),3".
 _SCRIPT = """
 share_gpus() {
-  ranks=${OMPI_COMM_WORLD_LOCAL_SIZE:-$MPI_LOCALNRANKS}
+  ranks=${TFRING_ELASTIC_SLOTS:-$OMPI_COMM_WORLD_LOCAL_SIZE}
+  ranks=${ranks:-$MPI_LOCALNRANKS}
   ranks=${ranks:-$SLURM_STEP_TASKS_PER_NODE}
   ranks=${ranks%%%%[!0-9]*}
   gpus=0

@@ -98,8 +98,9 @@ def parser(version: str) -> argparse.ArgumentParser:
         "--elastic",
         action="store_true",
         help="do not end the job when a rank is killed: tfring.elastic.run "
-        "goes on with the others; takes Open MPI 5",
+        "goes on with the others; takes Open MPI 5, or one of these options",
     )
+    _add_elastic(parser)
     parser.add_argument(
         "--verbose",
         action="store_true",
@@ -124,6 +125,60 @@ def parser(version: str) -> argparse.ArgumentParser:
         "command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
     )
     return parser
+
+
+def _add_elastic(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "elastic jobs over TCP",
+        "With --elastic: lost ranks and machines are replaced, and new ones "
+        "join. The ranks use no MPI.",
+    )
+    for option, meaning in (
+        ("min", "the fewest ranks to train with; by default -np, or 1"),
+        ("max", "the most ranks; by default one for each slot"),
+    ):
+        group.add_argument(
+            f"--{option}-np",
+            dest=f"{option}_ranks",
+            type=_positive,
+            metavar="N",
+            help=meaning,
+        )
+    group.add_argument(
+        "--host-discovery-script",
+        metavar="FILE",
+        help="a program that prints the machines as lines, 'node1:4'; it runs "
+        "each second, in place of -H",
+    )
+    group.add_argument(
+        "--spares",
+        type=_positive,
+        metavar="K",
+        help="start K ranks more, which wait to take a lost one's place",
+    )
+
+
+def is_elastic_over_tcp(options: argparse.Namespace) -> bool:
+    """Tells if the options ask for an elastic job without MPI.
+
+    Raises:
+        ValueError: They do, and not for an elastic job.
+    """
+    asked = [
+        name
+        for name, value in (
+            ("--min-np", options.min_ranks),
+            ("--max-np", options.max_ranks),
+            ("--host-discovery-script", options.host_discovery_script),
+            ("--spares", options.spares),
+        )
+        if value is not None
+    ]
+    if asked and not options.elastic:
+        raise ValueError(
+            f"{asked[0]} is for elastic jobs: pass --elastic, too."
+        )
+    return bool(asked)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -87,16 +87,26 @@ class Screen:
     """Where all lines end up, and which of them is still open there."""
 
     def __init__(
-        self, write: Callable[[int, bytes], None], view: View | None = None
+        self,
+        write: Callable[[int, bytes], None],
+        view: View | None = None,
+        name: Callable[[int], str] = str,
     ) -> None:
-        """`write` gets a file descriptor, 1 or 2, and bytes."""
+        """Makes an empty one.
+
+        Args:
+            write: It gets a file descriptor, 1 or 2, and bytes.
+            view: How the output is shown.
+            name: What stands for a rank before its lines.
+        """
         self._write = write
+        self._name = name
         self.view = view or View()
         self._open: tuple[int, int | None] | None = None
 
     def show(self, stream: int, rank: int | None, text: bytes) -> None:
         """Writes a text that stands at, or goes on with, `rank`'s line."""
-        prefix = b"" if rank is None else b"[%d] " % rank
+        prefix = b"" if rank is None else f"[{self._name(rank)}] ".encode()
         if self.view.only_rank is not None and rank is not None:
             if rank != self.view.only_rank:
                 return
@@ -108,7 +118,8 @@ class Screen:
         if self._open is None:
             text = prefix + text
         # A rewritten line gets its prefix again, but not an empty rewrite.
-        text = re.sub(rb"\r(?=[^\r\n\b])", b"\r" + prefix, text)
+        rewritten = b"\r" + prefix
+        text = re.sub(rb"\r(?=[^\r\n\b])", lambda _: rewritten, text)
         self._write(stream, text)
         self._open = None if text.endswith(b"\n") else owner
 
@@ -171,6 +182,11 @@ class StreamReader:
         self._rest = data[end:]
         self._rest_since = self._clock()
         self._take(data[:end])
+
+    def feed_rank(self, rank: int, data: bytes) -> None:
+        """Takes what a rank wrote, where that is known without marks."""
+        self._rank = rank
+        self._take_text(data)
 
     def tick(self) -> float | None:
         """Shows what was held back long enough.

@@ -62,15 +62,7 @@ def prepare(
         ValueError: This launcher has no elastic jobs.
     """
     launcher = find_launcher()
-    environment = {**_ENVIRONMENT, **os.environ, **(settings or {})}
-    for name, value in exports:
-        if value is not None:
-            environment[name] = value
-        elif name not in environment:
-            raise UsageError(
-                f"-x {name}: it is not set here. Set it, or pass -x "
-                f"{name}=VALUE."
-            )
+    environment = make_environment(exports, settings or {})
     job = _describe(
         ranks,
         hosts,
@@ -95,6 +87,26 @@ def prepare(
         view=view,
         lifeline=lifeline,
     )
+
+
+def make_environment(
+    exports: Sequence[tuple[str, str | None]], settings: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the environment of ranks on this machine; see `prepare`.
+
+    Raises:
+        UsageError: There is no value for a variable.
+    """
+    environment = {**_ENVIRONMENT, **os.environ, **settings}
+    for name, value in exports:
+        if value is not None:
+            environment[name] = value
+        elif name not in environment:
+            raise UsageError(
+                f"-x {name}: it is not set here. Set it, or pass -x "
+                f"{name}=VALUE."
+            )
+    return environment
 
 
 def find_launcher() -> mpi_launchers.MpiLauncher:

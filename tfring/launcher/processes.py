@@ -24,6 +24,20 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def be_killed_with_parent() -> None:
+    """Has this process get SIGKILL when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ended_child() -> int:
+    """Returns a child that has ended and was not waited for; 0 for none."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return 0 if ended is None else ended.si_pid
+
+
 def kill_descendants(grace_seconds: float) -> None:
     """Ends all processes below this one: SIGTERM, then SIGKILL."""
     deadline = time.monotonic() + grace_seconds

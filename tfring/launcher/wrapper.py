@@ -79,10 +79,7 @@ class Report:
 
     def signal_name(self) -> str | None:
         """The signal that ended the rank, as far as the status tells."""
-        try:
-            return signal.Signals(self.status - 128).name
-        except ValueError:
-            return None
+        return signal_name(self.status)
 
 
 class RankStates:
@@ -145,14 +142,41 @@ def describe(failure: Report, exception: str, last_line: str) -> str:
         exception: The end of that rank's traceback, "" if it wrote none.
         last_line: That rank's last line on stderr.
     """
-    where = f"rank {failure.rank}"
-    if failure.host:
-        where += f" (host {failure.host})"
+    return describe_end(
+        f"rank {failure.rank}",
+        failure.host,
+        failure.status,
+        exception,
+        last_line,
+    )
+
+
+def describe_end(
+    who: str, host: str, status: int, exception: str, last_line: str
+) -> str:
+    """The last line of a job that failed, by whoever failed first.
+
+    Args:
+        who: The rank, in words.
+        host: Where it ran, "" if that is not known.
+        status: Its exit status, 128 + n if signal n ended it.
+        exception: The end of its traceback, "" if it wrote none.
+        last_line: Its last line on stderr.
+    """
+    where = f"{who} (host {host})" if host else who
     # Python's status for an exception that nobody catches; with another one the
     # traceback was of something that the rank has survived.
-    if exception and failure.status == 1:
+    if exception and status == 1:
         return f"tfringrun: {where} failed first: {exception}"
-    name = failure.signal_name()
-    how = f"killed by {name}" if name else f"exit status {failure.status}"
+    name = signal_name(status)
+    how = f"killed by {name}" if name else f"exit status {status}"
     line = f"tfringrun: {where} failed first: {how}"
     return f"{line}; its last line: {last_line}" if last_line else f"{line}."
+
+
+def signal_name(status: int) -> str | None:
+    """The signal that ended a process, as far as its status tells."""
+    try:
+        return signal.Signals(status - 128).name
+    except ValueError:
+        return None

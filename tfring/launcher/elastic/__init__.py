@@ -1,0 +1,8 @@
+"""Elastic jobs over TCP: `tfringrun --elastic --min-np 2 --max-np 8 ...`.
+
+`driver` runs a job in the launcher: `membership` has the rules by which workers
+belong to it, over `hosts`, `workers` and `places`, which are data; `server` has
+the sockets. `supervisor` is a program, one on each host, that starts and kills
+that host's workers, and `agents` starts the supervisors. `screen` shows what
+workers write.
+"""

@@ -1,0 +1,109 @@
+"""How supervisors are started: as a child, or by ssh on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from tfring.launcher import processes
+from tfring.launcher.hosts import Host
+
+_MODULE = "tfring.launcher.elastic.supervisor"
+# A program that is called as ssh is; those of the MPI launchers are taken, too.
+_AGENT_VARIABLES = (
+    "TFRING_ELASTIC_AGENT",
+    "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+)
+_SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10"
+
+
+def is_local(host: str) -> bool:
+    """Tells if a host is this machine."""
+    return Host(host, 1).is_local()
+
+
+def _command(host: str, environment: Mapping[str, str]) -> list[str]:
+    program = [sys.executable, "-m", _MODULE]
+    if is_local(host):
+        return program
+    agent = next(
+        (
+            environment[name]
+            for name in _AGENT_VARIABLES
+            if environment.get(name)
+        ),
+        _SSH,
+    )
+    words = ["exec", "env", f"PYTHONPATH={environment.get('PYTHONPATH', '')}"]
+    directory = shlex.quote(str(Path.cwd()))
+    return [
+        *shlex.split(agent),
+        host,
+        f"cd {directory} && {shlex.join([*words, *program])}",
+    ]
+
+
+class Agent:
+    """A supervisor's process, or that of the ssh by which it runs."""
+
+    def __init__(self, host: str, configuration: Mapping[str, Any]) -> None:
+        """Starts a supervisor.
+
+        Args:
+            host: Where.
+            configuration: What it is told by its standard input.
+
+        Raises:
+            OSError: There is no such program.
+        """
+        # Its last line says why a host cannot be reached.
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            _command(host, os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,
+            preexec_fn=processes.end_with_parent,
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(
+                json.dumps(configuration).encode() + b"\n"
+            )
+            self._process.stdin.flush()
+
+    def has_ended(self) -> bool:
+        """Tells if it has."""
+        return self._process.poll() is not None
+
+    def last_line(self) -> str:
+        """Returns the last line that it has written, or ""."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1].rstrip(".") if said else ""
+
+    def close(self) -> None:
+        """Ends the connection to it, by which it ends."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Kills it; a supervisor on another machine ends by itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._errors.close()

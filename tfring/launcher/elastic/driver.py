@@ -1,0 +1,422 @@
+"""Runs an elastic job to its end: joins its rules, sockets and supervisors."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfring.launcher import processes, wrapper
+from tfring.launcher.elastic import agents
+from tfring.launcher.elastic.agents import Agent
+from tfring.launcher.elastic.discovery import Discovery
+from tfring.launcher.elastic.hosts import HostTable
+from tfring.launcher.elastic.job import ElasticJob
+from tfring.launcher.elastic.membership import Membership
+from tfring.launcher.elastic.screen import JobScreen
+from tfring.launcher.elastic.server import Event, Server
+from tfring.launcher.elastic.workers import Finish, Kill, Say, Send, Start
+from tfring.launcher.output import View
+from tfring.rendezvous import handshake
+
+_TICK_SECONDS = 0.1
+# A supervisor has this long to connect.
+_CONNECT_SECONDS = 60.0
+# After a failure the workers have this long to end by themselves.
+_FAILURE_GRACE_SECONDS = 3.0
+# After a signal they have this long to leave politely.
+_STOP_GRACE_SECONDS = 5.0
+# Once all should have ended, their supervisors have this long.
+_END_SECONDS = 10.0
+
+
+class Driver:
+    """One elastic job. SIGINT and SIGTERM stop it; a second one kills it."""
+
+    def __init__(self, job: ElasticJob, view: View) -> None:
+        self._job = job
+        self._token = handshake.make_token()
+        self._server = Server(self._token, job.silence_seconds)
+        self._hosts = HostTable()
+        self._membership = Membership(job.limits, self._hosts, time.monotonic)
+        # By host; also of those whose connection is being made.
+        self._agents: dict[str, Agent] = {}
+        self._connect_by: dict[str, float] = {}
+        # Hosts that are no longer there may still have workers.
+        self._discovery = Discovery(job.script) if job.script else None
+        self._discovery_error = ""
+        self._prefixes: dict[int, str] = {}
+        self._screen = JobScreen(view, self._prefix)
+        self._stop_signal: int | None = None
+        self._killed = False
+        self._reason: str | None = None
+
+    def run(self) -> int:
+        """Runs it; returns its exit status."""
+        processes.adopt_orphans()
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        previous = {number: signal.getsignal(number) for number in signals}
+        for number, handler in previous.items():
+            if handler is not signal.SIG_IGN:  # nohup asks for it.
+                signal.signal(number, self._on_signal)
+        try:
+            if self._discovery is None:
+                self._hosts.update(
+                    {host.name: host.slots for host in self._job.hosts}
+                )
+            self._train()
+            self._end()
+            return self._status()
+        finally:
+            for agent in self._agents.values():
+                agent.kill()
+            processes.kill_descendants(grace_seconds=0.0)
+            self._server.close()
+            if self._discovery is not None:
+                self._discovery.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stop_signal is None:
+            self._stop_signal = number
+        else:
+            self._killed = True
+
+    # While the job runs
+
+    def _train(self) -> None:
+        while self._reason is None and self._stop_signal is None:
+            self._discover()
+            self._start_supervisors()
+            self._step()
+            self._membership.tick()
+            self._act()
+            if self._screen.writer.failed:  # `tfringrun ... | head`.
+                self._stop_signal = signal.SIGPIPE
+
+    def _step(self) -> None:
+        self._server.pause_output(self._screen.writer.is_full())
+        for event in self._server.poll(_TICK_SECONDS):
+            self._take(event)
+            self._act()
+        self._look_after_agents()
+        self._screen.tick()
+
+    def _discover(self) -> None:
+        if self._discovery is None:
+            return
+        slots = self._discovery.poll(time.monotonic())
+        if self._discovery.error != self._discovery_error:
+            self._discovery_error = self._discovery.error
+            if self._discovery_error:
+                self._screen.say(
+                    f"{self._job.script}: {self._discovery_error}. The hosts "
+                    "stay as they are."
+                )
+        if slots is not None and self._hosts.update(slots):
+            listed = ", ".join(f"{name}:{n}" for name, n in slots.items())
+            self._screen.say(f"hosts: {listed or 'none'}.")
+            self._membership.hosts_changed()
+
+    def _start_supervisors(self) -> None:
+        now = time.monotonic()
+        for host in self._hosts.missing(now):
+            if host in self._agents:
+                # It was taken away, and is back before its supervisor went.
+                if self._server.is_connected("supervisor", host):
+                    self._hosts.came_up(host)
+                continue
+            self._hosts.coming(host)
+            self._connect_by[host] = now + _CONNECT_SECONDS
+            try:
+                self._agents[host] = Agent(host, self._configuration(host))
+            except OSError as error:
+                del self._connect_by[host]
+                self._lose_host(host, f"host {host} cannot be reached: {error}")
+
+    def _configuration(self, host: str) -> dict[str, Any]:
+        local = agents.is_local(host)
+        names = () if local else self._job.exported
+        return {
+            "token": self._token,
+            "address": self._server.listen(self._address_for(host)),
+            "host": host,
+            "command": list(self._job.command),
+            "directory": str(Path.cwd()),
+            "interface": self._address_for(host) if local else None,
+            "environment": dict(self._job.environment)
+            if local
+            else {name: self._job.environment[name] for name in names},
+        }
+
+    def _address_for(self, host: str) -> str:
+        """The address of this machine at which a host reaches it."""
+        if self._job.interface:
+            return self._job.interface
+        remote = host
+        if agents.is_local(host):
+            others = [
+                each.name
+                for each in self._job.hosts
+                if not agents.is_local(each.name)
+            ]
+            if not others and self._discovery is None:
+                return "127.0.0.1"
+            remote = others[0] if others else socket.gethostname()
+        family, kind, _, _, address = socket.getaddrinfo(
+            remote, 9, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # Nothing is sent.
+            return str(probe.getsockname()[0])
+
+    def _look_after_agents(self) -> None:
+        now = time.monotonic()
+        for host, agent in list(self._agents.items()):
+            connected = self._server.is_connected("supervisor", host)
+            if connected:
+                self._connect_by.pop(host, None)
+                unused = host not in self._hosts and not any(
+                    worker.host == host
+                    for worker in self._membership.workers.values()
+                )
+                if unused:
+                    self._server.send("supervisor", host, _end_message(5.0))
+            elif agent.has_ended():
+                said = agent.last_line() or "its supervisor has ended"
+                self._drop_agent(host, f"host {host} cannot be reached: {said}")
+            elif now >= self._connect_by.get(host, now):
+                self._drop_agent(
+                    host,
+                    f"host {host} was lost"
+                    if host not in self._connect_by
+                    else f"host {host} does not connect to the launcher in "
+                    f"{_CONNECT_SECONDS:g} s; a firewall may be in between",
+                )
+
+    def _drop_agent(self, host: str, why: str) -> None:
+        known = host in self._connect_by
+        self._connect_by.pop(host, None)
+        self._agents.pop(host).kill()
+        if known:
+            self._lose_host(host, why)
+
+    def _lose_host(self, host: str, why: str) -> None:
+        self._server.drop("supervisor", host)
+        if host in self._hosts:
+            self._screen.say(f"{why}.")
+        self._membership.host_lost(host, why)
+
+    # Events
+
+    def _take(self, event: Event) -> None:
+        if event.role == "supervisor":
+            self._take_of_supervisor(event)
+        elif event.role == "output":
+            message = event.message or {}
+            if message.get("kind") == "output":
+                self._screen.take(
+                    _number(message["worker"]),
+                    message["stream"],
+                    message["data"].encode("latin-1"),
+                )
+        elif event.silent:
+            self._membership.silent(
+                event.name,
+                f"nothing was heard of it for {self._job.silence_seconds:g} s",
+            )
+        elif event.message is None:
+            self._membership.disconnected(event.name)
+        elif event.name not in self._membership.workers:
+            if event.message.get("kind") == "error":
+                self._take_of_worker(event.name, event.message)
+            elif event.message.get("kind") == "hello":
+                why = "the job does not know this worker, or has lost it"
+                message = {"kind": "end", "status": 1, "why": why}
+                self._server.send(event.role, event.name, message)
+                self._server.drop(event.role, event.name)
+        elif event.role == "worker":
+            try:
+                self._take_of_worker(event.name, event.message)
+            except (KeyError, TypeError, ValueError) as error:
+                self._membership.silent(
+                    event.name, f"it sent what is no message: {error!r}"
+                )
+
+    def _take_of_supervisor(self, event: Event) -> None:
+        host, message = event.name, event.message
+        if message is None:
+            self._connect_by.pop(host, None)
+            if host in self._agents:
+                self._agents.pop(host).kill()
+            self._lose_host(host, f"host {host} was lost")
+        elif message["kind"] == "hello":
+            self._hosts.came_up(host)
+        elif message["kind"] == "exited":
+            self._membership.exited(
+                message["worker"], message["status"], message["how"]
+            )
+
+    def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if kind == "ready":
+            host, port = message["address"]
+            ready = {
+                "generation": int(message["generation"]),
+                "address": [str(host), int(port)],
+                "node": str(message["node"]),
+                "steps": int(message["steps"]),
+            }
+            self._membership.ready(name, ready)
+        elif kind == "formed":
+            self._membership.formed(name, int(message["generation"]))
+        elif kind == "suspect":
+            self._membership.suspect(
+                name,
+                int(message["generation"]),
+                str(message["worker"]),
+                str(message["why"]),
+            )
+        elif kind == "bye":
+            self._membership.bye(
+                name,
+                int(message["status"]),
+                bool(message.get("preempted", False)),
+            )
+        elif kind == "error":
+            self._membership.error(name, str(message["text"]))
+
+    # Actions
+
+    def _act(self) -> None:
+        for action in self._membership.take_actions():
+            if isinstance(action, Start):
+                self._server.send(
+                    "supervisor",
+                    action.host,
+                    {
+                        "kind": "start",
+                        "worker": action.worker,
+                        "environment": {
+                            "TFRING_ELASTIC_SLOTS": str(
+                                self._hosts.slots(action.host)
+                            )
+                        },
+                    },
+                )
+            elif isinstance(action, Kill):
+                self._server.send(
+                    "supervisor",
+                    action.host,
+                    {
+                        "kind": "kill",
+                        "worker": action.worker,
+                        "grace_seconds": action.grace_seconds,
+                    },
+                )
+            elif isinstance(action, Send):
+                if action.message["kind"] == "form":
+                    rank = action.message["rank"]
+                    self._prefixes[_number(action.worker)] = str(rank)
+                self._server.send("worker", action.worker, action.message)
+            elif isinstance(action, Say):
+                self._screen.say(action.text)
+            elif isinstance(action, Finish):
+                self._reason = action.text
+
+    def _prefix(self, worker: int) -> str:
+        return self._prefixes.get(worker, f"w{worker}")
+
+    # At the end
+
+    def _end(self) -> None:
+        """Has all workers and supervisors end."""
+        stopped = self._stop_signal is not None
+        grace = _STOP_GRACE_SECONDS if stopped else _FAILURE_GRACE_SECONDS
+        why = self._reason or "the job is over"
+        status = 1 if self._reason else 0
+        if not stopped:
+            for name in self._membership.workers:
+                self._server.send(
+                    "worker",
+                    name,
+                    {"kind": "end", "status": status, "why": why},
+                )
+        # Nobody is started, or lost, any more.
+        self._membership.finished = True
+        message = _end_message(grace, terminate=stopped)
+        for host in self._agents:
+            self._server.send("supervisor", host, message)
+        self._wait_for(self._no_supervisors, grace + _END_SECONDS)
+        for agent in self._agents.values():
+            agent.close()
+        first = self._membership.first_failure
+        self._screen.close(first.number if first and self._reason else None)
+        self._screen.end(self._describe(), 1.0 if stopped else None)
+
+    def _no_supervisors(self) -> bool:
+        return not any(
+            self._server.is_connected(role, host)
+            for host in self._agents
+            for role in ("supervisor", "output")
+        )
+
+    def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            if self._killed:
+                return
+            self._server.pause_output(self._screen.writer.is_full())
+            for event in self._server.poll(_TICK_SECONDS):
+                if event.role == "output" or (
+                    event.role == "supervisor"
+                    and (event.message or {}).get("kind") == "exited"
+                ):
+                    self._take(event)
+            self._membership.take_actions()
+            self._screen.tick()
+
+    def _status(self) -> int:
+        if self._stop_signal is not None:
+            return 128 + self._stop_signal
+        if not self._reason:
+            return 0
+        first = self._membership.first_failure
+        return (first.status if first else None) or 1
+
+    def _describe(self) -> str:
+        if self._stop_signal is not None or not self._reason:
+            return ""
+        first = self._membership.first_failure
+        line = f"tfringrun: {self._reason}"
+        if first is None:
+            return line
+        exception, last_line = self._screen.last_words(first.number)
+        exception = first.error or exception
+        who = f"worker {first.name}"
+        if first.rank is not None:
+            who = f"rank {first.rank}"
+        if first.status is None:
+            host = f" (host {first.host})"
+            return f"{line}\ntfringrun: {who}{host} failed first: {first.why}."
+        end = wrapper.describe_end(
+            who, first.host, first.status, exception, last_line
+        )
+        return f"{line}\n{end}"
+
+
+def _end_message(grace: float, *, terminate: bool = False) -> dict[str, Any]:
+    return {"kind": "end", "grace_seconds": grace, "terminate": terminate}
+
+
+def _number(worker: str) -> int:
+    """The number in a worker's name, `w5`."""
+    with contextlib.suppress(ValueError):
+        return int(worker[1:])
+    return 0

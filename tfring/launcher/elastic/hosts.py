@@ -1,0 +1,165 @@
+"""The hosts of an elastic job: which may take workers, and which are left out.
+
+No clocks and no sockets: the time comes with the calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+# A host that has failed so often, with no progress in between, is left out.
+MOST_STRIKES = 3
+# A host that was lost is tried again after so long, then twice as long, ...
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 30.0
+
+
+@dataclasses.dataclass
+class _Host:
+    slots: int
+    # Its supervisor is connected.
+    up: bool = False
+    # Its supervisor is about to be.
+    coming: bool = False
+    strikes: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
+    # A preempted host gets no workers before.
+    rests_until: float = 0.0
+
+    @property
+    def left_out(self) -> bool:
+        return self.strikes >= MOST_STRIKES
+
+
+class HostTable:
+    """All hosts that the job has been given."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, _Host] = {}
+
+    def update(self, slots: Mapping[str, int]) -> bool:
+        """Takes the hosts that there are now, each with its slots.
+
+        One that goes and comes back begins anew.
+
+        Returns:
+            Whether anything has changed.
+        """
+        before = {name: host.slots for name, host in self._hosts.items()}
+        for name in before.keys() - slots.keys():
+            del self._hosts[name]
+        for name, count in slots.items():
+            self._hosts.setdefault(name, _Host(count)).slots = count
+        return before != dict(slots)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._hosts
+
+    def slots(self, name: str) -> int:
+        """Returns how many workers a host takes."""
+        return self._hosts[name].slots
+
+    def missing(self, now: float) -> list[str]:
+        """Returns the hosts whose supervisor should be started now."""
+        return [
+            name
+            for name, host in self._hosts.items()
+            if not (host.up or host.coming or host.left_out)
+            and now >= host.retry_at
+        ]
+
+    def coming(self, name: str) -> None:
+        """Takes note that a host's supervisor has been started."""
+        self._hosts[name].coming = True
+
+    def came_up(self, name: str) -> None:
+        """Takes note that a host's supervisor is connected."""
+        if name in self._hosts:
+            self._hosts[name].up = True
+            self._hosts[name].coming = False
+
+    def lost(self, name: str, now: float) -> bool:
+        """Takes note that a host's supervisor is gone, or cannot be started.
+
+        Returns:
+            Whether the host is left out from now on.
+        """
+        if name not in self._hosts:
+            return False
+        host = self._hosts[name]
+        host.up = host.coming = False
+        wait = FIRST_RETRY_SECONDS * 2 ** min(host.failures, 10)
+        host.retry_at = now + min(wait, LONGEST_RETRY_SECONDS)
+        host.failures += 1
+        return self.strike(name)
+
+    def strike(self, name: str) -> bool:
+        """Takes note of a failure on a host.
+
+        Returns:
+            Whether it is left out from now on, and was not before.
+        """
+        if name not in self._hosts:
+            return False
+        host = self._hosts[name]
+        before = host.left_out
+        host.strikes += 1
+        return host.left_out and not before
+
+    def progress(self, name: str) -> None:
+        """Takes note that a worker of a host has taken part for a while."""
+        if name in self._hosts and not self._hosts[name].left_out:
+            self._hosts[name].strikes = 0
+            self._hosts[name].failures = 0
+
+    def rest(self, name: str, until: float) -> None:
+        """Starts no workers on a host for a while."""
+        if name in self._hosts:
+            self._hosts[name].rests_until = until
+
+    def capacity(self) -> int:
+        """Counts the slots of the hosts that are up, or may come up."""
+        return sum(
+            host.slots for host in self._hosts.values() if not host.left_out
+        )
+
+    def free(self, occupied: Mapping[str, int], now: float) -> str | None:
+        """Returns the host to start a worker on; None if there is none.
+
+        Args:
+            occupied: The workers of each host.
+            now: The time.
+        """
+        free = [
+            (host.strikes, occupied.get(name, 0) - host.slots, number, name)
+            for number, (name, host) in enumerate(self._hosts.items())
+            if host.up
+            and not host.left_out
+            and now >= host.rests_until
+            and occupied.get(name, 0) < host.slots
+        ]
+        return min(free)[-1] if free else None
+
+    def may_give(self, occupied: Mapping[str, int]) -> int:
+        """Counts the workers that may still be started, now or later."""
+        return sum(
+            max(0, host.slots - occupied.get(name, 0))
+            for name, host in self._hosts.items()
+            if not host.left_out
+        )
+
+    def next_change(self, now: float) -> float | None:
+        """Returns when a host may be tried again; None if none waits."""
+        times = [
+            time
+            for host in self._hosts.values()
+            if not host.left_out
+            for time in (
+                host.rests_until,
+                0.0 if host.up or host.coming else host.retry_at,
+            )
+            if time > now
+        ]
+        return min(times, default=None)

@@ -1,0 +1,138 @@
+"""What an elastic job is made of: read from options and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+from tfring.launcher.elastic.workers import Limits
+from tfring.launcher.hosts import Host
+
+_SILENCE_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticJob:
+    """A program, and the numbers and places of its workers.
+
+    Attributes:
+        command: The program and its arguments.
+        hosts: The machines; none is this one, or what the script finds.
+        limits: The numbers of workers, and times.
+        script: Prints the hosts; "" for none.
+        environment: The workers' on this machine.
+        exported: The names of those that other machines need.
+        silence_seconds: A worker that is not heard for so long is lost.
+        interface: The address of this machine at which to listen; "" is one by
+            which the hosts reach it.
+    """
+
+    command: Sequence[str]
+    hosts: Sequence[Host]
+    limits: Limits
+    script: str
+    environment: Mapping[str, str]
+    exported: Sequence[str]
+    silence_seconds: float
+    interface: str
+
+
+def make(
+    command: Sequence[str],
+    *,
+    ranks: int | None,
+    minimum: int | None,
+    maximum: int | None,
+    spares: int,
+    hosts: Sequence[Host],
+    script: str,
+    environment: Mapping[str, str],
+    exported: Sequence[str],
+) -> ElasticJob:
+    """Returns a job as `tfringrun --elastic` was told to run it.
+
+    Args:
+        command: The program and its arguments.
+        ranks: `-np`, for how many the first generation waits.
+        minimum: `--min-np`; by default `ranks`, or 1.
+        maximum: `--max-np`; by default one for each slot.
+        spares: `--spares`.
+        hosts: `-H` or `--hostfile`.
+        script: `--host-discovery-script`, or "".
+        environment: The workers'.
+        exported: The names of those that other machines need.
+
+    Raises:
+        ValueError: The numbers contradict one another, or a setting is none.
+    """
+    if script and hosts:
+        raise ValueError(
+            "--host-discovery-script and -H or --hostfile: pass one of them."
+        )
+    if minimum is None:
+        minimum = ranks or 1
+    if maximum is not None and maximum < minimum:
+        raise ValueError(f"--max-np {maximum} is less than {minimum} workers.")
+    if ranks is not None and not (minimum <= ranks <= (maximum or math.inf)):
+        raise ValueError(
+            f"-np {ranks} is not between --min-np {minimum} and --max-np "
+            f"{maximum}."
+        )
+    if not hosts and not script:
+        slots = maximum or ranks
+        if slots is None:
+            raise ValueError("how many workers? Pass --max-np N or -np N.")
+        hosts = [Host("localhost", slots + spares)]
+    slots = sum(host.slots for host in hosts)
+    if not script and slots < minimum:
+        raise ValueError(
+            f"the hosts have {slots} slots in all, and the job needs at least "
+            f"{minimum} workers."
+        )
+    return ElasticJob(
+        command=command,
+        hosts=hosts,
+        limits=Limits(
+            minimum=minimum,
+            maximum=maximum,
+            first=ranks,
+            spares=spares,
+            replacement_seconds=_seconds(
+                "TFRING_ELASTIC_TIMEOUT_SECONDS",
+                Limits.replacement_seconds,
+            ),
+            ready_seconds=_seconds(
+                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
+            ),
+            start_seconds=_seconds(
+                "TFRING_ELASTIC_START_SECONDS", Limits.start_seconds
+            ),
+            progress_seconds=_seconds(
+                "TFRING_ELASTIC_PROGRESS_SECONDS",
+                Limits.progress_seconds,
+            ),
+            may_grow=bool(script),
+        ),
+        script=script,
+        environment=environment,
+        exported=exported,
+        silence_seconds=_seconds(
+            "TFRING_ELASTIC_SILENCE_SECONDS", _SILENCE_SECONDS
+        ),
+        interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
+    )
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e7:
+        raise ValueError(
+            f"{variable}='{text}' must be a number of seconds above 0."
+        )
+    return value

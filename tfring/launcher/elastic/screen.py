@@ -1,0 +1,134 @@
+"""What the workers of an elastic job write, each line with its rank in front.
+
+`[2] ` is the rank that the worker has at the time; one that has had none yet
+has its name there, `[w5] `.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable
+
+from tfring.launcher.held import HeldLines
+from tfring.launcher.output import Marks, Screen, StreamReader, View
+
+# More than that waits where it was written.
+_WAITING_BYTES = 1 << 20
+_NEVER = re.compile(rb"(?!)(?P<rank>)(?P<report>)(?P<of_mpi>)")
+# The supervisor passes on what each worker wrote by itself.
+_MARKS = Marks(
+    pattern=_NEVER,
+    unfinished=_NEVER,
+    every_line=False,
+    failure=_NEVER,
+    noise=_NEVER,
+)
+
+
+class Writer:
+    """Writes to this process's streams, in a thread of its own.
+
+    Whoever reads them may stop, and the rendezvous must go on.
+
+    Attributes:
+        failed: Nobody reads any more.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
+            queue.SimpleQueue()
+        )
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self.failed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Writes to descriptor 1 or 2, soon."""
+        with self._lock:
+            self._waiting_bytes += len(data)
+        self._queue.put((stream, data))
+
+    def is_full(self) -> bool:
+        """Tells if there is too much to write."""
+        with self._lock:
+            return self._waiting_bytes > _WAITING_BYTES
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Waits until all is written, or that time is over."""
+        self._queue.put(None)
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            stream, data = item
+            rest = memoryview(data)
+            try:
+                while rest and not self.failed:
+                    rest = rest[os.write(stream, rest) :]
+            except OSError:
+                self.failed = True
+            with self._lock:
+                self._waiting_bytes -= len(data)
+
+
+class JobScreen:
+    """The output of all workers, by their numbers."""
+
+    def __init__(self, view: View, name: Callable[[int], str]) -> None:
+        """Begins.
+
+        Args:
+            view: How it is shown.
+            name: Gives what stands before the lines of a worker.
+        """
+        self.writer = Writer()
+        self._screen = Screen(self.writer.write, view, name)
+        self._held = HeldLines(self._screen.show_lines)
+        self._readers = {
+            stream: StreamReader(stream, _MARKS, self._screen, self._held)
+            for stream in (1, 2)
+        }
+
+    def take(self, worker: int, stream: int, data: bytes) -> None:
+        """Takes what a worker wrote to its stream 1 or 2."""
+        self._readers[stream].feed_rank(worker, data)
+
+    def say(self, text: str) -> None:
+        """Shows a line of the launcher's own."""
+        self._screen.show(2, None, f"tfringrun: {text}\n".encode())
+
+    def tick(self) -> None:
+        """Shows what was held back long enough."""
+        for reader in self._readers.values():
+            reader.tick()
+        self._held.tick()
+
+    def last_words(self, worker: int) -> tuple[str, str]:
+        """Returns a worker's exception and its last line, each or ""."""
+        line = self._readers[2].last_lines.get(worker, b"")
+        return self._held.exception(worker), line.decode(errors="replace")
+
+    def close(self, failed: int | None) -> None:
+        """Shows the rest; what the worker that failed first wrote comes last.
+
+        Args:
+            failed: That worker; None if there is none.
+        """
+        for reader in self._readers.values():
+            reader.close()
+        if failed is not None:
+            self._held.heed_failure(failed)
+        self._held.close(explained=True)
+        self._screen.close()
+
+    def end(self, line: str, timeout_seconds: float | None) -> None:
+        """Shows the job's last line, if there is one, and waits for it all."""
+        if line:
+            data = f"{line}\n".encode(errors="replace")
+            self.writer.write(2, data)
+        self.writer.close(timeout_seconds)

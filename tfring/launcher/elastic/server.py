@@ -1,0 +1,183 @@
+"""The rendezvous' sockets: who is connected, and what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import selectors
+import socket
+import time
+from typing import Any
+
+from tfring.launcher.elastic.pulses import Pulses
+from tfring.rendezvous import wire
+
+_ROLES = {
+    # By role: the key of the hello that names who it is.
+    "supervisor": "host",
+    "output": "host",
+    "worker": "worker",
+    "pulse": "worker",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened on a connection.
+
+    Attributes:
+        role: `supervisor`, `output`, `worker` or `pulse`.
+        name: The host, or the worker.
+        message: What was said; the hello comes first. None: the connection has
+            ended, or nothing was heard for too long if `silent`.
+    """
+
+    role: str
+    name: str
+    message: dict[str, Any] | None
+    silent: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class _Connection:
+    role: str
+    name: str
+    sock: socket.socket
+    channel: wire.Channel | None
+
+
+class Server:
+    """Listens at this machine's addresses, for who has the job's token."""
+
+    def __init__(self, token: str, silence_seconds: float) -> None:
+        self._token = token
+        self._selector = selectors.DefaultSelector()
+        self._listeners: dict[str, wire.Listener] = {}
+        self._connections: dict[tuple[str, str], _Connection] = {}
+        self._pulses = Pulses(silence_seconds)
+        self._paused = False
+        # They have said more than was read at once.
+        self._unread: list[_Connection] = []
+
+    def listen(self, address: str) -> wire.Address:
+        """Returns where it listens at an address of this machine.
+
+        Raises:
+            OSError: There is no such address here.
+        """
+        if address not in self._listeners:
+            listener = wire.Listener(address, self._token)
+            self._listeners[address] = listener
+            self._selector.register(listener, selectors.EVENT_READ, listener)
+        return self._listeners[address].address
+
+    def is_connected(self, role: str, name: str) -> bool:
+        """Tells if there is this connection."""
+        return (role, name) in self._connections
+
+    def send(self, role: str, name: str, message: dict[str, Any]) -> None:
+        """Sends a message; one that cannot be delivered ends its connection."""
+        connection = self._connections.get((role, name))
+        if connection is None or connection.channel is None:
+            return
+        try:
+            # No wait: the others' messages are not to be late.
+            connection.channel.send(message, timeout_seconds=0)
+        except wire.ChannelClosedError:
+            # `poll` reads the end.
+            connection.channel.shutdown()
+
+    def drop(self, role: str, name: str) -> None:
+        """Closes a connection, without an event."""
+        connection = self._connections.pop((role, name), None)
+        if connection is not None:
+            self._pulses.forget(name)
+            with contextlib.suppress(KeyError):  # Paused.
+                self._selector.unregister(connection.sock)
+            connection.sock.close()
+
+    def pause_output(self, pause: bool) -> None:
+        """Leaves what the workers write where it is, or takes it again."""
+        if pause == self._paused:
+            return
+        self._paused = pause
+        for connection in self._connections.values():
+            if connection.role != "output":
+                continue
+            if pause:
+                self._selector.unregister(connection.sock)
+            else:
+                self._selector.register(
+                    connection.sock, selectors.EVENT_READ, connection
+                )
+
+    def poll(self, timeout_seconds: float) -> list[Event]:
+        """Waits for events, and returns them."""
+        events: list[Event] = []
+        unread, self._unread = self._unread, []
+        ready = self._selector.select(0 if unread else timeout_seconds)
+        for connection in unread:
+            self._read(connection, events)
+        for key, _ in ready:
+            if isinstance(key.data, _Connection) and key.data not in unread:
+                self._read(key.data, events)
+        # In any case: it also closes those who are too slow.
+        for listener in self._listeners.values():
+            while (accepted := listener.accept(0)) is not None:
+                self._add(*accepted, events)
+        for name in self._pulses.silent(time.monotonic()):
+            self.drop("pulse", name)
+            events.append(Event("pulse", name, None, silent=True))
+        return events
+
+    def close(self) -> None:
+        """Closes everything."""
+        for role, name in list(self._connections):
+            self.drop(role, name)
+        for listener in self._listeners.values():
+            self._selector.unregister(listener)
+            listener.close()
+        self._selector.close()
+
+    def _add(
+        self, sock: socket.socket, hello: dict[str, Any], events: list[Event]
+    ) -> None:
+        role = hello.get("role")
+        name = hello.get(_ROLES.get(str(role), ""))
+        if not (isinstance(role, str) and isinstance(name, str)) or (
+            (role, name) in self._connections
+        ):
+            sock.close()
+            return
+        if role == "pulse":
+            sock.setblocking(False)
+            connection = _Connection(role, name, sock, None)
+            self._pulses.beat(name)
+        else:
+            connection = _Connection(role, name, sock, wire.Channel(sock))
+        self._connections[role, name] = connection
+        if not (self._paused and role == "output"):
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+        events.append(Event(role, name, {**hello, "kind": "hello"}))
+
+    def _read(self, connection: _Connection, events: list[Event]) -> None:
+        role, name = connection.role, connection.name
+        if self._connections.get((role, name)) is not connection:
+            return  # It was dropped.
+        try:
+            if connection.channel is None:
+                while connection.sock.recv(4096):
+                    self._pulses.beat(name)
+                raise wire.ChannelClosedError("the pulse has ended.")
+            # A bounded number: others wait, too.
+            for _ in range(16):
+                message = connection.channel.receive(0)
+                if message is None:
+                    return
+                events.append(Event(role, name, message))
+            self._unread.append(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.drop(role, name)
+            events.append(Event(role, name, None))

@@ -1,0 +1,314 @@
+"""The program on each host of an elastic job that starts and kills workers.
+
+It gets its configuration by standard input, as a line of JSON: the job's token
+is on no command line. Then it does what the rendezvous says, passes on what the
+workers write, and reports how each has ended. It ends, and all workers with it,
+when its connection or its standard input does.
+
+Two processes share the work: one is the parent of the workers, and its own
+parent only waits, to kill what is left if that one is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfring.launcher import processes
+from tfring.rendezvous import wire
+
+# After SIGTERM the workers have this long to leave politely.
+TERMINATION_GRACE_SECONDS = 10.0
+# How long the launcher may take for what they have written, at the end.
+LAST_WORDS_SECONDS = 3.0
+
+
+@dataclasses.dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    forwarder: threading.Thread
+    kill_at: float = math.inf
+
+
+class Supervisor:
+    """The workers of one host."""
+
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        """Connects to the rendezvous.
+
+        Args:
+            configuration: `token`, `address`, `host`, `command`, `directory`,
+                `environment` (what the workers' has more than this process's),
+                and `interface`, where the workers listen; None is where this
+                process reaches the rendezvous from.
+
+        Raises:
+            OSError: The rendezvous cannot be reached.
+        """
+        self._configuration = configuration
+        address = tuple(configuration["address"])
+        token = configuration["token"]
+        host = configuration["host"]
+        control = wire.connect(
+            address, token, {"role": "supervisor", "host": host}, 30.0
+        )
+        output = wire.connect(
+            address, token, {"role": "output", "host": host}, 30.0
+        )
+        # The launcher may be told to wait by whoever reads what it writes.
+        output.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        interface = configuration["interface"] or control.getsockname()[0]
+        self._control = wire.Channel(control)
+        self._output = wire.Channel(output)
+        self._environment = {
+            **os.environ,
+            **configuration["environment"],
+            "TFRING_ELASTIC_TOKEN": token,
+            "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
+            "TFRING_ELASTIC_INTERFACE": interface,
+        }
+        self._workers: dict[str, _Worker] = {}
+        # Of workers that have ended.
+        self._forwarders: list[threading.Thread] = []
+        self._ending = False
+        # Signals wake the loop by it.
+        self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(wake_writer, False)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def run(self) -> None:
+        """Serves the rendezvous until the end of either."""
+        poll = select.poll()
+        for descriptor in (self._control.fileno(), self._wake, 0):
+            poll.register(descriptor, select.POLLIN)
+        while not (self._ending and not self._workers):
+            # A bounded wait also bounds what a lost wake-up costs.
+            ready = {fd for fd, _ in poll.poll(self._wait_ms())}
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if 0 in ready and not os.read(0, 4096):
+                return
+            try:
+                if self._control.fileno() in ready:
+                    while (message := self._control.receive(0)) is not None:
+                        self._obey(message)
+                self._reap()
+            except wire.ChannelClosedError:
+                return
+            now = time.monotonic()
+            for name, worker in self._workers.items():
+                if now >= worker.kill_at:
+                    worker.kill_at = now + 1.0
+                    _kill(name, worker.process.pid)
+
+    def close(self) -> None:
+        """Kills all workers, and passes on what they have written."""
+        for name, worker in self._workers.items():
+            _kill(name, worker.process.pid)
+        processes.kill_descendants(grace_seconds=0.0)
+        with contextlib.suppress(wire.ChannelClosedError):
+            self._reap()
+        # Their pipes have no other end any more.
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        for forwarder in self._forwarders:
+            forwarder.join(max(0.0, deadline - time.monotonic()))
+        self._control.close()
+
+    def _wait_ms(self) -> int:
+        times = [worker.kill_at for worker in self._workers.values()]
+        wait = min(times, default=math.inf) - time.monotonic()
+        return int(1000 * max(0.0, min(wait, 1.0))) + 1
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._end(TERMINATION_GRACE_SECONDS, terminate=True)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if kind == "start" and not self._ending:
+            self._start(message["worker"], message["environment"])
+        elif kind == "kill" and message["worker"] in self._workers:
+            worker = self._workers[message["worker"]]
+            kill_at = time.monotonic() + message["grace_seconds"]
+            worker.kill_at = min(worker.kill_at, kill_at)
+        elif kind == "end":
+            self._end(message["grace_seconds"], terminate=message["terminate"])
+
+    def _end(self, grace_seconds: float, *, terminate: bool) -> None:
+        self._ending = True
+        kill_at = time.monotonic() + grace_seconds
+        for worker in self._workers.values():
+            worker.kill_at = min(worker.kill_at, kill_at)
+            if terminate:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.process.terminate()
+
+    def _start(self, name: str, environment: dict[str, str]) -> None:
+        try:
+            process = subprocess.Popen(
+                self._configuration["command"],
+                cwd=self._configuration["directory"],
+                env={
+                    **self._environment,
+                    **environment,
+                    "TFRING_ELASTIC_WORKER": name,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=processes.be_killed_with_parent,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self._report(name, 127, f"it cannot be started: {error}")
+            return
+        forwarder = threading.Thread(
+            target=self._forward, args=(name, process), daemon=True
+        )
+        forwarder.start()
+        self._workers[name] = _Worker(process, forwarder)
+
+    def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """Passes on what a worker writes; a thread for each worker."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        poll = select.poll()
+        streams = {process.stdout.fileno(): 1, process.stderr.fileno(): 2}
+        for descriptor in streams:
+            poll.register(descriptor, select.POLLIN)
+        connected = True
+        while streams:
+            for descriptor, _ in poll.poll():
+                data = os.read(descriptor, 1 << 16)
+                if not data:
+                    poll.unregister(descriptor)
+                    del streams[descriptor]
+                elif connected:
+                    message = {
+                        "kind": "output",
+                        "worker": name,
+                        "stream": streams[descriptor],
+                        "data": data.decode("latin-1"),
+                    }
+                    try:
+                        self._output.send(message, math.inf)
+                    except wire.ChannelClosedError:
+                        connected = False
+        process.stdout.close()
+        process.stderr.close()
+
+    def _reap(self) -> None:
+        """Reports the workers that have ended, and kills what they left."""
+        ended = {}
+        for name, worker in list(self._workers.items()):
+            status = worker.process.poll()
+            if status is not None:
+                ended[name] = self._workers.pop(name)
+                self._report(name, *_describe(status))
+        for name, worker in ended.items():
+            _kill(name, worker.process.pid)
+        # Others' children, which have become this process's.
+        living = {worker.process.pid for worker in self._workers.values()}
+        while (pid := processes.ended_child()) and pid not in living:
+            os.waitpid(pid, 0)
+        for worker in ended.values():
+            self._forwarders.append(worker.forwarder)
+        self._forwarders = [
+            each for each in self._forwarders if each.is_alive()
+        ]
+
+    def _report(self, name: str, status: int, how: str) -> None:
+        self._control.send(
+            {"kind": "exited", "worker": name, "status": status, "how": how}
+        )
+
+
+def _describe(status: int) -> tuple[int, str]:
+    """The status as a shell has it, and in words."""
+    if status >= 0:
+        return status, f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return 128 - status, f"killed by {name}"
+
+
+def _kill(name: str, pid: int) -> None:
+    """Kills a worker's process group, and what has left it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    mark = f"TFRING_ELASTIC_WORKER={name}".encode()
+    for descendant in processes.descendants():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{descendant}/environ").read_bytes()
+            if mark in environment.split(b"\0"):
+                os.kill(descendant, signal.SIGKILL)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Takes a signal that only has to end a wait."""
+
+
+def _wait_and_clean(child: int) -> int:
+    """Waits for the process that has the workers, and kills what is left."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            processes.kill_descendants(grace_seconds=0.0)
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def main() -> int:
+    """Runs a supervisor to its end; returns its exit status."""
+    processes.adopt_orphans()
+    parent = os.getpid()
+    if (child := os.fork()) != 0:
+        return _wait_and_clean(child)
+    processes.end_with_parent()
+    if os.getppid() != parent:
+        return 1
+    processes.adopt_orphans()
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(0, 1 << 16)
+        if not more:
+            return 1
+        line += more
+    try:
+        supervisor = Supervisor(json.loads(line))
+    except OSError as error:
+        print(
+            f"the launcher cannot be reached: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 1
+    try:
+        supervisor.run()
+    finally:
+        supervisor.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

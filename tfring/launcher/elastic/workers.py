@@ -1,0 +1,119 @@
+"""What the rules of an elastic job speak of: limits, workers and actions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The numbers of workers, and the seconds, of a job.
+
+    Attributes:
+        minimum: No generation has fewer members.
+        maximum: None has more; None is one for each slot, but for spares.
+        first: The first generation waits for so many; None is for all.
+        spares: So many workers wait beside.
+        replacement_seconds: How long there may be no generation at all.
+        ready_seconds: How long a member may take to leave a generation.
+        forming_seconds: How long all may take to connect to one another.
+        start_seconds: How long a new worker may take.
+        gather_seconds: The first generation goes without those that come later
+            than this after the one before.
+        progress_seconds: A generation that has lasted for so long clears its
+            hosts of suspicion.
+        ending_seconds: How long a worker that is not needed, or that has been
+            asked to end, may take for that.
+        may_grow: More hosts may come.
+    """
+
+    minimum: int
+    maximum: int | None = None
+    first: int | None = None
+    spares: int = 0
+    replacement_seconds: float = 600.0
+    ready_seconds: float = 30.0
+    forming_seconds: float = 60.0
+    start_seconds: float = 600.0
+    gather_seconds: float = 30.0
+    progress_seconds: float = 30.0
+    ending_seconds: float = 10.0
+    may_grow: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Start a worker on a host."""
+
+    worker: str
+    host: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """Kill what is left of a worker after so long."""
+
+    worker: str
+    host: str
+    grace_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+    """Send a message to a worker, if it can be reached."""
+
+    worker: str
+    message: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Say:
+    """Tell the user something."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Finish:
+    """End the job: with success if `text` is empty."""
+
+    text: str
+
+
+Action = Start | Kill | Send | Say | Finish
+
+
+@dataclasses.dataclass
+class Worker:
+    """A worker, from its start to its loss or its end.
+
+    Attributes:
+        ready: Its last `ready`, while it waits for a place.
+        generation: The last one that it was told to form.
+        done: It has said that the training is over.
+        preempted: It has said that it leaves the job.
+        error: The exception that ends it, as it said itself.
+        why: How it was lost.
+        told: The user has been told.
+        status: Its exit status, 128 + n if signal n ended it; None before.
+    """
+
+    name: str
+    number: int
+    host: str
+    started: float
+    ready: dict[str, Any] | None = None
+    generation: int = 0
+    rank: int | None = None
+    formed: bool = False
+    done: bool = False
+    preempted: bool = False
+    error: str = ""
+    why: str = ""
+    told: bool = False
+    status: int | None = None
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}, "
+        return f"worker {self.name} ({rank}host {self.host})"
