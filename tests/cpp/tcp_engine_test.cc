@@ -1,20 +1,18 @@
 // Engines over TCP, with shared memory within a node: whole jobs in one
 // process, and ranks that are processes, of which one is killed.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/tcp_sockets.h"

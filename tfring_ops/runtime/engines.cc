@@ -240,15 +240,17 @@ void AbortGeneration(int64_t generation, const std::string& reason) {
 
 void RemoveProcessSet(int32_t id) {
   Registry& registry = Registry::Global();
-  Registered removed;
+  std::shared_ptr<Engine> engine;
   {
     std::lock_guard<std::mutex> lock(registry.mutex);
     const auto found = registry.sets.find(id);
     if (found == registry.sets.end()) return;
-    removed = std::move(found->second);
-    registry.sets.erase(found);
+    engine = found->second.engine;
   }
-  if (removed.engine != nullptr) removed.engine->Shutdown();
+  // Before it is forgotten: an abort ends this, too.
+  if (engine != nullptr) engine->Shutdown();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.sets.erase(id);
 }
 
 void StopEngines() {
@@ -256,12 +258,15 @@ void StopEngines() {
   std::map<int32_t, Registered> sets;
   {
     std::lock_guard<std::mutex> lock(registry.mutex);
-    sets.swap(registry.sets);
+    sets = registry.sets;
   }
-  // Here, as the last owner may be a thread that outlives MPI.
+  // Here, as the last owner may be a thread that outlives MPI; and before they
+  // are forgotten: an abort ends this, too.
   for (const auto& [id, registered] : sets) {
     if (registered.engine != nullptr) registered.engine->Shutdown();
   }
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.sets.clear();
 }
 
 absl::StatusOr<std::shared_ptr<Engine>> EngineOf(int32_t process_set_id) {

@@ -1,8 +1,5 @@
 #include "tfring_ops/transport/tcp/tcp.h"
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -14,7 +11,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <limits>
@@ -24,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/tcp/sockets.h"
 
 namespace tfring {
 namespace {
@@ -40,31 +37,6 @@ constexpr size_t kMaxReasonBytes = 64 << 10;
 constexpr size_t kMessagesOfCall = 8;
 
 constexpr char kEnded[] = "it has ended";
-
-std::string Reason(int error) { return std::strerror(error); }
-
-absl::Status SetOption(int socket, int level, int name, int value) {
-  if (setsockopt(socket, level, name, &value, sizeof(value)) != 0) {
-    return absl::InternalError(absl::StrCat("setsockopt: ", Reason(errno)));
-  }
-  return absl::OkStatus();
-}
-
-// See Note [What TCP is told].
-absl::Status SetUp(int socket) {
-  const int flags = fcntl(socket, F_GETFL);
-  if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) != 0 ||
-      // A child that holds the socket would hide this process's end.
-      fcntl(socket, F_SETFD, FD_CLOEXEC) != 0) {
-    return absl::InternalError(absl::StrCat("fcntl: ", Reason(errno)));
-  }
-  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1));
-  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
-                                   kUnacknowledgedMilliseconds));
-  TFRING_RETURN_IF_ERROR(SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1));
-  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1));
-  return SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-}
 
 // A message travels as its size and then its bytes.  The last one of a rank
 // that aborts has this in its size, and the reason for its bytes.
@@ -108,28 +80,6 @@ absl::Status Decode(const std::string& bytes) {
   return absl::Status(static_cast<absl::StatusCode>(bytes[0]), bytes.substr(1));
 }
 
-// Reads what is here, at most `size` bytes; returns how many.
-size_t ReadSome(int socket, char* data, size_t size) {
-  size_t count = 0;
-  while (count < size) {
-    const ssize_t part = read(socket, data + count, size - count);
-    if (part <= 0 && !(part < 0 && errno == EINTR)) break;
-    count += part < 0 ? 0 : static_cast<size_t>(part);
-  }
-  return count;
-}
-
-// Reads what is here, and throws it away.
-void ReadAway(int socket, uint64_t size) {
-  std::array<char, 4096> unread;
-  size_t count = unread.size();
-  while (size > 0 && count == unread.size()) {
-    count = ReadSome(socket, unread.data(),
-                     std::min<uint64_t>(size, unread.size()));
-    size -= count;
-  }
-}
-
 class TcpTransport final : public Transport {
  public:
   TcpTransport(int rank, std::vector<int> nodes,
@@ -161,17 +111,17 @@ class TcpTransport final : public Transport {
   absl::Status Open() {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_ < 0) {
-      return absl::InternalError(absl::StrCat("epoll: ", Reason(errno)));
+      return absl::InternalError(absl::StrCat("epoll: ", SystemError(errno)));
     }
     for (size_t i = 0; i < peers_.size(); ++i) {
       const int socket = peers_[i].socket;
       if (socket < 0) continue;
-      TFRING_RETURN_IF_ERROR(SetUp(socket));
+      TFRING_RETURN_IF_ERROR(SetUpSocket(socket));
       epoll_event event{};
       event.events = peers_[i].events;
       event.data.u32 = static_cast<uint32_t>(i);
       if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket, &event) != 0) {
-        return absl::InternalError(absl::StrCat("epoll: ", Reason(errno)));
+        return absl::InternalError(absl::StrCat("epoll: ", SystemError(errno)));
       }
     }
     return absl::OkStatus();
@@ -196,10 +146,14 @@ class TcpTransport final : public Transport {
 
   absl::StatusOr<bool> Test(OperationId request) override {
     if (request == kNoOperation) return true;
-    const auto found = in_flight_.find(request);
-    if (found != in_flight_.end() && broken_.ok()) Move(found->second);
     TFRING_RETURN_IF_ERROR(broken_);
-    return in_flight_.count(request) == 0;
+    const auto found = in_flight_.find(request);
+    if (found == in_flight_.end()) return true;
+    Move(found->second);
+    // Also if something behind it was wrong.
+    if (in_flight_.count(request) == 0) return true;
+    TFRING_RETURN_IF_ERROR(broken_);
+    return false;
   }
 
   absl::Status Wait(OperationId request) override {
@@ -212,8 +166,8 @@ class TcpTransport final : public Transport {
     int64_t moved = peers_[peer].moved_bytes;
     for (int look = 0;; ++look) {
       Move(peer);
-      TFRING_RETURN_IF_ERROR(broken_);
       if (in_flight_.count(request) == 0) return absl::OkStatus();
+      TFRING_RETURN_IF_ERROR(broken_);
       if (look < kLooks) {
         sched_yield();
         continue;
@@ -283,7 +237,7 @@ class TcpTransport final : public Transport {
           sendmsg(peers_[peer].socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent < 0) {
         if (errno == EINTR) continue;
-        if (errno != EAGAIN) return Lose(peer, Reason(errno));
+        if (errno != EAGAIN) return Lose(peer, SystemError(errno));
         break;
       }
       Count(peer, sends, static_cast<size_t>(sent));
@@ -304,7 +258,7 @@ class TcpTransport final : public Transport {
       if (received == 0) return Lose(peer, kEnded);
       if (received < 0) {
         if (errno == EINTR) continue;
-        if (errno != EAGAIN) return Lose(peer, Reason(errno));
+        if (errno != EAGAIN) return Lose(peer, SystemError(errno));
         break;
       }
       const size_t known = next.moved + static_cast<size_t>(received);
@@ -326,16 +280,15 @@ class TcpTransport final : public Transport {
     Listen(peer);
   }
 
-  // The connection has ended, or failed, and nothing is to be received from
-  // it.  Where its rank is done, or what it has sent is still to be received,
-  // that is no error.
+  // Nothing is in flight on a connection that its rank has ended.  Where that
+  // is done, or what it has sent is still to be received, it is no error.
   void CheckEnd(int index) {
     Peer& peer = peers_[index];
     uint64_t next = 0;
     const ssize_t count =
         recv(peer.socket, &next, sizeof(next), MSG_PEEK | MSG_DONTWAIT);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    if (count < 0) return Lose(index, Reason(errno));
+    if (count < 0) return Lose(index, SystemError(errno));
     if (count != sizeof(next) || (next & kAbort) != 0) {
       return Lose(index, kEnded);
     }
@@ -343,6 +296,14 @@ class TcpTransport final : public Transport {
     // It would tell of it again and again.  What is here can be received
     // without it.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.socket, nullptr);
+  }
+
+  // Returns true if the next word of the peer is that it is done.
+  bool IsDone(int index) const {
+    uint64_t next = 0;
+    return recv(peers_[index].socket, &next, sizeof(next),
+                MSG_PEEK | MSG_DONTWAIT) == sizeof(next) &&
+           next == kDone;
   }
 
   // `bytes` of the first operations have moved.
@@ -384,20 +345,17 @@ class TcpTransport final : public Transport {
       const int peer = static_cast<int>(events[i].data.u32);
       const bool is_idle =
           peers_[peer].sends.empty() && peers_[peer].receives.empty();
-      constexpr uint32_t kEnds = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
-      if (is_idle && (events[i].events & kEnds) != 0) {
-        CheckEnd(peer);
-      } else if ((events[i].events & EPOLLERR) != 0) {
+      if ((events[i].events & EPOLLERR) != 0 && !(is_idle && IsDone(peer))) {
         int error = 0;
         socklen_t size = sizeof(error);
         getsockopt(peers_[peer].socket, SOL_SOCKET, SO_ERROR, &error, &size);
-        Lose(peer, Reason(error));
-      } else {
-        Move(peer);
-        if (broken_.ok() && peers_[peer].receives.empty() &&
-            (events[i].events & EPOLLRDHUP) != 0) {
-          CheckEnd(peer);
-        }
+        Lose(peer, SystemError(error));
+        continue;
+      }
+      if (!is_idle) Move(peer);
+      if (broken_.ok() && peers_[peer].receives.empty() &&
+          (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        CheckEnd(peer);
       }
     }
   }

@@ -1,0 +1,105 @@
+"""The job of this process: what MPI's and those that are elastic over TCP share."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Where this rank stands: in the job, on its node, and across nodes."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    # True if all nodes have the same local size.
+    is_homogeneous: bool
+
+    @classmethod
+    def of_nodes(cls, rank: int, nodes: Sequence[object]) -> Topology:
+        """Returns that of `rank`, where `nodes` has the node of each rank."""
+        peers = {
+            node: [r for r, of_rank in enumerate(nodes) if of_rank == node]
+            for node in nodes
+        }
+        local_rank = peers[nodes[rank]].index(rank)
+        # One rank of each node that has so many.
+        cross = sorted(
+            of_node[local_rank]
+            for of_node in peers.values()
+            if len(of_node) > local_rank
+        )
+        return cls(
+            rank,
+            len(nodes),
+            local_rank,
+            len(peers[nodes[rank]]),
+            cross.index(rank),
+            len(cross),
+            is_homogeneous=len(set(map(len, peers.values()))) == 1,
+        )
+
+
+class Job(abc.ABC):
+    """The ranks that this process runs collectives with, until it leaves.
+
+    Attributes:
+        topology: Where this rank stands.
+    """
+
+    topology: Topology
+
+    @property
+    @abc.abstractmethod
+    def comm(self) -> MPI.Intracomm:
+        """A communicator of the job, for what is not the engine's.
+
+        Raises:
+            RuntimeError: The job does not use MPI.
+        """
+
+    @abc.abstractmethod
+    def agreed(self, value: _T) -> _T:
+        """Returns rank 0's value of a setting. Collective."""
+
+    @abc.abstractmethod
+    def add_process_set(
+        self, process_set_id: int, ranks: Sequence[int]
+    ) -> str | None:
+        """Starts the engine of a set, on its ranks; the others note it.
+
+        Collective.
+
+        Returns:
+            What is wrong on this rank; None if nothing is.
+        """
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Ends what is not the engine's, which has stopped."""
+
+    @abc.abstractmethod
+    def next(self, steps: int) -> Job:
+        """Starts the next job with the ranks that there are then.
+
+        The engine has stopped. Collective over these ranks.
+
+        Args:
+            steps: How many commits are in this rank's state; -1: it has none.
+
+        Raises:
+            TimeoutError: Another rank has not come in as long as a collective
+                may be stalled.
+            RuntimeError: See `tfring.init`.
+        """

@@ -1,0 +1,259 @@
+"""This worker's place in a job that is elastic over TCP.
+
+The rendezvous in the launcher alone decides who belongs to which generation of
+the job. A thread of this process hears what it says, whatever the script does:
+it aborts the collectives of a generation that is over, and ends this process
+with the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tfring._core import native
+from tfring.rendezvous import wire
+
+_PULSE_SECONDS = 0.5
+# A wait that is so long can be interrupted, by signals, at least so often.
+_LOOK_SECONDS = 1.0
+_CONNECT_SECONDS = 30.0
+# A rendezvous that has heard of a failure ends the generation sooner.
+_STOP_SECONDS = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A worker of a generation."""
+
+    worker: str
+    address: wire.Address
+    node: str
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Who belongs to a generation, by rank; `rank` is this worker's."""
+
+    generation: int
+    rank: int
+    members: tuple[Member, ...]
+
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> Form:
+        """Reads the message."""
+        return cls(
+            message["generation"],
+            message["rank"],
+            tuple(
+                Member(
+                    each["worker"],
+                    (each["address"][0], each["address"][1]),
+                    each["node"],
+                    each["steps"],
+                )
+                for each in message["members"]
+            ),
+        )
+
+
+class Membership:
+    """Talks to the rendezvous, for as long as this process is in the job.
+
+    Attributes:
+        worker: This worker's name.
+        token: The job's.
+        interface: The address at which it listens to the others.
+    """
+
+    def __init__(self) -> None:
+        """Connects to the rendezvous that the environment names.
+
+        Raises:
+            RuntimeError: A variable is missing.
+            OSError: The rendezvous cannot be reached.
+        """
+        self.worker = _variable("TFRING_ELASTIC_WORKER")
+        self.token = _variable("TFRING_ELASTIC_TOKEN")
+        self.interface = _variable("TFRING_ELASTIC_INTERFACE")
+        host, _, port = _variable("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
+        self.node = os.environ.get("TFRING_ELASTIC_HOST") or os.uname().nodename
+        self._state = threading.Condition()
+        self._form: Form | None = None
+        self._stopped: dict[int, str] = {}
+        self._has_waiting = False
+        self._is_leaving = False
+        hello = {
+            "role": "worker",
+            "worker": self.worker,
+            "host": self.node,
+            "pid": os.getpid(),
+        }
+        rendezvous = (host, int(port))
+        self._socket = wire.connect(
+            rendezvous, self.token, hello, _CONNECT_SECONDS
+        )
+        self._channel = wire.Channel(self._socket)
+        self._start_pulse(rendezvous)
+        threading.Thread(
+            target=self._listen, name="tfring rendezvous", daemon=True
+        ).start()
+
+    def _start_pulse(self, rendezvous: wire.Address) -> None:
+        hello = {"role": "pulse", "worker": self.worker}
+        pulse = wire.connect(rendezvous, self.token, hello, _CONNECT_SECONDS)
+        error = native.capi().tfring_pulse_start(pulse.detach(), _PULSE_SECONDS)
+        if error is not None:
+            raise RuntimeError(f"tfring.init: {error.decode()}.")
+
+    def ready(
+        self, generation: int, address: wire.Address, steps: int
+    ) -> None:
+        """Says that this worker has left a generation, and waits for the next.
+
+        Args:
+            generation: The one that it has left, 0 if it was in none.
+            address: Where it listens to the others.
+            steps: How many commits are in its state; -1: it has none.
+        """
+        self._say(
+            {
+                "kind": "ready",
+                "generation": generation,
+                "address": list(address),
+                "node": self.node,
+                "steps": steps,
+            }
+        )
+
+    def wait_for_form(self, after: int) -> Form:
+        """Returns who belongs to the next generation, once that is decided.
+
+        The rendezvous has the limits of time, and ends this process then.
+        """
+        with self._state:
+            while self._form is None or self._form.generation <= after:
+                self._state.wait(_LOOK_SECONDS)
+            self._has_waiting = False
+            return self._form
+
+    def formed(self, generation: int) -> None:
+        """Says that this worker is connected with all others."""
+        self._say({"kind": "formed", "generation": generation})
+
+    def suspect(self, generation: int, worker: str, why: str) -> None:
+        """Says that a member cannot be reached."""
+        self._say(
+            {
+                "kind": "suspect",
+                "generation": generation,
+                "worker": worker,
+                "why": why,
+            }
+        )
+
+    def why_stopped(self, generation: int) -> str | None:
+        """Why a generation is over; None while it is not."""
+        with self._state:
+            return self._stopped.get(generation)
+
+    def wait_until_stopped(self, generation: int) -> str:
+        """Returns why a generation is over, once it is.
+
+        Raises:
+            TimeoutError: The rendezvous says nothing of the kind.
+        """
+        with self._state:
+            if not self._state.wait_for(
+                lambda: generation in self._stopped, _STOP_SECONDS
+            ):
+                raise TimeoutError(
+                    f"tfring: generation {generation} of the job has failed "
+                    f"here, and the rendezvous has not ended it in "
+                    f"{_STOP_SECONDS:g} s."
+                )
+            return self._stopped[generation]
+
+    def has_waiting(self) -> bool:
+        """Tells if workers wait to join, or members are to leave."""
+        with self._state:
+            return self._has_waiting
+
+    def error(self, text: str) -> None:
+        """Says why this worker ends, the last that it says."""
+        self._say({"kind": "error", "text": text})
+
+    def bye(self, status: int, *, preempted: bool = False) -> None:
+        """Says that this worker ends of its own will."""
+        self._is_leaving = True
+        message: dict[str, Any] = {"kind": "bye", "status": status}
+        if preempted:
+            message["preempted"] = True
+        self._say(message)
+
+    def disown(self) -> None:
+        """Leaves the connection to the parent, in a child that it has forked."""
+        self._socket.close()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        # Its end ends this process: in `_listen`.
+        with contextlib.suppress(wire.ChannelClosedError):
+            self._channel.send(message)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._channel.receive(None)
+                if message is not None:
+                    self._take(message)
+        except wire.ChannelClosedError as error:
+            if not self._is_leaving:
+                _end(
+                    1, f"this worker ends, as the launcher is gone: {error}"
+                )
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if kind == "form":
+            form = Form.of(message)
+            self._change(lambda: setattr(self, "_form", form))
+        elif kind == "stop":
+            generation, why = message["generation"], message["why"]
+            native.capi().tfring_abort(generation, why.encode())
+            self._change(lambda: self._stopped.setdefault(generation, why))
+        elif kind == "waiting":
+            self._change(lambda: setattr(self, "_has_waiting", True))
+        elif kind == "end":
+            self._is_leaving = True
+            _end(message["status"], f"this worker ends: {message['why']}")
+
+    def _change(self, change: Callable[[], Any]) -> None:
+        with self._state:
+            change()
+            self._state.notify_all()
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise RuntimeError(
+            f"tfring.init: {name} is not set. Start elastic jobs with "
+            "`tfringrun --elastic`, which sets it."
+        )
+    return value
+
+
+def _end(status: int, text: str) -> NoReturn:
+    """Ends this process from a thread of it, whatever the others do."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"tfring: {text}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+

@@ -1,0 +1,204 @@
+"""Connections between the workers of an elastic job, by generation and channel.
+
+Each worker listens at one address for as long as it lives. In a channel every
+two members have a connection: the one with the higher rank connects. A hello
+says the generation, the channel and the ranks, and proves that it is of this
+job; all else is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfring._core.membership import Form
+from tfring.rendezvous import wire
+
+# A connection of a lost generation is given up so soon.
+_LOOK_SECONDS = 0.2
+# The first attempt may meet a machine that is busy, the next one less so.
+_ATTEMPT_SECONDS = 2.0
+_CONNECT_SECONDS = 30.0
+
+_Key = tuple[int, str, int]  # generation, channel, rank
+
+
+class UnreachableError(ConnectionError):
+    """A member of the generation cannot be reached.
+
+    Attributes:
+        rank: The member.
+    """
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank} cannot be reached: {why}")
+        self.rank = rank
+
+
+class Mesh:
+    """What this worker listens to, and its connections with others.
+
+    Attributes:
+        address: Where it listens.
+    """
+
+    def __init__(self, interface: str, worker: str, token: str) -> None:
+        """Listens at an address of this machine.
+
+        Raises:
+            OSError: There is no such address here.
+        """
+        self._worker = worker
+        self._token = token
+        self._listener = wire.Listener(interface, token)
+        self.address = self._listener.address
+        self._state = threading.Condition()
+        self._generation = 0
+        # Of members that were faster than this worker.
+        self._came: dict[_Key, tuple[str, socket.socket]] = {}
+        threading.Thread(
+            target=self._accept, name="tfring mesh", daemon=True
+        ).start()
+
+    def begin(self, generation: int) -> None:
+        """Refuses connections of earlier generations from here on."""
+        with self._state:
+            self._generation = generation
+            for key in [k for k in self._came if k[0] < generation]:
+                self._came.pop(key)[1].close()
+
+    def connect(
+        self,
+        form: Form,
+        channel: str,
+        ranks: Sequence[int],
+        why_stopped: Callable[[], str | None],
+    ) -> list[int]:
+        """Connects this worker with others in one channel.
+
+        Collective over `ranks`.
+
+        Args:
+            form: The generation.
+            channel: Its name, used once in a generation.
+            ranks: The members in it, of which this worker is one.
+            why_stopped: Says why the generation is over, None while it is not.
+
+        Returns:
+            The connected sockets' descriptors, the caller's, in the order of
+            `ranks`; -1 for this worker itself.
+
+        Raises:
+            UnreachableError: A member cannot be reached.
+            ConnectionError: The generation is over.
+        """
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        connected: dict[int, socket.socket] = {}
+
+        def check(rank: int, error: object) -> None:
+            why = why_stopped()
+            if why is not None:
+                raise ConnectionError(why)
+            if time.monotonic() > deadline:
+                raise UnreachableError(rank, str(error))
+
+        try:
+            for rank in ranks:
+                if rank < form.rank:
+                    connected[rank] = self._connect(form, channel, rank, check)
+            for rank in ranks:
+                if rank > form.rank:
+                    connected[rank] = self._wait_for(form, channel, rank, check)
+        except BaseException:
+            for each in connected.values():
+                each.close()
+            raise
+        return [
+            connected[rank].detach() if rank in connected else -1
+            for rank in ranks
+        ]
+
+    def _connect(
+        self,
+        form: Form,
+        channel: str,
+        rank: int,
+        check: Callable[[int, object], None],
+    ) -> socket.socket:
+        hello = {
+            "role": "data",
+            "generation": form.generation,
+            "channel": channel,
+            "rank": form.rank,
+            "worker": self._worker,
+            "to": form.members[rank].worker,
+        }
+        while True:
+            try:
+                return wire.connect(
+                    form.members[rank].address,
+                    self._token,
+                    hello,
+                    _ATTEMPT_SECONDS,
+                )
+            except OSError as error:
+                check(rank, error)
+                time.sleep(_LOOK_SECONDS)
+
+    def _wait_for(
+        self,
+        form: Form,
+        channel: str,
+        rank: int,
+        check: Callable[[int, object], None],
+    ) -> socket.socket:
+        key = (form.generation, channel, rank)
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: key in self._came, _LOOK_SECONDS)
+                came = self._came.pop(key, None)
+            if came is not None:
+                worker, sock = came
+                if worker == form.members[rank].worker:
+                    return sock
+                sock.close()
+            check(rank, "it has not connected")
+
+    def _accept(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                accepted = self._listener.accept(60.0)
+                if accepted is not None:
+                    self._take(*accepted)
+
+    def _take(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        generation = hello.get("generation")
+        channel, rank = hello.get("channel"), hello.get("rank")
+        worker = hello.get("worker")
+        is_ours = (
+            hello.get("role") == "data"
+            and hello.get("to") == self._worker
+            and isinstance(generation, int)
+            and isinstance(channel, str)
+            and isinstance(rank, int)
+            and isinstance(worker, str)
+        )
+        if not is_ours:
+            sock.close()
+            return
+        assert isinstance(generation, int)
+        key = (generation, str(channel), int(str(rank)))
+        with self._state:
+            if generation < self._generation:
+                sock.close()
+                return
+            # A member that has given an attempt up makes another.
+            old = self._came.pop(key, None)
+            if old is not None:
+                old[1].close()
+            self._came[key] = (str(worker), sock)
+            self._state.notify_all()

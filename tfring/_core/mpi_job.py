@@ -1,0 +1,266 @@
+"""The job whose ranks MPI has started."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from tfring import _build_info
+from tfring._core import agreement, native, settings
+from tfring._core.job import Job, Topology
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_T = TypeVar("_T")
+
+# How often a rank looks whether the others have come.
+_LOOK_SECONDS = 0.001
+_RESTART_SECONDS = 600.0
+
+# Why this process can join no job any more.
+_unusable: str | None = None
+
+
+class MpiJob(Job):
+    """The ranks of a communicator."""
+
+    def __init__(self, comm: MPI.Intracomm, topology: Topology) -> None:
+        """Takes a communicator of its own, as the caller's may be freed."""
+        self._comm = comm
+        self.topology = topology
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        native.check_not_forked()
+        return self._comm
+
+    def agreed(self, value: _T) -> _T:
+        agreed: _T = self.comm.bcast(value)
+        return agreed
+
+    def add_process_set(
+        self, process_set_id: int, ranks: Sequence[int]
+    ) -> str | None:
+        part, handle = None, 0
+        if self.topology.rank in ranks:
+            group = self.comm.Get_group().Incl(list(ranks))
+            part = self.comm.Create_group(group, tag=process_set_id)
+            handle = part.py2f()
+        error = native.capi().tfring_add_process_set(
+            process_set_id,
+            (ctypes.c_int32 * len(ranks))(*ranks),
+            len(ranks),
+            handle,
+        )
+        if part is not None:
+            part.Free()  # the engine has duplicates
+        return None if error is None else error.decode()
+
+    def leave(self) -> None:
+        if native.is_disowned():  # The job is this process's parent's.
+            return
+        if outlives_lost_ranks() and self._comm.Get_failed().size > 0:
+            self._comm.Revoke()
+        else:
+            self._comm.Free()
+
+    def next(self, steps: int) -> MpiJob:
+        # The old one is not freed: a lost rank would have to take part.
+        left = _ranks_left(self._comm)
+        job = join(left)
+        left.Free()
+        return job
+
+
+def join(comm: Any) -> MpiJob:
+    """Joins the job of `comm`, as `tfring.init` describes.
+
+    From here on nothing that fails on one rank leaves the others waiting.
+    """
+    global _unusable
+    if _unusable is not None:
+        raise RuntimeError(
+            f"tfring.init has failed before, and MPI is in use still: "
+            f"{_unusable} Start the job again."
+        )
+    world = native.mpi().COMM_WORLD
+    party, error = _party_of(comm)
+    party.agree(error)
+    try:
+        job = MpiJob(*party.run(lambda: _start_engine(comm)))
+    except Exception as error:
+        if world.size > 1:
+            # A thread may wait in MPI for a rank that has failed.
+            _unusable = str(error)
+            atexit.register(world.Abort, 1)
+        raise
+    if outlives_lost_ranks():
+        native.finalize_alone()
+    return job
+
+
+def _party_of(comm: Any) -> tuple[agreement.Party, Exception | None]:
+    """The ranks that join, and what keeps this one from it.
+
+    Raises:
+        ValueError: This process is not in the list `comm`.
+    """
+    MPI = native.mpi()  # noqa: N806
+    error: Exception | None = None
+    limit = native.INIT_SECONDS
+    try:
+        limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", limit)
+    except ValueError as unusable:
+        error = unusable
+    world = MPI.COMM_WORLD
+    if isinstance(comm, Sequence) and not isinstance(comm, str):
+        if world.rank not in comm:
+            raise ValueError(
+                f"tfring.init: this process, rank {world.rank} of the world, "
+                f"is not in comm={list(comm)}. Call it on these ranks alone."
+            )
+        party = agreement.Party(world, comm, limit)
+    elif isinstance(comm, MPI.Intracomm):
+        party = agreement.Party(comm, range(comm.size), limit)
+    else:
+        party = agreement.Party(world, range(world.size), limit)
+    try:
+        _check_before_start(comm)
+    except Exception as failed:
+        error = error or failed
+    return party, error
+
+
+def _check_before_start(comm: Any) -> None:
+    """Raises the errors that this rank can find without the others."""
+    MPI = native.mpi()  # noqa: N806
+    if comm is None:
+        _check_all_tasks_are_ranks(MPI.COMM_WORLD.size)
+    elif isinstance(comm, str) or not isinstance(
+        comm, (Sequence, MPI.Intracomm)
+    ):
+        raise TypeError(
+            "tfring.init: comm must be an mpi4py intracommunicator, a list of "
+            f"ranks or None, got {type(comm).__name__}."
+        )
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "tfring needs MPI_THREAD_MULTIPLE, as its engine talks to MPI "
+            "from a thread of its own. Leave mpi4py.rc.thread_level at "
+            "'multiple', or use an MPI library that provides it."
+        )
+    native.check_settings()
+
+
+def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
+    """Waits for the other ranks: not for the main thread."""
+    if comm is None:
+        comm = native.mpi().COMM_WORLD
+    elif isinstance(comm, Sequence):
+        comm = _part_of_the_world(comm)
+    error = native.capi().tfring_init(comm.py2f())
+    if error is not None:
+        raise RuntimeError(f"tfring.init failed: {error.decode()}")
+    return comm.Dup(), topology_of(comm)
+
+
+def topology_of(comm: MPI.Intracomm) -> Topology:
+    """Where this process stands in `comm`. Collective."""
+    local = comm.Split_type(native.mpi().COMM_TYPE_SHARED, key=comm.rank)
+    cross = comm.Split(color=local.rank, key=comm.rank)
+    local_sizes = comm.allgather(local.size)
+    topology = Topology(
+        comm.rank,
+        comm.size,
+        local.rank,
+        local.size,
+        cross.rank,
+        cross.size,
+        is_homogeneous=len(set(local_sizes)) == 1,
+    )
+    local.Free()
+    cross.Free()
+    return topology
+
+
+def _part_of_the_world(ranks: Sequence[int]) -> MPI.Intracomm:
+    world = native.mpi().COMM_WORLD
+    part: MPI.Intracomm = world.Create_group(
+        world.Get_group().Incl(list(ranks))
+    )
+    return part
+
+
+def _ranks_left(before: MPI.Intracomm) -> MPI.Intracomm:
+    limit = settings.seconds(
+        "TFRING_STALL_SHUTDOWN_TIME_SECONDS", _RESTART_SECONDS
+    )
+    too_late = (
+        f"tfring: to start again takes all {before.size} ranks that are not "
+        f"lost, and some have not come for {limit:g} s."
+    )
+    begin = time.monotonic()
+    outlives = outlives_lost_ranks()
+    if outlives:
+        # Who waits for a rank that comes here gets an error.
+        before.Revoke()
+        request = before.Iagree(array.array("i", [1]))
+    else:
+        request = before.Ibarrier()
+    while not _is_over(request):
+        if limit and time.monotonic() - begin > limit:
+            raise TimeoutError(too_late)
+        time.sleep(_LOOK_SECONDS)
+    # Open MPI 5.0's Ishrink fails.
+    left: Any = agreement.run_within(
+        limit, before.Shrink if outlives else before.Dup, too_late
+    )
+    return cast("MPI.Intracomm", left)
+
+
+def _is_over(request: MPI.Request) -> bool:
+    MPI = native.mpi()  # noqa: N806
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        # It completes without the ranks that are lost, with this error.
+        if error.error_class != MPI.ERR_PROC_FAILED:
+            raise
+        return True
+
+
+def outlives_lost_ranks() -> bool:
+    """Returns True if MPI goes on when a rank is killed: Open MPI can."""
+    name = "OMPI_MCA_mpi_ft_enable"
+    return os.environ.get(name) == "1"
+
+
+# Variables by which launchers give the number of tasks, their launcher, and how
+# to start the tasks so that MPI sees them.
+_LAUNCHERS = (
+    ("SLURM_STEP_NUM_TASKS", "srun", "with `srun --mpi=pmix`, or "),
+    ("OMPI_COMM_WORLD_SIZE", "mpirun", ""),
+)
+
+
+def _check_all_tasks_are_ranks(world_size: int) -> None:
+    # With a plain `srun`, or the mpirun of another version, every task is a job
+    # of its own to MPI: each would silently train alone.
+    if world_size > 1:
+        return
+    for variable, launcher, remedy in _LAUNCHERS:
+        tasks = int(os.environ.get(variable, "1"))
+        if tasks > 1:
+            raise RuntimeError(
+                f"{launcher} started {tasks} tasks, but to tfring's MPI, "
+                f"{_build_info.MPI_VERSION}, each is a job of one rank. Start "
+                f"them {remedy}with `tfringrun`, which knows the right mpirun. "
+                "For independent jobs pass comm=mpi4py.MPI.COMM_SELF to "
+                "tfring.init."
+            )

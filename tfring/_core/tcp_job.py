@@ -1,0 +1,227 @@
+"""The job that is elastic over TCP: one object for each of its generations."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from absl import logging
+
+from tfring._core import native
+from tfring._core.job import Job, Topology
+from tfring._core.membership import Form, Membership
+from tfring._core.mesh import Mesh, UnreachableError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_T = TypeVar("_T")
+
+# tfring_ops/capi/capi.h: tfring_connect.
+_CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
+
+
+class TcpJob(Job):
+    """A generation, in which this worker is a member."""
+
+    def __init__(
+        self, membership: Membership, mesh: Mesh, form: Form
+    ) -> None:
+        """Connects with the other members, and starts the engine. Collective.
+
+        Raises:
+            OSError: A member cannot be reached, or the generation is over.
+        """
+        self._membership = membership
+        self._mesh = mesh
+        self._form = form
+        nodes = [member.node for member in form.members]
+        self._nodes = [nodes.index(node) for node in nodes]
+        self.topology = Topology.of_nodes(form.rank, nodes)
+        size = len(nodes)
+        connections = _Connections(self._connector("world", range(size)))
+        error = native.capi().tfring_init_sockets(
+            form.generation,
+            form.rank,
+            size,
+            (ctypes.c_int32 * size)(*self._nodes),
+            connections.callback,
+        )
+        connections.raise_error()
+        if error is not None:
+            raise ConnectionError(error.decode())
+
+    @property
+    def generation(self) -> int:
+        """Its number, from 1 on."""
+        return self._form.generation
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        raise RuntimeError(
+            "this job is elastic over TCP and has no MPI: there is no "
+            "communicator, and timelines are not recorded. `tfringrun "
+            "--elastic` without --min-np, --max-np, --spares and "
+            "--host-discovery-script starts one over MPI."
+        )
+
+    def agreed(self, value: _T) -> _T:
+        # The launcher has given all workers one environment, and who joins
+        # later has not been there when the others agreed.
+        return value
+
+    def add_process_set(
+        self, process_set_id: int, ranks: Sequence[int]
+    ) -> str | None:
+        own = self.topology.rank
+        connections = _Connections(
+            self._connector(f"set {process_set_id}", ranks)
+        )
+        error = native.capi().tfring_add_process_set_sockets(
+            process_set_id,
+            (ctypes.c_int32 * len(ranks))(*ranks),
+            len(ranks),
+            ranks.index(own) if own in ranks else -1,
+            (ctypes.c_int32 * len(ranks))(*(self._nodes[r] for r in ranks)),
+            connections.callback,
+        )
+        failed = connections.error or error
+        if isinstance(failed, bytes):
+            return failed.decode()
+        return None if failed is None else str(failed)
+
+    def leave(self) -> None:
+        pass
+
+    def next(self, steps: int) -> TcpJob:
+        # Whoever has not come to this yet.
+        self.abort(f"rank {self.topology.rank} has left the generation")
+        return _join_next(self._membership, self._mesh, self.generation, steps)
+
+    def abort(self, why: str) -> None:
+        """Fails all collectives of this generation on every rank."""
+        native.capi().tfring_abort(self.generation, why.encode())
+
+    def has_waiting(self) -> bool:
+        """Tells if the job is to form anew at the next commit."""
+        return self._membership.has_waiting()
+
+    def _connector(
+        self, name: str, ranks: Sequence[int]
+    ) -> Callable[[], list[int]]:
+        made = 0
+
+        def connect() -> list[int]:
+            nonlocal made
+            made += 1
+            return self._mesh.connect(
+                self._form,
+                f"{name}/{made}",
+                ranks,
+                lambda: self._membership.why_stopped(self._form.generation),
+            )
+
+        return connect
+
+
+class _Connections:
+    """Connects on behalf of the C library."""
+
+    def __init__(self, connect: Callable[[], list[int]]) -> None:
+        self._connect = connect
+        self.error: Exception | None = None
+        self.callback = _CONNECT(self._call)
+
+    def _call(self, sockets: Any) -> int:
+        try:
+            for place, descriptor in enumerate(self._connect()):
+                sockets[place] = descriptor
+        except Exception as error:
+            self.error = error
+            return 1
+        return 0
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+_membership: Membership | None = None
+_mesh: Mesh | None = None
+
+
+def is_elastic_over_tcp() -> bool:
+    """Tells if this process is a worker of such a job."""
+    return bool(os.environ.get("TFRING_ELASTIC_RENDEZVOUS"))
+
+
+def join(comm: Any) -> TcpJob:
+    """Joins the job, once the rendezvous says who belongs to it.
+
+    Raises:
+        RuntimeError: A setting is not for such jobs.
+        ValueError: A setting is unusable.
+        OSError: The rendezvous cannot be reached.
+    """
+    global _membership, _mesh
+    if comm is not None:
+        raise RuntimeError(
+            "tfring.init: comm must be None in a job that is elastic over TCP: "
+            "its launcher alone decides who belongs to it."
+        )
+    if os.environ.get("TFRING_TIMELINE"):
+        raise RuntimeError(
+            "tfring.init: TFRING_TIMELINE is not for jobs that are elastic "
+            "over TCP yet. Leave it out, or record a job over MPI."
+        )
+    native.check_settings()
+    if _membership is None or _mesh is None:
+        _membership = Membership()
+        _mesh = Mesh(
+            _membership.interface, _membership.worker, _membership.token
+        )
+    return _join_next(_membership, _mesh, 0, -1)
+
+
+def _join_next(
+    membership: Membership, mesh: Mesh, left: int, steps: int
+) -> TcpJob:
+    """Joins the first generation after `left` that comes to stand."""
+    while True:
+        membership.ready(left, mesh.address, steps)
+        form = membership.wait_for_form(after=left)
+        left = form.generation
+        mesh.begin(left)
+        try:
+            job = TcpJob(membership, mesh, form)
+        except OSError as error:
+            why = f"generation {left} could not be formed: {error}"
+            logging.info("tfring: %s", why)
+            native.capi().tfring_abort(left, why.encode())
+            if isinstance(error, UnreachableError):
+                membership.suspect(
+                    left, form.members[error.rank].worker, str(error)
+                )
+            membership.wait_until_stopped(left)
+            continue
+        membership.formed(left)
+        return job
+
+
+def membership() -> Membership | None:
+    """Returns what `join` has connected; None before."""
+    return _membership
+
+
+def end_with_error(text: str) -> None:
+    """Tells the launcher why this process ends, if it is such a worker."""
+    if _membership is not None:
+        _membership.error(text)
+
+
+def disown() -> None:
+    """Leaves the job to the parent, in a child that it has forked."""
+    if _membership is not None:
+        _membership.disown()

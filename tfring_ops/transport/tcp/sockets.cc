@@ -1,0 +1,71 @@
+#include "tfring_ops/transport/tcp/sockets.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/tcp/tcp.h"
+
+namespace tfring {
+namespace {
+
+absl::Status SetOption(int socket, int level, int name, int value) {
+  if (setsockopt(socket, level, name, &value, sizeof(value)) != 0) {
+    return absl::InternalError(
+        absl::StrCat("setsockopt: ", SystemError(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string SystemError(int error) { return std::strerror(error); }
+
+// See Note [What TCP is told].
+absl::Status SetUpSocket(int socket) {
+  const int flags = fcntl(socket, F_GETFL);
+  if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) != 0 ||
+      // A child that holds the socket would hide this process's end.
+      fcntl(socket, F_SETFD, FD_CLOEXEC) != 0) {
+    return absl::InternalError(absl::StrCat("fcntl: ", SystemError(errno)));
+  }
+  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1));
+  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
+                                   kUnacknowledgedMilliseconds));
+  TFRING_RETURN_IF_ERROR(SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1));
+  TFRING_RETURN_IF_ERROR(SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1));
+  return SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+}
+
+// Reads what is here, at most `size` bytes; returns how many.
+size_t ReadSome(int socket, char* data, size_t size) {
+  size_t count = 0;
+  while (count < size) {
+    const ssize_t part = read(socket, data + count, size - count);
+    if (part <= 0 && !(part < 0 && errno == EINTR)) break;
+    count += part < 0 ? 0 : static_cast<size_t>(part);
+  }
+  return count;
+}
+
+// Reads what is here, and throws it away.
+void ReadAway(int socket, uint64_t size) {
+  std::array<char, 4096> unread;
+  size_t count = unread.size();
+  while (size > 0 && count == unread.size()) {
+    count = ReadSome(socket, unread.data(),
+                     std::min<uint64_t>(size, unread.size()));
+    size -= count;
+  }
+}
+
+}  // namespace tfring

@@ -1,0 +1,28 @@
+// System calls on the sockets of the TCP transport.
+#ifndef TFRING_OPS_TRANSPORT_TCP_SOCKETS_H_
+#define TFRING_OPS_TRANSPORT_TCP_SOCKETS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace tfring {
+
+// The system's words for an errno.
+std::string SystemError(int error);
+
+// Never blocks, is closed in a program that this process starts, and hears of
+// a lost peer: Note [What TCP is told] in tcp.h.
+absl::Status SetUpSocket(int socket);
+
+// Reads what is here, at most `size` bytes; returns how many.
+size_t ReadSome(int socket, char* data, size_t size);
+
+// Reads what is here, and throws it away.
+void ReadAway(int socket, uint64_t size);
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_TCP_SOCKETS_H_
