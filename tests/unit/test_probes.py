@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 import tfring
-from tfring._core import abi, native, runtime
+from tfring._core import abi, mpi_job, native
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,6 @@ def part(rank, size):
 )
 def test_homogeneous_jobs(local_sizes, homogeneous):
     comm = Communicator(rank=0, size=sum(local_sizes), local_sizes=local_sizes)
-    topology = runtime._Topology.of(comm)
+    topology = mpi_job.topology_of(comm)
     assert topology.is_homogeneous is homogeneous
     assert topology.cross_size == len(local_sizes)

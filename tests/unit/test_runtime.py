@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfring._core import runtime
+from tfring._core import mpi_job
 
 
 @pytest.mark.parametrize(
@@ -13,12 +13,12 @@ from tfring._core import runtime
     ],
 )
 def test_each_task_a_job_of_its_own(monkeypatch, variable, launcher):
-    for name, _, _ in runtime._LAUNCHERS:
+    for name, _, _ in mpi_job._LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    runtime._check_all_tasks_are_ranks(1)
+    mpi_job._check_all_tasks_are_ranks(1)
     monkeypatch.setenv(variable, "2")
-    runtime._check_all_tasks_are_ranks(2)
+    mpi_job._check_all_tasks_are_ranks(2)
     with pytest.raises(RuntimeError, match=f"^{launcher} started 2 tasks"):
-        runtime._check_all_tasks_are_ranks(1)
+        mpi_job._check_all_tasks_are_ranks(1)
     monkeypatch.setenv(variable, "1")
-    runtime._check_all_tasks_are_ranks(1)
+    mpi_job._check_all_tasks_are_ranks(1)

@@ -10,25 +10,28 @@ from tfring._core import native, runtime
 
 
 def mpi_built() -> bool:
-    """Returns true: ranks can talk through MPI, there is no other way yet."""
+    """Returns true: ranks can talk through MPI."""
     return True
 
 
 def mpi_enabled() -> bool:
-    """Returns true: all ranks of a job talk through MPI."""
-    return True
+    """Tells if the ranks talk through MPI: not in jobs elastic over TCP."""
+    return not runtime.may_grow()
 
 
 def mpi_threads_supported() -> bool:
     """Tells whether MPI may be called from several threads at once.
 
     True after `init`, which refuses an MPI that says otherwise: mpi4py and
-    tfring may be used side by side.
+    tfring may be used side by side. False in jobs elastic over TCP, which do
+    not start MPI.
 
     Raises:
         NotInitializedError: `init` has not been called.
     """
     runtime.size()
+    if runtime.may_grow():
+        return False
     MPI = native.mpi()  # noqa: N806
     return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tfring._core import native, reports
+from tfring._core import native
 
 # The longest that a failing rank waits for the launcher to read its output.
 _READ_SECONDS = 5.0
@@ -25,10 +25,14 @@ _LOOK_SECONDS = 0.001
 _exit_status = 0
 
 
-def end_job_with_this_process(is_another_gone: Callable[[], bool]) -> None:
+def end_job_with_this_process(
+    is_another_gone: Callable[[], bool], end_job: Callable[[int, str], None]
+) -> None:
     """Makes an exception that nobody catches here end the job.
 
-    `is_another_gone` says whether it comes of another rank's end.
+    Args:
+        is_another_gone: Says whether it comes of another rank's end.
+        end_job: Takes the status and the exception in words.
     """
     show = sys.excepthook
 
@@ -46,10 +50,7 @@ def end_job_with_this_process(is_another_gone: Callable[[], bool]) -> None:
         finally:
             interrupted = issubclass(kind, KeyboardInterrupt)
             status = 130 if interrupted else 1
-            world = native.mpi().COMM_WORLD
-            if world.size > 1:
-                reports.tell(f"failed {status} {os.uname().nodename}")
-                world.Abort(status)
+            end_job(status, f"{kind.__name__}: {value}")
 
     sys.excepthook = abort_job
     _note_exits()

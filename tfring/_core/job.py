@@ -1,4 +1,4 @@
-"""The job of this process: what MPI's and those that are elastic over TCP share."""
+"""The job of this process: what all kinds of jobs have."""
 
 from __future__ import annotations
 

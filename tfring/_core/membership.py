@@ -112,9 +112,7 @@ class Membership:
         if error is not None:
             raise RuntimeError(f"tfring.init: {error.decode()}.")
 
-    def ready(
-        self, generation: int, address: wire.Address, steps: int
-    ) -> None:
+    def ready(self, generation: int, address: wire.Address, steps: int) -> None:
         """Says that this worker has left a generation, and waits for the next.
 
         Args:
@@ -198,7 +196,7 @@ class Membership:
         self._say(message)
 
     def disown(self) -> None:
-        """Leaves the connection to the parent, in a child that it has forked."""
+        """Leaves the connection to the parent, in a forked child."""
         self._socket.close()
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -214,9 +212,7 @@ class Membership:
                     self._take(message)
         except wire.ChannelClosedError as error:
             if not self._is_leaving:
-                _end(
-                    1, f"this worker ends, as the launcher is gone: {error}"
-                )
+                _end(1, f"this worker ends, as the launcher is gone: {error}")
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -256,4 +252,3 @@ def _end(status: int, text: str) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
-

@@ -205,7 +205,7 @@ def serve(address: str, port: int) -> Server | None:
 def serve_where_asked() -> None:
     """Serves if rank 0's settings say so, until `shutdown`. Collective."""
     global _server
-    endpoint = runtime.job().bcast(settings.metrics_endpoint())
+    endpoint = runtime.job().agreed(settings.metrics_endpoint())
     if endpoint is not None:
         _server = serve(*endpoint)
 

@@ -18,12 +18,21 @@ INIT_SECONDS = 600.0
 # Open MPI's value, for a process that must not call MPI any more.
 _OMPI_MPI_STATE_FINALIZE_COMPLETED = 5
 
+# tfring_ops/capi/capi.h: tfring_connect.
+CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
+
 _forked = False
 
 
 @functools.cache
 def mpi() -> Any:
     """Returns `mpi4py.MPI` on the libmpi of the op library, initialized."""
+    if os.environ.get("TFRING_ELASTIC_RENDEZVOUS"):
+        raise RuntimeError(
+            "tfring: this job is elastic over TCP and has no MPI. `tfringrun "
+            "--elastic` without --min-np, --max-np, --spares and "
+            "--host-discovery-script starts one over MPI."
+        )
     # There may be several, of which mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
     try:
@@ -51,6 +60,14 @@ def mpi() -> Any:
             # Who starts it ends it, after all that is registered later.
             atexit.register(_finalize)
     return MPI
+
+
+def check_settings() -> None:
+    """Raises a ValueError if a setting in the environment is unusable."""
+    settings.metrics_endpoint()
+    unusable = capi().tfring_check_options()
+    if unusable is not None:
+        raise ValueError(unusable.decode())
 
 
 def _finalize() -> None:
@@ -123,7 +140,11 @@ def _ops() -> Any:
     import tensorflow as tf
 
     # MPI comes first: the library then finds the same libmpi by its soname.
-    mpi()
+    if os.environ.get("TFRING_ELASTIC_RENDEZVOUS"):
+        # It is only loaded, and no part of a job.
+        ctypes.CDLL(str(abi.mpi_library()))
+    else:
+        mpi()
     return tf.load_op_library(str(abi.LIBRARY))
 
 
@@ -138,6 +159,20 @@ def capi() -> ctypes.CDLL:
     library.tfring_check_options.restype = ctypes.c_char_p
     library.tfring_init.argtypes = [ctypes.c_int32]
     library.tfring_init.restype = ctypes.c_char_p
+    library.tfring_init_sockets.argtypes = [
+        ctypes.c_int64,
+        ctypes.c_int32,
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int32),
+        CONNECT,
+    ]
+    library.tfring_init_sockets.restype = ctypes.c_char_p
+    library.tfring_abort.argtypes = [ctypes.c_int64, ctypes.c_char_p]
+    library.tfring_abort.restype = None
+    library.tfring_pulse_start.argtypes = [ctypes.c_int32, ctypes.c_double]
+    library.tfring_pulse_start.restype = ctypes.c_char_p
+    library.tfring_pulse_stop.argtypes = []
+    library.tfring_pulse_stop.restype = None
     library.tfring_shutdown.argtypes = []
     library.tfring_shutdown.restype = None
     library.tfring_ended.argtypes = []
@@ -149,6 +184,15 @@ def capi() -> ctypes.CDLL:
         ctypes.c_int32,
     ]
     library.tfring_add_process_set.restype = ctypes.c_char_p
+    library.tfring_add_process_set_sockets.argtypes = [
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int32),
+        ctypes.c_int32,
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int32),
+        CONNECT,
+    ]
+    library.tfring_add_process_set_sockets.restype = ctypes.c_char_p
     library.tfring_remove_process_set.argtypes = [ctypes.c_int32]
     library.tfring_remove_process_set.restype = None
     library.tfring_fusion_threshold_bytes.argtypes = []

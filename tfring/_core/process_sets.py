@@ -56,9 +56,7 @@ class ProcessSet:
         self.mpi_comm: MPI.Intracomm | None = None
         if isinstance(ranks_or_comm, Iterable):
             self.ranks = _checked_ranks(ranks_or_comm)
-        elif isinstance(ranks_or_comm, native.mpi().Intracomm) and (
-            ranks_or_comm != native.mpi().COMM_NULL
-        ):
+        elif not runtime.may_grow() and _is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
         else:
             raise TypeError(
@@ -113,7 +111,9 @@ class _World(ProcessSet):
 
     @property
     def mpi_comm(self) -> MPI.Intracomm | None:  # type: ignore[override]
-        return runtime.job() if runtime.is_initialized() else None
+        if not runtime.is_initialized() or runtime.may_grow():
+            return None
+        return runtime.job().comm
 
     @property
     def ranks(self) -> list[int] | None:  # type: ignore[override]
@@ -176,6 +176,14 @@ def checked_id(process_set: ProcessSet) -> int:
 def _leave_all() -> None:
     for process_set in list(_added.values()):
         leave(process_set)
+
+
+def _is_communicator(ranks_or_comm: object) -> bool:
+    MPI = native.mpi()  # noqa: N806
+    return (
+        isinstance(ranks_or_comm, MPI.Intracomm)
+        and ranks_or_comm != MPI.COMM_NULL
+    )
 
 
 def _checked_ranks(ranks: Iterable[int]) -> list[int]:

@@ -19,16 +19,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# tfring_ops/capi/capi.h: tfring_connect.
-_CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
-
 
 class TcpJob(Job):
     """A generation, in which this worker is a member."""
 
-    def __init__(
-        self, membership: Membership, mesh: Mesh, form: Form
-    ) -> None:
+    def __init__(self, membership: Membership, mesh: Mesh, form: Form) -> None:
         """Connects with the other members, and starts the engine. Collective.
 
         Raises:
@@ -96,13 +91,7 @@ class TcpJob(Job):
         pass
 
     def next(self, steps: int) -> TcpJob:
-        # Whoever has not come to this yet.
-        self.abort(f"rank {self.topology.rank} has left the generation")
         return _join_next(self._membership, self._mesh, self.generation, steps)
-
-    def abort(self, why: str) -> None:
-        """Fails all collectives of this generation on every rank."""
-        native.capi().tfring_abort(self.generation, why.encode())
 
     def has_waiting(self) -> bool:
         """Tells if the job is to form anew at the next commit."""
@@ -132,7 +121,7 @@ class _Connections:
     def __init__(self, connect: Callable[[], list[int]]) -> None:
         self._connect = connect
         self.error: Exception | None = None
-        self.callback = _CONNECT(self._call)
+        self.callback = native.CONNECT(self._call)
 
     def _call(self, sockets: Any) -> int:
         try:
@@ -150,6 +139,7 @@ class _Connections:
 
 _membership: Membership | None = None
 _mesh: Mesh | None = None
+_has_failed = False
 
 
 def is_elastic_over_tcp() -> bool:
@@ -210,13 +200,16 @@ def _join_next(
         return job
 
 
-def membership() -> Membership | None:
-    """Returns what `join` has connected; None before."""
-    return _membership
+def leave(status: int) -> None:
+    """Tells the launcher that this process ends by itself."""
+    if _membership is not None and not _has_failed:
+        _membership.bye(status)
 
 
-def end_with_error(text: str) -> None:
-    """Tells the launcher why this process ends, if it is such a worker."""
+def fail(text: str) -> None:
+    """Tells the launcher why this process ends, which the job outlives."""
+    global _has_failed
+    _has_failed = True
     if _membership is not None:
         _membership.error(text)
 

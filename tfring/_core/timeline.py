@@ -85,7 +85,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         raise FileNotFoundError(
             f"start_timeline: there is no directory for {path!r}."
         )
-    comm = runtime.job().Dup()
+    comm = runtime.job().comm.Dup()
     _running = _Running(comm.bcast(path), comm, _clock_offset_ns(comm))
     native.capi().tfring_timeline_start(int(mark_cycles))
     # Entries that other ranks submit after their start are recorded here, too.
@@ -143,7 +143,7 @@ def _stop_if_recording() -> None:
 def _go_on_with_the_ranks_left() -> None:
     global _running
     if _running is not None:
-        _running = dataclasses.replace(_running, comm=runtime.job().Dup())
+        _running = dataclasses.replace(_running, comm=runtime.job().comm.Dup())
 
 
 def _clock_offset_ns(comm: MPI.Intracomm) -> int:

@@ -7,7 +7,6 @@ reported as it is for any collective.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterable
 
@@ -170,7 +169,7 @@ def _ranks_in_job(process_set: ProcessSet) -> list[int]:
         return ranks
     MPI = native.mpi()  # noqa: N806
     group = process_set.mpi_comm.Get_group()
-    job = runtime.job().Get_group()
+    job = runtime.job().comm.Get_group()
     ranks = list(MPI.Group.Translate_ranks(group, range(group.size), job))
     if MPI.UNDEFINED in ranks:
         raise ValueError(
@@ -215,26 +214,13 @@ def _checked_sets(asked: list[list[int]]) -> list[list[int]]:
 def _start(process_set: ProcessSet, process_set_id: int) -> None:
     """Registers a set that all ranks agreed on; its own start its engine."""
     ranks = process_set.ranks or []
-    comm, handle = None, 0
-    if runtime.rank() in ranks:
-        job = runtime.job()
-        group = job.Get_group().Incl(ranks)
-        comm = job.Create_group(group, tag=process_set_id)
-        handle = comm.py2f()
-    error = native.capi().tfring_add_process_set(
-        process_set_id,
-        (ctypes.c_int32 * len(ranks))(*ranks),
-        len(ranks),
-        handle,
-    )
-    if comm is not None:
-        comm.Free()  # the engine has duplicates
+    error = runtime.job().add_process_set(process_set_id, ranks)
     started = _gather("add_process_set", [int(error is None)])
     if [0] in started:
         native.capi().tfring_remove_process_set(process_set_id)
         raise RuntimeError(
             f"add_process_set: rank {started.index([0])} could not start "
-            f"{process_set}: {(error or b'see the error there').decode()}"
+            f"{process_set}: {error or 'see the error there'}"
         )
     enter(process_set, process_set_id)
 

@@ -82,10 +82,11 @@ def init(
     is_new = runtime.join_job(comm)
     if is_new:
         choose_gpu()
-        if runtime.size() > 1:
+        # An elastic job may grow.
+        if runtime.size() > 1 or runtime.may_grow():
             watch_models()
             watch_fits()
-        timeline_path = runtime.job().bcast(os.environ.get("TFRING_TIMELINE"))
+        timeline_path = runtime.job().agreed(os.environ.get("TFRING_TIMELINE"))
         if timeline_path:
             timeline.start_timeline(timeline_path)
         monitor.serve_where_asked()

@@ -67,27 +67,31 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync = False
+        skip_sync = is_new_start = False
         while True:
             try:
+                if is_new_start:
+                    runtime.restart(state.commits)
+                    is_new_start = False
+                    state.on_reset()
                 if not skip_sync:
-                    state.sync()
+                    state.share()
                 result = func(state, *args, **kwargs)
                 # Not to be gone when another rank needs this one to start.
                 barrier()
                 return result
             except HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
+                # Others may join, who have no state.
+                skip_sync = interrupt.skip_sync and not runtime.may_grow()
             except Exception as error:
-                if not _is_of_the_job(error):
+                if is_new_start or not _is_of_the_job(error):
                     raise
                 # TensorFlow's error is a page about the graph.
                 reason = runtime.reason_of_end() or error
                 logging.warning("tfring: back to the last commit: %s", reason)
                 state.restore()
                 skip_sync = False
-            runtime.restart()
-            state.on_reset()
+            is_new_start = True
 
     return wrapper
 
@@ -96,6 +100,12 @@ def _is_of_the_job(error: Exception) -> bool:
     """Returns True if the job has failed, and not `func`."""
     if isinstance(error, HorovodInternalError):
         return True
+    if not runtime.may_grow() and _is_of_mpi(error):
+        return True
+    return runtime.is_initialized() and runtime.reason_of_end() is not None
+
+
+def _is_of_mpi(error: Exception) -> bool:
     MPI = native.mpi()  # noqa: N806
     if isinstance(error, MPI.Exception):
         # From what is not the engine's, such as `add_process_set`.
@@ -104,4 +114,4 @@ def _is_of_the_job(error: Exception) -> bool:
             MPI.ERR_PROC_FAILED_PENDING,
             MPI.ERR_REVOKED,
         )
-    return runtime.is_initialized() and runtime.reason_of_end() is not None
+    return False

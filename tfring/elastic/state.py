@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfring._core import runtime
 from tfring._core.errors import HostsUpdatedInterrupt
 
 
@@ -45,6 +46,25 @@ class State:
         )
         self._last_update = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
+        # Commits in it since the job began; -1 until it has the job's state.
+        self._commits = -1
+
+    @property
+    def commits(self) -> int:
+        """How many commits are in it; -1 before `run` has shared it."""
+        return self._commits
+
+    def share(self) -> None:
+        """Gives every rank rank 0's state, and its number of commits.
+
+        Collective; `run` calls it.
+        """
+        self.sync()
+        commits = max(self._commits, 0)
+        if runtime.may_grow():
+            # Others may have more, or none.
+            commits = self._bcast_object(commits)
+        self._commits = commits
 
     def register_reset_callbacks(
         self, callbacks: Iterable[Callable[[], None]]
@@ -68,7 +88,8 @@ class State:
         """Asks for a new start at the next commit, from where that is.
 
         In Horovod the elastic launcher calls it. Here whoever knows that hosts
-        come or go: a signal handler, for example. Rank 0's calls count.
+        come or go: a signal handler, for example. Rank 0's calls count. Where
+        the launcher starts workers, `commit` hears of them without it.
 
         Args:
             timestamp: When; one that is not later than the last is ignored.
@@ -95,6 +116,8 @@ class State:
             tf.test.experimental.sync_devices()
         update = self._take_update()
         self.save()
+        if self._commits >= 0:
+            self._commits += 1
         if update is not None:
             raise update
 
@@ -115,10 +138,17 @@ class State:
             timestamp, kind = self._updates.get()
             if timestamp > latest:
                 latest, kinds = timestamp, kinds | kind
-        updated, latest, kinds = self._bcast_object(
-            (latest > self._last_update, latest, kinds)
+        updated, is_forming, latest, kinds = self._bcast_object(
+            (
+                latest > self._last_update,
+                runtime.has_waiting(),
+                latest,
+                kinds,
+            )
         )
         self._last_update = latest
+        if is_forming:
+            return HostsUpdatedInterrupt()
         if not updated:
             return None
         return HostsUpdatedInterrupt(kinds == HostUpdateResult.removed)

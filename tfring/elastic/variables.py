@@ -101,8 +101,9 @@ class TensorFlowState(ObjectState):
             broadcast_variables(self.variables, 0, same_seeds=self._same_seeds)
         else:
             self.session.run(self._broadcast)
-        self._save_variables()
+        # A failure in it leaves the commit before whole.
         super().sync()
+        self._save_variables()
 
     def _save_variables(self) -> None:
         self._saved = (
@@ -192,8 +193,9 @@ class TensorFlowKerasState(ObjectState):
     def sync(self) -> None:
         variables = [*self._of_model(), *self.optimizer.variables]
         broadcast_variables(variables, 0, same_seeds=self._same_seeds)
-        self._save_variables()
+        # A failure in it leaves the commit before whole.
         super().sync()
+        self._save_variables()
 
     def reset(self) -> None:
         for function in ("train_function", "test_function", "predict_function"):
