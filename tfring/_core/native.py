@@ -171,8 +171,6 @@ def capi() -> ctypes.CDLL:
     library.tfring_abort.restype = None
     library.tfring_pulse_start.argtypes = [ctypes.c_int32, ctypes.c_double]
     library.tfring_pulse_start.restype = ctypes.c_char_p
-    library.tfring_pulse_stop.argtypes = []
-    library.tfring_pulse_stop.restype = None
     library.tfring_shutdown.argtypes = []
     library.tfring_shutdown.restype = None
     library.tfring_ended.argtypes = []

@@ -139,6 +139,7 @@ class _Connections:
 
 _membership: Membership | None = None
 _mesh: Mesh | None = None
+_generation = 0
 _has_failed = False
 
 
@@ -179,6 +180,7 @@ def _join_next(
     membership: Membership, mesh: Mesh, left: int, steps: int
 ) -> TcpJob:
     """Joins the first generation after `left` that comes to stand."""
+    global _generation
     while True:
         membership.ready(left, mesh.address, steps)
         form = membership.wait_for_form(after=left)
@@ -197,6 +199,7 @@ def _join_next(
             membership.wait_until_stopped(left)
             continue
         membership.formed(left)
+        _generation = left
         return job
 
 
@@ -207,11 +210,13 @@ def leave(status: int) -> None:
 
 
 def fail(text: str) -> None:
-    """Tells the launcher why this process ends, which the job outlives."""
+    """Tells all others why this process ends, which the job outlives."""
     global _has_failed
     _has_failed = True
     if _membership is not None:
         _membership.error(text)
+        why = f"worker {_membership.worker} has failed: {text}"
+        native.capi().tfring_abort(_generation, why.encode())
 
 
 def disown() -> None:

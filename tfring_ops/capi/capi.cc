@@ -61,10 +61,6 @@ const char* tfring_pulse_start(int32_t socket, double seconds) {
       [=] { return tfring::StartPulse(socket, seconds); });
 }
 
-void tfring_pulse_stop() {
-  tfring::RunAnyway([] { tfring::StopPulse(); });
-}
-
 void tfring_shutdown() {
   tfring::RunAnyway([] { tfring::StopEngines(); });
 }

@@ -42,9 +42,6 @@ TFRING_EXPORT void tfring_abort(int64_t generation, const char* reason);
 // the process does otherwise; takes the socket.
 TFRING_EXPORT const char* tfring_pulse_start(int32_t socket, double seconds);
 
-// Ends that.  Without a pulse, does nothing.
-TFRING_EXPORT void tfring_pulse_stop();
-
 // Stops all engines.  Without any, does nothing.
 TFRING_EXPORT void tfring_shutdown();
 

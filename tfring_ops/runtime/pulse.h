@@ -7,14 +7,11 @@
 namespace tfring {
 
 // Has a thread send a byte by `socket` every `seconds`, until the other side
-// has closed the connection or StopPulse is called.  Takes the socket.  A
-// forked child sends nothing, and does not hold the connection.
+// has closed the connection or the process ends.  Takes the socket.  A forked
+// child sends nothing, and does not hold the connection.
 //
-// FailedPrecondition while there is a pulse.  Thread-safe.
+// FailedPrecondition if this process has a pulse.  Thread-safe.
 absl::Status StartPulse(int socket, double seconds);
-
-// Ends it and closes the socket.  Without a pulse, does nothing.  Thread-safe.
-void StopPulse();
 
 }  // namespace tfring
 

@@ -1,0 +1,122 @@
+"""Training whose workers fail as they are told, for test_elastic_tcp.py.
+
+TFRING_TEST_FAULTS is a JSON list of [worker, step, fault].
+"""
+
+import json
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+
+import tfring
+
+EPOCHS, BATCHES, BATCH_SIZE = 3, 20, 8
+FEATURES = 16
+IMAGES = 960
+
+
+def data():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(IMAGES, FEATURES)).astype("float32")
+    return x, (x[:, :1] - 2 * x[:, 1:2]).astype("float32")
+
+
+def make_model(optimizer):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(32, activation="tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+def order_of(epoch, ranks):
+    """The rows of an epoch, those of each step's ranks by turns."""
+    order = np.random.default_rng(epoch).permutation(IMAGES)
+    return order[: BATCHES * BATCH_SIZE * ranks]
+
+
+class Faults(keras.callbacks.Callback):
+    """Fails where the test wants it, and counts the steps that are begun."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+        self.begun = 0
+        worker = os.environ["TFRING_ELASTIC_WORKER"]
+        self.faults = {
+            step: fault
+            for name, step, fault in json.loads(
+                os.environ["TFRING_TEST_FAULTS"]
+            )
+            if name == worker
+        }
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun += 1
+        step = self.state.epoch * BATCHES + self.state.batch
+        match self.faults.get(step):
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "exception":
+                raise ArithmeticError("as the test wants it")
+            case "exit":
+                sys.exit(3)
+
+
+@tfring.elastic.run
+def train(state, x, y, callbacks):
+    rank, size = tfring.rank(), tfring.size()
+    while state.epoch < EPOCHS:
+        begin = state.batch * BATCH_SIZE * size
+        own = order_of(state.epoch, size)[begin + rank :: size]
+        state.model.fit(
+            x[own],
+            y[own],
+            BATCH_SIZE,
+            shuffle=False,
+            callbacks=callbacks,
+            verbose=0,
+        )
+
+
+def main():
+    tfring.init()
+    x, y = data()
+    model = make_model(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    )
+    state = tfring.elastic.KerasState(model, epoch=0, batch=0)
+    faults = Faults(state)
+    train(
+        state,
+        x,
+        y,
+        [
+            faults,
+            tfring.elastic.UpdateEpochStateCallback(state),
+            tfring.elastic.UpdateBatchStateCallback(state),
+            tfring.elastic.CommitStateCallback(state),
+        ],
+    )
+    result = {
+        "worker": os.environ["TFRING_ELASTIC_WORKER"],
+        "rank": tfring.rank(),
+        "size": tfring.size(),
+        "begun": faults.begun,
+        "weights": [weight.tobytes().hex() for weight in model.get_weights()],
+    }
+    print("result", json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

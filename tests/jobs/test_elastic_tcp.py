@@ -1,0 +1,82 @@
+"""Jobs elastic over TCP: lost workers are replaced, and training goes on."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import elastic_training
+import keras
+import numpy as np
+import pytest
+from jobs import TFRINGRUN, running
+
+SCRIPT = Path(__file__).with_name("elastic_training.py")
+RANKS = 3
+STEPS = elastic_training.EPOCHS * elastic_training.BATCHES
+
+
+def train_alone():
+    """The same training in one process, on the batches of all ranks at once."""
+    x, y = elastic_training.data()
+    model = elastic_training.make_model(
+        keras.optimizers.SGD(0.05, momentum=0.9)
+    )
+    for epoch in range(elastic_training.EPOCHS):
+        rows = elastic_training.order_of(epoch, RANKS)
+        batch_size = elastic_training.BATCH_SIZE * RANKS
+        model.fit(x[rows], y[rows], batch_size, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def train(start, faults, marker):
+    """Returns the exit status, all output and what each worker reports."""
+    job = start(
+        [
+            *(*TFRINGRUN, "-np", str(RANKS), "--elastic"),
+            *("--min-np", str(RANKS), sys.executable, SCRIPT),
+        ],
+        env={
+            **os.environ,
+            "TFRING_TEST_FAULTS": json.dumps(faults),
+            "TFRING_TEST_MARKER": marker,
+            # One host may lose so many.
+            "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
+        },
+    )
+    output, _ = job.communicate(timeout=220)
+    results = [
+        json.loads(text)
+        for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
+    ]
+    return job.returncode, output, results
+
+
+@pytest.mark.timeout(300)
+def test_lost_workers_are_replaced(start):
+    faults = [
+        ["w2", 13, "kill"],
+        ["w3", 24, "stop"],
+        ["w4", 37, "exception"],
+    ]
+    status, output, results = train(start, faults, "elastic-tcp-faults")
+    assert status == 0, output
+    assert "killed by SIGKILL" in output
+    assert "ArithmeticError: as the test wants it" in output
+    assert running("TFRING_TEST_MARKER=elastic-tcp-faults") == []
+
+    assert sorted(each["rank"] for each in results) == list(range(RANKS))
+    assert {each["size"] for each in results} == {RANKS}
+    assert all(each["weights"] == results[0]["weights"] for each in results)
+    # At most one step is done again for each fault ...
+    [first] = [each for each in results if each["worker"] == "w1"]
+    assert STEPS <= first["begun"] <= STEPS + len(faults)
+    # ... and none counts twice, or not at all.
+    for got, expected in zip(results[0]["weights"], train_alone(), strict=True):
+        np.testing.assert_allclose(
+            np.frombuffer(bytes.fromhex(got), np.float32),
+            expected.ravel(),
+            rtol=1e-4,
+            atol=1e-5,
+        )

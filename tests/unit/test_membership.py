@@ -1,0 +1,222 @@
+"""What a worker hears from the rendezvous, and tells it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import pytest
+
+from tfring._core import membership, native
+from tfring.rendezvous import wire
+from tfring.rendezvous.handshake import make_token
+
+
+class Rendezvous:
+    """The other side, in this process."""
+
+    def __init__(self):
+        self.token = make_token()
+        self.listener = wire.Listener("127.0.0.1", self.token)
+        self.hellos = []
+
+    def environment(self):
+        host, port = self.listener.address
+        return {
+            "TFRING_ELASTIC_RENDEZVOUS": f"{host}:{port}",
+            "TFRING_ELASTIC_TOKEN": self.token,
+            "TFRING_ELASTIC_WORKER": "w7",
+            "TFRING_ELASTIC_INTERFACE": "127.0.0.1",
+        }
+
+    def accept(self):
+        """Takes the worker's two connections."""
+        sock, hello = self.listener.accept(60)
+        self.hellos.append(hello)
+        self.channel = wire.Channel(sock)
+        self.pulse, hello = self.listener.accept(60)
+        self.hellos.append(hello)
+
+
+@pytest.fixture
+def aborted(monkeypatch):
+    """The generations that were aborted, with the reasons."""
+    aborted = []
+    library = types.SimpleNamespace(
+        tfring_abort=lambda *arguments: aborted.append(arguments),
+        tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor),
+    )
+    monkeypatch.setattr(native, "capi", lambda: library)
+    return aborted
+
+
+@pytest.fixture
+def rendezvous(monkeypatch):
+    rendezvous = Rendezvous()
+    for name, value in rendezvous.environment().items():
+        monkeypatch.setenv(name, value)
+    return rendezvous
+
+
+@pytest.fixture
+def member(rendezvous, aborted):
+    accepting = threading.Thread(target=rendezvous.accept)
+    accepting.start()
+    member = membership.Membership()
+    accepting.join(60)
+    yield member
+    # Its end would be this process's.
+    member._is_leaving = True
+    rendezvous.channel.close()
+
+
+def form_message(generation, rank=0):
+    workers = [
+        {"worker": name, "address": ["host", 9], "node": "n", "steps": 4}
+        for name in ("w7", "w8")
+    ]
+    return {
+        "kind": "form",
+        "generation": generation,
+        "rank": rank,
+        "members": workers,
+    }
+
+
+def test_it_says_who_it_is(rendezvous, member):
+    worker, pulse = rendezvous.hellos
+    assert worker["role"] == "worker"
+    assert worker["worker"] == "w7"
+    assert worker["pid"] == os.getpid()
+    assert pulse == {"role": "pulse", "worker": "w7"}
+
+
+def test_a_generation_forms(rendezvous, member):
+    member.ready(3, ("127.0.0.1", 80), 5)
+    message = rendezvous.channel.receive(10)
+    assert message.pop("node")
+    assert message == {
+        "kind": "ready",
+        "generation": 3,
+        "address": ["127.0.0.1", 80],
+        "steps": 5,
+    }
+    rendezvous.channel.send({"kind": "unknown"})
+    rendezvous.channel.send(form_message(4, rank=1))
+    form = member.wait_for_form(after=3)
+    assert (form.generation, form.rank) == (4, 1)
+    assert form.members[1] == membership.Member("w8", ("host", 9), "n", 4)
+    member.formed(4)
+    assert rendezvous.channel.receive(10) == {"kind": "formed", "generation": 4}
+
+
+def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
+    rendezvous.channel.send(form_message(4))
+    assert member.wait_for_form(after=3).generation == 4
+    threading.Timer(
+        0.2, lambda: rendezvous.channel.send(form_message(5))
+    ).start()
+    assert member.wait_for_form(after=4).generation == 5
+
+
+def test_a_stop_aborts_the_generation(rendezvous, member, aborted):
+    assert member.why_stopped(4) is None
+    rendezvous.channel.send(
+        {"kind": "stop", "generation": 4, "why": "w8 is lost"}
+    )
+    assert member.wait_until_stopped(4) == "w8 is lost"
+    assert aborted == [(4, b"w8 is lost")]
+    assert member.why_stopped(4) == "w8 is lost"
+    assert member.why_stopped(5) is None
+
+
+def test_a_stop_that_does_not_come(member, monkeypatch):
+    monkeypatch.setattr(membership, "_STOP_SECONDS", 0.1)
+    with pytest.raises(TimeoutError, match="generation 4"):
+        member.wait_until_stopped(4)
+
+
+def test_those_who_wait_are_heard_of_once(rendezvous, member):
+    assert not member.has_waiting()
+    rendezvous.channel.send({"kind": "waiting", "workers": 2})
+    rendezvous.channel.send(form_message(5))
+    member.wait_for_form(after=4)
+    assert not member.has_waiting()
+    rendezvous.channel.send({"kind": "waiting", "workers": 1})
+    rendezvous.channel.send({"kind": "stop", "generation": 5, "why": ""})
+    member.wait_until_stopped(5)
+    assert member.has_waiting()
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            lambda member: member.suspect(4, "w8", "no route"),
+            {
+                "kind": "suspect",
+                "generation": 4,
+                "worker": "w8",
+                "why": "no route",
+            },
+        ),
+        (lambda member: member.bye(0), {"kind": "bye", "status": 0}),
+        (
+            lambda member: member.error("ValueError: x"),
+            {"kind": "error", "text": "ValueError: x"},
+        ),
+    ],
+)
+def test_what_else_it_says(rendezvous, member, message, expected):
+    message(member)
+    assert rendezvous.channel.receive(10) == expected
+
+
+@pytest.mark.parametrize("name", list(Rendezvous().environment()))
+def test_a_variable_that_is_missing(rendezvous, monkeypatch, name):
+    monkeypatch.delenv(name)
+    with pytest.raises(RuntimeError, match=f"{name} is not set"):
+        membership.Membership()
+
+
+_WORKER = """
+    import os, time, types
+    from tfring._core import membership, native
+
+    native.capi = lambda: types.SimpleNamespace(
+        tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor))
+    membership.Membership()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        (
+            lambda channel: channel.close(),
+            1,
+            "tfring: this worker ends, as the launcher is gone",
+        ),
+        (
+            lambda channel: channel.send(
+                {"kind": "end", "status": 3, "why": "no more places"}
+            ),
+            3,
+            "tfring: this worker ends: no more places",
+        ),
+    ],
+)
+def test_the_launcher_ends_a_worker_that_waits(rendezvous, end, status, words):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_WORKER)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rendezvous.accept()
+    end(rendezvous.channel)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert words in errors

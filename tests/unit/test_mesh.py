@@ -1,0 +1,204 @@
+"""Connections between the workers of an elastic job."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from tfring._core import mesh as meshes
+from tfring._core.job import Topology
+from tfring._core.membership import Form, Member
+from tfring.rendezvous import wire
+from tfring.rendezvous.handshake import make_token
+
+TOKEN = make_token()
+
+
+class Workers:
+    """Some workers of one process, as threads."""
+
+    def __init__(self, size):
+        self.meshes = [
+            meshes.Mesh("127.0.0.1", f"w{rank}", TOKEN) for rank in range(size)
+        ]
+
+    def form(self, generation, rank):
+        members = [
+            Member(f"w{number}", mesh.address, "node", -1)
+            for number, mesh in enumerate(self.meshes)
+        ]
+        return Form(generation, rank, tuple(members))
+
+    def connect(self, generation, channel, ranks=None, why=lambda: None):
+        """What `connect` returns on each rank, or raises."""
+        ranks = list(ranks or range(len(self.meshes)))
+        results = {}
+
+        def run(rank):
+            mesh = self.meshes[rank]
+            mesh.begin(generation)
+            try:
+                results[rank] = [
+                    socket.socket(fileno=fd) if fd >= 0 else None
+                    for fd in mesh.connect(
+                        self.form(generation, rank), channel, ranks, why
+                    )
+                ]
+            except ConnectionError as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=run, args=[r]) for r in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return results
+
+
+def check_all_connected(results):
+    for place, rank in enumerate(sorted(results)):
+        for other_place, other in enumerate(sorted(results)):
+            if rank == other:
+                assert results[rank][other_place] is None
+                continue
+            results[rank][other_place].sendall(bytes([rank, other]))
+            assert results[other][place].recv(2) == bytes([rank, other])
+
+
+def hello_of(workers, generation=2, channel="world/1", rank=1, to="w0"):
+    return {
+        "role": "data",
+        "generation": generation,
+        "channel": channel,
+        "rank": rank,
+        "worker": "w1",
+        "to": to,
+    }
+
+
+def is_closed(sock):
+    sock.settimeout(10)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_each_two_workers_have_a_connection_in_each_channel(size):
+    workers = Workers(size)
+    for generation in (1, 5):
+        for channel in ("world/1", "world/2"):
+            check_all_connected(workers.connect(generation, channel))
+
+
+def test_some_of_the_ranks():
+    check_all_connected(Workers(4).connect(1, "set 1/1", [1, 3]))
+
+
+def test_descriptors_are_closed_in_programs_that_a_worker_starts():
+    for sockets in Workers(2).connect(1, "world/1").values():
+        for sock in filter(None, sockets):
+            assert not os.get_inheritable(sock.fileno())
+
+
+def test_connections_of_earlier_generations_are_refused():
+    workers = Workers(2)
+    workers.meshes[0].begin(1)
+    came_before = wire.connect(
+        workers.meshes[0].address, TOKEN, hello_of(workers, generation=1)
+    )
+    workers.meshes[0].begin(2)
+    assert is_closed(came_before)
+    late = wire.connect(
+        workers.meshes[0].address, TOKEN, hello_of(workers, generation=1)
+    )
+    assert is_closed(late)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"role": "worker"},
+        {"to": "w1"},
+        {"generation": "2"},
+        {"channel": None},
+        {"rank": None},
+        {"worker": 3},
+    ],
+)
+def test_what_is_not_for_this_worker_is_refused(wrong):
+    workers = Workers(2)
+    sock = wire.connect(
+        workers.meshes[0].address, TOKEN, {**hello_of(workers), **wrong}
+    )
+    assert is_closed(sock)
+
+
+def test_strangers_are_refused():
+    workers = Workers(2)
+    address = workers.meshes[0].address
+    with pytest.raises(ConnectionError):
+        wire.connect(address, make_token(), hello_of(workers))
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10_000)
+        check_all_connected(workers.connect(2, "world/1"))
+
+
+def test_another_worker_under_the_name_of_a_rank_is_not_taken():
+    workers = Workers(2)
+    hello = {**hello_of(workers), "worker": "w9"}
+    other = wire.connect(workers.meshes[0].address, TOKEN, hello)
+    sockets = workers.connect(2, "world/1")
+    check_all_connected(sockets)
+    assert is_closed(other)
+
+
+def test_a_generation_that_is_over_ends_the_wait():
+    workers = Workers(2)
+    begin = time.monotonic()
+    # Rank 1 does not come.
+    results = {}
+
+    def connect():
+        mesh = workers.meshes[0]
+        try:
+            mesh.connect(
+                workers.form(1, 0), "world/1", [0, 1], lambda: "w1 is lost"
+            )
+        except ConnectionError as error:
+            results[0] = error
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join(20)
+    assert str(results[0]) == "w1 is lost"
+    assert time.monotonic() - begin < 5
+
+
+def test_a_member_that_cannot_be_reached(monkeypatch):
+    monkeypatch.setattr(meshes, "_CONNECT_SECONDS", 0.5)
+    workers = Workers(2)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        form = workers.form(1, 1)
+        gone = Member("w0", nobody.getsockname(), "node", -1)
+        form = Form(1, 1, (gone, form.members[1]))
+        with pytest.raises(meshes.UnreachableError, match="rank 0") as raised:
+            workers.meshes[1].connect(form, "world/1", [0, 1], lambda: None)
+    assert raised.value.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank", "expected"),
+    [
+        (["a"], 0, Topology(0, 1, 0, 1, 0, 1, is_homogeneous=True)),
+        (list("aabb"), 3, Topology(3, 4, 1, 2, 1, 2, is_homogeneous=True)),
+        (list("aab"), 1, Topology(1, 3, 1, 2, 0, 1, is_homogeneous=False)),
+        (list("aab"), 2, Topology(2, 3, 0, 1, 1, 2, is_homogeneous=False)),
+    ],
+)
+def test_topology_of_nodes(nodes, rank, expected):
+    assert Topology.of_nodes(rank, nodes) == expected
