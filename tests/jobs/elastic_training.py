@@ -50,6 +50,7 @@ class Faults(keras.callbacks.Callback):
         super().__init__()
         self.state = state
         self.begun = 0
+        self.first = None
         worker = os.environ["TFRING_ELASTIC_WORKER"]
         self.faults = {
             step: fault
@@ -62,6 +63,8 @@ class Faults(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.begun += 1
         step = self.state.epoch * BATCHES + self.state.batch
+        if self.first is None:
+            self.first = step
         match self.faults.get(step):
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -71,6 +74,8 @@ class Faults(keras.callbacks.Callback):
                 raise ArithmeticError("as the test wants it")
             case "exit":
                 sys.exit(3)
+            case "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 @tfring.elastic.run
@@ -112,6 +117,7 @@ def main():
         "worker": os.environ["TFRING_ELASTIC_WORKER"],
         "rank": tfring.rank(),
         "size": tfring.size(),
+        "first": faults.first,
         "begun": faults.begun,
         "weights": [weight.tobytes().hex() for weight in model.get_weights()],
     }

@@ -22,6 +22,8 @@ _job: Job | None = None
 _shutdown_hooks: list[Callable[[], None]] = []
 _after_shutdown_hooks: list[Callable[[], None]] = []
 _after_restart_hooks: list[Callable[[], None]] = []
+# How many jobs this process has joined.
+_starts = 0
 _lock = threading.Lock()
 _process_hooks_installed = False
 
@@ -49,8 +51,9 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
 
 def _begin(job: Job) -> None:
     """Makes a job that this process has joined the current one."""
-    global _job
+    global _job, _starts
     _job = job
+    _starts += 1
     # For `tfringrun --elastic`: from here on the others notice if this rank is
     # killed.
     reports.tell("started")
@@ -115,6 +118,11 @@ def may_grow() -> bool:
     return tcp_job.is_elastic_over_tcp()
 
 
+def say_goodbye() -> None:
+    """Tells an elastic job that this worker ends, and another may come."""
+    tcp_job.leave(0, preempted=True)
+
+
 def has_waiting() -> bool:
     """Tells if other workers wait until this job forms anew with them."""
     return isinstance(_job, tcp_job.TcpJob) and _job.has_waiting()
@@ -151,6 +159,11 @@ def job() -> Job:
     """The job, for what is not the engine's."""
     native.check_not_forked()
     return _joined()
+
+
+def starts() -> int:
+    """How many jobs this process has joined, one after the other."""
+    return _starts
 
 
 def is_initialized() -> bool:

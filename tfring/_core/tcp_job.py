@@ -140,7 +140,8 @@ class _Connections:
 _membership: Membership | None = None
 _mesh: Mesh | None = None
 _generation = 0
-_has_failed = False
+# It has said why it ends.
+_has_left = False
 
 
 def is_elastic_over_tcp() -> bool:
@@ -203,16 +204,23 @@ def _join_next(
         return job
 
 
-def leave(status: int) -> None:
-    """Tells the launcher that this process ends by itself."""
-    if _membership is not None and not _has_failed:
-        _membership.bye(status)
+def leave(status: int, *, preempted: bool = False) -> None:
+    """Tells the launcher, once, that this process ends by itself.
+
+    Args:
+        status: Its exit status.
+        preempted: True if the training goes on without it.
+    """
+    global _has_left
+    if _membership is not None and not _has_left:
+        _has_left = True
+        _membership.bye(status, preempted=preempted)
 
 
 def fail(text: str) -> None:
     """Tells all others why this process ends, which the job outlives."""
-    global _has_failed
-    _has_failed = True
+    global _has_left
+    _has_left = True
     if _membership is not None:
         _membership.error(text)
         why = f"worker {_membership.worker} has failed: {text}"

@@ -156,6 +156,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return True
 
 
+def were_added() -> bool:
+    """Tells if a function may have been traced for a set that is gone."""
+    return _next_id > 1
+
+
 def _ranks_in_job(process_set: ProcessSet) -> list[int]:
     """The ranks of a set that is to be added, as the job counts them."""
     size = runtime.size()

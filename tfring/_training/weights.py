@@ -19,6 +19,8 @@ from tfring._ops.agreement import gather_json
 # Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096
 
+_Key = tuple[int, int | None]
+
 
 def fingerprints(variables: Iterable[Any]) -> list[str]:
     """One for each variable, which changes with any bit of it."""
@@ -112,10 +114,9 @@ def warn_if_not_broadcast(
         for variable in variables
         if hasattr(variable, "assign") and variable not in local_variables
     ]
-    number = process_set.process_set_id
+    key = _key(process_set)
     if all(
-        number in getattr(variable, "_tfring_compared", ())
-        for variable in shared
+        key in getattr(variable, "_tfring_compared", ()) for variable in shared
     ):
         return
     with tf.init_scope():
@@ -143,14 +144,19 @@ def warn_if_not_broadcast(
 def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
     """Has `warn_if_not_broadcast` compare variables no more in this set.
 
-    In another set there are ranks that have not compared them, and would wait.
+    In another set there are ranks that have not compared them, and would wait;
+    so there may be after a new start.
     """
     for variable in variables:
         # On the variable, as an id may come again, and not on all ranks.
-        compared: frozenset[int | None] = getattr(
+        compared: frozenset[_Key] = getattr(
             variable, "_tfring_compared", frozenset()
         )
-        variable._tfring_compared = compared | {process_set.process_set_id}
+        variable._tfring_compared = compared | {_key(process_set)}
+
+
+def _key(process_set: ProcessSet) -> _Key:
+    return runtime.starts(), process_set.process_set_id
 
 
 def variable_name(variable: Any) -> str:

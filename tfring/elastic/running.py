@@ -12,6 +12,7 @@ from tfring._core import native, runtime
 from tfring._core.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
+from tfring.elastic.termination import goes_with_a_commit
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +32,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Ranks are lost without ending the job under `tfringrun --elastic` (or
     `mpirun --with-ft ulfm` of Open MPI 5). One that is lost while the others
     start again, and a machine that is lost, end it. So does an exception of any
-    other kind. Collective: every rank must call the function.
+    other kind.
+
+    With `tfringrun --elastic --min-np N` none of these ends the job: others are
+    started, and join with the state of a rank that has most commits. Who
+    waits to join is let in at a commit, by a new start of all. A worker that
+    gets SIGTERM leaves with its next commit. See the guide on elastic training.
+
+    Collective: every rank must call the function.
 
     Args:
         func: Its first argument is a `State`; the others are passed on.
@@ -67,33 +75,38 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync = is_new_start = False
-        while True:
-            try:
-                if is_new_start:
-                    runtime.restart(state.commits)
-                    is_new_start = False
-                    state.on_reset()
-                if not skip_sync:
-                    state.share()
-                result = func(state, *args, **kwargs)
-                # Not to be gone when another rank needs this one to start.
-                barrier()
-                return result
-            except HostsUpdatedInterrupt as interrupt:
-                # Others may join, who have no state.
-                skip_sync = interrupt.skip_sync and not runtime.may_grow()
-            except Exception as error:
-                if is_new_start or not _is_of_the_job(error):
-                    raise
-                # TensorFlow's error is a page about the graph.
-                reason = runtime.reason_of_end() or error
-                logging.warning("tfring: back to the last commit: %s", reason)
-                state.restore()
-                skip_sync = False
-            is_new_start = True
+        with goes_with_a_commit():
+            return _run(lambda: func(state, *args, **kwargs), state)
 
     return wrapper
+
+
+def _run(train: Callable[[], Any], state: State) -> Any:
+    skip_sync = is_new_start = False
+    while True:
+        try:
+            if is_new_start:
+                runtime.restart(state.commits)
+                is_new_start = False
+                state.on_reset()
+            if not skip_sync:
+                state.share()
+            result = train()
+            # Not to be gone when another rank needs this one to start.
+            barrier()
+            return result
+        except HostsUpdatedInterrupt as interrupt:
+            # Others may join, who have no state.
+            skip_sync = interrupt.skip_sync and not runtime.may_grow()
+        except Exception as error:
+            if is_new_start or not _is_of_the_job(error):
+                raise
+            # TensorFlow's error is a page about the graph.
+            reason = runtime.reason_of_end() or error
+            logging.warning("tfring: back to the last commit: %s", reason)
+            state.restore()
+            skip_sync = False
+        is_new_start = True
 
 
 def _is_of_the_job(error: Exception) -> bool:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.errors import HostsUpdatedInterrupt
+from tfring.elastic.termination import leave_if_asked
 
 
 class HostUpdateResult(enum.IntFlag):
@@ -118,6 +119,7 @@ class State:
         self.save()
         if self._commits >= 0:
             self._commits += 1
+        leave_if_asked()
         if update is not None:
             raise update
 

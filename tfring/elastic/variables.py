@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
+from tfring._ops.process_set_registry import were_added
 from tfring._training.state import broadcast_variables
 from tfring._training.whole_states import (
     assign_whole_values,
@@ -19,6 +20,9 @@ from tfring._training.whole_states import (
     whole_values,
 )
 from tfring.elastic.state import ObjectState
+
+# What Keras has traced of a model.
+_FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 class TensorFlowState(ObjectState):
@@ -118,8 +122,9 @@ class TensorFlowKerasState(ObjectState):
 
     All of the model's variables and the optimizer's, but for metrics: weights,
     moving statistics, seeds, momenta, iterations. Seeds differ from rank to
-    rank, as with `tfring.broadcast_variables`. After a new start the model's
-    functions are traced again, as the number of ranks may be in them. With an
+    rank, as with `tfring.broadcast_variables`. After a new start in which this
+    process has another rank, or the job another size, the model's functions are
+    traced again, as these may be in them. With an
     optimizer that has `shard_states=True`, each rank's commit has the whole
     state, so that a lost rank takes none with it; to make one, as to make this
     object, is then collective.
@@ -175,6 +180,7 @@ class TensorFlowKerasState(ObjectState):
             )
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
+        self._place = _place()
         self._save_variables()
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
@@ -198,8 +204,12 @@ class TensorFlowKerasState(ObjectState):
         self._save_variables()
 
     def reset(self) -> None:
-        for function in ("train_function", "test_function", "predict_function"):
-            setattr(self.model, function, None)
+        place = _place()
+        # What is traced for the same place holds, but for sets, which are gone.
+        if place != self._place or self._is_sharded() or were_added():
+            self._place = place
+            for function in _FUNCTIONS:
+                setattr(self.model, function, None)
         if self._is_sharded():
             cut_for_ranks(self.optimizer, self._saved_states)
 
@@ -233,6 +243,10 @@ class KerasState(TensorFlowKerasState):
         self, model: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
         super().__init__(model, optimizer=optimizer, **kwargs)
+
+
+def _place() -> tuple[int, int]:
+    return runtime.rank(), runtime.size()
 
 
 def _values(variables: Iterable[Any]) -> list[Any]:
