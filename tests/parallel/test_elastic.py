@@ -3,6 +3,7 @@
 tests/jobs/test_elastic.py has the jobs in which a rank is killed.
 """
 
+import re
 import time
 
 import keras
@@ -199,3 +200,122 @@ def test_errors():
         elastic.CommitStateCallback(None, 0)
     with pytest.raises(NotImplementedError):
         elastic.State(tfring.broadcast_object).commit()
+
+
+ROWS_LEFT, BATCH, FIT_BATCHES, FIT_EPOCHS = 1, 3, 4, 3
+
+
+class FailsOnce(keras.callbacks.Callback):
+    """Before the batch of an epoch, on all ranks."""
+
+    def __init__(self, epoch, step):
+        super().__init__()
+        self.when = epoch, step
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.when:
+            self.when = None
+            raise elastic.HorovodInternalError("a rank is lost")
+
+
+def rows_to_fit(size):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(FIT_BATCHES * BATCH * size + ROWS_LEFT, 2))
+    return x, x @ np.array([[1.0], [-2.0]])
+
+
+def fitted_by_hand(size, *, shuffle):
+    """The weights of a linear model after gradient descent."""
+    x, y = rows_to_fit(size)
+    weights, rows = np.ones((2, 1)), np.arange(len(x))
+    for epoch in range(FIT_EPOCHS):
+        if shuffle:
+            rows = np.random.default_rng([7, epoch]).permutation(len(x))
+        for step in range(FIT_BATCHES):
+            own = rows[step * BATCH * size : (step + 1) * BATCH * size]
+            error = x[own] @ weights - y[own]
+            weights -= 0.1 * 2 * x[own].T @ error / len(own)
+    return weights
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    "fails_at", [None, (0, 0), (1, 0), (1, 2), (1, 3), (2, 3)]
+)
+def test_fit_goes_on_where_it_was(rank, size, capsys, fails_at, shuffle):
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False)]
+    )
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
+    x, y = rows_to_fit(size)
+    history = elastic.fit(
+        model,
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=FIT_EPOCHS,
+        shuffle=shuffle,
+        seed=7,
+        callbacks=[FailsOnce(*fails_at)] if fails_at else None,
+        verbose=1,
+    )
+    np.testing.assert_allclose(
+        model.get_weights()[0],
+        fitted_by_hand(size, shuffle=shuffle),
+        rtol=1e-5,
+    )
+    assert len(history["loss"]) == FIT_EPOCHS
+    shown = capsys.readouterr().out
+    if rank != 0:
+        assert "Epoch" not in shown
+        return
+    epoch = fails_at[0] if fails_at else 0
+    again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
+    step = fails_at[1] if fails_at else 0
+    # Not from the first batch on, and to the last.
+    first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
+    assert int(first[1]) == step + 1
+    assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
+    assert "Epoch 3/3" in shown
+
+
+def test_a_fit_that_stops_early(size):
+    model = small_model()
+    x, y = np.ones((4 * size, 2)), np.ones((4 * size, 1))
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    history = elastic.fit(
+        model,
+        x,
+        y,
+        batch_size=2,
+        epochs=9,
+        callbacks=[Stops()],
+        verbose=0,
+    )
+    assert len(history["loss"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"batch_size": 0}, ValueError),
+        ({"epochs": 0}, ValueError),
+        ({"batches_per_commit": 0}, ValueError),
+        ({"initial_epoch": 1}, TypeError),
+        ({"batch_size": 1000}, ValueError),
+        ({"y": np.ones((5, 1))}, ValueError),
+    ],
+)
+def test_arguments_of_fit(options, error):
+    arguments = {"x": np.ones((8, 2)), "y": np.ones((8, 1)), **options}
+    with pytest.raises(error, match=r"^tfring\.elastic\.fit: "):
+        elastic.fit(small_model(), **arguments)

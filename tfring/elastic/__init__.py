@@ -16,6 +16,7 @@ from tfring.elastic.callbacks import (
     UpdateBatchStateCallback as UpdateBatchStateCallback,
     UpdateEpochStateCallback as UpdateEpochStateCallback,
 )
+from tfring.elastic.fitting import fit as fit
 from tfring.elastic.running import run as run
 from tfring.elastic.state import (
     HostUpdateResult as HostUpdateResult,
