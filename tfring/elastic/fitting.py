@@ -99,7 +99,9 @@ def fit(
             f"{batches_per_commit}."
         )
     data = _Data(x, y, batch_size, seed if shuffle else None)
-    state = KerasState(model, same_seeds=same_seeds, epoch=0, row=0, history={})
+    state: Any = KerasState(
+        model, same_seeds=same_seeds, epoch=0, row=0, history={}
+    )
     state.register_reset_callbacks(reset_callbacks)
 
     @run
