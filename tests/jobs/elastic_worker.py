@@ -124,15 +124,13 @@ class Worker:
             )
             self.channel.send({"kind": "formed", "generation": generation})
             self.steps = max(newest, 0)
-            if self.train(message["rank"], len(members)):
+            if self.train(len(members)):
                 self.bye()
             self.ready(generation)
 
-    def train(self, rank, size):
+    def train(self, size):
         """Returns whether it has come to its end."""
-        while self.steps < self.options.steps or (
-            size < self.options.size and rank == 0
-        ):
+        while self.steps < self.options.steps or size < self.options.size:
             message = self.receive(0.02)
             if message is not None:
                 return False

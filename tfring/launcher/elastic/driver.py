@@ -258,6 +258,8 @@ class Driver:
             self._lose_host(host, f"host {host} was lost")
         elif message["kind"] == "hello":
             self._hosts.came_up(host)
+        elif message["kind"] == "leaving":
+            self._hosts.leave(host)
         elif message["kind"] == "exited":
             self._membership.exited(
                 message["worker"], message["status"], message["how"]

@@ -25,8 +25,8 @@ class _Host:
     strikes: int = 0
     failures: int = 0
     retry_at: float = 0.0
-    # A preempted host gets no workers before.
-    rests_until: float = 0.0
+    # Its supervisor has been asked to end.
+    leaving: bool = False
 
     @property
     def left_out(self) -> bool:
@@ -89,7 +89,7 @@ class HostTable:
         if name not in self._hosts:
             return False
         host = self._hosts[name]
-        host.up = host.coming = False
+        host.up = host.coming = host.leaving = False
         wait = FIRST_RETRY_SECONDS * 2 ** min(host.failures, 10)
         host.retry_at = now + min(wait, LONGEST_RETRY_SECONDS)
         host.failures += 1
@@ -114,10 +114,10 @@ class HostTable:
             self._hosts[name].strikes = 0
             self._hosts[name].failures = 0
 
-    def rest(self, name: str, until: float) -> None:
-        """Starts no workers on a host for a while."""
+    def leave(self, name: str) -> None:
+        """Takes note that a host's supervisor is about to end."""
         if name in self._hosts:
-            self._hosts[name].rests_until = until
+            self._hosts[name].leaving = True
 
     def capacity(self) -> int:
         """Counts the slots of the hosts that are up, or may come up."""
@@ -125,19 +125,18 @@ class HostTable:
             host.slots for host in self._hosts.values() if not host.left_out
         )
 
-    def free(self, occupied: Mapping[str, int], now: float) -> str | None:
+    def free(self, occupied: Mapping[str, int]) -> str | None:
         """Returns the host to start a worker on; None if there is none.
 
         Args:
             occupied: The workers of each host.
-            now: The time.
         """
         free = [
             (host.strikes, occupied.get(name, 0) - host.slots, number, name)
             for number, (name, host) in enumerate(self._hosts.items())
             if host.up
             and not host.left_out
-            and now >= host.rests_until
+            and not host.leaving
             and occupied.get(name, 0) < host.slots
         ]
         return min(free)[-1] if free else None
@@ -149,17 +148,3 @@ class HostTable:
             for name, host in self._hosts.items()
             if not host.left_out
         )
-
-    def next_change(self, now: float) -> float | None:
-        """Returns when a host may be tried again; None if none waits."""
-        times = [
-            time
-            for host in self._hosts.values()
-            if not host.left_out
-            for time in (
-                host.rests_until,
-                0.0 if host.up or host.coming else host.retry_at,
-            )
-            if time > now
-        ]
-        return min(times, default=None)

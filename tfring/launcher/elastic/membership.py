@@ -50,7 +50,8 @@ class Membership:
         self._formed_at: float | None = None
         self._ever_formed = False
         self._newest_steps = -1
-        self._told_waiting = 0
+        # Who would train next, as the members were told.
+        self._told: list[Worker] = []
         self._finishing = False
         self._over_since: float | None = None
         # Lost when others had said that the training is over.
@@ -77,7 +78,6 @@ class Membership:
 
     def hosts_changed(self) -> None:
         """Takes note that the table of hosts is another one."""
-        self._told_waiting = 0
         for worker in list(self.workers.values()):
             gone = worker.host not in self.hosts
             if gone and worker not in self._members and not worker.done:
@@ -146,9 +146,6 @@ class Membership:
             self._finishing = True
         elif preempted:
             worker.preempted = True
-            self.hosts.rest(
-                worker.host, self._clock() + self.limits.progress_seconds
-            )
             self._lose(worker, "it was asked to end (SIGTERM)", strike=False)
         self._go_on()
 
@@ -349,7 +346,7 @@ class Membership:
             worker.host in self.hosts for worker in self.workers.values()
         )
         while missing > 0:
-            host = self.hosts.free(self._occupied(), self._clock())
+            host = self.hosts.free(self._occupied())
             if host is None:
                 return
             missing -= 1
@@ -383,19 +380,26 @@ class Membership:
         ]
 
     def _tell_of_waiting(self) -> None:
+        """Has the members leave at the next commit, if others would train."""
         if self._formed_at is None:
             return
-        staying = [each for each in self._members if each.host in self.hosts]
-        waiting = max(
-            0, min(len(self._joiners()), self._places() - len(staying))
-        )
-        changes = waiting
-        if len(staying) + waiting >= self.limits.minimum:
-            changes += len(self._members) - len(staying)
-        if changes > self._told_waiting:
-            self._told_waiting = changes
+        chosen = self._choose(self._members)
+        if chosen != self._told and set(chosen) != set(self._members):
+            joiners = [each for each in chosen if each not in self._members]
+            message = {"kind": "waiting", "workers": len(joiners)}
             for worker in self._members:
-                self._send(worker, {"kind": "waiting", "workers": waiting})
+                self._send(worker, message)
+        self._told = chosen
+
+    def _choose(self, members: list[Worker]) -> list[Worker]:
+        return places.choose(
+            members,
+            self._joiners(),
+            self.hosts,
+            minimum=self.limits.minimum,
+            places=self._places(),
+            maximum=self.limits.maximum,
+        )
 
     def _form_if_possible(self) -> None:
         if self._waited_for():
@@ -407,13 +411,7 @@ class Membership:
         if self._finishing:
             chosen = going_on
         else:
-            chosen = places.choose(
-                going_on,
-                self._joiners(),
-                self.hosts,
-                minimum=self.limits.minimum,
-                places=self._places(),
-            )
+            chosen = self._choose(going_on)
             if len(chosen) < self.limits.minimum or not self._have_gathered(
                 len(chosen)
             ):
@@ -469,7 +467,7 @@ class Membership:
         self.stopped = False
         self._lost_at_end = None
         self._members = list(members)
-        self._told_waiting = 0
+        self._told = self._members
         self._stop_at = self._ready_by = math.inf
         self._formed_by = now + self.limits.forming_seconds
         described = [

@@ -24,27 +24,37 @@ def choose(
     *,
     minimum: int,
     places: int,
+    maximum: int | None,
 ) -> list[Worker]:
-    """Chooses who trains on; all of them are ready.
+    """Chooses who trains on.
 
     Members whose host has been taken away leave, unless the newest state would
     go with them, or too few would be left.
 
     Args:
-        members: Of the generation that has ended.
+        members: Of the generation that has ended, or is about to.
         joiners: Who else waits for a place.
         hosts: The hosts that there are.
         minimum: How many there should be at least.
-        places: How many there may be.
+        places: How many the hosts have.
+        maximum: How many there may be in any case.
     """
     both = sorted([*members, *joiners], key=_newest_first)
     staying = [each for each in both if each.host in hosts]
     leaving = [each for each in both if each.host not in hosts]
-    if leaving and newest_steps(staying) < newest_steps(leaving):
+    newest = max(map(_steps, both), default=0)
+    if leaving and not any(_steps(each) == newest for each in staying):
         # It gives the others its state, and leaves the next time.
         staying.insert(0, leaving.pop(0))
+        places += 1
     missing = max(0, minimum - len(staying))
-    return (staying + leaving[:missing])[:places]
+    chosen = staying + leaving[:missing]
+    return chosen[: places if maximum is None else min(places, maximum)]
+
+
+def _steps(worker: Worker) -> float:
+    """The state that it has; members that still train have the newest."""
+    return math.inf if worker.ready is None else worker.ready["steps"]
 
 
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
@@ -55,7 +65,7 @@ def in_order(workers: Iterable[Worker]) -> list[Worker]:
     return [worker for node in nodes.values() for worker in node]
 
 
-def _newest_first(worker: Worker) -> tuple[int, float, int]:
+def _newest_first(worker: Worker) -> tuple[float, float, int]:
     """Then those that had a place, by their ranks."""
     rank = math.inf if worker.rank is None else worker.rank
-    return (-newest_steps([worker]), rank, worker.number)
+    return (-_steps(worker), rank, worker.number)

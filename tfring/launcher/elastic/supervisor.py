@@ -84,6 +84,8 @@ class Supervisor:
         # Of workers that have ended.
         self._forwarders: list[threading.Thread] = []
         self._ending = False
+        # A signal asks this process to end.
+        self._terminated = False
         # Signals wake the loop by it.
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(wake_writer, False)
@@ -110,6 +112,9 @@ class Supervisor:
                     while (message := self._control.receive(0)) is not None:
                         self._obey(message)
                 self._reap()
+                if self._terminated and not self._ending:
+                    self._control.send({"kind": "leaving"})
+                    self._end(TERMINATION_GRACE_SECONDS, terminate=True)
             except wire.ChannelClosedError:
                 return
             now = time.monotonic()
@@ -137,7 +142,7 @@ class Supervisor:
         return int(1000 * max(0.0, min(wait, 1.0))) + 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._end(TERMINATION_GRACE_SECONDS, terminate=True)
+        self._terminated = True
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")

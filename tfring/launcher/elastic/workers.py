@@ -84,7 +84,7 @@ class Finish:
 Action = Start | Kill | Send | Say | Finish
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Worker:
     """A worker, from its start to its loss or its end.
 

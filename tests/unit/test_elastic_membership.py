@@ -1,0 +1,673 @@
+"""The rules of elastic jobs, by events one after another, and by chance."""
+
+import random
+
+import pytest
+
+from tfring.launcher.elastic.hosts import MOST_STRIKES, HostTable
+from tfring.launcher.elastic.membership import Membership
+from tfring.launcher.elastic.workers import (
+    Finish,
+    Kill,
+    Limits,
+    Say,
+    Send,
+    Start,
+)
+
+
+class Job:
+    """A job whose workers are played by the test."""
+
+    def __init__(self, hosts, **limits):
+        self.now = 0.0
+        self.table = HostTable()
+        self.table.update(hosts)
+        self.membership = Membership(
+            Limits(**limits), self.table, lambda: self.now
+        )
+        for host in hosts:
+            self.table.came_up(host)
+        self.host_of = {}
+        # By worker: the messages that it has got and not read.
+        self.inbox = {}
+        self.killed = []
+        self.said = []
+        self.ended = None
+        self.membership.tick()
+        self.act()
+
+    def act(self):
+        for action in self.membership.take_actions():
+            if isinstance(action, Start):
+                self.host_of[action.worker] = action.host
+                self.inbox[action.worker] = []
+            elif isinstance(action, Send):
+                self.inbox[action.worker].append(action.message)
+            elif isinstance(action, Kill):
+                self.killed.append(action.worker)
+            elif isinstance(action, Say):
+                self.said.append(action.text)
+            elif isinstance(action, Finish):
+                assert self.ended is None
+                self.ended = action.text
+
+    def __getattr__(self, name):
+        event = getattr(self.membership, name)
+
+        def call(*arguments):
+            event(*arguments)
+            self.act()
+
+        return call
+
+    def be_ready(self, worker, generation=0, steps=-1):
+        self.ready(
+            worker,
+            {
+                "generation": generation,
+                "address": ["127.0.0.1", 1],
+                "node": self.host_of[worker],
+                "steps": steps,
+            },
+        )
+
+    def wait(self, seconds):
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            self.tick()
+
+    def got(self, worker, kind):
+        """Takes the messages of a worker; the last of this kind, or None."""
+        found = [m for m in self.inbox[worker] if m["kind"] == kind]
+        self.inbox[worker].clear()
+        return found[-1] if found else None
+
+    def start(self, workers):
+        """Has these form the first generation."""
+        for worker in workers:
+            self.be_ready(worker)
+        for worker in workers:
+            self.formed(worker, 1)
+        assert self.names() == set(workers)
+        for worker in workers:
+            assert self.got(worker, "form")["generation"] == 1
+
+    def names(self):
+        return {worker.name for worker in self.membership._members}
+
+
+def test_the_first_generation_waits_for_all_that_are_started():
+    job = Job({"a": 2, "b": 1}, minimum=1, maximum=3)
+    assert job.host_of == {"w1": "a", "w2": "a", "w3": "b"}
+    job.be_ready("w1")
+    job.be_ready("w2")
+    assert job.got("w1", "form") is None
+    job.be_ready("w3")
+    form = job.got("w1", "form")
+    # Those of a host have neighbouring ranks.
+    assert [m["worker"] for m in form["members"]] == ["w1", "w2", "w3"]
+    assert form["rank"] == 0
+    assert job.got("w3", "form")["rank"] == 2
+
+
+def test_np_says_for_how_many_the_first_generation_waits():
+    job = Job({"a": 4}, minimum=1, maximum=4, first=2)
+    job.be_ready("w1")
+    job.wait(1)
+    job.be_ready("w4")
+    assert job.names() == {"w1", "w4"}
+    job.formed("w1", 1)
+    job.formed("w4", 1)
+    job.be_ready("w2")
+    assert job.got("w1", "waiting") == {"kind": "waiting", "workers": 1}
+
+
+def test_the_first_generation_does_not_wait_for_ever():
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.be_ready("w1")
+    job.wait(60)
+    assert job.names() == set()
+    job.be_ready("w2")
+    job.wait(29)
+    assert job.names() == set()
+    job.wait(2)
+    assert job.names() == {"w1", "w2"}
+
+
+def test_a_loss_stops_the_generation_and_the_newest_state_is_rank_0():
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    job.disconnected("w1")
+    assert job.killed == ["w1"]
+    assert job.got("w2", "stop")["generation"] == 1
+    assert "w1" in job.got("w3", "stop")["why"]
+    # Its slot is taken until it is gone.
+    assert "w4" not in job.host_of
+    job.exited("w1", 137, "killed by SIGKILL")
+    assert job.host_of["w4"] == "a"
+    assert "killed by SIGKILL" in job.said[-1]
+    job.be_ready("w2", 1, steps=7)
+    assert job.names() == {"w2", "w3"}
+    assert job.got("w2", "form") is None
+    job.be_ready("w3", 1, steps=8)
+    form = job.got("w2", "form")
+    assert form["rank"] == 1
+    assert [m["steps"] for m in form["members"]] == [8, 7]
+    job.formed("w2", 2)
+    job.formed("w3", 2)
+    job.be_ready("w4")
+    assert job.got("w2", "waiting")["workers"] == 1
+    job.be_ready("w2", 2, steps=9)
+    job.be_ready("w3", 2, steps=9)
+    assert [m["worker"] for m in job.got("w4", "form")["members"]] == [
+        "w3",
+        "w2",
+        "w4",
+    ]
+
+
+def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
+    job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
+    job.be_ready("w3")
+    job.be_ready("w1")
+    assert job.names() == {"w1", "w3"}
+    job.be_ready("w2")
+    job.formed("w1", 1)
+    job.formed("w3", 1)
+    assert job.got("w1", "waiting") is None
+    job.silent("w3", "silent")
+    job.be_ready("w1", 1, steps=3)
+    assert job.names() == {"w1", "w2"}
+    assert job.got("w2", "form")["rank"] == 1
+
+
+def test_too_few_wait_for_a_replacement_and_then_the_job_fails():
+    job = Job({"a": 2}, minimum=2, maximum=2, replacement_seconds=50)
+    job.start(["w1", "w2"])
+    job.exited("w2", 1, "exit status 1")
+    job.be_ready("w1", 1, steps=4)
+    assert job.names() == {"w1"}
+    assert job.got("w1", "form") is None
+    job.wait(49)
+    assert job.ended is None
+    job.wait(2)
+    assert "fewer than 2 workers were ready for 50 s" in job.ended
+    assert job.membership.first_failure.name == "w2"
+    assert job.membership.first_failure.status == 1
+
+
+def test_all_lost_is_the_end_and_not_a_new_beginning():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.error("w1", "ValueError: boom")
+    job.exited("w1", 1, "exit status 1")
+    assert job.ended is None
+    job.exited("w2", 1, "exit status 1")
+    assert job.ended == "all workers are lost."
+    assert job.membership.first_failure.error == "ValueError: boom"
+
+
+def test_the_state_is_not_silently_begun_anew():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.exited("w2", 9, "")
+    job.be_ready("w1", 1, steps=100)
+    job.formed("w1", 2)
+    job.be_ready("w3")
+    job.be_ready("w1", 2, steps=110)
+    assert job.names() == {"w1", "w3"}
+    job.exited("w1", 9, "")  # Before the other has got its state.
+    job.be_ready("w3", 3, steps=-1)
+    assert job.ended == (
+        "all workers that had the state of the training are lost."
+    )
+
+
+def test_workers_that_fail_before_they_train_leave_their_host_out():
+    job = Job({"a": 1, "b": 1}, minimum=1, maximum=2)
+    assert job.host_of["w1"] == "a"
+    job.exited("w1", 1, "exit status 1")
+    job.exited("w3", 1, "exit status 1")
+    assert "left out" not in "".join(job.said)
+    job.exited("w4", 1, "exit status 1")
+    assert "host a is left out" in job.said[-1]
+    assert "w5" not in job.host_of
+    job.be_ready("w2")
+    assert job.names() == {"w2"}
+    for number, worker in enumerate(["w2", "w5", "w6"]):
+        assert job.ended is None, number
+        job.membership._ever_formed = False
+        job.exited(worker, 1, "exit status 1")
+    assert "there is no host to start more on" in job.ended
+
+
+def test_progress_clears_a_host():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    lost = "w2"
+    for number in range(3, 3 + 2 * MOST_STRIKES):
+        job.exited(lost, 9, "")
+        generation = job.membership.generation
+        job.be_ready("w1", generation, steps=number)
+        job.formed("w1", generation + 1)
+        lost = f"w{number}"
+        job.be_ready(lost)
+        job.be_ready("w1", generation + 1, steps=number)
+        job.formed("w1", generation + 2)
+        job.formed(lost, generation + 2)
+        job.wait(31)
+    assert job.ended is None
+    assert job.names() == {"w1", lost}
+
+
+def test_a_member_that_does_not_leave_its_generation_is_lost():
+    job = Job({"a": 3}, minimum=1, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    job.exited("w3", 9, "")
+    job.be_ready("w1", 1, steps=1)
+    job.wait(29)
+    assert "w2" not in job.killed
+    job.wait(2)
+    assert "w2" in job.killed
+    assert job.names() == {"w1"}
+    assert job.got("w1", "form")["generation"] == 2
+
+
+def test_one_that_leaves_by_itself_has_the_others_follow():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    job.be_ready("w1", 1, steps=1)
+    assert job.got("w2", "stop") is None
+    job.wait(1.5)
+    assert job.got("w2", "stop")["generation"] == 1
+    job.be_ready("w2", 1, steps=1)
+    assert job.got("w2", "form")["generation"] == 2
+
+
+def test_who_cannot_be_reached_twice_is_lost():
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    for generation in (1, 2):
+        assert job.ended is None
+        job.suspect("w1", generation, "w2", "timed out")
+        job.suspect("w3", generation, "w2", "timed out")
+        job.suspect("w2", generation, "w1", "timed out")
+        assert job.got("w2", "stop")["generation"] == generation
+        for worker in ("w1", "w2", "w3"):
+            job.be_ready(worker, generation, steps=5)
+    assert job.names() == {"w1", "w3"}
+    assert "w2" in job.killed
+
+
+def test_a_generation_that_does_not_connect_is_formed_again_three_times():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start_generation = 0
+    job.be_ready("w1")
+    job.be_ready("w2")
+    for generation in (1, 2, 3):
+        assert job.ended is None
+        assert job.got("w1", "form")["generation"] == generation
+        job.formed("w2", generation)
+        job.wait(61)
+        if generation < 3:
+            job.be_ready("w1", generation)
+            job.be_ready("w2", generation)
+    assert job.ended == "the workers cannot connect to one another."
+
+
+def test_the_job_ends_well_when_all_members_have_said_so_and_exited():
+    job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
+    job.be_ready("w3")
+    job.be_ready("w1")
+    job.be_ready("w2")
+    assert job.names() == {"w1", "w3"}
+    job.bye("w1", 0, False)
+    job.disconnected("w1")
+    job.exited("w1", 0, "exit status 0")
+    assert job.ended is None
+    assert job.got("w2", "end") is None
+    job.bye("w3", 0, False)
+    assert job.got("w2", "end")["status"] == 0
+    assert job.ended is None
+    job.exited("w3", 0, "exit status 0")
+    assert job.ended == ""
+    assert "lost" not in "".join(job.said)
+
+
+def test_who_fails_after_the_training_fails_the_job():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    job.bye("w1", 0, False)
+    job.bye("w2", 0, False)
+    job.exited("w1", 139, "killed by SIGSEGV")
+    assert job.got("w2", "stop") is None
+    job.exited("w2", 0, "exit status 0")
+    assert "lost at the end" in job.ended
+    assert job.membership.first_failure.status == 139
+
+
+def test_a_loss_when_some_are_done_has_the_others_go_on_without():
+    job = Job({"a": 3}, minimum=3, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    job.bye("w1", 0, False)
+    job.exited("w1", 0, "")
+    job.exited("w2", 9, "killed")
+    assert "w4" not in job.host_of
+    job.be_ready("w3", 1, steps=9)
+    assert job.got("w3", "form")["members"][0]["worker"] == "w3"
+    job.formed("w3", 2)
+    job.bye("w3", 0, False)
+    job.exited("w3", 0, "")
+    assert job.ended == ""
+
+
+def test_workers_that_do_not_end_after_the_training_fail_the_job():
+    job = Job({"a": 1}, minimum=1, maximum=1, replacement_seconds=20)
+    job.start(["w1"])
+    job.bye("w1", 0, False)
+    job.wait(19)
+    assert job.ended is None
+    job.wait(2)
+    assert "did not end in 20 s" in job.ended
+
+
+def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.bye("w1", 0, True)
+    job.exited("w1", 143, "killed by SIGTERM")
+    assert job.membership.first_failure is None
+    assert job.host_of["w3"] == "a"
+    job.be_ready("w2", 1, steps=3)
+    assert job.names() == {"w2"}
+
+
+def test_a_lost_host_loses_its_workers_and_they_start_elsewhere():
+    job = Job({"a": 2, "b": 2}, minimum=1, maximum=3)
+    assert sorted(job.host_of.values()) == ["a", "a", "b"]
+    lost = [w for w, host in job.host_of.items() if host == "a"]
+    (left,) = set(job.host_of) - set(lost)
+    job.start(["w1", "w2", "w3"])
+    job.host_lost("a", "host a was lost")
+    assert job.host_of["w4"] == "b"
+    assert "w5" not in job.host_of
+    job.be_ready(left, 1, steps=4)
+    assert job.names() == {left}
+    job.table.came_up("a")
+    job.tick()
+    assert job.host_of["w5"] == "a"
+
+
+def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
+    job = Job({"a": 1, "b": 1}, minimum=1)
+    job.start(["w1", "w2"])
+    job.table.update({"b": 1, "c": 1})
+    job.table.came_up("c")
+    job.hosts_changed()
+    assert job.host_of["w3"] == "c"
+    assert job.got("w2", "waiting")["workers"] == 0
+    job.be_ready("w3")
+    job.be_ready("w1", 1, steps=5)
+    job.be_ready("w2", 1, steps=5)
+    assert job.names() == {"w2", "w3"}
+    assert job.got("w1", "end")["status"] == 0
+    assert job.membership.first_failure is None
+
+
+def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
+    job = Job({"a": 1}, minimum=1)
+    job.start(["w1"])
+    job.table.update({"b": 1})
+    job.table.came_up("b")
+    job.hosts_changed()
+    job.be_ready("w2")
+    assert job.got("w1", "waiting")["workers"] == 1
+    job.be_ready("w1", 1, steps=5)
+    assert job.names() == {"w1", "w2"}
+    job.formed("w1", 2)
+    job.formed("w2", 2)
+    assert job.got("w1", "waiting")["workers"] == 0
+    job.be_ready("w1", 2, steps=6)
+    job.be_ready("w2", 2, steps=6)
+    assert job.names() == {"w2"}
+
+
+def test_one_place_cannot_be_handed_over():
+    job = Job({"a": 1}, minimum=1, maximum=1)
+    job.start(["w1"])
+    job.table.update({"b": 1})
+    job.table.came_up("b")
+    job.hosts_changed()
+    job.be_ready("w2")
+    assert job.got("w1", "waiting") is None
+    assert job.names() == {"w1"}
+
+
+def test_what_a_lost_or_unknown_worker_says_changes_nothing():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.silent("w2", "silent")
+    job.be_ready("w2", 1, steps=100)
+    job.formed("w2", 1)
+    job.bye("w2", 0, False)
+    job.suspect("w2", 1, "w1", "")
+    job.host_of["w99"] = "a"
+    job.be_ready("w99", 0)
+    job.bye("w99", 0, False)
+    # Of a generation that is over.
+    job.be_ready("w1", 0, steps=3)
+    assert job.names() == {"w1"}
+    assert job.ended is None
+    job.be_ready("w1", 1, steps=3)
+    assert job.got("w1", "form")["generation"] == 2
+
+
+def test_one_who_does_not_join_is_lost():
+    job = Job({"a": 2}, minimum=1, maximum=2, start_seconds=40)
+    job.be_ready("w1")
+    job.wait(41)
+    assert "w2" in job.killed
+    assert "w1" not in job.killed
+
+
+class Fleet:
+    """Workers that keep to the rules, at a pace that chance gives them."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        chance = self.chance
+        self.hosts = {
+            f"h{i}": chance.randint(1, 3) for i in range(chance.randint(1, 4))
+        }
+        slots = sum(self.hosts.values())
+        self.minimum = chance.randint(1, min(2, slots))
+        maximum = chance.choice([None, chance.randint(self.minimum, slots)])
+        self.maximum = maximum or 10**9
+        self.job = Job(
+            self.hosts,
+            minimum=self.minimum,
+            maximum=maximum,
+            spares=chance.randint(0, 1),
+            progress_seconds=3.0,
+        )
+        self.state = {}
+        # By worker: the generation whose member it believes to be.
+        self.inside = {}
+        self.steps = {}
+        self.gone = set()
+        self.down = {}
+        self.generation = 0
+        self.target = 10**9
+
+    def alive(self):
+        return [w for w in self.job.host_of if w not in self.gone]
+
+    def check(self):
+        """Holds the invariants."""
+        job, rules = self.job, self.job.membership
+        members = rules._members
+        assert len(set(self.job.names())) == len(members)
+        if not rules.stopped:
+            assert len(members) <= self.maximum
+        for worker in self.alive():
+            for message in job.inbox[worker]:
+                if message["kind"] != "form":
+                    continue
+                names = [m["worker"] for m in message["members"]]
+                assert len(set(names)) == len(names)
+                assert names[message["rank"]] == worker
+                assert len(names) <= self.maximum
+                if not rules._finishing:
+                    assert len(names) >= self.minimum
+                steps = [m["steps"] for m in message["members"]]
+                assert steps[0] == max(steps)
+        # A worker that lives is in no generation but the newest.
+        inside = {
+            self.inside[w]
+            for w in self.alive()
+            if self.inside.get(w) and w in rules.workers
+        }
+        assert len(inside) <= 1, inside
+        assert rules.generation >= self.generation
+        self.generation = rules.generation
+
+    def live(self, worker):
+        """Has a worker do its next thing."""
+        job = self.job
+        if worker not in self.state:
+            self.state[worker] = "ready"
+            self.steps[worker] = -1
+            self.inside[worker] = 0
+            job.be_ready(worker)
+            return
+        if job.inbox[worker]:
+            message = job.inbox[worker].pop(0)
+            kind = message["kind"]
+            if kind == "end":
+                self.leave(worker, message["status"])
+            elif kind == "form":
+                assert self.state[worker] == "ready"
+                assert message["generation"] > self.inside[worker]
+                newest = message["members"][0]["steps"]
+                self.steps[worker] = max(newest, 0)
+                self.inside[worker] = message["generation"]
+                self.state[worker] = "in"
+                job.formed(worker, message["generation"])
+            elif kind in ("stop", "waiting") and self.state[worker] == "in":
+                self.go(worker)
+        elif self.state[worker] == "in":
+            self.steps[worker] += 1
+            if self.steps[worker] >= self.target:
+                self.state[worker] = "done"
+                job.bye(worker, 0, False)
+        elif self.state[worker] == "done":
+            self.leave(worker, 0)
+
+    def go(self, worker):
+        self.state[worker] = "ready"
+        generation = self.inside[worker]
+        self.inside[worker] = 0
+        self.job.be_ready(worker, generation, self.steps[worker])
+
+    def leave(self, worker, status):
+        self.gone.add(worker)
+        self.inside[worker] = 0
+        self.job.exited(worker, status, f"exit status {status}")
+
+    def harm(self):
+        """Does something bad, or silly."""
+        chance, job = self.chance, self.job
+        alive = self.alive()
+        if not alive:
+            return
+        worker = chance.choice(alive)
+        what = chance.choice(
+            [
+                "hosts",
+                "kill",
+                "eof",
+                "silent",
+                "host",
+                "suspect",
+                "term",
+                "go",
+                "nonsense",
+            ]
+        )
+        if what == "hosts":
+            hosts = dict(self.hosts)
+            if len(hosts) > 1 and chance.random() < 0.7:
+                del hosts[chance.choice(list(hosts))]
+            if chance.random() < 0.5:
+                hosts["new"] = 2
+            if job.table.update(hosts):
+                job.hosts_changed()
+            for host in job.table.missing(job.now):
+                self.down.setdefault(host, job.now + chance.uniform(0, 5))
+        elif what == "kill":
+            self.leave(worker, 137)
+        elif what == "eof":
+            job.disconnected(worker)
+            if chance.random() < 0.5:
+                self.leave(worker, 1)
+        elif what == "silent":
+            job.silent(worker, "silent")
+        elif what == "host":
+            host = job.host_of[worker]
+            for each in alive:
+                if job.host_of[each] == host:
+                    self.gone.add(each)
+                    self.inside[each] = 0
+            job.host_lost(host, "lost")
+            self.down[host] = job.now + chance.uniform(1, 20)
+        elif what == "suspect" and self.inside.get(worker):
+            other = chance.choice(alive)
+            job.suspect(worker, self.inside[worker], other, "no route")
+        elif what == "term":
+            job.bye(worker, 0, True)
+        elif what == "go" and self.state.get(worker) == "in":
+            self.go(worker)
+        elif what == "nonsense":
+            job.formed(worker, chance.randint(0, 99))
+            job.be_ready(worker, 999)
+            job.suspect(worker, 999, "w1", "")
+
+    def pass_time(self):
+        job = self.job
+        job.now += self.chance.choice([0.01, 0.1, 0.5])
+        # The supervisor kills whom it was told to kill.
+        for worker in job.killed:
+            if worker not in self.gone and self.chance.random() < 0.3:
+                self.leave(worker, 137)
+        for host, until in list(self.down.items()):
+            if job.now >= until and host in job.table.missing(job.now):
+                job.table.came_up(host)
+                del self.down[host]
+        job.tick()
+
+    def run(self, moves, harm):
+        for _ in range(moves):
+            if self.job.ended is not None:
+                return
+            if self.chance.random() < harm:
+                self.harm()
+            elif alive := self.alive():
+                self.live(self.chance.choice(alive))
+            self.check()
+            self.pass_time()
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_schedules(block):
+    """Whatever happens the invariants hold, and the job comes to an end."""
+    ends = []
+    for seed in range(50 * block, 50 * block + 50):
+        fleet = Fleet(seed)
+        fleet.run(1500, harm=fleet.chance.choice([0.0, 0.005, 0.02, 0.1]))
+        # From here on nothing more fails.
+        fleet.target = max(fleet.steps.values(), default=0) + 20
+        fleet.run(20_000, harm=0.0)
+        assert fleet.job.ended is not None, seed
+        ends.append(fleet.job.ended)
+    assert ends.count("") > 5
