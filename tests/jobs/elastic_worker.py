@@ -4,7 +4,7 @@ It counts steps, from the newest count of its generation. Each worker's life can
 be made worse by its name: `w2:raise:10` raises at its tenth step, `kill` has it
 killed, `stop` stopped, `exit` exit with status 3, `quit` exit with 0, `fork`
 leave a child behind and be killed, `term` leave politely; `w2:never:0` does not
-join at all.
+join at all. All may `--talk` much.
 """
 
 import argparse
@@ -128,6 +128,13 @@ class Worker:
                 self.bye()
             self.ready(generation)
 
+    def talk(self):
+        line = "x" * 100 + "\n"
+        for _ in range(self.options.talk // len(line)):
+            sys.stdout.write(line)
+        sys.stdout.flush()
+        self.options.talk = 0
+
     def train(self, size):
         """Returns whether it has come to its end."""
         while self.steps < self.options.steps or size < self.options.size:
@@ -137,6 +144,7 @@ class Worker:
             self.steps += 1
             self.done_here += 1
             self.fault()
+        self.talk()
         # All have come here, as far as this one can tell.
         return self.receive(0.3) is None
 
@@ -145,6 +153,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=0)
+    parser.add_argument("--talk", type=int, default=0)
     parser.add_argument("--fault", action="append", default=[])
     options = parser.parse_args()
     if f"{NAME}:never:0" in options.fault:

@@ -27,6 +27,8 @@ from tfring.rendezvous import handshake
 _TICK_SECONDS = 0.1
 # A supervisor has this long to connect.
 _CONNECT_SECONDS = 60.0
+# What a worker said before it ended may come so much later than the news of it.
+_LAST_MESSAGE_SECONDS = 1.0
 # After a failure the workers have this long to end by themselves.
 _FAILURE_GRACE_SECONDS = 3.0
 # After a signal they have this long to leave politely.
@@ -44,6 +46,8 @@ class Driver:
         self._server = Server(self._token, job.silence_seconds)
         self._hosts = HostTable()
         self._membership = Membership(job.limits, self._hosts, time.monotonic)
+        # Reports of supervisors, and when they are taken at the latest.
+        self._exits: list[tuple[float, dict[str, Any]]] = []
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._connect_by: dict[str, float] = {}
@@ -105,6 +109,8 @@ class Driver:
         for event in self._server.poll(_TICK_SECONDS):
             self._take(event)
             self._act()
+        self._take_exits()
+        self._act()
         self._look_after_agents()
         self._screen.tick()
 
@@ -231,8 +237,10 @@ class Driver:
                 event.name,
                 f"nothing was heard of it for {self._job.silence_seconds:g} s",
             )
-        elif event.message is None:
+        elif event.message is None and event.role == "worker":
             self._membership.disconnected(event.name)
+        elif event.message is None:
+            pass  # It is silent from now on.
         elif event.name not in self._membership.workers:
             if event.message.get("kind") == "error":
                 self._take_of_worker(event.name, event.message)
@@ -252,6 +260,11 @@ class Driver:
     def _take_of_supervisor(self, event: Event) -> None:
         host, message = event.name, event.message
         if message is None:
+            for _, exited in self._exits:
+                self._membership.exited(
+                    exited["worker"], exited["status"], exited["how"]
+                )
+            self._exits.clear()
             self._connect_by.pop(host, None)
             if host in self._agents:
                 self._agents.pop(host).kill()
@@ -261,9 +274,21 @@ class Driver:
         elif message["kind"] == "leaving":
             self._hosts.leave(host)
         elif message["kind"] == "exited":
-            self._membership.exited(
-                message["worker"], message["status"], message["how"]
-            )
+            # What the worker said by its own connection may come later.
+            by = time.monotonic() + _LAST_MESSAGE_SECONDS
+            self._exits.append((by, message))
+
+    def _take_exits(self) -> None:
+        """Takes the ends of workers of which nothing more is to come."""
+        now = time.monotonic()
+        later = []
+        for by, message in self._exits:
+            name = message["worker"]
+            if now < by and self._server.is_connected("worker", name):
+                later.append((by, message))
+                continue
+            self._membership.exited(name, message["status"], message["how"])
+        self._exits = later
 
     def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -356,6 +381,7 @@ class Driver:
         for host in self._agents:
             self._server.send("supervisor", host, message)
         self._wait_for(self._no_supervisors, grace + _END_SECONDS)
+        self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)
         for agent in self._agents.values():
             agent.close()
         first = self._membership.first_failure
@@ -381,6 +407,7 @@ class Driver:
                     and (event.message or {}).get("kind") == "exited"
                 ):
                     self._take(event)
+            self._take_exits()
             self._membership.take_actions()
             self._screen.tick()
 

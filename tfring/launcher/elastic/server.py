@@ -29,7 +29,8 @@ class Event:
         role: `supervisor`, `output`, `worker` or `pulse`.
         name: The host, or the worker.
         message: What was said; the hello comes first. None: the connection has
-            ended, or nothing was heard for too long if `silent`.
+            ended, or nothing was heard for too long if `silent`. A pulse that
+            ends is not heard any more: perhaps its worker has just said more.
     """
 
     role: str
@@ -91,7 +92,8 @@ class Server:
         """Closes a connection, without an event."""
         connection = self._connections.pop((role, name), None)
         if connection is not None:
-            self._pulses.forget(name)
+            if role == "worker":
+                self._pulses.forget(name)
             with contextlib.suppress(KeyError):  # Paused.
                 self._selector.unregister(connection.sock)
             connection.sock.close()
@@ -127,6 +129,7 @@ class Server:
                 self._add(*accepted, events)
         for name in self._pulses.silent(time.monotonic()):
             self.drop("pulse", name)
+            self._pulses.forget(name)
             events.append(Event("pulse", name, None, silent=True))
         return events
 

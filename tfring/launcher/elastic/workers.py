@@ -23,6 +23,7 @@ class Limits:
             than this after the one before.
         progress_seconds: A generation that has lasted for so long clears its
             hosts of suspicion.
+        exit_seconds: How long a process may live on without its connection.
         ending_seconds: How long a worker that is not needed, or that has been
             asked to end, may take for that.
         may_grow: More hosts may come.
@@ -38,6 +39,7 @@ class Limits:
     start_seconds: float = 600.0
     gather_seconds: float = 30.0
     progress_seconds: float = 30.0
+    exit_seconds: float = 3.0
     ending_seconds: float = 10.0
     may_grow: bool = False
 

@@ -1,0 +1,316 @@
+"""`tfringrun --elastic --min-np ...`, with workers that train nothing."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import TFRINGRUN, running
+
+WORKER = Path(__file__).parent / "elastic_worker.py"
+
+
+class Elastic:
+    """A job, its output so far, and its processes."""
+
+    def __init__(self, start, options, arguments):
+        # In the environment of all its processes.
+        self.marker = f"TFRING_TEST_MARKER={random.getrandbits(64)}"
+        name, _, value = self.marker.partition("=")
+        self.process = start(
+            [
+                *(*TFRINGRUN, "--elastic", *options),
+                *(sys.executable, WORKER, *arguments),
+            ],
+            env={
+                name: value,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+        )
+        self.output = ""
+
+    def read_until(self, pattern, times=1):
+        while len(re.findall(pattern, self.output)) < times:
+            line = self.process.stdout.readline()
+            assert line, self.output
+            self.output += line
+
+    def finish(self, timeout=60):
+        rest, _ = self.process.communicate(timeout=timeout)
+        self.output += rest
+        return self.process.returncode
+
+    def pids(self, program):
+        """The processes whose command line has this word."""
+        found = []
+        for pid in running(self.marker):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if program.encode() in line:
+                    found.append(pid)
+        return sorted(found)
+
+    def workers(self):
+        return self.pids("elastic_worker")
+
+    def nothing_is_left(self, seconds=10):
+        end = time.monotonic() + seconds
+        while running(self.marker):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+@pytest.fixture
+def elastic(start):
+    jobs = []
+
+    def elastic(options, *arguments):
+        jobs.append(Elastic(start, options.split(), arguments))
+        return jobs[-1]
+
+    yield elastic
+    for job in jobs:
+        job.process.kill()
+        for pid in running(job.marker):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_job_without_faults(elastic):
+    job = elastic("--min-np 2 --max-np 3", "--steps=20")
+    assert job.finish() == 0, job.output
+    assert sorted(
+        re.findall(r"\[(\d)\] generation 1: rank \1 of 3", job.output)
+    )
+    assert "lost" not in job.output
+    assert job.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("kill", "killed by SIGKILL"),
+        ("fork", "killed by SIGKILL"),
+        ("raise", "ValueError: boom"),
+        ("exit", "exit status 3"),
+        ("quit", "exit status 0"),
+        ("stop", "nothing was heard of it for 2 s"),
+        ("term", "it was asked to end"),
+    ],
+)
+def test_a_lost_worker_is_replaced(elastic, what, said):
+    job = elastic(
+        "--min-np 1 --max-np 3",
+        f"--steps={250 if what == 'stop' else 60}",
+        *("--size=3", f"--fault=w2:{what}:10"),
+    )
+    assert job.finish() == 0, job.output
+    assert re.search(
+        rf"worker w2 \(rank \d, .*\) is lost: .*{said}", job.output
+    )
+    sizes = re.findall(r"tfringrun: generation \d: (\d)", job.output)
+    assert sizes[0] == "3"
+    assert sizes[-1] == "3"
+    # Each generation begins where the one before has ended.
+    steps = [int(s) for s in re.findall(r"from step (-?\d+)", job.output)]
+    assert max(steps) >= 10
+    assert job.nothing_is_left()
+
+
+def test_a_spare_is_there_at_once(elastic):
+    job = elastic(
+        "--min-np 2 --max-np 2 --spares 1",
+        *("--steps=200", "--size=2", "--fault=w1:kill:50"),
+    )
+    assert job.finish() == 0, job.output
+    # With at least two there is no second generation without it.
+    assert "generation 2: 2 workers" in job.output
+    assert job.nothing_is_left()
+
+
+def test_a_job_in_which_all_fail_says_who_failed_first(elastic):
+    faults = [f"--fault=w{i}:raise:5" for i in range(1, 9)]
+    job = elastic("--min-np 2 --max-np 2", *faults)
+    assert job.finish() == 1, job.output
+    last = job.output.splitlines()[-2:]
+    assert re.fullmatch(
+        r"tfringrun: rank \d \(host localhost\) failed first: ValueError: boom",
+        last[1],
+    ), job.output
+    assert "[0] ValueError: boom" in job.output
+    assert job.nothing_is_left()
+
+
+def test_a_command_that_does_not_start_fails_the_job(elastic, start, tmp_path):
+    script = tmp_path / "not_a_program"
+    script.write_text("nonsense")
+    script.chmod(0o755)
+    job = start(
+        [
+            *TFRINGRUN,
+            *("--elastic", "--max-np", "2", sys.executable, "-c"),
+            "raise SystemExit(7)",
+        ]
+    )
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 7, output
+    assert "host localhost is left out" in output
+    assert re.search(
+        r"worker w\d+ \(host localhost\) failed first: exit status 7", output
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job(elastic, number):
+    job = elastic("--min-np 2 --max-np 2", "--steps=100000")
+    job.read_until("generation 1: rank", 2)
+    job.process.send_signal(number)
+    assert job.finish(20) == 128 + number, job.output
+    assert job.nothing_is_left()
+
+
+def test_a_killed_launcher_leaves_nothing(elastic):
+    job = elastic(
+        "--min-np 2 --max-np 3",
+        *("--steps=100000", "--fault=w3:fork:5"),
+    )
+    job.read_until("generation 2: rank", 2)
+    job.process.kill()
+    assert job.nothing_is_left()
+
+
+def test_stopped_workers_of_a_killed_launcher_end_too(elastic):
+    job = elastic("--min-np 2 --max-np 2", "--steps=100000")
+    job.read_until("generation 1: rank", 2)
+    for pid in job.workers():
+        os.kill(pid, signal.SIGSTOP)
+    job.process.kill()
+    assert job.nothing_is_left()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_supervisor_leaves_nothing(elastic, which):
+    job = elastic("--min-np 1 --max-np 2", "--steps=100000")
+    job.read_until("generation 1: rank", 2)
+    pair = job.pids("launcher.elastic.supervisor")
+    assert len(pair) == 2
+    os.kill(pair[which], signal.SIGKILL)
+    # SIGTERM, if the other one could still pass it on.
+    assert job.finish(20) in (1, 143), job.output
+    assert "all workers are lost" in job.output
+    assert job.nothing_is_left()
+
+
+def ports(pids):
+    """Where these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found = descriptor.stat()
+                if stat.S_ISSOCK(found.st_mode):
+                    inodes.add(found.st_ino)
+    listening = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and int(fields[9]) in inodes:
+            host, _, port = fields[1].partition(":")
+            listening.add((host, int(port, 16)))
+    return listening
+
+
+def test_strangers_do_no_harm(elastic):
+    job = elastic("--min-np 2 --max-np 2", "--steps=400", "--size=2")
+    job.read_until("generation 1: rank", 2)
+    listening = ports(running(job.marker))
+    # The rendezvous and two workers, on the loopback interface alone.
+    assert len(listening) == 3
+    assert {host for host, _ in listening} == {"0100007F"}
+    chance = random.Random(0)
+    silent = []
+    for _ in range(5):
+        for _, port in sorted(listening):
+            for text in (
+                b"",
+                b"GET / HTTP/1.1\r\n\r\n",
+                chance.randbytes(5000),
+            ):
+                sock = socket.create_connection(("127.0.0.1", port), 5)
+                silent.append(sock)
+                with contextlib.suppress(OSError):
+                    sock.sendall(text)
+    assert job.finish() == 0, job.output
+    assert "lost" not in job.output
+    assert "generation 2" not in job.output
+    for sock in silent:
+        sock.close()
+
+
+def test_the_token_is_on_no_command_line_and_workers_share_it(elastic):
+    job = elastic("--min-np 2 --max-np 2", "--steps=100000")
+    job.read_until("generation 1: rank", 2)
+    tokens = set()
+    for pid in job.workers():
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        tokens |= set(re.findall(rb"TFRING_ELASTIC_TOKEN=(\w+)", environment))
+    (token,) = tokens
+    for pid in running(job.marker):
+        assert token not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_hosts_that_a_script_finds_come_and_go(elastic, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    script = tmp_path / "discover"
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    job = elastic(
+        f"--min-np 1 --max-np 3 --host-discovery-script {script}",
+        *("--steps=200", "--size=3"),
+    )
+    job.read_until(r"generation 1: 1 workers on 1 hosts")
+    hosts.write_text("localhost:3\n")
+    job.read_until(r"generation \d: 3 workers on 1 hosts")
+    # A script that fails changes nothing.
+    hosts.write_text("localhost:x\n")
+    job.read_until(r"The hosts stay as they are")
+    assert job.finish() == 0, job.output
+    assert job.nothing_is_left()
+
+
+def test_output_that_nobody_reads_harms_no_worker(elastic):
+    job = elastic(
+        "--min-np 2 --max-np 2", "--steps=100", "--size=2", "--talk=10000000"
+    )
+    job.read_until("generation 1: rank", 1)
+    time.sleep(6)  # Longer than a silence, and than TCP's patience.
+    assert job.finish() == 0, job.output[-2000:]
+    assert "lost" not in job.output
+    assert "generation 2" not in job.output
+    assert job.output.count("x") >= 2 * 100 * (10_000_000 // 101)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--min-np 2", "pass --elastic, too"),
+        ("--elastic --min-np 3 --max-np 2", "--max-np 2 is less than 3"),
+        ("--elastic --spares 1", "how many workers?"),
+        ("--elastic -H localhost:1 --min-np 2", "have 1 slots in all"),
+        ("--elastic -np 4 --min-np 1 --max-np 2", "-np 4 is not between"),
+    ],
+)
+def test_numbers_that_cannot_be(start, options, said):
+    job = start([*TFRINGRUN, *options.split(), "true"])
+    output, _ = job.communicate(timeout=30)
+    assert job.returncode == 2
+    assert said in output
