@@ -117,10 +117,11 @@ def fit(
             if batches == 0:  # Of the last ones, with fewer ranks before.
                 state.epoch, state.row = state.epoch + 1, 0
                 continue
-            position = _Position(state, batch_size, batches_per_commit)
+            rest = _Rest(data, state.epoch, state.row)
+            position = _Position(state, rest, batch_size, batches_per_commit)
             done = state.row // (batch_size * runtime.size())
             model.fit(
-                _Rest(data, state.epoch, state.row),
+                rest,
                 # The rest of an epoch is shorter than the others.
                 epochs=state.epoch + 1 if state.row else epochs,
                 initial_epoch=state.epoch,
@@ -199,22 +200,28 @@ class _Rest(keras.utils.PyDataset):
             self._order, self._row + index * self._step_rows
         )
 
-    def on_epoch_end(self) -> None:
-        self._epoch += 1
-        self._order = self._data.order(self._epoch)
+    def begin(self, epoch: int) -> None:
+        """Goes on to an epoch; Keras says `on_epoch_end` twice after some."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = self._data.order(epoch)
 
 
 class _Position(keras.callbacks.Callback):
     """Keeps the place in the data and the logs in the state, and commits it."""
 
     def __init__(
-        self, state: Any, batch_size: int, batches_per_commit: int
+        self, state: Any, rest: _Rest, batch_size: int, batches_per_commit: int
     ) -> None:
         super().__init__()
         self._state = state
+        self._rest = rest
         self._step_rows = batch_size * runtime.size()
         self._batches_per_commit = batches_per_commit
         self._batches = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._rest.begin(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._state.row += self._step_rows
