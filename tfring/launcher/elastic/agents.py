@@ -18,9 +18,8 @@ from tfring.launcher import processes
 from tfring.launcher.hosts import Host
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# A program that is called as ssh is; those of the MPI launchers are taken, too.
-_AGENT_VARIABLES = (
-    "TFRING_ELASTIC_AGENT",
+# The MPI launchers' programs that are called as ssh is.
+_AGENTS_OF_MPI = (
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -37,18 +36,13 @@ def _command(host: str, environment: Mapping[str, str]) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if is_local(host):
         return program
-    agent = next(
-        (
-            environment[name]
-            for name in _AGENT_VARIABLES
-            if environment.get(name)
-        ),
-        _SSH,
-    )
+    agent = environment.get("TFRING_ELASTIC_AGENT")
+    for name in _AGENTS_OF_MPI:
+        agent = agent or environment.get(name)
     words = ["exec", "env", f"PYTHONPATH={environment.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
-        *shlex.split(agent),
+        *shlex.split(agent or _SSH),
         host,
         f"cd {directory} && {shlex.join([*words, *program])}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import signal
 import socket
@@ -70,9 +71,10 @@ class Driver:
                 signal.signal(number, self._on_signal)
         try:
             if self._discovery is None:
-                self._hosts.update(
-                    {host.name: host.slots for host in self._job.hosts}
-                )
+                slots: collections.Counter[str] = collections.Counter()
+                for host in self._job.hosts:
+                    slots[host.name] += host.slots
+                self._hosts.update(slots)
             self._train()
             self._end()
             return self._status()

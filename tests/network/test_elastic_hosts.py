@@ -1,0 +1,113 @@
+"""Elastic jobs over TCP on several hosts; the workers train nothing."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from endings import finish
+
+TFRINGRUN = [sys.executable, "-m", "tfring.run"]
+WORKER = Path(__file__).parents[1] / "jobs" / "elastic_worker.py"
+
+
+@pytest.fixture
+def elastic(make_network):
+    """Returns a function that makes hosts and starts a job on the head."""
+    started = []
+
+    def elastic(hosts, slots, options, *arguments):
+        network = make_network(hosts)
+        process = network.popen(
+            [
+                *(*TFRINGRUN, "--elastic", "-H", network.slots(slots)),
+                *(*options.split(), sys.executable, WORKER, *arguments),
+            ],
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        started.append(process)
+        return network, process
+
+    yield elastic
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def read_until(job, pattern):
+    output = ""
+    while not re.search(pattern, output):
+        line = job.stdout.readline()
+        assert line, output
+        output += line
+    return output
+
+
+def workers():
+    """The workers of all hosts: they are this machine's processes."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = line.read_bytes().split(b"\0")
+            if words[1:2] == [str(WORKER).encode()]:
+                found.append(int(line.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_workers_of_a_host_have_neighbouring_ranks(elastic):
+    _, job = elastic(2, 2, "--min-np 4", "--steps=20")
+    output = finish(job, timeout=60)
+    assert job.returncode == 0, output
+    assert "generation 1: 4 workers on 2 hosts" in output
+
+
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_a_lost_host(elastic, how):
+    network, job = elastic(2, 1, "--min-np 1", "--steps=400")
+    output = read_until(job, r"\[1\] generation 1")
+    getattr(network, how)("host2")
+    output += finish(job, timeout=60)
+    assert job.returncode == 0, output
+    assert "tfringrun: host host2 was lost." in output
+    assert "generation 2: 1 workers on 1 hosts" in output
+    # What was cut off has ended by itself.
+    assert not workers()
+
+
+def test_a_host_that_cannot_be_reached_is_left_out(elastic):
+    network, job = elastic(1, 1, "--min-np 1", "--steps=20")
+    finish(job, timeout=60)
+    job = network.popen(
+        [
+            *(*TFRINGRUN, "--elastic", "-H", "host1:1,host9:1"),
+            *("--min-np", "1", sys.executable, WORKER, "--steps=20"),
+        ],
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output = finish(job, timeout=90)
+    assert job.returncode == 0, output
+    assert "host9 cannot be reached" in output
+    assert "host host9 is left out" in output
+
+
+def test_a_killed_launcher_leaves_nothing_on_any_host(elastic):
+    _, job = elastic(2, 2, "--min-np 4", "--steps=100000")
+    read_until(job, r"\[3\] generation 1")
+    assert len(workers()) == 4
+    job.kill()
+    finish(job, timeout=20)
+    end = time.monotonic() + 10
+    while workers():
+        assert time.monotonic() < end
+        time.sleep(0.1)
