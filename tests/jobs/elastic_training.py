@@ -96,6 +96,7 @@ def train(state, x, y, callbacks):
 
 def main():
     tfring.init()
+    began_with = tfring.size()
     x, y = data()
     model = make_model(
         tfring.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
@@ -115,6 +116,7 @@ def main():
     )
     result = {
         "worker": os.environ["TFRING_ELASTIC_WORKER"],
+        "began with": began_with,
         "rank": tfring.rank(),
         "size": tfring.size(),
         "first": faults.first,

@@ -61,16 +61,16 @@ class Job:
 
         return call
 
-    def be_ready(self, worker, generation=0, steps=-1):
-        self.ready(
-            worker,
-            {
-                "generation": generation,
-                "address": ["127.0.0.1", 1],
-                "node": self.host_of[worker],
-                "steps": steps,
-            },
-        )
+    def be_ready(self, worker, generation=0, steps=-1, *, building=False):
+        message = {
+            "generation": generation,
+            "address": ["127.0.0.1", 1],
+            "node": self.host_of[worker],
+            "steps": steps,
+        }
+        if building:
+            message["building"] = True
+        self.ready(worker, message)
 
     def wait(self, seconds):
         for _ in range(int(seconds * 2)):
@@ -471,6 +471,40 @@ def test_one_who_does_not_join_is_lost():
     assert "w1" not in job.killed
 
 
+def test_who_joins_later_builds_beside_the_others_first():
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    for worker in ("w1", "w2"):
+        job.be_ready(worker, building=True)
+    job.wait(31)
+    assert job.names() == {"w1", "w2"}
+    for worker in ("w1", "w2"):
+        job.formed(worker, 1)
+    job.be_ready("w3", building=True)
+    assert job.got("w3", "beside")
+    job.wait(1)
+    assert job.got("w1", "waiting") is None
+    job.be_ready("w3")
+    assert job.got("w1", "waiting")["workers"] == 1
+
+
+def test_a_spare_builds_beside_the_others_and_then_takes_a_place():
+    job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
+    for worker in ("w1", "w2", "w3"):
+        job.be_ready(worker, building=True)
+    [spare] = {"w1", "w2", "w3"} - job.names()
+    for worker in job.names():
+        job.formed(worker, 1)
+    assert job.got(spare, "beside")
+    # It takes as long as it takes.
+    job.wait(1000)
+    assert spare not in job.killed
+    job.be_ready(spare)
+    lost, left = sorted(job.names())
+    job.exited(lost, 137, "killed")
+    job.be_ready(left, 1, 4)
+    assert job.names() == {left, spare}
+
+
 class Fleet:
     """Workers that keep to the rules, at a pace that chance gives them."""
 
@@ -539,7 +573,7 @@ class Fleet:
             self.state[worker] = "ready"
             self.steps[worker] = -1
             self.inside[worker] = 0
-            job.be_ready(worker)
+            job.be_ready(worker, building=self.chance.random() < 0.7)
             return
         if job.inbox[worker]:
             message = job.inbox[worker].pop(0)
@@ -554,6 +588,8 @@ class Fleet:
                 self.inside[worker] = message["generation"]
                 self.state[worker] = "in"
                 job.formed(worker, message["generation"])
+            elif kind == "beside":
+                job.be_ready(worker)
             elif kind in ("stop", "waiting") and self.state[worker] == "in":
                 self.go(worker)
         elif self.state[worker] == "in":

@@ -121,6 +121,17 @@ def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
     assert member.wait_for_form(after=4).generation == 5
 
 
+def test_who_joins_later_builds_beside_the_others(rendezvous, member):
+    member.ready(0, ("127.0.0.1", 80), -1, building=True)
+    assert rendezvous.channel.receive(10)["building"] is True
+    rendezvous.channel.send({"kind": "beside"})
+    assert member.wait_for_form_or_beside(after=0) is None
+    member.ready(0, ("127.0.0.1", 80), -1)
+    assert "building" not in rendezvous.channel.receive(10)
+    rendezvous.channel.send(form_message(4))
+    assert member.wait_for_form(after=0).generation == 4
+
+
 def test_a_stop_aborts_the_generation(rendezvous, member, aborted):
     assert member.why_stopped(4) is None
     rendezvous.channel.send(

@@ -88,6 +88,7 @@ class Membership:
         self._form: Form | None = None
         self._stopped: dict[int, str] = {}
         self._has_waiting = False
+        self._is_beside = False
         self._is_leaving = False
         hello = {
             "role": "worker",
@@ -112,31 +113,51 @@ class Membership:
         if error is not None:
             raise RuntimeError(f"tfring.init: {error.decode()}.")
 
-    def ready(self, generation: int, address: wire.Address, steps: int) -> None:
+    def ready(
+        self,
+        generation: int,
+        address: wire.Address,
+        steps: int,
+        *,
+        building: bool = False,
+    ) -> None:
         """Says that this worker has left a generation, and waits for the next.
 
         Args:
             generation: The one that it has left, 0 if it was in none.
             address: Where it listens to the others.
             steps: How many commits are in its state; -1: it has none.
+            building: It has yet to build what it trains. Where the others
+                train already, it is told to do so beside them.
         """
-        self._say(
-            {
-                "kind": "ready",
-                "generation": generation,
-                "address": list(address),
-                "node": self.node,
-                "steps": steps,
-            }
-        )
+        message = {
+            "kind": "ready",
+            "generation": generation,
+            "address": list(address),
+            "node": self.node,
+            "steps": steps,
+        }
+        if building:
+            message["building"] = True
+        self._say(message)
 
     def wait_for_form(self, after: int) -> Form:
         """Returns who belongs to the next generation, once that is decided.
 
         The rendezvous has the limits of time, and ends this process then.
         """
+        form = self.wait_for_form_or_beside(after, or_beside=False)
+        assert form is not None
+        return form
+
+    def wait_for_form_or_beside(
+        self, after: int, *, or_beside: bool = True
+    ) -> Form | None:
+        """The same; None if this worker is to build beside the others."""
         with self._state:
             while self._form is None or self._form.generation <= after:
+                if self._is_beside and or_beside:
+                    return None
                 self._state.wait(_LOOK_SECONDS)
             self._has_waiting = False
             return self._form
@@ -223,6 +244,8 @@ class Membership:
             generation, why = message["generation"], message["why"]
             native.capi().tfring_abort(generation, why.encode())
             self._change(lambda: self._stopped.setdefault(generation, why))
+        elif kind == "beside":
+            self._change(lambda: setattr(self, "_is_beside", True))
         elif kind == "waiting":
             self._change(lambda: setattr(self, "_has_waiting", True))
         elif kind == "end":

@@ -123,6 +123,11 @@ def say_goodbye() -> None:
     tcp_job.leave(0, preempted=True)
 
 
+def is_beside() -> bool:
+    """Tells if this worker is still to join the others, which train."""
+    return isinstance(_job, tcp_job.TcpJob) and _job.is_beside
+
+
 def has_waiting() -> bool:
     """Tells if other workers wait until this job forms anew with them."""
     return isinstance(_job, tcp_job.TcpJob) and _job.has_waiting()

@@ -11,7 +11,7 @@ from absl import logging
 
 from tfring._core import native
 from tfring._core.job import Job, Topology
-from tfring._core.membership import Form, Membership
+from tfring._core.membership import Form, Member, Membership
 from tfring._core.mesh import Mesh, UnreachableError
 
 if TYPE_CHECKING:
@@ -21,14 +21,27 @@ _T = TypeVar("_T")
 
 
 class TcpJob(Job):
-    """A generation, in which this worker is a member."""
+    """A generation, in which this worker is a member.
 
-    def __init__(self, membership: Membership, mesh: Mesh, form: Form) -> None:
+    Attributes:
+        is_beside: True for a worker by itself, which builds what it trains
+            while the others train without it.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        mesh: Mesh,
+        form: Form,
+        *,
+        is_beside: bool = False,
+    ) -> None:
         """Connects with the other members, and starts the engine. Collective.
 
         Raises:
             OSError: A member cannot be reached, or the generation is over.
         """
+        self.is_beside = is_beside
         self._membership = membership
         self._mesh = mesh
         self._form = form
@@ -91,7 +104,10 @@ class TcpJob(Job):
         pass
 
     def next(self, steps: int) -> TcpJob:
-        return _join_next(self._membership, self._mesh, self.generation, steps)
+        left = 0 if self.is_beside else self.generation
+        self._membership.ready(left, self._mesh.address, steps)
+        form = self._membership.wait_for_form(after=left)
+        return _join_from(self._membership, self._mesh, form, steps)
 
     def has_waiting(self) -> bool:
         """Tells if the job is to form anew at the next commit."""
@@ -174,33 +190,41 @@ def join(comm: Any) -> TcpJob:
         _mesh = Mesh(
             _membership.interface, _membership.worker, _membership.token
         )
-    return _join_next(_membership, _mesh, 0, -1)
+    left = _generation  # Not 0 after a shutdown.
+    _membership.ready(left, _mesh.address, -1, building=left == 0)
+    form = _membership.wait_for_form_or_beside(after=left)
+    if form is None:
+        logging.info("tfring: this worker builds beside the others")
+        own = Member(_membership.worker, _mesh.address, _membership.node, -1)
+        alone = Form(1, 0, (own,))
+        return TcpJob(_membership, _mesh, alone, is_beside=True)
+    return _join_from(_membership, _mesh, form, -1)
 
 
-def _join_next(
-    membership: Membership, mesh: Mesh, left: int, steps: int
+def _join_from(
+    membership: Membership, mesh: Mesh, form: Form, steps: int
 ) -> TcpJob:
-    """Joins the first generation after `left` that comes to stand."""
+    """Joins a generation, or the first after it that comes to stand."""
     global _generation
     while True:
-        membership.ready(left, mesh.address, steps)
-        form = membership.wait_for_form(after=left)
-        left = form.generation
-        mesh.begin(left)
+        generation = form.generation
+        mesh.begin(generation)
         try:
             job = TcpJob(membership, mesh, form)
         except OSError as error:
-            why = f"generation {left} could not be formed: {error}"
+            why = f"generation {generation} could not be formed: {error}"
             logging.info("tfring: %s", why)
-            native.capi().tfring_abort(left, why.encode())
+            native.capi().tfring_abort(generation, why.encode())
             if isinstance(error, UnreachableError):
                 membership.suspect(
-                    left, form.members[error.rank].worker, str(error)
+                    generation, form.members[error.rank].worker, str(error)
                 )
-            membership.wait_until_stopped(left)
+            membership.wait_until_stopped(generation)
+            membership.ready(generation, mesh.address, steps)
+            form = membership.wait_for_form(after=generation)
             continue
-        membership.formed(left)
-        _generation = left
+        membership.formed(generation)
+        _generation = generation
         return job
 
 
@@ -212,7 +236,16 @@ def leave(status: int, *, preempted: bool = False) -> None:
         preempted: True if the training goes on without it.
     """
     global _has_left
-    if _membership is not None and not _has_left:
+    if _membership is None or _has_left:
+        return
+    if _generation == 0 and status == 0 and not preempted:
+        # Its end says that the training is not over.
+        fail(
+            "the script has ended before it joined the others: its training "
+            "belongs into a function of tfring.elastic.run, or into "
+            "tfring.elastic.fit"
+        )
+    else:
         _has_left = True
         _membership.bye(status, preempted=preempted)
 

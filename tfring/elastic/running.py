@@ -82,7 +82,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(train: Callable[[], Any], state: State) -> Any:
-    skip_sync = is_new_start = False
+    skip_sync = False
+    is_new_start = runtime.is_beside()
     while True:
         try:
             if is_new_start:

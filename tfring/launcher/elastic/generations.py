@@ -301,6 +301,12 @@ class Generations:
             self._accused.clear()
             self._lose(worker, "others cannot reach it")
 
+    def _put_beside(self, worker: Worker) -> None:
+        """Has a joiner build before it is taken: the others would wait."""
+        worker.ready = None
+        worker.is_beside = True
+        self._send(worker, {"kind": "beside"})
+
     def _form(self, members: list[Worker]) -> None:
         if self._newest_steps >= 0 and places.newest_steps(members) < 0:
             self._finish(
@@ -346,6 +352,9 @@ class Generations:
                     "members": described,
                 },
             )
+        for worker in self._joiners():
+            if worker.ready and worker.ready.get("building"):
+                self._put_beside(worker)
         self._say(
             f"generation {self.generation}: {len(members)} workers on "
             f"{len({worker.host for worker in members})} hosts."

@@ -45,6 +45,9 @@ class Membership(Generations):
         worker = self.workers.get(name)
         if worker is None or message["generation"] != worker.generation:
             return
+        if message.get("building") and self._ever_formed:
+            self._put_beside(worker)
+            return
         worker.ready = message
         worker.formed = False
         now = self._last_ready = self._clock()
@@ -175,7 +178,8 @@ class Membership(Generations):
                 self.hosts.progress(worker.host)
         for worker in list(self.workers.values()):
             late = now - worker.started >= self.limits.start_seconds
-            if late and worker.generation == 0 and worker.ready is None:
+            waits = worker.generation == 0 and worker.ready is None
+            if late and waits and not worker.is_beside:
                 self._lose(
                     worker,
                     "it did not join the job in "

@@ -93,6 +93,7 @@ class Worker:
     Attributes:
         ready: Its last `ready`, while it waits for a place.
         generation: The last one that it was told to form.
+        is_beside: It builds beside the others, and is ready afterwards.
         done: It has said that the training is over.
         preempted: It has said that it leaves the job.
         error: The exception that ends it, as it said itself.
@@ -106,6 +107,7 @@ class Worker:
     host: str
     started: float
     ready: dict[str, Any] | None = None
+    is_beside: bool = False
     generation: int = 0
     rank: int | None = None
     formed: bool = False
