@@ -45,7 +45,8 @@ class Membership(Generations):
         worker = self.workers.get(name)
         if worker is None or message["generation"] != worker.generation:
             return
-        if message.get("building") and self._ever_formed:
+        forms = bool(self._members) and not self.stopped
+        if message.get("building") and (self._ever_formed or forms):
             self._put_beside(worker)
             return
         worker.ready = message
