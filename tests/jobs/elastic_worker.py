@@ -4,7 +4,8 @@ It counts steps, from the newest count of its generation. Each worker's life can
 be made worse by its name: `w2:raise:10` raises at its tenth step, `kill` has it
 killed, `stop` stopped, `exit` exit with status 3, `quit` exit with 0, `fork`
 leave a child behind and be killed, `term` leave politely; `w2:never:0` does not
-join at all. All may `--talk` much.
+join at all. All may `--talk` much, or `--chat` at each step, and end when
+there is a file `--until`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from tfring.rendezvous import wire
 
@@ -144,6 +146,10 @@ class Worker:
             self.steps += 1
             self.done_here += 1
             self.fault()
+            if self.options.chat:
+                print(self.steps, flush=True)
+            if self.options.until and Path(self.options.until).exists():
+                break
         self.talk()
         # All have come here, as far as this one can tell.
         return self.receive(0.3) is None
@@ -154,6 +160,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--talk", type=int, default=0)
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--until", default="")
     parser.add_argument("--fault", action="append", default=[])
     options = parser.parse_args()
     if f"{NAME}:never:0" in options.fault:

@@ -20,7 +20,7 @@ WORKER = Path(__file__).parent / "elastic_worker.py"
 class Elastic:
     """A job, its output so far, and its processes."""
 
-    def __init__(self, start, options, arguments):
+    def __init__(self, start, options, arguments, env):
         # In the environment of all its processes.
         self.marker = f"TFRING_TEST_MARKER={random.getrandbits(64)}"
         name, _, value = self.marker.partition("=")
@@ -32,9 +32,11 @@ class Elastic:
             env={
                 name: value,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                **env,
             },
         )
         self.output = ""
+        self.directory = Path(f"/proc/{self.process.pid}/cwd").readlink()
 
     def read_until(self, pattern, times=1):
         while len(re.findall(pattern, self.output)) < times:
@@ -58,7 +60,8 @@ class Elastic:
         return sorted(found)
 
     def workers(self):
-        return self.pids("elastic_worker")
+        pids = self.pids("elastic_worker")
+        return [pid for pid in pids if pid != self.process.pid]
 
     def nothing_is_left(self, seconds=10):
         end = time.monotonic() + seconds
@@ -73,8 +76,8 @@ class Elastic:
 def elastic(start):
     jobs = []
 
-    def elastic(options, *arguments):
-        jobs.append(Elastic(start, options.split(), arguments))
+    def elastic(options, *arguments, **env):
+        jobs.append(Elastic(start, options.split(), arguments, env))
         return jobs[-1]
 
     yield elastic
@@ -210,6 +213,72 @@ def test_a_killed_supervisor_leaves_nothing(elastic, which):
     assert job.nothing_is_left()
 
 
+def test_a_lost_supervisor_is_replaced_and_so_are_its_workers(elastic):
+    # Two hosts, as far as the launcher can tell.
+    job = elastic(
+        "-H localhost:2,127.0.0.1:2 --min-np 1 --max-np 4",
+        *("--steps=80", "--size=4"),
+    )
+    job.read_until("generation 1: rank", 4)
+    first = job.pids("launcher.elastic.supervisor")[0]
+    os.kill(first, signal.SIGKILL)
+    job.read_until(r"generation \d: 2 workers")
+    assert job.finish() == 0, job.output
+    assert "localhost was lost" in job.output or (
+        "127.0.0.1 was lost" in job.output
+    )
+    assert re.findall(r"generation \d: (\d) workers", job.output)[-1] == "4"
+    assert job.nothing_is_left()
+
+
+def test_the_job_ends_when_nobody_reads_its_output(elastic):
+    job = elastic("--min-np 2 --max-np 2", "--steps=100000", "--chat")
+    job.read_until("generation 1: rank", 2)
+    job.process.stdout.close()
+    assert job.process.wait(20) == 128 + signal.SIGPIPE
+    assert job.nothing_is_left()
+
+
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("seed", range(2))
+def test_random_faults(elastic, seed):
+    """Kills, stops and terminations of workers, at any time of their lives."""
+    chance = random.Random(seed)
+    job = elastic(
+        "-H localhost:2,127.0.0.1:3 --min-np 2 --max-np 4 --spares 1",
+        *("--steps=1000000", "--until=ENOUGH"),
+        TFRING_ELASTIC_PROGRESS_SECONDS="0.1",
+        TFRING_ELASTIC_SILENCE_SECONDS="1",
+    )
+    os.set_blocking(job.process.stdout.fileno(), False)
+    faults = 0
+    end = time.monotonic() + 80
+    while faults < 10 and time.monotonic() < end:
+        time.sleep(chance.uniform(0.02, 0.4))
+        with contextlib.suppress(BlockingIOError):
+            job.output += os.read(job.process.stdout.fileno(), 1 << 20).decode()
+        assert job.process.poll() is None, job.output
+        sizes = re.findall(r"tfringrun: generation \d+: (\d)", job.output)
+        workers = job.workers()
+        lost = len(re.findall(r"worker w\d+ .*is lost: ", job.output))
+        # Two are to be left of those that have the state.
+        if lost < faults or sizes[-1:] != ["4"] or len(workers) < 5:
+            continue
+        for victim in chance.sample(workers, chance.randint(1, 2)):
+            faults += 1
+            number = chance.choice(
+                [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV]
+            )
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, number)
+            time.sleep(chance.choice([0.0, 0.05, 0.5]))
+    assert faults > 0, job.output
+    (job.directory / "ENOUGH").touch()
+    os.set_blocking(job.process.stdout.fileno(), True)
+    assert job.finish(60) == 0, job.output
+    assert job.nothing_is_left()
+
+
 def ports(pids):
     """Where these processes listen."""
     inodes = set()
@@ -229,7 +298,7 @@ def ports(pids):
 
 
 def test_strangers_do_no_harm(elastic):
-    job = elastic("--min-np 2 --max-np 2", "--steps=400", "--size=2")
+    job = elastic("--min-np 2 --max-np 2", "--steps=200", "--size=2")
     job.read_until("generation 1: rank", 2)
     listening = ports(running(job.marker))
     # The rendezvous and two workers, on the loopback interface alone.
@@ -306,6 +375,10 @@ def test_output_that_nobody_reads_harms_no_worker(elastic):
         ("--elastic --min-np 3 --max-np 2", "--max-np 2 is less than 3"),
         ("--elastic --spares 1", "how many workers?"),
         ("--elastic -H localhost:1 --min-np 2", "have 1 slots in all"),
+        (
+            "--elastic --host-discovery-script no_such_file",
+            "there is no such program",
+        ),
         ("--elastic -np 4 --min-np 1 --max-np 2", "-np 4 is not between"),
     ],
 )

@@ -261,6 +261,33 @@ def test_progress_clears_a_host():
     assert job.names() == {"w1", lost}
 
 
+def test_workers_that_fail_together_count_once():
+    job = Job({"a": 3, "b": 1}, minimum=1, maximum=4)
+    workers = ["w1", "w2", "w3"]
+    assert {job.host_of[worker] for worker in workers} == {"a"}
+    for time in range(MOST_STRIKES):
+        assert "left out" not in "".join(job.said), time
+        before = set(job.host_of)
+        for worker in workers:
+            job.now += 0.1
+            job.exited(worker, 1, "exit status 1")
+        workers = sorted(set(job.host_of) - before)
+        job.now += 20
+    assert job.said[-1].startswith("worker")
+    assert "host a is left out" in "".join(job.said)
+
+
+def test_workers_that_have_trained_for_long_count_for_nothing():
+    job = Job({"a": 4}, minimum=1, maximum=4)
+    job.start(["w1", "w2", "w3", "w4"])
+    job.wait(31)
+    for worker in ("w2", "w3", "w4"):
+        job.now += 0.1
+        job.exited(worker, 9, "")
+    assert "left out" not in "".join(job.said)
+    assert "w7" in job.host_of
+
+
 def test_a_member_that_does_not_leave_its_generation_is_lost():
     job = Job({"a": 3}, minimum=1, maximum=3)
     job.start(["w1", "w2", "w3"])

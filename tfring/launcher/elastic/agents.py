@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -71,11 +72,18 @@ class Agent:
             start_new_session=True,
             preexec_fn=processes.end_with_parent,
         )
+        # A long environment is not taken before ssh is connected.
+        self._writer = threading.Thread(
+            target=self._configure,
+            args=(json.dumps(configuration).encode() + b"\n",),
+            daemon=True,
+        )
+        self._writer.start()
+
+    def _configure(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(
-                json.dumps(configuration).encode() + b"\n"
-            )
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def has_ended(self) -> bool:
@@ -91,7 +99,8 @@ class Agent:
 
     def close(self) -> None:
         """Ends the connection to it, by which it ends."""
-        if self._process.stdin is not None:
+        self._writer.join(timeout=1.0)
+        if self._process.stdin is not None and not self._writer.is_alive():
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
@@ -100,4 +109,5 @@ class Agent:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._writer.join(timeout=1.0)
         self._errors.close()

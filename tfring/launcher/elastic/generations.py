@@ -102,7 +102,10 @@ class Generations:
             accusations -= {
                 each for each in accusations if each[1] == worker.name
             }
-        if strike and self.hosts.strike(worker.host):
+        counts = strike and not worker.proven
+        if counts and self.hosts.strike(
+            worker.host, worker.started, self._clock()
+        ):
             self._say(
                 f"host {worker.host} is left out from now on, as its workers "
                 "fail again and again."

@@ -6,6 +6,7 @@ No clocks and no sockets: the time comes with the calls.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 # A host that has failed so often, with no progress in between, is left out.
@@ -23,6 +24,7 @@ class _Host:
     # Its supervisor is about to be.
     coming: bool = False
     strikes: int = 0
+    struck_at: float = -math.inf
     failures: int = 0
     retry_at: float = 0.0
     # Its supervisor has been asked to end.
@@ -93,19 +95,28 @@ class HostTable:
         wait = FIRST_RETRY_SECONDS * 2 ** min(host.failures, 10)
         host.retry_at = now + min(wait, LONGEST_RETRY_SECONDS)
         host.failures += 1
-        return self.strike(name)
+        return self.strike(name, now, now)
 
-    def strike(self, name: str) -> bool:
+    def strike(self, name: str, started: float, now: float) -> bool:
         """Takes note of a failure on a host.
+
+        What was started before the failure that counted last does not count
+        again: the workers of a host often fail together.
+
+        Args:
+            name: The host.
+            started: When what has failed was started.
+            now: The time.
 
         Returns:
             Whether it is left out from now on, and was not before.
         """
-        if name not in self._hosts:
+        host = self._hosts.get(name)
+        if host is None or host.leaving or started < host.struck_at:
             return False
-        host = self._hosts[name]
         before = host.left_out
         host.strikes += 1
+        host.struck_at = now
         return host.left_out and not before
 
     def progress(self, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 
 from tfring.launcher.elastic.workers import Limits
@@ -70,6 +71,11 @@ def make(
     if script and hosts:
         raise ValueError(
             "--host-discovery-script and -H or --hostfile: pass one of them."
+        )
+    if script and shutil.which(script) is None:
+        raise ValueError(
+            f"--host-discovery-script {script}: there is no such program. Is "
+            "it executable, and its path right, as in ./hosts.sh?"
         )
     if minimum is None:
         minimum = ranks or 1

@@ -176,6 +176,7 @@ class Membership(Generations):
         ):
             self._accused.clear()
             for worker in self._members:
+                worker.proven = True
                 self.hosts.progress(worker.host)
         for worker in list(self.workers.values()):
             late = now - worker.started >= self.limits.start_seconds

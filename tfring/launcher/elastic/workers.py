@@ -94,6 +94,7 @@ class Worker:
         ready: Its last `ready`, while it waits for a place.
         generation: The last one that it was told to form.
         is_beside: It builds beside the others, and is ready afterwards.
+        proven: It has trained for a while.
         done: It has said that the training is over.
         preempted: It has said that it leaves the job.
         error: The exception that ends it, as it said itself.
@@ -111,6 +112,7 @@ class Worker:
     generation: int = 0
     rank: int | None = None
     formed: bool = False
+    proven: bool = False
     done: bool = False
     preempted: bool = False
     error: str = ""
@@ -121,3 +123,20 @@ class Worker:
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}, "
         return f"worker {self.name} ({rank}host {self.host})"
+
+
+def checked_ready(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a worker's `ready` with all that it has to say.
+
+    Raises:
+        KeyError, TypeError, ValueError: It lacks something.
+    """
+    host, port = message["address"]
+    return {
+        "generation": int(message["generation"]),
+        "address": [str(host), int(port)],
+        "node": str(message["node"]),
+        "steps": int(message["steps"]),
+        # It has yet to build what it trains.
+        "building": bool(message.get("building", False)),
+    }
