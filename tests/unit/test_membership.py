@@ -29,6 +29,7 @@ class Rendezvous:
             "TFRING_ELASTIC_TOKEN": self.token,
             "TFRING_ELASTIC_WORKER": "w7",
             "TFRING_ELASTIC_INTERFACE": "127.0.0.1",
+            "TFRING_ELASTIC_HOST": "host1",
         }
 
     def accept(self):
@@ -96,11 +97,11 @@ def test_it_says_who_it_is(rendezvous, member):
 def test_a_generation_forms(rendezvous, member):
     member.ready(3, ("127.0.0.1", 80), 5)
     message = rendezvous.channel.receive(10)
-    assert message.pop("node")
     assert message == {
         "kind": "ready",
         "generation": 3,
         "address": ["127.0.0.1", 80],
+        "node": "host1",
         "steps": 5,
     }
     rendezvous.channel.send({"kind": "unknown"})

@@ -70,6 +70,7 @@ class Membership:
         worker: This worker's name.
         token: The job's.
         interface: The address at which it listens to the others.
+        node: The host that it is on, as the launcher calls it.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class Membership:
         self.token = _variable("TFRING_ELASTIC_TOKEN")
         self.interface = _variable("TFRING_ELASTIC_INTERFACE")
         host, _, port = _variable("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
-        self.node = os.environ.get("TFRING_ELASTIC_HOST") or os.uname().nodename
+        self.node = _variable("TFRING_ELASTIC_HOST")
         self._state = threading.Condition()
         self._form: Form | None = None
         self._stopped: dict[int, str] = {}

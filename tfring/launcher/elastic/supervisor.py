@@ -79,6 +79,8 @@ class Supervisor:
             "TFRING_ELASTIC_TOKEN": token,
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
             "TFRING_ELASTIC_INTERFACE": interface,
+            # Those that share memory, and count as of one machine.
+            "TFRING_ELASTIC_HOST": host,
         }
         self._workers: dict[str, _Worker] = {}
         # Of workers that have ended.
