@@ -52,7 +52,6 @@ class Driver:
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._connect_by: dict[str, float] = {}
-        # Hosts that are no longer there may still have workers.
         self._discovery = Discovery(job.script) if job.script else None
         self._discovery_error = ""
         self._prefixes: dict[int, str] = {}
