@@ -60,7 +60,7 @@ class Worker:
             if name == NAME:
                 self.plan[int(step)] = what
 
-    def ready(self, generation):
+    def ready(self, generation, building=False):
         self.channel.send(
             {
                 "kind": "ready",
@@ -68,6 +68,7 @@ class Worker:
                 "address": self.listener.address,
                 "node": socket.gethostname(),
                 "steps": self.steps,
+                "building": building,
             }
         )
 
@@ -109,9 +110,12 @@ class Worker:
 
     def run(self):
         generation = 0
-        self.ready(generation)
+        self.ready(generation, building=True)
         while True:
             message = self.receive(None)
+            if message["kind"] == "beside":
+                print("builds beside the others", flush=True)
+                self.ready(generation)
             if message["kind"] != "form":
                 continue
             generation = message["generation"]

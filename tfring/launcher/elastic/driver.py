@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import signal
 import socket
 import time
@@ -21,7 +20,14 @@ from tfring.launcher.elastic.job import ElasticJob
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server
-from tfring.launcher.elastic.workers import Finish, Kill, Say, Send, Start
+from tfring.launcher.elastic.workers import (
+    Finish,
+    Kill,
+    Say,
+    Send,
+    Start,
+    checked_ready,
+)
 from tfring.launcher.output import View
 from tfring.rendezvous import handshake
 
@@ -294,14 +300,7 @@ class Driver:
     def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "ready":
-            host, port = message["address"]
-            ready = {
-                "generation": int(message["generation"]),
-                "address": [str(host), int(port)],
-                "node": str(message["node"]),
-                "steps": int(message["steps"]),
-            }
-            self._membership.ready(name, ready)
+            self._membership.ready(name, checked_ready(message))
         elif kind == "formed":
             self._membership.formed(name, int(message["generation"]))
         elif kind == "suspect":
@@ -447,6 +446,4 @@ def _end_message(grace: float, *, terminate: bool = False) -> dict[str, Any]:
 
 def _number(worker: str) -> int:
     """The number in a worker's name, `w5`."""
-    with contextlib.suppress(ValueError):
-        return int(worker[1:])
-    return 0
+    return int(worker[1:])
