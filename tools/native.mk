@@ -39,12 +39,15 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
 # O0, and no undefined: most tests run for a moment, and compile much sooner.
 # maybe-uninitialized: g++ 12 sees one in absl's InlinedVector, inlined into
 # ours, where -isystem does not quieten it.
-# -idirafter: only for what an older TensorFlow's own headers lack.
+# -idirafter: only for what an older TensorFlow's own headers lack, and for XLA's
+# FFI where absl is not TensorFlow's.
 TEST_FLAGS := -O0 -fno-sanitize=undefined
-XLA_FLAGS := -Wno-maybe-uninitialized \
+FFI_FLAGS := -Wno-maybe-uninitialized \
+  $(patsubst %,-idirafter %,$(XLA_HEADERS) $(TENSORFLOW)/include)
+XLA_FLAGS := $(FFI_FLAGS) \
   -isystem $(TENSORFLOW)/include/external/highwayhash \
   -isystem $(TENSORFLOW)/include/external/farmhash_archive/src \
-  -idirafter tools/tensorflow_headers $(XLA_HEADERS:%=-idirafter %)
+  -idirafter tools/tensorflow_headers
 
 # The kernels' variants: tfring_ops/kernels/cpu_variants.h.
 # fp-contract: so that they all round alike, with FMA or without.
@@ -58,6 +61,7 @@ FOREIGN_SOURCES := $(foreach other,$(filter-out $(ARCHITECTURE),x86_64 aarch64),
   $(wildcard $(KERNELS)$(other)_*.cc))
 
 extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
+  $(if $(filter tfring_ops/ffi/% tests/cpp/mpi_cuda_ffi_%,$1),$(FFI_FLAGS)) \
   $(if $(filter tfring_ops/transport/mpi/% tests/cpp/mpi_%,$1),\
     $(MPI_COMPILE_FLAGS)) \
   $(if $(filter $(KERNELS)% tests/fake_cuda/%,$1),-ffp-contract=off) \
@@ -217,6 +221,9 @@ LINK_TEST = $(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
 
 $(PLAIN_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
 	@$(LINK_TEST)
+# It has the engines of a process, too.
+$(OUT)/tests/cpp/mpi_cuda_ffi_test: $(call objects,\
+  $(filter tfring_ops/runtime/% tfring_ops/ffi/%,$(SOURCES)))
 $(MPI_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libmpi_transport.a $(OUT)/libcore.a
 	@$(LINK_TEST) $(MPI_LINK_FLAGS) \
 	  $(patsubst -L%,-Wl$(comma)-rpath$(comma)%,$(filter -L%,$(MPI_LINK_FLAGS)))

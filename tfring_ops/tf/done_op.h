@@ -9,7 +9,8 @@
 #include "absl/status/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tfring_ops/tf/handles.h"
+#include "tfring_ops/runtime/handles.h"
+#include "tfring_ops/tf/entry_tensors.h"
 
 namespace tfring {
 
@@ -57,8 +58,9 @@ class GatheredDoneOp : public CollectOp {
  private:
   void SetOutputs(tensorflow::OpKernelContext* context,
                   Outcome outcome) override {
+    auto& tensors = static_cast<EntryTensors&>(*outcome.memory);
     for (int i = 0; i < context->num_outputs(); ++i) {
-      context->set_output(i, std::move(outcome.gathered[i]));
+      context->set_output(i, std::move(tensors.gathered[i]));
     }
   }
 };

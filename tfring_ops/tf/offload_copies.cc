@@ -5,7 +5,7 @@
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/offload/cuda_copier.h"
-#include "tfring_ops/tf/stream_order.h"
+#include "tfring_ops/tf/gpu_stream.h"
 
 namespace tfring {
 

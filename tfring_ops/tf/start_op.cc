@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/allocator.h"
+#include "tfring_ops/tf/gpu_stream.h"
 #include "tfring_ops/tf/request.h"
-#include "tfring_ops/tf/stream_order.h"
 
 namespace tfring {
 
@@ -43,7 +43,7 @@ void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
   Tensor* output = nullptr;
   OP_REQUIRES_OK(context,
                  context->allocate_output(index, TensorShape({}), &output));
-  OP_REQUIRES_OK(context, OrderStreams(context, entry));
+  OP_REQUIRES_OK(context, OrderStreamsOf(context, entry));
   const Handle previous = context->input(count()).scalar<int64_t>()();
   absl::StatusOr<Handle> handle =
       Handles::Global().Start(std::move(entry), previous, std::move(tensors));

@@ -10,7 +10,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/engine/tensor_entry.h"
-#include "tfring_ops/tf/handles.h"
+#include "tfring_ops/tf/entry_tensors.h"
 
 namespace tfring {
 

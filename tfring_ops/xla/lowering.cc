@@ -1,4 +1,5 @@
-// The ops under jit_compile: each becomes a custom call to ffi_handlers.cc.
+// The ops under jit_compile: each becomes a custom call to
+// ffi/host_handlers.cc.
 //
 // Note [Custom calls that stay in place]
 //
@@ -21,8 +22,8 @@
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "tfring_ops/engine/negotiation/messages.h"
+#include "tfring_ops/ffi/custom_calls.h"
 #include "tfring_ops/tf/request.h"
-#include "tfring_ops/xla/custom_calls.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/layout_util.h"
 #include "xla/shape_util.h"
@@ -98,7 +99,7 @@ class StartXlaOp : public XlaOpKernel {
     const int count = static_cast<int>(request_.tensors.size());
     std::string attributes = Attribute("request", Encode(request_));
     if (platform == Platform::kCuda) {
-      // Note [Handles on a GPU] in cuda_handlers.cc.
+      // Note [Handles on a GPU] in ffi/cuda_handlers.cc.
       int64_t previous = 0;
       const bool first =
           context->ConstantInputAsIntScalar(count, &previous).ok();

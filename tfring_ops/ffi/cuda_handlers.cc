@@ -1,5 +1,5 @@
 // The handlers that XLA calls on a GPU while it enqueues a program: the same
-// custom calls as in ffi_handlers.cc, with a stream.
+// custom calls as in host_handlers.cc, with a stream.
 //
 // Note [Handles on a GPU]
 //
@@ -29,10 +29,11 @@
 #include "absl/synchronization/notification.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/negotiation/messages.h"
-#include "tfring_ops/tf/handles.h"
-#include "tfring_ops/tf/stream_order.h"
-#include "tfring_ops/xla/custom_calls.h"
-#include "tfring_ops/xla/in_place_call.h"
+#include "tfring_ops/ffi/custom_calls.h"
+#include "tfring_ops/ffi/handlers.h"
+#include "tfring_ops/ffi/in_place_call.h"
+#include "tfring_ops/runtime/handles.h"
+#include "tfring_ops/runtime/stream_order.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace xla::ffi {
@@ -164,25 +165,21 @@ ffi::Error Done(void* stream, ffi::RemainingArgs args,
   return ToXla(Collect(stream, args, rets));
 }
 
-XLA_FFI_DEFINE_HANDLER(kCudaStart,
-                       Start<ffi::CtxDecoding<DeviceOrdinal::Context>::Type>,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<void*>>()
-                           .Ctx<DeviceOrdinal::Context>()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<std::string_view>("request")
-                           .Attr<std::string_view>("place"));
-XLA_FFI_DEFINE_HANDLER(kCudaDone, Done,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<void*>>()
-                           .RemainingArgs()
-                           .RemainingRets());
-
-XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "CUDA",
-                         kCudaStart);
-XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "CUDA",
-                         kCudaDone);
-
 }  // namespace
 }  // namespace tfring
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    tfring_cuda_start,
+    tfring::Start<xla::ffi::CtxDecoding<tfring::DeviceOrdinal::Context>::Type>,
+    xla::ffi::Ffi::Bind()
+        .Ctx<xla::ffi::PlatformStream<void*>>()
+        .Ctx<tfring::DeviceOrdinal::Context>()
+        .RemainingArgs()
+        .RemainingRets()
+        .Attr<std::string_view>("request")
+        .Attr<std::string_view>("place"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_cuda_done, tfring::Done,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<void*>>()
+                                  .RemainingArgs()
+                                  .RemainingRets());

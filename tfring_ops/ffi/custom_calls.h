@@ -1,6 +1,6 @@
-// The names under which the lowering finds the FFI handlers.
-#ifndef TFRING_OPS_XLA_CUSTOM_CALLS_H_
-#define TFRING_OPS_XLA_CUSTOM_CALLS_H_
+// The names of the custom calls, and what their attributes may say.
+#ifndef TFRING_OPS_FFI_CUSTOM_CALLS_H_
+#define TFRING_OPS_FFI_CUSTOM_CALLS_H_
 
 namespace tfring {
 
@@ -12,4 +12,4 @@ inline constexpr char kFirstOfChain[] = "first";
 
 }  // namespace tfring
 
-#endif  // TFRING_OPS_XLA_CUSTOM_CALLS_H_
+#endif  // TFRING_OPS_FFI_CUSTOM_CALLS_H_

@@ -17,35 +17,21 @@
 //
 // An output whose size is known only in 3 is allocated there, and then the
 // engine's stream waits for the framework's once more.
-#ifndef TFRING_OPS_TF_STREAM_ORDER_H_
-#define TFRING_OPS_TF_STREAM_ORDER_H_
+#ifndef TFRING_OPS_RUNTIME_STREAM_ORDER_H_
+#define TFRING_OPS_RUNTIME_STREAM_ORDER_H_
 
 #include <cstdint>
-#include <optional>
 
 #include "absl/status/status.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
-
-// A kernel's GPU, and the framework's stream on it: a CUstream.
-struct GpuStream {
-  int32_t device;
-  void* stream;
-};
-// None if the kernel runs on the CPU.
-std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context);
 
 // Makes `entry` one of the GPU `device`, of work on the framework's `stream`: a
 // CUstream.  Steps 2 to 4.
 // REQUIRES: step 1; entry.allocate_output is set.
 absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry);
 
-// The same for a kernel; does nothing if it runs on the CPU, or has no tensors.
-absl::Status OrderStreams(tensorflow::OpKernelContext* context,
-                          TensorEntry& entry);
-
 }  // namespace tfring
 
-#endif  // TFRING_OPS_TF_STREAM_ORDER_H_
+#endif  // TFRING_OPS_RUNTIME_STREAM_ORDER_H_

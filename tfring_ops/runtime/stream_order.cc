@@ -1,15 +1,12 @@
-#include "tfring_ops/tf/stream_order.h"
+#include "tfring_ops/runtime/stream_order.h"
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tensorflow/core/framework/device_base.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/cuda.h"
-#include "xla/stream_executor/stream.h"
 
 namespace tfring {
 namespace {
@@ -52,25 +49,6 @@ absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry) {
     return order->finished->Await(order->framework_stream);
   };
   return absl::OkStatus();
-}
-
-std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context) {
-  const auto* const info =
-      context->device()->tensorflow_accelerator_device_info();
-  if (info == nullptr) return std::nullopt;
-  return GpuStream{info->gpu_id, context->op_device_context()
-                                     ->stream()
-                                     ->platform_specific_handle()
-                                     .stream};
-}
-
-absl::Status OrderStreams(tensorflow::OpKernelContext* context,
-                          TensorEntry& entry) {
-  const std::optional<GpuStream> gpu = GpuStreamOf(context);
-  if (!gpu.has_value() || entry.request.tensors.empty()) {
-    return absl::OkStatus();
-  }
-  return OrderStreams(gpu->stream, gpu->device, entry);
 }
 
 }  // namespace tfring

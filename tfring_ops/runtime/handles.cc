@@ -1,4 +1,4 @@
-#include "tfring_ops/tf/handles.h"
+#include "tfring_ops/runtime/handles.h"
 
 #include <sched.h>
 
@@ -33,7 +33,7 @@ constexpr std::chrono::microseconds kBriefWait{30};
 // follow one another; see `ended` in op_definitions.h.)
 //
 // TensorFlow's executor does not need this, since the entries keep their
-// tensors alive.  But there, too, it leaves nothing in flight behind a failed
+// memory alive.  But there, too, it leaves nothing in flight behind a failed
 // step, so that the next step may use the same names at once.
 
 struct Handles::Chain {
@@ -52,7 +52,6 @@ struct Handles::Pending {
 
   Name name;
   std::shared_ptr<Chain> chain;
-  std::shared_ptr<EntryTensors> tensors;
   bool is_small = false;
   std::atomic<bool> is_over = false;  // as `complete`, without the mutex
   bool complete = false;
@@ -67,10 +66,10 @@ Handles& Handles::Global() {
 }
 
 absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
-                                      std::shared_ptr<EntryTensors> tensors) {
+                                      std::shared_ptr<EntryMemory> memory) {
   auto pending = std::make_shared<Pending>();
   pending->name = {entry.request.process_set_id, entry.request.name};
-  pending->tensors = std::move(tensors);
+  pending->outcome.memory = memory;
   pending->is_small = SizeInBytes(entry.request) <= kSmallBytes;
   for (const TensorEntry::Buffer& buffer : entry.buffers) {
     pending->outcome.outputs.push_back(buffer.output);
@@ -115,10 +114,8 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
   entry.done = [this, pending](const absl::Status& status) {
     Complete(pending, status);
   };
-  if (pending->tensors != nullptr) {
-    entry.keep_memory = [tensors = pending->tensors] {
-      new EntryTensors(*tensors);
-    };
+  if (memory != nullptr) {
+    entry.keep_memory = [memory = std::move(memory)] { memory->Keep(); };
   }
   entry.chain = pending->chain->of_engine;
   SubmitToEngine(std::move(entry));
@@ -169,7 +166,7 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
 void Handles::Complete(const std::shared_ptr<Pending>& pending,
                        const absl::Status& status) {
   // First, so that nobody has the outcome sooner.
-  if (pending->tensors != nullptr) pending->tensors->in_use.clear();
+  if (pending->outcome.memory != nullptr) pending->outcome.memory->Release();
   std::vector<std::shared_ptr<Pending>> deliverable;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -177,9 +174,6 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
     pending->complete = true;
     pending->is_over.store(true, std::memory_order_release);
     pending->outcome.status = status;
-    if (pending->tensors != nullptr) {
-      pending->outcome.gathered.swap(pending->tensors->gathered);
-    }
     if (--chain.in_flight == 0) deliverable.swap(chain.failed);
     if (pending->callback) {
       (pending->Deliverable() ? deliverable : chain.failed).push_back(pending);

@@ -1,19 +1,14 @@
 // The parts that the handlers of XLA's custom calls share on every platform.
-#ifndef TFRING_OPS_XLA_IN_PLACE_CALL_H_
-#define TFRING_OPS_XLA_IN_PLACE_CALL_H_
+#ifndef TFRING_OPS_FFI_IN_PLACE_CALL_H_
+#define TFRING_OPS_FFI_IN_PLACE_CALL_H_
 
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/engine/tensor_entry.h"
-#include "tfring_ops/tf/handles.h"
+#include "tfring_ops/runtime/handles.h"
 #include "xla/ffi/api/ffi.h"
-
-namespace xla::ffi {
-// TensorFlow exports this, and not the XLA_FFI_GetApi of the public header.
-const XLA_FFI_Api* GetXlaFfiApi();
-}  // namespace xla::ffi
 
 namespace tfring {
 
@@ -43,4 +38,4 @@ absl::Status CheckInPlace(const Outcome& outcome,
 
 }  // namespace tfring
 
-#endif  // TFRING_OPS_XLA_IN_PLACE_CALL_H_
+#endif  // TFRING_OPS_FFI_IN_PLACE_CALL_H_

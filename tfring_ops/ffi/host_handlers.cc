@@ -10,15 +10,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "tensorflow/core/platform/cpu_info.h"
-#include "tensorflow/core/platform/env.h"
-#include "tensorflow/core/platform/threadpool.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/negotiation/messages.h"
-#include "tfring_ops/tf/handles.h"
-#include "tfring_ops/xla/custom_calls.h"
-#include "tfring_ops/xla/in_place_call.h"
+#include "tfring_ops/ffi/continuations.h"
+#include "tfring_ops/ffi/handlers.h"
+#include "tfring_ops/ffi/in_place_call.h"
+#include "tfring_ops/runtime/handles.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tfring {
@@ -52,16 +49,6 @@ void Fulfil(ffi::Promise& promise, const absl::Status& status) {
   }
 }
 
-// XLA:CPU runs what follows a future, up to the rest of the program, on the
-// thread that fulfils the promise.  That must not be the engine's, so it is one
-// of these, as many as XLA has itself.
-tensorflow::thread::ThreadPool& Continuations() {
-  static auto* pool = new tensorflow::thread::ThreadPool(
-      tensorflow::Env::Default(), tensorflow::ThreadOptions(), "tfring_xla",
-      tensorflow::port::MaxParallelism(), /*low_latency_hint=*/false);
-  return *pool;
-}
-
 // Returns a future, so that no thread of XLA is blocked meanwhile.
 ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   // Shared: the first versions of a Promise cannot be copied.
@@ -75,7 +62,7 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   *call->result = kNoHandle;
   auto callback = [promise,
                    addresses = call->Addresses()](const Outcome& outcome) {
-    Continuations().Schedule(
+    Continuations::Global().Schedule(
         [promise, status = CheckInPlace(outcome, addresses)] {
           Fulfil(*promise, status);
         });
@@ -87,15 +74,14 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return future;
 }
 
-XLA_FFI_DEFINE_HANDLER(
-    kStart, Start,
-    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<std::string_view>(
-        "request"));
-XLA_FFI_DEFINE_HANDLER(kDone, Done,
-                       ffi::Ffi::Bind().RemainingArgs().RemainingRets());
-
-XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "Host", kStart);
-XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "Host", kDone);
-
 }  // namespace
 }  // namespace tfring
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_start, tfring::Start,
+                              xla::ffi::Ffi::Bind()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<std::string_view>("request"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    tfring_host_done, tfring::Done,
+    xla::ffi::Ffi::Bind().RemainingArgs().RemainingRets());

@@ -1,4 +1,4 @@
-#include "tfring_ops/xla/in_place_call.h"
+#include "tfring_ops/ffi/in_place_call.h"
 
 #include <cstddef>
 #include <string>

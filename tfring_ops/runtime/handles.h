@@ -5,12 +5,13 @@
 //
 // Invariants:
 // - Every outcome is handed out at most once.
-// - The tensors that an entry keeps alive are released before its outcome is
-//   handed out, so that later operations may use their memory.
+// - The memory that an entry keeps is released before its outcome is handed
+// out,
+//   so that later operations may use it.
 // - A failure is handed out only when nothing of its chain is in flight; see
 //   Note [A failure waits for its chain].
-#ifndef TFRING_OPS_TF_HANDLES_H_
-#define TFRING_OPS_TF_HANDLES_H_
+#ifndef TFRING_OPS_RUNTIME_HANDLES_H_
+#define TFRING_OPS_RUNTIME_HANDLES_H_
 
 #include <cstdint>
 #include <functional>
@@ -25,7 +26,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -35,16 +35,20 @@ using Handle = int64_t;
 // The handle before the first start of a chain.
 inline constexpr Handle kNoHandle = 0;
 
-// An entry's memory, as far as TensorFlow's tensors own it.
-struct EntryTensors {
-  std::vector<tensorflow::Tensor> in_use;    // until the engine is done
-  std::vector<tensorflow::Tensor> gathered;  // what allocate_output made
+// What owns an entry's memory, where a framework counts references to it.
+class EntryMemory {
+ public:
+  virtual ~EntryMemory() = default;
+  // The engine is done with it.
+  virtual void Release() = 0;
+  // Nobody may ever have it again; see TensorEntry::keep_memory.
+  virtual void Keep() = 0;
 };
 
 struct Outcome {
   absl::Status status;
-  std::vector<const void*> outputs;  // where the engine wrote; see Buffer
-  std::vector<tensorflow::Tensor> gathered;
+  std::vector<const void*> outputs;     // where the engine wrote; see Buffer
+  std::shared_ptr<EntryMemory> memory;  // what Start was given
 };
 
 class Handles {
@@ -55,14 +59,14 @@ class Handles {
   static Handles& Global();
 
   // Submits `entry`, whose `done` must be empty, to the engine.  It joins the
-  // chain of `previous`.  `tensors` may be null.
+  // chain of `previous`.  `memory` may be null.
   //
   // An earlier request of the same name that is complete and was never
   // collected, because its step was aborted, is forgotten.
   //
   // Internal if `previous` is not known, or collected already.
   absl::StatusOr<Handle> Start(TensorEntry entry, Handle previous,
-                               std::shared_ptr<EntryTensors> tensors);
+                               std::shared_ptr<EntryMemory> memory);
 
   // Collects: returns the outcome if there is one already; else it goes to
   // `callback`, usually on a thread of the engine's.
@@ -91,4 +95,4 @@ class Handles {
 
 }  // namespace tfring
 
-#endif  // TFRING_OPS_TF_HANDLES_H_
+#endif  // TFRING_OPS_RUNTIME_HANDLES_H_

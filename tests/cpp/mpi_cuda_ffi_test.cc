@@ -1,0 +1,145 @@
+// XLA's custom calls on a GPU, called as a program of XLA's is enqueued: the
+// host waits for nothing on the stream.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/fake_xla.h"
+#include "tests/cpp/mpi_world.h"
+#include "tfring_ops/base/types.h"
+#include "tfring_ops/ffi/handlers.h"
+#include "tfring_ops/runtime/engines.h"
+
+namespace tfring {
+namespace {
+
+using testing::HasSubstr;
+
+class MpiCudaFfiTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    ASSERT_EQ(StartWorld(MPI_Comm_c2f(MPI_COMM_WORLD)), absl::OkStatus());
+  }
+  static void TearDownTestSuite() { StopEngines(); }
+
+  void SetUp() override {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    device_ = OpenGpu();
+  }
+  void TearDown() override {
+    EXPECT_EQ(device_->Finish(), absl::OkStatus());
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+
+  // `count` times `value`.
+  static Elements Equal(int64_t count, float value) {
+    const std::vector<float> values(count, value);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+    return {bytes, bytes + values.size() * sizeof(float)};
+  }
+
+  static XlaBuffer Buffer(const DeviceElements& elements, int64_t count) {
+    return {XLA_FFI_DataType_F32, elements.data(), {count}};
+  }
+  // Never read nor written.
+  static XlaBuffer Handle() { return {XLA_FFI_DataType_S64, nullptr, {}}; }
+
+  absl::Status Start(const std::string& name, const XlaBuffer& buffer,
+                     const std::string& place) {
+    std::string request(1000, '\0');
+    request.resize(tfring_encode_allreduce(
+        name.c_str(), 1, static_cast<int32_t>(DataType::kFloat32),
+        static_cast<int32_t>(ReduceOp::kSum), request.data(),
+        static_cast<int64_t>(request.size())));
+    return CallHandler(tfring_cuda_start, device_->stream(), 0,
+                       {buffer, Handle()}, {buffer, Handle()},
+                       {{"place", place}, {"request", request}});
+  }
+  absl::Status Done(const XlaBuffer& buffer) {
+    return CallHandler(tfring_cuda_done, device_->stream(), 0,
+                       {buffer, Handle(), Handle()}, {buffer, Handle()}, {});
+  }
+
+  // The sum of rank + 1 over all ranks.
+  float Sum() const { return static_cast<float>(size_ * (size_ + 1) / 2); }
+
+  int rank_ = 0, size_ = 0;
+  std::unique_ptr<CudaDevice> device_;
+};
+
+// Steps of a training: kernels before the starts and after the dones, on XLA's
+// stream, which the host does not wait for.
+TEST_F(MpiCudaFfiTest, ChainsOfStartsInALoop) {
+  const WithFakeCuda delay(&fake_cuda::Options::delay_us, 300);
+  const std::vector<int64_t> counts = {7, 50'000, 1000};
+  std::deque<DeviceElements> own, gradients, weights;
+  for (const int64_t count : counts) {
+    own.emplace_back(*device_, Equal(count, static_cast<float>(rank_ + 1)));
+    gradients.emplace_back(*device_, Equal(count, 0));
+    weights.emplace_back(*device_, Equal(count, 0));
+  }
+  constexpr int kSteps = 10;
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t i = 0; i < counts.size(); ++i) {
+      device_->kernels().Copy(gradients[i].data(), own[i].data(),
+                              counts[i] * static_cast<int64_t>(sizeof(float)));
+      ASSERT_EQ(Start("gradient " + std::to_string(i),
+                      Buffer(gradients[i], counts[i]), i == 0 ? "first" : ""),
+                absl::OkStatus());
+    }
+    for (size_t i = 0; i < counts.size(); ++i) {
+      ASSERT_EQ(Done(Buffer(gradients[i], counts[i])), absl::OkStatus());
+      device_->kernels().Reduce(weights[i].data(), weights[i].data(),
+                                gradients[i].data(), counts[i],
+                                DataType::kFloat32, ReduceOp::kSum);
+    }
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    EXPECT_EQ(weights[i].Download(), Equal(counts[i], kSteps * Sum()));
+  }
+}
+
+TEST_F(MpiCudaFfiTest, AnErrorOfAllRanksIsTheDonesAndTheNextStepGoesOn) {
+  const int64_t count = 10 + rank_;
+  const DeviceElements unequal(*device_, Equal(count, 1));
+  ASSERT_EQ(Start("unequal", Buffer(unequal, count), "first"),
+            absl::OkStatus());
+  const absl::Status status = Done(Buffer(unequal, count));
+  if (size_ > 1) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("shapes differ"));
+  }
+  const DeviceElements equal(*device_,
+                             Equal(10, static_cast<float>(rank_ + 1)));
+  ASSERT_EQ(Start("equal", Buffer(equal, 10), "first"), absl::OkStatus());
+  ASSERT_EQ(Done(Buffer(equal, 10)), absl::OkStatus());
+  EXPECT_EQ(equal.Download(), Equal(10, Sum()));
+}
+
+TEST_F(MpiCudaFfiTest, ABufferThatHasMovedIsAnError) {
+  const DeviceElements here(*device_, Equal(10, 1));
+  const DeviceElements there(*device_, Equal(10, 1));
+  ASSERT_EQ(Start("moved", Buffer(here, 10), "first"), absl::OkStatus());
+  EXPECT_THAT(std::string(Done(Buffer(there, 10)).message()),
+              HasSubstr("XLA moved a tensor in the middle of a reduction"));
+  EXPECT_EQ(Done(Buffer(here, 10)), absl::OkStatus());
+  EXPECT_THAT(std::string(CallHandler(tfring_cuda_start, device_->stream(), 0,
+                                      {Buffer(here, 10), Handle()},
+                                      {Buffer(there, 10), Handle()},
+                                      {{"place", "first"}, {"request", ""}})
+                              .message()),
+              testing::Not(testing::IsEmpty()));
+}
+
+}  // namespace
+}  // namespace tfring
+
+int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

@@ -1,0 +1,32 @@
+// The C functions that XLA calls for our custom calls, on the host and on a
+// GPU, and what the calls are to say.  TensorFlow has them from
+// xla/registration.cc; another framework, such as JAX, registers them itself:
+// of TensorFlow nothing is needed here, only headers of XLA's FFI.
+//
+// A start has any number of buffers of one dtype as operands, then the int64
+// handle of the start before it, or 0; its results are the same buffers, in
+// place, and its handle.  A done has those results and the handle of the last
+// start of the chain as operands, and the buffers and a 0 as results.
+#ifndef TFRING_OPS_FFI_HANDLERS_H_
+#define TFRING_OPS_FFI_HANDLERS_H_
+
+#include <cstdint>
+
+#include "tfring_ops/capi/capi.h"
+#include "xla/ffi/api/c_api.h"
+
+TFRING_EXPORT XLA_FFI_Error* tfring_host_start(XLA_FFI_CallFrame* frame);
+TFRING_EXPORT XLA_FFI_Error* tfring_host_done(XLA_FFI_CallFrame* frame);
+TFRING_EXPORT XLA_FFI_Error* tfring_cuda_start(XLA_FFI_CallFrame* frame);
+TFRING_EXPORT XLA_FFI_Error* tfring_cuda_done(XLA_FFI_CallFrame* frame);
+
+// Encodes the attribute `request` of the start of an allreduce of `tensors`
+// tensors in the world: writes its bytes to `request`, which has room for
+// `room`, and returns how many they are, also where there is too little room.
+// Numbers of dtypes and operations are base/types.h's.  On GPUs a start has the
+// attribute `place`, too: "first" if no start is before it, else "".
+TFRING_EXPORT int64_t tfring_encode_allreduce(const char* name, int32_t tensors,
+                                              int32_t dtype, int32_t op,
+                                              char* request, int64_t room);
+
+#endif  // TFRING_OPS_FFI_HANDLERS_H_

@@ -1,0 +1,28 @@
+#include "tfring_ops/tf/gpu_stream.h"
+
+#include "tensorflow/core/framework/device_base.h"
+#include "tfring_ops/runtime/stream_order.h"
+#include "xla/stream_executor/stream.h"
+
+namespace tfring {
+
+std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context) {
+  const auto* const info =
+      context->device()->tensorflow_accelerator_device_info();
+  if (info == nullptr) return std::nullopt;
+  return GpuStream{info->gpu_id, context->op_device_context()
+                                     ->stream()
+                                     ->platform_specific_handle()
+                                     .stream};
+}
+
+absl::Status OrderStreamsOf(tensorflow::OpKernelContext* context,
+                            TensorEntry& entry) {
+  const std::optional<GpuStream> gpu = GpuStreamOf(context);
+  if (!gpu.has_value() || entry.request.tensors.empty()) {
+    return absl::OkStatus();
+  }
+  return OrderStreams(gpu->stream, gpu->device, entry);
+}
+
+}  // namespace tfring

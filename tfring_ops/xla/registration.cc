@@ -1,0 +1,24 @@
+// The handlers of ffi/ as those of TensorFlow's XLA.
+#include "tfring_ops/ffi/custom_calls.h"
+#include "tfring_ops/ffi/handlers.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace xla::ffi {
+// TensorFlow exports this, and not the XLA_FFI_GetApi of the public header.
+const XLA_FFI_Api* GetXlaFfiApi();
+}  // namespace xla::ffi
+
+namespace tfring {
+namespace {
+
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "Host",
+                         tfring_host_start);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "Host",
+                         tfring_host_done);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "CUDA",
+                         tfring_cuda_start);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "CUDA",
+                         tfring_cuda_done);
+
+}  // namespace
+}  // namespace tfring
