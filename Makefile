@@ -144,6 +144,15 @@ parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
 	  $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py)
 
+# For the custom calls under JAX, where there is no TensorFlow.
+JAX_VENV := build/jax-venv
+$(JAX_VENV)/.ready:
+	$(PYTHON) -m venv $(JAX_VENV)
+	$(JAX_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  "jax==0.10.2; python_version >= '3.11'" \
+	  "jax==0.6.2; python_version < '3.11'"
+	touch $@
+
 # On tensors of a GPU, the fake one of tests/fake_gpu where there is none: all
 # of tests/parallel at GPU_RANKS to which the memory matters, and some of it at 3
 # and 4.  At one rank validate.py runs some.
@@ -157,7 +166,7 @@ ON_HOST := callbacks consistency data data_service docs elastic fit_agreement \
   whole_states
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
-gpu-test: build standalone
+gpu-test: build standalone $(JAX_VENV)/.ready
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
 	  files="$(GPU_TESTS)"; \

@@ -28,7 +28,10 @@ from tfring_build.native import BUILD_DIRECTORY
 _ROOT = Path(__file__).parents[1]
 _NAME = "tfring-gpu"  # the one folder of the archive
 _LIBRARIES = BUILD_DIRECTORY / "standalone"
-_FILES = ("tools/bare_gpu.py", "benchmarks/gpu.py", "pyproject.toml")
+_FILES = (
+    *("tools/bare_gpu.py", "tools/bare_jax.py"),
+    *("benchmarks/gpu.py", "pyproject.toml"),
+)
 _FOLDERS = ("tfring", "tests/gpu")
 # In the versions of this environment.
 _PACKAGES = (

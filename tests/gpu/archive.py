@@ -1,7 +1,8 @@
 """The archive of tools/gpu_archive.py, unpacked where there is no TensorFlow.
 
 `make gpu-test` runs it, after it has built the library. The environment has the
-little that the machine is to have: Python, NumPy and ml_dtypes.
+little that the machine is to have: Python, NumPy and ml_dtypes, and for one
+part JAX, which `make gpu-test` installs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ ROOT = Path(__file__).parents[2]
 FAKES = (bare_gpu.FAKE_DRIVER, bare_gpu.FAKE_NCCL)
 PARTS = [
     *("facts", "probe", "kernels", "ipc", "staged"),
-    *("sanitizer", "lost", "bandwidth", "nccl"),
+    *("sanitizer", "lost", "jax", "bandwidth", "nccl"),
 ]
+JAX_PYTHON = ROOT / "build/jax-venv/bin/python"
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -130,13 +132,28 @@ def test_all_parts(tree, python, programs, tmp_path):
     table = report[report.index("| part ") :].partition("\n\n")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     assert [row[0].strip() for row in rows] == PARTS
-    for _, _, good, failed, _ in rows:
-        assert int(good) > 0
+    for name, _, good, failed, _ in rows:
+        assert (int(good) > 0) == (name.strip() != "jax")
         assert int(failed) == 0
+    assert "- jax, 2 ranks: 1 skipped: no jax in this Python\n" in report
     assert "**failed**" not in report
     assert (tmp_path / "jobs.log").read_text()
     notes = (programs / "compute-sanitizer.notes").read_text()
     assert notes.startswith(f"--error-exitcode=9 {python} -m pytest")
+
+
+def test_jax_calls_the_handlers(tree):
+    output = call(
+        *(JAX_PYTHON, "tests/gpu/validate.py", "--parts=jax", "--ranks=2"),
+        cwd=tree,
+        env=bare(JAX_PYTHON.parent),
+    )
+    # One platform's; JAX has no GPU where the driver is a fake one.
+    if bare_gpu.is_fake():
+        assert "| jax | 2 | 5 | 0 | 5 |" in output
+        assert "- jax, 2 ranks: 5 skipped: this JAX has no gpu\n" in output
+    else:
+        assert re.search(r"\| jax \| 2 \| (5|10) \| 0 \| ", output)
 
 
 def test_an_error_that_the_sanitizer_sees_is_a_failure(tree, python, programs):

@@ -43,6 +43,8 @@ _BRIEF = {"TFRING_STALL_SHUTDOWN_TIME_SECONDS": "30"}
 _ON_GPU = {**_BRIEF, "TFRING_TEST_DEVICE": "GPU:0"}
 _BY_HOST = {"TFRING_CUDA_IPC": "0", "TFRING_CUDA_AWARE_MPI": "0"}
 _BY_NCCL = {"TFRING_GPU_BACKEND": "nccl"}
+# Ranks share a GPU, and its memory.
+_UNDER_JAX = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Part:
     ranks: tuple[int, ...]
     environment: dict[str, str]
     wrapper: tuple[str, ...] = ()  # the program that each rank is run by
+    module: str = "pytest"  # of Python, which the tests need
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,12 @@ PARTS: dict[str, Part | Script] = {
         ("compute-sanitizer", "--error-exitcode=9"),
     ),
     "lost": Script("tests/gpu/lost.py"),
+    "jax": Part(
+        ("tests/gpu/under_jit.py",),
+        (1, 2, 3),
+        {**_BRIEF, **_UNDER_JAX},
+        module="jax",
+    ),
     "bandwidth": Script("benchmarks/gpu.py", sized=True),
     "nccl": Part(("tests/gpu/nccl.py",), (1,), {**_BRIEF, **_BY_NCCL}),
     "tensorflow": Part(
@@ -126,6 +135,9 @@ def run(part: Part, ranks: int, jobs: Jobs) -> list[Result]:
     """Runs the tests of a part, in as many jobs as it takes."""
     if part.wrapper and not shutil.which(part.wrapper[0]):
         return [Result("the job", "skipped", f"no {part.wrapper[0]}")]
+    if importlib.util.find_spec(part.module) is None:
+        missing = f"no {part.module} in this Python"
+        return [Result("the job", "skipped", missing)]
     results: list[Result] = []
     for _ in range(_MOST_JOBS):
         if jobs.seconds_left() <= 0:
