@@ -32,6 +32,14 @@ FLAGS := -std=c++17 -fPIC -fvisibility=hidden -pthread $(VARIANT_FLAGS) \
   -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64 \
   -iquote . $(HEADERS:%=-isystem %/include)
 
+# The GPU's kernels, assembled for each generation of GPUs where there is an
+# assembler: tfring_ops/kernels/cuda_cubins.h.
+PTXAS ?=
+CUBINS := $(if $(PTXAS),$(patsubst %,$(BUILD)/cubins/sm_%.cubin,\
+  60 70 80 90 100 120))
+UNUSED_CUBINS := $(if $(PTXAS),tfring_ops/kernels/cuda_no_cubins.cc,\
+  tfring_ops/kernels/cuda_cubins.cc)
+
 # Some sources need more flags.
 # initial-exec: where thread-local memory is allocated late and lies 16 bytes
 # behind the start of a page, g++ 12's TSan takes these for a header with its
@@ -75,7 +83,7 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
 
 # The lowering to XLA takes longest by far, so it starts first.
 SOURCES := $(wildcard tfring_ops/xla/*.cc) \
-  $(filter-out tfring_ops/xla/% $(FOREIGN_SOURCES),$(wildcard \
+  $(filter-out tfring_ops/xla/% $(FOREIGN_SOURCES) $(UNUSED_CUBINS),$(wildcard \
     tfring_ops/*/*.cc tfring_ops/*/*/*.cc))
 # The modules that need neither TensorFlow's runtime nor MPI.
 CORE_SOURCES := $(filter-out tfring_ops/transport/mpi/%,$(filter \
@@ -123,6 +131,11 @@ $(ALL_OBJECTS): $(OUT)/%.o: %.cc $(BUILD)/config.mk tools/native.mk
 -include $(ALL_OBJECTS:.o=.d)
 # The compiler does not see what the assembler includes.
 $(OUT)/tfring_ops/kernels/cuda_kernels.o: tfring_ops/kernels/cuda_kernels.ptx
+$(OUT)/tfring_ops/kernels/cuda_cubins.o: $(CUBINS)
+$(BUILD)/cubins/sm_%.cubin: tfring_ops/kernels/cuda_kernels.ptx
+	@mkdir -p $(@D)
+	@echo "$@"
+	@$(PTXAS) --warn-on-spills --warning-as-error -arch=sm_$* -o $@ $<
 
 # ---- The op library ----
 

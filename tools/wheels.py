@@ -30,7 +30,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfring_build.find import MPI_WHEEL, XLA_HEADERS
+from tfring_build.find import MPI_WHEEL, PTXAS_WHEEL, XLA_HEADERS
 
 _ROOT = Path(__file__).parents[1]
 # The last of each release that the sources can be built for.
@@ -177,7 +177,7 @@ def _environment(python: str, version: str) -> tuple[Path, Path]:
     pip = str(inside), "-m", "pip", "--quiet", "install"
     _run(
         *(*pip, "setuptools>=77", "wheel", MPI_WHEEL),
-        f"tensorflow-cpu=={version}",
+        *(f"{PTXAS_WHEEL}>=12.8,<13", f"tensorflow-cpu=={version}"),
     )
     release = ".".join(version.split(".")[:2])
     if headers := XLA_HEADERS.get(release):

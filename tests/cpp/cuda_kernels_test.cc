@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "tests/cpp/fake_gpu.h"
 #include "tfring_ops/engine/execution/neutral_contribution.h"
+#include "tfring_ops/kernels/cuda_cubins.h"
 #include "tfring_ops/kernels/kernels.h"
 
 namespace tfring {
@@ -103,10 +105,58 @@ TEST_F(CudaKernelsTest, AGpuThatIsNotThereIsAnError) {
 TEST_F(CudaKernelsTest, WhatTheCompilerSaysIsInTheError) {
   if (FakeCuda() == nullptr) GTEST_SKIP() << "a real compiler is there";
   const WithFakeCuda no_compiler(&fake_cuda::Options::no_compiler, 1);
+  // No code is built in for that one.
+  const WithFakeCuda old_gpu(&fake_cuda::Options::capability, 52);
   const auto device = CudaDevice::ForOrdinal(0);
   EXPECT_NE(device.status().message().find("the fake compiler is lost"),
             absl::string_view::npos)
       << device.status();
+}
+
+TEST(CudaCubinsTest, AreOfTheGenerationAndNoNewer) {
+  const std::vector<CudaCubin> cubins = {
+      {60, nullptr}, {80, nullptr}, {86, nullptr}, {120, nullptr}};
+  const auto chosen = [&](int capability) {
+    const CudaCubin* const cubin = CubinFor(capability, cubins);
+    return cubin == nullptr ? 0 : cubin->capability;
+  };
+  EXPECT_EQ(chosen(52), 0);
+  EXPECT_EQ(chosen(60), 60);
+  EXPECT_EQ(chosen(62), 60);
+  EXPECT_EQ(chosen(75), 0);
+  EXPECT_EQ(chosen(80), 80);
+  EXPECT_EQ(chosen(86), 86);
+  EXPECT_EQ(chosen(89), 86);
+  EXPECT_EQ(chosen(90), 0);
+  EXPECT_EQ(chosen(121), 120);
+}
+
+// With code for the GPU the driver compiles nothing, and needs no compiler.
+TEST_F(CudaKernelsTest, CodeThatIsBuiltInIsNotCompiled) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not count them";
+  std::atomic<int64_t>& compiled = FakeCudaCounts().compiled_modules;
+  for (const int capability : {52, 61, 70, 75, 86, 90, 100, 103, 121, 140}) {
+    const bool built_in = CubinFor(capability, CudaCubins()) != nullptr;
+    const WithFakeCuda option(&fake_cuda::Options::capability, capability);
+    const WithFakeCuda no_compiler(&fake_cuda::Options::no_compiler, built_in);
+    const int64_t before = compiled;
+    const auto device = CudaDevice::ForOrdinal(0);
+    ASSERT_TRUE(device.ok()) << capability << device.status();
+    EXPECT_EQ(compiled - before, built_in ? 0 : 1) << capability;
+    if (CudaCubins().empty()) continue;
+    EXPECT_EQ(built_in, capability != 52 && capability != 140) << capability;
+  }
+}
+
+TEST_F(CudaKernelsTest, CodeThatTheDriverDoesNotTakeIsCompiledAgain) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real driver takes it";
+  if (CudaCubins().empty()) GTEST_SKIP() << "none is built in";
+  const WithFakeCuda old_driver(&fake_cuda::Options::no_code, 1);
+  EXPECT_TRUE(CudaDevice::ForOrdinal(0).ok());
+  const WithFakeCuda no_compiler(&fake_cuda::Options::no_compiler, 1);
+  const std::string message(CudaDevice::ForOrdinal(0).status().message());
+  EXPECT_NE(message.find("the fake compiler is lost"), std::string::npos);
+  EXPECT_NE(message.find("compiled for 9.0"), std::string::npos) << message;
 }
 
 TEST_F(CudaKernelsTest, AnEventNeedsNoKernels) {

@@ -23,6 +23,9 @@ namespace {
 constexpr int kVersion = 12010;
 constexpr int kHighestPriority = -5;
 constexpr unsigned kDisableTiming = 2;
+// CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
+constexpr int kCapabilityMajor = 75;
+constexpr int kCapabilityMinor = 76;
 
 int FromEnvironment(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
@@ -76,7 +79,9 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_DEVICES", 1)},
                   {FromEnvironment("FAKE_CUDA_OWN_GPUS", 0)},
                   {FromEnvironment("FAKE_CUDA_HELD_DEVICE", -1)},
-                  {FromEnvironment("FAKE_CUDA_NO_COMPILER", 0)}};
+                  {FromEnvironment("FAKE_CUDA_NO_COMPILER", 0)},
+                  {FromEnvironment("FAKE_CUDA_CAPABILITY", 90)},
+                  {FromEnvironment("FAKE_CUDA_NO_CODE", 0)}};
   return *options;
 }
 
@@ -156,8 +161,17 @@ ENTRY cuDeviceGetUuid(char* uuid, int device) {
   std::memcpy(uuid + sizeof(device), &owner, sizeof(owner));
   return kSuccess;
 }
-ENTRY cuDeviceGetAttribute(int* value, int, int) {
-  *value = 2;
+ENTRY cuDeviceGetAttribute(int* value, int attribute, int) {
+  switch (attribute) {
+    case kCapabilityMajor:
+      *value = GetOptions().capability / 10;
+      break;
+    case kCapabilityMinor:
+      *value = GetOptions().capability % 10;
+      break;
+    default:
+      *value = 2;
+  }
   return kSuccess;
 }
 ENTRY cuDevicePrimaryCtxRetain(Context** context, int device) {

@@ -3,10 +3,11 @@
 //
 // Memory is the host's, at addresses that only the fake can use; a stream is a
 // thread that runs its tasks later; IPC goes from process to process
-// by memory files.  A kernel is known by its name in the PTX, and its source is
-// compiled for the host: tests hold its arithmetic against the host's kernels,
-// and only what a compiler and a GPU make of it is left to a real one.  It is
-// strict where CUDA leaves things undefined or an error comes late:
+// by memory files.  A kernel is known by its name in the PTX or in what was
+// assembled of it, and its source is compiled for the host: tests hold its
+// arithmetic against the host's kernels, and only what a compiler and a GPU
+// make of it is left to a real one.  It is strict where CUDA leaves things
+// undefined or an error comes late:
 // - A call without a context is an error, and so is a stream, an event or a
 //   kernel of another one, or one that has been destroyed.
 // - What the GPU reads or writes lies in its memory or in pinned memory, from
@@ -30,6 +31,9 @@
 //   EXPORTS_LEFT   cuIpcGetMemHandle fails when so many have succeeded; -1 is
 //                  never
 //   NO_COMPILER    1: no kernels can be made of PTX
+//   NO_CODE        1: no kernels that are assembled are taken, as by a driver
+//                  that is older
+//   CAPABILITY     of all devices: 90 is 9.0
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   DEVICES        how many there are
 //   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
@@ -46,7 +50,8 @@ namespace tfring::fake_cuda {
 
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
-      launches_left, devices, own_gpus, held_device, no_compiler;
+      launches_left, devices, own_gpus, held_device, no_compiler, capability,
+      no_code;
 };
 Options& GetOptions();
 
@@ -64,6 +69,7 @@ struct Counts {
   // Streams whose priority is not the highest.
   std::atomic<int64_t> ordinary_streams;
   std::atomic<int64_t> loaded_modules;
+  std::atomic<int64_t> compiled_modules;  // of these, from PTX
   // Numbers that a stream has written where a later one was, perhaps awaited.
   std::atomic<int64_t> numbers_gone_back;
 };
@@ -77,6 +83,7 @@ enum Result : int {
   kInvalidDevice = 101,
   kInvalidContext = 201,
   kMapFailed = 205,
+  kNoBinaryForGpu = 209,
   kInvalidPtx = 218,
   kNoCompiler = 221,
   kInvalidHandle = 400,

@@ -1,4 +1,6 @@
 // Modules, and the launches of their kernels.
+#include <elf.h>
+
 #include <cstring>
 #include <functional>
 #include <map>
@@ -19,7 +21,8 @@ namespace {
 
 using tfring::DataType;
 
-constexpr int kErrorLog = 5;  // CU_JIT_ERROR_LOG_BUFFER
+constexpr int kErrorLog = 5;       // CU_JIT_ERROR_LOG_BUFFER
+constexpr int kCudaMachine = 190;  // EM_CUDA
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 
@@ -58,6 +61,46 @@ struct Module {
   std::set<std::string> names;
   std::map<std::string, Function> functions;
 };
+
+std::set<std::string> NamesInPtx(const std::string& ptx) {
+  std::set<std::string> names;
+  const std::string entry = ".visible .entry ";
+  for (size_t at = ptx.find(entry); at != std::string::npos;
+       at = ptx.find(entry, at)) {
+    at += entry.size();
+    names.insert(ptx.substr(at, ptx.find('(', at) - at));
+  }
+  return names;
+}
+
+// Of code of a GPU: a kernel has a section of its own.
+std::set<std::string> NamesInCode(const char* image) {
+  const auto& header = *reinterpret_cast<const Elf64_Ehdr*>(image);
+  const auto* const sections =
+      reinterpret_cast<const Elf64_Shdr*>(image + header.e_shoff);
+  const char* const texts = image + sections[header.e_shstrndx].sh_offset;
+  std::set<std::string> names;
+  const std::string text = ".text.";
+  for (int i = 0; i < header.e_shnum; ++i) {
+    const std::string name = texts + sections[i].sh_name;
+    if (name.rfind(text, 0) == 0) names.insert(name.substr(text.size()));
+  }
+  return names;
+}
+
+// The capability that code was made for: another byte has it since ABI 8.
+int MadeFor(const Elf64_Ehdr& header) {
+  const unsigned shift = header.e_ident[EI_ABIVERSION] < 8 ? 0 : 8;
+  return static_cast<int>(header.e_flags >> shift & 0xff);
+}
+
+// Code runs on GPUs of its generation that are no older.
+bool RunsHere(const char* image) {
+  const auto& header = *reinterpret_cast<const Elf64_Ehdr*>(image);
+  const int made_for = MadeFor(header), capability = GetOptions().capability;
+  return GetOptions().no_code == 0 && header.e_machine == kCudaMachine &&
+         made_for / 10 == capability / 10 && made_for <= capability;
+}
 
 // Those that are loaded.
 std::mutex modules_mutex;
@@ -130,24 +173,22 @@ int LaunchCopyPieces(const Function& function, void** parameters,
 ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned options,
                          const int* names, void** values) {
   RETURN_IF_ERROR(Check());
-  if (GetOptions().no_compiler != 0) {
+  const auto* const bytes = static_cast<const char*>(image);
+  const bool assembled = std::memcmp(bytes, ELFMAG, SELFMAG) == 0;
+  if (assembled) {
+    if (!RunsHere(bytes)) return kNoBinaryForGpu;
+  } else if (GetOptions().no_compiler != 0) {
     for (unsigned i = 0; i < options; ++i) {
       if (names[i] != kErrorLog) continue;
       std::strcpy(static_cast<char*>(values[i]), "the fake compiler is lost");
     }
     return kNoCompiler;
-  }
-  const std::string ptx = static_cast<const char*>(image);
-  if (ptx.find(".version 8.1\n.target sm_52\n") == std::string::npos) {
+  } else if (std::strstr(bytes, ".version 8.1\n.target sm_52\n") == nullptr) {
     return kInvalidPtx;
   }
-  auto* const loaded = new Module{CurrentContext(), {}, {}};
-  const std::string entry = ".visible .entry ";
-  for (size_t at = ptx.find(entry); at != std::string::npos;
-       at = ptx.find(entry, at)) {
-    at += entry.size();
-    loaded->names.insert(ptx.substr(at, ptx.find('(', at) - at));
-  }
+  auto* const loaded = new Module{
+      CurrentContext(), assembled ? NamesInCode(bytes) : NamesInPtx(bytes), {}};
+  if (!assembled) ++GetCounts().compiled_modules;
   *module = loaded;
   ++GetCounts().loaded_modules;
   const std::lock_guard<std::mutex> lock(modules_mutex);

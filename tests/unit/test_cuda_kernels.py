@@ -1,5 +1,7 @@
-"""The PTX that is committed is what its source compiles to."""
+"""The PTX that is committed is what its source compiles to, for all GPUs."""
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import cuda_kernels
+from tfring_build.find import PTXAS_WHEEL, find_ptxas
+
+# Every one that CUDA 12 has code for, but embedded ones.
+CAPABILITIES = (60, 61, 70, 75, 80, 86, 89, 90, 100, 103, 120, 121)
 
 
 def test_the_ptx_is_of_its_source():
@@ -20,3 +26,38 @@ def test_the_ptx_is_of_its_source():
 def test_the_ptx_runs_on_old_drivers_and_gpus():
     ptx = cuda_kernels.PTX.read_text()
     assert ".version 8.1\n.target sm_52\n" in ptx
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_ptx_assembles_for_every_gpu(capability, tmp_path):
+    """And no kernel keeps in memory what belongs in registers."""
+    ptxas = find_ptxas()
+    if ptxas is None:
+        pytest.skip(f"needs {PTXAS_WHEEL}")
+    done = subprocess.run(
+        [
+            *(ptxas, "--verbose", f"--gpu-name=sm_{capability}"),
+            *("--warn-on-spills", "--warning-as-error"),
+            *(f"--output-file={tmp_path}/kernels.cubin", cuda_kernels.PTX),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kernels = cuda_kernels.PTX.read_text().count(".visible .entry ")
+    spills = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    assert spills == ["0"] * kernels
+
+
+def test_each_gpu_has_code_of_its_generation():
+    """The library's list of assembled kernels is that of the build."""
+    root = cuda_kernels.ROOT
+    source = (root / "tfring_ops/kernels/cuda_cubins.cc").read_text()
+    macro, _, _ = source.partition("#define TFRING_INCLUDE_CUBIN")
+    included = re.findall(r"MACRO\((\d+)\)", macro)
+    native = (root / "tools/native.mk").read_text()
+    [listed] = re.findall(r"sm_%.cubin,\\\n +([\d ]+)\)", native)
+    assert included == listed.split()
+    generations = {int(capability) // 10 for capability in included}
+    assert generations == {capability // 10 for capability in CAPABILITIES}

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/adasum.h"
+#include "tfring_ops/kernels/cuda_cubins.h"
 #include "tfring_ops/kernels/cuda_pieces.h"
 
 // The text of the kernels, as the assembler finds it beside their source.
@@ -56,24 +57,42 @@ int64_t Quotient(int64_t count, int64_t divisor) {
 
 absl::StatusOr<std::unique_ptr<CudaKernels>> CudaKernels::Load(
     const CudaDriver& driver, CUcontext context, CUstream stream,
-    int multiprocessors) {
+    int multiprocessors, int capability) {
   std::unique_ptr<CudaKernels> kernels(
       new CudaKernels(driver, context, stream, multiprocessors));
+  TFRING_RETURN_IF_ERROR(kernels->LoadModule(capability));
+  TFRING_RETURN_IF_ERROR(kernels->FindFunctions());
+  return kernels;
+}
+
+absl::Status CudaKernels::LoadModule(int capability) {
+  const CudaCubin* const cubin = CubinFor(capability, CudaCubins());
+  if (cubin == nullptr) return CompileModule();
+  const absl::Status loaded =
+      driver_.cuModuleLoadDataEx(&module_, cubin->image, 0, nullptr, nullptr);
+  if (loaded.ok()) return absl::OkStatus();
+  // A driver that is older than they are.
+  const absl::Status compiled = CompileModule();
+  if (compiled.ok()) return absl::OkStatus();
+  return absl::Status(
+      compiled.code(),
+      absl::StrCat(compiled.message(), "; and of what was compiled for ",
+                   cubin->capability / 10, ".", cubin->capability % 10,
+                   " before: ", loaded.message()));
+}
+
+absl::Status CudaKernels::CompileModule() {
   // CU_JIT_ERROR_LOG_BUFFER and its _SIZE_BYTES.
   std::array<int, 2> options = {5, 6};
   std::array<char, 1024> log{};
   // NOLINTNEXTLINE(performance-no-int-to-ptr): so the driver wants a number.
   void* const log_bytes = reinterpret_cast<void*>(log.size() - 1);
   std::array<void*, 2> values = {log.data(), log_bytes};
-  const absl::Status status =
-      driver.cuModuleLoadDataEx(&kernels->module_, tfring_cuda_ptx,
-                                options.size(), options.data(), values.data());
-  if (!status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrCat(status.message(), " ", log.data()));
-  }
-  TFRING_RETURN_IF_ERROR(kernels->FindFunctions());
-  return kernels;
+  const absl::Status status = driver_.cuModuleLoadDataEx(
+      &module_, tfring_cuda_ptx, options.size(), options.data(), values.data());
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), " ", log.data()));
 }
 
 CudaKernels::~CudaKernels() {

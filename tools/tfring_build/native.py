@@ -10,6 +10,7 @@ from pathlib import Path
 from tfring_build.find import (
     compiler,
     find_mpi,
+    find_ptxas,
     find_tensorflow,
     find_xla_headers,
 )
@@ -34,6 +35,7 @@ def write_config(directory: Path = BUILD_DIRECTORY) -> None:
         f"# {compiler()}",
         f"TENSORFLOW := {tensorflow.directory}",
         f"XLA_HEADERS := {find_xla_headers() or ''}",
+        f"PTXAS := {find_ptxas() or ''}",
         f"MPI_COMPILE_FLAGS := {' '.join(mpi.compile_flags)}",
         f"MPI_LINK_FLAGS := {' '.join(mpi.link_flags)}",
     ]

@@ -1,0 +1,37 @@
+// The kernels as the code of some GPUs, which the driver need not compile: that
+// takes a second, and a library of its own.
+//
+// cuda_cubins.cc has what `ptxas` has made of cuda_kernels.ptx; where the build
+// finds none, cuda_no_cubins.cc takes its place.
+#ifndef TFRING_OPS_KERNELS_CUDA_CUBINS_H_
+#define TFRING_OPS_KERNELS_CUDA_CUBINS_H_
+
+#include "absl/types/span.h"
+
+namespace tfring {
+
+struct CudaCubin {
+  int capability;     // that it was made for: 80 is 8.0
+  const void* image;  // as cuModuleLoadData takes it
+};
+
+// What has been built in, in the order of capabilities; may be none.
+absl::Span<const CudaCubin> CudaCubins();
+
+// The last of `cubins` that runs on GPUs of that capability: of the same
+// generation, and no newer.  Null if there is none.
+inline const CudaCubin* CubinFor(int capability,
+                                 absl::Span<const CudaCubin> cubins) {
+  const CudaCubin* found = nullptr;
+  for (const CudaCubin& cubin : cubins) {
+    if (cubin.capability / 10 == capability / 10 &&
+        cubin.capability <= capability) {
+      found = &cubin;
+    }
+  }
+  return found;
+}
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_KERNELS_CUDA_CUBINS_H_
