@@ -46,7 +46,7 @@ def allreduce(
     """
     register()
     handle = jax.numpy.zeros((), np.int64)
-    started = []
+    started: list[tuple[list[jax.Array], jax.Array]] = []
     for number, bucket in enumerate(buckets):
         request = encode(f"{name} {number}", bucket, op)
         place = "" if started else "first"

@@ -38,6 +38,24 @@ TEST_P(MpiCudaTest, EveryCollective) {
       .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
 }
 
+// What copies carry soundly, and kernels do not.
+TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
+  const auto [ipc, shared_memory] = GetParam();
+  const auto host = MakeWorldTransport(shared_memory);
+  for (const int bytes : {1, 64 << 10, 1 << 20}) {
+    const WithFakeCuda blind(&fake_cuda::Options::blind_kernels, bytes);
+    const auto device = OpenGpu();
+    Options options;
+    options.cuda_ipc = ipc;
+    const auto transport = MakeCudaTransport(*device, *host, options).value();
+    for (int peer = 0; peer < host->size(); ++peer) {
+      EXPECT_FALSE(transport->CanPeek(peer)) << bytes;
+    }
+    GpuRank(*device, *transport, 2000)
+        .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
+  }
+}
+
 TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {
   const auto [ipc, shared_memory] = GetParam();
   const WithFakeCuda delay(&fake_cuda::Options::delay_us, 300);

@@ -81,7 +81,8 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_HELD_DEVICE", -1)},
                   {FromEnvironment("FAKE_CUDA_NO_COMPILER", 0)},
                   {FromEnvironment("FAKE_CUDA_CAPABILITY", 90)},
-                  {FromEnvironment("FAKE_CUDA_NO_CODE", 0)}};
+                  {FromEnvironment("FAKE_CUDA_NO_CODE", 0)},
+                  {FromEnvironment("FAKE_CUDA_BLIND_KERNELS", 0)}};
   return *options;
 }
 

@@ -34,6 +34,10 @@
 //   NO_CODE        1: no kernels that are assembled are taken, as by a driver
 //                  that is older
 //   CAPABILITY     of all devices: 90 is 9.0
+//   BLIND_KERNELS  kernels read zeros where they reduce so many bytes or more
+//   of
+//                  another process's memory, of which copies are sound: what
+//                  some buses do to what the GPUs themselves read; 0 is never
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   DEVICES        how many there are
 //   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
@@ -51,7 +55,7 @@ namespace tfring::fake_cuda {
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
       launches_left, devices, own_gpus, held_device, no_compiler, capability,
-      no_code;
+      no_code, blind_kernels;
 };
 Options& GetOptions();
 
@@ -150,6 +154,8 @@ bool CloseImported(uint64_t address);
 // The host's address for an address that the GPU may use for so many bytes;
 // null for any other.
 std::byte* OnHost(uint64_t address, size_t bytes);
+// Returns true if it is another process's.
+bool IsImported(uint64_t address);
 // Frees all that is in it.  REQUIRES: it has no streams.
 void EndMemory(const Context* context);
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/fake_cuda/entry.h"
@@ -136,14 +137,23 @@ int LaunchReduce(const Function& function, void** parameters,
   if (together % 16 != 0 && count * function.to_bytes >= 16) {
     ++GetCounts().slow_reductions;
   }
+  const uint64_t bytes = count * function.to_bytes;
+  const uint64_t most = GetOptions().blind_kernels;
   std::byte* operands[3];
+  std::vector<std::byte> zeros;
   for (int i = 0; i < 3; ++i) {
-    operands[i] = OnHost(addresses[i], count * function.to_bytes);
+    operands[i] = OnHost(addresses[i], bytes);
     if (operands[i] == nullptr) return kSuccess;
+    if (most > 0 && bytes >= most && IsImported(addresses[i])) {
+      zeros.resize(bytes);
+      operands[i] = nullptr;
+    }
   }
   kernel = [dst = operands[0], a = operands[1], b = operands[2], count,
+            zeros = std::move(zeros),
             reduce = reinterpret_cast<Reduce>(function.kernel)] {
-    reduce(dst, a, b, count);
+    reduce(dst, a == nullptr ? zeros.data() : a,
+           b == nullptr ? zeros.data() : b, count);
   };
   return kSuccess;
 }

@@ -213,6 +213,13 @@ std::byte* OnHost(uint64_t address, size_t bytes) {
   return inside ? block.host + offset : nullptr;
 }
 
+bool IsImported(uint64_t address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = Blocks().upper_bound(address);
+  if (found == Blocks().begin()) return false;
+  return (--found)->second.kind == Block::Kind::kImported;
+}
+
 void EndMemory(const Context* context) {
   const std::lock_guard<std::mutex> lock(mutex);
   for (auto found = Blocks().begin(); found != Blocks().end();) {

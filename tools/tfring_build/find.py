@@ -100,7 +100,7 @@ def find_ptxas() -> Path | None:
         name=PTXAS_WHEEL, path=_package_directories()
     ):
         version = tuple(int(part) for part in found.version.split(".")[:2])
-        ptxas = Path(found.locate_file("nvidia/cuda_nvcc/bin/ptxas"))
+        ptxas = Path(str(found.locate_file("nvidia/cuda_nvcc/bin/ptxas")))
         oldest, too_new = PTXAS_VERSIONS
         if oldest <= version < too_new and ptxas.exists():
             return ptxas

@@ -9,6 +9,7 @@
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/cuda/ipc_check.h"
 #include "tfring_ops/transport/cuda/staged.h"
 #include "tfring_ops/transport/exchange.h"
 
@@ -17,7 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kCheckTimeout{60};
 // How long the GPU may take for what is enqueued when the transport ends.
 constexpr std::chrono::seconds kStopGrace{5};
 
@@ -132,7 +132,7 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
     }
   }
   if (options.cuda_ipc && some_share_node) {
-    TFRING_RETURN_IF_ERROR(ways->TryIpc(peers));
+    TFRING_RETURN_IF_ERROR(ways->TryIpc(peers, device.kernels()));
   }
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
@@ -149,7 +149,8 @@ absl::Status CudaLinks::OpenStreams() {
   return CreateStream(driver, &context_.incoming);
 }
 
-absl::Status CudaLinks::TryIpc(const std::vector<int>& peers) {
+absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
+                               const Kernels& kernels) {
   Transport& host = context_.host;
   absl::Status status;
   std::vector<IpcOffer> offers(host.size());
@@ -172,7 +173,8 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers) {
         agreed, AgreeOnIpc(OpenIpcLinks(peers, offers), host, kThroughHost));
   }
   if (agreed) {
-    const absl::StatusOr<absl::Status> outcome = CheckIpc(peers);
+    const absl::StatusOr<absl::Status> outcome =
+        CheckIpc(*this, peers, kernels);
     if (!outcome.ok()) {
       // The others wait for messages that will not come.
       host.Abort(outcome.status());
@@ -196,73 +198,6 @@ absl::Status CudaLinks::OpenIpcLinks(const std::vector<int>& peers,
                                         peers[i], offers[peers[i]]));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<absl::Status> CudaLinks::CheckIpc(
-    const std::vector<int>& peers) {
-  const CudaDriver& driver = context_.driver;
-  const size_t count = peers.size();
-  const auto number = [&](int from, int to) {
-    return static_cast<int32_t>(from * context_.host.size() + to + 1);
-  };
-  std::vector<int32_t> numbers;  // to each peer, then from each
-  for (const int peer : peers) {
-    numbers.push_back(number(context_.host.rank(), peer));
-  }
-  numbers.resize(2 * count);
-  const size_t bytes = numbers.size() * sizeof(int32_t);
-  CUdeviceptr memory = 0;
-  if (count == 0) return absl::OkStatus();
-  TFRING_RETURN_IF_ERROR(driver.cuMemAlloc(&memory, bytes));
-  absl::Status status =
-      driver.cuMemcpyHtoDAsync(memory, numbers.data(), bytes, context_.stream);
-  if (status.ok()) status = ExchangeNumbers(peers, memory);
-  if (status.ok()) {
-    status = driver.cuMemcpyDtoHAsync(numbers.data(), memory, bytes,
-                                      context_.stream);
-  }
-  if (status.ok()) status = WaitForStream(context_, context_.stream);
-  if (!status.ok()) StopWaiting();
-  driver.cuMemFree.Result(memory);
-  TFRING_RETURN_IF_ERROR(status);
-  for (size_t i = 0; i < count; ++i) {
-    if (numbers[count + i] == number(peers[i], context_.host.rank())) continue;
-    return absl::Status(absl::InternalError(absl::StrCat(
-        "what rank ", peers[i], " wrote on its GPU reads otherwise here")));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaLinks::ExchangeNumbers(const std::vector<int>& peers,
-                                        CUdeviceptr memory) {
-  const size_t count = peers.size();
-  std::vector<CudaMessage> messages(2 * count);
-  for (size_t i = 0; i < messages.size(); ++i) {
-    messages[i].data =
-        static_cast<std::byte*>(DeviceMemory(memory)) + i * sizeof(int32_t);
-    messages[i].bytes = sizeof(int32_t);
-  }
-  for (size_t i = 0; i < count; ++i) {
-    links_[peers[i]]->Receive(messages[count + i]);
-    links_[peers[i]]->Send(messages[i]);
-  }
-  const Clock::time_point deadline = Clock::now() + kCheckTimeout;
-  for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {
-    for (const int peer : peers) {
-      TFRING_RETURN_IF_ERROR(links_[peer]->Move());
-    }
-    TFRING_RETURN_IF_ERROR(context_.host.Progress());
-    if (std::all_of(
-            messages.begin(), messages.end(),
-            [](const CudaMessage& message) { return message.complete; })) {
-      // Nor are tokens left over.
-      for (const int peer : peers) {
-        TFRING_RETURN_IF_ERROR(links_[peer]->LetTokensGo());
-      }
-      return absl::OkStatus();
-    }
-  }
-  return absl::DeadlineExceededError("a GPU of this node does not answer");
 }
 
 CudaLinks::~CudaLinks() {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/cuda/cuda_ipc.h"
 #include "tfring_ops/transport/cuda/cuda_link.h"
 #include "tfring_ops/transport/transport.h"
@@ -46,18 +47,12 @@ class CudaLinks {
   // call.
   absl::StatusOr<bool> Idle();
   // Opens a link to every peer of `peers`, or none.
-  absl::Status TryIpc(const std::vector<int>& peers);
+  absl::Status TryIpc(const std::vector<int>& peers, const Kernels& kernels);
   absl::Status OpenIpcLinks(const std::vector<int>& peers,
                             const std::vector<IpcOffer>& offers);
-  // Checks that data written by the peers arrives.  The inner status is the
-  // result of the check; the outer one is an error of the exchange.
-  absl::StatusOr<absl::Status> CheckIpc(const std::vector<int>& peers);
   absl::Status OpenExported(const std::vector<CUipcMemHandle>& handles);
   // Takes back what this rank has exported, when no peer reads it any more.
   absl::Status ExportNone();
-  // `memory` has a number for each peer, then places for one from each.
-  absl::Status ExchangeNumbers(const std::vector<int>& peers,
-                               CUdeviceptr memory);
 
   CudaLinkContext context_;
   std::unique_ptr<IpcMemory> memory_;  // on all ranks or on none
