@@ -6,11 +6,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
@@ -69,6 +71,7 @@ class DeviceLanesTest : public testing::Test {
         lane.kernels = &CpuKernels();
         lane.transport = std::make_unique<MeasuringTransport>(
             std::move(transports_[rank]), &longest_messages_[rank]);
+        lane.costs = costs_;
         return lane;
       };
     };
@@ -100,6 +103,7 @@ class DeviceLanesTest : public testing::Test {
 
   Events events_[kSize];
   size_t longest_messages_[kSize] = {};
+  std::optional<Costs> costs_;
   std::vector<std::unique_ptr<Transport>> transports_;
 };
 
@@ -128,6 +132,26 @@ TEST_F(DeviceLanesTest, TravelsInSegmentsOfADevice) {
   job->Shutdown();
   for (const size_t longest : longest_messages_) {
     EXPECT_EQ(longest, size_t{kDeviceSegmentBytes});
+  }
+}
+
+// Few bytes go by recursive doubling, which sends them whole; not so where
+// every byte takes long and messages cost nothing.
+TEST_F(DeviceLanesTest, ItsCostsChooseTheAlgorithm) {
+  for (const bool given : {false, true}) {
+    if (given) {
+      costs_ = Costs();
+      costs_->within.seconds_per_byte = 1e-6;
+    }
+    std::fill_n(longest_messages_, kSize, 0);
+    const auto job = MakeJob();
+    const Entries entries = MakeDeviceEntries("few", 300);
+    job->Submit(entries);
+    ExpectSums(entries);
+    job->Shutdown();
+    for (const size_t longest : longest_messages_) {
+      EXPECT_EQ(longest == 300 * sizeof(float), !given) << longest;
+    }
   }
 }
 

@@ -4,8 +4,10 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/stream_collectives.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/transport.h"
@@ -22,6 +24,8 @@ struct Lane {
   // A device's alone: what does collectives there in the ring's place, if
   // anything does.
   std::unique_ptr<StreamCollectives> collectives;
+  // A device's alone: what its links and kernels cost, the same on all ranks.
+  std::optional<Costs> costs;
 };
 
 }  // namespace tfring

@@ -1,16 +1,23 @@
 #include "tfring_ops/runtime/device_lane.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/algorithms/adaptive/cost_measurement.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
+#include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/nccl/collectives.h"
 #include "tfring_ops/transport/cuda/cuda.h"
 #include "tfring_ops/transport/exchange.h"
@@ -29,6 +36,52 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int32_t device) {
     TFRING_ASSIGN_OR_RETURN(device, CudaDeviceInUse());
   }
   return CudaDevice::ForOrdinal(device);
+}
+
+// Messages of several segments, whose bytes take longer than to ask for them.
+constexpr int64_t kMeasuredBytes = 16 << 20;
+
+// Returns when the GPU has done what its stream was asked for, unless a rank is
+// lost meanwhile.
+absl::Status Await(const CudaDevice& cuda, Transport& transport,
+                   double timeout_seconds) {
+  TFRING_ASSIGN_OR_RETURN(const std::unique_ptr<CudaEvent> event,
+                          CudaEvent::Create(cuda));
+  TFRING_RETURN_IF_ERROR(event->Record(cuda.stream()));
+  const auto begin = std::chrono::steady_clock::now();
+  for (Backoff backoff;; backoff.Pause()) {
+    TFRING_ASSIGN_OR_RETURN(const bool done, event->Done());
+    if (done) return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(transport.Progress());
+    const std::chrono::duration<double> waited =
+        std::chrono::steady_clock::now() - begin;
+    if (timeout_seconds > 0 && waited.count() > timeout_seconds) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("no message between GPUs for ", timeout_seconds,
+                       " s, when their links were measured"));
+    }
+  }
+}
+
+// None where there is nothing to choose by them.
+absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
+                                                   const CudaDevice& cuda,
+                                                   Transport& transport,
+                                                   Transport& host) {
+  const Layout layout = Layout::Of(transport);
+  if (options.deterministic || Plans(layout, options.allreduce).size() == 1) {
+    return std::nullopt;
+  }
+  Workspace scratch(cuda.kernels());
+  const RingContext ring{transport, cuda.kernels(),
+                         options.device_segment_bytes, scratch};
+  TFRING_ASSIGN_OR_RETURN(
+      const Costs own, MeasureOwnCosts(ring, kMeasuredBytes, [&] {
+        return Await(cuda, transport, options.transport_timeout_seconds());
+      }));
+  TFRING_ASSIGN_OR_RETURN(const std::vector<Costs> costs,
+                          ExchangeOne(host, own));
+  return Slowest(costs);
 }
 
 }  // namespace
@@ -61,6 +114,15 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   TFRING_ASSIGN_OR_RETURN(lane.collectives,
                           MakeNcclCollectives(*cuda, data, options));
   lane.transport = *std::move(transport);
+  if (lane.collectives == nullptr) {
+    auto costs = MeasureDevice(options, *cuda, *lane.transport, data);
+    if (!costs.ok()) {
+      // The others wait for messages that will not come.
+      lane.transport->Abort(costs.status());
+      return costs.status();
+    }
+    lane.costs = *costs;
+  }
   lane.kernels = &cuda->kernels();
   lane.stream = cuda->stream();
   lane.finish = [cuda] { return cuda->Finish(); };

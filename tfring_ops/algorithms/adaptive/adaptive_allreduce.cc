@@ -39,6 +39,9 @@ absl::StatusOr<Costs> AdaptiveAllreduce::Measured() {
 void AdaptiveAllreduce::Use(const Costs& costs) {
   costs_ = costs;
   is_prepared_ = true;
+  if (verbose_ && source_ == CostSource::kGiven) {
+    LogInfo(context_.transport.rank(), Description());
+  }
 }
 
 absl::Status AdaptiveAllreduce::Run(const RingBuffers& buffers) {
@@ -130,8 +133,8 @@ std::string AdaptiveAllreduce::Description() const {
     before = &plan;
   }
   if (plans_.size() == 1) return text;
-  absl::StrAppend(&text, source_ == CostSource::kMeasured ? "; measured: "
-                                                          : "; supposed: ");
+  absl::StrAppend(
+      &text, source_ == CostSource::kTypical ? "; supposed: " : "; measured: ");
   if (layout_.ranks_per_node > 1) {
     absl::StrAppend(&text, Text(costs_.within), " within a node, ");
   }

@@ -23,6 +23,7 @@ namespace tfring {
 enum class CostSource {
   kMeasured,  // at the first allreduce: another run may choose otherwise
   kTypical,   // the number of ranks and nodes alone
+  kGiven,     // Use, before the first allreduce
 };
 
 // Every rank makes the same calls, and so the same choices.
@@ -36,7 +37,7 @@ class AdaptiveAllreduce {
   // Returns the costs that all choices are based on.  The first call of this or
   // of Run measures them.  Collective.
   absl::StatusOr<Costs> Measured();
-  // Uses `costs`, which another one has measured over the same links.
+  // Uses `costs`, which were measured over the same links.
   void Use(const Costs& costs);
 
   // output = reduction of every rank's input, bit-identical on every rank.

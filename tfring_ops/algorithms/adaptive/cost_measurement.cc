@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tfring_ops/algorithms/pairwise/doubling.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
@@ -22,7 +22,7 @@ constexpr int kRepetitions = 3;
 // already, but not all of them.
 constexpr int kMessages = 10;
 constexpr int64_t kMessageBytes = 8;
-// Bytes that a node sends over its link to measure the bandwidth.
+// Bytes that a node sends over its link to measure the bandwidth of the host's.
 constexpr int64_t kTransferBytes = 1 << 20;
 // Enough where segments are so small that it would take long.
 constexpr int64_t kTransferSegments = 32;
@@ -40,33 +40,38 @@ absl::StatusOr<double> LeastSeconds(const Body& body) {
   return least;
 }
 
-// `memory` is of 2 * kTransferBytes.
-absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
-                                      std::byte* memory, int64_t bytes) {
+// Sends from `sent` to `received`, each of `bytes`.
+absl::StatusOr<LinkCosts> MeasureLink(
+    const RingContext& ring, const std::byte* sent, std::byte* received,
+    int64_t bytes, const std::function<absl::Status()>& await) {
   const RingOrder& order = ring.order;
   if (order.size() == 1) return LinkCosts();
   const auto step = [&](int64_t step_bytes) {
-    return SendRecv(ring, order.Before(order.size() - 1), memory,
-                    order.Before(1), memory + kTransferBytes, step_bytes);
+    return SendRecv(ring, order.Before(order.size() - 1), sent, order.Before(1),
+                    received, step_bytes);
   };
   // Until all are there.
   for (int i = 0; i < order.size(); ++i) {
     TFRING_RETURN_IF_ERROR(step(kMessageBytes));
   }
+  TFRING_RETURN_IF_ERROR(await());
   LinkCosts costs;
   TFRING_ASSIGN_OR_RETURN(const double messages, LeastSeconds([&] {
                             absl::Status status;
                             for (int i = 0; i < kMessages && status.ok(); ++i) {
                               status = step(kMessageBytes);
                             }
-                            return status;
+                            return status.ok() ? await() : status;
                           }));
   costs.latency_seconds = messages / kMessages;
   // The first is faster than the rest where a link lets bursts through, and
   // slower where a connection has to find its pace.
   TFRING_RETURN_IF_ERROR(step(bytes));
-  TFRING_ASSIGN_OR_RETURN(const double transfer,
-                          LeastSeconds([&] { return step(bytes); }));
+  TFRING_RETURN_IF_ERROR(await());
+  TFRING_ASSIGN_OR_RETURN(const double transfer, LeastSeconds([&] {
+                            const absl::Status status = step(bytes);
+                            return status.ok() ? await() : status;
+                          }));
   costs.seconds_per_byte =
       std::max(0.0, transfer - costs.latency_seconds) / bytes;
   return costs;
@@ -86,37 +91,70 @@ absl::Status TakeSlowest(const RingContext& context, Costs& costs) {
 }  // namespace
 
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context) {
-  const Layout layout = Layout::Of(context.transport);
-  Workspace workspace(context.kernels);
-  TFRING_ASSIGN_OR_RETURN(std::byte* const memory,
-                          workspace.AtLeast(2 * kTransferBytes));
-  std::memset(memory, 0, 2 * kTransferBytes);
-
-  const int64_t bytes =
-      std::min(kTransferBytes, kTransferSegments * context.segment_bytes);
-  Costs costs;
-  if (layout.nodes == 1) {
-    TFRING_ASSIGN_OR_RETURN(costs.within, MeasureLink(context, memory, bytes));
-  } else {
-    const RingGrid grid(context, {layout.ranks_per_node, layout.nodes});
-    TFRING_ASSIGN_OR_RETURN(costs.within,
-                            MeasureLink(*grid.rings()[0], memory, bytes));
-    TFRING_ASSIGN_OR_RETURN(costs.across, MeasureLink(context, memory, bytes));
-    TFRING_ASSIGN_OR_RETURN(
-        costs.shared_across,
-        MeasureLink(*grid.rings()[1], memory,
-                    std::max<int64_t>(1, bytes / layout.ranks_per_node)));
-  }
-  constexpr int64_t kCount = kTransferBytes / sizeof(float);
-  TFRING_ASSIGN_OR_RETURN(const double reduction, LeastSeconds([&] {
-                            context.kernels.Reduce(
-                                memory, memory, memory + kTransferBytes, kCount,
-                                DataType::kFloat32, ReduceOp::kSum);
-                            return context.kernels.Synchronize();
-                          }));
-  costs.reduce_seconds_per_byte = reduction / kTransferBytes;
+  TFRING_ASSIGN_OR_RETURN(Costs costs,
+                          MeasureOwnCosts(context, kTransferBytes,
+                                          [] { return absl::OkStatus(); }));
   TFRING_RETURN_IF_ERROR(TakeSlowest(context, costs));
   return costs;
+}
+
+absl::StatusOr<Costs> MeasureOwnCosts(
+    const RingContext& context, int64_t transfer_bytes,
+    const std::function<absl::Status()>& await) {
+  const Layout layout = Layout::Of(context.transport);
+  const Kernels& kernels = context.kernels;
+  Workspace workspace(kernels);
+  TFRING_ASSIGN_OR_RETURN(std::byte* const sent,
+                          workspace.AtLeast(2 * transfer_bytes));
+  std::byte* const received = sent + transfer_bytes;
+  const std::vector<std::byte> zeros(transfer_bytes);
+  kernels.Upload(sent, zeros.data(), transfer_bytes);
+  kernels.Upload(received, zeros.data(), transfer_bytes);
+
+  const int64_t bytes =
+      std::min(transfer_bytes, kTransferSegments * context.segment_bytes);
+  const auto measure = [&](const RingContext& ring, int64_t ring_bytes) {
+    return MeasureLink(ring, sent, received, ring_bytes, await);
+  };
+  Costs costs;
+  if (layout.nodes == 1) {
+    TFRING_ASSIGN_OR_RETURN(costs.within, measure(context, bytes));
+  } else {
+    const RingGrid grid(context, {layout.ranks_per_node, layout.nodes});
+    TFRING_ASSIGN_OR_RETURN(costs.within, measure(*grid.rings()[0], bytes));
+    TFRING_ASSIGN_OR_RETURN(costs.across, measure(context, bytes));
+    TFRING_ASSIGN_OR_RETURN(
+        costs.shared_across,
+        measure(*grid.rings()[1],
+                std::max<int64_t>(1, bytes / layout.ranks_per_node)));
+  }
+  const auto count = static_cast<int64_t>(transfer_bytes / sizeof(float));
+  TFRING_ASSIGN_OR_RETURN(const double reduction, LeastSeconds([&] {
+                            kernels.Reduce(sent, sent, received, count,
+                                           DataType::kFloat32, ReduceOp::kSum);
+                            const absl::Status status = kernels.Synchronize();
+                            return status.ok() ? await() : status;
+                          }));
+  costs.reduce_seconds_per_byte = reduction / transfer_bytes;
+  return costs;
+}
+
+Costs Slowest(absl::Span<const Costs> of_ranks) {
+  const auto of_links = [](LinkCosts& slowest, const LinkCosts& link) {
+    slowest.latency_seconds =
+        std::max(slowest.latency_seconds, link.latency_seconds);
+    slowest.seconds_per_byte =
+        std::max(slowest.seconds_per_byte, link.seconds_per_byte);
+  };
+  Costs slowest = of_ranks.front();
+  for (const Costs& costs : of_ranks) {
+    of_links(slowest.within, costs.within);
+    of_links(slowest.across, costs.across);
+    of_links(slowest.shared_across, costs.shared_across);
+    slowest.reduce_seconds_per_byte = std::max(slowest.reduce_seconds_per_byte,
+                                               costs.reduce_seconds_per_byte);
+  }
+  return slowest;
 }
 
 }  // namespace tfring

@@ -2,7 +2,12 @@
 #ifndef TFRING_OPS_ALGORITHMS_ADAPTIVE_COST_MEASUREMENT_H_
 #define TFRING_OPS_ALGORITHMS_ADAPTIVE_COST_MEASUREMENT_H_
 
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 
@@ -13,6 +18,16 @@ namespace tfring {
 //
 // Collective; on the host only.
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context);
+
+// The same of this rank alone, on a device, too: messages and operands have up
+// to `transfer_bytes`, and await() returns when all has been done that the
+// transport and the kernels have been asked for.  Collective.
+absl::StatusOr<Costs> MeasureOwnCosts(
+    const RingContext& context, int64_t transfer_bytes,
+    const std::function<absl::Status()>& await);
+
+// The costs of the slowest rank: the largest of each.  REQUIRES: not empty.
+Costs Slowest(absl::Span<const Costs> of_ranks);
 
 }  // namespace tfring
 

@@ -22,8 +22,10 @@ Lanes::Lanes(const Options& options,
              const Kernels& host_kernels, const std::function<void()>& on_free)
     : options_(options), make_device_lane_(std::move(make_device_lane)) {
   for (std::unique_ptr<Transport>& transport : data) {
-    host_.emplace_back(options, Lane{nullptr, nullptr, &host_kernels,
-                                     std::move(transport), nullptr});
+    Lane lane;
+    lane.kernels = &host_kernels;
+    lane.transport = std::move(transport);
+    host_.emplace_back(options, std::move(lane));
     if (data.size() > 1) {
       host_.back().worker = std::make_unique<Worker>(on_free);
     }

@@ -42,11 +42,17 @@ struct ExecutionLane {
   ExecutionLane(const Options& options, Lane lane)
       : lane(std::move(lane)),
         context(options, *this->lane.transport, *this->lane.kernels,
-                // A stream's work takes no time to ask for.
-                this->lane.stream == nullptr ? CostSource::kMeasured
-                                             : CostSource::kTypical,
+                CostsOf(this->lane),
                 this->lane.stream == nullptr ? Memory::kHost : Memory::kDevice,
-                this->lane.collectives.get()) {}
+                this->lane.collectives.get()) {
+    if (this->lane.costs) context.UseCosts(*this->lane.costs);
+  }
+
+  // Of a stream's work the engine sees only how long it takes to ask for.
+  static CostSource CostsOf(const Lane& lane) {
+    if (lane.stream == nullptr) return CostSource::kMeasured;
+    return lane.costs ? CostSource::kGiven : CostSource::kTypical;
+  }
 
   // Fails what this rank and its peers do on this lane.  The first call counts.
   // By whoever has the lane.
