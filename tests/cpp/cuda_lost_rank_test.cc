@@ -112,6 +112,16 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
   (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
 }
 
+// Launches fail when so many have succeeded since all ranks have come here:
+// making the transports takes some.
+void FailLaunches(int left, std::atomic<int>& ready, int size) {
+  if (++ready == size) {
+    FakeCuda()->launches_left = left;
+    ++ready;
+  }
+  Wait(ready, size + 1);
+}
+
 // The same, on one rank too, and where MPI knows of GPUs.
 class CudaFailingRankTest
     : public testing::TestWithParam<std::tuple<int, Way>> {};
@@ -125,13 +135,13 @@ TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
   const auto [size, way] = GetParam();
   const WithFakeCuda delay(&FakeOptions::delay_us, 50);
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  std::atomic<int> failed{0};
+  std::atomic<int> ready{0}, failed{0};
   const AllreduceCase c{DataType::kFloat32, ReduceOp::kSum, 8191};
-  const WithFakeCuda failing(&FakeOptions::launches_left,
-                             size == 1 ? 0 : 3 * size);
+  const WithFakeCuda restored(&FakeOptions::launches_left, -1);
   OnGpus(size, OptionsFor(way), way,
          [&, size = size](const CudaDevice& device, Transport& transport,
                           Transport&) {
+           FailLaunches(size == 1 ? 0 : 3 * size, ready, size);
            GpuRank gpu(device, transport, kSegmentBytes);
            const Elements input =
                AllreduceInput(c.dtype, c.op, c.count, gpu.rank());
@@ -150,12 +160,13 @@ TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
 TEST(CudaFailingPackTest, ItsErrorReachesAllRanks) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
   const WithFakeCuda delay(&FakeOptions::delay_us, 300);
-  const WithFakeCuda failing(&FakeOptions::launches_left, 20);
+  const WithFakeCuda restored(&FakeOptions::launches_left, -1);
   const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 5000}, 3);
-  std::atomic<int> failed{0};
+  std::atomic<int> ready{0}, failed{0};
   const Options options = OptionsFor(Way::kIpc);
   OnGpus(3, options, Way::kIpc,
          [&](const CudaDevice& device, Transport& transport, Transport&) {
+           FailLaunches(20, ready, 3);
            GpuFusion fusion(device, transport, options);
            fusion.CheckAllreduce(c, 10);
            EXPECT_NE(fusion.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
