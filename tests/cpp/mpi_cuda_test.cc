@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <tuple>
 
 #include "tests/cpp/cuda_fusion_checks.h"
@@ -11,6 +12,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/mpi_world.h"
 #include "tfring_ops/base/options.h"
+#include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/transport/cuda/cuda.h"
 
 namespace tfring {
@@ -54,6 +56,34 @@ TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
     GpuRank(*device, *transport, 2000)
         .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
   }
+}
+
+// As a CUDA-aware MPI needs it: whoever calls MPI may move the GPU's messages
+// along.
+TEST(MpiCudaAwareTest, EveryThreadThatCallsMpiHasTheContext) {
+  const auto host = MakeWorldTransport(SharedMemory::kNever);
+  const auto other_channel = MakeWorldTransport(SharedMemory::kNever);
+  if (host->size() == 1) return;
+  const CudaDriver& driver = **CudaDriver::Get();
+  const auto device = OpenGpu();
+  const auto context_after_calls = [&] {
+    CUcontext current = nullptr;
+    std::thread([&] {
+      {
+        const CudaScope for_one_call(driver, device->context());
+        EXPECT_EQ(other_channel->Progress(), absl::OkStatus());
+      }
+      EXPECT_EQ(other_channel->Progress(), absl::OkStatus());
+      EXPECT_EQ(driver.cuCtxGetCurrent(&current), absl::OkStatus());
+    }).join();
+    return current;
+  };
+  EXPECT_EQ(context_after_calls(), nullptr);
+  Options options;
+  options.cuda_ipc = false;
+  options.cuda_aware_mpi = Options::CudaAwareMpi::kYes;
+  const auto transport = MakeCudaTransport(*device, *host, options).value();
+  EXPECT_EQ(context_after_calls(), device->context());
 }
 
 TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {

@@ -184,6 +184,10 @@ ENTRY cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   *active = IsActive(device) ? 1 : 0;
   return kSuccess;
 }
+ENTRY cuCtxGetCurrent(Context** context) {
+  *context = CurrentContext();
+  return kSuccess;
+}
 ENTRY cuCtxPushCurrent_v2(Context* context) { return Push(context); }
 ENTRY cuCtxPopCurrent_v2(Context** context) { return Pop(context); }
 ENTRY cuCtxGetDevice(int* device) {

@@ -105,6 +105,7 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION_AS(cuDevicePrimaryCtxRelease,
                           "cuDevicePrimaryCtxRelease_v2", CUdevice);
   TFRING_CUDA_FUNCTION(cuDevicePrimaryCtxGetState, CUdevice, unsigned*, int*);
+  TFRING_CUDA_FUNCTION(cuCtxGetCurrent, CUcontext*);
   TFRING_CUDA_FUNCTION_AS(cuCtxPushCurrent, "cuCtxPushCurrent_v2", CUcontext);
   TFRING_CUDA_FUNCTION_AS(cuCtxPopCurrent, "cuCtxPopCurrent_v2", CUcontext*);
   TFRING_CUDA_FUNCTION(cuModuleLoadDataEx, CUmodule*, const void*, unsigned,

@@ -10,6 +10,7 @@
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/cuda/ipc_check.h"
+#include "tfring_ops/transport/cuda/progress_context.h"
 #include "tfring_ops/transport/cuda/staged.h"
 #include "tfring_ops/transport/exchange.h"
 
@@ -136,9 +137,12 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
   }
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
-    ways->links_[peer] = cuda_aware && by_mpi(peer)
-                             ? MakeCudaAwareLink(ways->context_, peer)
-                             : MakeStagedLink(ways->context_, peer);
+    if (cuda_aware && by_mpi(peer)) {
+      TFRING_RETURN_IF_ERROR(ShareProgressContext(device.ordinal()));
+      ways->links_[peer] = MakeCudaAwareLink(ways->context_, peer);
+    } else {
+      ways->links_[peer] = MakeStagedLink(ways->context_, peer);
+    }
   }
   return ways;
 }

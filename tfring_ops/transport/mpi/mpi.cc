@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/cuda/progress_context.h"
 
 namespace tfring {
 namespace {
@@ -113,7 +114,9 @@ class MpiTransport final : public Transport {
   int size() const override { return static_cast<int>(nodes_.size()); }
   int node_of(int peer) const override { return nodes_[peer]; }
 
+  // Any call into MPI may move messages of a GPU's memory along.
   OperationId StartSend(int peer, ConstBytes data) override {
+    EnterProgressContext();
     const OperationId request =
         Claim(Operation::Kind::kSend, peer, data.size());
     Operation& operation = At(request);
@@ -126,6 +129,7 @@ class MpiTransport final : public Transport {
   }
 
   OperationId StartRecv(int peer, Bytes data) override {
+    EnterProgressContext();
     const OperationId request =
         Claim(Operation::Kind::kRecv, peer, data.size());
     Operation& operation = At(request);
@@ -144,6 +148,7 @@ class MpiTransport final : public Transport {
 
   absl::StatusOr<bool> Test(OperationId request) override {
     if (request == kNoOperation) return true;
+    EnterProgressContext();
     Operation& operation = At(request);
     if (waiting_sends_ > 0) AdvanceAll();
     TestPieces(operation);
@@ -188,12 +193,14 @@ class MpiTransport final : public Transport {
 
   // Any call into MPI makes progress on all; this one also checks for an abort.
   absl::Status Progress() override {
+    EnterProgressContext();
     if (waiting_sends_ > 0) AdvanceAll();
     return broken_.ok() ? CheckForAbort() : broken_;
   }
 
   void Abort(const absl::Status& reason) override {
     if (!broken_.ok()) return;
+    EnterProgressContext();
     broken_ = reason;
     // Leaked: MPI may read it long after this object is gone.
     auto* text = new AbortText{};
