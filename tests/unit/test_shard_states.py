@@ -11,12 +11,21 @@ import tfring
 from tfring._gradients import shares
 from tfring._gradients.options import GradientOptions
 
-SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2)]
+SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2), (99, 333)]
+DTYPES = ["float32", "float16", "float32", "float64", *["float32"] * 4]
 
 
 @pytest.fixture(autouse=True)
 def initialized():
     tfring.init()
+
+
+def made(shapes, dtypes=DTYPES):
+    rng = np.random.default_rng(0)
+    return [
+        keras.Variable(rng.normal(size=shape), dtype=dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
 
 
 def layouts(monkeypatch, size, variables, **options):
@@ -32,33 +41,86 @@ def layouts(monkeypatch, size, variables, **options):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("groups", [None, 2])
-def test_every_element_has_one_place(monkeypatch, size, groups):
-    rng = np.random.default_rng(0)
-    dtypes = ["float32", "float16", "float32", "float64", *["float32"] * 3]
-    variables = [
-        keras.Variable(rng.normal(size=shape), dtype=dtype)
-        for shape, dtype in zip(SHAPES, dtypes, strict=True)
-    ]
+def test_every_element_is_one_ranks(monkeypatch, size, groups):
+    variables = made(SHAPES)
+    of_ranks = layouts(monkeypatch, size, variables, groups=groups)
+    for i, variable in enumerate(variables):
+        parts = [layout.shares[i].of(variable) for layout in of_ranks]
+        np.testing.assert_array_equal(
+            tf.concat(parts, 0), np.reshape(variable, [-1])
+        )
+        ends = [layout.shares[i].end for layout in of_ranks]
+        # The instructions for full vectors are those for the whole variable.
+        assert all(end % 16 == 0 or end == ends[-1] for end in ends)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("groups", [None, 2])
+def test_what_travels_comes_back(monkeypatch, size, groups):
+    """As a reducescatter and an allgather move the rows."""
+    variables = made(SHAPES)
     of_ranks = layouts(monkeypatch, size, variables, groups=groups)
     seen = set()
-    for number, share in enumerate(of_ranks[0].shares):
-        assert share.count * share.dtype.size % 64 == 0
-        parts = [
-            layout.own(layout.shares[number], variables) for layout in of_ranks
-        ]
-        whole = of_ranks[0].packed(share, variables)
-        np.testing.assert_array_equal(tf.concat(parts, 0), whole)
-        for i, value in of_ranks[0].unpacked(share, whole):
+    for number, bucket in enumerate(of_ranks[0].buckets):
+        rows = bucket.rows(variables)
+        assert all(each.shape[0] == size for each in rows)
+        own_rows = []
+        for layout in of_ranks:
+            own = layout.buckets[number].own(rows)
+            for i, part in own.items():
+                expected = layout.shares[i].of(variables[i])
+                np.testing.assert_array_equal(part, expected)
+            own_rows.append(layout.buckets[number].own_rows(own))
+        gathered = {
+            key: tf.stack([of_rank[key] for of_rank in own_rows])
+            for key in own_rows[0]
+        }
+        for i, flat in bucket.whole(gathered).items():
             seen.add(i)
-            np.testing.assert_array_equal(value, variables[i])
-    assert seen == set(range(len(variables)))
+            np.testing.assert_array_equal(flat, np.reshape(variables[i], [-1]))
+    assert seen == {i for i, shape in enumerate(SHAPES) if 0 not in shape}
 
 
-def test_padding_is_little(monkeypatch):
-    variables = [tf.Variable(tf.zeros([1025])) for _ in range(300)]
-    for layout in layouts(monkeypatch, 3, variables):
-        own = sum(share.count for share in layout.shares)
-        assert own * 3 < 300 * 1025 * 1.02
+def test_what_has_no_gradient_travels_as_zeros(monkeypatch):
+    variables = made(SHAPES)
+    for layout in layouts(monkeypatch, 2, variables):
+        for bucket in layout.buckets:
+            none = bucket.own(bucket.rows([None] * len(variables)))
+            assert all(not np.any(part) for part in none.values())
+            last = bucket.indices[-1]
+            rows = bucket.own_rows(
+                {last: layout.shares[last].of(0 * variables[last])}
+            )
+            assert len(rows) == 1
+
+
+def test_shares_are_about_equal(monkeypatch):
+    rng = np.random.default_rng(1)
+    shapes = [(int(n),) for n in rng.integers(1, 3000, 300)]
+    variables = [tf.Variable(tf.zeros(shape)) for shape in shapes]
+    total = sum(n for (n,) in shapes)
+    for size in 2, 3, 8:
+        for layout in layouts(monkeypatch, size, variables):
+            own = sum(share.shape[0] for share in layout.shares)
+            assert own * size < total * 1.05
+            rows = sum(
+                each.shape[1]
+                for bucket in layout.buckets
+                for each in bucket.rows(variables)
+            )
+            assert rows * size < total * 1.1
+
+
+def test_large_variables_travel_from_where_they_lie(monkeypatch):
+    """Those that the ranks divide evenly: their rows are views of them."""
+    shapes = [(256, 128), (512, 64), (10,)]
+    variables = made(shapes, ["float32"] * 3)
+    layout, _ = layouts(monkeypatch, 2, variables)
+    [bucket] = layout.buckets
+    *rows, packed = bucket.rows(variables)
+    assert [each.shape for each in rows] == [(2, 16384), (2, 16384)]
+    assert packed.shape == (2, 10)
+    assert all(bucket.is_exact(i) for i in (0, 1))
 
 
 class OfMine(keras.optimizers.Adam):

@@ -6,7 +6,7 @@ See Note [Shares] in shares.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tfring._gradients.reducer import (
     made_dense,
     request_names_of,
 )
-from tfring._gradients.shares import Layout, Share
+from tfring._gradients.shares import Bucket, Layout, Share
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_reduction
@@ -41,8 +41,8 @@ def scatter_gradients(
         layout: Who gets what.
 
     Returns:
-        The shares, of whose variables some have a gradient, and what this rank
-        has of the result: zeros where there is none.
+        The shares of the variables that have a gradient, and what this rank has
+        of the result, in the order in which gradients become ready.
 
     Raises:
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
@@ -58,42 +58,49 @@ def scatter_gradients(
                 gradients[i], layout.variables[i], layout.names[i]
             )
             check_reduction("gradients", options.op, dense[i].dtype)
+    if layout.size == 1:
+        return [
+            (layout.shares[i], layout.shares[i].of(dense[i])) for i in order
+        ]
+
     ready = {i: position for position, i in enumerate(order)}
     # In the order in which the last of their gradients become ready.
-    shares = sorted(
-        (s for s in layout.shares if any(i in ready for i in s.indices)),
-        key=lambda s: max(ready.get(i, -1) for i in s.indices),
+    buckets = sorted(
+        (b for b in layout.buckets if any(i in ready for i in b.indices)),
+        key=lambda b: max(ready.get(i, -1) for i in b.indices),
     )
-    if layout.size == 1:
-        return [(share, layout.packed(share, dense)) for share in shares]
-
     _, wire_dtype = split_engine_cast(options.compression, options.op)
-    request_names = request_names_of(len(shares), options.process_set)
-    started = []
+    request_names = request_names_of(len(buckets), options.process_set)
+    started: list[tuple[Bucket, list[Any], Started | None]] = []
     previous = None
-    for number, share in enumerate(shares):
+    for number, bucket in enumerate(buckets):
+        name = next(request_names)
         with on_device(options.device_dense):
-            flat = layout.packed(share, dense)
+            rows = [
+                tf.cast(each, wire_dtype(each.dtype))
+                for each in bucket.rows(dense)
+            ]
             buffers, previous = chains.start_scatter_in_place(
-                [tf.cast(flat, wire_dtype(flat.dtype))],
-                request_name=next(request_names),
-                tensor_names=[layout.names[share.indices[0]]],
+                rows,
+                request_name=name,
+                tensor_names=_names_in_errors(bucket, rows, layout),
                 previous=previous,
                 op=options.op,
                 prescale_factor=1 / options.predivide_factor,
                 postscale_factor=options.predivide_factor,
-                last=number == len(shares) - 1,
+                last=number == len(buckets) - 1,
                 process_set=options.process_set,
             )
-        started.append((share, buffers, previous))
+        started.append((bucket, buffers, previous))
     backpropagation.wait_for([start for _, _, start in started])
-    result = []
-    for share, buffers, start in started:
+    # Those of empty variables, which do not travel.
+    parts = {i: layout.shares[i].of(dense[i]) for i in order}
+    for bucket, buffers, start in started:
         with on_device(options.device_dense):
-            [flat] = chains.finish(buffers, start)
-            own = flat[share.first : share.first + share.count]
-            result.append((share, tf.cast(own, share.dtype)))
-    return result
+            own = bucket.own(chains.finish(buffers, start))
+            for i, part in own.items():
+                parts[i] = tf.cast(part, bucket.dtype)
+    return [(layout.shares[i], parts[i]) for i in order]
 
 
 def gather_shares(
@@ -112,30 +119,74 @@ def gather_shares(
         same bits on all ranks.
     """
     options = layout.options
-    started: list[tuple[Share, list[Any], Started | None]] = []
+    parts = {share.index: value for share, value in values}
+    if layout.size == 1:
+        return [(i, _shaped(i, part, layout)) for i, part in parts.items()]
+    own_rows = []
+    for bucket in layout.buckets:
+        own = {i: parts[i] for i in bucket.indices if i in parts}
+        if own:
+            with on_device(options.device_dense):
+                own_rows.append((bucket, bucket.own_rows(own)))
+    started = []
     previous = None
-    names = _request_names(layout, len(values))
-    for number, (share, value) in enumerate(values):
-        if layout.size == 1:
-            started.append((share, [value], None))
-            continue
-        behind = share.count * share.size - share.first - share.count
+    names = request_names_of(len(own_rows), options.process_set)
+    for position, (bucket, rows) in enumerate(own_rows):
         with on_device(options.device_dense):
             buffers, previous = chains.start_gather_in_place(
-                [tf.pad(value, [[share.first, behind]])],
+                [
+                    _among_others(row, number, bucket, layout)
+                    for number, row in rows.items()
+                ],
                 request_name=next(names),
-                tensor_names=[layout.names[share.indices[0]]],
+                tensor_names=_names_in_errors(bucket, rows, layout),
                 previous=previous,
-                last=number == len(values) - 1,
+                last=position == len(own_rows) - 1,
                 process_set=options.process_set,
             )
-        started.append((share, buffers, previous))
+        started.append((bucket, rows, buffers, previous))
     result: list[tuple[int, tf.Tensor]] = []
-    for share, buffers, start in started:
+    for bucket, rows, buffers, start in started:
         with on_device(options.device_dense):
-            [flat] = buffers if start is None else chains.finish(buffers, start)
-            result.extend(layout.unpacked(share, flat))
+            gathered = chains.finish(buffers, start)
+            whole = bucket.whole(dict(zip(rows, gathered, strict=True)))
+            result.extend(
+                (i, _shaped(i, flat, layout))
+                for i, flat in whole.items()
+                if i in parts
+            )
     return result
+
+
+def _among_others(
+    row: tf.Tensor, number: int | None, bucket: Bucket, layout: Layout
+) -> tf.Tensor:
+    """This rank's row at its place; all others do not count."""
+    shape = [layout.size, int(row.shape[0])]
+    if number is not None and bucket.is_exact(number):
+        # Under XLA the row is written into the variable's own memory.
+        others = tf.reshape(
+            tf.convert_to_tensor(layout.variables[number]), shape
+        )
+    else:
+        others = tf.zeros(shape, row.dtype)
+    return tf.raw_ops.TensorStridedSliceUpdate(
+        input=others,
+        begin=[layout.rank, 0],
+        end=[layout.rank + 1, shape[1]],
+        strides=[1, 1],
+        value=row[None],
+    )
+
+
+def _shaped(i: int, flat: tf.Tensor, layout: Layout) -> tf.Tensor:
+    return tf.reshape(flat, tuple(layout.variables[i].shape))
+
+
+def _names_in_errors(
+    bucket: Bucket, tensors: Sized, layout: Layout
+) -> list[str]:
+    return [layout.names[bucket.indices[0]]] * len(tensors)
 
 
 def summed(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
@@ -145,13 +196,7 @@ def summed(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
     return allreduce(
         tensor,
         op=ReduceOp.Sum,
-        name=next(_request_names(layout, 1)),
+        name=next(request_names_of(1, layout.options.process_set)),
         ignore_name_scope=True,
         process_set=layout.options.process_set,
     )
-
-
-def _request_names(layout: Layout, count: int) -> Any:
-    if layout.size == 1:
-        return iter(())
-    return request_names_of(count, layout.options.process_set)

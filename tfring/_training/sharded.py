@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfring._gradients.options import GradientOptions
@@ -89,9 +88,6 @@ def _problems(options: GradientOptions) -> Iterator[tuple[str, str]]:
 
 class Sharded(WholeStates, Distributed):
     """Stands before a Keras optimizer's class; see the Notes above."""
-
-    # The layout's variables that have a gradient in this step.
-    _tfring_trained: Sequence[int] = ()
 
     def _tfring_begin(self) -> None:
         teach_saving()
@@ -186,8 +182,8 @@ class Sharded(WholeStates, Distributed):
         self, grads: Sequence[Any], shares: Sequence[Share]
     ) -> None:
         self._apply_by_keras(grads, shares)
-        for i in self._tfring_trained:
-            variable = self._tfring_layout.variables[i]
+        for share in shares:
+            variable = self._tfring_layout.variables[share.index]
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
 
@@ -223,9 +219,6 @@ class Sharded(WholeStates, Distributed):
         result: list[Any] = [None] * len(layout.variables)
         for grad, variable in zip(grads, variables, strict=True):
             result[layout.index_of(variable)] = grad
-        self.__dict__["_tfring_trained"] = [
-            i for i, grad in enumerate(result) if grad is not None
-        ]
         return result
 
     def _check_variables_are_known(self, variables: Sequence[Any]) -> None:
@@ -235,7 +228,7 @@ class Sharded(WholeStates, Distributed):
 
     def _get_variable_index(self, variable: Any) -> int:
         if isinstance(variable, Share):
-            return variable.number
+            return variable.index
         index: int = super()._get_variable_index(variable)
         return index
 
@@ -245,11 +238,10 @@ class Sharded(WholeStates, Distributed):
         if isinstance(applied[0], Share):
             shared = list(zip(applied, grads, strict=True))
         elif self._tfring_paused:  # They have been averaged.
-            whole = self._by_number(grads, applied)
+            owned = [layout.shares[layout.index_of(v)] for v in applied]
             shared = [
-                (share, layout.own(share, whole))
-                for share in layout.shares
-                if any(whole[i] is not None for i in share.indices)
+                (share, share.of(grad))
+                for share, grad in zip(owned, grads, strict=True)
             ]
         else:
             shared = self._scattered(grads, applied)
@@ -266,25 +258,16 @@ class Sharded(WholeStates, Distributed):
         self, shared: Sequence[tuple[Share, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """As `tf.clip_by_norm` of each variable's gradient."""
-        layout = self._tfring_layout
-        zero = tf.zeros([], _norm_dtype(shared))
-        squares = [zero] * len(layout.variables)
-        for share, grad in shared:
-            for piece in share.pieces:
-                part = grad[piece.place : piece.place + piece.end - piece.begin]
-                squares[piece.index] = _sum_of_squares(part, zero.dtype)
-        norms = tf.sqrt(summed(tf.stack(squares), layout))
+        dtype = _norm_dtype(shared)
+        squares = tf.stack([_sum_of_squares(g, dtype) for _, g in shared])
+        norms = tf.sqrt(summed(squares, self._tfring_layout))
         return [
-            layout.changed(
-                share,
-                grad,
-                lambda i, part: (
-                    part
-                    * tf.cast(self.clipnorm, part.dtype)
-                    / tf.cast(tf.maximum(norms[i], self.clipnorm), part.dtype)
-                ),
+            grad
+            * tf.cast(self.clipnorm, grad.dtype)
+            / tf.cast(tf.maximum(norm, self.clipnorm), grad.dtype)
+            for (_, grad), norm in zip(
+                shared, tf.unstack(norms, len(shared)), strict=True
             )
-            for share, grad in shared
         ]
 
     def _clipped_by_global_norm(
@@ -307,36 +290,19 @@ class Sharded(WholeStates, Distributed):
         trainable_variables: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        layout = self._tfring_layout
         shares: Sequence[Share] = self._tfring_updated
-        slots_before = [self._slots_before(share) for share in shares]
         for share in shares:
-            share.value = layout.own(share, layout.variables, self._decayed)
+            share.value = self._decayed(share)
         super()._backend_update_step(grads, shares, learning_rate)
-        for before in slots_before:
-            for slot, old, trained in before:
-                slot.assign(tf.where(trained, slot, old))
-        updated = [(share, share.value) for share in shares]
+        self._gather([(share, share.value) for share in shares])
         for share in shares:
             share.value = None
-        for i, value in gather_shares(updated, layout):
-            if i in self._tfring_trained:
-                layout.variables[i].assign(value)
 
-    def _slots_before(self, share: Share) -> list[tuple[Any, Any, Any]]:
-        """States of which a part belongs to variables without a gradient.
-
-        With their values, and which elements an update is of.
-        """
-        trained = np.zeros(share.count, bool)
-        for piece in share.pieces:
-            end = piece.place + piece.end - piece.begin
-            trained[piece.place : end] = piece.index in self._tfring_trained
-        if all(piece.index in self._tfring_trained for piece in share.pieces):
-            return []
-        return [
-            (slot, tf.identity(slot), trained) for slot in self._slots_of(share)
-        ]
+    def _gather(self, values: Sequence[tuple[Share, Any]]) -> None:
+        """Assigns what all ranks have of their shares to the variables."""
+        layout = self._tfring_layout
+        for i, value in gather_shares(values, layout):
+            layout.variables[i].assign(value)
 
     def _distributed_tf_update_step(
         self, distribution: Any, grads_and_vars: Any, learning_rate: Any
@@ -344,9 +310,10 @@ class Sharded(WholeStates, Distributed):
         for grad, share in grads_and_vars:
             self.update_step(grad, share, learning_rate)
 
-    def _decayed(self, i: int, part: tf.Tensor) -> tf.Tensor:
-        """A part of the weights of a variable, as Keras decays it."""
-        variable = self._tfring_layout.variables[i]
+    def _decayed(self, share: Share) -> tf.Tensor:
+        """A share of the weights, as Keras decays it."""
+        variable = self._tfring_layout.variables[share.index]
+        part = share.of(variable)
         if isinstance(variable, keras.Variable):
             variable = variable.value
         if self.weight_decay is None or not self._use_weight_decay(variable):
@@ -361,7 +328,7 @@ class Sharded(WholeStates, Distributed):
     ) -> None:
         layout = self._tfring_layout
         for share in layout.shares:
-            share.value = layout.own(share, layout.variables)
+            share.value = share.of(layout.variables[share.index])
         super()._update_model_variables_moving_average(layout.shares)
         for share in layout.shares:
             share.value = None
@@ -369,15 +336,11 @@ class Sharded(WholeStates, Distributed):
     def _overwrite_model_variables_with_average_value(
         self, trainable_variables: Sequence[Any]
     ) -> None:
-        layout = self._tfring_layout
-        averages = [
-            (share, tf.convert_to_tensor(average))
-            for share, average in zip(
-                layout.shares, self._model_variables_moving_average, strict=True
-            )
-        ]
-        for i, value in gather_shares(averages, layout):
-            layout.variables[i].assign(value)
+        averages = map(
+            tf.convert_to_tensor, self._model_variables_moving_average
+        )
+        shares = self._tfring_layout.shares
+        self._gather(list(zip(shares, averages, strict=True)))
 
 
 def _norm_dtype(shared: Sequence[tuple[Share, tf.Tensor]]) -> tf.DType:

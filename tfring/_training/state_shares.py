@@ -20,7 +20,7 @@ from tensorflow.python.training.saving.saveable_object import SaveSpec
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet
-from tfring._gradients.shares import Layout, Share, place_in
+from tfring._gradients.shares import Layout, place_in
 from tfring._ops.allgather import allgather
 from tfring._ops.broadcast import broadcast
 from tfring._ops.objects import broadcast_object
@@ -38,8 +38,13 @@ else:
 class _Slot:
     """One of a variable's states in a plain optimizer."""
 
-    slots: Sequence[Any]  # the shares of all variables
+    slots: Sequence[Any]  # this rank's shares of the states of all variables
     index: int  # of the variable
+
+    @property
+    def own(self) -> Any:
+        """This rank's share of it."""
+        return self.slots[self.index]
 
 
 class WholeStates(_Optimizer):
@@ -81,13 +86,6 @@ class WholeStates(_Optimizer):
     def _dtype_of(self, number: int) -> tf.DType:
         entry = self._plain()[number]
         return tf.as_dtype(self._tfring_layout.variables[entry.index].dtype)
-
-    def _slots_of(self, share: Share) -> list[Any]:
-        return [
-            slots[share.number]
-            for group in self._tfring_slots
-            for slots in group
-        ]
 
     def _plain(self) -> list[Any]:
         """The plain optimizer's variables: this one's, or `_Slot`s."""
@@ -138,26 +136,21 @@ class WholeStates(_Optimizer):
         layout = self._tfring_layout
         process_set = layout.options.process_set
         values: dict[int, np.ndarray] = {}
-        of_slots: dict[int, list[np.ndarray]] = {}
         for number, entry in enumerate(self._plain()):
             if not isinstance(entry, _Slot):
                 continue
-            if id(entry.slots) not in of_slots:
-                arrays: list[Any] = [None] * len(layout.variables)
-                for share, slot in zip(layout.shares, entry.slots, strict=True):
-                    flat = tf.convert_to_tensor(slot)
-                    if layout.size > 1:
-                        flat = allgather(
-                            flat,
-                            name=f"states/{number}/{share.number}",
-                            ignore_name_scope=True,
-                            process_set=process_set,
-                        )
-                    if keeps:
-                        for i, part in layout.unpacked(share, flat.numpy()):
-                            arrays[i] = part
-                of_slots[id(entry.slots)] = arrays
-            values[number] = of_slots[id(entry.slots)][entry.index]
+            flat = tf.convert_to_tensor(entry.own)
+            if layout.size > 1:
+                # In the order of the ranks, and so of the elements.
+                flat = allgather(
+                    flat,
+                    name=f"states/{number}",
+                    ignore_name_scope=True,
+                    process_set=process_set,
+                )
+            if keeps:
+                shape = tuple(layout.variables[entry.index].shape)
+                values[number] = flat.numpy().reshape(shape)
         return values
 
     def _drop_whole(self) -> None:
@@ -244,22 +237,12 @@ class WholeStates(_Optimizer):
         self, only: int | None = None
     ) -> Iterator[tuple[Any, np.ndarray]]:
         """Shares, and what they are with what has been loaded."""
-        flats: dict[int, tuple[Any, np.ndarray]] = {}
+        loaded = self._tfring_loaded or {}
         for number, entry in enumerate(self._plain()):
-            if not isinstance(entry, _Slot) or only not in (None, number):
-                continue
-            array = (self._tfring_loaded or {})[number].reshape(-1)
-            for share in self._tfring_layout.shares:
-                slot = entry.slots[share.number]
-                for piece in share.pieces:
-                    if piece.index != entry.index:
-                        continue
-                    _, flat = flats.setdefault(
-                        id(slot), (slot, slot.numpy().copy())
-                    )
-                    end = piece.place + piece.end - piece.begin
-                    flat[piece.place : end] = array[piece.begin : piece.end]
-        yield from flats.values()
+            if isinstance(entry, _Slot) and only in (None, number):
+                share = self._tfring_layout.shares[entry.index]
+                flat = loaded[number].reshape(-1)
+                yield entry.own, flat[share.begin : share.end]
 
     def _forget_loaded(self) -> None:
         self.__dict__.pop("_tfring_loaded", None)
