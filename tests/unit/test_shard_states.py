@@ -54,6 +54,11 @@ def test_every_element_is_one_ranks(monkeypatch, size, groups):
         assert all(end % 16 == 0 or end == ends[-1] for end in ends)
 
 
+def part_of(rows, rank, size):
+    count = rows.shape[0] // size
+    return rows[rank * count : (rank + 1) * count]
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("groups", [None, 2])
 def test_what_travels_comes_back(monkeypatch, size, groups):
@@ -63,18 +68,20 @@ def test_what_travels_comes_back(monkeypatch, size, groups):
     seen = set()
     for number, bucket in enumerate(of_ranks[0].buckets):
         rows = bucket.rows(variables)
-        assert all(each.shape[0] == size for each in rows)
+        assert all(each.shape[0] % size == 0 for each in rows)
         own_rows = []
         for layout in of_ranks:
             own = layout.buckets[number].own(rows)
             for i, part in own.items():
                 expected = layout.shares[i].of(variables[i])
                 np.testing.assert_array_equal(part, expected)
-            own_rows.append(layout.buckets[number].own_rows(own))
-        gathered = {
-            key: tf.stack([of_rank[key] for of_rank in own_rows])
-            for key in own_rows[0]
-        }
+            own_rows.append(layout.buckets[number].own_rows(own, variables))
+        gathered = [
+            tf.concat(
+                [part_of(each, r, size) for r, each in enumerate(of_ranks)], 0
+            )
+            for of_ranks in zip(*own_rows, strict=True)
+        ]
         for i, flat in bucket.whole(gathered).items():
             seen.add(i)
             np.testing.assert_array_equal(flat, np.reshape(variables[i], [-1]))
@@ -87,11 +94,6 @@ def test_what_has_no_gradient_travels_as_zeros(monkeypatch):
         for bucket in layout.buckets:
             none = bucket.own(bucket.rows([None] * len(variables)))
             assert all(not np.any(part) for part in none.values())
-            last = bucket.indices[-1]
-            rows = bucket.own_rows(
-                {last: layout.shares[last].of(0 * variables[last])}
-            )
-            assert len(rows) == 1
 
 
 def test_shares_are_about_equal(monkeypatch):
@@ -104,23 +106,25 @@ def test_shares_are_about_equal(monkeypatch):
             own = sum(share.shape[0] for share in layout.shares)
             assert own * size < total * 1.05
             rows = sum(
-                each.shape[1]
+                int(tf.size(each))
                 for bucket in layout.buckets
                 for each in bucket.rows(variables)
             )
-            assert rows * size < total * 1.1
+            assert rows < total * 1.1
 
 
 def test_large_variables_travel_from_where_they_lie(monkeypatch):
     """Those that the ranks divide evenly: their rows are views of them."""
-    shapes = [(256, 128), (512, 64), (10,)]
-    variables = made(shapes, ["float32"] * 3)
+    shapes = [(256, 128), (1, 65536), (99, 333), (10,)]
+    variables = made(shapes, ["float32"] * 4)
     layout, _ = layouts(monkeypatch, 2, variables)
     [bucket] = layout.buckets
-    *rows, packed = bucket.rows(variables)
-    assert [each.shape for each in rows] == [(2, 16384), (2, 16384)]
-    assert packed.shape == (2, 10)
-    assert all(bucket.is_exact(i) for i in (0, 1))
+    assert [each.shape for each in bucket.rows(variables)] == [
+        (2, 16496),
+        (2, 32768),
+        (256, 128),
+        (2, 10),
+    ]
 
 
 class OfMine(keras.optimizers.Adam):

@@ -119,64 +119,44 @@ def gather_shares(
         same bits on all ranks.
     """
     options = layout.options
-    parts = {share.index: value for share, value in values}
+    updated = {share.index: value for share, value in values}
     if layout.size == 1:
-        return [(i, _shaped(i, part, layout)) for i, part in parts.items()]
-    own_rows = []
-    for bucket in layout.buckets:
-        own = {i: parts[i] for i in bucket.indices if i in parts}
-        if own:
-            with on_device(options.device_dense):
-                own_rows.append((bucket, bucket.own_rows(own)))
-    started = []
+        return [(i, _shaped(i, part, layout)) for i, part in updated.items()]
+    buckets = [
+        b for b in layout.buckets if any(i in updated for i in b.indices)
+    ]
+    names = request_names_of(len(buckets), options.process_set)
+    started: list[tuple[Bucket, list[Any], Started | None]] = []
     previous = None
-    names = request_names_of(len(own_rows), options.process_set)
-    for position, (bucket, rows) in enumerate(own_rows):
+    for number, bucket in enumerate(buckets):
+        name = next(names)
         with on_device(options.device_dense):
+            parts = {
+                i: updated[i]
+                if i in updated
+                else layout.shares[i].of(layout.variables[i])
+                for i in bucket.indices
+            }
+            rows = bucket.own_rows(parts, layout.variables)
             buffers, previous = chains.start_gather_in_place(
-                [
-                    _among_others(row, number, bucket, layout)
-                    for number, row in rows.items()
-                ],
-                request_name=next(names),
+                rows,
+                request_name=name,
                 tensor_names=_names_in_errors(bucket, rows, layout),
                 previous=previous,
-                last=position == len(own_rows) - 1,
+                last=number == len(buckets) - 1,
                 process_set=options.process_set,
             )
-        started.append((bucket, rows, buffers, previous))
+        started.append((bucket, buffers, previous))
     result: list[tuple[int, tf.Tensor]] = []
-    for bucket, rows, buffers, start in started:
+    for bucket, buffers, start in started:
         with on_device(options.device_dense):
-            gathered = chains.finish(buffers, start)
-            whole = bucket.whole(dict(zip(rows, gathered, strict=True)))
+            whole = bucket.whole(chains.finish(buffers, start))
             result.extend(
                 (i, _shaped(i, flat, layout))
                 for i, flat in whole.items()
-                if i in parts
+                if i in updated
             )
     return result
-
-
-def _among_others(
-    row: tf.Tensor, number: int | None, bucket: Bucket, layout: Layout
-) -> tf.Tensor:
-    """This rank's row at its place; all others do not count."""
-    shape = [layout.size, int(row.shape[0])]
-    if number is not None and bucket.is_exact(number):
-        # Under XLA the row is written into the variable's own memory.
-        others = tf.reshape(
-            tf.convert_to_tensor(layout.variables[number]), shape
-        )
-    else:
-        others = tf.zeros(shape, row.dtype)
-    return tf.raw_ops.TensorStridedSliceUpdate(
-        input=others,
-        begin=[layout.rank, 0],
-        end=[layout.rank + 1, shape[1]],
-        strides=[1, 1],
-        value=row[None],
-    )
 
 
 def _shaped(i: int, flat: tf.Tensor, layout: Layout) -> tf.Tensor:

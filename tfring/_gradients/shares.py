@@ -8,15 +8,14 @@ the instructions that would compute it in the whole variable, those for a full
 vector or those for what is left over, and comes out with the same bits.
 
 Note [Buckets of shares]: two collectives do: a reducescatter of gradients, and
-an allgather of weights. Both take rows, one for each rank, of static shapes
-that are the same on all ranks. A variable that is large enough to be on the
-wire by itself is such rows as it lies in memory, if the ranks divide it evenly,
-or else with padding behind it. All others of a bucket are packed: the rows of
-those that are shared out stand side by side, and each rank's whole variables
-behind its own. The buckets are those in which gradients would be reduced, in
-backward order. They are cut once, and not in each trace, as the optimizer's
-variables belong to them; what order a trace makes ready gradients in decides
-only in which order they travel.
+an allgather of weights. Both take equally many rows for each rank, in static
+shapes that are the same on all ranks. A large variable is such rows as it is,
+if the ranks divide them evenly, and else with padding behind it. All others of
+a bucket are packed: the parts of those that are shared out stand side by side,
+and each rank's whole variables behind its own. The buckets are those in which
+gradients would be reduced, in backward order. They are cut once, and not in
+each trace, as the optimizer's variables belong to them; what order a trace
+makes ready gradients in decides only in which order they travel.
 """
 
 from __future__ import annotations
@@ -52,15 +51,19 @@ class _Cut:
     """How one variable is shared out.
 
     Attributes:
-        count: The elements of the variable.
-        part: Those of a rank, but for the last ranks, which may have fewer.
-            0 if one rank has all.
+        shape: The variable's.
+        part: The elements of a rank, but for the last ranks, which may have
+            fewer. 0 if one rank has all.
         owner: That rank.
     """
 
-    count: int
+    shape: tuple[int, ...]
     part: int
     owner: int = 0
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
 
     def range_of(self, rank: int) -> tuple[int, int]:
         """Where the elements of a rank begin, and where they end."""
@@ -70,25 +73,21 @@ class _Cut:
         return begin, min(self.count, begin + self.part)
 
 
-def _cut_all(counts: Sequence[int], size: int) -> list[_Cut]:
-    cuts: list[_Cut | None] = [None] * len(counts)
+def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
+    counts = [math.prod(shape) for shape in shapes]
     loads = [0] * size
-    for i, count in enumerate(counts):
-        if size > 1 and count >= _LEAST_PART * size:
-            part = -(-count // (size * _ALIGNED_COUNT)) * _ALIGNED_COUNT
-            cut = _Cut(count, part)
-            for rank in range(size):
-                begin, end = cut.range_of(rank)
-                loads[rank] += end - begin
-            cuts[i] = cut
-    result = []
-    for count, known in zip(counts, cuts, strict=True):
-        if known is None:
-            owner = loads.index(min(loads))
-            loads[owner] += count
-            known = _Cut(count, 0, owner)
-        result.append(known)
-    return result
+    cuts = {}
+    # The large ones first, as the others even out what they leave.
+    for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
+        if size > 1 and counts[i] >= _LEAST_PART * size:
+            part = -(-counts[i] // (size * _ALIGNED_COUNT)) * _ALIGNED_COUNT
+            cuts[i] = _Cut(shapes[i], part)
+        else:
+            cuts[i] = _Cut(shapes[i], 0, owner=loads.index(min(loads)))
+        for rank in range(size):
+            begin, end = cuts[i].range_of(rank)
+            loads[rank] += end - begin
+    return [cuts[i] for i in range(len(shapes))]
 
 
 class Share:
@@ -177,129 +176,138 @@ class Bucket:
             [i for i in indices if cuts[i].part == 0 and cuts[i].owner == rank]
             for rank in range(size)
         ]
-        # The elements of a rank's whole variables, with padding.
+        # The elements of a packed row that belong to what is shared out, and
+        # behind them those of a rank's whole variables, with padding.
+        self._shared_count = sum(cuts[i].part for i in self._shared_out)
         self._whole_count = max(
             sum(cuts[i].count for i in of_rank) for of_rank in self._whole
         )
 
     def rows(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
         """What travels of tensors, one for each variable; None is zeros."""
-        result = [self._rows_of(i, tensors[i]) for i in self._large]
-        packed = [self._rows_of(i, tensors[i]) for i in self._shared_out]
+        flat = {
+            i: tf.zeros([self._cuts[i].count], self.dtype)
+            if tensors[i] is None
+            else _flat(tensors[i], self.dtype)
+            for i in self.indices
+        }
+        result = [
+            tf.reshape(self._padded_whole(i, flat[i]), self._rows_shape(i))
+            for i in self._large
+        ]
+        packed = [
+            tf.reshape(
+                self._padded_whole(i, flat[i]), [self._size, self._cuts[i].part]
+            )
+            for i in self._shared_out
+        ]
         if self._whole_count > 0:
-            packed.append(self._rows_of_whole(tensors))
+            of_ranks = [self._whole_row(flat, r) for r in range(self._size)]
+            packed.append(tf.stack(of_ranks))
         if packed:
-            result.append(tf.concat(packed, 1) if packed[1:] else packed[0])
+            result.append(tf.concat(packed, 1))
         return result
 
     def own(self, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """This rank's parts of variables in its row of what has travelled."""
-        result = {
-            i: self._trimmed(i, part[self._rank])
-            for i, part in zip(self._large, rows, strict=False)
-        }
-        if self._has_packed():
+        """This rank's parts of the variables, of its rows in `rows`."""
+        result = {}
+        for i, of_ranks in zip(self._large, rows, strict=False):
+            begin, end = self._cuts[i].range_of(self._rank)
+            result[i] = tf.reshape(of_ranks, [-1])[begin:end]
+        if len(rows) > len(self._large):
             row = rows[-1][self._rank]
-            for i, place in self._places():
-                result[i] = self._trimmed(i, row[place:])
-            place = self._whole_place()
-            for i in self._whole[self._rank]:
-                result[i] = row[place : place + self._cuts[i].count]
-                place += self._cuts[i].count
+            for i, place in self._places(self._rank):
+                begin, end = self._cuts[i].range_of(self._rank)
+                result[i] = row[place : place + end - begin]
         for i in self.indices:  # Those that other ranks have whole.
             result.setdefault(i, tf.zeros([0], self.dtype))
         return result
 
     def own_rows(
-        self, parts: Mapping[int, tf.Tensor]
-    ) -> dict[int | None, tf.Tensor]:
-        """This rank's row of what travels of its parts of some variables.
+        self, parts: Mapping[int, tf.Tensor], variables: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        """What travels of the variables, of which this rank has these parts.
 
-        Returns:
-            The row of each large variable, by its number; and by None that of
-            all others, unless there is none.
+        Only its rows are defined.
         """
-        result: dict[int | None, tf.Tensor] = {
-            i: self._row_of(i, parts[i]) for i in self._large if i in parts
+        result = []
+        for i in self._large:
+            shape = self._rows_shape(i)
+            if self._cuts[i].part * self._size == self._cuts[i].count:
+                # Under XLA the part is written into the variable's own memory.
+                others = tf.reshape(tf.convert_to_tensor(variables[i]), shape)
+            else:
+                others = tf.zeros(shape, self.dtype)
+            part = self._padded_part(i, parts[i])
+            result.append(self._among(others, part))
+        packed = [self._padded_part(i, parts[i]) for i in self._shared_out]
+        packed.append(self._whole_row(parts, self._rank))
+        if self._shared_count + self._whole_count > 0:
+            row = tf.concat(packed, 0)
+            shape = [self._size, self._shared_count + self._whole_count]
+            result.append(self._among(tf.zeros(shape, self.dtype), row))
+        return result
+
+    def whole(self, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        """The variables, flat, of `rows` of all ranks."""
+        result = {
+            i: tf.reshape(of_ranks, [-1])[: self._cuts[i].count]
+            for i, of_ranks in zip(self._large, rows, strict=False)
         }
-        if any(i in parts and i not in result for i in self.indices):
-            row = [self._row_of(i, parts.get(i)) for i in self._shared_out]
-            whole = [
-                parts.get(i, tf.zeros([self._cuts[i].count], self.dtype))
-                for i in self._whole[self._rank]
-            ]
-            missing = self._whole_count - sum(w.shape[0] for w in whole)
-            row.extend([*whole, tf.zeros([missing], self.dtype)])
-            result[None] = tf.concat(row, 0)
-        return result
-
-    def whole(self, rows: Mapping[int | None, Any]) -> dict[int, Any]:
-        """Flat variables, of all ranks' rows by the numbers of `own_rows`."""
-        result = {}
-        for number, of_ranks in rows.items():
-            if number is not None:
-                flat = tf.reshape(of_ranks, [-1])
-                result[number] = flat[: self._cuts[number].count]
-                continue
-            for i, place in self._places():
-                cut = self._cuts[i]
-                columns = of_ranks[:, place : place + cut.part]
+        for i, place in self._places(rank=None):
+            cut = self._cuts[i]
+            if cut.part > 0:
+                columns = rows[-1][:, place : place + cut.part]
                 result[i] = tf.reshape(columns, [-1])[: cut.count]
-            for rank, indices in enumerate(self._whole):
-                place = self._whole_place()
-                for i in indices:
-                    end = place + self._cuts[i].count
-                    result[i] = of_ranks[rank, place:end]
-                    place = end
+            else:
+                result[i] = rows[-1][cut.owner, place : place + cut.count]
         return result
 
-    def is_exact(self, index: int) -> bool:
-        """Tells if a variable's rows are the variable as it lies in memory."""
-        cut = self._cuts[index]
-        return cut.part * self._size == cut.count
-
-    def _has_packed(self) -> bool:
-        return bool(self._shared_out) or self._whole_count > 0
-
-    def _places(self) -> Iterator[tuple[int, int]]:
-        """Packed variables that are shared out, and their places in rows."""
+    def _places(self, rank: int | None) -> Iterator[tuple[int, int]]:
+        """What is packed into the row of a rank, or of any; and the places."""
         place = 0
         for i in self._shared_out:
             yield i, place
             place += self._cuts[i].part
+        for owner in range(self._size) if rank is None else [rank]:
+            place = self._shared_count
+            for i in self._whole[owner]:
+                yield i, place
+                place += self._cuts[i].count
 
-    def _whole_place(self) -> int:
-        return sum(self._cuts[i].part for i in self._shared_out)
-
-    def _rows_of(self, i: int, tensor: Any) -> tf.Tensor:
+    def _rows_shape(self, i: int) -> list[int]:
+        """The shape in which a large variable travels."""
         cut = self._cuts[i]
-        if tensor is None:
-            return tf.zeros([self._size, cut.part], self.dtype)
-        flat = _padded(_flat(tensor, self.dtype), self._size * cut.part)
-        return tf.reshape(flat, [self._size, cut.part])
+        if cut.part * self._size == cut.count and (
+            cut.shape[0] % self._size == 0
+        ):
+            return list(cut.shape)
+        return [self._size, cut.part]
 
-    def _rows_of_whole(self, tensors: Sequence[Any]) -> tf.Tensor:
-        parts = []
-        for indices in self._whole:
-            count = 0
-            for i in indices:
-                parts.append(
-                    tf.zeros([self._cuts[i].count], self.dtype)
-                    if tensors[i] is None
-                    else _flat(tensors[i], self.dtype)
-                )
-                count += self._cuts[i].count
-            parts.append(tf.zeros([self._whole_count - count], self.dtype))
-        return tf.reshape(tf.concat(parts, 0), [self._size, self._whole_count])
+    def _padded_whole(self, i: int, flat: tf.Tensor) -> tf.Tensor:
+        return _padded(flat, self._size * self._cuts[i].part)
 
-    def _row_of(self, i: int, part: tf.Tensor | None) -> tf.Tensor:
-        if part is None:
-            return tf.zeros([self._cuts[i].part], self.dtype)
+    def _padded_part(self, i: int, part: tf.Tensor) -> tf.Tensor:
         return _padded(part, self._cuts[i].part)
 
-    def _trimmed(self, i: int, row: tf.Tensor) -> tf.Tensor:
-        begin, end = self._cuts[i].range_of(self._rank)
-        return row[: end - begin]
+    def _whole_row(self, flat: Mapping[int, tf.Tensor], rank: int) -> tf.Tensor:
+        """The variables that a rank has whole, one behind the other."""
+        row = tf.concat(
+            [flat[i] for i in self._whole[rank]] or [tf.zeros([0], self.dtype)],
+            0,
+        )
+        return _padded(row, self._whole_count)
+
+    def _among(self, others: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+        """Writes this rank's rows into a tensor of all ranks' rows."""
+        count = int(others.shape[0]) // self._size
+        return tf.raw_ops.TensorStridedSliceUpdate(
+            input=others,
+            begin=[self._rank * count],
+            end=[(self._rank + 1) * count],
+            strides=[1],
+            value=tf.reshape(own, [count, *others.shape[1:]]),
+        )
 
 
 class Layout:
@@ -322,9 +330,7 @@ class Layout:
         self._index_of = {
             variable_key(v): i for i, v in enumerate(self.variables)
         }
-        cuts = _cut_all(
-            [math.prod(tuple(v.shape)) for v in self.variables], self.size
-        )
+        cuts = _cut_all([tuple(v.shape) for v in self.variables], self.size)
         dtypes = [tf.as_dtype(v.dtype) for v in self.variables]
         # This rank's, one for each variable.
         self.shares = [
