@@ -71,8 +71,8 @@ def scatter_gradients(
     )
     _, wire_dtype = split_engine_cast(options.compression, options.op)
     request_names = request_names_of(len(buckets), options.process_set)
-    started: list[tuple[Bucket, list[Any], Started | None]] = []
-    previous = None
+    started: list[tuple[Bucket, list[Any], Started]] = []
+    previous: Started | None = None
     for number, bucket in enumerate(buckets):
         name = next(request_names)
         with on_device(options.device_dense):
@@ -126,8 +126,8 @@ def gather_shares(
         b for b in layout.buckets if any(i in updated for i in b.indices)
     ]
     names = request_names_of(len(buckets), options.process_set)
-    started: list[tuple[Bucket, list[Any], Started | None]] = []
-    previous = None
+    started: list[tuple[Bucket, list[Any], Started]] = []
+    previous: Started | None = None
     for number, bucket in enumerate(buckets):
         name = next(names)
         with on_device(options.device_dense):
