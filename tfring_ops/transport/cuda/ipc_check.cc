@@ -52,7 +52,7 @@ class IpcCheck {
         std::min((kIpcSlots + 1) * context_.part_bytes, kMostReducedBytes);
     const auto count = static_cast<int64_t>(bytes / sizeof(float));
     // Whole, so that sums are exact.
-    const auto number = [](int rank, int64_t i) {
+    const auto number = [](int64_t rank, int64_t i) {
       return static_cast<float>((7 * i + 13 * rank) % 251 + 1);
     };
     std::vector<float> numbers(2 * count);  // to all peers, then their sum
