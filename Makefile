@@ -135,10 +135,10 @@ LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   join_callback process_sets set_collectives shard_states training_sets \
   whole_states
 LEFT_OUT_3 := $(WHOLE) callbacks compressors consistency data join_callback \
-  metric_average sessions
+  metric_average sessions whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages compression disagreements elastic gradients \
   metrics monitor names not_broadcast objects optimizer runtime seeds \
-  shard_states state sync_batch_norm timeline topology whole_states xla
+  shard_states state sync_batch_norm timeline topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \

@@ -112,7 +112,7 @@ def test_the_sockets_hear_a_cut_link_and_are_not_inherited(listener):
             assert each.gettimeout() is None
             assert (
                 each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-                == 1500
+                == 5000
             )
             assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         child = subprocess.run(
