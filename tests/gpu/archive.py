@@ -131,7 +131,8 @@ def test_all_parts(tree, python, programs, tmp_path):
     assert report == output
     table = report[report.index("| part ") :].partition("\n\n")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
-    assert [row[0].strip() for row in rows] == PARTS
+    # Some parts are run at one rank and at two.
+    assert list(dict.fromkeys(row[0].strip() for row in rows)) == PARTS
     for name, _, good, failed, _ in rows:
         assert (int(good) > 0) == (name.strip() != "jax")
         assert int(failed) == 0
