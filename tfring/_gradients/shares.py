@@ -36,6 +36,7 @@ from tfring._gradients.buckets import (
 from tfring._gradients.local_variables import variable_key
 from tfring._gradients.options import GradientOptions
 from tfring._gradients.reducer import group_numbers, name_of
+from tfring._ops.ordering import traced_for_xla
 
 # A vector of the widest CPU has at most so many elements.
 _ALIGNED_COUNT = 16
@@ -301,12 +302,17 @@ class Bucket:
     def _among(self, others: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
         """Writes this rank's rows into a tensor of all ranks' rows."""
         count = int(others.shape[0]) // self._size
+        rows = tf.reshape(own, [count, *others.shape[1:]])
+        if not traced_for_xla():  # To write anew is faster than to copy.
+            before, behind = self._rank, self._size - self._rank - 1
+            rest = [[0, 0]] * (rows.shape.rank - 1)
+            return tf.pad(rows, [[before * count, behind * count], *rest])
         return tf.raw_ops.TensorStridedSliceUpdate(
             input=others,
             begin=[self._rank * count],
             end=[(self._rank + 1) * count],
             strides=[1],
-            value=tf.reshape(own, [count, *others.shape[1:]]),
+            value=rows,
         )
 
 
