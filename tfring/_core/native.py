@@ -24,15 +24,30 @@ CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
 _forked = False
 
 
+def is_elastic_over_tcp() -> bool:
+    """Tells if this process is a worker of an elastic job without MPI."""
+    return bool(os.environ.get("TFRING_ELASTIC_RENDEZVOUS"))
+
+
+def no_mpi() -> RuntimeError:
+    """The error of whoever needs MPI in such a worker."""
+    return RuntimeError(
+        "tfring: this job is elastic over TCP and has no MPI: there is no "
+        "communicator, and timelines are not recorded. `tfringrun --elastic` "
+        "without --min-np, --max-np, --spares and --host-discovery-script "
+        "starts one over MPI."
+    )
+
+
 @functools.cache
 def mpi() -> Any:
-    """Returns `mpi4py.MPI` on the libmpi of the op library, initialized."""
-    if os.environ.get("TFRING_ELASTIC_RENDEZVOUS"):
-        raise RuntimeError(
-            "tfring: this job is elastic over TCP and has no MPI. `tfringrun "
-            "--elastic` without --min-np, --max-np, --spares and "
-            "--host-discovery-script starts one over MPI."
-        )
+    """Returns `mpi4py.MPI` on the libmpi of the op library, initialized.
+
+    Raises:
+        RuntimeError: The job has no MPI.
+    """
+    if is_elastic_over_tcp():
+        raise no_mpi()
     # There may be several, of which mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
     try:
@@ -140,7 +155,7 @@ def _ops() -> Any:
     import tensorflow as tf
 
     # MPI comes first: the library then finds the same libmpi by its soname.
-    if os.environ.get("TFRING_ELASTIC_RENDEZVOUS"):
+    if is_elastic_over_tcp():
         # It is only loaded, and no part of a job.
         ctypes.CDLL(str(abi.mpi_library()))
     else:

@@ -39,12 +39,11 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
         if _job is not None:
             return False
         native.check_not_forked()
-        if not tcp_job.is_elastic_over_tcp():
+        join: Callable[[Any], Job] = tcp_job.join
+        if not native.is_elastic_over_tcp():
             native.mpi()  # Before the process's hooks, which come before its.
+            join = mpi_job.join
         _install_process_hooks()
-        join: Callable[[Any], Job] = (
-            tcp_job.join if tcp_job.is_elastic_over_tcp() else mpi_job.join
-        )
         _begin(join(comm))
         return True
 
@@ -115,7 +114,7 @@ def restart(steps: int = -1) -> None:
 
 def may_grow() -> bool:
     """Tells if this is a worker of a job that is elastic over TCP."""
-    return tcp_job.is_elastic_over_tcp()
+    return native.is_elastic_over_tcp()
 
 
 def say_goodbye() -> None:
@@ -250,7 +249,7 @@ def _leave_at_exit() -> None:
     if native.is_disowned():
         return
     reports.tell("ending")
-    if tcp_job.is_elastic_over_tcp():
+    if native.is_elastic_over_tcp():
         tcp_job.leave(status)
     elif status != 0 and native.mpi().COMM_WORLD.size > 1:
         # MPI_Finalize would wait for the others, which are not done, and the
@@ -265,7 +264,7 @@ def _is_another_gone() -> bool:
 
 def _end_job(status: int, text: str) -> None:
     """Ends the other ranks, where they cannot do without this one."""
-    if tcp_job.is_elastic_over_tcp():
+    if native.is_elastic_over_tcp():
         tcp_job.fail(text)
         return
     world = native.mpi().COMM_WORLD

@@ -68,12 +68,7 @@ class TcpJob(Job):
 
     @property
     def comm(self) -> MPI.Intracomm:
-        raise RuntimeError(
-            "this job is elastic over TCP and has no MPI: there is no "
-            "communicator, and timelines are not recorded. `tfringrun "
-            "--elastic` without --min-np, --max-np, --spares and "
-            "--host-discovery-script starts one over MPI."
-        )
+        raise native.no_mpi()
 
     def agreed(self, value: _T) -> _T:
         # The launcher has given all workers one environment, and who joins
@@ -158,11 +153,6 @@ _mesh: Mesh | None = None
 _generation = 0
 # It has said why it ends.
 _has_left = False
-
-
-def is_elastic_over_tcp() -> bool:
-    """Tells if this process is a worker of such a job."""
-    return bool(os.environ.get("TFRING_ELASTIC_RENDEZVOUS"))
 
 
 def join(comm: Any) -> TcpJob:

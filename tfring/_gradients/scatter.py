@@ -93,14 +93,20 @@ def scatter_gradients(
             )
         started.append((bucket, buffers, previous))
     backpropagation.wait_for([start for _, _, start in started])
-    # Those of empty variables, which do not travel.
-    parts = {i: layout.shares[i].of(dense[i]) for i in order}
+    parts = {}
     for bucket, buffers, start in started:
         with on_device(options.device_dense):
             own = bucket.own(chains.finish(buffers, start))
             for i, part in own.items():
                 parts[i] = tf.cast(part, bucket.dtype)
-    return [(layout.shares[i], parts[i]) for i in order]
+    return [
+        # An empty variable's does not travel.
+        (
+            layout.shares[i],
+            parts[i] if i in parts else layout.shares[i].of(dense[i]),
+        )
+        for i in order
+    ]
 
 
 def gather_shares(

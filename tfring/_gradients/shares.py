@@ -53,18 +53,32 @@ class _Cut:
 
     Attributes:
         shape: The variable's.
+        size: How many ranks there are.
         part: The elements of a rank, but for the last ranks, which may have
             fewer. 0 if one rank has all.
         owner: That rank.
     """
 
     shape: tuple[int, ...]
+    size: int
     part: int
     owner: int = 0
 
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def is_even(self) -> bool:
+        """If all ranks have equally many elements."""
+        return self.part * self.size == self.count
+
+    @property
+    def rows_shape(self) -> list[int]:
+        """The shape in which it travels if it is large."""
+        if self.is_even and self.shape[0] % self.size == 0:
+            return list(self.shape)
+        return [self.size, self.part]
 
     def range_of(self, rank: int) -> tuple[int, int]:
         """Where the elements of a rank begin, and where they end."""
@@ -82,9 +96,10 @@ def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
         if size > 1 and counts[i] >= _LEAST_PART * size:
             part = -(-counts[i] // (size * _ALIGNED_COUNT)) * _ALIGNED_COUNT
-            cuts[i] = _Cut(shapes[i], part)
+            cuts[i] = _Cut(shapes[i], size, part)
         else:
-            cuts[i] = _Cut(shapes[i], 0, owner=loads.index(min(loads)))
+            owner = loads.index(min(loads))
+            cuts[i] = _Cut(shapes[i], size, part=0, owner=owner)
         for rank in range(size):
             begin, end = cuts[i].range_of(rank)
             loads[rank] += end - begin
@@ -193,13 +208,11 @@ class Bucket:
             for i in self.indices
         }
         result = [
-            tf.reshape(self._padded_whole(i, flat[i]), self._rows_shape(i))
+            self._rows(i, flat[i], self._cuts[i].rows_shape)
             for i in self._large
         ]
         packed = [
-            tf.reshape(
-                self._padded_whole(i, flat[i]), [self._size, self._cuts[i].part]
-            )
+            self._rows(i, flat[i], [self._size, self._cuts[i].part])
             for i in self._shared_out
         ]
         if self._whole_count > 0:
@@ -233,20 +246,21 @@ class Bucket:
         """
         result = []
         for i in self._large:
-            shape = self._rows_shape(i)
-            if self._cuts[i].part * self._size == self._cuts[i].count:
-                # Under XLA the part is written into the variable's own memory.
-                others = tf.reshape(tf.convert_to_tensor(variables[i]), shape)
-            else:
-                others = tf.zeros(shape, self.dtype)
-            part = self._padded_part(i, parts[i])
-            result.append(self._among(others, part))
-        packed = [self._padded_part(i, parts[i]) for i in self._shared_out]
+            cut = self._cuts[i]
+            result.append(
+                self._among_rows(
+                    _padded(parts[i], cut.part),
+                    cut.rows_shape,
+                    variables[i] if cut.is_even else None,
+                )
+            )
+        packed = [
+            _padded(parts[i], self._cuts[i].part) for i in self._shared_out
+        ]
         packed.append(self._whole_row(parts, self._rank))
         if self._shared_count + self._whole_count > 0:
-            row = tf.concat(packed, 0)
             shape = [self._size, self._shared_count + self._whole_count]
-            result.append(self._among(tf.zeros(shape, self.dtype), row))
+            result.append(self._among_rows(tf.concat(packed, 0), shape))
         return result
 
     def whole(self, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
@@ -276,20 +290,9 @@ class Bucket:
                 yield i, place
                 place += self._cuts[i].count
 
-    def _rows_shape(self, i: int) -> list[int]:
-        """The shape in which a large variable travels."""
-        cut = self._cuts[i]
-        if cut.part * self._size == cut.count and (
-            cut.shape[0] % self._size == 0
-        ):
-            return list(cut.shape)
-        return [self._size, cut.part]
-
-    def _padded_whole(self, i: int, flat: tf.Tensor) -> tf.Tensor:
-        return _padded(flat, self._size * self._cuts[i].part)
-
-    def _padded_part(self, i: int, part: tf.Tensor) -> tf.Tensor:
-        return _padded(part, self._cuts[i].part)
+    def _rows(self, i: int, flat: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        padded = _padded(flat, self._size * self._cuts[i].part)
+        return tf.reshape(padded, shape)
 
     def _whole_row(self, flat: Mapping[int, tf.Tensor], rank: int) -> tf.Tensor:
         """The variables that a rank has whole, one behind the other."""
@@ -299,16 +302,28 @@ class Bucket:
         )
         return _padded(row, self._whole_count)
 
-    def _among(self, others: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-        """Writes this rank's rows into a tensor of all ranks' rows."""
-        count = int(others.shape[0]) // self._size
-        rows = tf.reshape(own, [count, *others.shape[1:]])
+    def _among_rows(
+        self, own: tf.Tensor, shape: Sequence[int], variable: Any = None
+    ) -> tf.Tensor:
+        """A tensor of all ranks' rows, with this rank's in their place.
+
+        Args:
+            own: This rank's elements, flat.
+            shape: The result's.
+            variable: One of as many elements, whose values the other ranks'
+                rows may have.
+        """
+        count = shape[0] // self._size
+        rows = tf.reshape(own, [count, *shape[1:]])
         if not traced_for_xla():  # To write anew is faster than to copy.
             before, behind = self._rank, self._size - self._rank - 1
-            rest = [[0, 0]] * (rows.shape.rank - 1)
+            rest = [[0, 0]] * (len(shape) - 1)
             return tf.pad(rows, [[before * count, behind * count], *rest])
         return tf.raw_ops.TensorStridedSliceUpdate(
-            input=others,
+            # XLA writes the rows into the variable's own memory.
+            input=tf.zeros(shape, self.dtype)
+            if variable is None
+            else tf.reshape(tf.convert_to_tensor(variable), shape),
             begin=[self._rank * count],
             end=[(self._rank + 1) * count],
             strides=[1],

@@ -118,8 +118,8 @@ def fit(
                 state.epoch, state.row = state.epoch + 1, 0
                 continue
             rest = _Rest(data, state.epoch, state.row)
-            position = _Position(state, rest, batch_size, batches_per_commit)
-            done = state.row // (batch_size * runtime.size())
+            position = _Position(state, rest, batches_per_commit)
+            done = state.row // data.step_rows
             model.fit(
                 rest,
                 # The rest of an epoch is shorter than the others.
@@ -159,6 +159,11 @@ class _Data:
         self._batch_size = batch_size
         self._seed = seed
 
+    @property
+    def step_rows(self) -> int:
+        """The rows of all ranks in a step."""
+        return self._batch_size * runtime.size()
+
     def order(self, epoch: int) -> Any:
         """The rows of an epoch, in their order."""
         if self._seed is None:
@@ -168,12 +173,12 @@ class _Data:
 
     def batches(self, epoch: int, row: int) -> int:
         """How many steps of all ranks are left from a row of an epoch on."""
-        return (self.rows - row) // (self._batch_size * runtime.size())
+        return (self.rows - row) // self.step_rows
 
     def batch(self, order: Any, row: int) -> tuple[Any, ...]:
         """This rank's part of the step that begins at a row of the order."""
-        size, rank = runtime.size(), runtime.rank()
-        own = order[row + rank : row + self._batch_size * size : size]
+        first, last = row + runtime.rank(), row + self.step_rows
+        own = order[first : last : runtime.size()]
         parts: tuple[Any, ...] = keras.tree.map_structure(
             lambda part: part[own], self._parts
         )
@@ -189,16 +194,15 @@ class _Rest(keras.utils.PyDataset):
         self._epoch = epoch
         self._row = row
         self._count = data.batches(epoch, row)
-        self._step_rows = data._batch_size * runtime.size()
+        # The job may have another size when this one is still asked.
+        self.step_rows = data.step_rows
         self._order = data.order(epoch)
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return self._data.batch(
-            self._order, self._row + index * self._step_rows
-        )
+        return self._data.batch(self._order, self._row + index * self.step_rows)
 
     def begin(self, epoch: int) -> None:
         """Goes on to an epoch; Keras says `on_epoch_end` twice after some."""
@@ -211,12 +215,11 @@ class _Position(keras.callbacks.Callback):
     """Keeps the place in the data and the logs in the state, and commits it."""
 
     def __init__(
-        self, state: Any, rest: _Rest, batch_size: int, batches_per_commit: int
+        self, state: Any, rest: _Rest, batches_per_commit: int
     ) -> None:
         super().__init__()
         self._state = state
         self._rest = rest
-        self._step_rows = batch_size * runtime.size()
         self._batches_per_commit = batches_per_commit
         self._batches = 0
 
@@ -224,7 +227,7 @@ class _Position(keras.callbacks.Callback):
         self._rest.begin(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._state.row += self._step_rows
+        self._state.row += self._rest.step_rows
         self._batches += 1
         # The end of the epoch, with its logs, belongs to its last step.
         if (

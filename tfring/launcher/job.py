@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from tfring.launcher import host_failures, processes, wrapper
 from tfring.launcher.held import HeldLines
@@ -93,24 +92,18 @@ class RunningJob:
         )
         if self._one_machine:
             self._binder = LoopbackBinder(self._process.pid)
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        previous = {number: signal.getsignal(number) for number in signals}
-        for number, handler in previous.items():
-            if handler is not signal.SIG_IGN:  # nohup asks for it.
-                signal.signal(number, self._on_signal)
-        try:
-            self._pump()
-            status = self._exit_status()
-            if status != 0:
-                processes.kill_descendants(grace_seconds=1.0)
-            return status
-        finally:
-            if self._binder is not None:
-                self._binder.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with processes.stopped_by(self._on_signal):
+            try:
+                self._pump()
+                status = self._exit_status()
+                if status != 0:
+                    processes.kill_descendants(grace_seconds=1.0)
+                return status
+            finally:
+                if self._binder is not None:
+                    self._binder.close()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._stop_signal is None:
             self._stop_signal = number
             self._stop_at = time.monotonic()
@@ -142,7 +135,7 @@ class RunningJob:
                     selector.unregister(key.fileobj)
                     if not key.data:
                         self.orphaned = True
-                        self._on_signal(signal.SIGTERM, None)
+                        self._on_signal(signal.SIGTERM)
             now = time.monotonic()
             self._take_reports()
             self._end_when_due(now)

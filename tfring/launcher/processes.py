@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +27,21 @@ def end_with_parent() -> None:
 def be_killed_with_parent() -> None:
     """Has this process get SIGKILL when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def stopped_by(handler: Callable[[int], None]) -> Iterator[None]:
+    """Has a handler get the signals that ask this process to end, meanwhile."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.getsignal(number) for number in numbers}
+    for number, before in previous.items():
+        if before is not signal.SIG_IGN:  # nohup asks for it.
+            signal.signal(number, lambda number, _: handler(number))
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def ended_child() -> int:

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tfring.launcher import processes, wrapper
@@ -53,8 +52,9 @@ class Driver:
         self._server = Server(self._token, job.silence_seconds)
         self._hosts = HostTable()
         self._membership = Membership(job.limits, self._hosts, time.monotonic)
-        # Reports of supervisors, and when they are taken at the latest.
-        self._exits: list[tuple[float, dict[str, Any]]] = []
+        # Reports of ended workers: when they are taken at the latest, and the
+        # hosts that they come from.
+        self._exits: list[tuple[float, str, dict[str, Any]]] = []
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._connect_by: dict[str, float] = {}
@@ -69,31 +69,25 @@ class Driver:
     def run(self) -> int:
         """Runs it; returns its exit status."""
         processes.adopt_orphans()
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        previous = {number: signal.getsignal(number) for number in signals}
-        for number, handler in previous.items():
-            if handler is not signal.SIG_IGN:  # nohup asks for it.
-                signal.signal(number, self._on_signal)
-        try:
-            if self._discovery is None:
-                slots: collections.Counter[str] = collections.Counter()
-                for host in self._job.hosts:
-                    slots[host.name] += host.slots
-                self._hosts.update(slots)
-            self._train()
-            self._end()
-            return self._status()
-        finally:
-            for agent in self._agents.values():
-                agent.kill()
-            processes.kill_descendants(grace_seconds=0.0)
-            self._server.close()
-            if self._discovery is not None:
-                self._discovery.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with processes.stopped_by(self._on_signal):
+            try:
+                if self._discovery is None:
+                    slots: collections.Counter[str] = collections.Counter()
+                    for host in self._job.hosts:
+                        slots[host.name] += host.slots
+                    self._hosts.update(slots)
+                self._train()
+                self._end()
+                return self._status()
+            finally:
+                for agent in self._agents.values():
+                    agent.kill()
+                processes.kill_descendants(grace_seconds=0.0)
+                self._server.close()
+                if self._discovery is not None:
+                    self._discovery.close()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._stop_signal is None:
             self._stop_signal = number
         else:
@@ -267,11 +261,7 @@ class Driver:
     def _take_of_supervisor(self, event: Event) -> None:
         host, message = event.name, event.message
         if message is None:
-            for _, exited in self._exits:
-                self._membership.exited(
-                    exited["worker"], exited["status"], exited["how"]
-                )
-            self._exits.clear()
+            self._take_exits(lost_host=host)
             self._connect_by.pop(host, None)
             if host in self._agents:
                 self._agents.pop(host).kill()
@@ -283,16 +273,20 @@ class Driver:
         elif message["kind"] == "exited":
             # What the worker said by its own connection may come later.
             by = time.monotonic() + _LAST_MESSAGE_SECONDS
-            self._exits.append((by, message))
+            self._exits.append((by, host, message))
 
-    def _take_exits(self) -> None:
+    def _take_exits(self, lost_host: str | None = None) -> None:
         """Takes the ends of workers of which nothing more is to come."""
         now = time.monotonic()
         later = []
-        for by, message in self._exits:
+        for by, host, message in self._exits:
             name = message["worker"]
-            if now < by and self._server.is_connected("worker", name):
-                later.append((by, message))
+            if (
+                now < by
+                and host != lost_host
+                and self._server.is_connected("worker", name)
+            ):
+                later.append((by, host, message))
                 continue
             self._membership.exited(name, message["status"], message["how"])
         self._exits = later

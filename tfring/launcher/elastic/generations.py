@@ -48,7 +48,6 @@ class Generations:
         self.generation = 0
         # Of the current generation, in the order of their ranks.
         self._members: list[Worker] = []
-        # By name: alive as far as is known.
         self.workers: dict[str, Worker] = {}
         # Lost, but their processes may still be there.
         self._ending: dict[str, Worker] = {}
@@ -63,7 +62,6 @@ class Generations:
         # Lost when others had said that the training is over.
         self._lost_at_end: Worker | None = None
         self.finished = False
-        # The worker that failed first, of the last generation in which one did.
         self.first_failure: Worker | None = None
         self._failed_in = -1
         # By worker: the generations in which another could not reach it.

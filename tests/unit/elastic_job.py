@@ -1,0 +1,93 @@
+"""An elastic job whose workers are played by a test."""
+
+from tfring.launcher.elastic.hosts import HostTable
+from tfring.launcher.elastic.membership import Membership
+from tfring.launcher.elastic.workers import (
+    Finish,
+    Kill,
+    Limits,
+    Say,
+    Send,
+    Start,
+)
+
+
+class Job:
+    """The rules of a job, its messages, and a clock that the test moves."""
+
+    def __init__(self, hosts, **limits):
+        self.now = 0.0
+        self.table = HostTable()
+        self.table.update(hosts)
+        self.membership = Membership(
+            Limits(**limits), self.table, lambda: self.now
+        )
+        for host in hosts:
+            self.table.came_up(host)
+        self.host_of = {}
+        # By worker: the messages that it has got and not read.
+        self.inbox = {}
+        self.killed = []
+        self.said = []
+        self.ended = None
+        self.membership.tick()
+        self.act()
+
+    def act(self):
+        for action in self.membership.take_actions():
+            if isinstance(action, Start):
+                self.host_of[action.worker] = action.host
+                self.inbox[action.worker] = []
+            elif isinstance(action, Send):
+                self.inbox[action.worker].append(action.message)
+            elif isinstance(action, Kill):
+                self.killed.append(action.worker)
+            elif isinstance(action, Say):
+                self.said.append(action.text)
+            elif isinstance(action, Finish):
+                assert self.ended is None
+                self.ended = action.text
+
+    def __getattr__(self, name):
+        event = getattr(self.membership, name)
+
+        def call(*arguments):
+            event(*arguments)
+            self.act()
+
+        return call
+
+    def be_ready(self, worker, generation=0, steps=-1, *, building=False):
+        message = {
+            "generation": generation,
+            "address": ["127.0.0.1", 1],
+            "node": self.host_of[worker],
+            "steps": steps,
+        }
+        if building:
+            message["building"] = True
+        self.ready(worker, message)
+
+    def wait(self, seconds):
+        for _ in range(int(seconds * 2)):
+            self.now += 0.5
+            self.tick()
+
+    def got(self, worker, kind):
+        """Takes the messages of a worker; the last of this kind, or None."""
+        found = [m for m in self.inbox[worker] if m["kind"] == kind]
+        self.inbox[worker].clear()
+        return found[-1] if found else None
+
+    def start(self, workers):
+        """Has these form the first generation."""
+        for worker in workers:
+            self.be_ready(worker)
+        for worker in workers:
+            self.formed(worker, 1)
+        assert self.names() == set(workers)
+        for worker in workers:
+            assert self.got(worker, "form")["generation"] == 1
+
+    def names(self):
+        return {worker.name for worker in self.membership._members}

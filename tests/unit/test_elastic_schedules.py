@@ -1,0 +1,210 @@
+"""The rules of elastic jobs, by events as chance has them."""
+
+import random
+
+import pytest
+from elastic_job import Job
+
+
+class Fleet:
+    """Workers that keep to the rules, at a pace that chance gives them."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        chance = self.chance
+        self.hosts = {
+            f"h{i}": chance.randint(1, 3) for i in range(chance.randint(1, 4))
+        }
+        slots = sum(self.hosts.values())
+        self.minimum = chance.randint(1, min(2, slots))
+        maximum = chance.choice([None, chance.randint(self.minimum, slots)])
+        self.maximum = maximum or 10**9
+        self.job = Job(
+            self.hosts,
+            minimum=self.minimum,
+            maximum=maximum,
+            spares=chance.randint(0, 1),
+            progress_seconds=3.0,
+        )
+        self.state = {}
+        # By worker: the generation whose member it believes to be.
+        self.inside = {}
+        self.steps = {}
+        self.gone = set()
+        self.down = {}
+        self.generation = 0
+        self.target = 10**9
+
+    def alive(self):
+        return [w for w in self.job.host_of if w not in self.gone]
+
+    def check(self):
+        """Holds the invariants."""
+        job, rules = self.job, self.job.membership
+        members = rules._members
+        assert len(set(self.job.names())) == len(members)
+        if not rules.stopped:
+            assert len(members) <= self.maximum
+        for worker in self.alive():
+            for message in job.inbox[worker]:
+                if message["kind"] != "form":
+                    continue
+                names = [m["worker"] for m in message["members"]]
+                assert len(set(names)) == len(names)
+                assert names[message["rank"]] == worker
+                assert len(names) <= self.maximum
+                if not rules._finishing:
+                    assert len(names) >= self.minimum
+                steps = [m["steps"] for m in message["members"]]
+                assert steps[0] == max(steps)
+        # A worker that lives is in no generation but the newest.
+        inside = {
+            self.inside[w]
+            for w in self.alive()
+            if self.inside.get(w) and w in rules.workers
+        }
+        assert len(inside) <= 1, inside
+        assert rules.generation >= self.generation
+        self.generation = rules.generation
+
+    def live(self, worker):
+        """Has a worker do its next thing."""
+        job = self.job
+        if worker not in self.state:
+            self.state[worker] = "ready"
+            self.steps[worker] = -1
+            self.inside[worker] = 0
+            job.be_ready(worker, building=self.chance.random() < 0.7)
+            return
+        if job.inbox[worker]:
+            message = job.inbox[worker].pop(0)
+            kind = message["kind"]
+            if kind == "end":
+                self.leave(worker, message["status"])
+            elif kind == "form":
+                assert self.state[worker] == "ready"
+                assert message["generation"] > self.inside[worker]
+                newest = message["members"][0]["steps"]
+                self.steps[worker] = max(newest, 0)
+                self.inside[worker] = message["generation"]
+                self.state[worker] = "in"
+                job.formed(worker, message["generation"])
+            elif kind == "beside":
+                job.be_ready(worker)
+            elif kind in ("stop", "waiting") and self.state[worker] == "in":
+                self.go(worker)
+        elif self.state[worker] == "in":
+            self.steps[worker] += 1
+            if self.steps[worker] >= self.target:
+                self.state[worker] = "done"
+                job.bye(worker, 0, False)
+        elif self.state[worker] == "done":
+            self.leave(worker, 0)
+
+    def go(self, worker):
+        self.state[worker] = "ready"
+        generation = self.inside[worker]
+        self.inside[worker] = 0
+        self.job.be_ready(worker, generation, self.steps[worker])
+
+    def leave(self, worker, status):
+        self.gone.add(worker)
+        self.inside[worker] = 0
+        self.job.exited(worker, status, f"exit status {status}")
+
+    def harm(self):
+        """Does something bad, or silly."""
+        chance, job = self.chance, self.job
+        alive = self.alive()
+        if not alive:
+            return
+        worker = chance.choice(alive)
+        what = chance.choice(
+            [
+                "hosts",
+                "kill",
+                "eof",
+                "silent",
+                "host",
+                "suspect",
+                "term",
+                "go",
+                "nonsense",
+            ]
+        )
+        if what == "hosts":
+            hosts = dict(self.hosts)
+            if len(hosts) > 1 and chance.random() < 0.7:
+                del hosts[chance.choice(list(hosts))]
+            if chance.random() < 0.5:
+                hosts["new"] = 2
+            if job.table.update(hosts):
+                job.hosts_changed()
+            for host in job.table.missing(job.now):
+                self.down.setdefault(host, job.now + chance.uniform(0, 5))
+        elif what == "kill":
+            self.leave(worker, 137)
+        elif what == "eof":
+            job.disconnected(worker)
+            if chance.random() < 0.5:
+                self.leave(worker, 1)
+        elif what == "silent":
+            job.silent(worker, "silent")
+        elif what == "host":
+            host = job.host_of[worker]
+            for each in alive:
+                if job.host_of[each] == host:
+                    self.gone.add(each)
+                    self.inside[each] = 0
+            job.host_lost(host, "lost")
+            self.down[host] = job.now + chance.uniform(1, 20)
+        elif what == "suspect" and self.inside.get(worker):
+            other = chance.choice(alive)
+            job.suspect(worker, self.inside[worker], other, "no route")
+        elif what == "term":
+            job.bye(worker, 0, True)
+        elif what == "go" and self.state.get(worker) == "in":
+            self.go(worker)
+        elif what == "nonsense":
+            job.formed(worker, chance.randint(0, 99))
+            job.be_ready(worker, 999)
+            job.suspect(worker, 999, "w1", "")
+
+    def pass_time(self):
+        job = self.job
+        job.now += self.chance.choice([0.01, 0.1, 0.5])
+        # The supervisor kills whom it was told to kill.
+        for worker in job.killed:
+            if worker not in self.gone and self.chance.random() < 0.3:
+                self.leave(worker, 137)
+        for host, until in list(self.down.items()):
+            if job.now >= until and host in job.table.missing(job.now):
+                job.table.came_up(host)
+                del self.down[host]
+        job.tick()
+
+    def run(self, moves, harm):
+        for _ in range(moves):
+            if self.job.ended is not None:
+                return
+            if self.chance.random() < harm:
+                self.harm()
+            elif alive := self.alive():
+                self.live(self.chance.choice(alive))
+            self.check()
+            self.pass_time()
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_schedules(block):
+    """Whatever happens the invariants hold, and the job comes to an end."""
+    ends = []
+    for seed in range(50 * block, 50 * block + 50):
+        fleet = Fleet(seed)
+        fleet.run(1500, harm=fleet.chance.choice([0.0, 0.005, 0.02, 0.1]))
+        # From here on nothing more fails.
+        fleet.target = max(fleet.steps.values(), default=0) + 20
+        fleet.run(20_000, harm=0.0)
+        assert fleet.job.ended is not None, seed
+        ends.append(fleet.job.ended)
+    assert ends.count("") > 5
