@@ -15,9 +15,11 @@ import ctypes
 import faulthandler
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import fake_driver
 import pytest
@@ -28,7 +30,7 @@ import tfring
 
 # The limit of a test without a mark `timeout`; less than pytest-timeout's own,
 # which cannot interrupt a rank that waits inside TensorFlow.
-_TIMEOUT_SECONDS = 100
+_TIMEOUT_SECONDS = 270
 
 
 _DEVICE = os.environ.get("TFRING_TEST_DEVICE", "")
@@ -140,14 +142,24 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     mark = item.get_closest_marker("timeout")
-    seconds = mark.args[0] - 5 if mark else _TIMEOUT_SECONDS
-    faulthandler.dump_traceback_later(
-        seconds, exit=True, file=item.config._tfring_stderr
-    )
+    seconds = mark.args[0] - 20 if mark else _TIMEOUT_SECONDS
+    stderr = item.config._tfring_stderr
+    timer = threading.Timer(seconds, _time_out, (item.nodeid, seconds, stderr))
+    timer.start()
+    # For a rank that holds Python's lock.
+    faulthandler.dump_traceback_later(seconds + 10, exit=True, file=stderr)
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        timer.cancel()
+
+
+def _time_out(test: str, seconds: float, stderr: TextIO) -> None:
+    faulthandler.dump_traceback(file=stderr)
+    # The launcher repeats the last line.
+    print(f"{test} takes more than {seconds:g} s", file=stderr, flush=True)
+    os._exit(1)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

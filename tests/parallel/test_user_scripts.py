@@ -23,12 +23,8 @@ import tfring
 
 _BATCH = 8  # of a rank
 
-pytestmark = [
-    # What is compared with it trains on each rank alone, which is meant.
-    pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning"),
-    # Whole trainings, each traced two times.
-    pytest.mark.timeout(240),
-]
+# What is compared with it trains on each rank alone, which is meant.
+pytestmark = pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
 
 
 def start_from_rank_0():
@@ -428,7 +424,7 @@ def test_files_load_in_plain_keras(rank, saved):
             capture_output=True,
             check=False,
             text=True,
-            timeout=100,
+            timeout=250,
             env={
                 key: value
                 for key, value in os.environ.items()
