@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from jobs import TFRINGRUN, mpirun
+from jobs import JOB_SECONDS, TFRINGRUN, mpirun
 
 
 def _heed_interrupts():
@@ -67,7 +67,7 @@ def run_job(start, write_script):
         ranks,
         script,
         *,
-        timeout=60,
+        timeout=JOB_SECONDS,
         env=None,
         options=(),
         plain_mpirun=False,

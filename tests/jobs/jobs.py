@@ -8,6 +8,8 @@ from tfring import _build_info
 from tfring.launcher import mpi_launchers
 
 TFRINGRUN = [sys.executable, "-m", "tfring.run"]
+# A job that takes longer hangs, however much else the machine has to do.
+JOB_SECONDS = 240
 
 
 def mpirun(ranks):

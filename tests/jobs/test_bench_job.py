@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from jobs import TFRINGRUN
+from jobs import JOB_SECONDS, TFRINGRUN
 
 BENCH = [sys.executable, "-m", "tfring.bench"]
 
@@ -20,7 +20,7 @@ def test_allreduce(start, tmp_path):
             *("--min_bytes=4k", "--max_bytes=16k", f"--json={figures}"),
         ]
     )
-    output, _ = job.communicate(timeout=100)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     assert "busbw" in output
     rows = json.loads(figures.read_text())["rows"]
@@ -41,7 +41,10 @@ def test_allreduce(start, tmp_path):
 
 def test_one_rank_alone():
     alone = subprocess.run(
-        [*BENCH, "allreduce"], capture_output=True, text=True, timeout=60
+        [*BENCH, "allreduce"],
+        capture_output=True,
+        text=True,
+        timeout=JOB_SECONDS,
     )
     assert alone.returncode == 2
     assert "tfringrun -np 2 tfring-bench allreduce" in alone.stderr
@@ -59,7 +62,7 @@ def test_memory_of_sharded_states(start, tmp_path):
             f"--json={figures}",
         ]
     )
-    output, _ = job.communicate(timeout=100)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     assert "bytes of the optimizer, sharded" in output
     summary = json.loads(figures.read_text())["summary"]
@@ -81,7 +84,7 @@ def test_memory_on_one_rank(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=JOB_SECONDS,
     )
     assert alone.returncode == 0, alone.stderr
     rows = json.loads(figures.read_text())["rows"]

@@ -17,13 +17,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN, running
+from jobs import JOB_SECONDS, TFRINGRUN, running
 from test_elastic import _GOES_ON
 
 _RANKS = 3
 _SEED = int(os.environ.get("TFRING_CHAOS_SEED", "1"))
 _ROUNDS = int(os.environ.get("TFRING_CHAOS_ROUNDS", "1"))
-_SECONDS = 120
 _SHARED_MEMORY = Path("/dev/shm")
 _PROGRAM = Path(__file__).with_name("chaos.py")
 
@@ -89,7 +88,6 @@ def _cases():
             yield pytest.param(harm, elastic, status, number, id=name)
 
 
-@pytest.mark.timeout(_SECONDS + 60)
 @pytest.mark.parametrize(
     ("harm", "elastic", "status", "number"), list(_cases())
 )
@@ -126,9 +124,9 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, elastic, status, number):
         },
     )
     try:
-        output, _ = job.communicate(timeout=_SECONDS)
+        output, _ = job.communicate(timeout=JOB_SECONDS)
     except subprocess.TimeoutExpired:
-        pytest.fail(f"victim {victim}, step {step}: runs for {_SECONDS} s")
+        pytest.fail(f"victim {victim}, step {step}: runs for {JOB_SECONDS} s")
     said = f"victim {victim}, step {step}, status {job.returncode}:\n{output}"
 
     assert "wrong values" not in output, said

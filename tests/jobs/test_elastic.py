@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from jobs import TFRINGRUN
+from jobs import JOB_SECONDS, TFRINGRUN
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -25,7 +25,6 @@ _GOES_ON = (
 
 
 @pytest.mark.skipif(not _GOES_ON, reason="this MPI ends with any of its ranks")
-@pytest.mark.timeout(170)
 @pytest.mark.parametrize("shard_states", [False, True])
 def test_the_others_go_on_when_a_rank_is_killed(start, tmp_path, shard_states):
     """The example, and the same training on the batches of all ranks at once.
@@ -42,7 +41,7 @@ def test_the_others_go_on_when_a_rank_is_killed(start, tmp_path, shard_states):
             f"--shard_states={shard_states}",
         ]
     )
-    output, _ = job.communicate(timeout=110)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     starts = re.findall(r"from (epoch \d, batch \d+, on \d) ranks", output)
     # It was killed before the 8th batch.

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN, running
+from jobs import JOB_SECONDS, TFRINGRUN, running
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 
@@ -44,7 +44,7 @@ class Elastic:
             assert line, self.output
             self.output += line
 
-    def finish(self, timeout=60):
+    def finish(self, timeout=JOB_SECONDS):
         rest, _ = self.process.communicate(timeout=timeout)
         self.output += rest
         return self.process.returncode
@@ -166,7 +166,7 @@ def test_a_command_that_does_not_start_fails_the_job(elastic, start, tmp_path):
             "raise SystemExit(7)",
         ]
     )
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 7, output
     assert "host localhost is left out" in output
     assert re.search(
@@ -241,7 +241,6 @@ def test_the_job_ends_when_nobody_reads_its_output(elastic):
     assert job.nothing_is_left()
 
 
-@pytest.mark.timeout(170)
 def test_random_faults(elastic):
     """Kills, stops and terminations of workers, at any time of their lives."""
     chance = random.Random(int(os.environ.get("TFRING_CHAOS_SEED", "1")))

@@ -10,7 +10,7 @@ import elastic_training
 import keras
 import numpy as np
 import pytest
-from jobs import TFRINGRUN, running
+from jobs import JOB_SECONDS, TFRINGRUN, running
 
 SCRIPT = Path(__file__).with_name("elastic_training.py")
 RANKS = 3
@@ -45,7 +45,7 @@ def train(start, faults, marker):
             "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
         },
     )
-    output, _ = job.communicate(timeout=220)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     results = [
         json.loads(text)
         for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
@@ -53,7 +53,6 @@ def train(start, faults, marker):
     return job.returncode, output, results
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("faults", "reasons"),
     [

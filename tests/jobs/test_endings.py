@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN, running
+from jobs import JOB_SECONDS, TFRINGRUN, running
 
 from tfring.launcher import loopback
 
@@ -128,7 +128,7 @@ def test_a_host_that_cannot_be_reached(start, tmp_path):
             "HYDRA_LAUNCHER_EXEC": str(ssh),
         },
     )
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode != 0
     assert re.fullmatch(
         "tfringrun: (host node2|a host) cannot be reached: ssh: connect to "

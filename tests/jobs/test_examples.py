@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN
+from jobs import JOB_SECONDS, TFRINGRUN
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -13,11 +13,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(start, example, *flags):
     command = [*TFRINGRUN, "-np", "2", sys.executable, EXAMPLES / example]
     job = start([*command, *flags])
-    output, _ = job.communicate(timeout=80)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     return job.returncode, output
 
 
-@pytest.mark.timeout(260)  # three jobs
 def test_keras_resume(start, tmp_path):
     def digest(output):
         assert "state identical on all ranks: yes" in output
@@ -41,7 +40,6 @@ def test_keras_resume(start, tmp_path):
     assert names == {"a.weights.h5", "digits.weights.h5"}
 
 
-@pytest.mark.timeout(170)  # two jobs
 def test_transformer_lm(start):
     code, output = run(start, "transformer_lm.py", "--epochs=2")
     assert code == 0, output
@@ -65,7 +63,6 @@ def bits_a_letter(output):
     return {int(epoch): float(bits) for epoch, bits in epochs}
 
 
-@pytest.mark.timeout(170)  # two jobs
 def test_sparse_embeddings(start):
     def results(output):
         assert "vectors identical on all ranks: yes" in output
@@ -89,7 +86,7 @@ def test_process_sets(start):
     # Two ranks in the one set, one in the other.
     command = [*TFRINGRUN, "-np", "3", sys.executable]
     job = start([*command, EXAMPLES / "process_sets.py"])
-    output, _ = job.communicate(timeout=110)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     models = re.findall(
         r"(\w+) on ranks (\[.+\]): accuracy (0\.\d+), weights identical: yes",
@@ -155,7 +152,7 @@ def test_a_horovod_script_with_another_import(start, tmp_path):
 def test_keras_digits(start):
     command = [*TFRINGRUN, "-np", "2", sys.executable]
     job = start([*command, EXAMPLES / "keras_digits.py"])
-    output, _ = job.communicate(timeout=110)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     assert "weights identical on all ranks: yes" in output
     rows = re.findall(r"^\[0\] ([12]) +(0\.\d+) +(\d+)$", output, re.MULTILINE)
@@ -166,7 +163,6 @@ def test_keras_digits(start):
     assert "[1] Epoch" not in output
 
 
-@pytest.mark.timeout(170)  # two jobs
 def test_larger_than_memory(start):
     # By an error, or by the end of the process where an operation of
     # TensorFlow's does not survive it.

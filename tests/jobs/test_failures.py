@@ -8,7 +8,7 @@ import time
 import uuid
 
 import pytest
-from jobs import TFRINGRUN, mpirun, running
+from jobs import JOB_SECONDS, TFRINGRUN, mpirun, running
 
 JOB = """
 import os, re, sys, time
@@ -99,7 +99,6 @@ print("idle", idle)
 assert idle < 0.05, f"{idle} s of CPU in 10 s without work"
 print("done")
 """,
-        timeout=90,
     )
     assert job.returncode == 0, job.stdout
     # The difference, the value of ranks 0 and 1, the value of rank 2.
@@ -278,7 +277,7 @@ def test_tasks_of_srun_that_mpi_does_not_see(start, write_script):
         print("size", tfring.size())
     """)
     job = start([sys.executable, script], env={"SLURM_STEP_NUM_TASKS": "2"})
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     assert "srun started 2 tasks" in output
     assert "srun --mpi=pmix" in output

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from jobs import TFRINGRUN, running
+from jobs import JOB_SECONDS, TFRINGRUN, running
 
 from tfring._core import abi
 
@@ -188,7 +188,7 @@ def test_several_hosts(start, write_script, tmp_path):
             "HYDRA_LAUNCHER_EXEC": str(ssh),
         },
     )
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=JOB_SECONDS)
     assert process.returncode == 0, output
     lines = output.splitlines()
     assert {line for line in lines if re.match(r"\[\d\] ", line)} == {
@@ -223,7 +223,7 @@ def facts_of(output):
 
 def test_check_build(start):
     process = start([*TFRINGRUN, "--check-build"])
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=JOB_SECONDS)
     assert process.returncode == 0, output
     facts = facts_of(output)
     assert re.match(r"\d+\.\d+\.\d+ \(built with \d", facts["TensorFlow"])
@@ -245,7 +245,7 @@ def test_check_build_with_a_gpu(start):
         [*TFRINGRUN, "--check-build"],
         env={"LD_LIBRARY_PATH": ":".join(map(str, libraries))},
     )
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=JOB_SECONDS)
     assert process.returncode == 0, output
     facts = facts_of(output)
     assert facts["GPU driver"] == "for CUDA 12.1"
@@ -261,7 +261,7 @@ def test_check_build_without_an_mpi(start, tmp_path):
         [*TFRINGRUN, "--check-build"],
         env={"LD_LIBRARY_PATH": str(tmp_path)},
     )
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=JOB_SECONDS)
     assert process.returncode == 1
     [mpi] = [line for line in output.splitlines() if line.startswith("  MPI")]
     assert f"{tmp_path / library}, of " in mpi
@@ -271,7 +271,7 @@ def test_check_build_without_an_mpi(start, tmp_path):
 
 def test_self_test(start):
     process = start([*TFRINGRUN, "-np", "2", "--self-test"])
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=JOB_SECONDS)
     assert process.returncode == 0, output
     lines = [line for line in output.splitlines() if line.startswith("[0]   ")]
     checks = [line for line in lines if line.endswith(" ok")]

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from jobs import running
+from jobs import JOB_SECONDS, running
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,7 +26,7 @@ def rank():
 
 def output_of(start, script, *, status=0, env=None):
     job = start([sys.executable, script], env=env)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == status, output
     return output
 
@@ -207,7 +207,6 @@ except RuntimeError as error:
     assert job.stdout.count("this process is a rank of one") == 2
 
 
-@pytest.mark.timeout(170)
 def test_the_notebook(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
@@ -217,7 +216,7 @@ def test_the_notebook(tmp_path):
     )
     nbclient.NotebookClient(
         notebook,
-        timeout=100,
+        timeout=JOB_SECONDS,
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()

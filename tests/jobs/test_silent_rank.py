@@ -48,7 +48,6 @@ def test_it_is_named_by_all(run_job, shared_memory, how, victim):
             "TFRING_STALL_CHECK_TIME_SECONDS": "2",
             "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "6",
         },
-        timeout=75,
     )
     assert job.returncode == 3, job.stdout
     silence = _SILENCE.format(victim)

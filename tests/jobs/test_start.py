@@ -2,10 +2,7 @@
 
 import re
 
-import pytest
 
-
-@pytest.mark.timeout(170)
 def test_init(run_job):
     """One job, as each rank's imports are most of the time."""
     job = run_job(
@@ -87,7 +84,6 @@ assert status_of_child(boom) == 1
 assert total() == 2
 print("done")
 """,
-        timeout=150,
     )
     assert job.returncode == 0, job.stdout
     assert job.stdout.count("done") == 2

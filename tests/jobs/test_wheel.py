@@ -5,8 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from jobs import TFRINGRUN
+from jobs import JOB_SECONDS, TFRINGRUN
 
 from tfring import _build_info
 
@@ -14,10 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def _run(*command):
-    subprocess.run([*map(str, command)], check=True, timeout=170)
+    subprocess.run([*map(str, command)], check=True, timeout=JOB_SECONDS)
 
 
-@pytest.mark.timeout(240)  # it may compile
 def test_wheel(start, write_script, tmp_path):
     index = tmp_path / "index"
     _run(sys.executable, ROOT / "tools" / "wheels.py", "--output", index)
@@ -49,10 +47,10 @@ def test_wheel(start, write_script, tmp_path):
     job = start(
         [*TFRINGRUN, "-np", "2", sys.executable, script], env=environment
     )
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     module = os.fspath(installed / "tfring" / "__init__.py")
     assert output.count(f"{module}: 2, None") == 2, output
 
     job = start([*TFRINGRUN, "-np", "2", "--self-test"], env=environment)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
