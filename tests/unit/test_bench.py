@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfring
-from tfring.bench import cli, memory, report, sizes, statistics
+from tfring.bench import cli, memory, peers, report, sizes, statistics
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import expect
 from tfring.bench.statistics import Row, Spread
@@ -169,3 +169,24 @@ def test_help(capsys):
 def test_memory_trains_each_model(model):
     step = memory._step(model, 1, tfring.Offload(), None, remat=False)
     assert np.isfinite(step())
+
+
+def test_peers_say_what_they_need(monkeypatch):
+    monkeypatch.delenv("CCL_ROOT", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    needed = {peer: peers.missing(peer, "float32") for peer in peers.PEERS}
+    assert needed["mpi"] is None
+    assert needed["gloo"] == "gloo: PyTorch is not installed"
+    assert "pip install --target" in needed["oneccl"]
+    assert needed["deepspeed"] == (
+        "deepspeed: the package torch is not installed"
+    )
+
+
+def test_peers_name_the_dtypes_that_they_know(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libccl.so.2").touch()
+    monkeypatch.setenv("CCL_ROOT", str(tmp_path))
+    assert peers.missing("oneccl", "int64") is None
+    said = peers.missing("oneccl", "float16")
+    assert said == ("oneccl: measured with int32, int64, float32, float64 only")

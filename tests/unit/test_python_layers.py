@@ -38,7 +38,10 @@ LAUNCHER_ENTRY = "run"
 ALLOWED_IN_LAUNCHER = {LAUNCHER, "_build_info", "rendezvous", "_core", ""}
 
 # They take seconds to import, or are not always installed.
-HEAVY = {"keras", "matplotlib", "mpi4py", "tensorflow", "torch"}
+HEAVY = {
+    *("deepspeed", "keras", "matplotlib", "mpi4py", "ninja", "tensorflow"),
+    "torch",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ _KNOWN_POLICIES = (
     *("whole", "sharded"),
 )
 _KNOWN_MODES = ("eager", "function", "jit", "inplace")
-_KNOWN_PEERS = ("mpi", "gloo")
+_KNOWN_PEERS = tuple(peers.PEERS)
 
 # Apart from those of the process, which has flags of absl's own.
 _FLAGS = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -80,7 +80,8 @@ _PEERS = _flag(
     flags.DEFINE_list,
     "peers",
     "",
-    "Others in the same rounds: mpi (mpi4py), gloo (PyTorch).",
+    "Others in the same rounds: mpi (mpi4py), gloo (PyTorch), oneccl (Intel's, "
+    "in the folder CCL_ROOT), deepspeed (its allreduce in shared memory).",
 )
 _PRESET = _flag(
     flags.DEFINE_enum,

@@ -1,0 +1,103 @@
+"""Other libraries that do the same, measured in the same rounds.
+
+Each takes NumPy arrays, and several of them one by one. A new one is a module
+with the functions of `Peer`, and an entry of `PEERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfring.bench.measure import Contestant, Simple
+from tfring.bench.peers import deepspeed, gloo, mpi, oneccl
+from tfring.bench.peers.calls import Call
+
+_Array = np.ndarray[Any, Any]
+
+
+class Peer(Protocol):
+    """What there is to know of a library."""
+
+    def missing(self, dtype: str) -> str | None:
+        """Returns why it cannot take part with a dtype; None if it can."""
+
+    def call(
+        self, kind: str, mine: _Array, expected: _Array, in_place: bool
+    ) -> Call | None:
+        """Returns one collective of its; None if it has no such one.
+
+        Args:
+            kind: "allreduce", ...
+            mine: This rank's input.
+            expected: Of the shape and dtype of this rank's result.
+            in_place: If the result takes the input's place.
+        """
+
+
+PEERS: dict[str, Peer] = {
+    "mpi": mpi,
+    "gloo": gloo,
+    "oneccl": oneccl,
+    "deepspeed": deepspeed,
+}
+
+
+def missing(peer: str, dtype: str) -> str | None:
+    """Returns why `peer` cannot take part; None if it can."""
+    reason = PEERS[peer].missing(dtype)
+    return None if reason is None else f"{peer}: {reason}"
+
+
+def contestants(
+    peer: str, kind: str, mine: Sequence[_Array], expected: Sequence[_Array]
+) -> list[Contestant]:
+    """`peer` doing the collective `kind`, in each variant that it has.
+
+    Args:
+        peer: One of `PEERS`, if it is not `missing`.
+        kind: "allreduce", ...
+        mine: This rank's inputs, in one or several arrays.
+        expected: This rank's results.
+
+    Returns:
+        None at all where the peer has no such collective.
+    """
+    result: list[Contestant] = []
+    for in_place in (False, True):
+        calls = [
+            PEERS[peer].call(kind, one, result_of_one, in_place)
+            for one, result_of_one in zip(mine, expected, strict=True)
+        ]
+        if any(call is None for call in calls):
+            continue
+        name = f"{peer} in place" if in_place else peer
+        result.append(
+            _Together(name, [call for call in calls if call], list(expected))
+        )
+    return result
+
+
+class _Together(Simple):
+    """Several arrays, one after the other."""
+
+    def __init__(
+        self, name: str, calls: Sequence[Call], expected: list[_Array]
+    ) -> None:
+        functions = [function for function, _ in calls]
+        self._results = [result for _, result in calls]
+
+        def run() -> list[_Array]:
+            for function in functions:
+                function()
+            return self._results
+
+        super().__init__(name, run, expected)
+
+    def check(self) -> None:
+        super().check()
+        # Sums in place grow from call to call.
+        for result in self._results:
+            result.fill(0)

@@ -1,0 +1,37 @@
+"""MPI, through mpi4py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfring._core import native
+from tfring.bench.kinds import KINDS
+from tfring.bench.peers.calls import Call, missing_dtype
+
+_Array = np.ndarray[Any, Any]
+
+
+def missing(dtype: str) -> str | None:
+    return missing_dtype(dtype, ("float32", "float64", "int32", "int64"))
+
+
+def call(
+    kind: str, mine: _Array, expected: _Array, in_place: bool
+) -> Call | None:
+    MPI = native.mpi()  # noqa: N806
+    world = MPI.COMM_WORLD
+    if kind == "broadcast":
+        if not in_place:
+            return None
+        buffer = mine.copy()
+        return lambda: world.Bcast(buffer, 0), buffer
+    if in_place:
+        if kind != "allreduce":
+            return None
+        buffer = mine.copy()
+        return lambda: world.Allreduce(MPI.IN_PLACE, buffer), buffer
+    out = np.empty_like(expected)
+    function = getattr(world, KINDS[kind].mpi or "")
+    return lambda: function(mine, out), out
