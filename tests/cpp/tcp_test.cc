@@ -188,6 +188,16 @@ TEST_F(TcpTest, ALostRankIsHeardWhereNothingIsInFlight) {
   ExpectFails(1, status);
 }
 
+TEST_F(TcpTest, AConnectionThatIsResetSaysSo) {
+  ASSERT_TRUE(rank(1).Progress().ok());
+  sockaddr nowhere{};
+  nowhere.sa_family = AF_UNSPEC;
+  ASSERT_EQ(connect(sockets_[0][1], &nowhere, sizeof(nowhere)), 0);
+  EXPECT_EQ(rank(1).Progress(),
+            absl::UnavailableError(
+                "rank 0 cannot be reached: Connection reset by peer"));
+}
+
 TEST_F(TcpTest, ALostRankIsHeardBehindWhatItHasSent) {
   std::vector<int64_t> sent(1000, 5), received(1000);
   EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());

@@ -345,12 +345,15 @@ class TcpTransport final : public Transport {
       const int peer = static_cast<int>(events[i].data.u32);
       const bool is_idle =
           peers_[peer].sends.empty() && peers_[peer].receives.empty();
-      if ((events[i].events & EPOLLERR) != 0 && !(is_idle && IsDone(peer))) {
+      if ((events[i].events & EPOLLERR) != 0) {
+        // The next call on the socket forgets it.
         int error = 0;
         socklen_t size = sizeof(error);
         getsockopt(peers_[peer].socket, SOL_SOCKET, SO_ERROR, &error, &size);
-        Lose(peer, SystemError(error));
-        continue;
+        if (!(is_idle && IsDone(peer))) {
+          Lose(peer, error == 0 ? kEnded : SystemError(error));
+          continue;
+        }
       }
       if (!is_idle) Move(peer);
       if (broken_.ok() && peers_[peer].receives.empty() &&
