@@ -205,7 +205,7 @@ jobs-test: build
 
 # Several hosts, as network namespaces: skipped where those are not allowed.
 network-test: build
-	$(BIN)/python -m pytest tests/network
+	$(BIN)/python -m pytest tests/network tests/chaos
 
 BAZEL_TARGETS := //:all
 bazel-test: build $(GTEST_READY)

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_HEAD = "head"
+HEAD = "head"
 _SUBNET = "10.83.0"
 _PR_SET_PDEATHSIG = 1
 
@@ -125,12 +125,14 @@ class HostNetwork:
         command: Sequence[str | Path],
         *,
         env: Mapping[str, str] | None = None,
+        directory: Path | None = None,
         **options: Any,
     ) -> subprocess.Popen[str]:
-        """Starts a command on the head, in this process's directory."""
+        """Starts a command on the head; by default in this directory."""
+        where = directory or Path.cwd()
         return subprocess.Popen(
             self._on_head(
-                ["sh", "-c", 'cd "$0" && exec "$@"', Path.cwd(), *command]
+                ["sh", "-c", 'cd "$0" && exec "$@"', where, *command]
             ),
             env={**os.environ, **self._launchers(), **(env or {})},
             text=True,
@@ -140,6 +142,31 @@ class HostNetwork:
     def cut(self, host: str) -> None:
         """Takes the host's link down; it and its processes live on."""
         self._ip(f"link set {host} down")
+
+    def mend(self, host: str) -> None:
+        """Takes a link up that was cut."""
+        self._ip(f"link set {host} up")
+
+    def processes(self, host: str) -> list[int]:
+        """What runs on a host, by the numbers that they have here."""
+        first = self._first_process(host)
+        space = Path(f"/proc/{first}/ns/pid").readlink()
+        found = []
+        for each in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = (each / "stat").read_text().rpartition(")")[2].split()
+                if (each / "ns/pid").readlink() == space and state[0] != "Z":
+                    found.append(int(each.name))
+        return sorted({*found} - {first})
+
+    def temporary_files(self) -> list[Path]:
+        """What is in the hosts' own folders for temporary files."""
+        folders = [self._directory / host for host in self.hosts]
+        return [path for each in folders for path in each.rglob("*")]
+
+    def proc(self, host: str) -> Path:
+        """The first process of a host, or of the head, in /proc."""
+        return Path(f"/proc/{self._first_process(host)}")
 
     def kill(self, host: str) -> None:
         """Ends a host with all its processes at once, with no shutdown."""
@@ -160,21 +187,21 @@ class HostNetwork:
     def _start(self) -> None:
         addresses = {
             name: f"{_SUBNET}.{number}"
-            for number, name in enumerate([_HEAD, *self.hosts], start=1)
+            for number, name in enumerate([HEAD, *self.hosts], start=1)
         }
         table = self._directory / "hosts"
         table.write_text(
             "127.0.0.1 localhost\n"
             + "".join(f"{ip} {name}\n" for name, ip in addresses.items())
         )
-        self._hold(_HEAD, table)
+        self._hold(HEAD, table)
         for name in self.hosts:
             # Processes of two hosts may have the same number.
             (self._directory / name).mkdir()
             self._hold(name, table, "--pid", "--mount-proc")
         self._ip(
             "link add bridge type bridge",
-            f"address add {addresses[_HEAD]}/24 dev bridge",
+            f"address add {addresses[HEAD]}/24 dev bridge",
             "link set bridge up",
         )
         for name in self.hosts:
@@ -239,7 +266,7 @@ class HostNetwork:
             _run(*self._on_head(["ip", *_words(command)]))
 
     def _on_head(self, command: Sequence[str | Path]) -> list[str]:
-        pid = self._first_process(_HEAD)
+        pid = self._first_process(HEAD)
         return [
             *("nsenter", f"--target={pid}", "--net", "--uts", "--mount"),
             *map(str, command),

@@ -1,0 +1,225 @@
+"""What may happen to a job: faults by chance, each of which it survives."""
+
+import contextlib
+import dataclasses
+import heapq
+import itertools
+import os
+import signal
+import time
+
+# By kind: how often it is, of all.
+KINDS = {
+    "kill": 6,
+    "kill two": 2,
+    "stop": 3,
+    "terminate": 2,
+    "step exception": 3,
+    "step exit": 1,
+    "commit kill": 3,
+    "save kill": 2,
+    "save exception": 1,
+    "sync kill": 2,
+    "reset kill": 1,
+    "reset stop": 1,
+    "joiner kill": 4,
+    "joiner stop": 2,
+    "lost host": 4,
+    "frozen host": 2,
+    "leaving host": 1,
+    "supervisor kill": 2,
+    "cut": 4,
+    "flap": 3,
+}
+# By then it is known who has been lost.
+_DETECTION_SECONDS = 4.0
+AT_THE_END = ("none", "end kill", "end exception", "end stop", "kill")
+
+
+@dataclasses.dataclass
+class Fault:
+    """One that has happened."""
+
+    kind: str
+    victims: list
+    time: float
+    generation: int
+
+
+class Faults:
+    """Harms a job, and keeps enough of those alive that have its state."""
+
+    def __init__(self, job, dice):
+        self._job = job
+        self._dice = dice
+        self._harmed = set()
+        self._harmed_hosts = {}
+        self._later = []
+        self._count = itertools.count()
+        self.done = []
+
+    def tick(self):
+        """Does what is due, such as to mend a link."""
+        while self._later and self._later[0][0] <= time.monotonic():
+            heapq.heappop(self._later)[2]()
+
+    def is_quiet(self):
+        """Tells if nothing is to be mended any more."""
+        return not self._later
+
+    def mend_all(self):
+        """Does what would be due later."""
+        while self._later:
+            heapq.heappop(self._later)[2]()
+
+    def survivors(self):
+        """By name: (host, pid) of who trains, and has come to no harm."""
+        trained, _ = self._job.records.trained()
+        return {
+            name: place
+            for name, place in self._job.workers().items()
+            if name in trained
+            and name not in self._harmed
+            and place[0] not in self._harmed_hosts
+        }
+
+    def strike(self, kind):
+        """Has a fault happen; returns whether it was possible."""
+        survivors = self.survivors()
+        victims = self._choose(kind, survivors)
+        if not victims:
+            return False
+        fault = Fault(
+            kind, victims, time.monotonic(), self._job.records.generation()
+        )
+        self._job.say(f"-- {kind}: {', '.join(victims)}")
+        self._do(kind, victims, survivors)
+        self.done.append(fault)
+        return True
+
+    def _choose(self, kind, survivors):
+        """Workers or hosts to come to harm; two others live on, and train."""
+        names = sorted(survivors)
+        spare = len(names) - 2
+        hosts = sorted({host for host, _ in survivors.values()})
+        match kind:
+            case "kill two" | "sync kill" | "reset kill" | "reset stop":
+                return self._dice.sample(names, 2) if spare >= 2 else []
+            case "joiner kill" | "joiner stop":
+                trained, _ = self._job.records.trained()
+                joiners = set(self._job.workers()) - trained - self._harmed
+                return self._dice.sample(sorted(joiners), 1) if joiners else []
+            case (
+                "lost host"
+                | "frozen host"
+                | "leaving host"
+                | "cut"
+                | "flap"
+                | "supervisor kill"
+            ):
+                self._dice.shuffle(hosts)
+                for host in hosts:
+                    on_it = [n for n in names if survivors[n][0] == host]
+                    if len(on_it) <= spare:
+                        return [host]
+                return []
+            case _:
+                return self._dice.sample(names, 1) if spare >= 1 else []
+
+    def _do(self, kind, victims, survivors):
+        first, where = victims[0], kind.split()[0]
+        match kind:
+            case "kill" | "kill two":
+                for victim in victims:
+                    self._signal(victim, signal.SIGKILL)
+                    time.sleep(self._dice.choice([0, 0, 0.1]))
+            case "stop":
+                self._signal(first, signal.SIGSTOP)
+            case "terminate":
+                self._signal(first, signal.SIGTERM)
+            case "joiner kill":
+                self._signal(first, signal.SIGKILL)
+            case "joiner stop":
+                self._signal(first, signal.SIGSTOP)
+            case "sync kill" | "reset kill" | "reset stop":
+                # In the recovery from another's loss.
+                self._order(first, kind)
+                self._signal(victims[1], signal.SIGKILL)
+            case "lost host":
+                self._signal_host(first, signal.SIGKILL)
+                self._harm_host(first, 0)
+            case "frozen host":
+                seconds = self._dice.uniform(1, 6)
+                self._signal_host(first, signal.SIGSTOP)
+                self._harm_host(
+                    first,
+                    seconds,
+                    lambda: self._signal_host(first, signal.SIGCONT),
+                )
+            case "leaving host":
+                self._signal_supervisor(first, signal.SIGTERM)
+                self._harm_host(first, 0)
+            case "supervisor kill":
+                self._signal_supervisor(first, signal.SIGKILL)
+                self._harm_host(first, 0)
+            case "cut":
+                self._job.network.cut(first)
+                self._harm_host(
+                    first,
+                    self._dice.uniform(3, 8),
+                    lambda: self._job.network.mend(first),
+                )
+            case "flap":
+                at = 0.0
+                for _ in range(self._dice.randint(1, 3)):
+                    self._after(at, lambda: self._job.network.cut(first))
+                    at += self._dice.uniform(0.1, 1.2)
+                    self._after(at, lambda: self._job.network.mend(first))
+                    at += self._dice.uniform(0.1, 1.0)
+                self._harm_host(first, at)
+            case _ if where in ("step", "commit", "save", "end"):
+                self._order(first, kind)
+        if first in survivors or "joiner" in kind:
+            self._harmed.update(victims)
+
+    def _order(self, name, what):
+        path = self._job.folder / "faults" / name
+        draft = path.with_name(f".{name}")
+        draft.write_text(what)
+        draft.rename(path)
+
+    def _signal(self, name, number):
+        place = self._job.workers().get(name)
+        if place:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(place[1], number)
+
+    def _signal_host(self, host, number):
+        for pid in self._job.network.processes(host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _signal_supervisor(self, host, number):
+        of_workers = {pid for _, pid in self._job.workers().values()}
+        pids = set(self._job.network.processes(host)) - of_workers
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._dice.choice(sorted(pids)), number)
+
+    def _harm_host(self, host, seconds, action=None):
+        """Counts on nobody of a host until it is well again."""
+        mark = object()
+        self._harmed_hosts[host] = mark
+
+        def forget():
+            # Those that are lost have seen no generation since.
+            if self._harmed_hosts.get(host) is mark:
+                del self._harmed_hosts[host]
+
+        if action:
+            self._after(seconds, action)
+        self._after(seconds + _DETECTION_SECONDS, forget)
+
+    def _after(self, seconds, action):
+        at = time.monotonic() + seconds
+        heapq.heappush(self._later, (at, next(self._count), action))

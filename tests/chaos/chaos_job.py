@@ -1,0 +1,232 @@
+"""A job on several hosts, what becomes of it, and what it leaves behind."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from jobs import TFRINGRUN
+
+from host_network import HEAD
+
+SCRIPT = Path(__file__).with_name("chaos_training.py")
+# What takes longer is a hang.
+PATIENCE_SECONDS = 150
+
+
+@dataclasses.dataclass
+class Note:
+    """A line of a worker's record: see `chaos_training.Harm`."""
+
+    worker: str
+    kind: str
+    generation: int
+    step: int
+    time: float
+    size: int
+
+
+class Records:
+    """What all workers of a job have written of themselves."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._read = {}
+        self.notes = []
+
+    def look(self):
+        for path in self._folder.iterdir():
+            text = path.read_text(encoding="ascii")
+            # Its writer may be in the middle of a line.
+            whole = text[: text.rfind("\n") + 1]
+            lines = whole[self._read.get(path.name, 0) :].splitlines()
+            self._read[path.name] = len(whole)
+            for line in lines:
+                kind, generation, step, at, size = line.split()
+                self.notes.append(
+                    Note(
+                        path.name,
+                        kind,
+                        int(generation),
+                        int(step),
+                        float(at),
+                        int(size),
+                    )
+                )
+        return self.notes
+
+    def generation(self):
+        return max((note.generation for note in self.look()), default=0)
+
+    def trained(self):
+        """Who has done a step in the newest generation, and its size."""
+        newest = self.generation()
+        of_it = [n for n in self.notes if n.generation == newest and newest]
+        size = max((n.size for n in of_it), default=0)
+        return {n.worker for n in of_it if n.kind == "done"}, size
+
+    def done_again(self):
+        """By generation: how many steps were begun that had been before."""
+        last, again = -1, {}
+        begun = [note for note in self.look() if note.kind == "begun"]
+        for generation in sorted({note.generation for note in begun}):
+            steps = [n.step for n in begun if n.generation == generation]
+            again[generation] = last + 1 - min(steps)
+            last = max(*steps, last)
+        return again
+
+
+class ChaosJob:
+    """A job over TCP on the hosts of a network, in a folder of its own."""
+
+    def __init__(self, network, folder, options, optimizer):
+        self.network = network
+        self.folder = folder
+        self.token = ""
+        self.marker = f"TFRING_TEST_MARKER={uuid.uuid4().hex}"
+        for name in ("progress", "faults", "work"):
+            (folder / name).mkdir()
+        self.records = Records(folder / "progress")
+        name, _, value = self.marker.partition("=")
+        (folder / "tmp").mkdir()
+        self.process = network.popen(
+            [
+                *(*TFRINGRUN, "--elastic", *options),
+                *(sys.executable, SCRIPT, folder, optimizer),
+            ],
+            directory=folder / "work",
+            env={
+                name: value,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "TMPDIR": str(folder / "tmp"),
+                # One host may lose so many.
+                "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.began = time.monotonic()
+        self.lines = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.say(line)
+
+    def say(self, line):
+        at = f"{time.monotonic() - self.began:7.2f} "
+        self.lines.append(at + line.rstrip("\n") + "\n")
+
+    def output(self):
+        return "".join(self.lines)
+
+    def workers(self):
+        """By name: the processes, by the numbers that they have here."""
+        found = {}
+        for host in self.network.hosts:
+            for pid in self.network.processes(host):
+                with contextlib.suppress(OSError):
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if os.fsencode(SCRIPT) not in line.split(b"\0"):
+                        continue
+                    match = re.search(
+                        rb"TFRING_ELASTIC_WORKER=(\w+)",
+                        Path(f"/proc/{pid}/environ").read_bytes(),
+                    )
+                    if match:
+                        found[match[1].decode()] = (host, pid)
+        return found
+
+    def wait_for(self, condition, what, seconds=PATIENCE_SECONDS):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"it ended: {self.story()}"
+            assert time.monotonic() < end, f"no {what}: {self.story()}"
+            time.sleep(0.05)
+
+    def story(self):
+        """What has been written, also to a file beside all that it did."""
+        (self.folder / "story").write_text(self.output())
+        return f"{self.folder}\n{self.output()}"
+
+    def finish(self, seconds=PATIENCE_SECONDS):
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end: {self.story()}") from None
+        self._reader.join(10)
+        return self.process.returncode
+
+    def kill(self):
+        """Ends what is left of a job that has gone wrong."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def seconds_to_the_next_step(self, faults):
+        """Pairs of a fault's kind and the seconds until others train again."""
+        done = [n for n in self.records.look() if n.kind == "done"]
+        for fault in faults:
+            others = [
+                note
+                for note in done
+                if note.time > fault.time and note.worker not in fault.victims
+            ]
+            # A flap may harm nobody, and a joiner's loss does not.
+            later = [
+                note.time
+                for note in others
+                if note.generation > fault.generation
+                and note.time < fault.time + 10
+            ]
+            if others:
+                next_step = min(later or [note.time for note in others])
+                yield fault.kind, next_step - fault.time
+
+    def results(self):
+        return [
+            json.loads(text)
+            for text in re.findall(r" result (\{.*\})$", self.output(), re.M)
+        ]
+
+    def left_behind(self):
+        """Processes, ports, files and shared memory that are still there."""
+        left = []
+        for host in self.network.hosts:
+            for pid in self.network.processes(host):
+                with contextlib.suppress(OSError):
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    left.append((host, pid, line))
+        for name in (HEAD, *self.network.hosts):
+            proc = self.network.proc(name)
+            for line in (proc / "net/tcp").read_text().splitlines()[1:]:
+                if line.split()[3] == "0A":
+                    left.append((name, "listens", line.split()[1]))
+            shared = proc / "root/dev/shm"
+            left += [(name, path) for path in shared.iterdir()]
+        for pid in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_its = self.marker.encode() in (pid / "environ").read_bytes()
+                if is_its and (pid / "cmdline").read_bytes():
+                    left.append(pid)
+        for name in ("work", "tmp"):
+            left += (self.folder / name).rglob("*")
+        left += self.network.temporary_files()
+        return left
+
+    def wait_until_nothing_is_left(self, seconds=15):
+        end = time.monotonic() + seconds
+        while left := self.left_behind():
+            assert time.monotonic() < end, f"{left}: {self.story()}"
+            time.sleep(0.1)

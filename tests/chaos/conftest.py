@@ -1,0 +1,45 @@
+"""Hosts that are network namespaces, and what was seen of their faults."""
+
+import collections
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+import host_network
+from host_network import HostNetwork
+
+# How other tests' processes are found.
+sys.path.append(str(Path(__file__).parents[1] / "jobs"))
+
+# By kind of a fault: the seconds from it to the next step of a survivor.
+_SECONDS = collections.defaultdict(list)
+
+
+@pytest.fixture(scope="session")
+def seconds_by_fault():
+    """By kind of a fault: the seconds to the next step of another worker."""
+    return _SECONDS
+
+
+@pytest.fixture
+def network():
+    """Four hosts with links of 1 Gbit/s."""
+    if reason := host_network.missing():
+        pytest.skip(reason)
+    with HostNetwork(4, rate="1gbit") as network:
+        yield network
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not _SECONDS:
+        return
+    terminalreporter.section("seconds from a fault to the next step")
+    for kind, seconds in sorted(_SECONDS.items()):
+        terminalreporter.write_line(
+            f"{kind:16} {len(seconds):4} times, median "
+            f"{statistics.median(seconds):5.2f}, most {max(seconds):5.2f}"
+        )
+    count = sum(map(len, _SECONDS.values()))
+    terminalreporter.write_line(f"{count} faults in all")

@@ -1,0 +1,137 @@
+"""Training that goes on whatever happens to its workers and hosts.
+
+Four hosts, which are network namespaces, with one or two workers each, and
+faults by chance; what is lost is replaced. By hand for hours:
+
+    TFRING_CHAOS_ROUNDS=20 TFRING_CHAOS_FAULTS=10 TFRING_CHAOS_SEED=7 \\
+        pytest tests/chaos
+"""
+
+import os
+import random
+import time
+
+import chaos_training
+import keras
+import numpy as np
+import pytest
+from chaos_faults import AT_THE_END, KINDS, Faults
+from chaos_job import PATIENCE_SECONDS, ChaosJob
+
+_SEED = int(os.environ.get("TFRING_CHAOS_SEED", "1"))
+_ROUNDS = int(os.environ.get("TFRING_CHAOS_ROUNDS", "1"))
+_FAULTS = int(os.environ.get("TFRING_CHAOS_FAULTS", "5"))
+# Some kinds of faults alone, with a comma between them.
+_ONLY = os.environ.get("TFRING_CHAOS_KINDS", "")
+
+
+def train_alone(optimizer, steps):
+    """The same training in one process, with no fault."""
+    x, y = chaos_training.data()
+    model = chaos_training.make_model(chaos_training.make_optimizer(optimizer))
+    rows = chaos_training.STEP_ROWS
+    for epoch in range(-(-steps // chaos_training.EPOCH_STEPS)):
+        left = steps - epoch * chaos_training.EPOCH_STEPS
+        order = chaos_training.order_of(epoch)[: left * rows]
+        model.fit(x[order], y[order], rows, shuffle=False, verbose=0)
+    return np.concatenate([each.ravel() for each in model.get_weights()])
+
+
+def kinds_of(dice):
+    kinds = _ONLY.split(",") if _ONLY else list(KINDS)
+    while True:
+        yield dice.choices(kinds, [KINDS[kind] for kind in kinds])[0]
+
+
+def options_of(number, network, folder):
+    """The options of a job, and how many workers train when all is well."""
+    match number % 3:
+        case 0:
+            return ["-H", network.slots(1), "--min-np", "2"], 4
+        case 1:
+            script = folder / "hosts.sh"
+            lines = "\n".join(f"{name}:1" for name in network.hosts)
+            script.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+            script.chmod(0o755)
+            return [
+                *("--host-discovery-script", script),
+                *("--min-np", "1", "--spares", "1"),
+            ], 3
+        case _:
+            return [
+                *("-H", network.slots(2)),
+                *("--min-np", "2", "--max-np", "5", "--spares", "1"),
+            ], 5
+
+
+@pytest.mark.timeout(120 + 60 * _FAULTS + 2 * PATIENCE_SECONDS)
+@pytest.mark.parametrize("number", range(_ROUNDS))
+def test_training_goes_on(network, tmp_path, seconds_by_fault, number):
+    dice = random.Random(f"{_SEED} {number}")
+    optimizer = ("momentum", "shards", "adam")[(number + number // 3) % 3]
+    options, size = options_of(number, network, tmp_path)
+    job = ChaosJob(network, tmp_path, options, optimizer)
+    faults = Faults(job, dice)
+
+    def wait_for(condition, what):
+        def check():
+            faults.tick()
+            return condition()
+
+        job.wait_for(check, what)
+
+    def is_whole():
+        trained, of_size = job.records.trained()
+        return of_size == size == len(trained) and faults.is_quiet()
+
+    try:
+        wait_for(is_whole, f"{size} workers")
+        for kind in kinds_of(dice):
+            if len(faults.done) >= _FAULTS:
+                break
+            wait_for(lambda: len(faults.survivors()) >= 3, "three workers")
+            if not faults.strike(kind):
+                time.sleep(0.1)
+                continue
+            # The next one may come while they start again, or a worker joins.
+            pause = time.monotonic() + dice.uniform(0.0, 3.0)
+            wait_for(lambda until=pause: time.monotonic() > until, "time")
+            if dice.random() < 0.5:
+                wait_for(is_whole, f"{size} workers after {kind}")
+        wait_for(is_whole, f"{size} workers at last")
+        last = dice.choice(AT_THE_END)
+        if last.startswith("end"):
+            faults.strike(last)
+        (tmp_path / "enough").touch()
+        if last == "kill":
+            time.sleep(dice.uniform(0.0, 0.1))
+            faults.strike(last)
+        status = job.finish()
+    finally:
+        faults.mend_all()
+        job.kill()
+    story = job.story()
+
+    assert status == 0, story
+    job.wait_until_nothing_is_left()
+    results = job.results()
+    assert sorted(each["rank"] for each in results) == [
+        *range(results[0]["size"])
+    ], story
+    assert len({each["digest"] for each in results}) == 1, story
+    steps = results[0]["steps"]
+    assert {each["iterations"] for each in results} == {steps}, story
+    # Of each generation at most one step is lost, and none is left out.
+    again = job.records.done_again()
+    assert set(again.values()) <= {0, 1}, (again, story)
+    weights = next(each["weights"] for each in results if each["weights"])
+    np.testing.assert_allclose(
+        np.frombuffer(bytes.fromhex(weights), np.float32),
+        train_alone(optimizer, steps),
+        rtol=1e-3,
+        atol=1e-4,
+        err_msg=story,
+    )
+    for kind, seconds in job.seconds_to_the_next_step(faults.done):
+        seconds_by_fault[kind].append(seconds)
+    keras.backend.clear_session()
