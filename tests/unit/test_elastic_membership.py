@@ -1,8 +1,11 @@
 """The rules of elastic jobs, by events one after another."""
 
+import pytest
 from elastic_job import Job
 
+from tfring.launcher.elastic import places
 from tfring.launcher.elastic.hosts import MOST_STRIKES
+from tfring.launcher.elastic.workers import Worker
 
 
 def test_the_first_generation_waits_for_all_that_are_started():
@@ -88,6 +91,62 @@ def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
     job.be_ready("w1", 1, steps=3)
     assert job.names() == {"w1", "w2"}
     assert job.got("w2", "form")["rank"] == 1
+
+
+@pytest.mark.parametrize("how", ["error", "bye"])
+def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    if how == "error":
+        job.error("w1", "ValueError: boom")
+    else:
+        job.bye("w1", 3, False)
+    # It may still write a traceback.
+    assert job.got("w1", "end") is None
+    assert job.killed == ["w1"]
+    job.be_ready("w2", 1, steps=5)
+    job.be_ready("w3", 1, steps=5)
+    assert job.got("w2", "form")["generation"] == 2
+    # Its slot is free when it has ended.
+    assert "w4" not in job.host_of
+    job.exited("w1", 3, "exit status 3")
+    assert "w4" in job.host_of
+    [said] = [text for text in job.said if "lost" in text]
+    assert ("ValueError: boom" if how == "error" else "exit status 3") in said
+    assert job.membership.first_failure.status == 3
+
+
+@pytest.mark.parametrize(
+    ("lost", "order"),
+    [
+        # w1, w2 and w3 are the ranks 0, 1 and 2; w4 is the spare.
+        ("w2", ["w1", "w4", "w3"]),
+        ("w3", ["w1", "w2", "w4"]),
+        # It has no state.
+        ("w1", ["w2", "w4", "w3"]),
+    ],
+)
+def test_the_others_keep_their_ranks_beside_a_spare(lost, order):
+    job = Job({"a": 4}, minimum=2, maximum=3, spares=1)
+    job.start(["w1", "w2", "w3"])
+    job.be_ready("w4")
+    job.exited(lost, 137, "killed")
+    for worker in {"w1", "w2", "w3"} - {lost}:
+        job.be_ready(worker, 1, steps=5)
+    members = job.got("w4", "form")["members"]
+    assert [member["worker"] for member in members] == order
+
+
+@pytest.mark.parametrize("nodes", ["aabb", "abab"])
+def test_nodes_stay_together_beside_a_spare(nodes):
+    workers = [
+        Worker(f"w{i}", i, node, 0.0, {"node": node, "steps": 5}, rank=i)
+        for i, node in enumerate(nodes)
+    ]
+    workers[1].rank, workers[1].ready["steps"] = None, -1
+    names = [worker.name for worker in places.in_order(reversed(workers))]
+    expected = {"aabb": "w0 w1 w2 w3", "abab": "w0 w2 w3 w1"}[nodes]
+    assert " ".join(names) == expected
 
 
 def test_too_few_wait_for_a_replacement_and_then_the_job_fails():

@@ -85,13 +85,15 @@ class Generations:
         *,
         strike: bool = True,
         tell: bool = True,
+        ends_itself: bool = False,
         grace_seconds: float = 0.0,
     ) -> None:
         del self.workers[worker.name]
         self._ending[worker.name] = worker
         worker.why = why
         self._note_failure(worker)
-        self._send(worker, {"kind": "end", "status": 1, "why": why})
+        if not ends_itself:
+            self._send(worker, {"kind": "end", "status": 1, "why": why})
         self._actions.append(Kill(worker.name, worker.host, grace_seconds))
         if tell:
             self._tell_of_loss(worker)

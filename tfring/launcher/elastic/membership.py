@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from tfring.launcher.elastic.generations import Generations
+from tfring.launcher.elastic.workers import Worker
 
 
 class Membership(Generations):
@@ -98,13 +99,32 @@ class Membership(Generations):
                 strike=False,
                 grace_seconds=self.limits.ending_seconds,
             )
+        elif status != 0:
+            # How it ends is told when it has.
+            self._lose_ending(worker, f"exit status {status}", tell=False)
         self._go_on()
 
     def error(self, name: str, text: str) -> None:
         """Takes the exception that ends a worker."""
-        worker = self.workers.get(name) or self._ending.get(name)
+        worker = self.workers.get(name)
         if worker is not None:
             worker.error = text
+            self._lose_ending(worker, text)
+            self._go_on()
+        elif name in self._ending:
+            self._ending[name].error = text
+
+    def _lose_ending(
+        self, worker: Worker, why: str, *, tell: bool = True
+    ) -> None:
+        """Goes on without one that ends by itself, which may take seconds."""
+        self._lose(
+            worker,
+            why,
+            tell=tell,
+            ends_itself=True,
+            grace_seconds=self.limits.ending_seconds,
+        )
 
     def silent(self, name: str, why: str) -> None:
         """Takes note that nothing is heard of a worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -58,11 +59,46 @@ def _steps(worker: Worker) -> float:
 
 
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
-    """Sorts by rank: the newest state first, and nodes together."""
+    """Sorts by rank: the newest state first, and nodes together.
+
+    Who had a place keeps it if that can be, with what is traced for it.
+    """
+    by_state = sorted(workers, key=_newest_first)
+    if (kept := _in_their_places(by_state)) is not None:
+        return kept
     nodes: dict[Any, list[Worker]] = {}
-    for worker in sorted(workers, key=_newest_first):
-        nodes.setdefault((worker.ready or {}).get("node"), []).append(worker)
+    for worker in by_state:
+        nodes.setdefault(_node(worker), []).append(worker)
     return [worker for node in nodes.values() for worker in node]
+
+
+def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
+    """New workers between the others; None if nodes would not be together."""
+    new = [each for each in workers if each.rank is None]
+    old = {each.rank: each for each in workers if each.rank is not None}
+    if len(new) + len(old) < len(workers) or max(old, default=0) >= len(
+        workers
+    ):
+        return None
+    places: list[Worker] = []
+    for rank in range(len(workers)):
+        worker = old.get(rank)
+        if worker is None:
+            beside = [_node(each) for each in places[-1:]]
+            worker = min(new, key=lambda each: _node(each) not in beside)
+            new.remove(worker)
+        places.append(worker)
+    # Of those with the newest state the first has the first place.
+    first = places.index(workers[0])
+    if _steps(places[0]) < _steps(workers[0]):
+        places[0], places[first] = places[first], places[0]
+    nodes = [_node(each) for each in places]
+    runs = 1 + sum(a != b for a, b in itertools.pairwise(nodes))
+    return places if runs == len(set(nodes)) else None
+
+
+def _node(worker: Worker) -> object:
+    return (worker.ready or {}).get("node")
 
 
 def _newest_first(worker: Worker) -> tuple[float, float, int]:
