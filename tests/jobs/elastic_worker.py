@@ -4,8 +4,8 @@ It counts steps, from the newest count of its generation. Each worker's life can
 be made worse by its name: `w2:raise:10` raises at its tenth step, `kill` has it
 killed, `stop` stopped, `exit` exit with status 3, `quit` exit with 0, `fork`
 leave a child behind and be killed, `term` leave politely; `w2:never:0` does not
-join at all. All may `--talk` much, or `--chat` at each step, and end when
-there is a file `--until`.
+join at all, and `w2:early:0` is stopped before it does. All may `--talk` much,
+or `--chat` at each step, and end when there is a file `--until`.
 """
 
 import argparse
@@ -170,6 +170,8 @@ def main():
     options = parser.parse_args()
     if f"{NAME}:never:0" in options.fault:
         time.sleep(1000)
+    if f"{NAME}:early:0" in options.fault:
+        os.kill(os.getpid(), signal.SIGSTOP)
     Worker(options).run()
 
 

@@ -131,6 +131,13 @@ def test_a_lost_worker_is_replaced(elastic, what, said):
     assert job.nothing_is_left()
 
 
+def test_a_worker_that_is_stopped_before_it_joins_is_replaced(elastic):
+    job = elastic("--min-np 2 --max-np 2", "--steps=20", "--fault=w1:early:0")
+    assert job.finish() == 0, job.output
+    assert "worker w1 (host localhost) is lost: it is stopped." in job.output
+    assert job.nothing_is_left()
+
+
 def test_a_spare_is_there_at_once(elastic):
     job = elastic(
         "--min-np 2 --max-np 2 --spares 1",

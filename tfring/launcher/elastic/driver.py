@@ -156,6 +156,7 @@ class Driver:
             "host": host,
             "command": list(self._job.command),
             "directory": str(Path.cwd()),
+            "silence_seconds": self._job.silence_seconds,
             "interface": self._address_for(host) if local else None,
             "environment": dict(self._job.environment)
             if local
@@ -270,6 +271,8 @@ class Driver:
             self._hosts.came_up(host)
         elif message["kind"] == "leaving":
             self._hosts.leave(host)
+        elif message["kind"] == "stopped":
+            self._membership.silent(message["worker"], "it is stopped")
         elif message["kind"] == "exited":
             # What the worker said by its own connection may come later.
             by = time.monotonic() + _LAST_MESSAGE_SECONDS
@@ -318,19 +321,13 @@ class Driver:
     def _act(self) -> None:
         for action in self._membership.take_actions():
             if isinstance(action, Start):
-                self._server.send(
-                    "supervisor",
-                    action.host,
-                    {
-                        "kind": "start",
-                        "worker": action.worker,
-                        "environment": {
-                            "TFRING_ELASTIC_SLOTS": str(
-                                self._hosts.slots(action.host)
-                            )
-                        },
-                    },
-                )
+                slots = str(self._hosts.slots(action.host))
+                message = {
+                    "kind": "start",
+                    "worker": action.worker,
+                    "environment": {"TFRING_ELASTIC_SLOTS": slots},
+                }
+                self._server.send("supervisor", action.host, message)
             elif isinstance(action, Kill):
                 self._server.send(
                     "supervisor",

@@ -41,6 +41,8 @@ class _Worker:
     process: subprocess.Popen[bytes]
     forwarder: threading.Thread
     kill_at: float = math.inf
+    # Since when each look has found it stopped.
+    stopped_at: float = math.inf
 
 
 class Supervisor:
@@ -52,7 +54,8 @@ class Supervisor:
         Args:
             configuration: `token`, `address`, `host`, `command`, `directory`,
                 `environment` (what the workers' has more than this process's),
-                and `interface`, where the workers listen; None is where this
+                `silence_seconds`, after which a stopped worker is reported, and
+                `interface`, where the workers listen; None is where this
                 process reaches the rendezvous from.
 
         Raises:
@@ -82,6 +85,7 @@ class Supervisor:
             # Those that share memory, and count as of one machine.
             "TFRING_ELASTIC_HOST": host,
         }
+        self._silence_seconds: float = configuration["silence_seconds"]
         self._workers: dict[str, _Worker] = {}
         # Of workers that have ended.
         self._forwarders: list[threading.Thread] = []
@@ -114,6 +118,7 @@ class Supervisor:
                     while (message := self._control.receive(0)) is not None:
                         self._obey(message)
                 self._reap()
+                self._look_for_stopped(time.monotonic())
                 if self._terminated and not self._ending:
                     self._control.send({"kind": "leaving"})
                     self._end(TERMINATION_GRACE_SECONDS, terminate=True)
@@ -137,6 +142,17 @@ class Supervisor:
         for forwarder in self._forwarders:
             forwarder.join(max(0.0, deadline - time.monotonic()))
         self._control.close()
+
+    def _look_for_stopped(self, now: float) -> None:
+        """Reports workers that SIGSTOP holds: they may have no pulse yet."""
+        for name, worker in self._workers.items():
+            if not _is_stopped(worker.process.pid):
+                worker.stopped_at = math.inf
+                continue
+            worker.stopped_at = min(worker.stopped_at, now)
+            if now - worker.stopped_at >= self._silence_seconds:
+                worker.stopped_at = math.inf
+                self._control.send({"kind": "stopped", "worker": name})
 
     def _wait_ms(self) -> int:
         times = [worker.kill_at for worker in self._workers.values()]
@@ -255,6 +271,15 @@ def _describe(status: int) -> tuple[int, str]:
     except ValueError:
         name = f"signal {-status}"
     return 128 - status, f"killed by {name}"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # By a signal; "t" is by a debugger, who may want that.
+    return line.rpartition(")")[2].split()[0] == "T"
 
 
 def _kill(name: str, pid: int) -> None:
