@@ -41,6 +41,31 @@ def test_the_remainder_is_dropped(left_over, count, size):
     assert len(seen) == 3  # reshuffled in every epoch
 
 
+@pytest.mark.parametrize("skip", [0, 3, 40])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+def test_what_was_taken_is_skipped(count, size, skip, remainder):
+    n = 5 * size + 1
+    # Of one rank's by itself: the order that all of them share.
+    [*order] = tfring.data.shard(
+        count(n), seed=3, buffer_size=n, remainder="keep"
+    ).as_numpy_iterator()
+    parts = tfring.allgather_object(order)
+    whole = [parts[i % size][i // size] for i in range(n)]
+    rest = whole[skip:]
+    mine = tfring.data.shard(
+        count(n), seed=3, buffer_size=n, remainder=remainder, skip=skip
+    )
+    [*own] = mine.as_numpy_iterator()
+    assert mine.cardinality() in (len(own), tf.data.UNKNOWN_CARDINALITY)
+    parts = tfring.allgather_object(own)
+    longest = max(map(len, parts))
+    seen = [part[i] for i in range(longest) for part in parts if i < len(part)]
+    if remainder == "drop":
+        assert seen == rest[: len(rest) // size * size]
+    else:
+        assert seen[: len(rest)] == rest
+
+
 @pytest.mark.parametrize("left_over", [0, 1, 2])
 def test_the_remainder_is_padded(left_over, count, size):
     n = 5 * size + left_over % size
@@ -151,6 +176,7 @@ def test_ranks_that_differ_are_an_error_on_all(rank, size):
 @pytest.mark.parametrize(
     ("error", "match", "arguments"),
     [
+        (ValueError, "skip must not be negative", {"skip": -1}),
         (TypeError, r"takes a tf.data.Dataset, got .* list", {"dataset": [1]}),
         (TypeError, "seed must be an integer or None", {"seed": 0.5}),
         (ValueError, "'pad' or 'keep', got 'cut'", {"remainder": "cut"}),

@@ -21,6 +21,7 @@ def shard(
     seed: int | None,
     remainder: Literal["drop", "pad", "keep"] = "drop",
     buffer_size: int | None = None,
+    skip: int = 0,
 ) -> tf.data.Dataset:
     """Shuffles a dataset alike on all ranks, and gives each its part.
 
@@ -40,6 +41,10 @@ def shard(
     rank. It does not depend on `tf.random.set_seed` or
     `keras.utils.set_random_seed`, which may have other seeds on every rank.
 
+    In training that goes on in the middle of an epoch, perhaps with another
+    number of ranks, `seed` is the epoch's and `skip` the number of elements
+    that all ranks have taken of it: none of them comes again, and none is left
+    out.
     Collective: every rank must call it, eagerly, with the same arguments.
 
     Args:
@@ -54,6 +59,8 @@ def shard(
         buffer_size: Elements in the buffer of the shuffle, as in
             `Dataset.shuffle`; by default all of them. Needed with a seed where
             the dataset is infinite or its cardinality is unknown.
+        skip: So many elements of the order are left out, before it is shared
+            out. For one epoch: it leaves them out in each.
 
     Returns:
         A dataset of this rank's elements. Its cardinality is known if that of
@@ -62,9 +69,9 @@ def shard(
     Raises:
         RuntimeError: It was called while tracing a `tf.function`.
         TypeError: `dataset` is no `tf.data.Dataset`, or `seed` no integer.
-        ValueError: `buffer_size` is missing or not positive, `remainder` is
-            none of these, or, on every rank, the ranks have different datasets
-            or arguments.
+        ValueError: `buffer_size` is missing or not positive, `skip` is
+            negative, `remainder` is none of these, or, on every rank, the ranks
+            have different datasets or arguments.
 
     Example:
 
@@ -94,6 +101,8 @@ def shard(
             "shard: remainder must be 'drop', 'pad' or 'keep', got "
             f"{remainder!r}."
         )
+    if skip < 0:
+        raise ValueError(f"shard: skip must not be negative, got {skip}.")
     cardinality = int(dataset.cardinality())
     if seed is not None:
         buffer_size = _checked_buffer_size(buffer_size, cardinality)
@@ -104,8 +113,13 @@ def shard(
             "seed": seed if seed is None else int(seed),
             "remainder": remainder,
             "buffer_size": buffer_size,
+            "skip": int(skip),
         }
     )
+    if skip > 0:
+        dataset = dataset.skip(skip)
+        if cardinality >= 0:
+            cardinality = max(cardinality - skip, 0)
     rank, size = runtime.rank(), runtime.size()
     if size == 1:
         return dataset

@@ -25,7 +25,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     `State.register_reset_callbacks`, the function once more. The function
     returns when it has ended on all ranks.
 
-    After a start process sets are gone, to be added again by such a callback.
+    After a start process sets are gone: the function adds them again.
     A `tf.function` keeps the `tfring.size()` of the time when it was traced;
     the functions of a `TensorFlowKerasState`'s model are traced anew.
 
