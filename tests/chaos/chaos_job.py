@@ -18,7 +18,7 @@ from host_network import HEAD
 
 SCRIPT = Path(__file__).with_name("chaos_training.py")
 # What takes longer is a hang.
-PATIENCE_SECONDS = 150
+PATIENCE_SECONDS = 400
 
 
 @dataclasses.dataclass
@@ -31,6 +31,16 @@ class Note:
     step: int
     time: float
     size: int
+
+
+def listening(proc):
+    """(address, port, inode) of what listens in a process's network."""
+    for line in (proc / "net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A":
+            address, _, port = fields[1].partition(":")
+            octets = reversed(bytes.fromhex(address))
+            yield ".".join(map(str, octets)), int(port, 16), int(fields[9])
 
 
 class Records:
@@ -89,7 +99,6 @@ class ChaosJob:
     def __init__(self, network, folder, options, optimizer):
         self.network = network
         self.folder = folder
-        self.token = ""
         self.marker = f"TFRING_TEST_MARKER={uuid.uuid4().hex}"
         for name in ("progress", "faults", "work"):
             (folder / name).mkdir()
@@ -115,6 +124,7 @@ class ChaosJob:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+        self._strangers = None
         self.began = time.monotonic()
         self.lines = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -148,6 +158,55 @@ class ChaosJob:
                         found[match[1].decode()] = (host, pid)
         return found
 
+    def start_strangers(self, seed):
+        """Has others connect to all ports, until there is enough."""
+        self.write_ports()
+        _, pid = next(iter(self.workers().values()))
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        token = re.search(rb"TFRING_ELASTIC_TOKEN=(\w+)", environment)[1]
+        self._strangers = self.network.popen(
+            [
+                *(sys.executable, SCRIPT.with_name("strangers.py")),
+                *(self.folder, seed),
+            ],
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._strangers.stdin.write(token.decode() + "\n")
+        self._strangers.stdin.flush()
+
+    def write_ports(self):
+        """Tells them where the launcher and the workers listen now."""
+        lines = [
+            f"{address} {port} nobody"
+            for address, port, _ in listening(self.network.proc(HEAD))
+        ]
+        for worker, (_, pid) in self.workers().items():
+            with contextlib.suppress(OSError):
+                proc = Path(f"/proc/{pid}")
+                own = {
+                    path.stat().st_ino
+                    for path in (proc / "fd").iterdir()
+                    if path.is_socket()
+                }
+                lines += [
+                    f"{address} {port} {worker}"
+                    for address, port, inode in listening(proc)
+                    if inode in own
+                ]
+        draft = self.folder / ".ports"
+        draft.write_text("\n".join(lines))
+        draft.rename(self.folder / "ports")
+
+    def strangers_said(self):
+        """What those said at their end, and None if there were none."""
+        if self._strangers is None:
+            return None
+        said, _ = self._strangers.communicate(timeout=PATIENCE_SECONDS)
+        return said
+
     def wait_for(self, condition, what, seconds=PATIENCE_SECONDS):
         end = time.monotonic() + seconds
         while not condition():
@@ -170,9 +229,10 @@ class ChaosJob:
 
     def kill(self):
         """Ends what is left of a job that has gone wrong."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        for process in (self.process, self._strangers):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
 
     def seconds_to_the_next_step(self, faults):
         """Pairs of a fault's kind and the seconds until others train again."""
@@ -194,6 +254,16 @@ class ChaosJob:
                 next_step = min(later or [note.time for note in others])
                 yield fault.kind, next_step - fault.time
 
+    def seconds_to_join(self):
+        """Of those that came later: from when they were built to a step."""
+        built, joined = {}, set()
+        for note in sorted(self.records.look(), key=lambda note: note.time):
+            if note.kind == "built" and note.generation == 0:
+                built[note.worker] = note.time
+            elif note.kind == "done" and note.worker in built.keys() - joined:
+                joined.add(note.worker)
+                yield note.time - built[note.worker]
+
     def results(self):
         return [
             json.loads(text)
@@ -210,9 +280,7 @@ class ChaosJob:
                     left.append((host, pid, line))
         for name in (HEAD, *self.network.hosts):
             proc = self.network.proc(name)
-            for line in (proc / "net/tcp").read_text().splitlines()[1:]:
-                if line.split()[3] == "0A":
-                    left.append((name, "listens", line.split()[1]))
+            left += [(name, *each) for each in listening(proc)]
             shared = proc / "root/dev/shm"
             left += [(name, path) for path in shared.iterdir()]
         for pid in Path("/proc").glob("[0-9]*"):

@@ -9,6 +9,7 @@ faults by chance; what is lost is replaced. By hand for hours:
 
 import os
 import random
+import re
 import time
 
 import chaos_training
@@ -86,10 +87,13 @@ def test_training_goes_on(network, tmp_path, seconds_by_fault, number):
 
     try:
         wait_for(is_whole, f"{size} workers")
+        if number % 4 == 0:
+            job.start_strangers(number)
         for kind in kinds_of(dice):
             if len(faults.done) >= _FAULTS:
                 break
             wait_for(lambda: len(faults.survivors()) >= 3, "three workers")
+            job.write_ports()
             if not faults.strike(kind):
                 time.sleep(0.1)
                 continue
@@ -100,19 +104,20 @@ def test_training_goes_on(network, tmp_path, seconds_by_fault, number):
                 wait_for(is_whole, f"{size} workers after {kind}")
         wait_for(is_whole, f"{size} workers at last")
         last = dice.choice(AT_THE_END)
-        if last.startswith("end"):
+        if last != "none":
             faults.strike(last)
         (tmp_path / "enough").touch()
-        if last == "kill":
-            time.sleep(dice.uniform(0.0, 0.1))
-            faults.strike(last)
         status = job.finish()
+        strangers = job.strangers_said()
     finally:
         faults.mend_all()
         job.kill()
     story = job.story()
 
     assert status == 0, story
+    assert strangers is None or re.search(r"refused [1-9]", strangers), (
+        strangers
+    )
     job.wait_until_nothing_is_left()
     results = job.results()
     assert sorted(each["rank"] for each in results) == [
@@ -134,4 +139,6 @@ def test_training_goes_on(network, tmp_path, seconds_by_fault, number):
     )
     for kind, seconds in job.seconds_to_the_next_step(faults.done):
         seconds_by_fault[kind].append(seconds)
+    if "--spares" not in options:  # They wait for a loss.
+        seconds_by_fault["(to join)"].extend(job.seconds_to_join())
     keras.backend.clear_session()
