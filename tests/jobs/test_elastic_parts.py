@@ -1,0 +1,43 @@
+"""What is each rank's own in an elastic job: states, data, seeds and sets."""
+
+import json
+import re
+import sys
+
+import elastic_parts
+import pytest
+from elastic_parts import BATCH_SIZE, RANKS, ROWS
+from jobs import TFRINGRUN
+
+
+@pytest.mark.timeout(300)
+def test_parts_are_shared_out_anew(start):
+    job = start(
+        [
+            *(*TFRINGRUN, "-np", RANKS, "--elastic", "--min-np", RANKS - 1),
+            *("--max-np", RANKS, sys.executable, elastic_parts.__file__),
+        ]
+    )
+    output, _ = job.communicate(timeout=280)
+    assert job.returncode == 0, output
+    results = [
+        json.loads(text)
+        for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
+    ]
+    assert sorted(each["rank"] for each in results) == [*range(RANKS)]
+    assert len({each["digest"] for each in results}) == 1
+    # One was lost, and another came.
+    sizes = results[0]["sizes"]
+    assert sizes[:2] == [RANKS, RANKS - 1]
+    assert sizes[-1] == RANKS
+    assert {*"".join(each["worker"] for each in results)} >= {"1", "3"}
+    for each in results:
+        assert each["sizes"] == sizes
+        # Each start has called the callbacks; one that joins, when it did.
+        is_new = each["worker"] not in ("w1", "w3")
+        began_with = [1] if is_new else [RANKS]
+        assert each["resets"] == began_with + sizes[-len(each["resets"]) + 1 :]
+        # No row twice in an epoch, and none left out but the last few.
+        for trained, different in each["counts"]:
+            assert trained == different
+            assert trained > ROWS - BATCH_SIZE * RANKS
