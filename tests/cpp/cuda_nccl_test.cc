@@ -187,7 +187,9 @@ TEST_P(CudaNcclTest, Allgather) {
             collective.Add(BytesOf(rank, rows[rank] * row_bytes),
                            {rows[rank], 1000});
             Response response;
-            response.first_dims = {rows};
+            for (const int64_t of_rank : rows) {
+              response.sizes.push_back({of_rank});
+            }
             absl::Status status =
                 RunCollective(context, collective.entry, response);
             ASSERT_TRUE(status.ok()) << status;

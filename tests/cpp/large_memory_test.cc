@@ -121,7 +121,7 @@ TEST_F(MemoryTest, Allgather) {
     entry.request.tensors[0].dims = {rows};
     entry.request.kind = CollectiveKind::kAllgather;
     Response response;
-    response.first_dims = {std::vector<int64_t>(kSize, rows)};
+    response.sizes.assign(kSize, {rows});
     return RunCollective(context, entry, response);
   };
   EXPECT_LE(AddedBytes(1, run), kMostBytes);
@@ -131,7 +131,7 @@ TEST_F(MemoryTest, Alltoall) {
   const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
     entry.request.kind = CollectiveKind::kAlltoall;
     Response response;
-    response.splits.assign(
+    response.sizes.assign(
         kSize, std::vector<int64_t>(kSize, kTensorBytes / 4 / kSize));
     return RunCollective(context, entry, response);
   };

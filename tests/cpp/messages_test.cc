@@ -34,10 +34,10 @@ ResponseList MakeResponseList() {
   ResponseList response_list;
   response_list.responses.resize(2);
   response_list.responses[0].names = {"a", "b"};
-  response_list.responses[0].splits = {{1, 2}, {0, 9}};
+  response_list.responses[0].sizes = {{1, 2}, {0, 9}};
   response_list.responses[0].last_joined = 7;
   response_list.responses[1].names = {"c"};
-  response_list.responses[1].first_dims = {{1, 0, 5}, {2, 2, 2}};
+  response_list.responses[1].sizes = {{1, 0, 5}, {2, 2, 2}};
   response_list.responses[1].requests = MakeRequestList().requests;
   response_list.responses[1].contributors = 2;
   response_list.errors = {
@@ -93,14 +93,20 @@ TEST(MessagesTest, ARequestOfAnUnknownKindIsRefused) {
 }
 
 TEST(MessagesTest, AProgressUpdateIsNoRequestList) {
-  const std::string bytes =
-      Encode(ProgressUpdate{int64_t{1} << 40, true, false});
+  const std::string bytes = Encode(ProgressUpdate{
+      {int64_t{1} << 40, true, false}, {7, 9}, {{5, 2, {3, 0}}}});
   EXPECT_FALSE(IsRequestList(bytes));
   EXPECT_FALSE(DecodeRequestList(bytes).ok());
   const ProgressUpdate copy = DecodeProgressUpdate(bytes).value();
-  EXPECT_EQ(copy.count, int64_t{1} << 40);
-  EXPECT_TRUE(copy.some_left);
-  EXPECT_FALSE(copy.all_left);
+  EXPECT_EQ(copy.progress.count, int64_t{1} << 40);
+  EXPECT_TRUE(copy.progress.some_left);
+  EXPECT_FALSE(copy.progress.all_left);
+  EXPECT_EQ(copy.borders, (std::vector<int64_t>{7, 9}));
+  ASSERT_EQ(copy.sizes.size(), 1u);
+  EXPECT_EQ(copy.sizes[0].item, 5);
+  EXPECT_EQ(copy.sizes[0].rank, 2);
+  EXPECT_EQ(copy.sizes[0].sizes, (std::vector<int64_t>{3, 0}));
+  EXPECT_FALSE(DecodeProgressUpdate(bytes.substr(0, bytes.size() - 1)).ok());
   const std::string list = Encode(RequestList());
   EXPECT_TRUE(IsRequestList(list));
   EXPECT_FALSE(DecodeProgressUpdate(list).ok());
@@ -112,9 +118,7 @@ TEST(MessagesTest, AResponseListComesBackAsItWas) {
   ASSERT_EQ(copy.responses.size(), 2u);
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(copy.responses[i].names, response_list.responses[i].names);
-    EXPECT_EQ(copy.responses[i].first_dims,
-              response_list.responses[i].first_dims);
-    EXPECT_EQ(copy.responses[i].splits, response_list.responses[i].splits);
+    EXPECT_EQ(copy.responses[i].sizes, response_list.responses[i].sizes);
     EXPECT_EQ(copy.responses[i].requests.size(),
               response_list.responses[i].requests.size());
     EXPECT_EQ(copy.responses[i].contributors,

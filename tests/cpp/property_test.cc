@@ -136,8 +136,11 @@ class Schedule {
         }
       }
     }
-    const int64_t times = Below(random_, 2) == 0 ? 1 : 1 + Below(random_, 8);
+    const int64_t times = Below(random_, 2) == 0 ? 1 : 1 + Below(random_, 12);
+    is_orderly_ = Below(random_, 2) == 0;
     for (int64_t time = 0; time < times && !Stops(); ++time) {
+      if (Below(random_, 2) == 0) Vary(batch);
+      if (Below(random_, 2) == 0) Vary(of_subset);
       const auto mine = Submit(*job_, batch, /*may_fail=*/true);
       const auto others = subset_
                               ? Submit(*subset_, of_subset, /*may_fail=*/false)
@@ -172,6 +175,13 @@ class Schedule {
     return batch;
   }
 
+  void Vary(Batch& batch) {
+    for (RandomCollective& collective : batch) {
+      Maker maker(random_, static_cast<int>(collective.of_rank.size()));
+      maker.Vary(collective);
+    }
+  }
+
   // By factors that cancel, where that is exact.
   static void Scale(RandomCollective& collective) {
     const CollectiveRequest& request = collective.of_rank[0].request;
@@ -203,7 +213,7 @@ class Schedule {
         }
       }
     }
-    const bool shuffles = Below(random_, 2) == 0;
+    const bool shuffles = !is_orderly_ && Below(random_, 2) == 0;
     for (auto& mine : of_rank) {
       for (size_t i = mine.size(); shuffles && i > 1; --i) {
         std::swap(mine[i - 1], mine[Below(random_, static_cast<int64_t>(i))]);
@@ -263,6 +273,7 @@ class Schedule {
   const Fault fault_;
   const int faulty_rank_;
   bool failed_ = false;
+  bool is_orderly_ = false;  // each time in the same order, as a training loop
   // Outlive the jobs, which have their memory.
   std::deque<std::unique_ptr<Running>> running_;
   std::deque<std::deque<FloatEntry>> joins_;

@@ -107,6 +107,27 @@ class Maker {
     return result;
   }
 
+  // Gives a collective whose ranks have sizes of their own others, as the next
+  // step of a script may.
+  void Vary(RandomCollective& collective) {
+    const CollectiveRequest& request = collective.of_rank[0].request;
+    if (request.kind != CollectiveKind::kAllgather &&
+        request.kind != CollectiveKind::kAlltoall) {
+      return;
+    }
+    const size_t tensors = request.tensors.size();
+    for (RandomCollective::Part& part : collective.of_rank) {
+      part.request.tensors.clear();
+      part.request.splits.clear();
+      part.inputs.clear();
+      part.expected.clear();
+    }
+    for (size_t i = 0; i < tensors; ++i) {
+      request.kind == CollectiveKind::kAllgather ? AddAllgather(collective)
+                                                 : AddAlltoall(collective);
+    }
+  }
+
  private:
   using Part = RandomCollective::Part;
 

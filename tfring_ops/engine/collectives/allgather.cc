@@ -25,15 +25,12 @@ class Allgather final : public Collective {
   }
 
   // Every rank has to know all ranks' rows.
-  bool is_cacheable() const override { return false; }
-
-  void Collect(int rank, int size, const CollectiveRequest& request,
-               Response& response) const override {
-    response.first_dims.resize(request.tensors.size(),
-                               std::vector<int64_t>(size));
-    for (size_t i = 0; i < request.tensors.size(); ++i) {
-      response.first_dims[i][rank] = request.tensors[i].dims[0];
+  std::vector<int64_t> Sizes(const CollectiveRequest& request) const override {
+    std::vector<int64_t> rows;
+    for (const TensorInfo& tensor : request.tensors) {
+      rows.push_back(tensor.dims[0]);
     }
+    return rows;
   }
 
   void MakeNeutral(CollectiveRequest& request) const override {
@@ -50,9 +47,10 @@ class Allgather final : public Collective {
       std::vector<int64_t> dims = part.dims;
       dims[0] = 0;
       std::vector<int64_t> bytes_of_rank;
-      for (const int64_t first_dim : bucket.response.first_dims[i]) {
-        dims[0] += first_dim;
-        part.dims[0] = first_dim;
+      for (const std::vector<int64_t>& rows : bucket.response.sizes) {
+        // Ranks that have joined have none.
+        part.dims[0] = rows.empty() ? 0 : rows[i];
+        dims[0] += part.dims[0];
         bytes_of_rank.push_back(SizeInBytes(request.dtype, part));
       }
       TFRING_ASSIGN_OR_RETURN(void* const output,

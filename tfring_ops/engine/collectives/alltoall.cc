@@ -16,12 +16,8 @@ class Alltoall final : public Collective {
   }
 
   // Every rank has to know all ranks' splits.
-  bool is_cacheable() const override { return false; }
-
-  void Collect(int rank, int size, const CollectiveRequest& request,
-               Response& response) const override {
-    response.splits.resize(size);
-    response.splits[rank] = request.splits;
+  std::vector<int64_t> Sizes(const CollectiveRequest& request) const override {
+    return request.splits;
   }
 
   std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,
@@ -33,7 +29,7 @@ class Alltoall final : public Collective {
                    const Bucket& bucket) const override {
     TensorEntry& entry = *bucket.entries[0];
     const CollectiveRequest& request = entry.request;
-    const std::vector<std::vector<int64_t>>& splits = bucket.response.splits;
+    const std::vector<std::vector<int64_t>>& splits = bucket.response.sizes;
     const int rank = context.ring().transport.rank();
     std::vector<int64_t> received_splits;
     for (const std::vector<int64_t>& of_rank : splits) {

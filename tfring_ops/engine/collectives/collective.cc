@@ -33,7 +33,9 @@ absl::Status Collective::Check(const Members&, const CollectiveRequest&) const {
   return absl::OkStatus();
 }
 
-void Collective::Collect(int, int, const CollectiveRequest&, Response&) const {}
+std::vector<int64_t> Collective::Sizes(const CollectiveRequest&) const {
+  return {};
+}
 
 std::string Collective::CheckRunsWithoutJoined(const std::vector<int32_t>&,
                                                const CollectiveRequest&) const {

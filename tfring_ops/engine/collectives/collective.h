@@ -47,15 +47,15 @@ class Collective {
   }
   // True if all ranks must have tensors of the same role, "kernel" or "bias".
   virtual bool roles_agree() const { return true; }
-  // True if a response follows from the request alone, and so may repeat
-  // without being sent.
+  // True if a response follows from the ranks' requests alone, and so may
+  // repeat without being sent.
   virtual bool is_cacheable() const { return true; }
   // True if requests that agree in dtype, op and factors may run as one bucket,
   // and such buckets beside one another.
   virtual bool is_fusible() const { return false; }
-  // Adds the fields of the request of `rank`, of `size`, that other ranks need.
-  virtual void Collect(int rank, int size, const CollectiveRequest& request,
-                       Response& response) const;
+  // Returns the numbers of `request` that other ranks need, and that may differ
+  // from rank to rank and from step to step: rows, or splits.
+  virtual std::vector<int64_t> Sizes(const CollectiveRequest& request) const;
   // Returns why `request` cannot run without the ranks `joined` of the world;
   // empty if it can.
   virtual std::string CheckRunsWithoutJoined(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
 namespace tfring {
@@ -61,61 +62,137 @@ void PeriodFinder::ScheduleHasEnded(int64_t items) {
   Reset();
 }
 
-CachedSchedule::CachedSchedule(std::vector<CollectiveRequest> items,
-                               ProgressNeighbors neighbors)
-    : items_(std::move(items)), neighbors_(std::move(neighbors)) {
-  for (const int neighbor : neighbors_.All()) {
-    heard_.resize(std::max<size_t>(heard_.size(), neighbor + 1));
-  }
-}
+CachedSchedule::CachedSchedule(std::vector<CollectiveRequest> items, int rank,
+                               int size, ProgressNeighbors neighbors)
+    : items_(std::move(items)),
+      rank_(rank),
+      size_(size),
+      neighbors_(std::move(neighbors)),
+      heard_(size),
+      own_sizes_(items_.size()),
+      sizes_(items_.size()) {}
 
 bool CachedSchedule::IsNext(const CollectiveRequest& request) const {
   return SameRequest(items_[submitted() % items_.size()], request);
 }
 
 void CachedSchedule::Submit(CollectiveRequest request) {
+  std::vector<int64_t> sizes = CollectiveOf(request.kind).Sizes(request);
+  std::vector<int64_t>& before = own_sizes_[own_.count % items_.size()];
+  if (sizes != before) {
+    before = sizes;
+    unreported_.push_back({own_.count, rank_, std::move(sizes)});
+    if (is_root()) Know(unreported_.back());
+  }
   pending_.push_back(std::move(request));
   ++own_.count;
 }
 
-ProgressUpdate CachedSchedule::Report() const {
-  ProgressUpdate report = own_;
-  for (const int child : neighbors_.children) report.Add(heard_[child]);
-  return report;
+void CachedSchedule::Know(const RequestSizes& sizes) {
+  changes_[sizes.item].push_back(sizes);
+  if (!neighbors_.children.empty()) untold_.push_back(sizes);
+}
+
+Progress CachedSchedule::Below() const {
+  Progress below = own_;
+  for (const int child : neighbors_.children) below.Add(heard_[child]);
+  return below;
+}
+
+Progress CachedSchedule::Total() const {
+  return is_root() ? Below() : heard_[neighbors_.parent];
 }
 
 // All ranks come to the same count in the end, though not at the same time:
 // progress is never taken back, and the last update of a neighbor is final.
-ProgressUpdate CachedSchedule::Total() const {
-  if (neighbors_.parent >= 0) return heard_[neighbors_.parent];
-  ProgressUpdate total = Report();
-  for (const int peer : neighbors_.peers) total.Add(heard_[peer]);
-  return total;
+Progress CachedSchedule::Agreed() const {
+  if (!is_root()) return heard_[neighbors_.parent];
+  if (!neighbors_.children.empty()) return told_;
+  Progress agreed = reported_;
+  for (const int peer : neighbors_.peers) agreed.Add(heard_[peer]);
+  return agreed;
+}
+
+bool CachedSchedule::SomeHaveLeft() const {
+  return Below().some_left || Agreed().some_left;
+}
+
+std::optional<ProgressUpdate> CachedSchedule::TakeReport() {
+  const Progress below = Below();
+  if (below == reported_) return std::nullopt;
+  reported_ = below;
+  if (neighbors_.children.empty() && is_root() && below.count > taken_) {
+    borders_.insert(below.count);
+  }
+  return ProgressUpdate{below, {}, std::exchange(unreported_, {})};
+}
+
+std::optional<ProgressUpdate> CachedSchedule::TakeTotal() {
+  if (neighbors_.children.empty()) return std::nullopt;
+  const Progress total = Total();
+  if (total == told_) return std::nullopt;
+  if (is_root() && total.count > told_.count) {
+    borders_.insert(total.count);
+    untold_borders_.push_back(total.count);
+  }
+  told_ = total;
+  return ProgressUpdate{total, std::exchange(untold_borders_, {}),
+                        std::exchange(untold_, {})};
 }
 
 absl::Status CachedSchedule::Receive(int neighbor,
                                      const ProgressUpdate& update) {
-  ProgressUpdate& before = heard_[neighbor];
-  if (before.all_left || update.count < before.count) {
+  Progress& before = heard_[neighbor];
+  if (before.all_left || update.progress.count < before.count) {
     return absl::InternalError("a rank has taken back what it announced");
   }
-  before = update;
+  for (const RequestSizes& sizes : update.sizes) {
+    if (sizes.rank < 0 || sizes.rank >= size_ || sizes.item < taken_) {
+      return absl::InternalError("a rank has announced sizes of no item");
+    }
+  }
+  before = update.progress;
+  // Those of the ranks below are to come back from the coordinator.
+  if (is_root() || neighbor == neighbors_.parent) {
+    for (const RequestSizes& sizes : update.sizes) Know(sizes);
+  } else {
+    unreported_.insert(unreported_.end(), update.sizes.begin(),
+                       update.sizes.end());
+  }
+  if (neighbor == neighbors_.parent) {
+    borders_.insert(update.borders.begin(), update.borders.end());
+    untold_borders_.insert(untold_borders_.end(), update.borders.begin(),
+                           update.borders.end());
+  } else if (neighbors_.children.empty() && before.count > taken_) {
+    borders_.insert(before.count);
+  }
   return absl::OkStatus();
 }
 
-std::optional<CollectiveRequest> CachedSchedule::TakeNext() {
-  if (taken_ == Total().count) return std::nullopt;
-  ++taken_;
-  CollectiveRequest request = std::move(pending_.front());
-  pending_.pop_front();
-  return request;
+std::vector<CachedSchedule::Item> CachedSchedule::TakeReady() {
+  std::vector<Item> ready;
+  if (borders_.empty() || *borders_.begin() > Agreed().count) return ready;
+  for (const int64_t border = *borders_.begin(); taken_ < border; ++taken_) {
+    SizesByRank& sizes = sizes_[taken_ % items_.size()];
+    if (const auto changes = changes_.find(taken_); changes != changes_.end()) {
+      sizes.resize(size_);
+      for (RequestSizes& change : changes->second) {
+        sizes[change.rank] = std::move(change.sizes);
+      }
+      changes_.erase(changes);
+    }
+    ready.push_back({std::move(pending_.front()), sizes});
+    pending_.pop_front();
+  }
+  borders_.erase(borders_.begin());
+  return ready;
 }
 
 // Not before all have left: a rank that has not may still add to what all have
 // requested, which this rank must run as well.
 bool CachedSchedule::over() const {
-  const ProgressUpdate total = Total();
-  return total.all_left && taken_ == total.count;
+  const Progress agreed = Agreed();
+  return agreed.all_left && taken_ == agreed.count;
 }
 
 }  // namespace tfring

@@ -15,13 +15,25 @@
 // did, and so every rank runs the items up to that.  The items that a rank has
 // requested beyond it sends to the coordinator, as without a schedule.
 //
+// Some kinds of collectives have sizes, which differ from rank to rank and may
+// from step to step: see Collective::Sizes.  An update has those of its items
+// that have changed since the ranks last ran them.  In a tree all of them go
+// up, and come down again from the coordinator.
+//
+// Items that have become ready together may run as one bucket, if that is cut
+// alike on all ranks: there is a border behind each item up to which some rank
+// has reported, or in a tree the coordinator has told.  Nobody knows that all
+// ranks have requested an item before he knows the borders up to it.
+//
 // Pure bookkeeping: no messages, no threads, no clock.  Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_CACHED_SCHEDULE_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_CACHED_SCHEDULE_H_
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -74,10 +86,19 @@ class PeriodFinder {
 // Invariants:
 // - An item that all ranks have requested runs, on all of them.
 // - An item that one rank has not requested when it leaves runs on none.
+// - What TakeReady returns is the same on every rank, call for call, but for
+//   the requests, which are its own.
 class CachedSchedule {
  public:
+  struct Item {
+    CollectiveRequest request;
+    // By rank; empty if its kind has none.
+    std::vector<std::vector<int64_t>> sizes;
+  };
+
+  // Of `rank` among `size`.
   // REQUIRES: `items` is not empty, and the same on every rank.
-  CachedSchedule(std::vector<CollectiveRequest> items,
+  CachedSchedule(std::vector<CollectiveRequest> items, int rank, int size,
                  ProgressNeighbors neighbors);
 
   // Returns true if `request` is this rank's next item.
@@ -91,20 +112,26 @@ class CachedSchedule {
   // How many items this rank has requested.
   int64_t submitted() const { return own_.count; }
 
-  // The progress of this rank and of those below it: for its peers and its
-  // parent.
-  ProgressUpdate Report() const;
-  // The progress of all ranks, as far as it is known here: for its children.
-  ProgressUpdate Total() const;
+  // The update on this rank and those below it, which its peers and its parent
+  // are to get before anything else happens; none if there is no news.
+  std::optional<ProgressUpdate> TakeReport();
+  // The same on all ranks, as far as it is known here, for its children.
+  std::optional<ProgressUpdate> TakeTotal();
+  // The progress in the last of these.
+  const Progress& reported() const { return reported_; }
+  const Progress& told() const { return told_; }
 
   // Takes in an update of a neighbor.  Internal if that takes back an earlier
   // one.
   absl::Status Receive(int neighbor, const ProgressUpdate& update);
   // Returns true if `neighbor` has sent its last update.
   bool IsLast(int neighbor) const { return heard_[neighbor].all_left; }
+  // Returns true if this rank knows of one that has left.
+  bool SomeHaveLeft() const;
 
-  // The next item that all ranks have requested: this rank's request for it.
-  std::optional<CollectiveRequest> TakeNext();
+  // The next items that all ranks have requested, up to a border; empty if
+  // there are none.
+  std::vector<Item> TakeReady();
   int64_t taken() const { return taken_; }
   // The requests of this rank that have not been taken, in order.
   const std::deque<CollectiveRequest>& pending() const { return pending_; }
@@ -114,12 +141,35 @@ class CachedSchedule {
   bool over() const;
 
  private:
+  using SizesByRank = std::vector<std::vector<int64_t>>;
+
+  bool is_root() const { return neighbors_.parent < 0; }
+  // Of this rank and those below it.
+  Progress Below() const;
+  // Of all ranks, as far as this one may tell its children.
+  Progress Total() const;
+  // Of all ranks, as far as this one may act by it.
+  Progress Agreed() const;
+  // Sizes that hold for all ranks.
+  void Know(const RequestSizes& sizes);
+
   const std::vector<CollectiveRequest> items_;
+  const int rank_, size_;
   const ProgressNeighbors neighbors_;
-  ProgressUpdate own_;
-  std::vector<ProgressUpdate> heard_;  // the last of each neighbor, by rank
+  Progress own_, reported_, told_;
+  std::vector<Progress> heard_;  // the last of each neighbor, by rank
   std::deque<CollectiveRequest> pending_;
   int64_t taken_ = 0;
+  std::set<int64_t> borders_;  // beyond taken_
+  // By item of the period: what this rank has said last, and what all ranks had
+  // when the item ran last.
+  std::vector<std::vector<int64_t>> own_sizes_;
+  std::vector<SizesByRank> sizes_;
+  std::map<int64_t, std::vector<RequestSizes>> changes_;  // by item to be taken
+  // For the next report, and for the next total.
+  std::vector<RequestSizes> unreported_;
+  std::vector<int64_t> untold_borders_;
+  std::vector<RequestSizes> untold_;
 };
 
 }  // namespace tfring

@@ -104,8 +104,11 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
     waiting.differing_ranks.push_back(rank);
     if (waiting.difference.empty()) waiting.difference = std::move(difference);
   } else {
-    CollectiveOf(request.kind)
-        .Collect(rank, members_.size(), request, waiting.collected);
+    std::vector<int64_t> sizes = CollectiveOf(request.kind).Sizes(request);
+    if (!sizes.empty()) {
+      waiting.sizes.resize(members_.size());
+      waiting.sizes[rank] = std::move(sizes);
+    }
   }
   waiting.submitted[rank] = true;
   ++waiting.submissions;
@@ -311,30 +314,23 @@ void Coordinator::CheckStalls(Time now, const std::vector<int32_t>& silent) {
 // together depends on the time.  Options::deterministic keeps requests apart.
 ResponseList Coordinator::TakeResponses() {
   ResponseList response_list = std::exchange(responses_, {});
-  const Waiting* previous = nullptr;
-  int64_t bucket_bytes = 0;
+  Fusion fusion(options_);
+  int submissions = 0;  // of the bucket's requests
   for (Waiting& ready : ready_) {
-    const int64_t bytes = SizeInBytes(ready.request);
     // An average divides by the ranks that have submitted: a bucket has one
     // number of them.
-    const bool joins = !options_.deterministic && previous != nullptr &&
-                       previous->submissions == ready.submissions &&
-                       Fusible(previous->request, ready.request) &&
-                       bucket_bytes + bytes <= options_.fusion_threshold_bytes;
-    if (!joins) {
-      response_list.responses.push_back(std::move(ready.collected));
-      bucket_bytes = 0;
-    }
+    if (ready.submissions != submissions) fusion.Restart();
+    submissions = ready.submissions;
+    if (!fusion.Joins(ready.request)) response_list.responses.emplace_back();
     Response& bucket = response_list.responses.back();
     bucket.names.push_back(ready.request.name);
+    AddSizes(std::move(ready.sizes), bucket);
     if (ready.request.kind == CollectiveKind::kJoin) {
       bucket.last_joined = members_.world_ranks[ready.first_rank];
     } else if (ready.submissions < members_.size()) {
       bucket.contributors = ready.submissions;
       bucket.requests.push_back(ready.request);
     }
-    bucket_bytes += bytes;
-    previous = &ready;
   }
   FindPeriods(response_list);
   ready_.clear();
@@ -348,17 +344,13 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
       !response_list.shutdown.ok()) {
     return periods_.Reset();
   }
-  auto ready = ready_.begin();
-  // Requests that share a bucket do so by chance, as they became ready
-  // together; a schedule would promise it for every step.
-  for (const Response& bucket : response_list.responses) {
-    if (bucket.names.size() == 1 && ready->submissions == members_.size() &&
-        CollectiveOf(ready->request.kind).is_cacheable()) {
-      periods_.Add(std::move(ready->request));
+  for (Waiting& ready : ready_) {
+    if (ready.submissions == members_.size() &&
+        CollectiveOf(ready.request.kind).is_cacheable()) {
+      periods_.Add(std::move(ready.request));
     } else {
       periods_.Reset();
     }
-    ready += static_cast<std::ptrdiff_t>(bucket.names.size());
   }
 }
 

@@ -74,8 +74,8 @@ class Coordinator {
     std::vector<bool> submitted;  // by rank
     int submissions = 0;
     bool reported = false;
-    // The fields that its kind collects from the ranks' requests.
-    Response collected;
+    // By rank; empty if its kind has none.  See Collective::Sizes.
+    std::vector<std::vector<int64_t>> sizes;
     // How other ranks' requests differ from `request`; empty if they do not.
     std::string difference;
     std::vector<int32_t> differing_ranks;

@@ -2,6 +2,11 @@
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_FUSION_H_
 #define TFRING_OPS_ENGINE_NEGOTIATION_FUSION_H_
 
+#include <cstdint>
+#include <vector>
+
+#include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -9,6 +14,32 @@ namespace tfring {
 // Returns true if the two may be reduced as one message: both of a fusible
 // kind, of one dtype, on the wire too, with the same op and factors.
 bool Fusible(const CollectiveRequest& a, const CollectiveRequest& b);
+
+// Cuts requests that have become ready together into buckets, the same way on
+// every rank.
+class Fusion {
+ public:
+  // REQUIRES: `options` outlives this.
+  explicit Fusion(const Options& options) : options_(options) {}
+
+  // Returns true if `request` joins the bucket of those before it; if not, it
+  // is the first of the next one.
+  // REQUIRES: `request` outlives the next call.
+  bool Joins(const CollectiveRequest& request);
+  // No other joins the bucket.
+  void Restart() { previous_ = nullptr; }
+
+  // Returns true if other requests may join that of `request`.
+  static bool MayFuse(const Options& options, const CollectiveRequest& request);
+
+ private:
+  const Options& options_;
+  const CollectiveRequest* previous_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Adds the sizes of one request, by rank, to those of the bucket that it joins.
+void AddSizes(std::vector<std::vector<int64_t>> of_request, Response& bucket);
 
 }  // namespace tfring
 

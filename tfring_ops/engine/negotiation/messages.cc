@@ -49,8 +49,7 @@ class Writer {
   }
   void Put(const Response& bucket) {
     Put(bucket.names);
-    Put(bucket.first_dims);
-    Put(bucket.splits);
+    Put(bucket.sizes);
     Put(bucket.requests);
     Put(bucket.contributors);
     Put(bucket.last_joined);
@@ -67,6 +66,11 @@ class Writer {
   void Put(const StallReport& report) {
     Put(report.ranks);
     Put(report.text);
+  }
+  void Put(const RequestSizes& sizes) {
+    Put(sizes.item);
+    Put(sizes.rank);
+    Put(sizes.sizes);
   }
   template <typename T>
   void Put(const std::vector<T>& items) {
@@ -135,8 +139,7 @@ class Reader {
   }
   void Get(Response& bucket) {
     Get(bucket.names);
-    Get(bucket.first_dims);
-    Get(bucket.splits);
+    Get(bucket.sizes);
     Get(bucket.requests);
     Get(bucket.contributors);
     Get(bucket.last_joined);
@@ -153,6 +156,11 @@ class Reader {
   void Get(StallReport& report) {
     Get(report.ranks);
     Get(report.text);
+  }
+  void Get(RequestSizes& sizes) {
+    Get(sizes.item);
+    Get(sizes.rank);
+    Get(sizes.sizes);
   }
   template <typename T>
   void Get(std::vector<T>& items) {
@@ -191,13 +199,13 @@ std::string Encode(const CollectiveRequest& request) {
   return std::move(writer).Take();
 }
 
-void ProgressUpdate::Add(const ProgressUpdate& others) {
+void Progress::Add(const Progress& others) {
   count = std::min(count, others.count);
   some_left = some_left || others.some_left;
   all_left = all_left && others.all_left;
 }
 
-bool operator==(const ProgressUpdate& a, const ProgressUpdate& b) {
+bool operator==(const Progress& a, const Progress& b) {
   return a.count == b.count && a.some_left == b.some_left &&
          a.all_left == b.all_left;
 }
@@ -214,9 +222,11 @@ std::string Encode(const RequestList& list) {
 std::string Encode(const ProgressUpdate& update) {
   Writer writer;
   writer.Put(Sent::kProgressUpdate);
-  writer.Put(update.count);
-  writer.Put(update.some_left);
-  writer.Put(update.all_left);
+  writer.Put(update.progress.count);
+  writer.Put(update.progress.some_left);
+  writer.Put(update.progress.all_left);
+  writer.Put(update.borders);
+  writer.Put(update.sizes);
   return std::move(writer).Take();
 }
 
@@ -263,9 +273,11 @@ absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes) {
   Reader reader(bytes);
   ProgressUpdate update;
   reader.Expect(Sent::kProgressUpdate);
-  reader.Get(update.count);
-  reader.Get(update.some_left);
-  reader.Get(update.all_left);
+  reader.Get(update.progress.count);
+  reader.Get(update.progress.some_left);
+  reader.Get(update.progress.all_left);
+  reader.Get(update.borders);
+  reader.Get(update.sizes);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   return update;
 }

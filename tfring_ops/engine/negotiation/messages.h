@@ -26,16 +26,32 @@ struct RequestList {
 };
 
 // The progress of some ranks under a cached schedule.
-struct ProgressUpdate {
+struct Progress {
   // How many items all of them have submitted.
   int64_t count = 0;
   // One of them, or all of them, have left: these submit no more.
   bool some_left = false, all_left = false;
 
   // Adds the progress of others.
-  void Add(const ProgressUpdate& others);
+  void Add(const Progress& others);
 };
-bool operator==(const ProgressUpdate& a, const ProgressUpdate& b);
+bool operator==(const Progress& a, const Progress& b);
+
+// The sizes of a rank's request, as Collective::Sizes has them, from that item
+// of a cached schedule on.
+struct RequestSizes {
+  int64_t item = 0;
+  int32_t rank = 0;
+  std::vector<int64_t> sizes;
+};
+
+// What a rank tells a neighbor under a cached schedule: the progress of some
+// ranks, and what is new since its last update; see cached_schedule.h.
+struct ProgressUpdate {
+  Progress progress;
+  std::vector<int64_t> borders;
+  std::vector<RequestSizes> sizes;
+};
 
 // A rank from which the coordinator has heard nothing for a while.
 struct SilentRank {
@@ -51,10 +67,9 @@ struct Heartbeat {
 // Requests of one kind that run together, as one message on the wire.
 struct Response {
   std::vector<std::string> names;
-  // The first dimension of each tensor on each rank, and the splits of each
-  // rank, for kinds that collect them.
-  std::vector<std::vector<int64_t>> first_dims;
-  std::vector<std::vector<int64_t>> splits;
+  // By rank: the sizes of its requests, in the order of the names; empty for
+  // kinds that have none.  See Collective::Sizes.
+  std::vector<std::vector<int64_t>> sizes;
   // Only where ranks are missing because they have joined: the requests, by
   // name, and how many ranks sent them; see neutral_contribution.h.
   std::vector<CollectiveRequest> requests;

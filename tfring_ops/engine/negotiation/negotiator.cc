@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/negotiation/fusion.h"
 #include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
@@ -14,6 +15,8 @@ namespace {
 
 // How often rank 0 looks for what may wait: stalls, and late requests.
 constexpr std::chrono::milliseconds kLookPeriod{50};
+
+constexpr int64_t kMostKeptBackBytes = 64 << 10;
 
 // How long a rank waits under a cached schedule before it leaves: see
 // CheckPatience.
@@ -38,7 +41,8 @@ std::vector<int> NodesOf(const Transport& transport) {
 
 Negotiator::Negotiator(const Options& options, const Members& members,
                        Transport& control)
-    : members_(members),
+    : options_(options),
+      members_(members),
       rank_(control.rank()),
       patience_seconds_(PatienceSeconds(options)),
       neighbors_(
@@ -221,9 +225,8 @@ absl::Status Negotiator::Flush() { return mailbox_.Flush(); }
 // Requests of this rank that the coordinator has not answered are sent again:
 // it has forgotten them, or will not read them.
 void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
-  schedule_.emplace(std::move(items), neighbors_);
+  schedule_.emplace(std::move(items), rank_, members_.size(), neighbors_);
   ++schedules_;
-  reported_ = told_ = {};
   sent_ = {{0, mailbox_.sent()}};
   std::vector<Asked> again;
   for (auto& [name, asked] : asked_) again.push_back(std::move(asked));
@@ -245,6 +248,7 @@ absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
   // with all behind it, and goes to the coordinator afterwards.
   while (!unsent_.empty() && !schedule_->has_left()) {
     if (schedule_->IsNext(unsent_.front())) {
+      if (KeepsBack(unsent_.front())) break;
       schedule_->Submit(std::move(unsent_.front()));
       unsent_.pop_front();
     } else {
@@ -257,9 +261,7 @@ absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
   if (coordinator_) TFRING_RETURN_IF_ERROR(DropRequests(now));
   // A rank that went on would wait for one that has left.
-  if (schedule_->Total().some_left || schedule_->Report().some_left) {
-    schedule_->Leave();
-  }
+  if (schedule_->SomeHaveLeft()) schedule_->Leave();
   CheckPatience(now);
   const bool passed_on = SendProgress();
   const bool taken = TakeScheduledItems();
@@ -278,22 +280,27 @@ void Negotiator::EndSchedule() {
 }
 
 bool Negotiator::SendProgress() {
-  const ProgressUpdate report = schedule_->Report();
-  const ProgressUpdate total =
-      neighbors_.children.empty() ? told_ : schedule_->Total();
-  if (report == reported_ && total == told_) return false;
-  if (!(report == reported_)) {
-    SendTo(neighbors_.peers, report);
-    if (neighbors_.parent >= 0) SendTo({neighbors_.parent}, report);
+  const std::optional<ProgressUpdate> report = schedule_->TakeReport();
+  if (report) {
+    SendTo(neighbors_.peers, *report);
+    if (neighbors_.parent >= 0) SendTo({neighbors_.parent}, *report);
   }
-  if (!(total == told_)) SendTo(neighbors_.children, total);
-  reported_ = report;
-  told_ = total;
+  const std::optional<ProgressUpdate> total = schedule_->TakeTotal();
+  if (total) SendTo(neighbors_.children, *total);
+  if (!report && !total) return false;
   // What all ranks have requested this one has reported long since; its
   // children need its word for it.
-  sent_.push_back({neighbors_.children.empty() ? report.count : total.count,
+  sent_.push_back({neighbors_.children.empty() ? schedule_->reported().count
+                                               : schedule_->told().count,
                    mailbox_.sent()});
   return true;
+}
+
+// As the coordinator decides one list ahead and no more.  What is larger takes
+// longer on the wire than to agree on the next, which goes on meanwhile.
+bool Negotiator::KeepsBack(const CollectiveRequest& request) const {
+  return !decisions_.empty() && Fusion::MayFuse(options_, request) &&
+         SizeInBytes(request) <= kMostKeptBackBytes;
 }
 
 void Negotiator::SendTo(const std::vector<int>& ranks,
@@ -341,19 +348,25 @@ absl::Status Negotiator::DropRequests(Clock::time_point now) {
 
 bool Negotiator::TakeScheduledItems() {
   bool taken = false;
-  while (const std::optional<CollectiveRequest> request =
-             schedule_->TakeNext()) {
+  while (true) {
+    std::vector<CachedSchedule::Item> items = schedule_->TakeReady();
+    if (items.empty()) return taken;
     taken = true;
     waiting_since_ = Clock::now();
-    // The updates that cover this item, and all before it, must have left
-    // before this rank waits for the item's data: see Next.
+    // The updates that cover these items, and all before them, must have left
+    // before this rank waits for the items' data: see Next.
     while (sent_.front().items < schedule_->taken()) sent_.pop_front();
     ResponseList response_list;
-    response_list.responses.emplace_back().names = {request->name};
+    Fusion fusion(options_);
+    for (CachedSchedule::Item& item : items) {
+      if (!fusion.Joins(item.request)) response_list.responses.emplace_back();
+      Response& bucket = response_list.responses.back();
+      bucket.names.push_back(item.request.name);
+      AddSizes(std::move(item.sizes), bucket);
+    }
     decisions_.push_back({std::move(response_list), Timeline::Global().Now(),
                           sent_.front().messages});
   }
-  return taken;
 }
 
 // Under a cached schedule nobody reports a stall.  So a rank that has waited
@@ -361,7 +374,9 @@ bool Negotiator::TakeScheduledItems() {
 // which is why the while is short.  Nobody leaves whose process hangs, which
 // has no heartbeats.
 void Negotiator::CheckPatience(Clock::time_point now) {
-  if (schedule_->pending().empty() && unsent_.empty()) waiting_since_ = now;
+  const bool waits = !schedule_->pending().empty() ||
+                     (!unsent_.empty() && !KeepsBack(unsent_.front()));
+  if (!waits) waiting_since_ = now;
   const std::chrono::duration<double> waited = now - waiting_since_;
   if (waited.count() >= patience_seconds_) schedule_->Leave();
 }

@@ -119,6 +119,9 @@ class Negotiator {
   // true if so.
   bool SendProgress();
   void SendTo(const std::vector<int>& ranks, const ProgressUpdate& update);
+  // Returns true if `request` is kept back for now, so that later ones can
+  // share a message with it.
+  bool KeepsBack(const CollectiveRequest& request) const;
   absl::StatusOr<bool> ReceiveProgress();
   // Rank 0: receives requests that were sent before their senders had heard of
   // the schedule, and would keep heartbeats behind them from being heard. There
@@ -131,6 +134,7 @@ class Negotiator {
   // Leaves when this rank has waited for others for a while.
   void CheckPatience(Clock::time_point now);
 
+  const Options& options_;
   const Members& members_;
   const int rank_;
   const double patience_seconds_;
@@ -152,8 +156,7 @@ class Negotiator {
 
   // Under a cached schedule.
   std::optional<CachedSchedule> schedule_;
-  int64_t schedules_ = 0;           // that have begun
-  ProgressUpdate reported_, told_;  // last to peers and parent, and to children
+  int64_t schedules_ = 0;  // that have begun
   // How many items the neighbors know of from this rank, for those that are
   // still to be taken, and how many messages it had sent by then.
   struct Sent {
