@@ -46,7 +46,7 @@ class Recorder:
     def start_slices(self, _, slices, *, previous, **arguments):
         values = [each.values for each in slices]
         _, started = self.start_allreduce(
-            values, previous=previous, last=True, **arguments
+            values, previous=previous, **arguments
         )
         self.events[-1] = "start slices"
         gathering = Gathering([(None, started)])

@@ -153,6 +153,44 @@ def test_sparse_gradients_end_the_chain(recorder):
     assert [dense["last"], sparse["last"]] == [False, True]
 
 
+def test_sparse_gradients_start_as_they_become_ready(recorder):
+    weights = variables_of_chain(3)
+    tables = [tf.Variable(tf.ones([4, 8]), name=f"table_{i}") for i in range(3)]
+
+    def step():
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(tf.gather(tables[0], [1, 3, 1]), 0)
+            value += tf.reduce_sum(tf.gather(tables[1], [2]), 0)
+            for weight in weights:
+                value = tf.tanh(value * weight)
+            value *= tf.reduce_sum(tf.gather(tables[2], [3]), 0)
+            loss = tf.reduce_sum(value)
+        variables = [*weights, *tables]
+        gradients = tape.gradient(loss, variables)
+        results = reduce_gradients(gradients, variables)
+        for result, gradient in zip(results, gradients, strict=True):
+            tf.debugging.assert_equal(
+                tf.convert_to_tensor(result), tf.convert_to_tensor(gradient)
+            )
+        return tf.constant(True)
+
+    tf.function(step)()
+    # Buckets of two weights, as `recorder` has it.
+    assert [start["tensor_names"] for start in recorder.starts] == [
+        ["table_2:0"],
+        ["layer_2:0", "layer_1:0"],
+        ["layer_0:0"],
+        ["table_0:0", "table_1:0"],
+    ]
+    previous = [start["previous"] for start in recorder.starts]
+    started = [start["started"] for start in recorder.starts]
+    assert previous == [None, *started[:-1]]
+    assert [start["last"] for start in recorder.starts] == [False] * 3 + [True]
+    names = [s.get("request_name", s.get("name")) for s in recorder.starts]
+    assert len(set(names)) == 4
+    assert recorder.events[4:] == ["done"] * 2 + ["done slices"] * 2
+
+
 @pytest.mark.parametrize("how", ["by choice", "under XLA"])
 def test_sparse_gradients_made_dense(recorder, how):
     step, left_sparse = embedding_step(

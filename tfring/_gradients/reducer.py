@@ -1,5 +1,10 @@
 """Reduces gradients over the ranks while backpropagation still runs.
 
+Note [Sparse buckets]: how many rows `tf.IndexedSlices` have is known only when
+the step runs, and differs from rank to rank, so that no limit of bytes can cut
+them. Those that become ready between two dense buckets travel together, as
+those before a dense bucket's last gradient are ready sooner than it.
+
 Note [Starts before dones]: a bucket is a start and a done operation. All starts
 are traced before the first done, as one chain (see tfring/_ops/chains.py), so
 that no bucket waits for the result of another.
@@ -37,9 +42,14 @@ from tfring._ops.compression import (
     split_engine_cast,
 )
 from tfring._ops.devices import on_device
-from tfring._ops.ordering import traced_for_xla
+from tfring._ops.ordering import Started, traced_for_xla
 from tfring._ops.reductions import ReduceOp
-from tfring._ops.slices import checked_slices, finish_slices, start_slices
+from tfring._ops.slices import (
+    SlicesInFlight,
+    checked_slices,
+    finish_slices,
+    start_slices,
+)
 
 _Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
@@ -132,45 +142,56 @@ def reduce_gradients(
             [result[i] for i in dense],
             group_numbers([variables[i] for i in dense], options.groups),
         )
+    in_turn = _in_turn(
+        order, [[dense[position] for position in b] for b in buckets], sparse
+    )
     request_names = request_names_of(
-        len(buckets) + bool(sparse) + len(averages_of_integers), process_set
+        len(in_turn) + len(averages_of_integers), process_set
     )
 
     # See Note [Starts before dones].
-    started = []
+    started: list[tuple[list[int], Any, Started]] = []
+    gathered: list[tuple[list[int], SlicesInFlight]] = []
+    starts: list[Started] = []
     previous = None
-    for number, bucket in enumerate(buckets):
-        indices = [dense[position] for position in bucket]
-        with on_device(options.device_dense):
-            buffers, previous = chains.start_allreduce(
-                [result[i] for i in indices],
-                request_name=next(request_names),
-                tensor_names=[names[i] for i in indices],
-                previous=previous,
-                op=op,
-                prescale_factor=1 / options.predivide_factor,
-                postscale_factor=options.predivide_factor,
-                wire_dtype=wire_dtype(result[indices[0]].dtype),
-                last=number == len(buckets) - 1 and not sparse,
-                process_set=process_set,
-            )
-        started.append((indices, buffers, previous))
-    starts = [start for _, _, start in started]
-    slices = None
-    if sparse:
-        with on_device(options.device_sparse):
-            slices = start_slices(
-                "gradients",
-                [checked_slices("gradients", result[i], op) for i in sparse],
-                op=op,
-                factor=1.0,
-                compression=options.compression,
-                process_set=process_set,
-                name=next(request_names),
-                tensor_names=[names[i] for i in sparse],
-                previous=previous,
-            )
-        starts += slices.gathering.starts
+    for number, (indices, is_sparse) in enumerate(in_turn):
+        last = number == len(in_turn) - 1
+        if is_sparse:
+            with on_device(options.device_sparse):
+                slices = start_slices(
+                    "gradients",
+                    [
+                        checked_slices("gradients", result[i], op)
+                        for i in indices
+                    ],
+                    op=op,
+                    factor=1.0,
+                    compression=options.compression,
+                    process_set=process_set,
+                    name=next(request_names),
+                    tensor_names=[names[i] for i in indices],
+                    previous=previous,
+                    last=last,
+                )
+            gathered.append((indices, slices))
+            starts += slices.gathering.starts
+        else:
+            with on_device(options.device_dense):
+                buffers, start = chains.start_allreduce(
+                    [result[i] for i in indices],
+                    request_name=next(request_names),
+                    tensor_names=[names[i] for i in indices],
+                    previous=previous,
+                    op=op,
+                    prescale_factor=1 / options.predivide_factor,
+                    postscale_factor=options.predivide_factor,
+                    wire_dtype=wire_dtype(result[indices[0]].dtype),
+                    last=last,
+                    process_set=process_set,
+                )
+            started.append((indices, buffers, start))
+            starts.append(start)
+        previous = starts[-1]
     backpropagation.wait_for(starts)
     for i in averages_of_integers:
         average = allreduce(
@@ -191,10 +212,40 @@ def reduce_gradients(
                 result[i] = decompress(
                     "gradients", dense_compression, tensor, *before[i]
                 )
-    if slices is not None:
+    for indices, slices in gathered:
         with on_device(options.device_sparse):
-            for i, reduced in zip(sparse, finish_slices(slices), strict=True):
+            for i, reduced in zip(indices, finish_slices(slices), strict=True):
                 result[i] = reduced
+    return result
+
+
+def _in_turn(
+    order: Sequence[int],
+    dense_buckets: Sequence[list[int]],
+    sparse: Sequence[int],
+) -> list[tuple[list[int], bool]]:
+    """The buckets in the order in which they become ready.
+
+    See Note [Sparse buckets].
+
+    Args:
+        order: Gradients in the order in which they become ready.
+        dense_buckets: Those of them that are dense, by their last one.
+        sparse: Those of them that are not, in that order.
+
+    Returns:
+        For each bucket its gradients, and whether they are sparse.
+    """
+    place = {i: position for position, i in enumerate(order)}
+    ends = [max(place[i] for i in bucket) for bucket in dense_buckets]
+    result = []
+    for bucket, end in zip([*dense_buckets, None], [*ends, None], strict=True):
+        ready = [i for i in sparse if end is None or place[i] < end]
+        sparse = sparse[len(ready) :]
+        if ready:
+            result.append((ready, True))
+        if bucket is not None:
+            result.append((bucket, False))
     return result
 
 

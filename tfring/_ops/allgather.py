@@ -164,9 +164,10 @@ def start_gather(
     name: str,
     tensor_names: Sequence[str] | None = None,
     previous: Started | None = None,
+    last: bool = True,
     process_set: ProcessSet,
 ) -> Gathering:
-    """Starts what ends the chain of `previous`, with checked tensors."""
+    """Starts what comes after `previous` in its chain, with checked tensors."""
     started = previous
     requests = []
     for request in requests_of(tensors, name, tensor_names):
@@ -176,7 +177,7 @@ def start_gather(
             tensor_names=request.tensor_names,
             previous=started,
             process_set=process_set,
-            last=request.last,
+            last=last and request.last,
         )
         requests.append((request, started))
     return Gathering(requests)

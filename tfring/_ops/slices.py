@@ -65,8 +65,9 @@ def start_slices(
     name: str,
     tensor_names: Sequence[str],
     previous: Started | None = None,
+    last: bool = True,
 ) -> SlicesInFlight:
-    """Starts what ends the chain of `previous`, a request for each dtype.
+    """Starts what comes after `previous`, a request for each dtype.
 
     Args:
         function: The name of the user's call, for errors.
@@ -78,6 +79,7 @@ def start_slices(
         name: The first request's.
         tensor_names: Names of the slices.
         previous: The start before.
+        last: Whether that ends the chain.
     """
     compression = compressor_for_rows(compression)
     compressed = [compress(function, compression, s.values) for s in slices]
@@ -86,6 +88,7 @@ def start_slices(
         + [each.indices for each in slices],
         name=name,
         previous=previous,
+        last=last,
         process_set=process_set,
         tensor_names=[
             *tensor_names,

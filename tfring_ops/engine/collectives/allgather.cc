@@ -1,11 +1,14 @@
 #include "tfring_ops/algorithms/ring/allgather.h"
 
 #include <cstddef>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
+#include "tfring_ops/engine/execution/packing.h"
 
 namespace tfring {
 namespace {
@@ -16,6 +19,91 @@ absl::Status Gather(ExecutionContext& context, const void* input, void* output,
              ? context.stream_collectives()->Allgather(input, output,
                                                        bytes_of_rank)
              : RingAllgather(context.ring(), input, output, bytes_of_rank);
+}
+
+// A tensor of an allgather.
+struct Part {
+  const void* input;
+  std::byte* output;
+  std::vector<int64_t> bytes_of_rank;
+  int64_t bytes;  // of all ranks
+};
+
+// A rank's parts are one message, where each of them would be a short one:
+// through the fusion buffer, where what a rank has lies one behind the other.
+absl::Status GatherStaged(ExecutionContext& context,
+                          absl::Span<const Part> parts) {
+  const Kernels& kernels = context.ring().kernels;
+  const int rank = context.ring().transport.rank();
+  const auto size = static_cast<size_t>(context.ring().transport.size());
+  std::vector<int64_t> bytes_of_rank(size);
+  int64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += part.bytes;
+    for (size_t i = 0; i < size; ++i) bytes_of_rank[i] += part.bytes_of_rank[i];
+  }
+  if (bytes == 0) return absl::OkStatus();
+  TFRING_ASSIGN_OR_RETURN(std::byte* const stage, context.FusionBuffer(bytes));
+  std::byte* const own = std::accumulate(bytes_of_rank.begin(),
+                                         bytes_of_rank.begin() + rank, stage);
+  std::vector<CopyPiece> copies;
+  std::byte* place = own;
+  for (const Part& part : parts) {
+    const int64_t own_bytes = part.bytes_of_rank[rank];
+    if (own_bytes > 0) copies.push_back({part.input, place, own_bytes});
+    place += own_bytes;
+  }
+  kernels.CopyPieces(copies, DataType::kUint8, DataType::kUint8, 1.0);
+  TFRING_RETURN_IF_ERROR(Gather(context, own, stage, bytes_of_rank));
+  copies.clear();
+  place = stage;
+  std::vector<int64_t> offsets(parts.size());  // in the outputs
+  for (size_t i = 0; i < size; ++i) {
+    for (size_t j = 0; j < parts.size(); ++j) {
+      const int64_t count = parts[j].bytes_of_rank[i];
+      if (count > 0) {
+        copies.push_back({place, parts[j].output + offsets[j], count});
+      }
+      place += count;
+      offsets[j] += count;
+    }
+  }
+  kernels.CopyPieces(copies, DataType::kUint8, DataType::kUint8, 1.0);
+  return kernels.Synchronize();
+}
+
+// Short ones together, each other one by itself.
+absl::Status GatherAll(ExecutionContext& context,
+                       absl::Span<const Part> parts) {
+  const int64_t most_short_bytes =
+      kStagedBytes * context.ring().transport.size();
+  std::vector<Part> staged;
+  int64_t staged_bytes = 0;
+  const auto flush = [&]() -> absl::Status {
+    if (staged.size() > 1) {
+      TFRING_RETURN_IF_ERROR(GatherStaged(context, staged));
+    } else if (!staged.empty()) {  // Nothing is gained by copying one.
+      TFRING_RETURN_IF_ERROR(Gather(context, staged[0].input, staged[0].output,
+                                    staged[0].bytes_of_rank));
+    }
+    staged.clear();
+    staged_bytes = 0;
+    return absl::OkStatus();
+  };
+  for (const Part& part : parts) {
+    if (part.bytes > most_short_bytes ||
+        part.bytes > context.fusion_threshold_bytes()) {
+      TFRING_RETURN_IF_ERROR(
+          Gather(context, part.input, part.output, part.bytes_of_rank));
+      continue;
+    }
+    if (staged_bytes + part.bytes > context.fusion_threshold_bytes()) {
+      TFRING_RETURN_IF_ERROR(flush());
+    }
+    staged.push_back(part);
+    staged_bytes += part.bytes;
+  }
+  return flush();
 }
 
 class Allgather final : public Collective {
@@ -42,23 +130,25 @@ class Allgather final : public Collective {
     TensorEntry& entry = *bucket.entries[0];
     if (entry.on_contributors) entry.on_contributors(bucket.contributors);
     const CollectiveRequest& request = entry.request;
+    std::vector<Part> parts;
     for (size_t i = 0; i < request.tensors.size(); ++i) {
-      TensorInfo part = request.tensors[i];
-      std::vector<int64_t> dims = part.dims;
+      TensorInfo of_rank = request.tensors[i];
+      std::vector<int64_t> dims = of_rank.dims;
       dims[0] = 0;
-      std::vector<int64_t> bytes_of_rank;
+      Part part{entry.buffers[i].input, nullptr, {}, 0};
       for (const std::vector<int64_t>& rows : bucket.response.sizes) {
         // Ranks that have joined have none.
-        part.dims[0] = rows.empty() ? 0 : rows[i];
-        dims[0] += part.dims[0];
-        bytes_of_rank.push_back(SizeInBytes(request.dtype, part));
+        of_rank.dims[0] = rows.empty() ? 0 : rows[i];
+        dims[0] += of_rank.dims[0];
+        part.bytes_of_rank.push_back(SizeInBytes(request.dtype, of_rank));
+        part.bytes += part.bytes_of_rank.back();
       }
       TFRING_ASSIGN_OR_RETURN(void* const output,
                               entry.allocate_output(static_cast<int>(i), dims));
-      TFRING_RETURN_IF_ERROR(
-          Gather(context, entry.buffers[i].input, output, bytes_of_rank));
+      part.output = static_cast<std::byte*>(output);
+      parts.push_back(std::move(part));
     }
-    return absl::OkStatus();
+    return GatherAll(context, parts);
   }
 };
 
