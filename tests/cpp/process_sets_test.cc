@@ -1,13 +1,17 @@
 // Engines of process sets that share ranks, side by side in one process.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/cpp/engines.h"
 #include "tests/cpp/faulty_transport.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/engine/idle_watch.h"
 
 namespace tfring {
 namespace {
@@ -15,11 +19,23 @@ namespace {
 constexpr int kWorldSize = 4;
 
 std::unique_ptr<Job> MakeSet(int id, const std::vector<int32_t>& ranks,
-                             const Options& options = Job::ShortOptions()) {
+                             const Options& options = Job::ShortOptions(),
+                             IdleWatch* idle_watch = nullptr) {
   const auto size = static_cast<int>(ranks.size());
-  return std::make_unique<Job>(MakeInProcessTransports(size),
-                               MakeInProcessTransports(size), options, id,
-                               ranks);
+  return std::make_unique<Job>(
+      MakeInProcessTransports(size), MakeInProcessTransports(size), options, id,
+      ranks, /*on_lost=*/nullptr, [=](int, ProcessSet& process_set) {
+        process_set.idle_watch = idle_watch;
+      });
+}
+
+int CountThreads() {
+  int count = 0;
+  for (const auto& task :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    count += task.is_directory() ? 1 : 0;
+  }
+  return count;
 }
 
 void ExpectError(FloatEntry& entry, absl::StatusCode code,
@@ -29,6 +45,81 @@ void ExpectError(FloatEntry& entry, absl::StatusCode code,
   EXPECT_NE(status.message().find(text), absl::string_view::npos)
       << "no '" << text << "' in: " << status;
   EXPECT_EQ(entry.outcome.calls(), 1);
+}
+
+TEST(IdleProcessSetsTest, SetsThatNobodyUsesShareAThread) {
+  constexpr int kSets = 20;
+  // With the first of a process, a sanitizer starts one of its own.
+  std::thread([] {}).join();
+  const int before = CountThreads();
+  IdleWatch watch;
+  std::vector<std::unique_ptr<Job>> sets;
+  for (int id = 1; id <= kSets; ++id) {
+    sets.push_back(MakeSet(id, {0, 1, 2}, Job::ShortOptions(), &watch));
+  }
+  EXPECT_LE(CountThreads(), before + 1);
+  ExpectWorks(*sets[3]);
+  EXPECT_LE(CountThreads(), before + 1 + 3);
+  // Those that were never used, too.
+  for (const auto& set : sets) set->Shutdown();
+  EXPECT_LE(CountThreads(), before + 1);
+}
+
+TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
+  for (const int first : {0, 2}) {
+    IdleWatch watch;
+    const auto set = MakeSet(1, {0, 1, 2}, Job::ShortOptions(), &watch);
+    const Entries entries = MakeEntries(3, "first", 100);
+    entries[first]->SubmitTo(set->engine(first));
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank != first) entries[rank]->SubmitTo(set->engine(rank));
+    }
+    ExpectSums(entries);
+  }
+}
+
+// As on a rank that waits, and has no more to ask for.
+TEST(IdleProcessSetsTest, OneThatAnotherRankShutsDownEnds) {
+  for (const int first : {0, 2}) {
+    IdleWatch watch;
+    const auto set = MakeSet(1, {0, 1, 2}, Job::ShortOptions(), &watch);
+    set->engine(first).Shutdown();
+    for (int rank = 0; rank < 3; ++rank) {
+      while (set->engine(rank).ended().ok()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+}
+
+TEST(IdleProcessSetsTest, OneThatIsAbortedFailsOnAllRanks) {
+  IdleWatch watch;
+  const auto set = MakeSet(1, {0, 1, 2}, Job::ShortOptions(), &watch);
+  set->engine(1).Abort(absl::UnavailableError("lost elsewhere"));
+  const Entries entries = MakeEntries(3, "after", 100);
+  set->Submit(entries);
+  for (const auto& entry : entries) {
+    ExpectError(*entry, absl::StatusCode::kUnavailable, "lost elsewhere");
+  }
+}
+
+// Nobody takes a rank for silent whose engine has no thread.
+TEST(IdleProcessSetsTest, HeartbeatsGoOn) {
+  Options options = Job::ShortOptions();
+  options.stall_check_seconds = 3;
+  options.stall_shutdown_seconds = 30;
+  IdleWatch watch;
+  const auto set = MakeSet(1, {0, 1, 2}, options, &watch);
+  const Entries entries = MakeEntries(3, "late", 100);
+  testing::internal::CaptureStderr();
+  entries[0]->SubmitTo(set->engine(0));
+  std::this_thread::sleep_for(std::chrono::milliseconds(3600));
+  for (const int rank : {1, 2}) entries[rank]->SubmitTo(set->engine(rank));
+  ExpectSums(entries);
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_NE(warnings.find("for ranks 1 and 2"), std::string::npos) << warnings;
+  EXPECT_EQ(warnings.find("silent"), std::string::npos) << warnings;
 }
 
 TEST(ProcessSetsTest, OverlappingOnesRunSideBySide) {

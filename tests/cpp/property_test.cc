@@ -22,6 +22,7 @@
 #include "tests/cpp/faulty_transport.h"
 #include "tests/cpp/random_collectives.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/engine/idle_watch.h"
 
 namespace tfring {
 namespace {
@@ -103,9 +104,11 @@ class Schedule {
       for (int32_t rank = 1; rank < size_; ++rank) {
         subset_ranks_.push_back(rank);
       }
-      subset_ = std::make_unique<Job>(MakeTransports(medium, size_ - 1),
-                                      MakeTransports(medium, size_ - 1),
-                                      options, /*id=*/1, subset_ranks_);
+      subset_ = std::make_unique<Job>(
+          MakeTransports(medium, size_ - 1), MakeTransports(medium, size_ - 1),
+          options, /*id=*/1, subset_ranks_,
+          /*on_lost=*/nullptr,
+          [this](int, ProcessSet& set) { set.idle_watch = &idle_watch_; });
     }
   }
 
@@ -279,6 +282,7 @@ class Schedule {
   std::deque<std::deque<FloatEntry>> joins_;
   std::deque<FloatEntry> after_;
   std::unique_ptr<Job> job_;
+  IdleWatch idle_watch_;
   std::vector<int32_t> subset_ranks_;
   std::unique_ptr<Job> subset_;
 };

@@ -1,6 +1,7 @@
 #include "tfring_ops/engine/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <mutex>
@@ -21,6 +22,7 @@
 #include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/execution/bucket_task.h"
 #include "tfring_ops/engine/execution/lanes.h"
+#include "tfring_ops/engine/idle_watch.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/negotiation/negotiator.h"
@@ -35,13 +37,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kCoordinatorRank = Negotiator::kCoordinatorRank;
-// How long an idle engine sleeps between looks at its mailbox.  Nobody waits
-// for an idle rank but to hear a report, a shutdown response or that it leaves
-// a cached schedule.
-constexpr std::chrono::milliseconds kIdlePoll{20};
-// The same once nothing has been asked of it for a while, so that process sets
-// that nobody uses cost next to nothing.
-constexpr std::chrono::milliseconds kLongIdlePoll{250};
+// How long an engine goes by IdleWatch::kShortestPeriod after its last work.
 constexpr std::chrono::seconds kLongIdle{1};
 // The same while workers are busy, which wake it when they are free.
 constexpr std::chrono::microseconds kBusyPoll{250};
@@ -64,10 +60,17 @@ class RingEngine final : public Engine {
         lanes_(options_, process_set_.make_device_lane,
                Polling(std::move(channels)), kernels,
                [this] { submissions_.Wake(); }) {
-    thread_ = std::thread([this] { Run(); });
+    IdleWatch* const watch = process_set_.idle_watch;
+    watch == nullptr ? StartThread()
+                     : watch->Add(this, [this] { return LookWhileIdle(); });
   }
 
-  ~RingEngine() override { Shutdown(); }
+  ~RingEngine() override {
+    Shutdown();
+    if (process_set_.idle_watch != nullptr) {
+      process_set_.idle_watch->Remove(this);
+    }
+  }
 
   void Submit(TensorEntry entry) override {
     entry.submitted_ns = Timeline::Global().Now();
@@ -75,11 +78,13 @@ class RingEngine final : public Engine {
         CollectiveOf(entry.request.kind).Check(members_, entry.request);
     if (status.ok()) status = lanes_.CheckDevice(entry.request);
     if (status.ok()) status = submissions_.Add(entry);
-    if (!status.ok()) entry.done(status);
+    if (!status.ok()) return entry.done(status);
+    StartThread();
   }
 
   void Shutdown() override {
     submissions_.RequestShutdown();
+    StartThread();
     std::lock_guard<std::mutex> lock(join_mutex_);
     if (thread_.joinable()) thread_.join();
   }
@@ -90,6 +95,7 @@ class RingEngine final : public Engine {
       if (abort_reason_.ok()) abort_reason_ = reason;
     }
     submissions_.Wake();
+    StartThread();
   }
 
   absl::Status ended() override { return submissions_.closed(); }
@@ -119,6 +125,30 @@ class RingEngine final : public Engine {
   }
 
   int world_rank() const { return members_.world_ranks[rank()]; }
+
+  // Unless it has been started.
+  void StartThread() {
+    if (started_) return;
+    std::lock_guard<std::mutex> lock(start_mutex_);
+    if (started_) return;
+    thread_ = std::thread([this] { Run(); });
+    started_ = true;
+  }
+
+  // For the IdleWatch, which until the start has the place of the thread.
+  std::optional<std::chrono::microseconds> LookWhileIdle() {
+    std::unique_lock<std::mutex> lock(start_mutex_);
+    if (started_) return std::nullopt;
+    const absl::StatusOr<bool> progressed =
+        negotiator_.Progress({}, /*shutdown=*/false);
+    poll_status_ = progressed.status();
+    if (progressed.ok() && !*progressed) {
+      return IdleWatch::Period(negotiator_.heartbeat_look());
+    }
+    lock.unlock();
+    StartThread();
+    return std::nullopt;
+  }
 
   void Run() {
     id_ = std::this_thread::get_id();
@@ -154,12 +184,9 @@ class RingEngine final : public Engine {
 
   std::chrono::microseconds IdlePoll() const {
     if (ending_since_ || Clock::now() - last_work_ < kLongIdle) {
-      return kIdlePoll;
+      return IdleWatch::kShortestPeriod;
     }
-    return std::clamp(std::chrono::duration_cast<std::chrono::microseconds>(
-                          negotiator_.heartbeat_look()),
-                      std::chrono::microseconds(kIdlePoll),
-                      std::chrono::microseconds(kLongIdlePoll));
+    return IdleWatch::Period(negotiator_.heartbeat_look());
   }
 
   void KeepMemory() {
@@ -361,6 +388,8 @@ class RingEngine final : public Engine {
   std::mutex join_mutex_;
   std::mutex abort_mutex_;
   absl::Status abort_reason_;
+  std::mutex start_mutex_;
+  std::atomic<bool> started_{false};  // thread_, under start_mutex_
 
   // The rest belongs to the engine's thread.
   Negotiator negotiator_;

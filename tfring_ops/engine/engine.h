@@ -12,7 +12,8 @@
 // - An error that every rank received leaves the engine as it was; after a
 //   lost peer every later entry fails at once, with the same message.
 // - An idle engine uses no CPU worth the name: it looks for a peer's message
-//   fifty times a second, and after a second four times.
+//   fifty times a second, and after a second four times.  One that nobody has
+//   used yet has no thread where its process set has an IdleWatch.
 #ifndef TFRING_OPS_ENGINE_ENGINE_H_
 #define TFRING_OPS_ENGINE_ENGINE_H_
 

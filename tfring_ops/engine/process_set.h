@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/options.h"
+#include "tfring_ops/engine/idle_watch.h"
 #include "tfring_ops/engine/lane.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -34,6 +35,9 @@ struct ProcessSet {
   std::function<absl::StatusOr<Lane>(const Options& options, int32_t device,
                                      Transport& data)>
       make_device_lane;
+  // Outlives the engine, and looks after it until it is first used.  Null: it
+  // has a thread from the start.
+  IdleWatch* idle_watch = nullptr;
   // Called on the engine's thread when it ends because a rank is lost; may be
   // empty.  Must not block.
   std::function<void(const absl::Status&)> on_lost;

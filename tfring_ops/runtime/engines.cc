@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/engine/idle_watch.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -177,6 +178,9 @@ absl::Status AddProcessSetOver(
     process_set.id = id;
     process_set.world_ranks = ranks;
     process_set.make_device_lane = make_device_lane;
+    // Leaked, like the registry.
+    static auto* const idle_watch = new IdleWatch;
+    process_set.idle_watch = idle_watch;
     TFRING_ASSIGN_OR_RETURN(
         engine, StartEngine(world->options(), std::move(process_set),
                             over(world->options())));

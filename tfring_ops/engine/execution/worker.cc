@@ -10,13 +10,14 @@ Worker::~Worker() {
     ends_ = true;
   }
   changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Worker::Add(std::function<void()> work) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     work_.push_back(std::move(work));
+    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   }
   changed_.notify_one();
 }

@@ -16,9 +16,10 @@ namespace tfring {
 
 class Worker {
  public:
-  // Calls `after_each` on the thread, when another thing has been done.
+  // Calls `after_each` on the thread, which begins with the first Add, when
+  // another thing has been done.
   explicit Worker(std::function<void()> after_each)
-      : after_each_(std::move(after_each)), thread_([this] { Run(); }) {}
+      : after_each_(std::move(after_each)) {}
   // Does what is left to do.
   ~Worker();
   Worker(const Worker&) = delete;

@@ -1,0 +1,64 @@
+// The one thread that looks after engines which nobody has used yet, in place
+// of a thread for each of them: see Note [Engines that nobody has used].
+//
+// Thread-safe.
+//
+// Note [Engines that nobody has used]
+// A job may have many process sets, of which each rank uses a few.  So an
+// engine starts its own thread when it is first given anything to do, on this
+// rank or, as its control channel tells, on another.  Until then its heartbeats
+// are sent and heard here.
+#ifndef TFRING_OPS_ENGINE_IDLE_WATCH_H_
+#define TFRING_OPS_ENGINE_IDLE_WATCH_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace tfring {
+
+class IdleWatch {
+ public:
+  // Does what there is to do, never blocks, and returns after how long at the
+  // latest to call it again; none if never.
+  using Look = std::function<std::optional<std::chrono::microseconds>()>;
+
+  // How long an engine with nothing to do sleeps between looks at its mailbox.
+  // Nobody waits for such a rank but to hear a report, a shutdown response or
+  // that it leaves a cached schedule.
+  static constexpr std::chrono::milliseconds kShortestPeriod{20};
+  static constexpr std::chrono::milliseconds kLongestPeriod{250};
+  // The same once nothing has been asked of it for a while, where its
+  // heartbeats can be put off for so long.
+  static std::chrono::microseconds Period(
+      std::chrono::nanoseconds heartbeat_look);
+
+  IdleWatch() = default;
+  // REQUIRES: what was added has been removed, or looks no more.
+  ~IdleWatch();
+  IdleWatch(const IdleWatch&) = delete;
+  IdleWatch& operator=(const IdleWatch&) = delete;
+
+  // Calls `look` from now on, until it returns none or `owner` is removed.  All
+  // calls are on one thread, one after the other.
+  void Add(const void* owner, Look look);
+  // Returns when `look` is not being called, and will not be.
+  void Remove(const void* owner);
+
+ private:
+  void Run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<const void*, Look> looks_;
+  bool ends_ = false;
+  std::thread thread_;  // from the first Add on
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_IDLE_WATCH_H_
