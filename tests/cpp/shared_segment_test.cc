@@ -2,6 +2,7 @@
 #include "tfring_ops/transport/shared_memory/shared_segment.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,6 +61,46 @@ TEST(SharedSegmentTest, AnotherFileIsNotTakenForIt) {
   ++address.inode;
   EXPECT_EQ(SharedSegment::Open(address, kBytes).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+// The bytes of the file that have memory.
+int64_t AllocatedBytes(const SegmentAddress& address) {
+  struct stat file{};
+  EXPECT_EQ(fstat(static_cast<int>(address.descriptor), &file), 0);
+  return int64_t{512} * file.st_blocks;
+}
+
+TEST(SharedSegmentTest, WhatIsReservedIsAllocatedLater) {
+  constexpr size_t kBlockBytes = 100'000, kBlocks = 3;
+  const auto segment =
+      SharedSegment::Reserve(kBlocks * kBlockBytes, kBlockBytes, 100).value();
+  // Each has at most two pages before.
+  EXPECT_LE(AllocatedBytes(segment->address()), int64_t{kBlocks * 2 * 4096});
+  const auto opened =
+      SharedSegment::Open(segment->address(), kBlocks * kBlockBytes).value();
+  EXPECT_LE(AllocatedBytes(segment->address()), int64_t{kBlocks * 2 * 4096});
+  for (size_t block = 0; block < kBlocks; ++block) {
+    segment->data()[block * kBlockBytes] = std::byte{7};
+  }
+  for (int time = 0; time < 2; ++time) {
+    ASSERT_TRUE(AllocatePages(segment->data(), kBlocks * kBlockBytes).ok());
+    EXPECT_GE(AllocatedBytes(segment->address()),
+              int64_t{kBlocks * kBlockBytes});
+  }
+  for (size_t block = 0; block < kBlocks; ++block) {
+    EXPECT_EQ(opened->data()[block * kBlockBytes], std::byte{7});
+    EXPECT_EQ(opened->data()[block * kBlockBytes + 50'000], std::byte{0});
+  }
+}
+
+TEST(SharedSegmentTest, AllThatIsCreatedIsAllocated) {
+  const auto segment = SharedSegment::Create(100'000).value();
+  EXPECT_GE(AllocatedBytes(segment->address()), 100'000);
+}
+
+TEST(SharedSegmentTest, PagesThatCannotBeAllocatedAreAnError) {
+  EXPECT_EQ(AllocatePages(reinterpret_cast<void*>(0x1000), 100).code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 TEST(SharedSegmentTest, TooMuchIsAnError) {

@@ -83,7 +83,10 @@ class Node {
   absl::Status Share(Transport& others, absl::Status& shared) {
     const size_t bytes = (members_.size() - 1) * ChannelBytes();
     std::vector<SegmentAddress> addresses(members_.size());
-    if (auto created = SharedSegment::Create(bytes); created.ok()) {
+    // A channel's ring is allocated by its first send.
+    if (auto created = SharedSegment::Reserve(bytes, ChannelBytes(),
+                                              sizeof(SharedChannel));
+        created.ok()) {
       addresses[place_] = (*created)->address();
       segments_[place_] = *std::move(created);
     } else {

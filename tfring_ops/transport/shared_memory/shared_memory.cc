@@ -7,6 +7,7 @@
 
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/shared_memory/shared_segment.h"
 
 namespace tfring {
 namespace {
@@ -37,6 +38,7 @@ class SharedMemoryTransport final : public Transport {
       return Passed(others_->StartSend(peer, data), peer);
     }
     const OperationId request = Claim(peer);
+    if (broken_.ok()) Allocate(*peers_[peer]);
     if (!broken_.ok()) return request;
     // Read only: a send is never read into.
     At(request).data = Bytes(const_cast<std::byte*>(data.data()), data.size());
@@ -126,8 +128,14 @@ class SharedMemoryTransport final : public Transport {
   // them, in order.
   struct Peer {
     Peer(const SharedLink& link, size_t ring_bytes)
-        : out(link.outgoing, ring_bytes), in(link.incoming, ring_bytes) {}
+        : outgoing(link.outgoing),
+          channel_bytes(SharedChannel::Bytes(ring_bytes)),
+          out(link.outgoing, ring_bytes),
+          in(link.incoming, ring_bytes) {}
 
+    SharedChannel* const outgoing;
+    const size_t channel_bytes;
+    bool is_allocated = false;  // what this rank writes
     ChannelWriter out;
     ChannelReader in;
     std::deque<OperationId> sends, receives;
@@ -155,6 +163,17 @@ class SharedMemoryTransport final : public Transport {
     At(request).passed = passed;
     ++passed_count_;
     return request;
+  }
+
+  // Most ranks of a node talk to a few of the others, and in many process sets
+  // to none.
+  void Allocate(Peer& peer) {
+    if (peer.is_allocated) return;
+    peer.is_allocated = true;
+    if (absl::Status status = AllocatePages(peer.outgoing, peer.channel_bytes);
+        !status.ok()) {
+      Break(status);
+    }
   }
 
   // Makes progress on all peers, not only the one that is waited for: that one

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -20,19 +21,49 @@ absl::Status Failure(absl::string_view call, int error) {
 
 }  // namespace
 
+// Unlike by a touch of them, one learns if there is none.
+absl::Status AllocatePages(void* begin, size_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = address / page * page;
+  if (madvise(reinterpret_cast<void*>(first), address + bytes - first,
+              MADV_POPULATE_WRITE) == 0 ||
+      errno == EINVAL) {  // Unknown to the system: see Reserve.
+    return absl::OkStatus();
+  }
+  return absl::ErrnoToStatus(
+      errno, absl::StrCat("no memory for ", bytes,
+                          " bytes that ranks of a node share. Leave the "
+                          "machine more, or set TFRING_SHARED_MEMORY=0"));
+}
+
 absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
     size_t bytes) {
+  return Reserve(bytes, /*block_bytes=*/bytes, /*used_bytes=*/bytes);
+}
+
+absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Reserve(
+    size_t bytes, size_t block_bytes, size_t used_bytes) {
   const int descriptor = memfd_create("tfring", MFD_CLOEXEC);
   if (descriptor < 0) return Failure("memfd_create", errno);
   auto segment =
       std::unique_ptr<SharedSegment>(new SharedSegment(descriptor, bytes));
-  // Takes the memory now, and says if there is none.
-  if (const int error =
-          posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
-      error != 0) {
-    return Failure(absl::StrCat("posix_fallocate of ", bytes, " bytes"), error);
+  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+    return Failure(absl::StrCat("ftruncate to ", bytes, " bytes"), errno);
   }
   TFRING_RETURN_IF_ERROR(segment->Map());
+  if (madvise(segment->data_, 1, MADV_POPULATE_WRITE) != 0) {
+    block_bytes = used_bytes = bytes;
+  }
+  // Takes the memory now, and says if there is none.
+  for (size_t begin = 0; begin < bytes; begin += block_bytes) {
+    if (const int error = posix_fallocate(descriptor, static_cast<off_t>(begin),
+                                          static_cast<off_t>(used_bytes));
+        error != 0) {
+      return Failure(absl::StrCat("posix_fallocate of ", used_bytes, " bytes"),
+                     error);
+    }
+  }
   return segment;
 }
 
@@ -72,8 +103,8 @@ void SharedSegment::CloseDescriptor() {
 }
 
 absl::Status SharedSegment::Map() {
-  void* const memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_POPULATE, descriptor_, 0);
+  void* const memory =
+      mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
   if (memory == MAP_FAILED) return Failure("mmap", errno);
   data_ = static_cast<std::byte*>(memory);
   return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tfring {
@@ -18,6 +19,10 @@ struct SegmentAddress {
   uint64_t device = 0, inode = 0;
 };
 
+// Allocates the pages of a segment in which the bytes lie, or of any memory: to
+// touch them cannot fail then.  ResourceExhausted if there is no memory.
+absl::Status AllocatePages(void* begin, size_t bytes);
+
 // A file in memory, without a name, that belongs to no file system that could
 // be full: a small /dev/shm does no harm, and nothing stays behind when its
 // processes are killed.
@@ -26,6 +31,13 @@ class SharedSegment {
   // Creates a segment of zeros.  All its memory is allocated: touching it later
   // cannot fail.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Create(size_t bytes);
+
+  // The same, but of its memory only the first `used_bytes` of each
+  // `block_bytes` are allocated.  The rest may not be touched before
+  // AllocatePages.  Where the system has none, as before Linux 5.14, it is
+  // Create.
+  static absl::StatusOr<std::unique_ptr<SharedSegment>> Reserve(
+      size_t bytes, size_t block_bytes, size_t used_bytes);
 
   // REQUIRES: the creator still has its descriptor.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Open(
