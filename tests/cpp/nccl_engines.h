@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,19 +20,21 @@
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/nccl/launch_order.h"
 
 namespace tfring {
 
 // Makes a lane as MakeDeviceLane does.
 inline absl::StatusOr<Lane> MakeNcclLane(const Options& options, int32_t device,
-                                         Transport& data) {
+                                         Transport& data,
+                                         const LaunchPlace& place = {}) {
   TFRING_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> cuda,
                           CudaDevice::ForOrdinal(device));
   Lane lane;
   TFRING_ASSIGN_OR_RETURN(lane.transport,
                           MakeCudaTransport(*cuda, data, options));
   TFRING_ASSIGN_OR_RETURN(lane.collectives,
-                          MakeNcclCollectives(*cuda, data, options));
+                          MakeNcclCollectives(*cuda, data, options, place));
   lane.kernels = &cuda->kernels();
   lane.stream = cuda->stream();
   lane.finish = [cuda] { return cuda->Finish(); };
@@ -44,21 +47,28 @@ class StreamedTensor {
  public:
   static constexpr int64_t kCount = 20'000;
 
-  explicit StreamedTensor(int rank)
-      : gpu_(OpenGpu(rank)),
+  explicit StreamedTensor(int rank) : StreamedTensor(rank, rank) {}
+  // Of that rank of a process set.
+  StreamedTensor(int rank, int gpu)
+      : gpu_(OpenGpu(gpu)),
         source_(*gpu_, AllreduceInput(DataType::kFloat32, ReduceOp::kSum,
                                       kCount, rank)),
         data_(*gpu_, Elements(kCount * sizeof(float))),
         written_(*CudaEvent::Create(*gpu_)),
         reduced_(*CudaEvent::Create(*gpu_)) {}
 
-  void SubmitTo(Engine& engine) {
+  // `pause` comes before the rank launches it.
+  void SubmitTo(Engine& engine, const std::string& name = "gradient",
+                std::chrono::microseconds pause = {}) {
     TensorEntry entry;
-    entry.request.name = "gradient";
+    entry.request.name = name;
     entry.request.device = gpu_->ordinal();
     entry.request.tensors = {{"", {kCount}}};
     entry.buffers = {{data_.data(), data_.data()}};
-    entry.on_start = [this](void* stream) { return written_->Await(stream); };
+    entry.on_start = [this, pause](void* stream) {
+      std::this_thread::sleep_for(pause);
+      return written_->Await(stream);
+    };
     entry.on_finish = [this](void* stream) {
       TFRING_RETURN_IF_ERROR(reduced_->Record(stream));
       return reduced_->Await(gpu_->stream());
@@ -102,7 +112,10 @@ inline std::vector<NcclOutcome> AllreduceByNccl(int size,
   Job job(MakeInProcessTransports(size), MakeInProcessTransports(size), options,
           /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
           [](int /*rank*/, ProcessSet& set) {
-            set.make_device_lane = MakeNcclLane;
+            set.make_device_lane = [](const Options& of_rank_0, int32_t device,
+                                      Transport& data) {
+              return MakeNcclLane(of_rank_0, device, data);
+            };
           });
   const int before = FakeNccl()->collectives;
   std::vector<std::unique_ptr<StreamedTensor>> tensors;

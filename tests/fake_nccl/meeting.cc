@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -56,6 +57,32 @@ bool Meeting::TwoShareAGpu() const {
                       sizeof(shared_->uuids[rank])) == 0) {
         return true;
       }
+    }
+  }
+  return false;
+}
+
+void Meeting::Launch(int rank, const AllBefore& before) {
+  std::atomic<uint64_t>& launches = shared_->launches[rank];
+  shared_->before[rank][launches % kMostLaunches] = before;
+  ++launches;
+}
+
+bool Meeting::OrdersDiffer(uint64_t launch,
+                           const std::atomic<bool>& ends) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    while (shared_->launches[rank] <= launch) {
+      if (ends) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+  std::map<uint64_t, uint64_t> known;
+  for (int rank = 0; rank < size_; ++rank) {
+    for (const Before& before : shared_->before[rank][launch % kMostLaunches]) {
+      if (before.communicator == 0) break;
+      const auto [found, is_new] =
+          known.emplace(before.communicator, before.launches);
+      if (!is_new && found->second != before.launches) return true;
     }
   }
   return false;

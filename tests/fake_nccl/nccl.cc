@@ -2,9 +2,15 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -48,7 +54,8 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_NCCL_LOST", -1)},
                   {FromEnvironment("FAKE_NCCL_ASYNC_ERROR", -1)},
                   {FromEnvironment("FAKE_NCCL_LAUNCHES_LEFT", -1)},
-                  {FromEnvironment("FAKE_NCCL_COLLECTIVES", 0)}};
+                  {FromEnvironment("FAKE_NCCL_COLLECTIVES", 0)},
+                  {FromEnvironment("FAKE_NCCL_ANY_ORDER", 0)}};
   return *options;
 }
 
@@ -144,8 +151,12 @@ struct Collective {
 struct ncclComm {
   Meeting* meeting;
   int rank;
+  int device;
+  uint64_t number;  // the same on all ranks
   bool connected = false;
-  int async_error = kSuccess;
+  std::atomic<int> async_error{kSuccess};
+  std::atomic<const char*> reason{"so says the fake NCCL"};
+  uint64_t launches = 0;
   std::vector<Collective> asked = {};  // not yet on a stream
   int looks = 0;                       // at whether they are
   void* stream = nullptr;              // that was used last
@@ -155,6 +166,57 @@ struct ncclComm {
 namespace {
 
 using Comm = ncclComm;
+
+// A GPU of this process, and its communicators.
+class Gpu {
+ public:
+  static Gpu& Of(int device) {
+    static auto* const gpus = new std::array<Gpu, 64>;
+    return (*gpus)[device];
+  }
+
+  void Add(const Comm& comm) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    launches_[comm.number] = 0;
+  }
+  void Remove(const Comm& comm) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    launches_.erase(comm.number);
+  }
+
+  // The next collective of `comm`, which is behind all that are here.
+  void Launch(Comm& comm) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    AllBefore before{};
+    size_t count = 0;
+    for (const auto& [number, launches] : launches_) {
+      if (number == comm.number || count + 1 == before.size()) continue;
+      before[count++] = {number, launches};
+    }
+    comm.meeting->Launch(comm.rank, before);
+    ++launches_[comm.number];
+  }
+
+  // Has the whole of it, unless `comm` ends before.
+  void Begin(const Comm& comm) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (working_ != nullptr && !comm.ends) {
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    if (!comm.ends) working_ = &comm;
+  }
+  void End(const Comm& comm) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (working_ == &comm) working_ = nullptr;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, uint64_t> launches_;  // by communicator
+  const Comm* working_ = nullptr;
+};
 
 // Each rank shows a block at a time, and takes the blocks that it needs.
 void Run(Comm& comm, const Part& part) {
@@ -197,6 +259,7 @@ void Run(Comm& comm, const Part& part) {
 
 struct Task {
   Comm* comm;
+  uint64_t launch;
   std::vector<Part> parts;
 };
 
@@ -207,9 +270,17 @@ void RunTask(void* argument) {
   if (options.lost == comm.rank || options.async_error == comm.rank) {
     while (!comm.ends) std::this_thread::yield();
   }
+  Gpu& gpu = Gpu::Of(comm.device);
+  gpu.Begin(comm);
+  if (comm.meeting->OrdersDiffer(task->launch, comm.ends) &&
+      options.any_order == 0) {
+    comm.reason = "two ranks have launched in different orders";
+    comm.async_error = kInvalidUsage;
+  }
   for (const Part& part : task->parts) {
     if (!comm.ends) Run(comm, part);
   }
+  gpu.End(comm);
   delete task;
 }
 
@@ -218,8 +289,9 @@ void PutOnStreams(Comm& comm) {
       Driver<int (*)(void*, void (*)(void*), void*)>("cuLaunchHostFunc");
   for (Collective& collective : comm.asked) {
     comm.stream = collective.stream;
+    Gpu::Of(comm.device).Launch(comm);
     launch(collective.stream, RunTask,
-           new Task{&comm, std::move(collective.parts)});
+           new Task{&comm, comm.launches++, std::move(collective.parts)});
   }
   comm.asked.clear();
   comm.looks = 0;
@@ -262,6 +334,7 @@ void End(Comm* comm) {
   static const auto synchronize = Driver<int (*)(void*)>("cuStreamSynchronize");
   comm->ends = true;
   if (comm->stream != nullptr) synchronize(comm->stream);
+  Gpu::Of(comm->device).Remove(*comm);
   Meeting::Leave(comm->meeting);
   delete comm;
 }
@@ -325,7 +398,10 @@ ENTRY ncclCommInitRankConfig(Comm** made, int size, UniqueId id, int rank,
   }
   Meeting* const meeting = Meeting::Join(id.address, size);
   if (meeting == nullptr) return Fail(kSystemError, "nobody is there");
-  *made = new Comm{meeting, rank};
+  const uint64_t number = static_cast<uint64_t>(id.address.process) << 32 |
+                          static_cast<uint32_t>(id.address.file);
+  *made = new Comm{meeting, rank, device, number};
+  Gpu::Of(device).Add(**made);
   if (GetOptions().fails_to_init == rank) {
     (*made)->async_error = kSystemError;
     return kInProgress;
@@ -338,20 +414,19 @@ ENTRY ncclCommInitRankConfig(Comm** made, int size, UniqueId id, int rank,
 
 ENTRY ncclCommGetAsyncError(Comm* comm, int* state) {
   if (comm->async_error != kSuccess) {
-    last_error = "so says the fake NCCL";
-    *state = comm->async_error;
+    last_error = comm->reason;
+    *state = comm->async_error.load();
     return kSuccess;
   }
   if (!comm->connected && comm->meeting->AllAreHere()) {
     comm->connected = true;
     if (comm->meeting->TwoShareAGpu()) {
-      last_error = "Duplicate GPU detected";
+      comm->reason = last_error = "Duplicate GPU detected";
       comm->async_error = kInvalidUsage;
     }
   }
   if (!comm->asked.empty() && ++comm->looks >= 2) PutOnStreams(*comm);
-  *state =
-      comm->connected && comm->asked.empty() ? comm->async_error : kInProgress;
+  *state = comm->connected && comm->asked.empty() ? kSuccess : kInProgress;
   return kSuccess;
 }
 ENTRY ncclCommFinalize(Comm*) { return kSuccess; }

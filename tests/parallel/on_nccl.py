@@ -6,7 +6,9 @@ shown by tests/cpp/cuda_nccl_races_test.cc.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -22,7 +24,7 @@ def _collectives_of_nccl() -> int | None:
         find = ctypes.CDLL("libnccl.so.2").FakeNcclOptions
     except (OSError, AttributeError):
         return None
-    # The last of those in tests/fake_nccl/fake_nccl.h.
+    # The seventh of those in tests/fake_nccl/fake_nccl.h.
     find.restype = ctypes.POINTER(ctypes.c_int * 7)
     return int(find().contents[6])
 
@@ -104,6 +106,37 @@ def test_process_sets_have_communicators_of_their_own(rank, size):
         )
     for process_set in sets:
         tfring.remove_process_set(process_set)
+
+
+def test_process_sets_that_share_gpus_launch_in_one_order(rank, size):
+    if size == 1:
+        return
+    same = tfring.add_process_set(range(size))
+    x = _rows(5, rank)
+    total = sum(_rows(5, r).numpy() for r in range(size))
+
+    def reduce(name, process_set):
+        # Each rank is late now with this one and now with that.
+        pauses = np.random.default_rng([rank, process_set.process_set_id])
+        for step in range(10):
+            time.sleep(pauses.uniform(0, 0.01))
+            yield tfring.allreduce(
+                x,
+                op=tfring.Sum,
+                process_set=process_set,
+                name=f"{name} {step}",
+            )
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        world = tfring.global_process_set
+        runs = [
+            threads.submit(lambda run=run: list(run))
+            for run in (reduce("world", world), reduce("same", same))
+        ]
+        for run in runs:
+            for result in run.result():
+                np.testing.assert_array_equal(result, total)
+    tfring.remove_process_set(same)
 
 
 def test_ranks_that_have_joined(rank, size):

@@ -252,7 +252,8 @@ absl::Status Suits(const std::vector<Introduction>& ranks,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StreamCollectives>> MakeNcclCollectives(
-    const CudaDevice& device, Transport& host, const Options& options) {
+    const CudaDevice& device, Transport& host, const Options& options,
+    LaunchPlace place) {
   using GpuBackend = Options::GpuBackend;
   const bool is_auto = options.gpu_backend == GpuBackend::kAuto;
   if (options.gpu_backend == GpuBackend::kRing ||
@@ -270,6 +271,7 @@ absl::StatusOr<std::unique_ptr<StreamCollectives>> MakeNcclCollectives(
   if (status.ok()) {
     absl::StatusOr<std::unique_ptr<NcclCommunicator>> made =
         NcclCommunicator::Create(*nccl, device, host, ranks[0].id,
+                                 std::move(place),
                                  options.stall_shutdown_seconds);
     if (made.ok()) {
       say(absl::StrCat("tensors on GPUs: by NCCL ", nccl->version(), ", ",

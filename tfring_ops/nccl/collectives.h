@@ -8,6 +8,7 @@
 #include "tfring_ops/algorithms/stream_collectives.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/nccl/launch_order.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -15,9 +16,12 @@ namespace tfring {
 // Null where the ring does the work.  Collective over the ranks of `host`, with
 // the same outcome on all: NCCL serves if each rank has it and a GPU for
 // itself.  If not, kNccl is an error that says why, and kAuto is the ring.
+// `place` is that of these ranks' collectives among those of other process
+// sets.
 // REQUIRES: `device` and `host` outlive it.
 absl::StatusOr<std::unique_ptr<StreamCollectives>> MakeNcclCollectives(
-    const CudaDevice& device, Transport& host, const Options& options);
+    const CudaDevice& device, Transport& host, const Options& options,
+    LaunchPlace place = {});
 
 }  // namespace tfring
 

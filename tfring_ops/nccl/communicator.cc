@@ -75,19 +75,20 @@ absl::Status UntilAllAreDone(
 NcclCommunicator::NcclCommunicator(const NcclLibrary& nccl,
                                    const CudaDriver& driver,
                                    const CudaDevice& device, Transport& host,
-                                   double timeout_seconds)
+                                   LaunchPlace place, double timeout_seconds)
     : nccl_(nccl),
       driver_(driver),
       device_(device),
       host_(host),
+      place_(std::move(place)),
       timeout_seconds_(timeout_seconds) {}
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
     const NcclLibrary& nccl, const CudaDevice& device, Transport& host,
-    const NcclUniqueId& id, double timeout_seconds) {
+    const NcclUniqueId& id, LaunchPlace place, double timeout_seconds) {
   TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
-  std::unique_ptr<NcclCommunicator> made(
-      new NcclCommunicator(nccl, *driver, device, host, timeout_seconds));
+  std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(
+      nccl, *driver, device, host, std::move(place), timeout_seconds));
   if (absl::Status status = made->Open(id); !status.ok()) {
     made->Abort(status);
     return status;
@@ -95,15 +96,25 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
   return made;
 }
 
+absl::StatusOr<LaunchOrder::Turn> NcclCommunicator::AwaitTurn() {
+  if (place_.order == nullptr) return LaunchOrder::Turn();
+  return place_.order->Await(place_.process_set, host_, timeout_seconds_);
+}
+
 absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
+  // NCCL allocates memory on the GPU, for which it waits for what is there.
+  TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
   const CudaScope scope(driver_, device_.context());
   absl::Status started = scope.status();
-  if (started.ok()) {
+  const auto make_event = [&](auto& made) {
+    if (!started.ok()) return;
     absl::StatusOr<std::unique_ptr<CudaEvent>> event =
         CudaEvent::Create(device_);
     started = event.status();
-    if (started.ok()) finished_ = *std::move(event);
-  }
+    if (started.ok()) made = *std::move(event);
+  };
+  make_event(finished_);
+  make_event(launched_);
   if (started.ok()) {
     NcclConfig config;
     started = nccl_.ncclCommInitRankConfig(&comm_, host_.size(), id,
@@ -122,6 +133,7 @@ absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  if (place_.order != nullptr) place_.order->Forget(launched_);
   if (comm_ == nullptr) return;
   const CudaScope scope(driver_, device_.context());
   absl::Status status = nccl_.ncclCommFinalize(comm_);

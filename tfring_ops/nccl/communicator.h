@@ -16,6 +16,7 @@
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/nccl/launch_order.h"
 #include "tfring_ops/nccl/library.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -23,13 +24,13 @@ namespace tfring {
 
 class NcclCommunicator {
  public:
-  // Creates a communicator of the ranks of `host`.  Collective over them, and
-  // an error of one is an error on all.  No wait takes longer than
-  // `timeout_seconds`; 0 is no limit.
+  // Creates a communicator of the ranks of `host`, which launches in the order
+  // of `place`.  Collective over them, and an error of one is an error on all.
+  // No wait takes longer than `timeout_seconds`; 0 is no limit.
   // REQUIRES: the arguments outlive the communicator.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
       const NcclLibrary& nccl, const CudaDevice& device, Transport& host,
-      const NcclUniqueId& id, double timeout_seconds);
+      const NcclUniqueId& id, LaunchPlace place, double timeout_seconds);
 
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -42,6 +43,8 @@ class NcclCommunicator {
     TFRING_RETURN_IF_ERROR(broken_);
     const CudaScope scope(driver_, device_.context());
     TFRING_RETURN_IF_ERROR(scope.status());
+    TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
+    TFRING_RETURN_IF_ERROR(turn.Follow(device_.stream()));
     unfinished_ = true;
     TFRING_RETURN_IF_ERROR(nccl_.ncclGroupStart());
     const absl::Status asked = ask(nccl_, comm_, device_.stream());
@@ -49,7 +52,8 @@ class NcclCommunicator {
     const absl::Status ended = nccl_.ncclGroupEnd();
     TFRING_RETURN_IF_ERROR(asked);
     TFRING_RETURN_IF_ERROR(ended);
-    return Settle();
+    TFRING_RETURN_IF_ERROR(Settle());
+    return turn.Launched(launched_, device_.stream());
   }
 
   // Returns when the stream has completed all enqueued work, if that is the
@@ -61,10 +65,11 @@ class NcclCommunicator {
 
  private:
   NcclCommunicator(const NcclLibrary& nccl, const CudaDriver& driver,
-                   const CudaDevice& device, Transport& host,
+                   const CudaDevice& device, Transport& host, LaunchPlace place,
                    double timeout_seconds);
 
   absl::Status Open(const NcclUniqueId& id);
+  absl::StatusOr<LaunchOrder::Turn> AwaitTurn();
   // Returns true if NCCL's host code has finished its last call.
   absl::StatusOr<bool> Settled() const;
   absl::Status Settle();
@@ -74,9 +79,11 @@ class NcclCommunicator {
   const CudaDriver& driver_;
   const CudaDevice& device_;
   Transport& host_;
+  const LaunchPlace place_;
   const double timeout_seconds_;
   ncclComm_t comm_ = nullptr;
   std::unique_ptr<CudaEvent> finished_;
+  std::shared_ptr<CudaEvent> launched_;  // the last group
   bool unfinished_ = false;
   absl::Status broken_;
 };

@@ -102,7 +102,7 @@ absl::Status FirstError(Transport& transport, const absl::Status& own) {
 }
 
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
-                                    Transport& data) {
+                                    Transport& data, LaunchPlace place) {
   absl::StatusOr<std::unique_ptr<CudaDevice>> made = Open(device);
   TFRING_RETURN_IF_ERROR(FirstError(data, made.status()));
   std::shared_ptr<CudaDevice> cuda = *std::move(made);
@@ -111,8 +111,9 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   TFRING_RETURN_IF_ERROR(FirstError(data, transport.status()));
 
   Lane lane;
-  TFRING_ASSIGN_OR_RETURN(lane.collectives,
-                          MakeNcclCollectives(*cuda, data, options));
+  TFRING_ASSIGN_OR_RETURN(
+      lane.collectives,
+      MakeNcclCollectives(*cuda, data, options, std::move(place)));
   lane.transport = *std::move(transport);
   if (lane.collectives == nullptr) {
     auto costs = MeasureDevice(options, *cuda, *lane.transport, data);

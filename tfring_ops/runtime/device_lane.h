@@ -9,13 +9,15 @@
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/lane.h"
 #include "tfring_ops/engine/process_set.h"
+#include "tfring_ops/nccl/launch_order.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
-// See ProcessSet::make_device_lane.  `options` must be the same on all ranks.
+// See ProcessSet::make_device_lane.  `options` must be the same on all ranks;
+// `place` is the process set's.
 absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
-                                    Transport& data);
+                                    Transport& data, LaunchPlace place = {});
 
 // OK if `own` is on every rank; else, on every rank, what is wrong on the first
 // that has an error.  Collective.

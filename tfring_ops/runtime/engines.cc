@@ -13,12 +13,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/idle_watch.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/kernels.h"
+#include "tfring_ops/nccl/launch_order.h"
 #include "tfring_ops/runtime/device_lane.h"
 #include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 #include "tfring_ops/transport/shared_memory/node_memory.h"
@@ -59,6 +61,8 @@ struct Registry {
   std::map<int32_t, Registered> sets;  // by id; empty before tfring_init
   bool forked = false;                 // from a process that had engines
   int64_t generation = 0;              // of the sets; 0 where they are MPI's
+  // Of the sets, on the GPU.
+  std::shared_ptr<LaunchOrder> launch_order;
   // The last that is over, changed under `mutex`.
   std::atomic<int64_t> aborted_generation{0};
   absl::Status abort_reason;
@@ -123,6 +127,46 @@ MakeTransport OverSockets(const Options& options, int64_t generation,
   };
 }
 
+// What makes the lane of a GPU for a process set.
+decltype(ProcessSet::make_device_lane) MakesDeviceLane(
+    std::shared_ptr<LaunchOrder> order, int32_t id) {
+  return [place = LaunchPlace{std::move(order), id}](
+             const Options& options, int32_t device, Transport& data) {
+    return MakeDeviceLane(options, device, data, place);
+  };
+}
+
+// From here on the world's collectives on GPUs are in one order with those of
+// other process sets, of which none has an engine yet: for each rank at the
+// same place among them, where its engine ends a barrier.
+absl::Status OrderLaunches(Engine& world, std::shared_ptr<LaunchOrder> order) {
+  auto ended = std::make_shared<absl::Notification>();
+  auto status = std::make_shared<absl::Status>();
+  TensorEntry entry;
+  entry.request.kind = CollectiveKind::kBarrier;
+  entry.request.name = "the order of process sets on GPUs";
+  entry.done = [=](const absl::Status& outcome) {
+    if (outcome.ok()) order->Begin();
+    *status = outcome;
+    ended->Notify();
+  };
+  world.Submit(std::move(entry));
+  ended->WaitForNotification();
+  return *status;
+}
+
+std::shared_ptr<LaunchOrder> CurrentLaunchOrder() {
+  Registry& registry = Registry::Global();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.launch_order;
+}
+
+void SetLaunchOrder(std::shared_ptr<LaunchOrder> order) {
+  Registry& registry = Registry::Global();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.launch_order = std::move(order);
+}
+
 // Fails on every rank alike.
 absl::StatusOr<Lane> NoDeviceLane(const Options& /*options*/,
                                   int32_t /*device*/, Transport& /*data*/) {
@@ -168,8 +212,7 @@ void Register(int32_t id, Registered registered, int64_t generation) {
 absl::Status AddProcessSetOver(
     int32_t id, std::vector<int32_t> ranks,
     const std::function<MakeTransport(const Options& options)>& over,
-    absl::StatusOr<Lane> (*make_device_lane)(const Options&, int32_t,
-                                             Transport&)) {
+    decltype(ProcessSet::make_device_lane) make_device_lane) {
   TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> world,
                           EngineOf(kWorldId));
   std::unique_ptr<Engine> engine;
@@ -177,7 +220,7 @@ absl::Status AddProcessSetOver(
     ProcessSet process_set;
     process_set.id = id;
     process_set.world_ranks = ranks;
-    process_set.make_device_lane = make_device_lane;
+    process_set.make_device_lane = std::move(make_device_lane);
     // Leaked, like the registry.
     static auto* const idle_watch = new IdleWatch;
     process_set.idle_watch = idle_watch;
@@ -194,11 +237,13 @@ absl::Status AddProcessSetOver(
 absl::Status StartWorld(int32_t comm) {
   TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
   ProcessSet process_set;
-  process_set.make_device_lane = MakeDeviceLane;
+  const auto order = std::make_shared<LaunchOrder>();
+  process_set.make_device_lane = MakesDeviceLane(order, kWorldId);
   TFRING_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
       StartEngine(options, std::move(process_set), OverMpi(options, comm)));
   Register(kWorldId, {{}, std::move(engine)}, /*generation=*/0);
+  SetLaunchOrder(order);
   return absl::OkStatus();
 }
 
@@ -215,10 +260,17 @@ absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks) {
 
 absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
                            int32_t comm) {
+  TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> world,
+                          EngineOf(kWorldId));
+  const std::shared_ptr<LaunchOrder> order = CurrentLaunchOrder();
+  if (!order->begun() &&
+      world->options().gpu_backend != Options::GpuBackend::kRing) {
+    TFRING_RETURN_IF_ERROR(OrderLaunches(*world, order));
+  }
   return AddProcessSetOver(
       id, std::move(ranks),
       [comm](const Options& options) { return OverMpi(options, comm); },
-      MakeDeviceLane);
+      MakesDeviceLane(order, id));
 }
 
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,

@@ -1,0 +1,245 @@
+// Several process sets on the same GPUs, each with a communicator of NCCL's:
+// whatever their engines do first, all ranks launch in one order.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/cpp/engines.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/nccl_engines.h"
+#include "tests/cpp/nccl_ranks.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/nccl/launch_order.h"
+
+namespace tfring {
+namespace {
+
+using Orders = std::vector<std::shared_ptr<LaunchOrder>>;  // by rank
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+Orders MakeOrders(int size) {
+  Orders orders;
+  for (int rank = 0; rank < size; ++rank) {
+    orders.push_back(std::make_shared<LaunchOrder>());
+  }
+  return orders;
+}
+
+// The engines of a process set with some of the ranks, in that order.
+class Set {
+ public:
+  Set(int id, std::vector<int32_t> ranks, const Orders& orders,
+      double timeout_seconds = 20)
+      : id_(id), ranks_(std::move(ranks)) {
+    Options options = NcclOptions();
+    options.fusion_threshold_bytes = 0;
+    options.stall_shutdown_seconds = timeout_seconds;
+    job_ = std::make_unique<Job>(
+        MakeInProcessTransports(size()), MakeInProcessTransports(size()),
+        options, id, ranks_, /*on_lost=*/nullptr,
+        [&](int index, ProcessSet& set) {
+          set.make_device_lane =
+              [place = LaunchPlace{orders[ranks_[index]], id_}](
+                  const Options& of_rank_0, int32_t device, Transport& data) {
+                return MakeNcclLane(of_rank_0, device, data, place);
+              };
+        });
+  }
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  Job& job() { return *job_; }
+
+  // An allreduce, before which the rank with that index pauses.
+  template <typename Pause>
+  void Submit(const Pause& pause) {
+    const std::string name = "gradient " + std::to_string(submitted_++);
+    for (int index = 0; index < size(); ++index) {
+      tensors_.push_back(
+          std::make_unique<StreamedTensor>(index, ranks_[index]));
+      tensors_.back()->SubmitTo(job_->engine(index), name, pause(index));
+    }
+  }
+
+  std::vector<absl::Status> Outcomes() {
+    std::vector<absl::Status> outcomes;
+    for (const auto& tensor : tensors_) {
+      outcomes.push_back(tensor->outcome.Wait());
+    }
+    return outcomes;
+  }
+
+  void ExpectSums() {
+    for (const auto& tensor : tensors_) {
+      const absl::Status status = tensor->outcome.Wait();
+      ASSERT_TRUE(status.ok()) << "process set " << id_ << ": " << status;
+      EXPECT_TRUE(tensor->IsSumOver(size())) << "process set " << id_;
+    }
+  }
+
+ private:
+  const int id_;
+  const std::vector<int32_t> ranks_;
+  std::unique_ptr<Job> job_;
+  int submitted_ = 0;
+  std::vector<std::unique_ptr<StreamedTensor>> tensors_;
+};
+
+// Of two process sets each rank pauses before another one's launch.
+std::vector<absl::Status> LaunchTwo(bool ordered, double timeout_seconds) {
+  const WithFakeCuda devices(&fake_cuda::Options::devices, 2);
+  const Orders orders = MakeOrders(2);
+  if (ordered) {
+    for (const auto& order : orders) order->Begin();
+  }
+  Set world(0, {0, 1}, orders, timeout_seconds);
+  Set same(1, {0, 1}, orders, timeout_seconds);
+  // The first makes the lanes, and meets no other.
+  for (Set* const set : {&world, &same}) {
+    set->Submit([](int) { return microseconds(); });
+    set->ExpectSums();
+  }
+  world.Submit([](int index) { return milliseconds(index == 0 ? 200 : 0); });
+  same.Submit([](int index) { return milliseconds(index == 1 ? 200 : 0); });
+  std::vector<absl::Status> outcomes = world.Outcomes();
+  for (absl::Status& status : same.Outcomes()) outcomes.push_back(status);
+  if (ordered) {
+    world.ExpectSums();
+    same.ExpectSums();
+  }
+  world.job().Shutdown();
+  same.job().Shutdown();
+  return outcomes;
+}
+
+TEST(CudaNcclOrderTest, RanksAgreeOnWhoLaunchesFirst) {
+  for (const absl::Status& status : LaunchTwo(true, 20)) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// What the fake NCCL is for: the order is needed, and its absence seen.
+TEST(CudaNcclOrderTest, WithoutAnOrderItIsAnError) {
+  bool is_said = false;
+  for (const absl::Status& status : LaunchTwo(false, 20)) {
+    is_said = is_said || absl::StrContains(status.message(),
+                                           "launched in different orders");
+  }
+  EXPECT_TRUE(is_said);
+}
+
+TEST(CudaNcclOrderTest, OrADeadlock) {
+  const WithFakeNccl any(&fake_nccl::Options::any_order, 1);
+  int waited = 0;
+  for (const absl::Status& status : LaunchTwo(false, 1)) {
+    waited += absl::StrContains(status.message(), "NCCL has waited") ? 1 : 0;
+  }
+  EXPECT_GT(waited, 0);
+}
+
+// Keeps the null stream of the GPU busy.
+void Delay(int gpu) {
+  const auto device = OpenGpu(gpu);
+  const CudaScope scope(**CudaDriver::Get(), device->context());
+  static const auto launch =
+      reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(
+          FakeCudaFunction("cuLaunchHostFunc"));
+  const auto sleep = [](void*) {
+    std::this_thread::sleep_for(milliseconds(300));
+  };
+  EXPECT_EQ(launch(nullptr, sleep, nullptr), 0);
+}
+
+// What is launched first begins first, also where its tensor comes late.
+TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
+  const WithFakeCuda devices(&fake_cuda::Options::devices, 2);
+  const auto keep = {OpenGpu(0), OpenGpu(1)};
+  const Orders orders = MakeOrders(2);
+  for (const auto& order : orders) order->Begin();
+  Set world(0, {0, 1}, orders, 5);
+  Set same(1, {0, 1}, orders, 5);
+  for (Set* const set : {&world, &same}) {
+    set->Submit([](int) { return microseconds(); });
+    set->ExpectSums();
+  }
+  same.Submit([](int) { return milliseconds(100); });
+  Delay(0);
+  world.Submit([](int) { return microseconds(); });
+  world.ExpectSums();
+  same.ExpectSums();
+  world.job().Shutdown();
+  same.job().Shutdown();
+}
+
+// Sets that share one rank, several or all, each at its own pace; and streams
+// that are late by turns.
+TEST(CudaNcclOrderTest, SetsOfAllKindsAtOnce) {
+  constexpr int kSize = 4;
+  const WithFakeCuda devices(&fake_cuda::Options::devices, kSize);
+  for (const int delay_us : {0, 2000}) {
+    const WithFakeCuda slow(&FakeOptions::delay_us, delay_us);
+    const Orders orders = MakeOrders(kSize);
+    for (const auto& order : orders) order->Begin();
+    std::vector<std::unique_ptr<Set>> sets;
+    const std::vector<std::vector<int32_t>> ranks = {
+        {0, 1, 2, 3}, {0, 1}, {1, 2, 3}, {0, 3}};
+    for (size_t id = 0; id < ranks.size(); ++id) {
+      sets.push_back(
+          std::make_unique<Set>(static_cast<int>(id), ranks[id], orders));
+    }
+    std::mt19937 random(delay_us);
+    for (int round = 0; round < 10; ++round) {
+      for (const auto& set : sets) {
+        set->Submit([&](int) { return microseconds(random() % 2000); });
+      }
+    }
+    for (const auto& set : sets) set->ExpectSums();
+    for (const auto& set : sets) set->job().Shutdown();
+  }
+}
+
+// The first set beside the world comes while that one works.
+TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
+  constexpr int kSize = 3;
+  const WithFakeCuda devices(&fake_cuda::Options::devices, kSize);
+  const WithFakeCuda slow(&FakeOptions::delay_us, 200);
+  const Orders orders = MakeOrders(kSize);
+  std::mt19937 random(1);
+  const auto submit = [&](Set& set) {
+    for (int round = 0; round < 6; ++round) {
+      set.Submit([&](int) { return microseconds(random() % 1000); });
+    }
+  };
+  Set world(0, {0, 1, 2}, orders);
+  submit(world);
+  std::vector<Outcome> begun(kSize);
+  for (int rank = 0; rank < kSize; ++rank) {
+    TensorEntry entry;
+    entry.request.kind = CollectiveKind::kBarrier;
+    entry.request.name = "barrier";
+    entry.done = [&, rank](const absl::Status& status) {
+      orders[rank]->Begin();
+      begun[rank].Done(status);
+    };
+    world.job().engine(rank).Submit(std::move(entry));
+  }
+  submit(world);
+  for (Outcome& outcome : begun) ASSERT_EQ(outcome.Wait(), absl::OkStatus());
+  Set part(1, {0, 2}, orders);
+  submit(part);
+  submit(world);
+  world.ExpectSums();
+  part.ExpectSums();
+  world.job().Shutdown();
+  part.job().Shutdown();
+}
+
+}  // namespace
+}  // namespace tfring

@@ -1,0 +1,105 @@
+// The one order in which the communicators of a process launch collectives.
+//
+// A collective of NCCL's holds a part of the GPU while it waits for the other
+// ranks.  Where two communicators share two ranks, and these launch them in
+// different orders, each rank may hold its GPU for what the other has not
+// launched: a deadlock, which NCCL leaves to its callers.  So the ranks of a
+// communicator agree on a number for each launch, and a process launches by
+// these numbers, on its GPU, too, each behind the one before.
+//
+// Note [Numbers of launches]
+// As a multicast is ordered in Skeen's algorithm (Birman and Joseph, "Reliable
+// communication in the presence of failures", 1987).  Each rank proposes a
+// number above all that its process has seen, and the highest of them is the
+// launch's.  Until that is known, the proposal stands for it, which it is not
+// below.  So whoever is first by number, and then by process set, stays first:
+// what comes later has a higher number.  A rank waits for lower numbers alone,
+// and so ranks never wait for each other in a cycle.
+//
+// Thread-safe.
+#ifndef TFRING_OPS_NCCL_LAUNCH_ORDER_H_
+#define TFRING_OPS_NCCL_LAUNCH_ORDER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/transport/transport.h"
+
+namespace tfring {
+
+class LaunchOrder {
+ public:
+  // The right to launch, until it ends.
+  class Turn {
+   public:
+    Turn() = default;  // there is one communicator, whose turn it always is
+    Turn(Turn&& other) noexcept
+        : order_(std::exchange(other.order_, nullptr)),
+          process_set_(other.process_set_) {}
+    Turn& operator=(Turn&&) = delete;
+    ~Turn() {
+      if (order_ != nullptr) order_->Leave(process_set_);
+    }
+
+    // What `stream` is asked for from now on waits for the launch before.
+    absl::Status Follow(void* stream) const;
+    // What `stream` has been asked for, of whose context `event` is, is this
+    // launch.
+    absl::Status Launched(const std::shared_ptr<CudaEvent>& event,
+                          void* stream) const;
+
+   private:
+    friend class LaunchOrder;
+    Turn(LaunchOrder* order, int process_set)
+        : order_(order), process_set_(process_set) {}
+
+    LaunchOrder* order_ = nullptr;
+    int process_set_ = 0;
+  };
+
+  // From now on there are several communicators; before, a turn costs nothing.
+  // Each rank of a communicator calls it at the same place among its launches.
+  void Begin() { several_ = true; }
+  bool begun() const { return several_; }
+  // Before `event`, which a launch may have been, goes: that launch is over.
+  void Forget(const std::shared_ptr<CudaEvent>& event);
+
+  // Returns when it is the turn of the communicator of `process_set`, whose
+  // ranks are those of `host`.  Collective over them, unless there is one
+  // communicator.  No wait for other communicators is longer than
+  // `timeout_seconds`; 0 is no limit.
+  // REQUIRES: the order outlives the turn; a process set has one at a time.
+  absl::StatusOr<Turn> Await(int process_set, Transport& host,
+                             double timeout_seconds);
+
+ private:
+  // Enters the queue with a proposal, which is returned.
+  int64_t Enter(int process_set);
+  void Agree(int process_set, int64_t number);
+  bool IsFirst(int process_set);
+  void Leave(int process_set);
+
+  std::atomic<bool> several_{false};
+  std::mutex mutex_;
+  int64_t highest_ = 0;           // number seen
+  std::map<int, int64_t> queue_;  // numbers by process set
+  std::shared_ptr<CudaEvent> last_;
+};
+
+// A communicator's place in the order.  Without one, no other communicator is
+// in the process.
+struct LaunchPlace {
+  std::shared_ptr<LaunchOrder> order;
+  int process_set = 0;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_NCCL_LAUNCH_ORDER_H_
