@@ -1,8 +1,15 @@
 """Checks that `init` makes before there is a job."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tfring._core import mpi_job
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -22,3 +29,30 @@ def test_each_task_a_job_of_its_own(monkeypatch, variable, launcher):
         mpi_job._check_all_tasks_are_ranks(1)
     monkeypatch.setenv(variable, "1")
     mpi_job._check_all_tasks_are_ranks(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "n"), ({"UCX_MEMTYPE_CACHE": "try"}, "try")]
+)
+def test_ucx_asks_the_driver_whose_memory_it_is(given, expected):
+    # As MPI's library sees it while it is opened.
+    script = (
+        "import ctypes\n"
+        "from tfring._core import native\n"
+        "native.mpi()\n"
+        "getenv = ctypes.CDLL(None).getenv\n"
+        "getenv.restype = ctypes.c_char_p\n"
+        "print(getenv(b'UCX_MEMTYPE_CACHE').decode())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("UCX_MEMTYPE_CACHE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment, **given},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [expected]

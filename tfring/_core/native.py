@@ -50,6 +50,11 @@ def mpi() -> Any:
         raise no_mpi()
     # There may be several, of which mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
+    # UCX, by which an MPI may take the memory of GPUs, remembers whose each
+    # address is. It does not watch all ways by which TensorFlow's memory comes
+    # and goes, and would take it for the host's. This is read when MPI's
+    # library is opened.
+    os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
     try:
         limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", INIT_SECONDS)
     except ValueError:  # `init` will say so.
