@@ -23,8 +23,8 @@ RANKS := 1 2 3 4
 
 .NOTPARALLEL:
 .PHONY: help demo test build library wheel clean lint types docs format \
-  cpp-test soak unit-test parallel-test gpu-test gpu-validation gpu-archive \
-  standalone jobs-test network-test bazel-test compat
+  cpp-test soak unit-test parallel-test gpu-test gpu-schedule gpu-validation \
+  gpu-archive standalone jobs-test network-test bazel-test compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -37,8 +37,8 @@ help:
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
 
-test: lint types docs cpp-test unit-test parallel-test gpu-test jobs-test \
-  network-test
+test: lint types docs cpp-test unit-test parallel-test gpu-test gpu-schedule \
+  jobs-test network-test
 
 # ---- The environment and the package ----
 
@@ -185,6 +185,22 @@ gpu-test: build standalone $(JAX_VENV)/.ready
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
 	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest tests/parallel/on_nccl.py
+
+# In which order XLA does a step on a GPU, which it compiles for without one.
+XLA_GPU := build/xla-gpu
+$(XLA_GPU)/.ready:
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet \
+	  --no-deps --target $(XLA_GPU) jax-cuda12-pjrt==0.10.2
+	touch $@
+SCHEDULE := build/gpu-schedule
+gpu-schedule: build $(JAX_VENV)/.ready $(XLA_GPU)/.ready
+	@mkdir -p $(SCHEDULE)
+	$(MAKE) --no-print-directory -f tools/schedule.mk gpu-schedule
+	$(TFRINGRUN) -np 2 $(BIN)/python tests/gpu/schedule_step.py \
+	  build/native/plain/tests/gpu/lower_for_gpu.so $(SCHEDULE)
+	$(JAX_VENV)/bin/python tests/gpu/schedule.py \
+	  build/native/plain/tests/gpu/compile_hlo.so \
+	  $(XLA_GPU)/jax_plugins/xla_cuda12/xla_cuda_plugin.so $(SCHEDULE)
 
 # For docs/gpu-validation.md, and not part of `test`.
 gpu-validation: build

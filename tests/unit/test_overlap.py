@@ -106,6 +106,19 @@ def test_nothing_waits_where_a_setting_says_so(recorder, monkeypatch):
     assert "TfringAfterStart" not in types
 
 
+def test_backpropagation_waits_under_xla_too(recorder):
+    variables = variables_of_chain(6)
+
+    @tf.function(jit_compile=True)
+    def step():
+        reduce_gradients(gradients_of_chain(variables), variables)
+
+    types = [
+        o.type for o in step.get_concrete_function().graph.get_operations()
+    ]
+    assert types.count("TfringAfterStart") >= 2
+
+
 def test_gradient_of_what_has_waited(recorder):
     variables = variables_of_chain(6)
 

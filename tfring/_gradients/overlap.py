@@ -16,8 +16,9 @@ waits for the last of them.
 This cannot create a cycle. A start needs the operations that lead to it, the
 starts before it and, as stateful operations run in order, all these that were
 traced before it, with what leads to them; none of these waits for it. Loops of
-TensorFlow 1 cannot be looked through: a graph with such is left alone. So is
-one for XLA, which schedules by data alone.
+TensorFlow 1 cannot be looked through: a graph with such is left alone. Under
+XLA on a GPU it is the same, and on the CPU nothing waits: Note [What waits for
+a start under XLA] in tfring_ops/xla/lowering.cc.
 
 Note [Waiting by data]: nor can an optimization close a cycle later. A control
 edge from the start would not be safe: TensorFlow drops it where another path
@@ -41,7 +42,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._ops import chains
-from tfring._ops.ordering import Started, traced_for_xla
+from tfring._ops.ordering import Started
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
@@ -91,7 +92,6 @@ class Backpropagation:
         if (
             not self._graph.building_function
             or any(o.type == "NextIteration" for o in self._operations)
-            or traced_for_xla()
             or not runtime.overlap()
         ):
             return

@@ -128,14 +128,27 @@ class DoneXlaOp : public XlaOpKernel {
   int count_;
 };
 
-// Lowers the op in a function that was traced without XLA.  XLA schedules by
-// data alone, and would copy for it: there is nothing to wait for.
+// Note [What waits for a start under XLA]
+//
+// XLA schedules by data, and then by memory: a weight's gradient frees none, so
+// those of all layers may come last, and all starts with them.  On a GPU, whose
+// program has one order, the tensor therefore passes a barrier together with
+// the handle of the start.  XLA drops the barrier once it has made the
+// schedule, and so there is no copy.  On the CPU it would copy, and what is
+// ready runs side by side: there nothing waits.
+template <Platform platform>
 class AfterStartXlaOp : public XlaOpKernel {
  public:
   using XlaOpKernel::XlaOpKernel;
 
   void Compile(XlaOpKernelContext* context) override {
-    context->SetOutput(0, context->Input(0));
+    xla::XlaOp tensor = context->Input(0);
+    if (platform == Platform::kCuda) {
+      const xla::XlaOp both = xla::OptimizationBarrier(
+          xla::Tuple(context->builder(), {tensor, context->Input(1)}));
+      tensor = xla::GetTupleElement(both, 0);
+    }
+    context->SetOutput(0, tensor);
   }
 };
 
@@ -154,7 +167,7 @@ class AfterStartXlaOp : public XlaOpKernel {
       StartXlaOp<CollectiveKind::kGatherInPlace, PLATFORM>);                 \
   REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE), DoneXlaOp);     \
   REGISTER_KERNEL_BUILDER(Name("TfringAfterStart").Device(DEVICE),           \
-                          AfterStartXlaOp)
+                          AfterStartXlaOp<PLATFORM>)
 
 TFRING_REGISTER_XLA(tensorflow::DEVICE_CPU_XLA_JIT, Platform::kHost);
 TFRING_REGISTER_XLA(tensorflow::DEVICE_GPU_XLA_JIT, Platform::kCuda);
