@@ -10,10 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._ops.arguments import check_root_rank
+from tfring._ops.autograph import not_converted
 from tfring._ops.devices import checked_device, on_device
 from tfring._training.state import broadcast_variables
 
 
+@not_converted
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
     """Makes the operation that broadcasts all global variables of a graph.
 

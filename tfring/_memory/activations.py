@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tfring._memory.options import Offload, checked_offload
 from tfring._memory.rewrite import rewrite
+from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
 
 
-# TensorFlow would translate all that it calls, of which nothing needs it.
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
     """Moves feature maps away between forward pass and backpropagation.
 
@@ -68,7 +68,7 @@ def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
     offload_step("offload_activations", gradients, offload)
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def offload_step(
     function: str, gradients: Sequence[Any], offload: Offload | None
 ) -> None:

@@ -17,11 +17,13 @@ from tfring._ops.arguments import (
     checked_tensor,
     checked_tensors,
 )
+from tfring._ops.autograph import not_converted
 from tfring._ops.chains import finish_counted_allgather, start_allgather
 from tfring._ops.groups import Request, in_order, requests_of
 from tfring._ops.ordering import Started
 
 
+@not_converted
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -74,6 +76,7 @@ def allgather(
     return result
 
 
+@not_converted
 def grouped_allgather(
     tensors: Iterable[Any],
     name: str | None = None,

@@ -27,6 +27,7 @@ from tfring._ops.arguments import (
     checked_tensor,
     checked_tensors,
 )
+from tfring._ops.autograph import not_converted
 from tfring._ops.chains import finish, start_allreduce
 from tfring._ops.compression import (
     AnyCompressor,
@@ -43,6 +44,7 @@ from tfring._ops.reductions import ReduceOp
 from tfring._ops.slices import checked_slices, finish_slices, start_slices
 
 
+@not_converted
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -165,6 +167,7 @@ def allreduce(
     return result
 
 
+@not_converted
 def grouped_allreduce(
     tensors: Iterable[Any],
     average: bool | None = None,

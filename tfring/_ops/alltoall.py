@@ -14,10 +14,12 @@ from tfring._ops.arguments import (
     checked_name,
     checked_tensor,
 )
+from tfring._ops.autograph import not_converted
 from tfring._ops.chains import finish_alltoall, start_alltoall
 from tfring._ops.errors import InvalidArgumentError
 
 
+@not_converted
 def alltoall(
     tensor: Any,
     splits: Any = None,

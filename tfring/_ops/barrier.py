@@ -6,9 +6,11 @@ from typing import Any
 
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.arguments import check_process_set, checked_name
+from tfring._ops.autograph import not_converted
 from tfring._ops.chains import finish_barrier, start_barrier
 
 
+@not_converted
 def barrier(
     process_set: ProcessSet = global_process_set, name: str | None = None
 ) -> Any:

@@ -14,9 +14,11 @@ from tfring._ops.arguments import (
     checked_name,
     checked_tensor,
 )
+from tfring._ops.autograph import not_converted
 from tfring._ops.chains import finish, start_broadcast
 
 
+@not_converted
 def broadcast(
     tensor: Any,
     root_rank: int,

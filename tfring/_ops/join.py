@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._ops import chains
+from tfring._ops.autograph import not_converted
 
 
+@not_converted
 def join() -> Any:
     """Declares that this rank has no more data; returns when no rank has any.
 

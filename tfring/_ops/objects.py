@@ -18,6 +18,7 @@ from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.allgather import allgather
 from tfring._ops.arguments import check_process_set, check_root_rank
+from tfring._ops.autograph import not_converted
 from tfring._ops.broadcast import broadcast
 
 # Sent in place of a size by a rank that cannot pickle its object, so that the
@@ -25,6 +26,7 @@ from tfring._ops.broadcast import broadcast
 _FAILED = -1
 
 
+@not_converted
 def broadcast_object(
     obj: Any = None,
     root_rank: int = 0,
@@ -136,6 +138,7 @@ def broadcast_object_fn(
     return broadcast
 
 
+@not_converted
 def allgather_object(
     obj: Any,
     session: tf.compat.v1.Session | None = None,

@@ -20,6 +20,7 @@ from tfring._ops.arguments import (
     checked_tensor,
     checked_tensors,
 )
+from tfring._ops.autograph import not_converted
 from tfring._ops.chains import finish, start_reducescatter
 from tfring._ops.compression import (
     AnyCompressor,
@@ -33,6 +34,7 @@ from tfring._ops.integer_averages import Reduction
 from tfring._ops.reductions import ReduceOp
 
 
+@not_converted
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -107,6 +109,7 @@ def reducescatter(
     return result
 
 
+@not_converted
 def grouped_reducescatter(
     tensors: Iterable[Any],
     device_dense: str = "",

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.process_sets import by_id
+from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
 
 # Answers of process_set_included_op beside 0 and 1, as Horovod's.
@@ -19,6 +20,7 @@ _NOT_INITIALIZED = -1
 _UNKNOWN_SET = -3
 
 
+@not_converted
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks, of the job or of a process set.
 
@@ -52,21 +54,25 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     return _when_run(lambda: by_id(process_set_id).size(), name or "size")
 
 
+@not_converted
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of the job's ranks on this machine; otherwise as `size_op`."""
     return _when_run(runtime.local_size, name or "local_size")
 
 
+@not_converted
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This process's number in the job; otherwise as `size_op`."""
     return _when_run(runtime.rank, name or "rank")
 
 
+@not_converted
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process's number on its machine; otherwise as `size_op`."""
     return _when_run(runtime.local_rank, name or "local_rank")
 
 
+@not_converted
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:

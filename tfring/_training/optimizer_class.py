@@ -29,6 +29,7 @@ from tfring._core.process_sets import by_id
 from tfring._gradients.options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
+from tfring._ops.autograph import not_converted
 from tfring._training.weights import warn_if_not_broadcast
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Distributed(_Optimizer):
     def _tfring_begin(self) -> None:
         """Called when the class has been exchanged."""
 
+    @not_converted
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:

@@ -17,6 +17,7 @@ from tfring._ops.arguments import (
     check_root_rank,
     checked_name,
 )
+from tfring._ops.autograph import not_converted
 from tfring._ops.reductions import SUPPORTED_DTYPES
 from tfring._training.seeds import folded, is_seed
 from tfring._training.whole_states import split_off_shares
@@ -28,6 +29,7 @@ _SHARDED = (
 )
 
 
+@not_converted
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int = 0,
@@ -100,6 +102,7 @@ def broadcast_variables(
     )
 
 
+@not_converted
 def broadcast_(
     variables: Iterable[Any],
     root_rank: int,

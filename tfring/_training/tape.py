@@ -12,11 +12,13 @@ from tfring._gradients.options import GradientOptions, gradient_options
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
 from tfring._memory.options import Offload
+from tfring._ops.autograph import not_converted
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
 from tfring._training.weights import warn_if_not_broadcast
 
 
+@not_converted
 def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -102,6 +104,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     return _DistributedGradientTape(gradtape, options)
 
 
+@not_converted
 def PartialDistributedGradientTape(  # noqa: N802
     gradtape: tf.GradientTape,
     device_dense: str = "",
@@ -224,6 +227,7 @@ class _DistributedGradientTape:
         """
         self._options.local_variables.add(source)
 
+    @not_converted
     def gradient(
         self,
         target: Any,

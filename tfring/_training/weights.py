@@ -15,6 +15,7 @@ from tfring._core.errors import NotBroadcastWarning, warn_all_ranks
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.agreement import gather_json
+from tfring._ops.autograph import not_converted
 
 # Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096
@@ -95,7 +96,7 @@ def first_difference(
     raise AssertionError("weights differ together, but not one by one")
 
 
-@tf.autograph.experimental.do_not_convert
+@not_converted
 def warn_if_not_broadcast(
     variables: Sequence[Any],
     local_variables: LocalVariables,

@@ -1,0 +1,114 @@
+"""AutoGraph leaves tfring alone: converting it took seconds at each trace."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+from tensorflow.python.autograph.impl import api
+
+import tfring
+
+
+@pytest.fixture
+def converted(monkeypatch):
+    """The functions of tfring's that AutoGraph has converted so far."""
+    names = []
+    convert = api._convert_actual
+
+    def recording_convert(entity, context):
+        if entity.__module__.split(".")[0] == "tfring":
+            names.append(f"{entity.__module__}.{entity.__qualname__}")
+        return convert(entity, context)
+
+    monkeypatch.setattr(api, "_convert_actual", recording_convert)
+    return names
+
+
+def step_of_optimizer():
+    weight = keras.Variable([1.0, 2.0])
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([weight])
+    sharding = tfring.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+        shard_states=True,
+    )
+    sharding.build([weight])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight.value * weight.value)
+        gradients = tape.gradient(loss, [weight.value])
+        optimizer.apply(gradients, [weight])
+        optimizer.apply_gradients(zip(gradients, [weight], strict=True))
+        sharding.apply(gradients, [weight])
+
+    return step
+
+
+def collectives(x):
+    tfring.allreduce(x, name="allreduce")
+    tfring.grouped_allreduce([x, x], name="grouped_allreduce")
+    tfring.allgather(x, name="allgather")
+    tfring.grouped_allgather([x, x], name="grouped_allgather")
+    tfring.broadcast(x, 0, name="broadcast")
+    tfring.alltoall(x, name="alltoall")
+    tfring.reducescatter(x, name="reducescatter")
+    tfring.grouped_reducescatter([x, x], name="grouped_reducescatter")
+    tfring.barrier()
+    tfring.size_op()
+    tfring.rank_op()
+    tfring.local_size_op()
+    tfring.local_rank_op()
+    tfring.process_set_included_op()
+
+
+def test_collectives(converted, size):
+    tf.function(collectives)(tf.ones([size, 2]))
+    assert converted == []
+
+
+def test_tape(converted):
+    weight = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * weight)
+        tape = tfring.DistributedGradientTape(tape)
+        weight.assign_sub(tape.gradient(loss, [weight])[0])
+
+    step()
+    assert converted == []
+
+
+def test_optimizer(converted):
+    tf.function(step_of_optimizer())()
+    assert converted == []
+
+
+def test_broadcast_variables(converted):
+    weight = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def synchronize():
+        tfring.broadcast_variables([weight], 0)
+
+    synchronize()
+    assert converted == []
+
+
+def test_offload_activations(converted):
+    layer = keras.layers.Dense(256, activation="relu")
+    layer.build([None, 256])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(layer(x)))
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        tfring.offload_activations(gradients, tfring.Offload(min_bytes=1))
+        return gradients
+
+    step(tf.ones([64, 256]))
+    assert converted == []
