@@ -15,6 +15,6 @@ def not_converted(function: _F) -> _F:
 
     No control flow of ours depends on tensors. AutoGraph would look for it all
     the same, in each function that the function calls, down to the standard
-    library, when a `tf.function` is first traced: 5 to 15 s of a rank's time.
+    library, when a `tf.function` is first traced: 5 s where it takes 0.2 s.
     """
     return cast(_F, tf.autograph.experimental.do_not_convert(function))
