@@ -12,6 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
 
+// Linux 5.14, glibc 2.35.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace tfring {
 namespace {
 
