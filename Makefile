@@ -29,8 +29,8 @@ RANKS := 1 2 3 4
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
-	@echo "test:   lint types docs cpp-test unit-test parallel-test jobs-test" \
-	  "network-test"
+	@echo "test:   lint types docs cpp-test unit-test parallel-test gpu-test" \
+	  "gpu-schedule jobs-test network-test"
 	@echo "others: build wheel format soak gpu-validation gpu-archive" \
 	  "bazel-test clean; compat TF=2.18.1"
 
