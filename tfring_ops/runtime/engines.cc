@@ -139,7 +139,8 @@ decltype(ProcessSet::make_device_lane) MakesDeviceLane(
 // From here on the world's collectives on GPUs are in one order with those of
 // other process sets, of which none has an engine yet: for each rank at the
 // same place among them, where its engine ends a barrier.
-absl::Status OrderLaunches(Engine& world, std::shared_ptr<LaunchOrder> order) {
+absl::Status OrderLaunches(Engine& world,
+                           const std::shared_ptr<LaunchOrder>& order) {
   auto ended = std::make_shared<absl::Notification>();
   auto status = std::make_shared<absl::Status>();
   TensorEntry entry;

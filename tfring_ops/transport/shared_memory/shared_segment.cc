@@ -29,9 +29,8 @@ absl::Status Failure(absl::string_view call, int error) {
 // Unlike by a touch of them, one learns if there is none.
 absl::Status AllocatePages(void* begin, size_t bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto address = reinterpret_cast<uintptr_t>(begin);
-  const uintptr_t first = address / page * page;
-  if (madvise(reinterpret_cast<void*>(first), address + bytes - first,
+  const uintptr_t in_page = reinterpret_cast<uintptr_t>(begin) % page;
+  if (madvise(static_cast<std::byte*>(begin) - in_page, bytes + in_page,
               MADV_POPULATE_WRITE) == 0 ||
       errno == EINVAL) {  // Unknown to the system: see Reserve.
     return absl::OkStatus();
