@@ -184,7 +184,7 @@ gpu-test: build standalone $(JAX_VENV)/.ready
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
-	  $(TFRINGRUN) -np 2 $(BIN)/python -m pytest tests/parallel/on_nccl.py
+	  $(TFRINGRUN) -np 3 $(BIN)/python -m pytest tests/parallel/on_nccl.py
 
 # In which order XLA does a step on a GPU, which it compiles for without one.
 XLA_GPU := build/xla-gpu
