@@ -166,7 +166,7 @@ ON_HOST := autograph callbacks consistency data data_service docs elastic \
   topology undistributed user_scripts whole_states xla xla_stress
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
-gpu-test: build standalone $(JAX_VENV)/.ready
+gpu-test: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
 	  files="$(GPU_TESTS)"; \
@@ -180,7 +180,6 @@ gpu-test: build standalone $(JAX_VENV)/.ready
 	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(BIN)/python -m pytest \
 	  tests/gpu/own_gpu.py
 	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
-	$(BIN)/python -m pytest tests/gpu/archive.py
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
@@ -208,9 +207,12 @@ gpu-validation: build
 	$(BIN)/python tests/gpu/validate.py
 
 # For a machine with a GPU, no TensorFlow and no network: docs/gpu-validation.md.
+# It is first tested on the fake GPU, unpacked beside a Python without TensorFlow.
 #   make gpu-archive FOR=3.12     the Python of that machine
 FOR := 3.12
-gpu-archive: standalone
+gpu-archive: standalone $(JAX_VENV)/.ready
+	$(NATIVE) VARIANT=plain fake-gpu
+	$(BIN)/python -m pytest tests/gpu/archive.py
 	$(BIN)/python tools/gpu_archive.py --python $(FOR) build/gpu-archive.tar.gz
 standalone: build $(ABSL_READY)
 	$(NATIVE) VARIANT=standalone standalone
