@@ -1,8 +1,8 @@
 """The archive of tools/gpu_archive.py, unpacked where there is no TensorFlow.
 
-`make gpu-test` runs it, after it has built the library. The environment has the
-little that the machine is to have: Python, NumPy and ml_dtypes, and for one
-part JAX, which `make gpu-test` installs.
+`make gpu-archive` runs it, after it has built the library. The environment has
+the little that the machine is to have: Python, NumPy and ml_dtypes, and for one
+part JAX, which `make gpu-archive` installs.
 """
 
 from __future__ import annotations
