@@ -12,13 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
 
-// Linux 5.14, glibc 2.35.
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 namespace tfring {
 namespace {
+
+// MADV_POPULATE_WRITE of Linux 5.14, for a glibc that is older than 2.35, too.
+constexpr int kPopulateWrite = 23;
 
 absl::Status Failure(absl::string_view call, int error) {
   return absl::ErrnoToStatus(error, absl::StrCat(call, " failed"));
@@ -31,7 +29,7 @@ absl::Status AllocatePages(void* begin, size_t bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t in_page = reinterpret_cast<uintptr_t>(begin) % page;
   if (madvise(static_cast<std::byte*>(begin) - in_page, bytes + in_page,
-              MADV_POPULATE_WRITE) == 0 ||
+              kPopulateWrite) == 0 ||
       errno == EINVAL) {  // Unknown to the system: see Reserve.
     return absl::OkStatus();
   }
@@ -56,7 +54,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Reserve(
     return Failure(absl::StrCat("ftruncate to ", bytes, " bytes"), errno);
   }
   TFRING_RETURN_IF_ERROR(segment->Map());
-  if (madvise(segment->data_, 1, MADV_POPULATE_WRITE) != 0) {
+  if (madvise(segment->data_, 1, kPopulateWrite) != 0) {
     block_bytes = used_bytes = bytes;
   }
   // Takes the memory now, and says if there is none.
