@@ -3,9 +3,7 @@
 import pytest
 from elastic_job import Job
 
-from tfring.launcher.elastic import places
 from tfring.launcher.elastic.hosts import MOST_STRIKES
-from tfring.launcher.elastic.workers import Worker
 
 
 def test_the_first_generation_waits_for_all_that_are_started():
@@ -78,21 +76,6 @@ def test_a_loss_stops_the_generation_and_the_newest_state_is_rank_0():
     ]
 
 
-def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
-    job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
-    job.be_ready("w3")
-    job.be_ready("w1")
-    assert job.names() == {"w1", "w3"}
-    job.be_ready("w2")
-    job.formed("w1", 1)
-    job.formed("w3", 1)
-    assert job.got("w1", "waiting") is None
-    job.silent("w3", "silent")
-    job.be_ready("w1", 1, steps=3)
-    assert job.names() == {"w1", "w2"}
-    assert job.got("w2", "form")["rank"] == 1
-
-
 @pytest.mark.parametrize("how", ["error", "bye"])
 def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
     job = Job({"a": 3}, minimum=2, maximum=3)
@@ -114,39 +97,6 @@ def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
     [said] = [text for text in job.said if "lost" in text]
     assert ("ValueError: boom" if how == "error" else "exit status 3") in said
     assert job.membership.first_failure.status == 3
-
-
-@pytest.mark.parametrize(
-    ("lost", "order"),
-    [
-        # w1, w2 and w3 are the ranks 0, 1 and 2; w4 is the spare.
-        ("w2", ["w1", "w4", "w3"]),
-        ("w3", ["w1", "w2", "w4"]),
-        # It has no state.
-        ("w1", ["w2", "w4", "w3"]),
-    ],
-)
-def test_the_others_keep_their_ranks_beside_a_spare(lost, order):
-    job = Job({"a": 4}, minimum=2, maximum=3, spares=1)
-    job.start(["w1", "w2", "w3"])
-    job.be_ready("w4")
-    job.exited(lost, 137, "killed")
-    for worker in {"w1", "w2", "w3"} - {lost}:
-        job.be_ready(worker, 1, steps=5)
-    members = job.got("w4", "form")["members"]
-    assert [member["worker"] for member in members] == order
-
-
-@pytest.mark.parametrize("nodes", ["aabb", "abab"])
-def test_nodes_stay_together_beside_a_spare(nodes):
-    workers = [
-        Worker(f"w{i}", i, node, 0.0, {"node": node, "steps": 5}, rank=i)
-        for i, node in enumerate(nodes)
-    ]
-    workers[1].rank, workers[1].ready["steps"] = None, -1
-    names = [worker.name for worker in places.in_order(reversed(workers))]
-    expected = {"aabb": "w0 w1 w2 w3", "abab": "w0 w2 w3 w1"}[nodes]
-    assert " ".join(names) == expected
 
 
 def test_too_few_wait_for_a_replacement_and_then_the_job_fails():
@@ -375,67 +325,6 @@ def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
     assert job.host_of["w3"] == "a"
     job.be_ready("w2", 1, steps=3)
     assert job.names() == {"w2"}
-
-
-def test_a_lost_host_loses_its_workers_and_they_start_elsewhere():
-    job = Job({"a": 2, "b": 2}, minimum=1, maximum=3)
-    assert sorted(job.host_of.values()) == ["a", "a", "b"]
-    lost = [w for w, host in job.host_of.items() if host == "a"]
-    (left,) = set(job.host_of) - set(lost)
-    job.start(["w1", "w2", "w3"])
-    job.host_lost("a", "host a was lost")
-    assert job.host_of["w4"] == "b"
-    assert "w5" not in job.host_of
-    job.be_ready(left, 1, steps=4)
-    assert job.names() == {left}
-    job.table.came_up("a")
-    job.tick()
-    assert job.host_of["w5"] == "a"
-
-
-def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
-    job = Job({"a": 1, "b": 1}, minimum=1)
-    job.start(["w1", "w2"])
-    job.table.update({"b": 1, "c": 1})
-    job.table.came_up("c")
-    job.hosts_changed()
-    assert job.host_of["w3"] == "c"
-    assert job.got("w2", "waiting")["workers"] == 0
-    job.be_ready("w3")
-    job.be_ready("w1", 1, steps=5)
-    job.be_ready("w2", 1, steps=5)
-    assert job.names() == {"w2", "w3"}
-    assert job.got("w1", "end")["status"] == 0
-    assert job.membership.first_failure is None
-
-
-def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
-    job = Job({"a": 1}, minimum=1)
-    job.start(["w1"])
-    job.table.update({"b": 1})
-    job.table.came_up("b")
-    job.hosts_changed()
-    job.be_ready("w2")
-    assert job.got("w1", "waiting")["workers"] == 1
-    job.be_ready("w1", 1, steps=5)
-    assert job.names() == {"w1", "w2"}
-    job.formed("w1", 2)
-    job.formed("w2", 2)
-    assert job.got("w1", "waiting")["workers"] == 0
-    job.be_ready("w1", 2, steps=6)
-    job.be_ready("w2", 2, steps=6)
-    assert job.names() == {"w2"}
-
-
-def test_one_place_cannot_be_handed_over():
-    job = Job({"a": 1}, minimum=1, maximum=1)
-    job.start(["w1"])
-    job.table.update({"b": 1})
-    job.table.came_up("b")
-    job.hosts_changed()
-    job.be_ready("w2")
-    assert job.got("w1", "waiting") is None
-    assert job.names() == {"w1"}
 
 
 def test_what_a_lost_or_unknown_worker_says_changes_nothing():

@@ -45,6 +45,7 @@ def shard(
     number of ranks, `seed` is the epoch's and `skip` the number of elements
     that all ranks have taken of it: none of them comes again, and none is left
     out.
+
     Collective: every rank must call it, eagerly, with the same arguments.
 
     Args:

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+# Those that NumPy and most libraries have in common.
+DTYPES = ("float32", "float64", "int32", "int64")
+
 # The call itself, and the array that its result is then in.
 Call = tuple[Callable[[], Any], np.ndarray[Any, Any]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfring._core import native
+from tfring._core import native, runtime
 from tfring.bench.peers.calls import Call, missing_dtype
 
 _Array = np.ndarray[Any, Any]
@@ -22,8 +22,7 @@ def missing(dtype: str) -> str | None:
     for module in ("torch", "deepspeed", "ninja"):
         if importlib.util.find_spec(module) is None:
             return f"the package {module} is not installed"
-    world = native.mpi().COMM_WORLD
-    if len(set(world.allgather(os.uname().nodename))) > 1:
+    if runtime.local_size() < runtime.size():
         return "the ranks are on several machines"
     return missing_dtype(dtype, ("float32",))
 

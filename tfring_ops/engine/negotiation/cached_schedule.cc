@@ -93,6 +93,11 @@ void CachedSchedule::Know(const RequestSizes& sizes) {
   if (!neighbors_.children.empty()) untold_.push_back(sizes);
 }
 
+void CachedSchedule::AddBorder(int64_t count) {
+  if (count <= taken_ || !borders_.insert(count).second) return;
+  if (!neighbors_.children.empty()) untold_borders_.push_back(count);
+}
+
 Progress CachedSchedule::Below() const {
   Progress below = own_;
   for (const int child : neighbors_.children) below.Add(heard_[child]);
@@ -121,9 +126,7 @@ std::optional<ProgressUpdate> CachedSchedule::TakeReport() {
   const Progress below = Below();
   if (below == reported_) return std::nullopt;
   reported_ = below;
-  if (neighbors_.children.empty() && is_root() && below.count > taken_) {
-    borders_.insert(below.count);
-  }
+  if (neighbors_.children.empty() && is_root()) AddBorder(below.count);
   return ProgressUpdate{below, {}, std::exchange(unreported_, {})};
 }
 
@@ -131,10 +134,7 @@ std::optional<ProgressUpdate> CachedSchedule::TakeTotal() {
   if (neighbors_.children.empty()) return std::nullopt;
   const Progress total = Total();
   if (total == told_) return std::nullopt;
-  if (is_root() && total.count > told_.count) {
-    borders_.insert(total.count);
-    untold_borders_.push_back(total.count);
-  }
+  if (is_root()) AddBorder(total.count);
   told_ = total;
   return ProgressUpdate{total, std::exchange(untold_borders_, {}),
                         std::exchange(untold_, {})};
@@ -160,11 +160,9 @@ absl::Status CachedSchedule::Receive(int neighbor,
                        update.sizes.end());
   }
   if (neighbor == neighbors_.parent) {
-    borders_.insert(update.borders.begin(), update.borders.end());
-    untold_borders_.insert(untold_borders_.end(), update.borders.begin(),
-                           update.borders.end());
-  } else if (neighbors_.children.empty() && before.count > taken_) {
-    borders_.insert(before.count);
+    for (const int64_t border : update.borders) AddBorder(border);
+  } else if (neighbors_.children.empty()) {
+    AddBorder(before.count);
   }
   return absl::OkStatus();
 }

@@ -152,6 +152,8 @@ class CachedSchedule {
   Progress Agreed() const;
   // Sizes that hold for all ranks.
   void Know(const RequestSizes& sizes);
+  // Behind the first `count` items, unless they have been taken.
+  void AddBorder(int64_t count);
 
   const std::vector<CollectiveRequest> items_;
   const int rank_, size_;

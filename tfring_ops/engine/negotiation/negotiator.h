@@ -119,8 +119,8 @@ class Negotiator {
   // true if so.
   bool SendProgress();
   void SendTo(const std::vector<int>& ranks, const ProgressUpdate& update);
-  // Returns true if `request` is kept back for now, so that later ones can
-  // share a message with it.
+  // Returns true if `request` is to wait for what has been agreed to run, so
+  // that later ones can share a message with it.
   bool KeepsBack(const CollectiveRequest& request) const;
   absl::StatusOr<bool> ReceiveProgress();
   // Rank 0: receives requests that were sent before their senders had heard of

@@ -47,6 +47,13 @@ absl::Status SetUpSocket(int socket) {
 }
 
 // Reads what is here, at most `size` bytes; returns how many.
+int TakeError(int socket) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
+}
+
 size_t ReadSome(int socket, char* data, size_t size) {
   size_t count = 0;
   while (count < size) {

@@ -17,6 +17,10 @@ std::string SystemError(int error);
 // a lost peer: Note [What TCP is told] in tcp.h.
 absl::Status SetUpSocket(int socket);
 
+// Returns the error that the socket has, which the next call on it would get;
+// 0 for none.
+int TakeError(int socket);
+
 // Reads what is here, at most `size` bytes; returns how many.
 size_t ReadSome(int socket, char* data, size_t size);
 

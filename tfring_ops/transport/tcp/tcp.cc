@@ -346,10 +346,7 @@ class TcpTransport final : public Transport {
       const bool is_idle =
           peers_[peer].sends.empty() && peers_[peer].receives.empty();
       if ((events[i].events & EPOLLERR) != 0) {
-        // The next call on the socket forgets it.
-        int error = 0;
-        socklen_t size = sizeof(error);
-        getsockopt(peers_[peer].socket, SOL_SOCKET, SO_ERROR, &error, &size);
+        const int error = TakeError(peers_[peer].socket);
         if (!(is_idle && IsDone(peer))) {
           Lose(peer, error == 0 ? kEnded : SystemError(error));
           continue;
