@@ -1,6 +1,7 @@
 // Which ranks wait for one another.
 #include "tfring_ops/engine/negotiation/deadlock.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -45,6 +46,14 @@ TEST_F(DeadlockTest, TwoRanksInTwoCollectives) {
             "differently.");
   EXPECT_EQ(DescribeWaits(Members(2), pending_, {1}),
             ", and rank 1 waits in allreduce of 'b'");
+}
+
+TEST_F(DeadlockTest, TheTextDoesNotDependOnWhoCameFirst) {
+  Add("b", {1}, {0});
+  Add("a", {0}, {1});
+  EXPECT_THAT(DescribeDeadlock(Members(2), pending_),
+              testing::HasSubstr("rank 0 in allreduce of 'a' for rank 1; "
+                                 "rank 1 in allreduce of 'b' for rank 0."));
 }
 
 TEST_F(DeadlockTest, ARoundOfThree) {

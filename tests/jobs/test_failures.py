@@ -147,7 +147,9 @@ if rank != 2:
 else:
     time.sleep(4.5)
 assert int(tfring.allreduce(tf.constant(1), op=tfring.Sum, name="next")) == 3
-# Ranks that wait for one another.
+# Ranks that wait for one another; the last one comes first.
+if rank != 2:
+    time.sleep(0.5)
 error = error_of(
     lambda: tfring.allreduce(tf.ones([2]), name="b" if rank == 2 else "a"))
 print("stuck", str(error).replace("\\n", " "))
@@ -155,6 +157,8 @@ print("stuck", str(error).replace("\\n", " "))
 if rank != 2:
     error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="late"))
     print("left", str(error).replace("\\n", " "))
+else:
+    time.sleep(2)  # The others still wait for "a".
 print("done")
 """,
         env={
@@ -170,7 +174,9 @@ print("done")
     )
     for rank in range(3):
         assert f"warning on rank {rank}: {deadlock}" in job.stdout
+    (stuck,) = (line for line in job.stdout.splitlines() if "[2] stuck" in line)
     for rank in (0, 1):
+        assert f", and rank {rank} waits in allreduce of 'a'" in stuck
         said = [
             line for line in job.stdout.splitlines() if f"[{rank}] " in line
         ]
@@ -180,8 +186,6 @@ print("done")
         (got,) = (line for line in said if line.startswith(f"[{rank}] got"))
         assert "'lonely'" in got
         assert "for rank 2" in got
-        (stuck,) = (line for line in said if "] stuck" in line)
-        assert ", and rank 2 waits in allreduce of 'b'" in stuck
         (left,) = (line for line in said if line.startswith(f"[{rank}] left"))
         assert "rank 2 has shut down" in left
 

@@ -59,6 +59,10 @@ std::string DescribeDeadlock(const Members& members,
         [&](const auto* other) { return other->submitted == one.submitted; });
     if (!known) listed.push_back(&one);
   }
+  // In the order of the ranks, as that in which they came differs between runs.
+  std::sort(listed.begin(), listed.end(), [](const auto* a, const auto* b) {
+    return a->submitted < b->submitted;
+  });
   std::string text = "ranks wait for one another: ";
   for (size_t i = 0; i < std::min(listed.size(), kMostListed); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : "; ",
