@@ -184,15 +184,17 @@ class Maker {
     const int64_t rows = SomeCount(random_);
     Sum sum = MakeSum(request, rows * kColumns);
     for (int rank = 0; rank < size_; ++rank) {
-      const Range own = RowsOfRank({"", {rows, kColumns}}, rank, size_);
-      const Elements rows_of_rank =
-          Slice(sum.whole, request.dtype, own.offset * kColumns,
-                own.count * kColumns);
-      // In place it leaves the other rows as they were.
+      const TensorInfo tensor{"", {rows, kColumns}};
+      Range own = RowsOfRank(tensor, rank, size_);
+      own = to.in_place ? ShareOfRank(tensor, rank, size_)
+                        : Range{own.offset * kColumns, own.count * kColumns};
+      const Elements of_rank =
+          Slice(sum.whole, request.dtype, own.offset, own.count);
+      // In place it leaves the others as they were.
       Elements expected =
-          to.in_place ? sum.inputs[rank] : Elements(rows_of_rank.size());
-      std::copy(rows_of_rank.begin(), rows_of_rank.end(),
-                expected.begin() + (to.in_place ? own.offset * kColumns : 0) *
+          to.in_place ? sum.inputs[rank] : Elements(of_rank.size());
+      std::copy(of_rank.begin(), of_rank.end(),
+                expected.begin() + (to.in_place ? own.offset : 0) *
                                        SizeInBytes(request.dtype));
       Add(to.of_rank[rank], {rows, kColumns}, std::move(sum.inputs[rank]),
           std::move(expected));
@@ -202,13 +204,13 @@ class Maker {
   void AddGatherInPlace(RandomCollective& to) {
     const DataType dtype = to.of_rank[0].request.dtype;
     const int64_t rows = SomeCount(random_);
-    const int64_t row_bytes = kColumns * SizeInBytes(dtype);
+    const int64_t bytes = SizeInBytes(dtype);
     const Elements all = Noise(dtype, rows * kColumns);
     for (int rank = 0; rank < size_; ++rank) {
-      const Range own = RowsOfRank({"", {rows, kColumns}}, rank, size_);
+      const Range own = ShareOfRank({"", {rows, kColumns}}, rank, size_);
       Elements input = Noise(dtype, rows * kColumns);
-      std::copy_n(all.begin() + own.offset * row_bytes, own.count * row_bytes,
-                  input.begin() + own.offset * row_bytes);
+      std::copy_n(all.begin() + own.offset * bytes, own.count * bytes,
+                  input.begin() + own.offset * bytes);
       Add(to.of_rank[rank], {rows, kColumns}, std::move(input), all);
     }
   }

@@ -78,7 +78,7 @@ def scatter_gradients(
         with on_device(options.device_dense):
             rows = [
                 tf.cast(each, wire_dtype(each.dtype))
-                for each in bucket.rows(dense)
+                for each in bucket.pack(dense)
             ]
             buffers, previous = chains.start_scatter_in_place(
                 rows,
@@ -127,7 +127,10 @@ def gather_shares(
     options = layout.options
     updated = {share.index: value for share, value in values}
     if layout.size == 1:
-        return [(i, _shaped(i, part, layout)) for i, part in updated.items()]
+        return [
+            (i, tf.reshape(part, tuple(layout.variables[i].shape)))
+            for i, part in updated.items()
+        ]
     buckets = [
         b for b in layout.buckets if any(i in updated for i in b.indices)
     ]
@@ -143,7 +146,7 @@ def gather_shares(
                 else layout.shares[i].of(layout.variables[i])
                 for i in bucket.indices
             }
-            rows = bucket.own_rows(parts, layout.variables)
+            rows = bucket.pack_own(parts, layout.variables)
             buffers, previous = chains.start_gather_in_place(
                 rows,
                 request_name=name,
@@ -157,16 +160,8 @@ def gather_shares(
     for bucket, buffers, start in started:
         with on_device(options.device_dense):
             whole = bucket.whole(chains.finish(buffers, start))
-            result.extend(
-                (i, _shaped(i, flat, layout))
-                for i, flat in whole.items()
-                if i in updated
-            )
+            result.extend((i, whole[i]) for i in whole if i in updated)
     return result
-
-
-def _shaped(i: int, flat: tf.Tensor, layout: Layout) -> tf.Tensor:
-    return tf.reshape(flat, tuple(layout.variables[i].shape))
 
 
 def _names_in_errors(

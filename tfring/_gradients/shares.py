@@ -8,11 +8,11 @@ the instructions that would compute it in the whole variable, those for a full
 vector or those for what is left over, and comes out with the same bits.
 
 Note [Buckets of shares]: two collectives do: a reducescatter of gradients, and
-an allgather of weights. Both take equally many rows for each rank, in static
-shapes that are the same on all ranks. A large variable is such rows as it is,
-if the ranks divide them evenly, and else with padding behind it. All others of
-a bucket are packed: the parts of those that are shared out stand side by side,
-and each rank's whole variables behind its own. The buckets are those in which
+an allgather of weights. Both share out whatever tensor they get by the rule
+above, so that a large variable travels as it is. All others of a bucket are
+packed into one tensor with a row for each rank: the parts of those that are
+shared out stand side by side, and each rank's whole variables behind its own,
+with padding that makes the row a rank's share. The buckets are those in which
 gradients would be reduced, in backward order. They are cut once, and not in
 each trace, as the optimizer's variables belong to them; what order a trace
 makes ready gradients in decides only in which order they travel.
@@ -39,6 +39,7 @@ from tfring._gradients.reducer import group_numbers, name_of
 from tfring._ops.ordering import traced_for_xla
 
 # A vector of the widest CPU has at most so many elements.
+# SYNC: kShareMultiple in tfring_ops/engine/tensor_entry.h.
 _ALIGNED_COUNT = 16
 # A variable with fewer elements for each rank is one rank's: so the parts of
 # the others differ by little.
@@ -68,18 +69,6 @@ class _Cut:
     def count(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def is_even(self) -> bool:
-        """If all ranks have equally many elements."""
-        return self.part * self.size == self.count
-
-    @property
-    def rows_shape(self) -> list[int]:
-        """The shape in which it travels if it is large."""
-        if self.is_even and self.shape[0] % self.size == 0:
-            return list(self.shape)
-        return [self.size, self.part]
-
     def range_of(self, rank: int) -> tuple[int, int]:
         """Where the elements of a rank begin, and where they end."""
         if self.part == 0:
@@ -95,7 +84,7 @@ def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
     # The large ones first, as the others even out what they leave.
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
         if size > 1 and counts[i] >= _LEAST_PART * size:
-            part = -(-counts[i] // (size * _ALIGNED_COUNT)) * _ALIGNED_COUNT
+            part = _aligned(-(-counts[i] // size))
             cuts[i] = _Cut(shapes[i], size, part)
         else:
             owner = loads.index(min(loads))
@@ -195,26 +184,25 @@ class Bucket:
         # The elements of a packed row that belong to what is shared out, and
         # behind them those of a rank's whole variables, with padding.
         self._shared_count = sum(cuts[i].part for i in self._shared_out)
-        self._whole_count = max(
-            sum(cuts[i].count for i in of_rank) for of_rank in self._whole
+        self._whole_count = _aligned(
+            max(sum(cuts[i].count for i in of_rank) for of_rank in self._whole)
         )
 
-    def rows(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
+    def pack(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
         """What travels of tensors, one for each variable; None is zeros."""
-        flat = {
-            i: tf.zeros([self._cuts[i].count], self.dtype)
+        whole = {
+            i: tf.zeros(self._cuts[i].shape, self.dtype)
             if tensors[i] is None
-            else _flat(tensors[i], self.dtype)
+            else tf.cast(tf.convert_to_tensor(tensors[i]), self.dtype)
             for i in self.indices
         }
-        result = [
-            self._rows(i, flat[i], self._cuts[i].rows_shape)
-            for i in self._large
-        ]
-        packed = [
-            self._rows(i, flat[i], [self._size, self._cuts[i].part])
-            for i in self._shared_out
-        ]
+        result = [whole[i] for i in self._large]
+        flat = {
+            i: tf.reshape(whole[i], [-1])
+            for i in self.indices
+            if i not in self._large
+        }
+        packed = [self._rows(flat[i], self._cuts[i]) for i in self._shared_out]
         if self._whole_count > 0:
             of_ranks = [self._whole_row(flat, r) for r in range(self._size)]
             packed.append(tf.stack(of_ranks))
@@ -222,14 +210,14 @@ class Bucket:
             result.append(tf.concat(packed, 1))
         return result
 
-    def own(self, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """This rank's parts of the variables, of its rows in `rows`."""
+    def own(self, packed: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        """This rank's parts of the variables, from what has travelled."""
         result = {}
-        for i, of_ranks in zip(self._large, rows, strict=False):
+        for i, tensor in zip(self._large, packed, strict=False):
             begin, end = self._cuts[i].range_of(self._rank)
-            result[i] = tf.reshape(of_ranks, [-1])[begin:end]
-        if len(rows) > len(self._large):
-            row = rows[-1][self._rank]
+            result[i] = tf.reshape(tensor, [-1])[begin:end]
+        if len(packed) > len(self._large):
+            row = packed[-1][self._rank]
             for i, place in self._places(self._rank):
                 begin, end = self._cuts[i].range_of(self._rank)
                 result[i] = row[place : place + end - begin]
@@ -237,45 +225,38 @@ class Bucket:
             result.setdefault(i, tf.zeros([0], self.dtype))
         return result
 
-    def own_rows(
+    def pack_own(
         self, parts: Mapping[int, tf.Tensor], variables: Sequence[Any]
     ) -> list[tf.Tensor]:
         """What travels of the variables, of which this rank has these parts.
 
-        Only its rows are defined.
+        Only its shares are defined.
         """
-        result = []
-        for i in self._large:
-            cut = self._cuts[i]
-            result.append(
-                self._among_rows(
-                    _padded(parts[i], cut.part),
-                    cut.rows_shape,
-                    variables[i] if cut.is_even else None,
-                )
-            )
+        result = [
+            self._in_place(parts[i], i, tf.convert_to_tensor(variables[i]))
+            for i in self._large
+        ]
         packed = [
             _padded(parts[i], self._cuts[i].part) for i in self._shared_out
         ]
         packed.append(self._whole_row(parts, self._rank))
         if self._shared_count + self._whole_count > 0:
-            shape = [self._size, self._shared_count + self._whole_count]
-            result.append(self._among_rows(tf.concat(packed, 0), shape))
+            row = tf.concat(packed, 0)
+            before, behind = self._rank, self._size - self._rank - 1
+            result.append(tf.pad(row[tf.newaxis], [[before, behind], [0, 0]]))
         return result
 
-    def whole(self, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """The variables, flat, of `rows` of all ranks."""
-        result = {
-            i: tf.reshape(of_ranks, [-1])[: self._cuts[i].count]
-            for i, of_ranks in zip(self._large, rows, strict=False)
-        }
+    def whole(self, packed: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        """The variables, from what has travelled."""
+        result = dict(zip(self._large, packed, strict=False))
         for i, place in self._places(rank=None):
             cut = self._cuts[i]
             if cut.part > 0:
-                columns = rows[-1][:, place : place + cut.part]
-                result[i] = tf.reshape(columns, [-1])[: cut.count]
+                columns = packed[-1][:, place : place + cut.part]
+                flat = tf.reshape(columns, [-1])[: cut.count]
             else:
-                result[i] = rows[-1][cut.owner, place : place + cut.count]
+                flat = packed[-1][cut.owner, place : place + cut.count]
+            result[i] = tf.reshape(flat, cut.shape)
         return result
 
     def _places(self, rank: int | None) -> Iterator[tuple[int, int]]:
@@ -290,9 +271,9 @@ class Bucket:
                 yield i, place
                 place += self._cuts[i].count
 
-    def _rows(self, i: int, flat: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        padded = _padded(flat, self._size * self._cuts[i].part)
-        return tf.reshape(padded, shape)
+    def _rows(self, flat: tf.Tensor, cut: _Cut) -> tf.Tensor:
+        padded = _padded(flat, self._size * cut.part)
+        return tf.reshape(padded, [self._size, cut.part])
 
     def _whole_row(self, flat: Mapping[int, tf.Tensor], rank: int) -> tf.Tensor:
         """The variables that a rank has whole, one behind the other."""
@@ -302,33 +283,23 @@ class Bucket:
         )
         return _padded(row, self._whole_count)
 
-    def _among_rows(
-        self, own: tf.Tensor, shape: Sequence[int], variable: Any = None
+    def _in_place(
+        self, part: tf.Tensor, i: int, variable: tf.Tensor
     ) -> tf.Tensor:
-        """A tensor of all ranks' rows, with this rank's in their place.
-
-        Args:
-            own: This rank's elements, flat.
-            shape: The result's.
-            variable: One of as many elements, whose values the other ranks'
-                rows may have.
-        """
-        count = shape[0] // self._size
-        rows = tf.reshape(own, [count, *shape[1:]])
+        """A tensor of a variable's shape, with this rank's part in place."""
+        cut = self._cuts[i]
+        begin, end = cut.range_of(self._rank)
         if not traced_for_xla():  # To write anew is faster than to copy.
-            before, behind = self._rank, self._size - self._rank - 1
-            rest = [[0, 0]] * (len(shape) - 1)
-            return tf.pad(rows, [[before * count, behind * count], *rest])
-        return tf.raw_ops.TensorStridedSliceUpdate(
-            # XLA writes the rows into the variable's own memory.
-            input=tf.zeros(shape, self.dtype)
-            if variable is None
-            else tf.reshape(tf.convert_to_tensor(variable), shape),
-            begin=[self._rank * count],
-            end=[(self._rank + 1) * count],
-            strides=[1],
-            value=rows,
-        )
+            flat = tf.pad(part, [[begin, cut.count - end]])
+        else:  # XLA writes the part into the variable's own memory.
+            flat = tf.raw_ops.TensorStridedSliceUpdate(
+                input=tf.reshape(variable, [-1]),
+                begin=[begin],
+                end=[end],
+                strides=[1],
+                value=part,
+            )
+        return tf.reshape(flat, cut.shape)
 
 
 class Layout:
@@ -408,6 +379,10 @@ def place_in(options: GradientOptions) -> tuple[int, int]:
 
 def _flat(tensor: Any, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.reshape(tf.convert_to_tensor(tensor), [-1]), dtype)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNED_COUNT) * _ALIGNED_COUNT
 
 
 def _padded(flat: tf.Tensor, count: int) -> tf.Tensor:

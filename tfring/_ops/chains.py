@@ -151,8 +151,10 @@ def start_scatter_in_place(
 ) -> tuple[list[tf.Tensor], Started]:
     """Starts a reducescatter whose results have the shapes of its tensors.
 
-    Only this rank's rows of a result are defined. All shapes are static, so
-    that it can be traced for XLA. Otherwise see `start_allreduce`.
+    Only this rank's share of a result is defined: of its elements, whatever
+    the shape, each rank has the same multiple of 16, and the last ones what is
+    left. All shapes are static, so that it can be traced for XLA. Otherwise see
+    `start_allreduce`.
     """
     result = native.ops().tfring_scatter_in_place_start(
         x=tensors,
@@ -178,7 +180,7 @@ def start_gather_in_place(
     last: bool = True,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[list[tf.Tensor], Started]:
-    """Starts an allgather of the rows that each rank has of whole tensors.
+    """Starts an allgather of the shares that the ranks have of whole tensors.
 
     They are those that `start_scatter_in_place` leaves; what else is in the
     tensors does not count. Otherwise see `start_allreduce`.

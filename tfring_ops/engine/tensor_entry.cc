@@ -1,13 +1,23 @@
 #include "tfring_ops/engine/tensor_entry.h"
 
+#include <algorithm>
+
 #include "tfring_ops/algorithms/ring/chunks.h"
 
 namespace tfring {
 
-int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
+namespace {
+
+int64_t CountOf(const TensorInfo& tensor) {
   int64_t count = 1;
   for (const int64_t dim : tensor.dims) count *= dim;
-  return count * SizeInBytes(dtype);
+  return count;
+}
+
+}  // namespace
+
+int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor) {
+  return CountOf(tensor) * SizeInBytes(dtype);
 }
 
 int64_t SizeInBytes(const CollectiveRequest& request) {
@@ -20,6 +30,14 @@ int64_t SizeInBytes(const CollectiveRequest& request) {
 
 Range RowsOfRank(const TensorInfo& tensor, int rank, int size) {
   return ChunkOf(tensor.dims[0], size, rank);
+}
+
+Range ShareOfRank(const TensorInfo& tensor, int rank, int size) {
+  const int64_t count = CountOf(tensor);
+  const int64_t multiples = (count + kShareMultiple - 1) / kShareMultiple;
+  const int64_t share = (multiples + size - 1) / size * kShareMultiple;
+  const int64_t begin = std::min(count, rank * share);
+  return {begin, std::min(share, count - begin)};
 }
 
 }  // namespace tfring

@@ -19,8 +19,8 @@ namespace tfring {
 
 // Every kind of collective, and its name; collectives/ has a file for each.
 // Adasum is an allreduce that is no element-wise operation.  In place, a
-// reducescatter leaves this rank's rows where they lie in the whole tensor, and
-// an allgather takes them from there.
+// reducescatter leaves this rank's share where it lies in the whole tensor, and
+// an allgather takes it from there.
 #define TFRING_FOR_EACH_COLLECTIVE(M) \
   M(Allreduce, "allreduce")           \
   M(Allgather, "allgather")           \
@@ -57,6 +57,13 @@ int64_t SizeInBytes(DataType dtype, const TensorInfo& tensor);
 // each, and one more for the first ranks if they cannot be.
 // REQUIRES: it is no scalar.
 Range RowsOfRank(const TensorInfo& tensor, int rank, int size);
+
+// The elements of `tensor` that are `rank`'s in place, whatever its shape:
+// equally many for each, a multiple of kShareMultiple; the last ranks have what
+// is left, or nothing.
+// SYNC: _Cut in tfring/_gradients/shares.py.
+inline constexpr int64_t kShareMultiple = 16;
+Range ShareOfRank(const TensorInfo& tensor, int rank, int size);
 
 // Where a request's tensors lie: in host memory, or on the GPU of this number.
 inline constexpr int32_t kHost = -1;

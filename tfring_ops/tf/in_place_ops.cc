@@ -50,7 +50,7 @@ REGISTER_OP("TfringBroadcastStart")
     .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
-// `buf` is whole, but only this rank's rows are defined once it is done.
+// `buf` is whole, but only this rank's share is defined once it is done.
 REGISTER_OP("TfringScatterInPlaceStart")
     .Input("x: N * T")
     .Input("prev: int64")
@@ -67,7 +67,7 @@ REGISTER_OP("TfringScatterInPlaceStart")
     .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
-// Only this rank's rows of `x` are read.
+// Only this rank's share of `x` is read.
 REGISTER_OP("TfringGatherInPlaceStart")
     .Input("x: N * T")
     .Input("prev: int64")

@@ -152,14 +152,9 @@ class Allgather final : public Collective {
   }
 };
 
-// All ranks have the whole shape, and so know all rows.
+// All ranks have the whole shape, and so know all shares.
 class GatherInPlace final : public Collective {
  public:
-  absl::Status Check(const Members&,
-                     const CollectiveRequest& request) const override {
-    return CheckHasRows(request);
-  }
-
   std::string CheckRunsWithoutJoined(const std::vector<int32_t>& joined,
                                      const CollectiveRequest&) const override {
     return PartWouldBeLost(joined);
@@ -172,18 +167,17 @@ class GatherInPlace final : public Collective {
     const int size = context.ring().transport.size();
     for (size_t i = 0; i < request.tensors.size(); ++i) {
       const TensorInfo& tensor = request.tensors[i];
-      const int64_t bytes = SizeInBytes(request.dtype, tensor);
-      if (bytes == 0) continue;
-      const int64_t row_bytes = bytes / tensor.dims[0];
+      if (SizeInBytes(request.dtype, tensor) == 0) continue;
+      const int64_t element_bytes = SizeInBytes(request.dtype);
       std::vector<int64_t> bytes_of_rank;
       for (int rank = 0; rank < size; ++rank) {
-        const Range rows = RowsOfRank(tensor, rank, size);
-        bytes_of_rank.push_back(rows.count * row_bytes);
+        bytes_of_rank.push_back(ShareOfRank(tensor, rank, size).count *
+                                element_bytes);
       }
       const int rank = context.ring().transport.rank();
       const auto* const own =
           static_cast<const std::byte*>(entry.buffers[i].input) +
-          RowsOfRank(tensor, rank, size).offset * row_bytes;
+          ShareOfRank(tensor, rank, size).offset * element_bytes;
       TFRING_RETURN_IF_ERROR(
           Gather(context, own, entry.buffers[i].output, bytes_of_rank));
     }

@@ -52,17 +52,6 @@ bool SameButForRows(const TensorInfo& a, const TensorInfo& b) {
          std::equal(a.dims.begin() + 1, a.dims.end(), b.dims.begin() + 1);
 }
 
-absl::Status CheckHasRows(const CollectiveRequest& request) {
-  for (const TensorInfo& tensor : request.tensors) {
-    if (tensor.dims.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Name(request.kind), " of '", request.name, "': '",
-                       tensor.name, "' is a scalar, which has no rows."));
-    }
-  }
-  return absl::OkStatus();
-}
-
 std::string PartWouldBeLost(const std::vector<int32_t>& joined) {
   return absl::StrCat("rank ", joined[0],
                       " has joined, and its part of the result would be lost");

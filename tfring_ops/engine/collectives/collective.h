@@ -87,9 +87,6 @@ TFRING_FOR_EACH_COLLECTIVE(TFRING_DECLARE)
 // True if all but their first dimensions are the same.
 bool SameButForRows(const TensorInfo& a, const TensorInfo& b);
 
-// Returns an error if one of the tensors is a scalar.
-absl::Status CheckHasRows(const CollectiveRequest& request);
-
 // Returns why a kind whose result has a part for every rank cannot run without
 // `joined`.
 std::string PartWouldBeLost(const std::vector<int32_t>& joined);

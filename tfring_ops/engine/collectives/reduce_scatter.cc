@@ -79,15 +79,13 @@ class ReduceScatter : public Collective {
       const int64_t bytes = SizeInBytes(request.dtype, tensor);
       if (bytes == 0) continue;
       const int64_t count = bytes / SizeInBytes(request.dtype);
-      const int64_t row_count = count / tensor.dims[0];
       std::vector<Range> chunks;
       for (int rank = 0; rank < size; ++rank) {
-        const Range rows = RowsOfRank(tensor, rank, size);
-        chunks.push_back({rows.offset * row_count, rows.count * row_count});
+        chunks.push_back(ElementsOfRank(tensor, count, rank, size));
       }
-      buffer.output = OwnRows(buffer.output,
-                              chunks[context.ring().transport.rank()].offset *
-                                  SizeInBytes(request.dtype));
+      buffer.output = OwnOutput(buffer.output,
+                                chunks[context.ring().transport.rank()].offset *
+                                    SizeInBytes(request.dtype));
       TFRING_RETURN_IF_ERROR(
           request.prescale_factor == 1.0
               ? ReduceOwn(context, request,
@@ -100,23 +98,29 @@ class ReduceScatter : public Collective {
   }
 
  private:
-  // Where this rank's rows go, which lie `offset` bytes behind the beginning of
-  // the whole tensor.
-  virtual void* OwnRows(void* output, int64_t /*offset*/) const {
+  // What a rank gets of a tensor of `count` elements.
+  virtual Range ElementsOfRank(const TensorInfo& tensor, int64_t count,
+                               int rank, int size) const {
+    const int64_t row_count = count / tensor.dims[0];
+    const Range rows = RowsOfRank(tensor, rank, size);
+    return {rows.offset * row_count, rows.count * row_count};
+  }
+
+  // Where this rank's go, which lie `offset` bytes behind the beginning of the
+  // whole tensor.
+  virtual void* OwnOutput(void* output, int64_t /*offset*/) const {
     return output;
   }
 };
 
-// Each part of this rank's rows is read before it is written.
+// Each part of this rank's share is read before it is written.
 class ScatterInPlace final : public ReduceScatter {
- public:
-  absl::Status Check(const Members&,
-                     const CollectiveRequest& request) const override {
-    return CheckHasRows(request);
+  Range ElementsOfRank(const TensorInfo& tensor, int64_t /*count*/, int rank,
+                       int size) const override {
+    return ShareOfRank(tensor, rank, size);
   }
 
- private:
-  void* OwnRows(void* output, int64_t offset) const override {
+  void* OwnOutput(void* output, int64_t offset) const override {
     return static_cast<std::byte*>(output) + offset;
   }
 };
