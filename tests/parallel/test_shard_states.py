@@ -5,6 +5,8 @@ Compared with the same optimizer that has all of them, on the same gradients.
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -288,3 +290,33 @@ def test_ranks_of_a_process_set(rank, size):
     ):
         np.testing.assert_array_equal(one, other)
     tfring.remove_process_set(process_set)
+
+
+def test_xla_copies_no_large_variable(size):
+    """It reduces gradients, and gathers weights, where they lie."""
+    if size == 1:
+        pytest.skip("one rank has no shares")
+    shape = (301, 333)
+    weights = [tf.Variable(tf.ones(s)) for s in [shape, shape[::-1]]]
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.Adam(), shard_states=True
+    )
+    optimizer.build(weights)
+    x = tf.ones([5, shape[0]])
+
+    @tf.function(jit_compile=True)
+    def step():
+        with tf.GradientTape() as tape:
+            hidden = tf.nn.relu(x @ weights[0])
+            loss = tf.reduce_sum(tf.square(hidden @ weights[1]))
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    program = step.experimental_get_compiler_ir()(stage="optimized_hlo")
+    made = re.findall(
+        r" = f32\[(\S+)\]\S* ([\w-]+)\(", program[program.index("ENTRY") :]
+    )
+    whole = {"301,333", "333,301", str(301 * 333)}
+    assert {operation for dims, operation in made if dims in whole} <= {
+        *("parameter", "get-tuple-element"),  # nothing runs
+        *("dot", "custom-call"),
+    }

@@ -27,7 +27,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._core import runtime
+from tfring._core import native, runtime
 from tfring._gradients.buckets import (
     bucket_limits,
     cut_by_groups,
@@ -289,16 +289,12 @@ class Bucket:
         """A tensor of a variable's shape, with this rank's part in place."""
         cut = self._cuts[i]
         begin, end = cut.range_of(self._rank)
-        if not traced_for_xla():  # To write anew is faster than to copy.
-            flat = tf.pad(part, [[begin, cut.count - end]])
-        else:  # XLA writes the part into the variable's own memory.
-            flat = tf.raw_ops.TensorStridedSliceUpdate(
-                input=tf.reshape(variable, [-1]),
-                begin=[begin],
-                end=[end],
-                strides=[1],
-                value=part,
+        if traced_for_xla():  # The variable's own memory.
+            return native.ops().tfring_write_share(
+                whole=variable, share=part, begin=begin
             )
+        # To write anew is faster than to copy.
+        flat = tf.pad(part, [[begin, cut.count - end]])
         return tf.reshape(flat, cut.shape)
 
 

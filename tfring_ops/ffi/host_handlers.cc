@@ -1,6 +1,8 @@
 // The handlers that XLA calls at run time on the CPU.  They only convert:
 // buffers to a TensorEntry and back.
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,6 +76,21 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return future;
 }
 
+ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer part,
+                 ffi::Result<ffi::AnyBuffer> result, int64_t begin) {
+  const absl::Status status =
+      CheckInPlace(whole.untyped_data(), result->untyped_data());
+  if (!status.ok()) return ToXla(status);
+  if (part.element_count() > 0) {
+    const auto element_bytes =
+        static_cast<int64_t>(part.size_bytes() / part.element_count());
+    std::memcpy(
+        static_cast<std::byte*>(whole.untyped_data()) + begin * element_bytes,
+        part.untyped_data(), part.size_bytes());
+  }
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace tfring
 
@@ -85,3 +102,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_start, tfring::Start,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     tfring_host_done, tfring::Done,
     xla::ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_write, tfring::Write,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<int64_t>("begin"));

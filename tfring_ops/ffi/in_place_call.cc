@@ -17,14 +17,14 @@ absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
   return absl::InternalError(value.error().message());
 }
 
-absl::Status CheckInPlace(const void* before, const void* after) {
-  if (before == after) return absl::OkStatus();
+}  // namespace
+
+absl::Status CheckInPlace(const void* operand, const void* result) {
+  if (operand == result) return absl::OkStatus();
   return absl::InternalError(
       "XLA moved a tensor in the middle of a reduction. Please report it, with "
       "your version of TensorFlow; jit_compile=False avoids it.");
 }
-
-}  // namespace
 
 // The numbers of the codes are the same, gRPC's.
 ffi::Error ToXla(const absl::Status& status) {

@@ -31,6 +31,9 @@ struct InPlaceCall {
   Handle* result;
 };
 
+// An error if XLA gave a result another place than the operand that it aliases.
+absl::Status CheckInPlace(const void* operand, const void* result);
+
 // The status of a Done, once the engine has written to `outcome.outputs` and
 // XLA goes on with the data at `addresses`.
 absl::Status CheckInPlace(const Outcome& outcome,

@@ -19,6 +19,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "tfring_ops/engine/negotiation/messages.h"
@@ -49,8 +50,9 @@ std::string Attribute(absl::string_view name, absl::string_view value) {
 }
 
 // Calls `target` with all of the op's inputs.  Its outputs are the first
-// `count` of them, in place, and an int64.
+// `count` of them, in place, and those of `more`.
 void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
+                     absl::Span<const xla::Shape> more,
                      const std::string& attributes) {
   std::vector<xla::XlaOp> operands;
   std::vector<xla::Shape> operand_shapes;
@@ -64,8 +66,7 @@ void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
   }
   std::vector<xla::Shape> output_shapes(operand_shapes.begin(),
                                         operand_shapes.begin() + count);
-  output_shapes.push_back(xla::ShapeUtil::MakeShapeWithDenseLayout(
-      xla::S64, /*dimensions=*/{}, /*minor_to_major=*/{}));
+  output_shapes.insert(output_shapes.end(), more.begin(), more.end());
   std::vector<std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>>
       aliasing(count);
   for (int i = 0; i < count; ++i) {
@@ -79,9 +80,14 @@ void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
       /*has_side_effect=*/true, aliasing, /*literal=*/nullptr,
       xla::CustomCallSchedule::SCHEDULE_NONE,
       xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
-  for (int i = 0; i <= count; ++i) {
+  for (size_t i = 0; i < output_shapes.size(); ++i) {
     context->SetOutput(i, xla::GetTupleElement(call, i));
   }
+}
+
+xla::Shape HandleShape() {
+  return xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, /*dimensions=*/{},
+                                                  /*minor_to_major=*/{});
 }
 
 enum class Platform { kHost, kCuda };
@@ -106,7 +112,7 @@ class StartXlaOp : public XlaOpKernel {
       absl::StrAppend(&attributes, ", ",
                       Attribute("place", first ? kFirstOfChain : ""));
     }
-    EmitInPlaceCall(context, kStartCall, count,
+    EmitInPlaceCall(context, kStartCall, count, {HandleShape()},
                     absl::StrCat("{", attributes, "}"));
   }
 
@@ -121,7 +127,8 @@ class DoneXlaOp : public XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* context) override {
-    EmitInPlaceCall(context, kDoneCall, count_, /*attributes=*/"");
+    EmitInPlaceCall(context, kDoneCall, count_, {HandleShape()},
+                    /*attributes=*/"");
   }
 
  private:
@@ -152,6 +159,43 @@ class AfterStartXlaOp : public XlaOpKernel {
   }
 };
 
+// Note [Shares in place]
+//
+// An allgather in place is to write into the variable's own memory.  XLA:CPU
+// makes a dynamic-update-slice of the variable a loop over all of it, into
+// other memory, as the share is computed from the variable; and then copies the
+// whole result back to the variable.  A call that has the variable as operand
+// and in place as result needs neither; but it must have it in its own shape,
+// as XLA copies what is reshaped for a call.
+template <Platform platform>
+class WriteShareXlaOp : public XlaOpKernel {
+ public:
+  explicit WriteShareXlaOp(OpKernelConstruction* context)
+      : XlaOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("begin", &begin_));
+  }
+
+  void Compile(XlaOpKernelContext* context) override {
+    if (platform == Platform::kHost) {
+      return EmitInPlaceCall(context, kWriteCall, /*count=*/1, /*more=*/{},
+                             absl::StrCat("{begin = ", begin_, " : i64}"));
+    }
+    const absl::StatusOr<xla::Shape> shape =
+        context->builder()->GetShape(context->Input(0));
+    OP_REQUIRES_OK(context, shape.status());
+    const xla::XlaOp flat =
+        xla::Reshape(context->Input(0), {xla::ShapeUtil::ElementsIn(*shape)});
+    const xla::XlaOp begin =
+        xla::ConstantR0<int64_t>(context->builder(), begin_);
+    context->SetOutput(0, xla::Reshape(xla::DynamicUpdateSlice(
+                                           flat, context->Input(1), {begin}),
+                                       shape->dimensions()));
+  }
+
+ private:
+  int64_t begin_;
+};
+
 // Not by REGISTER_XLA_OP: TensorFlow reads that registry once, when it makes
 // its devices, and the op library may be opened later.
 #define TFRING_REGISTER_XLA(DEVICE, PLATFORM)                                \
@@ -167,7 +211,9 @@ class AfterStartXlaOp : public XlaOpKernel {
       StartXlaOp<CollectiveKind::kGatherInPlace, PLATFORM>);                 \
   REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE), DoneXlaOp);     \
   REGISTER_KERNEL_BUILDER(Name("TfringAfterStart").Device(DEVICE),           \
-                          AfterStartXlaOp<PLATFORM>)
+                          AfterStartXlaOp<PLATFORM>);                        \
+  REGISTER_KERNEL_BUILDER(Name("TfringWriteShare").Device(DEVICE),           \
+                          WriteShareXlaOp<PLATFORM>)
 
 TFRING_REGISTER_XLA(tensorflow::DEVICE_CPU_XLA_JIT, Platform::kHost);
 TFRING_REGISTER_XLA(tensorflow::DEVICE_GPU_XLA_JIT, Platform::kCuda);
