@@ -168,6 +168,13 @@ class Job {
     });
   }
 
+  // All at once: the ranks of GPUs meet before they free their memory.
+  ~Job() {
+    OnThreads(size(), [this](int rank) { engines_[rank].reset(); });
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
   // Nothing stalls and nothing is fused unless a test wants it.
   static Options ShortOptions() {
     Options options;

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -49,11 +51,12 @@ class StreamedTensor {
 
   explicit StreamedTensor(int rank) : StreamedTensor(rank, rank) {}
   // Of that rank of a process set.
-  StreamedTensor(int rank, int gpu)
-      : gpu_(OpenGpu(gpu)),
+  StreamedTensor(int rank, int gpu, int64_t count = kCount)
+      : count_(count),
+        gpu_(OpenGpu(gpu)),
         source_(*gpu_, AllreduceInput(DataType::kFloat32, ReduceOp::kSum,
-                                      kCount, rank)),
-        data_(*gpu_, Elements(kCount * sizeof(float))),
+                                      count_, rank)),
+        data_(*gpu_, Elements(bytes())),
         written_(*CudaEvent::Create(*gpu_)),
         reduced_(*CudaEvent::Create(*gpu_)) {}
 
@@ -63,7 +66,7 @@ class StreamedTensor {
     TensorEntry entry;
     entry.request.name = name;
     entry.request.device = gpu_->ordinal();
-    entry.request.tensors = {{"", {kCount}}};
+    entry.request.tensors = {{"", {count_}}};
     entry.buffers = {{data_.data(), data_.data()}};
     entry.on_start = [this, pause](void* stream) {
       std::this_thread::sleep_for(pause);
@@ -77,25 +80,43 @@ class StreamedTensor {
     const CudaDriver& driver = **CudaDriver::Get();
     const CudaScope scope(driver, gpu_->context());
     EXPECT_EQ(driver.cuMemcpyDtoDAsync(DeviceAddress(data_.data()),
-                                       DeviceAddress(source_.data()),
-                                       kCount * sizeof(float), nullptr),
+                                       DeviceAddress(source_.data()), bytes(),
+                                       nullptr),
               absl::OkStatus());
     EXPECT_EQ(written_->Record(nullptr), absl::OkStatus());
+    if (change) change(entry);
     engine.Submit(std::move(entry));
   }
 
   bool IsSumOver(int size) const {
     return data_.Download() ==
-           AllreduceOutput(DataType::kFloat32, ReduceOp::kSum, kCount, size);
+           AllreduceOutput(DataType::kFloat32, ReduceOp::kSum, count_, size);
   }
 
+  std::function<void(TensorEntry&)> change;  // before it is submitted
   Outcome outcome;
 
  private:
+  int64_t bytes() const { return count_ * static_cast<int64_t>(sizeof(float)); }
+
+  const int64_t count_;
   const std::unique_ptr<CudaDevice> gpu_;
   const DeviceElements source_, data_;
   const std::unique_ptr<CudaEvent> written_, reduced_;
 };
+
+// Whose ranks have a GPU each.
+inline std::unique_ptr<Job> MakeNcclJob(int size, const Options& options) {
+  return std::make_unique<Job>(
+      MakeInProcessTransports(size), MakeInProcessTransports(size), options,
+      /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+      [](int /*rank*/, ProcessSet& set) {
+        set.make_device_lane = [](const Options& of_rank_0, int32_t device,
+                                  Transport& data) {
+          return MakeNcclLane(of_rank_0, device, data);
+        };
+      });
+}
 
 // The status of a rank, and if its result is right.
 struct NcclOutcome {
@@ -109,19 +130,12 @@ inline std::vector<NcclOutcome> AllreduceByNccl(int size,
   const WithFakeCuda devices(&fake_cuda::Options::devices, size);
   Options options = NcclOptions();
   options.stall_shutdown_seconds = timeout_seconds;
-  Job job(MakeInProcessTransports(size), MakeInProcessTransports(size), options,
-          /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
-          [](int /*rank*/, ProcessSet& set) {
-            set.make_device_lane = [](const Options& of_rank_0, int32_t device,
-                                      Transport& data) {
-              return MakeNcclLane(of_rank_0, device, data);
-            };
-          });
+  const std::unique_ptr<Job> job = MakeNcclJob(size, options);
   const int before = FakeNccl()->collectives;
   std::vector<std::unique_ptr<StreamedTensor>> tensors;
   for (int rank = 0; rank < size; ++rank) {
     tensors.push_back(std::make_unique<StreamedTensor>(rank));
-    tensors.back()->SubmitTo(job.engine(rank));
+    tensors.back()->SubmitTo(job->engine(rank));
   }
   if (FakeCuda()->held != 0) {
     while (FakeNccl()->collectives < before + size) std::this_thread::yield();
@@ -133,7 +147,7 @@ inline std::vector<NcclOutcome> AllreduceByNccl(int size,
     const absl::Status status = tensor->outcome.Wait();
     outcomes.push_back({status, status.ok() && tensor->IsSumOver(size)});
   }
-  job.Shutdown();
+  job->Shutdown();
   return outcomes;
 }
 

@@ -1,17 +1,22 @@
 // The ring's collectives, done by another library on a device's stream.
 //
-// Not thread-safe.  Every rank makes the same calls in the same order.  Except
-// for Finish, a call returns when its work is enqueued on the stream, in the
-// order of the kernels that use the same stream; the caller may then reuse the
-// call's host memory.  After an error, Abort comes before the buffers are
+// Not thread-safe.  Every rank asks for the same collectives in the same order.
+// Except for Finish, a call returns when its work is enqueued on the stream, in
+// the order of the kernels that use the same stream; the caller may then reuse
+// the call's host memory.  After an error, Abort comes before the buffers are
 // touched.
+//
+// Only when the stream has done its work is it known that nothing has gone
+// wrong on any rank.
 #ifndef TFRING_OPS_ALGORITHMS_STREAM_COLLECTIVES_H_
 #define TFRING_OPS_ALGORITHMS_STREAM_COLLECTIVES_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
@@ -39,12 +44,25 @@ class StreamCollectives {
                                  absl::Span<const int64_t> bytes_of_rank) = 0;
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root) = 0;
 
-  // Returns when the stream has done all of the above: only then is it known
-  // that nothing has gone wrong on any rank.
+  // Has `done` called by Poll or Finish, when the stream has done all that
+  // anybody has asked it for so far.
+  virtual absl::Status Then(std::function<void()> done) = 0;
+
+  // How many of these are left to call.
+  virtual int left() const = 0;
+
+  // Calls those that are due, in their order, and returns true if there are
+  // any.  An error, which may be another rank's or that the first one takes too
+  // long, is of all that are left.  Does not use the transport, and so may be
+  // called while another call waits.
+  virtual absl::StatusOr<bool> Poll() = 0;
+
+  // Returns when the stream has done all that it has been asked for, and calls
+  // those that are left.
   virtual absl::Status Finish() = 0;
 
   // Aborts the work in flight on the stream, whose results are undefined.
-  // Every later call fails with `reason`.
+  // Every later call fails with `reason`, and what is left to call never is.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 

@@ -22,7 +22,8 @@ struct Options {
   // whose messages take longer to come.
   int64_t network_segment_bytes = 512 << 10;
   // TFRING_BUCKETS_IN_FLIGHT: how many buckets of host memory are on the wire
-  // at once, where ranks are on several nodes.
+  // at once, where ranks are on several nodes; and launched on a device at
+  // once, by stream collectives.
   int64_t buckets_in_flight = 2;
   // TFRING_DEVICE_SEGMENT_BYTES: the same between the memories of GPUs, where a
   // piece has to be worth a kernel's launch.

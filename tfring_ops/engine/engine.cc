@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/broadcast.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/log.h"
@@ -160,7 +159,7 @@ class RingEngine final : public Engine {
       if (progressed_) {
         backoff = Backoff();
       } else if (!lanes_.idle()) {
-        submissions_.WaitFor(kBusyPoll);
+        WaitForLanes(backoff);
       } else if (in_flight_.empty() && !negotiator_.HasNext()) {
         submissions_.WaitFor(IdlePoll());
         backoff = Backoff();
@@ -217,11 +216,13 @@ class RingEngine final : public Engine {
   // end, also where the wait that met it was for something that may fail, like
   // the making of a lane.
   absl::Status Poll() {
-    if (poll_status_.ok()) poll_status_ = PollNegotiation();
+    if (poll_status_.ok()) poll_status_ = PollAll();
     return poll_status_;
   }
 
-  absl::Status PollNegotiation() {
+  absl::Status PollAll() {
+    // First: what a device has done is done, whatever has failed since.
+    TFRING_ASSIGN_OR_RETURN(const bool finished, lanes_.Poll());
     TFRING_RETURN_IF_ERROR(AbortReason());
     std::vector<CollectiveRequest> requests;
     const Clock::time_point now = Clock::now();
@@ -235,7 +236,7 @@ class RingEngine final : public Engine {
         const bool progressed,
         negotiator_.Progress(std::move(requests),
                              submissions_.ShutdownRequested()));
-    progressed_ = progressed_ || progressed;
+    progressed_ = progressed_ || finished || progressed;
     if (!ending_since_ && (submissions_.ShutdownRequested() || !ended_.ok())) {
       ending_since_ = now;
     }
@@ -292,7 +293,7 @@ class RingEngine final : public Engine {
                          "', which it has not submitted"));
       }
     }
-    return lanes_.RunsBeside(task->first()) ? RunBeside(task) : RunAlone(*task);
+    return lanes_.RunsBeside(task->first()) ? RunBeside(task) : RunHere(task);
   }
 
   // See Note [Several buckets in flight] in lanes.h.
@@ -300,44 +301,46 @@ class RingEngine final : public Engine {
     TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.HasRoom(); }));
     TFRING_ASSIGN_OR_RETURN(ExecutionLane* const lane, lanes_.Next());
     if (task->bytes() < kWorkerBytes && lane->worker->left() == 0) {
-      return RunHere(*task, *lane);
+      return RunAndFinish(task, *lane);
     }
     lane->worker->Add([this, task, lane] {
-      const absl::Status status = task->Run(*lane);
-      if (status.ok()) {
-        task->Finish(status);
-      } else {
-        Abort(status);  // which has the engine's thread finish it
-      }
+      const absl::Status status = RunAndFinish(task, *lane);
+      // Which has the engine's thread finish it.
+      if (!status.ok()) Abort(status);
     });
     return absl::OkStatus();
   }
 
-  absl::Status RunAlone(BucketTask& task) {
-    TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.idle(); }));
-    const absl::StatusOr<ExecutionLane*> lane = lanes_.Of(task.first());
+  // Alone, or behind others: see Note [Launched buckets] in lanes.h.
+  absl::Status RunHere(const std::shared_ptr<BucketTask>& task) {
+    const bool follows = lanes_.FollowsOthers(*task);
+    const auto is_free = [this, follows] {
+      return follows ? lanes_.HasRoom() : lanes_.idle();
+    };
+    TFRING_RETURN_IF_ERROR(WaitUntil(is_free));
+    const absl::StatusOr<ExecutionLane*> lane = lanes_.Of(task->first());
     if (!lane.ok()) {
       // Agreed by all ranks: the engine goes on.
-      task.Finish(lane.status());
+      task->Finish(lane.status());
       return absl::OkStatus();
     }
-    return RunHere(task, **lane);
-  }
-
-  static absl::Status RunHere(BucketTask& task, ExecutionLane& lane) {
-    TFRING_RETURN_IF_ERROR(task.Run(lane));
-    task.Finish(absl::OkStatus());
-    return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(RunAndFinish(task, **lane));
+    return follows ? absl::OkStatus() : WaitUntil(is_free);
   }
 
   // Attends meanwhile.
   template <typename Condition>
   absl::Status WaitUntil(const Condition& condition) {
-    while (!condition()) {
+    for (Backoff backoff; !condition();) {
       TFRING_RETURN_IF_ERROR(Poll());
-      submissions_.WaitFor(kBusyPoll);
+      WaitForLanes(backoff);
     }
     return AbortReason();  // of a worker that has become idle
+  }
+
+  // A worker wakes this thread, a device does not.
+  void WaitForLanes(Backoff& backoff) {
+    lanes_.launched() > 0 ? backoff.Pause() : submissions_.WaitFor(kBusyPoll);
   }
 
   void Finish(const std::string& name, const absl::Status& status) {
@@ -407,20 +410,6 @@ class RingEngine final : public Engine {
   std::thread::id id_;  // of the engine's thread
   std::thread thread_;  // last: it uses all of the above
 };
-
-// More channels for data, up to one for each bucket that may be on the wire.
-// Collective.
-absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
-                         std::vector<std::unique_ptr<Transport>>& channels) {
-  const bool wire_is_the_limit = Layout::Of(*channels[0]).nodes > 1;
-  while (process_set.make_data && wire_is_the_limit &&
-         static_cast<int64_t>(channels.size()) < options.buckets_in_flight) {
-    TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Transport> channel,
-                            process_set.make_data());
-    channels.push_back(std::move(channel));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 

@@ -162,7 +162,8 @@ struct TensorEntry {
   // and the outputs free.  May be null.
   std::function<absl::Status(void* stream)> on_start;
   // And after all has been asked of it: makes the framework's stream wait for
-  // it.  Nobody but the device itself has waited when `done` is called.
+  // it.  Nobody but the device itself has waited when `done` is called.  Not
+  // called where `done` comes only when the device has done all.
   std::function<absl::Status(void* stream)> on_finish;
   // Before `done` gives up the memory of `buffers`, which the wire may still
   // use then: makes it live for ever.  Null where nobody can, as under XLA.

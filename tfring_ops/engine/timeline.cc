@@ -1,14 +1,19 @@
 #include "tfring_ops/engine/timeline.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace tfring {
 namespace {
 
+int NextNumber() {
+  static std::atomic<int> numbers{0};
+  return numbers++;
+}
+
 int ThisThread() {
-  static std::atomic<int> threads{0};
-  static thread_local const int number = threads++;
+  static thread_local const int number = NextNumber();
   return number;
 }
 
@@ -19,6 +24,8 @@ int64_t Clock() {
 }
 
 }  // namespace
+
+Timeline::Track::Track() : number(NextNumber()) {}
 
 Timeline& Timeline::Global() {
   static Timeline& timeline = *new Timeline();
@@ -117,12 +124,19 @@ void Timeline::Record(Event event) {
 }
 
 TimelineSpan::TimelineSpan(Timeline::Phase phase,
-                           const CollectiveRequest& request, int64_t bytes) {
+                           const CollectiveRequest& request, int64_t bytes,
+                           Timeline::Track* track)
+    : track_(track) {
   const int64_t now = Timeline::Global().Now();
   if (now == 0) return;
-  event_ = Timeline::Event{
-      phase, request.kind, request.process_set_id, request.name, bytes, now,
-      0,     ThisThread()};
+  event_ = Timeline::Event{phase,
+                           request.kind,
+                           request.process_set_id,
+                           request.name,
+                           bytes,
+                           now,
+                           0,
+                           track == nullptr ? ThisThread() : track->number};
   if (phase == Timeline::Phase::kBucket) {
     Timeline::Global().BeginBucket(now);
   }
@@ -142,6 +156,10 @@ void TimelineSpan::Next(Timeline::Phase phase) {
 void TimelineSpan::End() {
   if (!event_) return;
   event_->end_ns = Timeline::Global().Now();
+  if (track_ != nullptr) {
+    event_->begin_ns = std::max(event_->begin_ns, track_->free_ns);
+    track_->free_ns = event_->end_ns;
+  }
   Timeline::Global().Record(*std::move(event_));
   event_.reset();
 }

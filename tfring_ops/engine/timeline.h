@@ -49,7 +49,16 @@ class Timeline {
     int64_t bytes;
     // Times of std::chrono::steady_clock.
     int64_t begin_ns, end_ns;
-    int thread;  // a number for each that has recorded something
+    int thread;  // a number for each that has recorded something, and track
+  };
+
+  // The line of a device in the picture, which begins with a bucket when it has
+  // ended the one before, whenever it was launched.
+  struct Track {
+    Track();
+
+    const int number;
+    int64_t free_ns = 0;  // since then
   };
 
   struct Recording {
@@ -106,9 +115,11 @@ class Timeline {
 // or in several, one after the other.
 class TimelineSpan {
  public:
-  // `request` is the first of its bucket, `bytes` are those of all.
+  // `request` is the first of its bucket, `bytes` are those of all.  With a
+  // track, it is the device that does it, whatever thread it is begun and ended
+  // on.
   TimelineSpan(Timeline::Phase phase, const CollectiveRequest& request,
-               int64_t bytes);
+               int64_t bytes, Timeline::Track* track = nullptr);
   ~TimelineSpan();
   TimelineSpan(const TimelineSpan&) = delete;
   TimelineSpan& operator=(const TimelineSpan&) = delete;
@@ -119,6 +130,7 @@ class TimelineSpan {
   void End();
 
  private:
+  Timeline::Track* const track_;
   std::optional<Timeline::Event> event_;  // if it records
 };
 

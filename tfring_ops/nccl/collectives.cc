@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -172,6 +173,11 @@ class NcclCollectives final : public StreamCollectives {
         });
   }
 
+  absl::Status Then(std::function<void()> done) override {
+    return communicator_->Then(std::move(done));
+  }
+  int left() const override { return communicator_->left(); }
+  absl::StatusOr<bool> Poll() override { return communicator_->Poll(); }
   absl::Status Finish() override { return communicator_->Finish(); }
 
   void Abort(const absl::Status& reason) override {

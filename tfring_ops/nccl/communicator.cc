@@ -12,8 +12,6 @@
 namespace tfring {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A rank's message to the others about a step that all must take.
 struct Word {
   // kGivenUp: because another one has failed.
@@ -106,15 +104,12 @@ absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
   TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
   const CudaScope scope(driver_, device_.context());
   absl::Status started = scope.status();
-  const auto make_event = [&](auto& made) {
-    if (!started.ok()) return;
+  if (started.ok()) {
     absl::StatusOr<std::unique_ptr<CudaEvent>> event =
         CudaEvent::Create(device_);
     started = event.status();
-    if (started.ok()) made = *std::move(event);
-  };
-  make_event(finished_);
-  make_event(launched_);
+    if (started.ok()) launched_ = *std::move(event);
+  }
   if (started.ok()) {
     NcclConfig config;
     started = nccl_.ncclCommInitRankConfig(&comm_, host_.size(), id,
@@ -153,42 +148,76 @@ absl::StatusOr<bool> NcclCommunicator::Settled() const {
 }
 
 absl::Status NcclCommunicator::Settle() {
-  return WaitUntil([this] { return Settled(); });
+  const Clock::time_point begin = Clock::now();
+  for (Backoff backoff;; backoff.Pause()) {
+    TFRING_ASSIGN_OR_RETURN(const bool settled, Settled());
+    if (settled) return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(host_.Progress());
+    if (backoff.SeldomTurn()) TFRING_RETURN_IF_ERROR(CheckWait(begin));
+  }
+}
+
+absl::Status NcclCommunicator::CheckWait(Clock::time_point since) const {
+  const std::chrono::duration<double> waited = Clock::now() - since;
+  if (timeout_seconds_ == 0 || waited.count() <= timeout_seconds_) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "NCCL has waited for another rank for ", timeout_seconds_, " s"));
+}
+
+absl::Status NcclCommunicator::Then(std::function<void()> done) {
+  TFRING_RETURN_IF_ERROR(broken_);
+  if (events_.empty()) {
+    TFRING_ASSIGN_OR_RETURN(events_.emplace_back(), CudaEvent::Create(device_));
+  }
+  TFRING_RETURN_IF_ERROR(events_.back()->Record(device_.stream()));
+  if (marks_.empty()) first_since_ = Clock::now();
+  marks_.push_back({std::move(events_.back()), std::move(done)});
+  events_.pop_back();
+  is_marked_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> NcclCommunicator::Poll() {
+  TFRING_RETURN_IF_ERROR(broken_);
+  bool some_are_due = false;
+  while (!marks_.empty()) {
+    // First: after an error of the communicator's nothing can be assumed of
+    // what was asked for, whatever the event says.
+    TFRING_RETURN_IF_ERROR(Settled().status());
+    TFRING_ASSIGN_OR_RETURN(const bool is_due, marks_.front().event->Done());
+    if (!is_due) {
+      TFRING_RETURN_IF_ERROR(CheckWait(first_since_));
+      break;
+    }
+    some_are_due = true;
+    Mark mark = std::move(marks_.front());
+    marks_.pop_front();
+    events_.push_back(std::move(mark.event));
+    first_since_ = Clock::now();
+    mark.done();
+  }
+  return some_are_due;
 }
 
 absl::Status NcclCommunicator::Finish() {
   TFRING_RETURN_IF_ERROR(broken_);
-  if (!unfinished_) return absl::OkStatus();
-  TFRING_RETURN_IF_ERROR(finished_->Record(device_.stream()));
-  TFRING_RETURN_IF_ERROR(WaitUntil([this]() -> absl::StatusOr<bool> {
-    TFRING_RETURN_IF_ERROR(Settled().status());
-    return finished_->Done();
-  }));
-  unfinished_ = false;
-  return absl::OkStatus();
-}
-
-absl::Status NcclCommunicator::WaitUntil(
-    const std::function<absl::StatusOr<bool>()>& done) {
-  const Clock::time_point begin = Clock::now();
-  for (Backoff backoff;; backoff.Pause()) {
-    TFRING_ASSIGN_OR_RETURN(const bool is_done, done());
-    if (is_done) return absl::OkStatus();
+  if (!is_marked_) TFRING_RETURN_IF_ERROR(Then([] {}));
+  for (Backoff backoff; !marks_.empty(); backoff.Pause()) {
+    TFRING_RETURN_IF_ERROR(Poll().status());
     TFRING_RETURN_IF_ERROR(host_.Progress());
-    const std::chrono::duration<double> waited = Clock::now() - begin;
-    if (backoff.SeldomTurn() && timeout_seconds_ > 0 &&
-        waited.count() > timeout_seconds_) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "NCCL has waited for another rank for ", timeout_seconds_, " s"));
-    }
   }
+  return absl::OkStatus();
 }
 
 void NcclCommunicator::Abort(const absl::Status& reason) {
   if (broken_.ok()) broken_ = reason;
-  if (comm_ == nullptr) return;
-  const CudaScope scope(driver_, device_.context());
-  nccl_.ncclCommAbort.Result(std::exchange(comm_, nullptr));
+  if (comm_ != nullptr) {
+    const CudaScope scope(driver_, device_.context());
+    nccl_.ncclCommAbort.Result(std::exchange(comm_, nullptr));
+  }
+  marks_.clear();
 }
 
 }  // namespace tfring

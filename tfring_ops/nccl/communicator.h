@@ -2,14 +2,18 @@
 //
 // While NCCL is busy, on the host or on the GPU, this rank polls the host's
 // transport, which reports the loss of a peer, and the errors that NCCL has
-// noticed by itself.  So no rank waits forever.
+// noticed by itself.  So no rank waits forever.  What NCCL has enqueued on the
+// GPU its owner polls (Poll), and the host's transport, too.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_NCCL_COMMUNICATOR_H_
 #define TFRING_OPS_NCCL_COMMUNICATOR_H_
 
+#include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -45,7 +49,7 @@ class NcclCommunicator {
     TFRING_RETURN_IF_ERROR(scope.status());
     TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
     TFRING_RETURN_IF_ERROR(turn.Follow(device_.stream()));
-    unfinished_ = true;
+    is_marked_ = false;
     TFRING_RETURN_IF_ERROR(nccl_.ncclGroupStart());
     const absl::Status asked = ask(nccl_, comm_, device_.stream());
     // Also after an error: the group is the thread's.
@@ -56,14 +60,24 @@ class NcclCommunicator {
     return turn.Launched(launched_, device_.stream());
   }
 
-  // Returns when the stream has completed all enqueued work, if that is the
-  // work of a Group.
+  // See StreamCollectives.
+  absl::Status Then(std::function<void()> done);
+  int left() const { return static_cast<int>(marks_.size()); }
+  absl::StatusOr<bool> Poll();
   absl::Status Finish();
 
   // Aborts the collectives in flight.  Every later call fails with `reason`.
   void Abort(const absl::Status& reason);
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // A moment in the order of the stream.
+  struct Mark {
+    std::unique_ptr<CudaEvent> event;
+    std::function<void()> done;
+  };
+
   NcclCommunicator(const NcclLibrary& nccl, const CudaDriver& driver,
                    const CudaDevice& device, Transport& host, LaunchPlace place,
                    double timeout_seconds);
@@ -73,7 +87,8 @@ class NcclCommunicator {
   // Returns true if NCCL's host code has finished its last call.
   absl::StatusOr<bool> Settled() const;
   absl::Status Settle();
-  absl::Status WaitUntil(const std::function<absl::StatusOr<bool>()>& done);
+  // An error if that was too long ago.
+  absl::Status CheckWait(Clock::time_point since) const;
 
   const NcclLibrary& nccl_;
   const CudaDriver& driver_;
@@ -82,9 +97,12 @@ class NcclCommunicator {
   const LaunchPlace place_;
   const double timeout_seconds_;
   ncclComm_t comm_ = nullptr;
-  std::unique_ptr<CudaEvent> finished_;
   std::shared_ptr<CudaEvent> launched_;  // the last group
-  bool unfinished_ = false;
+  std::deque<Mark> marks_;               // that the stream has not come to
+  bool is_marked_ = true;                // the end of what NCCL was asked for
+  // When the stream could begin with what the first mark ends.
+  Clock::time_point first_since_;
+  std::vector<std::unique_ptr<CudaEvent>> events_;  // of earlier marks
   absl::Status broken_;
 };
 

@@ -15,6 +15,10 @@
 // 5. the entry is done: its tensors are released, and the work that reads the
 //    outputs is enqueued.
 //
+// By NCCL an entry is done only when the GPU has done it (Note [Launched
+// buckets] in engine/execution/lanes.h).  Then step 4 is left out: the
+// framework's stream has nothing to wait for.
+//
 // An output whose size is known only in 3 is allocated there, and then the
 // engine's stream waits for the framework's once more.
 #ifndef TFRING_OPS_RUNTIME_STREAM_ORDER_H_

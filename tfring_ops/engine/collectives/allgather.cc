@@ -160,6 +160,11 @@ class GatherInPlace final : public Collective {
     return PartWouldBeLost(joined);
   }
 
+  bool OnlyLaunches(const ExecutionContext& context,
+                    const CollectiveRequest&) const override {
+    return context.stream_collectives() != nullptr;
+  }
+
   absl::Status Run(ExecutionContext& context,
                    const Bucket& bucket) const override {
     const TensorEntry& entry = *bucket.entries[0];

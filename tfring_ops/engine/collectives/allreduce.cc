@@ -58,6 +58,11 @@ class Allreduce final : public Collective {
  public:
   bool is_fusible() const override { return true; }
 
+  bool OnlyLaunches(const ExecutionContext& context,
+                    const CollectiveRequest& request) const override {
+    return context.Delegates(request);
+  }
+
   void FillNeutral(const Kernels& kernels, const CollectiveRequest& request,
                    std::byte* memory, int64_t bytes) const override {
     FillWithIdentity(kernels, request.dtype, request.op, memory, bytes);

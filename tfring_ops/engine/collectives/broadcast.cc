@@ -37,6 +37,11 @@ class Broadcast final : public Collective {
                         ", has joined and sends nothing");
   }
 
+  bool OnlyLaunches(const ExecutionContext& context,
+                    const CollectiveRequest&) const override {
+    return context.stream_collectives() != nullptr;
+  }
+
   absl::Status Run(ExecutionContext& context,
                    const Bucket& bucket) const override {
     const TensorEntry& entry = *bucket.entries[0];

@@ -42,6 +42,11 @@ std::string Collective::CheckRunsWithoutJoined(const std::vector<int32_t>&,
   return "";
 }
 
+bool Collective::OnlyLaunches(const ExecutionContext&,
+                              const CollectiveRequest&) const {
+  return false;
+}
+
 void Collective::MakeNeutral(CollectiveRequest&) const {}
 
 void Collective::FillNeutral(const Kernels&, const CollectiveRequest&,

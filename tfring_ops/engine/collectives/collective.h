@@ -64,6 +64,12 @@ class Collective {
 
   // ---- Execution ----
 
+  // Returns true if all that Run asks of this rank is to launch work on a
+  // device's stream, by the stream collectives of `context`: it waits for no
+  // work there, nor allocates memory.
+  virtual bool OnlyLaunches(const ExecutionContext& context,
+                            const CollectiveRequest& request) const;
+
   // Makes `request` that of a rank which has joined; see
   // neutral_contribution.h.
   virtual void MakeNeutral(CollectiveRequest& request) const;

@@ -67,6 +67,11 @@ class ReduceScatter : public Collective {
     return PartWouldBeLost(joined);
   }
 
+  bool OnlyLaunches(const ExecutionContext& context,
+                    const CollectiveRequest& request) const override {
+    return context.Delegates(request);
+  }
+
   absl::Status Run(ExecutionContext& context,
                    const Bucket& bucket) const override {
     TensorEntry& entry = *bucket.entries[0];

@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "tfring_ops/algorithms/stream_collectives.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/error_messages.h"
-#include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -53,7 +53,9 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   for (NeutralContribution& contribution : neutral_contributions_) {
     TFRING_RETURN_IF_ERROR(contribution.Allocate(*lane.lane.kernels));
   }
-  const TimelineSpan span(Timeline::Phase::kBucket, first(), bytes_);
+  const bool is_launched = lane.lane.collectives != nullptr;
+  span_.emplace(Timeline::Phase::kBucket, first(), bytes_,
+                is_launched ? &lane.track : nullptr);
   // Before `done`, after which this rank goes on.
   if (first().kind == CollectiveKind::kJoin) submissions_.RestartNames();
   void* const stream = lane.lane.stream;
@@ -63,12 +65,13 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   TFRING_RETURN_IF_ERROR(
       CollectiveOf(first().kind)
           .Run(lane.context, {entries_, bucket_, contributors, members_}));
+  // The ring's messages have told that all ranks are well.  Of others' only the
+  // device can tell, and so the entries are done when it is.
+  if (is_launched) return absl::OkStatus();
   for (const TensorEntry* entry : entries_) {
     if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
   }
-  // The ring's messages have told that all ranks are well; others' have not.
-  return lane.lane.collectives == nullptr ? absl::OkStatus()
-                                          : lane.lane.collectives->Finish();
+  return absl::OkStatus();
 }
 
 void BucketTask::KeepMemory() {
@@ -82,6 +85,7 @@ void BucketTask::KeepMemory() {
 
 void BucketTask::Finish(const absl::Status& status) {
   if (finished_.exchange(true)) return;
+  span_.reset();
   for (const TensorEntry& entry : own_) {
     tfring::Finish(entry, status, submissions_);
   }
@@ -89,6 +93,16 @@ void BucketTask::Finish(const absl::Status& status) {
   entries_.clear();
   own_.clear();
   neutral_contributions_.clear();
+}
+
+absl::Status RunAndFinish(const std::shared_ptr<BucketTask>& task,
+                          ExecutionLane& lane) {
+  TFRING_RETURN_IF_ERROR(task->Run(lane));
+  auto finish = [task] { task->Finish(absl::OkStatus()); };
+  StreamCollectives* const collectives = lane.lane.collectives.get();
+  if (collectives != nullptr) return collectives->Then(std::move(finish));
+  finish();
+  return absl::OkStatus();
 }
 
 void Finish(const TensorEntry& entry, const absl::Status& status,

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "tfring_ops/engine/negotiation/messages.h"
 #include "tfring_ops/engine/submissions.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/engine/timeline.h"
 
 namespace tfring {
 
@@ -40,15 +43,22 @@ class BucketTask {
   const std::string& what() const { return what_; }
   // The size of all tensors.
   int64_t bytes() const { return bytes_; }
+  bool has_neutral_contributions() const {
+    return !neutral_contributions_.empty();
+  }
 
-  // An error leaves the entries in flight: their memory may be, too.  It aborts
-  // the lane, on which nothing runs any more.
+  // Returns before a lane with stream collectives has done what it is asked
+  // for.  An error leaves the entries in flight: their memory may be, too.  It
+  // aborts the lane, on which nothing runs any more.
+  // REQUIRES: the lane outlives this.
   absl::Status Run(ExecutionLane& lane);
 
   // Unless it is finished: what was on the wire may still be used.
   void KeepMemory();
 
   // Calls each entry's `done`; the first call counts.
+  // REQUIRES: with OK, what Run has asked the lane for is done, or will be
+  // before what the entries' `on_finish` had wait for it.
   void Finish(const absl::Status& status);
   bool finished() const { return finished_; }
 
@@ -68,8 +78,15 @@ class BucketTask {
   std::vector<TensorEntry*> entries_;  // all of them
   std::string what_;
   int64_t bytes_ = 0;
+  std::optional<TimelineSpan> span_;
   std::atomic<bool> finished_{false};
 };
+
+// Runs `task` and finishes it, or, where it is launched, has it finished when
+// the lane is polled.
+// REQUIRES: the lane outlives the task.
+absl::Status RunAndFinish(const std::shared_ptr<BucketTask>& task,
+                          ExecutionLane& lane);
 
 // Ends one entry, which is no longer in flight: calls its `done`.
 void Finish(const TensorEntry& entry, const absl::Status& status,

@@ -5,8 +5,21 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
+#include "tfring_ops/engine/execution/bucket_task.h"
 
 namespace tfring {
+
+absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
+                         std::vector<std::unique_ptr<Transport>>& channels) {
+  const bool wire_is_the_limit = Layout::Of(*channels[0]).nodes > 1;
+  while (process_set.make_data && wire_is_the_limit &&
+         static_cast<int64_t>(channels.size()) < options.buckets_in_flight) {
+    TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Transport> channel,
+                            process_set.make_data());
+    channels.push_back(std::move(channel));
+  }
+  return absl::OkStatus();
+}
 
 void ExecutionLane::Abort(const absl::Status& reason) {
   if (!failure.ok()) return;
@@ -65,14 +78,33 @@ absl::StatusOr<ExecutionLane*> Lanes::Next() {
 
 bool Lanes::HasRoom() const {
   const ExecutionLane& lane = host_[next_];
-  return lane.worker == nullptr || lane.worker->left() < 2;
+  return (lane.worker == nullptr || lane.worker->left() < 2) &&
+         launched() < options_.buckets_in_flight;
 }
 
 bool Lanes::idle() const {
   for (const ExecutionLane& lane : host_) {
     if (lane.worker != nullptr && lane.worker->left() > 0) return false;
   }
-  return true;
+  return launched() == 0;
+}
+
+bool Lanes::FollowsOthers(const BucketTask& task) const {
+  return OnDevice(task.first()) && on_device_ != nullptr &&
+         CollectiveOf(task.first().kind)
+             .OnlyLaunches(on_device_->context, task.first()) &&
+         !task.has_neutral_contributions();
+}
+
+int Lanes::launched() const {
+  return on_device_ == nullptr || on_device_->lane.collectives == nullptr
+             ? 0
+             : on_device_->lane.collectives->left();
+}
+
+absl::StatusOr<bool> Lanes::Poll() {
+  if (launched() == 0) return false;
+  return on_device_->lane.collectives->Poll();
 }
 
 absl::StatusOr<ExecutionLane*> Lanes::Of(const CollectiveRequest& request) {

@@ -12,6 +12,26 @@
 // long; for a small one it takes too long, which has its lane from the engine's
 // thread if that is free.  All else waits until all lanes are, and so comes
 // after what was agreed before it.
+//
+// Note [Launched buckets]
+// By NCCL (StreamCollectives) a bucket is done only when the GPU has done it,
+// as nothing else tells that all ranks are well.  If the engine's thread waited
+// for that before it launches the next one, the GPU would be idle meanwhile. So
+// it launches buckets one behind the other, up to as many as may be in flight,
+// and finishes each when the stream has come to its end.  The stream keeps the
+// order of what they write, also to the fusion buffer.
+//
+// A launched bucket may wait for a rank that is lost, and the host must not
+// wait for it without looking.  So what has the host wait for the GPU runs
+// alone, after all that is launched and before what comes next: what goes round
+// the ring, whose deadlines would count what is before it; and what allocates
+// or frees memory, where the driver may wait, without any deadline: neutral
+// contributions, outputs of an allgather, a fusion buffer that grows.
+//
+// Where the ring does all, there is no such gap: what goes by CUDA's IPC is
+// done when it is launched.  Staged copies cannot be launched ahead, nor
+// messages of MPI that knows of GPUs, as the host sends what the GPU has
+// written before.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_LANES_H_
 #define TFRING_OPS_ENGINE_EXECUTION_LANES_H_
 
@@ -32,10 +52,16 @@
 #include "tfring_ops/engine/lane.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
+
+// More channels for data, up to one for each bucket that may be on the wire.
+// Collective.
+absl::Status AddChannels(const Options& options, const ProcessSet& process_set,
+                         std::vector<std::unique_ptr<Transport>>& channels);
 
 // A lane and who works on it.
 struct ExecutionLane {
@@ -60,6 +86,7 @@ struct ExecutionLane {
 
   Lane lane;
   ExecutionContext context;
+  Timeline::Track track;  // of a lane with stream collectives
   // Why nothing more may run here: what peers send next may belong to another
   // bucket than what this rank would receive it for.  OK while all is well.
   absl::Status failure;
@@ -67,6 +94,8 @@ struct ExecutionLane {
   // has it.
   std::unique_ptr<Worker> worker;
 };
+
+class BucketTask;
 
 class Lanes {
  public:
@@ -88,14 +117,23 @@ class Lanes {
   // The lane for the next of these, agreed by all ranks.  Collective at the
   // first call.
   absl::StatusOr<ExecutionLane*> Next();
-  // Returns true if that lane can take another; also if there is but one lane.
+  // Returns true if that lane can take another, also if there is but one, and
+  // the device's can take another that is launched.
   bool HasRoom() const;
-  // Returns true if no worker has anything left to do.
+  // Returns true if no worker and no device has anything left to do.
   bool idle() const;
+
+  // Returns true if `task` may be launched behind others; see the Note.
+  bool FollowsOthers(const BucketTask& task) const;
+  // How many are launched and not done.
+  int launched() const;
+  // Finishes those that the device has done, and returns true if there are any.
+  // An error is the end of all that are left.
+  absl::StatusOr<bool> Poll();
 
   // The lane for what runs alone, agreed by all ranks.  Collective at the first
   // call for a device; an error is the same on every rank, now and ever after.
-  // REQUIRES: idle().
+  // REQUIRES: idle(), unless the task of `request` follows others.
   absl::StatusOr<ExecutionLane*> Of(const CollectiveRequest& request);
 
   // Aborts all lanes; the last call.  When it returns, nothing is at work on

@@ -1,0 +1,382 @@
+// Buckets that are launched behind others which the GPU has not done yet; see
+// Note [Launched buckets] in tfring_ops/engine/execution/lanes.h.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cpp/engines.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/nccl_engines.h"
+#include "tests/cpp/nccl_ranks.h"
+#include "tfring_ops/engine/timeline.h"
+
+namespace tfring {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using testing::ElementsAre;
+using testing::Gt;
+using testing::HasSubstr;
+
+constexpr int kSize = 3;
+// In which an engine would launch something if it could.
+constexpr milliseconds kMoment{100};
+
+class CudaNcclLaunchedTest : public testing::Test {
+ protected:
+  using Change = std::function<void(TensorEntry&)>;
+
+  static Options MakeOptions() {
+    Options options = NcclOptions();
+    options.fusion_threshold_bytes = 0;
+    return options;
+  }
+
+  // With lanes, and a fusion buffer.
+  void StartJob(const Options& options = MakeOptions()) {
+    job_ = MakeNcclJob(kSize, options);
+    Submit("first", 100, Scale);
+    ExpectSums();
+    tensors_.clear();
+    launches_before_ = FakeNccl()->collectives;
+  }
+
+  // An allreduce by the ranks from `first_rank` on.
+  void Submit(const std::string& name, int64_t count = StreamedTensor::kCount,
+              const Change& change = nullptr, int first_rank = 0) {
+    for (int rank = first_rank; rank < kSize; ++rank) {
+      tensors_.push_back(std::make_unique<StreamedTensor>(rank, rank, count));
+      StreamedTensor& tensor = *tensors_.back();
+      tensor.change = [this, name, rank, &change](TensorEntry& entry) {
+        if (change) change(entry);
+        entry.done = [this, name, rank, done = std::move(entry.done)](
+                         const absl::Status& status) {
+          {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            done_[rank].push_back(name);
+          }
+          done(status);
+        };
+      };
+      tensor.SubmitTo(job_->engine(rank), name);
+    }
+  }
+
+  // Has it go through the fusion buffer.
+  static void Scale(TensorEntry& entry) {
+    entry.request.prescale_factor = 2;
+    entry.request.postscale_factor = 0.5;
+  }
+
+  int launches() const { return FakeNccl()->collectives - launches_before_; }
+
+  // Returns when all ranks together have launched so many, and no more.
+  void AwaitLaunches(int count) const {
+    const auto deadline = steady_clock::now() + seconds(20);
+    while (launches() < count && steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    std::this_thread::sleep_for(kMoment);
+    EXPECT_EQ(launches(), count);
+  }
+
+  void ExpectNoneIsDone() const {
+    for (const auto& tensor : tensors_) EXPECT_EQ(tensor->outcome.calls(), 0);
+  }
+
+  void ExpectSums() const {
+    for (const auto& tensor : tensors_) {
+      const absl::Status status = tensor->outcome.Wait();
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(tensor->IsSumOver(kSize));
+    }
+  }
+
+  // Soon, and once each.
+  void ExpectAllFail(const std::string& reason) const {
+    const auto begin = steady_clock::now();
+    for (const auto& tensor : tensors_) {
+      const absl::Status status = tensor->outcome.Wait();
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(std::string(status.message()), HasSubstr(reason));
+      EXPECT_EQ(tensor->outcome.calls(), 1);
+    }
+    EXPECT_LT(steady_clock::now() - begin, seconds(10));
+  }
+
+  const WithFakeCuda devices_{&FakeOptions::devices, kSize};
+  std::mutex mutex_;
+  std::map<int, std::vector<std::string>> done_;  // names by rank, in order
+  std::vector<std::unique_ptr<StreamedTensor>> tensors_;
+  std::unique_ptr<Job> job_;
+  int launches_before_ = 0;
+};
+
+// ---- The order ----
+
+TEST_F(CudaNcclLaunchedTest, TheNextIsLaunchedBeforeTheGpuHasDoneTheFirst) {
+  StartJob();
+  const WithFakeCuda hold(&FakeOptions::held, 1);
+  for (const char* const name : {"a", "b", "c", "d"}) Submit(name);
+  AwaitLaunches(2 * kSize);  // which may be in flight
+  ExpectNoneIsDone();
+  FakeCuda()->held = 0;
+  ExpectSums();
+  EXPECT_EQ(launches(), 4 * kSize);
+  for (const auto& [rank, names] : done_) {
+    EXPECT_THAT(names, ElementsAre("first", "a", "b", "c", "d")) << rank;
+  }
+}
+
+TEST_F(CudaNcclLaunchedTest, AsManyAsMayBeInFlight) {
+  for (const int count : {1, 3}) {
+    Options options = MakeOptions();
+    options.buckets_in_flight = count;
+    StartJob(options);
+    const WithFakeCuda hold(&FakeOptions::held, 1);
+    for (int i = 0; i < 5; ++i) Submit("x" + std::to_string(i));
+    AwaitLaunches(count * kSize);
+    ExpectNoneIsDone();
+    FakeCuda()->held = 0;
+    ExpectSums();
+    job_->Shutdown();
+    tensors_.clear();
+  }
+}
+
+// The host knows that they are done.
+TEST_F(CudaNcclLaunchedTest, TheFrameworksStreamIsNotMadeToWait) {
+  StartJob();
+  std::atomic<int> finishes{0};
+  Submit("a", 100, [&](TensorEntry& entry) {
+    entry.on_finish = [&](void*) {
+      ++finishes;
+      return absl::OkStatus();
+    };
+  });
+  ExpectSums();
+  EXPECT_EQ(finishes, 0);
+}
+
+// Short ones and long ones, with and without the fusion buffer, which grows.
+TEST_F(CudaNcclLaunchedTest, StreamsThatAreLateByTurns) {
+  Options options = MakeOptions();
+  options.device_segment_bytes = 1 << 20;
+  options.buckets_in_flight = 3;
+  StartJob(options);
+  const WithFakeCuda slow(&FakeOptions::delay_us, 3000);
+  for (int round = 0; round < 3; ++round) {
+    for (const int64_t count : {7, 20'000, 300 * 1000 << round}) {
+      const std::string name = std::to_string(round * 1'000'000 + count);
+      Submit("as it is " + name, count);
+      Submit("scaled " + name, count, Scale);
+    }
+    ExpectSums();
+  }
+}
+
+// What the tensors of a joined rank lie in is freed when its bucket is done,
+// and the driver may wait for all that is launched.
+TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
+  StartJob();
+  std::vector<Outcome> joined(kSize);
+  const auto join = [&](int rank) {
+    TensorEntry entry;
+    entry.request.kind = CollectiveKind::kJoin;
+    entry.request.name = "join";
+    entry.on_joined = [](int /*rank*/) {};
+    entry.done = [&, rank](const absl::Status& status) {
+      joined[rank].Done(status);
+    };
+    job_->engine(rank).Submit(std::move(entry));
+  };
+  join(0);
+  {
+    const WithFakeCuda hold(&FakeOptions::held, 1);
+    for (const char* const name : {"a", "b", "c"}) {
+      Submit(name, 100, nullptr, /*first_rank=*/1);
+    }
+    AwaitLaunches(2 * (kSize - 1) + 1);
+    ExpectNoneIsDone();
+  }
+  for (const auto& tensor : tensors_) {
+    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
+  }
+  for (int rank = 1; rank < kSize; ++rank) join(rank);
+  for (Outcome& outcome : joined) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+}
+
+TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
+  StartJob();
+  const WithFakeCuda hold(&FakeOptions::held, 1);
+  Submit("a");
+  AwaitLaunches(kSize);
+  std::thread shutdown([this] { job_->Shutdown(); });
+  std::this_thread::sleep_for(kMoment);
+  ExpectNoneIsDone();
+  FakeCuda()->held = 0;
+  shutdown.join();
+  ExpectSums();
+}
+
+// A barrier of host memory ends after what was agreed before it.
+TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedComesAfterIt) {
+  StartJob();
+  std::vector<Outcome> ended(kSize);
+  {
+    const WithFakeCuda hold(&FakeOptions::held, 1);
+    Submit("a");
+    AwaitLaunches(kSize);
+    for (int rank = 0; rank < kSize; ++rank) {
+      TensorEntry entry;
+      entry.request.kind = CollectiveKind::kBarrier;
+      entry.request.name = "barrier";
+      entry.done = [&, rank](const absl::Status& status) {
+        ended[rank].Done(status);
+      };
+      job_->engine(rank).Submit(std::move(entry));
+    }
+    std::this_thread::sleep_for(kMoment);
+    for (Outcome& outcome : ended) EXPECT_EQ(outcome.calls(), 0);
+  }
+  for (Outcome& outcome : ended) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+  for (const auto& tensor : tensors_) EXPECT_EQ(tensor->outcome.calls(), 1);
+  ExpectSums();
+}
+
+// A GPU's line has its buckets one after the other, each until the GPU has
+// done it.
+TEST_F(CudaNcclLaunchedTest, TheTimelineShowsWhatTheGpuDoes) {
+  StartJob();
+  Timeline::Global().Start(/*mark_responses=*/false);
+  {
+    const WithFakeCuda hold(&FakeOptions::held, 1);
+    Submit("a");
+    Submit("b");
+    AwaitLaunches(2 * kSize);
+  }
+  ExpectSums();
+  const Timeline::Recording recording = Timeline::Global().Stop();
+  std::map<int, std::vector<Timeline::Event>> tracks;
+  for (const Timeline::Event& event : recording.events) {
+    if (event.phase == Timeline::Phase::kBucket) {
+      tracks[event.thread].push_back(event);
+    }
+  }
+  ASSERT_EQ(tracks.size(), kSize);
+  for (const auto& [track, buckets] : tracks) {
+    ASSERT_EQ(buckets.size(), 2);
+    EXPECT_EQ(buckets[0].name, "a");
+    EXPECT_GE(buckets[0].end_ns - buckets[0].begin_ns,
+              std::chrono::nanoseconds(kMoment).count());
+    EXPECT_GE(buckets[1].begin_ns, buckets[0].end_ns);
+    EXPECT_GT(buckets[1].end_ns, buckets[1].begin_ns);
+    for (const Timeline::Event& event : recording.events) {
+      EXPECT_TRUE(event.thread != track ||
+                  event.phase == Timeline::Phase::kBucket);
+    }
+  }
+}
+
+// By CUDA's IPC a bucket is done when it is launched.
+TEST_F(CudaNcclLaunchedTest, TheRingDoesNotWaitForTheGpuEither) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  Options options = MakeOptions();
+  options.gpu_backend = Options::GpuBackend::kRing;
+  options.cuda_ipc = true;
+  StartJob(options);
+  const WithFakeCuda hold(&FakeOptions::held, 1);
+  for (const char* const name : {"a", "b", "c", "d"}) Submit(name);
+  for (const auto& tensor : tensors_) {
+    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
+  }
+  FakeCuda()->held = 0;
+  ExpectSums();
+}
+
+// ---- Errors ----
+
+TEST_F(CudaNcclLaunchedTest, AnErrorIsOfAllThatTheGpuHasNotDone) {
+  for (int rank = 0; rank < kSize; ++rank) {
+    StartJob();
+    Submit("done");
+    ExpectSums();
+    tensors_.clear();
+    const WithFakeCuda hold(&FakeOptions::held, 1);
+    Submit("in flight");
+    AwaitLaunches(2 * kSize);
+    const WithFakeNccl error(&fake_nccl::Options::async_error, rank);
+    Submit("fails");
+    AwaitLaunches(3 * kSize);
+    FakeCuda()->held = 0;
+    ExpectAllFail("remote process exited or there was a network error");
+    Submit("later");
+    ExpectAllFail("remote process exited or there was a network error");
+    tensors_.clear();
+    job_->Shutdown();
+  }
+}
+
+TEST_F(CudaNcclLaunchedTest, ARankIsLost) {
+  Options options = MakeOptions();
+  options.stall_shutdown_seconds = 0;  // They wait for ever.
+  StartJob(options);
+  const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
+  for (const char* const name : {"a", "b", "c"}) Submit(name);
+  AwaitLaunches(2 * kSize);
+  ExpectNoneIsDone();
+  job_->engine(1).Abort(absl::UnavailableError("rank 1 is lost"));
+  ExpectAllFail("rank 1 is lost");
+}
+
+// Of the same options, with a rank for which the GPUs of all wait.
+class CudaNcclStuckTest : public CudaNcclLaunchedTest {
+ protected:
+  static constexpr const char* kReason =
+      "NCCL has waited for another rank for 1 s";
+
+  void SetUp() override {
+    Options options = MakeOptions();
+    options.stall_shutdown_seconds = 1;
+    options.device_segment_bytes = 2 << 20;
+    StartJob(options);
+  }
+};
+
+TEST_F(CudaNcclStuckTest, ARankNeverComes) {
+  const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
+  for (const char* const name : {"a", "b", "c"}) Submit(name);
+  ExpectAllFail(kReason);
+}
+
+// Which has the host wait for the GPU.
+TEST_F(CudaNcclStuckTest, TheRingIsNext) {
+  const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
+  Submit("a");
+  Submit("by the ring", 100, [](TensorEntry& entry) {
+    entry.request.kind = CollectiveKind::kAdasum;
+  });
+  ExpectAllFail(kReason);
+}
+
+TEST_F(CudaNcclStuckTest, TheFusionBufferGrows) {
+  const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
+  Submit("a");
+  Submit("long", 1'000'000, Scale);
+  ExpectAllFail(kReason);
+}
+
+}  // namespace
+}  // namespace tfring
