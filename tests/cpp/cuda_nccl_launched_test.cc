@@ -27,7 +27,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 using testing::ElementsAre;
-using testing::Gt;
 using testing::HasSubstr;
 
 constexpr int kSize = 3;
@@ -72,6 +71,17 @@ class CudaNcclLaunchedTest : public testing::Test {
       };
       tensor.SubmitTo(job_->engine(rank), name);
     }
+  }
+
+  void Join(int rank) {
+    TensorEntry entry;
+    entry.request.kind = CollectiveKind::kJoin;
+    entry.request.name = "join";
+    entry.on_joined = [](int /*rank*/) {};
+    entry.done = [this, rank](const absl::Status& status) {
+      joined_[rank].Done(status);
+    };
+    job_->engine(rank).Submit(std::move(entry));
   }
 
   // Has it go through the fusion buffer.
@@ -120,6 +130,7 @@ class CudaNcclLaunchedTest : public testing::Test {
   std::mutex mutex_;
   std::map<int, std::vector<std::string>> done_;  // names by rank, in order
   std::vector<std::unique_ptr<StreamedTensor>> tensors_;
+  std::vector<Outcome> joined_{kSize};
   std::unique_ptr<Job> job_;
   int launches_before_ = 0;
 };
@@ -191,18 +202,7 @@ TEST_F(CudaNcclLaunchedTest, StreamsThatAreLateByTurns) {
 // and the driver may wait for all that is launched.
 TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
   StartJob();
-  std::vector<Outcome> joined(kSize);
-  const auto join = [&](int rank) {
-    TensorEntry entry;
-    entry.request.kind = CollectiveKind::kJoin;
-    entry.request.name = "join";
-    entry.on_joined = [](int /*rank*/) {};
-    entry.done = [&, rank](const absl::Status& status) {
-      joined[rank].Done(status);
-    };
-    job_->engine(rank).Submit(std::move(entry));
-  };
-  join(0);
+  Join(0);
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
     for (const char* const name : {"a", "b", "c"}) {
@@ -214,8 +214,8 @@ TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
   for (const auto& tensor : tensors_) {
     EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
   }
-  for (int rank = 1; rank < kSize; ++rank) join(rank);
-  for (Outcome& outcome : joined) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+  for (int rank = 1; rank < kSize; ++rank) Join(rank);
+  for (Outcome& outcome : joined_) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
 }
 
 TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
@@ -231,10 +231,12 @@ TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
   ExpectSums();
 }
 
-// A barrier of host memory ends after what was agreed before it.
-TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedComesAfterIt) {
+// A barrier of host memory, or what goes round the ring, begins when that which
+// was agreed before it has ended, and ends before what comes next is launched.
+TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
   StartJob();
   std::vector<Outcome> ended(kSize);
+  std::atomic<int> begun{0};
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
     Submit("a");
@@ -253,7 +255,26 @@ TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedComesAfterIt) {
   }
   for (Outcome& outcome : ended) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
   for (const auto& tensor : tensors_) EXPECT_EQ(tensor->outcome.calls(), 1);
-  ExpectSums();
+  {
+    const WithFakeCuda hold(&FakeOptions::held, 1);
+    Submit("b");
+    Submit("by the ring", 100, [&](TensorEntry& entry) {
+      entry.request.kind = CollectiveKind::kAdasum;
+      entry.on_start = [&begun, start = entry.on_start](void* stream) {
+        ++begun;
+        return start(stream);
+      };
+    });
+    Submit("c");
+    AwaitLaunches(2 * kSize);
+    EXPECT_EQ(begun, 0);
+  }
+  for (const auto& tensor : tensors_) {
+    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
+  }
+  for (const auto& [rank, names] : done_) {
+    EXPECT_THAT(names, ElementsAre("first", "a", "b", "by the ring", "c"));
+  }
 }
 
 // A GPU's line has its buckets one after the other, each until the GPU has
@@ -369,6 +390,16 @@ TEST_F(CudaNcclStuckTest, TheRingIsNext) {
     entry.request.kind = CollectiveKind::kAdasum;
   });
   ExpectAllFail(kReason);
+}
+
+TEST_F(CudaNcclStuckTest, ARankHasJoined) {
+  Join(0);
+  const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
+  for (const char* const name : {"a", "b"}) {
+    Submit(name, 100, nullptr, /*first_rank=*/1);
+  }
+  ExpectAllFail(kReason);
+  EXPECT_FALSE(joined_[0].Wait().ok());
 }
 
 TEST_F(CudaNcclStuckTest, TheFusionBufferGrows) {
