@@ -188,8 +188,8 @@ TEST_F(CudaNcclLaunchedTest, StreamsThatAreLateByTurns) {
   options.buckets_in_flight = 3;
   StartJob(options);
   const WithFakeCuda slow(&FakeOptions::delay_us, 3000);
-  for (int round = 0; round < 3; ++round) {
-    for (const int64_t count : {7, 20'000, 300 * 1000 << round}) {
+  for (int round = 0; round < 2; ++round) {
+    for (const int64_t count : {7, 20'000, 300'000 << round}) {
       const std::string name = std::to_string(round * 1'000'000 + count);
       Submit("as it is " + name, count);
       Submit("scaled " + name, count, Scale);
