@@ -33,7 +33,8 @@ class CudaTransportTest
 INSTANTIATE_TEST_SUITE_P(
     Ways, CudaTransportTest,
     testing::Combine(testing::Values(1, 2, 3, 4),
-                     testing::Values(Way::kIpc, Way::kStaged, Way::kCudaAware),
+                     testing::Values(Way::kIpc, Way::kStaged, Way::kMessages,
+                                     Way::kCudaAware),
                      testing::Values(50)));
 
 TEST_P(CudaTransportTest, EveryCollective) {
@@ -77,7 +78,8 @@ TEST_P(CudaTransportTest, MessagesArriveInOrderAndMayBeEmpty) {
 
 class CudaTransportTypesTest : public testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, CudaTransportTypesTest,
-                         testing::Values(Way::kIpc, Way::kStaged));
+                         testing::Values(Way::kIpc, Way::kStaged,
+                                         Way::kMessages));
 
 TEST_P(CudaTransportTypesTest, AllreduceOfEveryTypeAndOp) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);

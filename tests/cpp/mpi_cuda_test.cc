@@ -32,6 +32,7 @@ TEST_P(MpiCudaTest, EveryCollective) {
   const auto device = OpenGpu();
   Options options;
   options.cuda_ipc = ipc;
+  options.shared_memory = shared_memory == SharedMemory::kWithinNodes;
   options.device_segment_bytes = 1024;
   const auto transport = MakeCudaTransport(*device, *host, options).value();
   EXPECT_EQ(transport->CanPeek((host->rank() + 1) % host->size()),
@@ -49,6 +50,7 @@ TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
     const auto device = OpenGpu();
     Options options;
     options.cuda_ipc = ipc;
+    options.shared_memory = shared_memory == SharedMemory::kWithinNodes;
     const auto transport = MakeCudaTransport(*device, *host, options).value();
     for (int peer = 0; peer < host->size(); ++peer) {
       EXPECT_FALSE(transport->CanPeek(peer)) << bytes;
@@ -93,6 +95,7 @@ TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {
   const auto device = OpenGpu();
   Options options;
   options.cuda_ipc = ipc;
+  options.shared_memory = shared_memory == SharedMemory::kWithinNodes;
   options.device_segment_bytes = 64 << 10;
   const auto transport = MakeCudaTransport(*device, *host, options).value();
   GpuFusion fusion(*device, *transport, options);

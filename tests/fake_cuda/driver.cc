@@ -34,13 +34,6 @@ int FromEnvironment(const char* name, int otherwise) {
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 
-// A number that streams wait for; null if there can be none.
-std::atomic<uint32_t>* Number(uint64_t address) {
-  if (address % sizeof(uint32_t) != 0) return nullptr;
-  return reinterpret_cast<std::atomic<uint32_t>*>(
-      OnHost(address, sizeof(uint32_t)));
-}
-
 // What is null is no memory of the GPU's.
 int Copy(std::byte* to, const std::byte* from, size_t bytes, void* handle) {
   Stream* stream = nullptr;
@@ -82,7 +75,8 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_NO_COMPILER", 0)},
                   {FromEnvironment("FAKE_CUDA_CAPABILITY", 90)},
                   {FromEnvironment("FAKE_CUDA_NO_CODE", 0)},
-                  {FromEnvironment("FAKE_CUDA_BLIND_KERNELS", 0)}};
+                  {FromEnvironment("FAKE_CUDA_BLIND_KERNELS", 0)},
+                  {FromEnvironment("FAKE_CUDA_PINS_LEFT", -1)}};
   return *options;
 }
 
@@ -337,6 +331,11 @@ ENTRY cuMemFreeHost(void* memory) {
 }
 ENTRY cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
   RETURN_IF_ERROR(Check());
+  auto& pins_left = GetOptions().pins_left;
+  for (int left = pins_left; left >= 0;) {
+    if (left == 0) return kNotSupported;
+    if (pins_left.compare_exchange_weak(left, left - 1)) break;
+  }
   return Register(memory, bytes);
 }
 ENTRY cuMemHostUnregister(void* memory) {

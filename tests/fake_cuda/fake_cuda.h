@@ -30,6 +30,8 @@
 //   NO_IPC         1: there is no IPC, as in some containers
 //   EXPORTS_LEFT   cuIpcGetMemHandle fails when so many have succeeded; -1 is
 //                  never
+//   PINS_LEFT      cuMemHostRegister fails when so many have succeeded; -1 is
+//                  never
 //   NO_COMPILER    1: no kernels can be made of PTX
 //   NO_CODE        1: no kernels that are assembled are taken, as by a driver
 //                  that is older
@@ -55,7 +57,7 @@ namespace tfring::fake_cuda {
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
       launches_left, devices, own_gpus, held_device, no_compiler, capability,
-      no_code, blind_kernels;
+      no_code, blind_kernels, pins_left;
 };
 Options& GetOptions();
 
@@ -74,6 +76,8 @@ struct Counts {
   std::atomic<int64_t> ordinary_streams;
   std::atomic<int64_t> loaded_modules;
   std::atomic<int64_t> compiled_modules;  // of these, from PTX
+  std::atomic<int64_t> stream_calls;      // that enqueue something, or wait
+  std::atomic<int64_t> most_blocks;       // of a grid
   // Numbers that a stream has written where a later one was, perhaps awaited.
   std::atomic<int64_t> numbers_gone_back;
 };
@@ -154,6 +158,8 @@ bool CloseImported(uint64_t address);
 // The host's address for an address that the GPU may use for so many bytes;
 // null for any other.
 std::byte* OnHost(uint64_t address, size_t bytes);
+// A number there that streams wait for; null if there can be none.
+std::atomic<uint32_t>* Number(uint64_t address);
 // Returns true if it is another process's.
 bool IsImported(uint64_t address);
 // Frees all that is in it.  REQUIRES: it has no streams.

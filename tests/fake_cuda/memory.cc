@@ -213,6 +213,12 @@ std::byte* OnHost(uint64_t address, size_t bytes) {
   return inside ? block.host + offset : nullptr;
 }
 
+std::atomic<uint32_t>* Number(uint64_t address) {
+  if (address % sizeof(uint32_t) != 0) return nullptr;
+  return reinterpret_cast<std::atomic<uint32_t>*>(
+      OnHost(address, sizeof(uint32_t)));
+}
+
 bool IsImported(uint64_t address) {
   const std::lock_guard<std::mutex> lock(mutex);
   auto found = Blocks().upper_bound(address);

@@ -166,6 +166,7 @@ Stream* NewStream() {
 }
 
 int FindStream(void* handle, Stream** stream) {
+  ++GetCounts().stream_calls;
   const std::lock_guard<std::mutex> lock(streams_mutex);
   if (handle == nullptr) {
     Stream*& found = AllStreams().null_streams[CurrentContext()];

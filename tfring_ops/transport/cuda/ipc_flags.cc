@@ -15,36 +15,18 @@ struct alignas(64) IpcFlags::Block {
 
 absl::StatusOr<std::unique_ptr<IpcFlags>> IpcFlags::Create(
     const CudaDriver& driver, int peers) {
-  std::unique_ptr<IpcFlags> flags(new IpcFlags(driver, peers));
-  TFRING_ASSIGN_OR_RETURN(std::unique_ptr<SharedSegment> segment,
-                          SharedSegment::Create(peers * sizeof(Block)));
-  TFRING_RETURN_IF_ERROR(flags->Register(std::move(segment)));
-  return flags;
+  TFRING_ASSIGN_OR_RETURN(std::unique_ptr<PinnedSegment> segment,
+                          PinnedSegment::Create(driver, peers * sizeof(Block)));
+  return std::unique_ptr<IpcFlags>(new IpcFlags(std::move(segment), peers));
 }
 
 absl::StatusOr<std::unique_ptr<IpcFlags>> IpcFlags::Open(
     const CudaDriver& driver, const Offer& offer) {
-  std::unique_ptr<IpcFlags> flags(new IpcFlags(driver, offer.peers));
   TFRING_ASSIGN_OR_RETURN(
-      std::unique_ptr<SharedSegment> segment,
-      SharedSegment::Open(offer.segment, offer.peers * sizeof(Block)));
-  TFRING_RETURN_IF_ERROR(flags->Register(std::move(segment)));
-  return flags;
-}
-
-absl::Status IpcFlags::Register(std::unique_ptr<SharedSegment> segment) {
-  segment_ = std::move(segment);
-  TFRING_RETURN_IF_ERROR(
-      driver_.cuMemHostRegister(segment_->data(), peers_ * sizeof(Block),
-                                kCudaHostPortable | kCudaHostDeviceMap));
-  const absl::Status status = driver_.cuMemHostGetDevicePointer(
-      &address_, segment_->data(), /*flags=*/0);
-  if (!status.ok()) driver_.cuMemHostUnregister.Result(segment_->data());
-  return status;
-}
-
-IpcFlags::~IpcFlags() {
-  if (address_ != 0) driver_.cuMemHostUnregister.Result(segment_->data());
+      std::unique_ptr<PinnedSegment> segment,
+      PinnedSegment::Open(driver, offer.segment, offer.peers * sizeof(Block)));
+  return std::unique_ptr<IpcFlags>(
+      new IpcFlags(std::move(segment), offer.peers));
 }
 
 IpcPeerFlags IpcFlags::of_peer(int index) const {
@@ -52,8 +34,8 @@ IpcPeerFlags IpcFlags::of_peer(int index) const {
   const auto flag = [&](std::atomic<uint32_t>& value) {
     IpcFlag made;
     made.value_ = &value;
-    made.address_ =
-        address_ + (reinterpret_cast<std::byte*>(&value) - segment_->data());
+    made.address_ = segment_->device() +
+                    (reinterpret_cast<std::byte*>(&value) - segment_->data());
     return made;
   };
   IpcPeerFlags flags;

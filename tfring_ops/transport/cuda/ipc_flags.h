@@ -13,11 +13,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/kernels/cuda_driver.h"
-#include "tfring_ops/transport/shared_memory/shared_segment.h"
+#include "tfring_ops/transport/cuda/pinned_segment.h"
 
 namespace tfring {
 
@@ -72,7 +73,6 @@ class IpcFlags {
       const CudaDriver& driver, int peers);
   static absl::StatusOr<std::unique_ptr<IpcFlags>> Open(
       const CudaDriver& driver, const Offer& offer);
-  ~IpcFlags();
   IpcFlags(const IpcFlags&) = delete;
   IpcFlags& operator=(const IpcFlags&) = delete;
 
@@ -83,14 +83,11 @@ class IpcFlags {
  private:
   struct Block;
 
-  IpcFlags(const CudaDriver& driver, int peers)
-      : driver_(driver), peers_(peers) {}
-  absl::Status Register(std::unique_ptr<SharedSegment> segment);
+  IpcFlags(std::unique_ptr<PinnedSegment> segment, int peers)
+      : segment_(std::move(segment)), peers_(peers) {}
 
-  const CudaDriver& driver_;
+  const std::unique_ptr<PinnedSegment> segment_;
   const int peers_;
-  std::unique_ptr<SharedSegment> segment_;
-  CUdeviceptr address_ = 0;  // of the segment; 0 unless it is registered
 };
 
 }  // namespace tfring
