@@ -209,7 +209,7 @@ TEST_F(CudaKernelsTest, ScalesAsTheHostDoes) {
 // More pieces than one launch takes, of lengths around those of a vector and of
 // a tile, aligned and not.
 TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
-  constexpr int64_t kCounts[] = {0, 1, 7, 8, 65, 2048, 2049, 5000};
+  constexpr int64_t kCounts[] = {0, 1, 7, 8, 65, 2048, 4099, 33'001};
   constexpr int kPieces = 131;
   for (const DataType from : kDataTypes) {
     for (const DataType to : kDataTypes) {
@@ -243,6 +243,46 @@ TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
   }
   kernels_.CopyPieces({}, DataType::kInt8, DataType::kInt8, 1.0);
   EXPECT_EQ(kernels_.Synchronize(), absl::OkStatus());
+}
+
+// Bytes at any distance from a vector's border, also from each other's.
+TEST_F(CudaKernelsTest, CopiesBytesFromAnywhereToAnywhere) {
+  constexpr int64_t kRoom = 96;
+  const Elements input = AnyElements(DataType::kUint8, kRoom, 7);
+  const DeviceElements from(*gpu_, input);
+  for (int64_t source = 0; source < 17; ++source) {
+    for (int64_t target = 0; target < 17; ++target) {
+      for (const int64_t bytes : {1, 3, 15, 16, 33, 79}) {
+        Elements expected(kRoom, std::byte{0x5a});
+        std::copy_n(&input[source], bytes, &expected[target]);
+        const DeviceElements to(*gpu_, Elements(kRoom, std::byte{0x5a}));
+        const CopyPiece piece = {from.data() + source, to.data() + target,
+                                 bytes};
+        kernels_.CopyPieces(absl::MakeConstSpan(&piece, 1), DataType::kInt8,
+                            DataType::kInt8, 1.0);
+        ASSERT_EQ(to.Download(), expected)
+            << bytes << " from " << source << " to " << target;
+      }
+    }
+  }
+}
+
+// Backpropagation keeps most of the GPU.
+TEST_F(CudaKernelsTest, AGridHas64BlocksAtMost) {
+  if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not count them";
+  constexpr int64_t kCount = 4 << 20;
+  const DeviceElements data(*gpu_, Elements(kCount));
+  std::atomic<int64_t>& blocks = FakeCudaCounts().most_blocks;
+  for (const int64_t count : {kCount / 16, kCount}) {
+    blocks = 0;
+    kernels_.Reduce(data.data(), data.data(), data.data(), count,
+                    DataType::kUint8, ReduceOp::kSum);
+    EXPECT_EQ(blocks, count == kCount ? 64 : 32);
+    blocks = 0;
+    kernels_.Scale(data.data(), count, DataType::kUint8, 0.5);
+    EXPECT_EQ(blocks, count == kCount ? 64 : 8);
+  }
+  EXPECT_EQ(gpu_->Finish(), absl::OkStatus());
 }
 
 // Nothing that the launch needs is kept until the GPU gets there.

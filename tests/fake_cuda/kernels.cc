@@ -47,6 +47,7 @@ static void Convert(const char* assembly, float& value, uint16_t& bits) {
 }  // namespace cuda_source
 
 #define __device__
+#define __launch_bounds__(threads)
 #define __global__ [[gnu::visibility("default")]]
 #define asm(assembly) Convert(#assembly, value, bits)
 namespace cuda_source {

@@ -244,6 +244,10 @@ ENTRY cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y,
   auto& left = GetOptions().launches_left;
   if (left == 0) return kLaunchFailed;
   if (left > 0) --left;
+  std::atomic<int64_t>& most = GetCounts().most_blocks;
+  for (int64_t before = most;
+       before < grid_x && !most.compare_exchange_weak(before, grid_x);) {
+  }
   std::function<void()> kernel;
   RETURN_IF_ERROR(asked.copies_pieces
                       ? LaunchCopyPieces(asked, parameters, kernel)

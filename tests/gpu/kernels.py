@@ -11,7 +11,7 @@ import bare_gpu
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HALVES = ("float16", "bfloat16")
 # None, one, less than a vector of 16 bytes, and more than all threads at once.
-COUNTS = (0, 1, 3, 1000, 300_001)
+COUNTS = (0, 1, 3, 1000, 600_001)
 # Two of the three operands begin in the middle of such a vector.
 OFFSETS = (0, 1, 3)
 

@@ -31,9 +31,7 @@ class CudaDeviceImpl final : public CudaDevice {
     CUuuid uuid{};
     TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetUuid(&uuid, device_));
     std::copy_n(uuid.bytes, uuid_.size(), uuid_.begin());
-    int multiprocessors = 0, major = 0, minor = 0;
-    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
-        &multiprocessors, kCudaAttributeMultiprocessors, device_));
+    int major = 0, minor = 0;
     TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
         &major, kCudaAttributeCapabilityMajor, device_));
     TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
@@ -45,8 +43,8 @@ class CudaDeviceImpl final : public CudaDevice {
     TFRING_RETURN_IF_ERROR(scope.status());
     TFRING_RETURN_IF_ERROR(CreateStream(driver_, &stream_));
     TFRING_ASSIGN_OR_RETURN(
-        kernels_, CudaKernels::Load(driver_, context_, stream_, multiprocessors,
-                                    10 * major + minor));
+        kernels_,
+        CudaKernels::Load(driver_, context_, stream_, 10 * major + minor));
     return absl::OkStatus();
   }
 

@@ -40,7 +40,6 @@ inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
 inline constexpr unsigned kCudaHostPortable = 1;
 inline constexpr unsigned kCudaHostDeviceMap = 2;
 inline constexpr unsigned kCudaWaitValueGeq = 0;
-inline constexpr int kCudaAttributeMultiprocessors = 16;
 inline constexpr int kCudaAttributeCapabilityMajor = 75;
 inline constexpr int kCudaAttributeCapabilityMinor = 76;
 

@@ -26,27 +26,20 @@ tfring_cuda_ptx:
 namespace tfring {
 namespace {
 
-constexpr unsigned kThreadsPerBlock = 256;
 constexpr int64_t kBytesPerThread = 16;  // cuda_kernels.cu: Vector
-constexpr int64_t kTileCount = int64_t{kThreadsPerBlock} * 8;
+// Of the longer elements of a tile: four vectors for each thread.
+constexpr int64_t kTileBytes =
+    int64_t{kCudaThreadsPerBlock} * kBytesPerThread * 4;
+
+// Blocks of a grid. What they do is bounded by the bus between GPUs, which 64
+// blocks fill (Note [Loads in flight] in cuda_kernels.cu), and no GPU has a
+// use for more but one that does nothing else: backpropagation keeps the other
+// multiprocessors, and half of the threads of these.
+constexpr int64_t kMostBlocks = 64;
 
 // cuda_kernels.cu's word for it.
 const char* KernelName(ReduceOp op) {
   return op == ReduceOp::kAverage ? Name(ReduceOp::kSum) : Name(op);
-}
-
-// A copy may treat elements as any type of the same size.
-DataType UnsignedOfSize(DataType dtype) {
-  switch (SizeInBytes(dtype)) {
-    case 1:
-      return DataType::kUint8;
-    case 2:
-      return DataType::kUint16;
-    case 4:
-      return DataType::kUint32;
-    default:
-      return DataType::kUint64;
-  }
 }
 
 int64_t Quotient(int64_t count, int64_t divisor) {
@@ -57,9 +50,9 @@ int64_t Quotient(int64_t count, int64_t divisor) {
 
 absl::StatusOr<std::unique_ptr<CudaKernels>> CudaKernels::Load(
     const CudaDriver& driver, CUcontext context, CUstream stream,
-    int multiprocessors, int capability) {
+    int capability) {
   std::unique_ptr<CudaKernels> kernels(
-      new CudaKernels(driver, context, stream, multiprocessors));
+      new CudaKernels(driver, context, stream));
   TFRING_RETURN_IF_ERROR(kernels->LoadModule(capability));
   TFRING_RETURN_IF_ERROR(kernels->FindFunctions());
   return kernels;
@@ -101,6 +94,8 @@ CudaKernels::~CudaKernels() {
 }
 
 absl::Status CudaKernels::FindFunctions() {
+  TFRING_RETURN_IF_ERROR(
+      driver_.cuModuleGetFunction(&copy_, module_, "tfring_copy_uint8"));
   for (int type = 0; type < kDataTypeCount; ++type) {
     const auto dtype = static_cast<DataType>(type);
     for (int number = 0; number < kReductionCount; ++number) {
@@ -110,9 +105,6 @@ absl::Status CudaKernels::FindFunctions() {
       TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
           &reduce_[type][number], module_, name.c_str()));
     }
-    TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
-        &copy_[type], module_,
-        absl::StrCat("tfring_copy_", Name(UnsignedOfSize(dtype))).c_str()));
     if (dtype == DataType::kBool) continue;
     TFRING_RETURN_IF_ERROR(driver_.cuModuleGetFunction(
         &scale_[type], module_,
@@ -143,8 +135,8 @@ absl::Status CudaKernels::Launch(CUfunction function, int64_t blocks,
                                  Parameters&... parameters) const {
   void* addresses[] = {static_cast<void*>(&parameters)...};
   return driver_.cuLaunchKernel(
-      function, static_cast<unsigned>(std::min(blocks, most_blocks_)), 1, 1,
-      kThreadsPerBlock, 1, 1, 0, stream_, addresses, nullptr);
+      function, static_cast<unsigned>(std::min(blocks, kMostBlocks)), 1, 1,
+      kCudaThreadsPerBlock, 1, 1, 0, stream_, addresses, nullptr);
 }
 
 void CudaKernels::Reduce(void* dst, const void* a, const void* b, int64_t count,
@@ -153,7 +145,7 @@ void CudaKernels::Reduce(void* dst, const void* a, const void* b, int64_t count,
   Do([&] {
     return Launch(reduce_[static_cast<int>(dtype)][static_cast<int>(op)],
                   Quotient(count * SizeInBytes(dtype),
-                           kThreadsPerBlock * kBytesPerThread),
+                           kCudaThreadsPerBlock * kBytesPerThread),
                   dst, a, b, count);
   });
 }
@@ -172,26 +164,29 @@ CUfunction CudaKernels::CopyFunction(DataType from, DataType to,
   const auto type = static_cast<size_t>(from);
   if (from != to) return convert_[type][static_cast<size_t>(to)];
   const bool scales = factor != 1.0 && to != DataType::kBool;
-  return scales ? scale_[type] : copy_[type];
+  return scales ? scale_[type] : copy_;
 }
 
 void CudaKernels::CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
                              DataType to, double factor) const {
   Do([&] {
     const CUfunction function = CopyFunction(from, to, factor);
+    const int64_t element_bytes = std::max(SizeInBytes(from), SizeInBytes(to));
+    const int64_t units = function == copy_ ? element_bytes : 1;  // an element
+    const int64_t tile_count = kTileBytes / element_bytes * units;
     size_t next = 0;
     while (next < pieces.size()) {
       // The driver copies it as it launches.
       CudaPieces table = {};
-      table.tile_count = kTileCount;
+      table.tile_count = tile_count;
       table.factor = factor;
       int64_t tiles = 0;
       for (; next < pieces.size() && table.count < CudaPieces::kMost; ++next) {
         const CopyPiece& piece = pieces[next];
         if (piece.count == 0) continue;
-        tiles += Quotient(piece.count, kTileCount);
-        table.pieces[table.count++] = {piece.from, piece.to, piece.count,
-                                       tiles};
+        tiles += Quotient(piece.count * units, tile_count);
+        table.pieces[table.count++] = {piece.from, piece.to,
+                                       piece.count * units, tiles};
       }
       if (tiles == 0) break;
       TFRING_RETURN_IF_ERROR(Launch(function, tiles, table));

@@ -132,6 +132,7 @@ struct Max {
 template <typename Body>
 __device__ void ForEach(int64_t count, const Body& body) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+#pragma unroll 1
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
        i < count; i += stride) {
     body(i);
@@ -168,24 +169,49 @@ union Vector {
   Stored elements[kCount];
 };
 
+// Note [Loads in flight]
+// Few blocks have to keep many bytes on the way: in 1 us a GPU's memory, and
+// another GPU's over NVLink, give a MB or more. So a thread loads several
+// vectors before it looks at the first. Behind the last one there is none: it
+// is loaded again in their place. Fewer where a vector takes much code: two of
+// bytes, and one of what is scaled or converted. The loops around are not
+// unrolled: the compiler would make far more code of the elements that no
+// vector has.
+constexpr int kUnrolled = 4;
+
+__device__ int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // dst[i] = compute(a[i], b[i]), on vectors where all three are aligned.
 template <typename Stored, typename Compute>
 __device__ void Map(Stored* dst, const Stored* a, const Stored* b,
                     int64_t count, const Compute& compute) {
   using V = Vector<Stored>;
+  constexpr int kVectors = sizeof(Stored) == 1 ? 2 : kUnrolled;
   int64_t vectors = 0;
   if (V::Aligned(dst) && V::Aligned(a) && V::Aligned(b)) {
     vectors = count / V::kCount;
-    ForEach(vectors, [&](int64_t i) {
-      V x, y;
-      x.whole = reinterpret_cast<const uint4*>(a)[i];
-      y.whole = reinterpret_cast<const uint4*>(b)[i];
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+#pragma unroll 1
+    for (int64_t i =
+             static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+         i < vectors; i += kVectors * stride) {
+      V x[kVectors], y[kVectors];
 #pragma unroll
-      for (int j = 0; j < V::kCount; ++j) {
-        x.elements[j] = compute(x.elements[j], y.elements[j]);
+      for (int u = 0; u < kVectors; ++u) {
+        const int64_t at = Least(i + u * stride, vectors - 1);
+        x[u].whole = reinterpret_cast<const uint4*>(a)[at];
+        y[u].whole = reinterpret_cast<const uint4*>(b)[at];
       }
-      reinterpret_cast<uint4*>(dst)[i] = x.whole;
-    });
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+        if (i + u * stride >= vectors) break;
+#pragma unroll
+        for (int j = 0; j < V::kCount; ++j) {
+          x[u].elements[j] = compute(x[u].elements[j], y[u].elements[j]);
+        }
+        reinterpret_cast<uint4*>(dst)[i + u * stride] = x[u].whole;
+      }
+    }
   }
   const int64_t first = vectors * V::kCount;
   ForEach(count - first, [&](int64_t i) {
@@ -288,35 +314,91 @@ __device__ int Find(const tfring::CudaPieces& table, int64_t tile) {
   return first;
 }
 
-// to[i] = compute(from[i]) by the threads of a block, on vectors where both are
-// aligned.
-template <typename From, typename To, typename Compute>
-__device__ void MapTile(To* to, const From* from, int64_t count,
-                        const Compute& compute) {
-  constexpr int kCount = 16 / (sizeof(From) < sizeof(To) ? sizeof(To)
-                                                         : sizeof(From));
-  using Source = Vector<From, kCount>;
-  using Target = Vector<To, kCount>;
-  int64_t first = 0;
-  if (Source::Aligned(from) && Target::Aligned(to)) {
-    const int64_t vectors = count / kCount;
-    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-      Source x;
-      Target y;
-      x.whole = reinterpret_cast<const typename Source::Whole*>(from)[i];
+// to[i] = compute(from[i]) for all i below `count`, by the threads of a block.
+template <int kUnits, typename From, typename To, typename Compute>
+__device__ void MapUnits(To* to, const From* from, int64_t count,
+                         const Compute& compute) {
+#pragma unroll 1
+  for (int64_t i = threadIdx.x; i < count; i += kUnits * blockDim.x) {
+    From x[kUnits];
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) y.elements[j] = compute(x.elements[j]);
-      reinterpret_cast<typename Target::Whole*>(to)[i] = y.whole;
+    for (int u = 0; u < kUnits; ++u) {
+      x[u] = from[Least(i + u * blockDim.x, count - 1)];
     }
-    first = vectors * kCount;
-  }
-  for (int64_t i = first + threadIdx.x; i < count; i += blockDim.x) {
-    to[i] = compute(from[i]);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (i + u * blockDim.x >= count) break;
+      to[i + u * blockDim.x] = compute(x[u]);
+    }
   }
 }
 
+// The same on vectors where both are aligned.
+struct MapTile {
+  template <typename From, typename To, typename Compute>
+  static __device__ void Apply(To* to, const From* from, int64_t count,
+                               const Compute& compute) {
+    constexpr int kCount = 16 / (sizeof(From) < sizeof(To) ? sizeof(To)
+                                                           : sizeof(From));
+    using Source = Vector<From, kCount>;
+    using Target = Vector<To, kCount>;
+    int64_t first = 0;
+    if (Source::Aligned(from) && Target::Aligned(to)) {
+      const int64_t vectors = count / kCount;
+      MapUnits<1>(
+          reinterpret_cast<typename Target::Whole*>(to),
+          reinterpret_cast<const typename Source::Whole*>(from), vectors,
+          [&](const typename Source::Whole& whole) {
+            Source x;
+            Target y;
+            x.whole = whole;
+#pragma unroll
+            for (int j = 0; j < kCount; ++j) {
+              y.elements[j] = compute(x.elements[j]);
+            }
+            return y.whole;
+          });
+      first = vectors * kCount;
+    }
+    MapUnits<1>(to + first, from + first, count - first, compute);
+  }
+};
+
+// Copies in units of which both have borders at the same places, and the bytes
+// before the first border and behind the last one by themselves.
+struct CopyTile {
+  template <typename Compute>
+  static __device__ void Apply(uint8_t* to, const uint8_t* from, int64_t bytes,
+                               const Compute& compute) {
+    const uint64_t apart =
+        reinterpret_cast<uint64_t>(to) ^ reinterpret_cast<uint64_t>(from);
+    if (apart % sizeof(uint4) == 0) {
+      ByUnits<uint4>(to, from, bytes, compute);
+    } else if (apart % sizeof(uint32_t) == 0) {
+      ByUnits<uint32_t>(to, from, bytes, compute);
+    } else {
+      MapUnits<kUnrolled>(to, from, bytes, compute);
+    }
+  }
+
+  template <typename Unit, typename Compute>
+  static __device__ void ByUnits(uint8_t* to, const uint8_t* from,
+                                 int64_t bytes, const Compute& compute) {
+    const int64_t behind = reinterpret_cast<uint64_t>(to) % sizeof(Unit);
+    const int64_t head =
+        Least(bytes, behind == 0 ? 0 : sizeof(Unit) - behind);
+    const int64_t units = (bytes - head) / static_cast<int64_t>(sizeof(Unit));
+    const int64_t tail = head + units * static_cast<int64_t>(sizeof(Unit));
+    MapUnits<1>(to, from, head, compute);
+    MapUnits<kUnrolled>(reinterpret_cast<Unit*>(to + head),
+                            reinterpret_cast<const Unit*>(from + head), units,
+                            compute);
+    MapUnits<1>(to + tail, from + tail, bytes - tail, compute);
+  }
+};
+
 // The tiles of all pieces, the blocks of the grid side by side.
-template <typename From, typename To, typename Compute>
+template <typename Tile, typename From, typename To, typename Compute>
 __device__ void MapPieces(const tfring::CudaPieces& table,
                           const Compute& compute) {
   const int64_t tiles = table.pieces[table.count - 1].tile_end;
@@ -326,22 +408,28 @@ __device__ void MapPieces(const tfring::CudaPieces& table,
         index == 0 ? 0 : table.pieces[index - 1].tile_end;
     const int64_t first = (tile - tiles_before) * table.tile_count;
     const int64_t left = table.pieces[index].count - first;
-    MapTile(static_cast<To*>(table.pieces[index].to) + first,
-            static_cast<const From*>(table.pieces[index].from) + first,
-            left < table.tile_count ? left : table.tile_count, compute);
+    Tile::Apply(static_cast<To*>(table.pieces[index].to) + first,
+                static_cast<const From*>(table.pieces[index].from) + first,
+                Least(left, table.tile_count), compute);
   }
 }
 
-template <typename T>
+struct Same {
+  template <typename T>
+  __device__ T operator()(T value) const {
+    return value;
+  }
+};
+
 __device__ void Copy(const tfring::CudaPieces& table) {
-  MapPieces<T, T>(table, [](T x) { return x; });
+  MapPieces<CopyTile, uint8_t, uint8_t>(table, Same());
 }
 
 template <typename T>
 __device__ void Scale(const tfring::CudaPieces& table) {
   using Stored = typename T::Stored;
   const double factor = table.factor;
-  MapPieces<Stored, Stored>(table, [factor](Stored x) {
+  MapPieces<MapTile, Stored, Stored>(table, [factor](Stored x) {
     return T::Store(Scaled::Apply(T::Load(x), factor));
   });
 }
@@ -352,7 +440,7 @@ __device__ void Convert(const tfring::CudaPieces& table) {
   using Stored = typename To::Stored;
   using Computed = typename To::Computed;
   const double factor = table.factor;
-  MapPieces<typename From::Stored, Stored>(
+  MapPieces<MapTile, typename From::Stored, Stored>(
       table, [factor](typename From::Stored x) {
         const Stored y = To::Store(
             static_cast<Computed>(static_cast<float>(From::Load(x))));
@@ -363,24 +451,20 @@ __device__ void Convert(const tfring::CudaPieces& table) {
 
 // ---- Kernels, which the driver finds by name ----
 
+// The assembler has to leave registers for so many threads.
+#define KERNEL \
+  extern "C" __global__ void __launch_bounds__(tfring::kCudaThreadsPerBlock)
 #define REDUCE(dtype, T, op, Operation)                                 \
-  extern "C" __global__ void tfring_##op##_##dtype(                     \
-      void* dst, const void* a, const void* b, int64_t count) {         \
+  KERNEL tfring_##op##_##dtype(void* dst, const void* a, const void* b, \
+                               int64_t count) {                         \
     Reduce<T, Operation>(dst, a, b, count);                             \
   }
 #define SCALE(dtype, T)                                                 \
-  extern "C" __global__ void tfring_scale_##dtype(                      \
-      const tfring::CudaPieces table) {                                 \
+  KERNEL tfring_scale_##dtype(const tfring::CudaPieces table) {         \
     Scale<T>(table);                                                    \
   }
-#define COPY(dtype, T)                                                  \
-  extern "C" __global__ void tfring_copy_##dtype(                       \
-      const tfring::CudaPieces table) {                                 \
-    Copy<T>(table);                                                     \
-  }
 #define CONVERT(from, From, to, To)                                     \
-  extern "C" __global__ void tfring_convert_##from##_##to(              \
-      const tfring::CudaPieces table) {                                 \
+  KERNEL tfring_convert_##from##_##to(const tfring::CudaPieces table) { \
     Convert<From, To>(table);                                           \
   }
 #define CONVERTS(wide, Wide, half)     \
@@ -406,10 +490,8 @@ NUMBER(uint16, Plain<uint16_t>)
 NUMBER(uint32, Plain<uint32_t>)
 NUMBER(uint64, Plain<uint64_t>)
 REDUCES(bool, boolean)
-COPY(uint8, uint8_t)
-COPY(uint16, uint16_t)
-COPY(uint32, uint32_t)
-COPY(uint64, uint64_t)
+// Of bytes, whatever they are.
+KERNEL tfring_copy_uint8(const tfring::CudaPieces table) { Copy(table); }
 CONVERTS(float32, Plain<float>, float16)
 CONVERTS(float32, Plain<float>, bfloat16)
 CONVERTS(float64, Plain<double>, float16)

@@ -26,14 +26,13 @@ extern "C" const char tfring_cuda_ptx[];
 
 class CudaKernels final : public Kernels {
  public:
-  // Loads the kernels for a GPU of so many multiprocessors and of that
-  // capability (80 is 8.0), that of the calling thread's context: its own code
-  // if that is built in; else, or if the driver does not take it, the driver
-  // compiles them.
+  // Loads the kernels for a GPU of that capability (80 is 8.0), that of the
+  // calling thread's context: its own code if that is built in; else, or if the
+  // driver does not take it, the driver compiles them.
   // REQUIRES: `context` and `stream` outlive the kernels.
   static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(
       const CudaDriver& driver, CUcontext context, CUstream stream,
-      int multiprocessors, int capability);
+      int capability);
   ~CudaKernels() override;
 
   void Reduce(void* dst, const void* a, const void* b, int64_t count,
@@ -51,21 +50,16 @@ class CudaKernels final : public Kernels {
   void Free(void* memory) const override;
 
  private:
-  static constexpr int kBlocksPerMultiprocessor = 8;
-
-  CudaKernels(const CudaDriver& driver, CUcontext context, CUstream stream,
-              int multiprocessors)
-      : driver_(driver),
-        context_(context),
-        stream_(stream),
-        most_blocks_(int64_t{multiprocessors} * kBlocksPerMultiprocessor) {}
+  CudaKernels(const CudaDriver& driver, CUcontext context, CUstream stream)
+      : driver_(driver), context_(context), stream_(stream) {}
 
   absl::Status LoadModule(int capability);
   absl::Status CompileModule();
   absl::Status FindFunctions();
-  // The function that copies pieces so.
+  // The function that copies pieces so; copy_ counts bytes, the others
+  // elements.
   CUfunction CopyFunction(DataType from, DataType to, double factor) const;
-  // With at most so many blocks of threads as the GPU has a use for.
+  // With at most kMostBlocks blocks of threads.
   template <typename... Parameters>
   absl::Status Launch(CUfunction function, int64_t blocks,
                       Parameters&... parameters) const;
@@ -78,10 +72,10 @@ class CudaKernels final : public Kernels {
   const CudaDriver& driver_;
   const CUcontext context_;
   const CUstream stream_;
-  const int64_t most_blocks_;
   CUmodule module_ = nullptr;
   std::array<std::array<CUfunction, kReductionCount>, kDataTypeCount> reduce_{};
-  std::array<CUfunction, kDataTypeCount> copy_{}, scale_{};
+  CUfunction copy_ = nullptr;  // of bytes
+  std::array<CUfunction, kDataTypeCount> scale_{};
   // Conversions from one type to another, where supported.
   std::array<std::array<CUfunction, kDataTypeCount>, kDataTypeCount> convert_{};
   mutable absl::Status status_;

@@ -1,17 +1,19 @@
-// The arguments of the kernels that copy pieces, shared by cuda_kernels.cu,
-// which is compiled without a standard library, and the code that launches
-// them.
+// The arguments of the kernels that copy pieces, and the size of a block of
+// threads, shared by cuda_kernels.cu, which is compiled without a standard
+// library, and the code that launches them.
 #ifndef TFRING_OPS_KERNELS_CUDA_PIECES_H_
 #define TFRING_OPS_KERNELS_CUDA_PIECES_H_
 
 namespace tfring {
+
+inline constexpr int kCudaThreadsPerBlock = 512;
 
 // CopyPiece (kernels.h).  A block of threads does a tile of one piece at a
 // time.
 struct CudaPiece {
   const void* from;
   void* to;
-  long long count;     // NOLINT(google-runtime-int)
+  long long count;     // NOLINT(google-runtime-int): elements, or bytes
   long long tile_end;  // NOLINT(google-runtime-int): of it and all before it
 };
 
