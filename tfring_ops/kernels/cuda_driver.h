@@ -40,8 +40,24 @@ inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;
 inline constexpr unsigned kCudaHostPortable = 1;
 inline constexpr unsigned kCudaHostDeviceMap = 2;
 inline constexpr unsigned kCudaWaitValueGeq = 0;
+inline constexpr uint32_t kCudaWaitValue32 = 1;
+inline constexpr uint32_t kCudaWriteValue32 = 2;
 inline constexpr int kCudaAttributeCapabilityMajor = 75;
 inline constexpr int kCudaAttributeCapabilityMinor = 76;
+
+// CUstreamBatchMemOpParams of those two.
+struct CudaStreamOperation {
+  uint32_t operation;
+  CUdeviceptr address;
+  uint64_t value;
+  uint32_t flags;
+  CUdeviceptr used_by_driver = 0;
+  uint64_t unused = 0;
+};
+static_assert(sizeof(CudaStreamOperation) == 48 &&
+                  offsetof(CudaStreamOperation, value) == 16 &&
+                  offsetof(CudaStreamOperation, flags) == 24,
+              "not as in cuda.h");
 
 class CudaDriver {
  public:
@@ -119,10 +135,8 @@ class CudaDriver {
   TFRING_CUDA_FUNCTION_AS(cuStreamDestroy, "cuStreamDestroy_v2", CUstream);
   TFRING_CUDA_FUNCTION(cuStreamSynchronize, CUstream);
   TFRING_CUDA_FUNCTION(cuStreamWaitEvent, CUstream, CUevent, unsigned);
-  TFRING_CUDA_FUNCTION_AS(cuStreamWaitValue32, "cuStreamWaitValue32_v2",
-                          CUstream, CUdeviceptr, uint32_t, unsigned);
-  TFRING_CUDA_FUNCTION_AS(cuStreamWriteValue32, "cuStreamWriteValue32_v2",
-                          CUstream, CUdeviceptr, uint32_t, unsigned);
+  TFRING_CUDA_FUNCTION_AS(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", CUstream,
+                          unsigned, CudaStreamOperation*, unsigned);
   TFRING_CUDA_FUNCTION(cuEventCreate, CUevent*, unsigned);
   TFRING_CUDA_FUNCTION_AS(cuEventDestroy, "cuEventDestroy_v2", CUevent);
   TFRING_CUDA_FUNCTION(cuEventRecord, CUevent, CUstream);

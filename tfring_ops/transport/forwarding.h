@@ -42,6 +42,7 @@ class ForwardingTransport : public Transport {
     return inner_->Peek(peer, message_bytes);
   }
   void Release(int peer) override { inner_->Release(peer); }
+  // ReleaseAndSend is left to what a derived class makes of its two parts.
 
   absl::Status Export(Bytes memory) override { return inner_->Export(memory); }
   bool TakesDeviceMemory(int peer) const override {

@@ -37,6 +37,12 @@ class GroupTransport final : public Transport {
     return whole_.Peek(In(peer), message_bytes);
   }
   void Release(int peer) override { whole_.Release(In(peer)); }
+  OperationId ReleaseAndSend(int from, int to, ConstBytes data) override {
+    return whole_.ReleaseAndSend(In(from), In(to), data);
+  }
+  bool PrefersPeek(int peer) const override {
+    return whole_.PrefersPeek(In(peer));
+  }
 
   absl::Status Progress() override { return whole_.Progress(); }
   void Abort(const absl::Status& reason) override { whole_.Abort(reason); }

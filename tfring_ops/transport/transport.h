@@ -90,6 +90,15 @@ class Transport {
   }
   // Gives back the whole of the part that Peek has given.
   virtual void Release(int /*peer*/) {}
+  // The same of the part from `from`, and then a send of `data`: what was made
+  // of it, or of it and those before.  Fewer calls where each costs.
+  virtual OperationId ReleaseAndSend(int from, int to, ConstBytes data) {
+    Release(from);
+    return StartSend(to, data);
+  }
+  // Returns true if Peek had better take the place of StartRecv also for a
+  // message that is only copied.
+  virtual bool PrefersPeek(int /*peer*/) const { return false; }
 
   // Declares where most data to be sent will lie, in place of any earlier
   // declaration: peers may read it there.  An empty `memory` means nowhere.

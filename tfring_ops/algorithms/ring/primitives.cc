@@ -71,8 +71,10 @@ absl::Status Primitives::Drain() {
 }
 
 absl::Status Primitives::WaitForAll(const std::vector<OperationId>& sends) {
-  for (const OperationId send : sends) {
-    TFRING_RETURN_IF_ERROR(context_.transport.Wait(send));
+  // The last first: where each wait is a call of a driver's, those before it
+  // need none any more.
+  for (auto send = sends.rbegin(); send != sends.rend(); ++send) {
+    TFRING_RETURN_IF_ERROR(context_.transport.Wait(*send));
   }
   return absl::OkStatus();
 }
@@ -83,7 +85,8 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
   Cut(chunk);
 
   // Data to be reduced is read where it arrives, if the transport can.
-  const bool peeks = (moves & kReduce) && transport.CanPeek(prev_);
+  const bool peeks = ((moves & kReduce) && transport.CanPeek(prev_)) ||
+                     ((moves & kRecv) && transport.PrefersPeek(prev_));
   OperationId receives[kSlots] = {};
   const auto post_receive = [&](size_t index) {
     if (!(moves & kRecv) || peeks || index >= segments_.size()) return;
@@ -110,8 +113,9 @@ absl::Status Primitives::Run(Range chunk, unsigned moves) {
     }
     if (moves & kSend) {
       const std::byte* data = (moves & kRecv) ? segment.output : segment.input;
-      sends.push_back(transport.StartSend(
-          next_, ConstBytes(data, segment.count * element_bytes_)));
+      const ConstBytes sent(data, segment.count * element_bytes_);
+      sends.push_back(peeks ? transport.ReleaseAndSend(prev_, next_, sent)
+                            : transport.StartSend(next_, sent));
     }
     post_receive(index + kSlots);
   }
@@ -170,10 +174,11 @@ absl::Status Primitives::ComputeWherePeeked(Segment segment, unsigned moves) {
     const auto count = static_cast<int64_t>(part.size()) / element_bytes_;
     TFRING_RETURN_IF_ERROR(
         Compute({segment.input, segment.output, count}, part.data(), moves));
-    context_.transport.Release(prev_);
     segment.input += part.size();
     segment.output += part.size();
     segment.count -= count;
+    if (segment.count == 0 && (moves & kSend)) break;  // Released as it is sent
+    context_.transport.Release(prev_);
   }
   return absl::OkStatus();
 }
@@ -181,6 +186,10 @@ absl::Status Primitives::ComputeWherePeeked(Segment segment, unsigned moves) {
 absl::Status Primitives::Compute(const Segment& segment,
                                  const std::byte* received, unsigned moves) {
   const Kernels& kernels = context_.kernels;
+  if (!(moves & kReduce)) {
+    kernels.Copy(segment.output, received, segment.count * element_bytes_);
+    return kernels.Synchronize();
+  }
   kernels.Reduce(segment.output, received, segment.input, segment.count, dtype_,
                  op_);
   if ((moves & kScale) && scale_ != 1.0) {

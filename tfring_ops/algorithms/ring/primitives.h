@@ -104,7 +104,8 @@ class Primitives {
   void Cut(Range chunk);
   // Where a received segment lands.
   std::byte* Landing(const Segment& segment, int slot, unsigned moves);
-  // Reduces a segment part by part, as it arrives.
+  // Reduces or copies a segment part by part, as it arrives.  The last part is
+  // not released if it is sent on.
   absl::Status ComputeWherePeeked(Segment segment, unsigned moves);
   absl::Status Compute(const Segment& segment, const std::byte* received,
                        unsigned moves);

@@ -26,7 +26,6 @@ class CudaTransport final : public Transport {
   ~CudaTransport() override {
     const CudaScope scope(links_->context().driver, links_->context().context);
     if (broken_.ok()) Note(links_->Quiesce());
-    marks_.clear();
     links_.reset();
   }
 
@@ -49,9 +48,10 @@ class CudaTransport final : public Transport {
     MoveAll();
     const CudaMessage& message = messages_[request - 1];
     const bool complete = message.complete;
-    if (complete && message.is_read_in_place && broken_.ok()) {
+    if (complete && message.last_part > 0 && broken_.ok()) {
       const Scope scope(*links_);
-      Note(message.read->Await(links_->context().stream));
+      Note(links_->link(peers_[request - 1]).AwaitSent(message));
+      Flush();
     }
     if (complete || !broken_.ok()) free_.push_back(request);
     if (!broken_.ok()) return broken_;
@@ -66,6 +66,8 @@ class CudaTransport final : public Transport {
   bool CanPeek(int peer) const override {
     return peer != rank() && links_->link(peer).CanPeek();
   }
+  // Who releases as it sends on asks the driver once for both.
+  bool PrefersPeek(int peer) const override { return CanPeek(peer); }
 
   absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
     ConstBytes part;
@@ -74,6 +76,7 @@ class CudaTransport final : public Transport {
       TFRING_RETURN_IF_ERROR(broken_);
       const Scope scope(*links_);
       TFRING_ASSIGN_OR_RETURN(part, links_->link(peer).Peek(message_bytes));
+      TFRING_RETURN_IF_ERROR(FlushNumbers(links_->context()));
       return !part.empty();
     }));
     return part;
@@ -82,6 +85,15 @@ class CudaTransport final : public Transport {
   void Release(int peer) override {
     const Scope scope(*links_);
     Note(links_->link(peer).Release());
+    Flush();
+  }
+
+  OperationId ReleaseAndSend(int from, int to, ConstBytes data) override {
+    {
+      const Scope scope(*links_);
+      Note(links_->link(from).Release());
+    }
+    return StartSend(to, data);
   }
 
   absl::Status Export(Bytes memory) override {
@@ -119,7 +131,7 @@ class CudaTransport final : public Transport {
                     void (CudaLink::*add)(CudaMessage&)) {
     if (free_.empty()) {
       messages_.emplace_back();
-      marks_.emplace_back(links_->context());
+      peers_.push_back(peer);
       free_.push_back(messages_.size());
     }
     const OperationId request = free_.back();
@@ -128,12 +140,17 @@ class CudaTransport final : public Transport {
     message = CudaMessage();
     message.data = data;
     message.bytes = bytes;
-    message.read = &marks_[request - 1];
+    peers_[request - 1] = peer;
     if (!broken_.ok()) return request;
     const Scope scope(*links_);
     (links_->link(peer).*add)(message);
     Note(links_->link(peer).Move());
+    Flush();
     return request;
+  }
+
+  void Flush() {
+    if (broken_.ok()) Note(FlushNumbers(links_->context()));
   }
 
   // The first error counts.
@@ -150,6 +167,7 @@ class CudaTransport final : public Transport {
     for (int peer = 0; peer < size() && broken_.ok(); ++peer) {
       if (peer != rank()) Note(links_->link(peer).Move());
     }
+    Flush();
     if (broken_.ok()) Note(host_.Progress());
   }
 
@@ -172,7 +190,7 @@ class CudaTransport final : public Transport {
   Transport& host_;
   const double timeout_seconds_;
   std::deque<CudaMessage> messages_;
-  std::deque<CudaMark> marks_;     // of each
+  std::vector<int> peers_;         // of each
   std::vector<OperationId> free_;  // messages_ that are not in use
   absl::Status broken_;
   bool has_abandoned_ = false;

@@ -28,11 +28,7 @@ class IpcLink final : public CudaLink {
         memory_(memory),
         index_(index),
         peer_(peer),
-        own_flags_(memory.flags(index)) {
-    for (auto& copied : copied_) {
-      copied = std::make_unique<CudaMark>(context);
-    }
-  }
+        own_flags_(memory.flags(index)) {}
 
   absl::Status Open(const IpcOffer& offer) {
     const CudaDriver& driver = context_.driver;
@@ -84,7 +80,20 @@ class IpcLink final : public CudaLink {
     peeking_ = false;
     return ConstBytes(incoming_part_, bytes);
   }
-  absl::Status Release() override { return EndRead(); }
+  absl::Status Release() override {
+    EndRead();
+    return absl::OkStatus();
+  }
+
+  absl::Status AwaitSent(const CudaMessage& message) override {
+    if (!message.is_read_in_place) return AwaitCopies(message.last_part);
+    // Those before it have been read, too.
+    if (message.last_part > awaited_reads_) {
+      own_flags_.emptied.Await(*context_.numbers, message.last_part);
+      awaited_reads_ = message.last_part;
+    }
+    return absl::OkStatus();
+  }
 
   absl::Status LetTokensGo() override {
     for (; !tokens_.empty(); tokens_.pop_front()) {
@@ -98,12 +107,14 @@ class IpcLink final : public CudaLink {
       filled.Release(static_cast<uint32_t>(read_));
     }
     own_flags_.emptied.Release(static_cast<uint32_t>(written_));
+    own_flags_.ready.Release(static_cast<uint32_t>(readied_));
   }
 
   absl::Status Quiesce() override {
     TFRING_RETURN_IF_ERROR(LetTokensGo());
     // The peer has enqueued its last read, which may be incomplete.
-    TFRING_RETURN_IF_ERROR(AwaitEmptied(written_));
+    own_flags_.emptied.Await(*context_.outgoing_numbers, written_);
+    TFRING_RETURN_IF_ERROR(FlushNumbers(context_));
     TFRING_RETURN_IF_ERROR(WaitForStream(context_, context_.outgoing));
     TFRING_RETURN_IF_ERROR(WaitForStream(context_, context_.stream));
     Close();
@@ -154,7 +165,7 @@ class IpcLink final : public CudaLink {
       if (token_.kind == Token::Kind::kFilled) {
         arrived_.push_back(token_);
       } else {
-        TFRING_RETURN_IF_ERROR(EndSend());
+        EndSend();
       }
     }
     return absl::OkStatus();
@@ -176,15 +187,12 @@ class IpcLink final : public CudaLink {
       const size_t bytes = message.NextPart(context_.part_bytes);
       const uint64_t offset = OffsetOf(data);
       if (offset == kInSlot) {
-        TFRING_RETURN_IF_ERROR(FillSlot(slot, data, bytes));
-      }
-      TFRING_RETURN_IF_ERROR(peer_flags_.filled[slot].Set(
-          context_.driver,
-          offset == kInSlot ? context_.outgoing : context_.stream,
-          static_cast<uint32_t>(written_ + 1)));
-      if (offset == kInSlot) {
-        // Behind the flag, too: the other stream may be the next to set it.
-        TFRING_RETURN_IF_ERROR(copied_[slot]->Record(context_.outgoing));
+        TFRING_RETURN_IF_ERROR(FillSlot(message, slot, data, bytes));
+        peer_flags_.filled[slot].Set(*context_.outgoing_numbers, written_ + 1);
+        copies_[slot] = written_ + 1;
+      } else {
+        TFRING_RETURN_IF_ERROR(AwaitCopies(copies_[slot]));
+        peer_flags_.filled[slot].Set(*context_.numbers, written_ + 1);
       }
       message.started += bytes;
       SendToken({Token::Kind::kFilled, message.bytes, offset});
@@ -204,42 +212,44 @@ class IpcLink final : public CudaLink {
     return offset < exported.size() ? offset : kInSlot;
   }
 
-  absl::Status FillSlot(int slot, const std::byte* data, size_t bytes) {
-    const CudaDriver& driver = context_.driver;
-    TFRING_RETURN_IF_ERROR(ready_.Record(context_.stream));
-    TFRING_RETURN_IF_ERROR(ready_.Await(context_.outgoing));
+  absl::Status FillSlot(const CudaMessage& message, int slot,
+                        const std::byte* data, size_t bytes) {
+    if (message.started == 0) {
+      own_flags_.ready.Set(*context_.numbers, ++readied_);
+      // Before the wait for it: see FlushNumbers.
+      TFRING_RETURN_IF_ERROR(context_.numbers->Flush());
+      own_flags_.ready.Await(*context_.outgoing_numbers, readied_);
+    }
     if (written_ >= kIpcSlots) {  // The slot has been used before.
-      TFRING_RETURN_IF_ERROR(AwaitEmptied(written_ + 1 - kIpcSlots));
+      own_flags_.emptied.Await(*context_.outgoing_numbers,
+                               written_ + 1 - kIpcSlots);
     }
     if (bytes == 0) return absl::OkStatus();
-    return driver.cuMemcpyDtoDAsync(
+    TFRING_RETURN_IF_ERROR(context_.outgoing_numbers->Flush());
+    return context_.driver.cuMemcpyDtoDAsync(
         DeviceAddress(memory_.slots(index_) + slot * context_.part_bytes),
         DeviceAddress(data), bytes, context_.outgoing);
   }
 
-  // The outgoing stream waits until the peer has read that many parts.
-  absl::Status AwaitEmptied(uint64_t parts) const {
-    return own_flags_.emptied.Await(context_.driver, context_.outgoing,
-                                    static_cast<uint32_t>(parts));
+  // The stream waits until that part, which is in a slot, has been copied there
+  // and its flag is set; and so those before it, as copies are done in order.
+  absl::Status AwaitCopies(uint64_t part) {
+    if (part <= awaited_copies_) return absl::OkStatus();
+    TFRING_RETURN_IF_ERROR(context_.outgoing_numbers->Flush());
+    peer_flags_.filled[(part - 1) % kIpcSlots].Await(*context_.numbers, part);
+    awaited_copies_ = part;
+    return absl::OkStatus();
   }
 
   // The peer has enqueued its read of the earliest part.
-  absl::Status EndSend() {
-    const uint64_t number = written_ - in_flight_;
+  void EndSend() {
     const Part part = parts_in_flight_.front();
     CudaMessage& message = *part.message;
     parts_in_flight_.pop_front();
     --in_flight_;
     message.complete = ++message.finished == message.Parts(context_.part_bytes);
-    if (!part.is_read_in_place) {
-      // Later writes to the buffer come after the copy has read it.
-      return copied_[number % kIpcSlots]->Await(context_.stream);
-    }
-    if (!message.complete) return absl::OkStatus();
-    // See Note [Read in place].  The peer reads one part after the other.
-    message.is_read_in_place = true;
-    TFRING_RETURN_IF_ERROR(AwaitEmptied(number + 1));
-    return message.read->Record(context_.outgoing);
+    message.last_part = written_ - in_flight_;
+    message.is_read_in_place = part.is_read_in_place;
   }
 
   absl::Status MoveReceives() {
@@ -248,11 +258,12 @@ class IpcLink final : public CudaLink {
       TFRING_RETURN_IF_ERROR(BeginRead(message.bytes));
       const size_t bytes = message.NextPart(context_.part_bytes);
       if (bytes > 0) {
+        TFRING_RETURN_IF_ERROR(FlushNumbers(context_));
         TFRING_RETURN_IF_ERROR(context_.driver.cuMemcpyDtoDAsync(
             DeviceAddress(message.data + message.started),
             DeviceAddress(incoming_part_), bytes, context_.stream));
       }
-      TFRING_RETURN_IF_ERROR(EndRead());
+      EndRead();
       message.started += bytes;
       if (message.started == message.bytes) {
         message.complete = true;
@@ -277,16 +288,13 @@ class IpcLink final : public CudaLink {
         token.offset == kInSlot
             ? incoming_ + slot * context_.part_bytes
             : static_cast<std::byte*>(DeviceMemory(exported_)) + token.offset;
-    return own_flags_.filled[slot].Await(context_.driver, context_.stream,
-                                         static_cast<uint32_t>(read_ + 1));
+    own_flags_.filled[slot].Await(*context_.numbers, read_ + 1);
+    return absl::OkStatus();
   }
 
-  absl::Status EndRead() {
-    ++read_;
-    TFRING_RETURN_IF_ERROR(peer_flags_.emptied.Set(
-        context_.driver, context_.stream, static_cast<uint32_t>(read_)));
+  void EndRead() {
+    peer_flags_.emptied.Set(*context_.numbers, ++read_);
     SendToken({Token::Kind::kEmptied});
-    return absl::OkStatus();
   }
 
   const CudaLinkContext& context_;
@@ -305,10 +313,13 @@ class IpcLink final : public CudaLink {
 
   std::deque<CudaMessage*> sends_;  // with parts left to start
   std::deque<Part> parts_in_flight_;
-  uint64_t written_ = 0;                                     // parts
-  uint64_t in_flight_ = 0;                                   // of them
-  std::array<std::unique_ptr<CudaMark>, kIpcSlots> copied_;  // into each slot
-  CudaMark ready_{context_};
+  uint64_t written_ = 0;    // parts
+  uint64_t in_flight_ = 0;  // of them
+  uint64_t readied_ = 0;    // messages
+  // The latest part, counted from 1, that was copied to each slot.
+  std::array<uint64_t, kIpcSlots> copies_{};
+  // The stream waits for these parts, and all before them.
+  uint64_t awaited_copies_ = 0, awaited_reads_ = 0;
 
   std::deque<CudaMessage*> receives_;  // with parts left to come
   CudaMessage peeked_;

@@ -14,12 +14,12 @@
 // read:
 // - The receiver's stream reads after the flag `filled`, which the sender's
 //   sets after all work that writes the part.
-// - A send is complete with the token that comes back, and from then on the
-//   sender's stream waits for the flag `emptied`.  The algorithms overwrite
-//   sent data only after they have waited for the send, as any transport
-//   requires; the ring's own order (a chunk comes round when its neighbour has
-//   read it) does not hold for the next block of a stage, nor for recursive
-//   doubling.
+// - A send is complete with the token that comes back, and who waits for it
+//   has the sender's stream wait for the flag `emptied`.  The algorithms
+//   overwrite sent data only after they have waited for the send, as any
+//   transport requires; the ring's own order (a chunk comes round when its
+//   neighbour has read it) does not hold for the next block of a stage, nor for
+//   recursive doubling.
 // - Before the memory is freed, every rank waits for its stream and closes it,
 //   and all ranks meet: CudaLinks::Export.
 // The second wait covers only work enqueued before it, here or by the peer: so
@@ -30,9 +30,9 @@
 // Note [One part after the other]
 // A flag only grows: the two streams that fill a slot by turns set it in the
 // order of the parts.  The copy of a part into the slot, and the flag that says
-// so, are over for the stream that writes in place when its token has come back
-// (EndSend), and before a copy the outgoing stream waits for all that the other
-// has been asked for (FillSlot).
+// so, are over for the other stream before that sets the flag for a part that
+// lies elsewhere (AwaitCopies), and before a message is copied the outgoing
+// stream waits for all that the other has been asked for (FillSlot).
 #ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 #define TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/transport/cuda/stream_numbers.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -24,12 +25,22 @@ struct CudaLinkContext {
   CUstream stream;  // where buffers are written and read
   // Beside it, so that copies and kernels overlap.
   CUstream outgoing, incoming;
+  // On `stream` and on `outgoing`: see FlushNumbers.
+  std::unique_ptr<StreamNumbers> numbers, outgoing_numbers;
   Transport& host;
   // Messages are cut into parts of this size, which are the slots'; a multiple
   // of kPartAlignment.
   size_t part_bytes;
   double timeout_seconds;  // of a wait; 0 is never
 };
+
+// Before every return from the transport, and before other work is enqueued on
+// these streams.  The outgoing one's first: where two streams have one queue of
+// the GPU's, a wait ahead of what it waits for would block both.
+inline absl::Status FlushNumbers(const CudaLinkContext& context) {
+  TFRING_RETURN_IF_ERROR(context.outgoing_numbers->Flush());
+  return context.numbers->Flush();
+}
 
 // Waits until `stream` has completed all work enqueued so far, unless the
 // host's transport fails meanwhile: the work may wait for a rank that is lost.
@@ -76,9 +87,9 @@ struct CudaMessage {
   size_t started = 0;   // bytes, in whole parts
   size_t finished = 0;  // parts
   bool complete = false;
-  // For a send that the peer reads in place: the moment when it has been read.
-  // Work that writes to the buffer afterwards has to wait for it.
-  CudaMark* read = nullptr;
+  // For a send that is complete: its last part, counted from 1, if the stream
+  // has to wait before work that writes to the buffer (CudaLink::AwaitSent).
+  uint64_t last_part = 0;
   bool is_read_in_place = false;
 
   size_t Parts(size_t part_bytes) const {
@@ -107,6 +118,12 @@ class CudaLink {
     return absl::UnimplementedError("this link cannot peek");
   }
   virtual absl::Status Release() { return absl::OkStatus(); }
+
+  // Work enqueued on the stream from now on may write to what `message`, which
+  // is complete and has a last part, has sent.
+  virtual absl::Status AwaitSent(const CudaMessage& /*message*/) {
+    return absl::OkStatus();
+  }
 
   // Opens the memory that the peer has also exported, to read in place the data
   // that it sends from there; and closes it.

@@ -105,6 +105,8 @@ CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
                static_cast<CUstream>(device.stream()),
                nullptr,
                nullptr,
+               nullptr,
+               nullptr,
                host,
                PartBytes(options.device_segment_bytes, host.size()),
                options.transport_timeout_seconds()},
@@ -168,6 +170,9 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
 absl::Status CudaLinks::OpenStreams() {
   const CudaDriver& driver = context_.driver;
   TFRING_RETURN_IF_ERROR(CreateStream(driver, &context_.outgoing));
+  context_.numbers = std::make_unique<StreamNumbers>(driver, context_.stream);
+  context_.outgoing_numbers =
+      std::make_unique<StreamNumbers>(driver, context_.outgoing);
   return CreateStream(driver, &context_.incoming);
 }
 

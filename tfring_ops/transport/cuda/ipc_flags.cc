@@ -10,7 +10,7 @@ namespace tfring {
 // What one peer sets, apart from what another does.
 struct alignas(64) IpcFlags::Block {
   std::array<std::atomic<uint32_t>, kIpcSlots> filled;
-  std::atomic<uint32_t> emptied;
+  std::atomic<uint32_t> emptied, ready;
 };
 
 absl::StatusOr<std::unique_ptr<IpcFlags>> IpcFlags::Create(
@@ -43,6 +43,7 @@ IpcPeerFlags IpcFlags::of_peer(int index) const {
     flags.filled[slot] = flag(block.filled[slot]);
   }
   flags.emptied = flag(block.emptied);
+  flags.ready = flag(block.ready);
   return flags;
 }
 

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/transport/cuda/pinned_segment.h"
+#include "tfring_ops/transport/cuda/stream_numbers.h"
 
 namespace tfring {
 
@@ -28,18 +29,14 @@ inline constexpr int kIpcSlots = 4;
 // A number that grows, and wraps round.
 class IpcFlag {
  public:
-  // `stream` sets it to `number` when it has completed all work enqueued so
-  // far.
-  absl::Status Set(const CudaDriver& driver, CUstream stream,
-                   uint32_t number) const {
-    return driver.cuStreamWriteValue32(stream, address_, number,
-                                       /*flags=*/0);
+  // The stream sets it when it has completed all work enqueued so far.
+  void Set(StreamNumbers& stream, uint64_t number) const {
+    stream.Set(address_, static_cast<uint32_t>(number));
   }
-  // Work enqueued on `stream` from now on waits until it is at least `number`.
-  absl::Status Await(const CudaDriver& driver, CUstream stream,
-                     uint32_t number) const {
-    return driver.cuStreamWaitValue32(stream, address_, number,
-                                      kCudaWaitValueGeq);
+  // Work enqueued on the stream from now on waits until it is at least
+  // `number`.
+  void Await(StreamNumbers& stream, uint64_t number) const {
+    stream.Await(address_, static_cast<uint32_t>(number));
   }
   // Ends all waits for numbers up to `number`, and for as many again as are
   // ever in flight.
@@ -56,6 +53,9 @@ class IpcFlag {
 struct IpcPeerFlags {
   std::array<IpcFlag, kIpcSlots> filled;  // the last part in each slot
   IpcFlag emptied;                        // the last part that has been read
+  // That the one who awaits sets, too: for one of its streams by another, the
+  // messages that are ready to be copied.
+  IpcFlag ready;
 };
 
 // The flags of one rank, or of another one that it sets.

@@ -1,0 +1,47 @@
+// Numbers in memory that a stream sets and waits for, several in one call of
+// the driver's.
+#ifndef TFRING_OPS_TRANSPORT_CUDA_STREAM_NUMBERS_H_
+#define TFRING_OPS_TRANSPORT_CUDA_STREAM_NUMBERS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+
+namespace tfring {
+
+// Keeps what it is asked for until Flush, which comes before anything else is
+// enqueued on the stream and before whoever uses the transport goes on: a rank
+// that waits for one of the numbers may be what that waits for.
+//
+// Calls are made in the device's context, but for Set and Await.
+class StreamNumbers {
+ public:
+  StreamNumbers(const CudaDriver& driver, CUstream stream)
+      : driver_(driver), stream_(stream) {}
+  StreamNumbers(const StreamNumbers&) = delete;
+  StreamNumbers& operator=(const StreamNumbers&) = delete;
+
+  // The stream sets it to `number` when it has completed all work enqueued so
+  // far.
+  void Set(CUdeviceptr address, uint32_t number) {
+    kept_.push_back({kCudaWriteValue32, address, number, /*flags=*/0});
+  }
+  // Work enqueued on the stream from now on waits until it is at least
+  // `number`; numbers wrap round.
+  void Await(CUdeviceptr address, uint32_t number) {
+    kept_.push_back({kCudaWaitValue32, address, number, kCudaWaitValueGeq});
+  }
+
+  absl::Status Flush();
+
+ private:
+  const CudaDriver& driver_;
+  const CUstream stream_;
+  std::vector<CudaStreamOperation> kept_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_TRANSPORT_CUDA_STREAM_NUMBERS_H_
