@@ -26,19 +26,22 @@ struct Choice {
 };
 
 // Returns the backend of each rank; rank r has GPU r % `gpus`.
-std::vector<Choice> Choose(GpuBackend backend, int gpus, int size = kSize) {
+std::vector<Choice> Choose(const Options& options, int gpus, int size = kSize) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, gpus);
   auto hosts = MakeInProcessTransports(size);
   std::vector<Choice> choices(size);
   OnThreads(size, [&](int rank) {
     const auto device = OpenGpu(rank % gpus);
-    const auto made =
-        MakeNcclCollectives(*device, *hosts[rank], NcclOptions(backend));
+    const auto made = MakeNcclCollectives(*device, *hosts[rank], options);
     choices[rank].status =
         absl::Status(made.status().code(), made.status().message());
     choices[rank].is_nccl = made.ok() && *made != nullptr;
   });
   return choices;
+}
+
+std::vector<Choice> Choose(GpuBackend backend, int gpus, int size = kSize) {
+  return Choose(NcclOptions(backend), gpus, size);
 }
 
 void ExpectAll(const std::vector<Choice>& choices, bool is_nccl) {
@@ -71,6 +74,17 @@ TEST(CudaNcclChoiceTest, AGpuForEachRank) {
   // Alone, there is nothing to send.
   ExpectAll(Choose(GpuBackend::kAuto, 1, 1), false);
   ExpectAll(Choose(GpuBackend::kNccl, 1, 1), true);
+}
+
+TEST(CudaNcclChoiceTest, WithoutASettingItServes) {
+  ExpectAll(Choose(Options(), kSize), true);
+  ExpectAll(Choose(Options(), kSize - 1), false);
+  // It does not promise the same bits in each run.
+  Options options;
+  options.deterministic = true;
+  ExpectAll(Choose(options, kSize), false);
+  options.gpu_backend = GpuBackend::kNccl;
+  ExpectAll(Choose(options, kSize), true);
 }
 
 TEST(CudaNcclChoiceTest, AGpuForTwo) {

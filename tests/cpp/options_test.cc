@@ -45,7 +45,7 @@ TEST_F(OptionsTest, HasDefaults) {
   EXPECT_EQ(options.device_segment_bytes, 4 << 20);
   EXPECT_TRUE(options.cuda_ipc);
   EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kAsk);
-  EXPECT_EQ(options.gpu_backend, Options::GpuBackend::kRing);
+  EXPECT_EQ(options.gpu_backend, Options::GpuBackend::kAuto);
   EXPECT_TRUE(options.shared_memory);
   EXPECT_EQ(options.stall_check_seconds, 30);
   EXPECT_EQ(options.stall_shutdown_seconds, 600);

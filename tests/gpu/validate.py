@@ -41,7 +41,12 @@ _MOST_JOBS = 10
 
 _BRIEF = {"TFRING_STALL_SHUTDOWN_TIME_SECONDS": "30"}
 _ON_GPU = {**_BRIEF, "TFRING_TEST_DEVICE": "GPU:0"}
-_BY_HOST = {"TFRING_CUDA_IPC": "0", "TFRING_CUDA_AWARE_MPI": "0"}
+_BY_RING = {"TFRING_GPU_BACKEND": "ring"}
+_BY_HOST = {
+    **_BY_RING,
+    "TFRING_CUDA_IPC": "0",
+    "TFRING_CUDA_AWARE_MPI": "0",
+}
 _BY_NCCL = {"TFRING_GPU_BACKEND": "nccl"}
 # Ranks share a GPU, and its memory.
 _UNDER_JAX = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -70,7 +75,7 @@ PARTS: dict[str, Part | Script] = {
     "facts": Part(("tests/gpu/facts.py",), (1,), _BRIEF),
     "probe": Part(("tests/gpu/probe.py",), (2,), _BRIEF),
     "kernels": Part(("tests/gpu/kernels.py",), (1,), _BRIEF),
-    "ipc": Part(("tests/gpu/engine.py",), (2, 3, 4), _BRIEF),
+    "ipc": Part(("tests/gpu/engine.py",), (2, 3, 4), {**_BRIEF, **_BY_RING}),
     "staged": Part(("tests/gpu/engine.py",), (2, 4), {**_BRIEF, **_BY_HOST}),
     "sanitizer": Part(
         ("tests/gpu/kernels.py", "-k", "float32 or bfloat16", "--timeout=400"),

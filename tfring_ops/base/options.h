@@ -35,9 +35,10 @@ struct Options {
   enum class CudaAwareMpi : int32_t { kAsk, kNo, kYes };
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kAsk;
   // TFRING_GPU_BACKEND: who does the collectives of tensors on GPUs.  kAuto:
-  // NCCL, where it can.
+  // NCCL, where it can, and the ring where it cannot or bits have to be the
+  // same from run to run, which NCCL does not promise.
   enum class GpuBackend : int32_t { kRing, kNccl, kAuto };
-  GpuBackend gpu_backend = GpuBackend::kRing;
+  GpuBackend gpu_backend = GpuBackend::kAuto;
   // TFRING_SHARED_MEMORY: ranks of one node talk through shared memory.
   bool shared_memory = true;
   // TFRING_STALL_CHECK_TIME_SECONDS: a tensor that some ranks have submitted

@@ -49,7 +49,7 @@ std::string DescribeNccl() {
   const int version = nccl.version();
   return absl::StrCat(version / 10000, ".", version % 10000 / 100, ".",
                       version % 100, ", ", nccl.path(),
-                      "; used with TFRING_GPU_BACKEND=nccl or auto");
+                      "; used unless TFRING_GPU_BACKEND=ring");
 }
 
 }  // namespace

@@ -263,7 +263,7 @@ absl::StatusOr<std::unique_ptr<StreamCollectives>> MakeNcclCollectives(
   using GpuBackend = Options::GpuBackend;
   const bool is_auto = options.gpu_backend == GpuBackend::kAuto;
   if (options.gpu_backend == GpuBackend::kRing ||
-      (is_auto && host.size() == 1)) {
+      (is_auto && (host.size() == 1 || options.deterministic))) {
     return nullptr;
   }
   const auto say = [&](absl::string_view text) {

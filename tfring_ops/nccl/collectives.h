@@ -1,4 +1,4 @@
-// NCCL, where TFRING_GPU_BACKEND asks for it.
+// NCCL, unless TFRING_GPU_BACKEND asks for the ring.
 #ifndef TFRING_OPS_NCCL_COLLECTIVES_H_
 #define TFRING_OPS_NCCL_COLLECTIVES_H_
 
@@ -15,7 +15,8 @@ namespace tfring {
 
 // Null where the ring does the work.  Collective over the ranks of `host`, with
 // the same outcome on all: NCCL serves if each rank has it and a GPU for
-// itself.  If not, kNccl is an error that says why, and kAuto is the ring.
+// itself.  If not, kNccl is an error that says why, and kAuto is the ring; it
+// is that, too, for one rank and for deterministic results.
 // `place` is that of these ranks' collectives among those of other process
 // sets.
 // REQUIRES: `device` and `host` outlive it.
