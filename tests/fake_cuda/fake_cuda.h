@@ -21,8 +21,8 @@
 // Options, each also read at the start from the environment as FAKE_CUDA_...:
 //   DELAY_US       every task of a stream starts up to this much later, however
 //                  long that is
-//   IGNORE_WAITS   n: every n-th wait of a stream, for an event or a number, does
-//                  nothing, the bug that tests must be able to see
+//   IGNORE_WAITS   n: every n-th wait of a stream, for an event or a number,
+//                  is left out, the bug that tests must be able to see
 //   HELD           1: the null stream does nothing, 2: no other one does
 //   HELD_DEVICE    no stream of that GPU does anything; -1 is none
 //   OPEN_OWN       1: handles may be opened in the process that made them, so
