@@ -126,13 +126,14 @@ class HostNetwork:
         *,
         env: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        host: str = HEAD,
         **options: Any,
     ) -> subprocess.Popen[str]:
-        """Starts a command on the head; by default in this directory."""
+        """Starts a command on a host; by default in this directory."""
         where = directory or Path.cwd()
         return subprocess.Popen(
-            self._on_head(
-                ["sh", "-c", 'cd "$0" && exec "$@"', where, *command]
+            self._on(
+                host, ["sh", "-c", 'cd "$0" && exec "$@"', where, *command]
             ),
             env={**os.environ, **self._launchers(), **(env or {})},
             text=True,
@@ -259,16 +260,18 @@ class HostNetwork:
         # one piece, and with it the rate.
         shape = f"root tbf rate {self._rate} burst 256k limit 8m"
         _run(*inside, *_words(f"tc qdisc add dev eth0 {shape}"))
-        _run(*self._on_head(_words(f"tc qdisc add dev {name} {shape}")))
+        _run(*self._on(HEAD, _words(f"tc qdisc add dev {name} {shape}")))
 
     def _ip(self, *commands: str) -> None:
         for command in commands:
-            _run(*self._on_head(["ip", *_words(command)]))
+            _run(*self._on(HEAD, ["ip", *_words(command)]))
 
-    def _on_head(self, command: Sequence[str | Path]) -> list[str]:
-        pid = self._first_process(HEAD)
+    def _on(self, host: str, command: Sequence[str | Path]) -> list[str]:
+        spaces = ["--net", "--uts", "--mount"]
+        if host != HEAD:
+            spaces.append("--pid")
         return [
-            *("nsenter", f"--target={pid}", "--net", "--uts", "--mount"),
+            *("nsenter", f"--target={self._first_process(host)}", *spaces),
             *map(str, command),
         ]
 

@@ -1,5 +1,6 @@
 """Starts whole jobs from a test, and bounds them in time."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,7 +8,8 @@ import sys
 import textwrap
 
 import pytest
-from jobs import JOB_SECONDS, TFRINGRUN, mpirun
+from elastic_launches import Elastic
+from jobs import JOB_SECONDS, TFRINGRUN, mpirun, running
 
 
 def _heed_interrupts():
@@ -102,3 +104,23 @@ def write_script(tmp_path):
         return path
 
     return write_script
+
+
+@pytest.fixture
+def elastic(start):
+    """Returns a function that starts `tfringrun --elastic` with options.
+
+    It takes the workers' arguments, and variables of the environment.
+    """
+    jobs = []
+
+    def elastic(options, *arguments, **env):
+        jobs.append(Elastic(start, options.split(), arguments, env))
+        return jobs[-1]
+
+    yield elastic
+    for job in jobs:
+        job.process.kill()
+        for pid in running(job.marker):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)

@@ -13,6 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
+from tfring.launcher import options as options_lib
+
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 SCHEMA = json.loads(
     Path(__file__).with_name("kubeflow_trainer.json").read_text()
@@ -58,6 +60,27 @@ def test_the_schema_finds_what_is_wrong(manifests):
     assert len(errors(runtime)) == 2
     [error] = errors(job)
     assert error.startswith("$.spec.trainer.numProcPerNode: 'auto'")
+
+
+def test_the_elastic_job_is_one():
+    text = (CLUSTER / "elastic-job.yaml").read_text()
+    service, job = yaml.safe_load_all(text)
+    name = job["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    [container] = pod["containers"]
+    program, *arguments = container["command"]
+    assert program == "tfringrun"
+    options = options_lib.parser("").parse_args(arguments)
+    assert options_lib.is_elastic_over_tcp(options)
+    # How Kubernetes calls the pod of index 0.
+    assert options.rendezvous == (f"{name}-0.{pod['subdomain']}", 29500)
+    slots = job["spec"]["completions"] * options.slots_per_host
+    assert options.min_ranks < slots
+    [rule] = job["spec"]["successPolicy"]["rules"]
+    assert rule == {"succeededIndexes": "0"}
+    assert container["env"][0]["name"] == "TFRING_ELASTIC_TOKEN"
 
 
 def test_the_image_has_what_the_manifest_runs(manifests):

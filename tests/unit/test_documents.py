@@ -60,7 +60,6 @@ def test_every_setting_is_described():
     }
     # From tfringrun to its ranks.
     read -= {
-        "TFRING_ELASTIC_HOST",
         "TFRING_ELASTIC_RENDEZVOUS",
         "TFRING_REPORTS",
     }

@@ -386,3 +386,22 @@ def test_a_spare_builds_beside_the_others_and_then_takes_a_place():
     job.exited(lost, 137, "killed")
     job.be_ready(left, 1, 4)
     assert job.names() == {left, spare}
+
+
+def test_the_first_generation_waits_for_hosts_that_come_by_themselves():
+    job = Job({"a": 1}, minimum=1, first=2, may_grow=True)
+    job.be_ready("w1")
+    job.wait(20)
+    assert job.names() == set()
+    job.table.add("b", 1)
+    job.table.came_up("b")
+    job.hosts_changed()
+    job.be_ready("w2")
+    assert job.names() == {"w1", "w2"}
+
+
+def test_the_first_generation_does_not_wait_for_them_for_ever():
+    job = Job({"a": 1}, minimum=1, first=2, may_grow=True)
+    job.be_ready("w1")
+    job.wait(31)
+    assert job.names() == {"w1"}

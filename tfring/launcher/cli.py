@@ -17,7 +17,7 @@ from tfring.launcher import (
     mpi_launchers,
     options as options_lib,
 )
-from tfring.launcher.elastic import job as elastic_job
+from tfring.launcher.elastic import job as elastic_job, tasks
 from tfring.launcher.elastic.driver import Driver
 from tfring.launcher.output import View
 from tfring.launcher.prepare import UsageError, make_environment, prepare
@@ -100,7 +100,12 @@ def _run_elastic(
         script=options.host_discovery_script or "",
         environment=environment,
         exported=sorted(exported),
+        slots_per_task=(options.slots_per_host or 1)
+        if options.rendezvous
+        else None,
     )
+    if options.rendezvous:
+        return tasks.run(job, view, options.rendezvous)
     return Driver(job, view).run()
 
 

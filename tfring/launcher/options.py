@@ -156,6 +156,21 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="start K ranks more, which wait to take a lost one's place",
     )
+    group.add_argument(
+        "--rendezvous",
+        type=_address,
+        metavar="HOST:PORT",
+        help="in place of -H, where a batch system starts this line on each "
+        "machine: the one whose address this is leads the job, the others "
+        "join it; takes TFRING_ELASTIC_TOKEN",
+    )
+    group.add_argument(
+        "--slots-per-host",
+        type=_positive,
+        metavar="N",
+        help="with --rendezvous: how many ranks this machine takes; by "
+        "default 1",
+    )
 
 
 def is_elastic_over_tcp(options: argparse.Namespace) -> bool:
@@ -171,9 +186,16 @@ def is_elastic_over_tcp(options: argparse.Namespace) -> bool:
             ("--max-np", options.max_ranks),
             ("--host-discovery-script", options.host_discovery_script),
             ("--spares", options.spares),
+            ("--rendezvous", options.rendezvous),
+            ("--slots-per-host", options.slots_per_host),
         )
         if value is not None
     ]
+    if options.slots_per_host is not None and options.rendezvous is None:
+        raise ValueError(
+            "--slots-per-host is for --rendezvous. Elsewhere -H and the "
+            "script have each machine's, as in node1:4."
+        )
     if asked and not options.elastic:
         raise ValueError(
             f"{asked[0]} is for elastic jobs: pass --elastic, too."
@@ -243,6 +265,16 @@ def _hosts(text: str) -> list[Host]:
         return hosts_lib.parse_hosts(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(
+            f"expected HOST:PORT, as in node1:29500, got {text!r}."
+        )
+    return host, int(port)
 
 
 def _variable(text: str) -> tuple[str, str | None]:

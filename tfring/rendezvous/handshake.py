@@ -34,6 +34,16 @@ def make_token() -> str:
     return secrets.token_hex(TOKEN_BYTES)
 
 
+def checked(token: str) -> str:
+    """Returns a token that is one.
+
+    Raises:
+        ValueError: It is not 256 bits in hex.
+    """
+    _key(token)
+    return token
+
+
 def _key(token: str) -> bytes:
     try:
         key = bytes.fromhex(token)

@@ -98,7 +98,8 @@ def connect(
             if attempt == _ATTEMPTS or time.monotonic() >= deadline:
                 raise HandshakeError(
                     f"{address[0]}:{address[1]} closes the connection: it is "
-                    "of another job, or has too many connections."
+                    "of another job, with another TFRING_ELASTIC_TOKEN, or has "
+                    "too many connections."
                 ) from None
         attempt += 1
         time.sleep(_ATTEMPT_WAIT_SECONDS)

@@ -7,16 +7,19 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from tfring.launcher import processes
+from tfring.launcher.elastic.job import ElasticJob
 from tfring.launcher.hosts import Host
+from tfring.rendezvous import wire
 
 _MODULE = "tfring.launcher.elastic.supervisor"
 # The MPI launchers' programs that are called as ssh is.
@@ -47,6 +50,56 @@ def _command(host: str, environment: Mapping[str, str]) -> list[str]:
         host,
         f"cd {directory} && {shlex.join([*words, *program])}",
     ]
+
+
+def configuration(
+    host: str,
+    job: ElasticJob,
+    token: str,
+    listen: Callable[[str], wire.Address],
+) -> dict[str, Any]:
+    """Returns what a supervisor is told.
+
+    Args:
+        host: Where it runs.
+        job: Its job.
+        token: The job's.
+        listen: Has the rendezvous listen at an address of this machine, and
+            returns where.
+    """
+    local = is_local(host)
+    address = _address_for(host, job)
+    names = () if local else job.exported
+    return {
+        "token": token,
+        "address": listen(address),
+        "host": host,
+        "command": list(job.command),
+        "directory": str(Path.cwd()),
+        "silence_seconds": job.silence_seconds,
+        "interface": address if local else None,
+        "environment": dict(job.environment)
+        if local
+        else {name: job.environment[name] for name in names},
+    }
+
+
+def _address_for(host: str, job: ElasticJob) -> str:
+    """The address of this machine at which a host reaches it."""
+    if job.interface:
+        return job.interface
+    remote = host
+    if is_local(host):
+        others = [each.name for each in job.hosts if not is_local(each.name)]
+        if not others and not job.script:
+            return "127.0.0.1"
+        remote = others[0] if others else socket.gethostname()
+    family, kind, _, _, address = socket.getaddrinfo(
+        remote, 9, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # Nothing is sent.
+        return str(probe.getsockname()[0])
 
 
 class Agent:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import signal
-import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tfring.launcher import processes, wrapper
@@ -29,6 +27,7 @@ from tfring.launcher.elastic.workers import (
 )
 from tfring.launcher.output import View
 from tfring.rendezvous import handshake
+from tfring.rendezvous.wire import Listener
 
 _TICK_SECONDS = 0.1
 # A supervisor has this long to connect.
@@ -46,10 +45,26 @@ _END_SECONDS = 10.0
 class Driver:
     """One elastic job. SIGINT and SIGTERM stop it; a second one kills it."""
 
-    def __init__(self, job: ElasticJob, view: View) -> None:
+    def __init__(
+        self,
+        job: ElasticJob,
+        view: View,
+        token: str | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            job: What it is made of.
+            view: How its output is shown.
+            token: That of hosts that come by themselves; None is a new one.
+            listener: Where they come, at `job.interface`.
+        """
         self._job = job
-        self._token = handshake.make_token()
+        self._token = token or handshake.make_token()
         self._server = Server(self._token, job.silence_seconds)
+        if listener is not None:
+            self._server.take_over(listener)
         self._hosts = HostTable()
         self._membership = Membership(job.limits, self._hosts, time.monotonic)
         # Reports of ended workers: when they are taken at the latest, and the
@@ -58,6 +73,8 @@ class Driver:
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._connect_by: dict[str, float] = {}
+        # The hosts that have come by themselves.
+        self._joined: set[str] = set()
         self._discovery = Discovery(job.script) if job.script else None
         self._discovery_error = ""
         self._prefixes: dict[int, str] = {}
@@ -142,47 +159,15 @@ class Driver:
             self._hosts.coming(host)
             self._connect_by[host] = now + _CONNECT_SECONDS
             try:
-                self._agents[host] = Agent(host, self._configuration(host))
+                self._agents[host] = Agent(
+                    host,
+                    agents.configuration(
+                        host, self._job, self._token, self._server.listen
+                    ),
+                )
             except OSError as error:
                 del self._connect_by[host]
                 self._lose_host(host, f"host {host} cannot be reached: {error}")
-
-    def _configuration(self, host: str) -> dict[str, Any]:
-        local = agents.is_local(host)
-        names = () if local else self._job.exported
-        return {
-            "token": self._token,
-            "address": self._server.listen(self._address_for(host)),
-            "host": host,
-            "command": list(self._job.command),
-            "directory": str(Path.cwd()),
-            "silence_seconds": self._job.silence_seconds,
-            "interface": self._address_for(host) if local else None,
-            "environment": dict(self._job.environment)
-            if local
-            else {name: self._job.environment[name] for name in names},
-        }
-
-    def _address_for(self, host: str) -> str:
-        """The address of this machine at which a host reaches it."""
-        if self._job.interface:
-            return self._job.interface
-        remote = host
-        if agents.is_local(host):
-            others = [
-                each.name
-                for each in self._job.hosts
-                if not agents.is_local(each.name)
-            ]
-            if not others and self._discovery is None:
-                return "127.0.0.1"
-            remote = others[0] if others else socket.gethostname()
-        family, kind, _, _, address = socket.getaddrinfo(
-            remote, 9, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # Nothing is sent.
-            return str(probe.getsockname()[0])
 
     def _look_after_agents(self) -> None:
         now = time.monotonic()
@@ -220,6 +205,10 @@ class Driver:
         if host in self._hosts:
             self._screen.say(f"{why}.")
         self._membership.host_lost(host, why)
+        if host in self._joined:
+            # If it comes again, it is a new one.
+            self._joined.remove(host)
+            self._hosts.remove(host)
 
     # Events
 
@@ -268,6 +257,10 @@ class Driver:
                 self._agents.pop(host).kill()
             self._lose_host(host, f"host {host} was lost")
         elif message["kind"] == "hello":
+            if "slots" in message and host not in self._hosts:
+                self._joined.add(host)
+                self._hosts.add(host, int(message["slots"]))
+                self._screen.say(f"host {host} has come.")
             self._hosts.came_up(host)
         elif message["kind"] == "leaving":
             self._hosts.leave(host)
@@ -368,8 +361,8 @@ class Driver:
                 )
         # Nobody is started, or lost, any more.
         self._membership.finished = True
-        message = _end_message(grace, terminate=stopped)
-        for host in self._agents:
+        message = _end_message(grace, terminate=stopped, status=self._status())
+        for host in self._supervised():
             self._server.send("supervisor", host, message)
         self._wait_for(self._no_supervisors, grace + _END_SECONDS)
         self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)
@@ -379,10 +372,13 @@ class Driver:
         self._screen.close(first.number if first and self._reason else None)
         self._screen.end(self._describe(), 1.0 if stopped else None)
 
+    def _supervised(self) -> set[str]:
+        return {*self._agents, *self._joined}
+
     def _no_supervisors(self) -> bool:
         return not any(
             self._server.is_connected(role, host)
-            for host in self._agents
+            for host in self._supervised()
             for role in ("supervisor", "output")
         )
 
@@ -431,8 +427,15 @@ class Driver:
         return f"{line}\n{end}"
 
 
-def _end_message(grace: float, *, terminate: bool = False) -> dict[str, Any]:
-    return {"kind": "end", "grace_seconds": grace, "terminate": terminate}
+def _end_message(
+    grace: float, *, terminate: bool = False, status: int = 0
+) -> dict[str, Any]:
+    return {
+        "kind": "end",
+        "grace_seconds": grace,
+        "terminate": terminate,
+        "status": status,
+    }
 
 
 def _number(worker: str) -> int:

@@ -283,7 +283,9 @@ class Generations:
         if count >= (self._places() if first is None else first):
             return True
         waits = self._last_ready + self.limits.gather_seconds > self._clock()
-        return not (waits and self._may_come())
+        # The user has said how many to wait for, also from hosts to come.
+        may_come = first is not None and self.limits.may_grow
+        return not (waits and (may_come or self._may_come()))
 
     def _may_come(self) -> bool:
         """Tells if more workers are about to join."""

@@ -56,6 +56,14 @@ class HostTable:
             self._hosts.setdefault(name, _Host(count)).slots = count
         return before != dict(slots)
 
+    def add(self, name: str, slots: int) -> None:
+        """Takes a host that has come by itself."""
+        self._hosts[name] = _Host(slots)
+
+    def remove(self, name: str) -> None:
+        """Forgets a host, if there is such a one."""
+        self._hosts.pop(name, None)
+
     def __contains__(self, name: str) -> bool:
         return name in self._hosts
 

@@ -51,6 +51,7 @@ def make(
     script: str,
     environment: Mapping[str, str],
     exported: Sequence[str],
+    slots_per_task: int | None = None,
 ) -> ElasticJob:
     """Returns a job as `tfringrun --elastic` was told to run it.
 
@@ -64,10 +65,21 @@ def make(
         script: `--host-discovery-script`, or "".
         environment: The workers'.
         exported: The names of those that other machines need.
+        slots_per_task: How many workers this machine takes, where others come
+            by themselves; None where none does.
 
     Raises:
         ValueError: The numbers contradict one another, or a setting is none.
     """
+    if slots_per_task is not None:
+        if script or hosts:
+            raise ValueError(
+                "--rendezvous: each machine of the job has a task that joins "
+                "by itself. Leave out -H, --hostfile and "
+                "--host-discovery-script."
+            )
+        hosts = [Host("localhost", slots_per_task)]
+    may_grow = bool(script) or slots_per_task is not None
     if script and hosts:
         raise ValueError(
             "--host-discovery-script and -H or --hostfile: pass one of them."
@@ -92,7 +104,7 @@ def make(
             raise ValueError("how many workers? Pass --max-np N or -np N.")
         hosts = [Host("localhost", slots + spares)]
     slots = sum(host.slots for host in hosts)
-    if not script and slots < minimum:
+    if not may_grow and slots < minimum:
         raise ValueError(
             f"the hosts have {slots} slots in all, and the job needs at least "
             f"{minimum} workers."
@@ -119,7 +131,7 @@ def make(
                 "TFRING_ELASTIC_PROGRESS_SECONDS",
                 Limits.progress_seconds,
             ),
-            may_grow=bool(script),
+            may_grow=may_grow,
         ),
         script=script,
         environment=environment,

@@ -72,6 +72,11 @@ class Server:
             self._selector.register(listener, selectors.EVENT_READ, listener)
         return self._listeners[address].address
 
+    def take_over(self, listener: wire.Listener) -> None:
+        """Listens by this one, too; at its address there is no other."""
+        self._listeners[listener.address[0]] = listener
+        self._selector.register(listener, selectors.EVENT_READ, listener)
+
     def is_connected(self, role: str, name: str) -> bool:
         """Tells if there is this connection."""
         return (role, name) in self._connections
@@ -147,11 +152,17 @@ class Server:
     ) -> None:
         role = hello.get("role")
         name = hello.get(_ROLES.get(str(role), ""))
-        if not (isinstance(role, str) and isinstance(name, str)) or (
-            (role, name) in self._connections
-        ):
+        if not (isinstance(role, str) and isinstance(name, str)):
             sock.close()
             return
+        if (role, name) in self._connections:
+            if role == "supervisor":
+                _refuse(sock, name)
+            sock.close()
+            return
+        if role == "supervisor":
+            # What an earlier one has yet to say would keep this one out.
+            self.drop("output", name)
         if role == "pulse":
             sock.setblocking(False)
             connection = _Connection(role, name, sock, None)
@@ -184,3 +195,12 @@ class Server:
         except OSError:
             self.drop(role, name)
             events.append(Event(role, name, None))
+
+
+def _refuse(sock: socket.socket, host: str) -> None:
+    why = (
+        f"the job has a supervisor of host {host} already. Start one task on "
+        "each machine, or give each another TFRING_ELASTIC_HOST."
+    )
+    with contextlib.suppress(wire.ChannelClosedError):
+        wire.Channel(sock).send({"kind": "refused", "why": why}, 0)

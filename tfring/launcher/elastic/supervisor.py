@@ -3,7 +3,8 @@
 It gets its configuration by standard input, as a line of JSON: the job's token
 is on no command line. Then it does what the rendezvous says, passes on what the
 workers write, and reports how each has ended. It ends, and all workers with it,
-when its connection or its standard input does.
+when its connection or its standard input does. In a task of a batch system
+`tasks` gives it its configuration, and it is a host that has come by itself.
 
 Two processes share the work: one is the parent of the workers, and its own
 parent only waits, to kill what is left if that one is killed.
@@ -23,6 +24,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -54,9 +57,10 @@ class Supervisor:
         Args:
             configuration: `token`, `address`, `host`, `command`, `directory`,
                 `environment` (what the workers' has more than this process's),
-                `silence_seconds`, after which a stopped worker is reported, and
+                `silence_seconds`, after which a stopped worker is reported,
                 `interface`, where the workers listen; None is where this
-                process reaches the rendezvous from.
+                process reaches the rendezvous from; and `slots`, of a host
+                that the launcher does not know.
 
         Raises:
             OSError: The rendezvous cannot be reached.
@@ -65,9 +69,10 @@ class Supervisor:
         address = tuple(configuration["address"])
         token = configuration["token"]
         host = configuration["host"]
-        control = wire.connect(
-            address, token, {"role": "supervisor", "host": host}, 30.0
-        )
+        hello = {"role": "supervisor", "host": host}
+        if "slots" in configuration:
+            hello["slots"] = configuration["slots"]
+        control = wire.connect(address, token, hello, 30.0)
         output = wire.connect(
             address, token, {"role": "output", "host": host}, 30.0
         )
@@ -90,8 +95,10 @@ class Supervisor:
         # Of workers that have ended.
         self._forwarders: list[threading.Thread] = []
         self._ending = False
-        # A signal asks this process to end.
-        self._terminated = False
+        # What the rendezvous said of the job's end.
+        self._status: int | None = None
+        # The signal that asks this process to end.
+        self._terminated = 0
         # Signals wake the loop by it.
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(wake_writer, False)
@@ -100,11 +107,27 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
-    def run(self) -> None:
-        """Serves the rendezvous until the end of either."""
+    def run(self) -> int:
+        """Serves the rendezvous until the end of either.
+
+        Returns:
+            The exit status: the job's, if it has said so; 128 + n if signal n
+            asked this process to end; otherwise 1.
+        """
+        self._serve()
+        if self._status is not None:
+            return self._status
+        if self._terminated:
+            return 128 + self._terminated
+        _say(self._configuration, "the launcher is gone")
+        return 1
+
+    def _serve(self) -> None:
         poll = select.poll()
-        for descriptor in (self._control.fileno(), self._wake, 0):
+        for descriptor in (self._control.fileno(), self._wake):
             poll.register(descriptor, select.POLLIN)
+        if "slots" not in self._configuration:
+            poll.register(0, select.POLLIN)  # The launcher's.
         while not (self._ending and not self._workers):
             # A bounded wait also bounds what a lost wake-up costs.
             ready = {fd for fd, _ in poll.poll(self._wait_ms())}
@@ -160,7 +183,7 @@ class Supervisor:
         return int(1000 * max(0.0, min(wait, 1.0))) + 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._terminated = True
+        self._terminated = number
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -170,7 +193,12 @@ class Supervisor:
             worker = self._workers[message["worker"]]
             kill_at = time.monotonic() + message["grace_seconds"]
             worker.kill_at = min(worker.kill_at, kill_at)
+        elif kind == "refused":
+            _say(self._configuration, message["why"])
+            self._status = 1
+            self._ending = True
         elif kind == "end":
+            self._status = message["status"]
             self._end(message["grace_seconds"], terminate=message["terminate"])
 
     def _end(self, grace_seconds: float, *, terminate: bool) -> None:
@@ -262,6 +290,13 @@ class Supervisor:
         )
 
 
+def _say(configuration: dict[str, Any], text: str) -> None:
+    # Where the launcher has started it, that says whose words these are.
+    prefix = "tfringrun: " if "slots" in configuration else ""
+    line = f"{prefix}{text.rstrip('.')}."
+    print(line, file=sys.stderr, flush=True)
+
+
 def _describe(status: int) -> tuple[int, str]:
     """The status as a shell has it, and in words."""
     if status >= 0:
@@ -310,36 +345,62 @@ def _wait_and_clean(child: int) -> int:
             return code if code >= 0 else 128 - code
 
 
-def main() -> int:
-    """Runs a supervisor to its end; returns its exit status."""
+def supervise(configure: Callable[[], dict[str, Any] | None]) -> int:
+    """Runs a supervisor to its end, in a process of its own.
+
+    Args:
+        configure: Returns the configuration; None if there will be none.
+
+    Returns:
+        Its exit status.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
     processes.adopt_orphans()
     parent = os.getpid()
     if (child := os.fork()) != 0:
         return _wait_and_clean(child)
-    processes.end_with_parent()
-    if os.getppid() != parent:
+    status = 1
+    try:
+        processes.end_with_parent()
+        if os.getppid() == parent:
+            processes.adopt_orphans()
+            status = _supervise(configure())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # What called `supervise` goes on in the other process alone.
+        os._exit(status)
+
+
+def _supervise(configuration: dict[str, Any] | None) -> int:
+    if configuration is None:
         return 1
-    processes.adopt_orphans()
+    try:
+        supervisor = Supervisor(configuration)
+    except OSError as error:
+        _say(configuration, f"the launcher cannot be reached: {error}")
+        return 1
+    try:
+        return supervisor.run()
+    finally:
+        supervisor.close()
+
+
+def _from_launcher() -> dict[str, Any] | None:
     line = b""
     while not line.endswith(b"\n"):
         more = os.read(0, 1 << 16)
         if not more:
-            return 1
+            return None
         line += more
-    try:
-        supervisor = Supervisor(json.loads(line))
-    except OSError as error:
-        print(
-            f"the launcher cannot be reached: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
-        return 1
-    try:
-        supervisor.run()
-    finally:
-        supervisor.close()
-    return 0
+    configuration: dict[str, Any] = json.loads(line)
+    return configuration
+
+
+def main() -> int:
+    """Runs the supervisor of a host that the launcher has chosen."""
+    return supervise(_from_launcher)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""Launches of elastic jobs over TCP whose workers train nothing."""
+
+import contextlib
+import os
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+from jobs import JOB_SECONDS, TFRINGRUN, running
+
+WORKER = Path(__file__).parent / "elastic_worker.py"
+
+
+class Elastic:
+    """A job, its output so far, and its processes."""
+
+    def __init__(self, start, options, arguments, env):
+        # In the environment of all its processes.
+        self.marker = f"TFRING_TEST_MARKER={random.getrandbits(64)}"
+        name, _, value = self.marker.partition("=")
+        self.process = start(
+            [
+                *(*TFRINGRUN, "--elastic", *options),
+                *(sys.executable, WORKER, *arguments),
+            ],
+            env={
+                name: value,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                **env,
+            },
+        )
+        self.output = ""
+        self.directory = Path(f"/proc/{self.process.pid}/cwd").readlink()
+
+    def read_until(self, pattern, times=1):
+        while len(re.findall(pattern, self.output)) < times:
+            line = self.process.stdout.readline()
+            assert line, self.output
+            self.output += line
+
+    def finish(self, timeout=JOB_SECONDS):
+        rest, _ = self.process.communicate(timeout=timeout)
+        self.output += rest
+        return self.process.returncode
+
+    def pids(self, program):
+        """The processes whose command line has this word."""
+        found = []
+        for pid in running(self.marker):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if program.encode() in line:
+                    found.append(pid)
+        return sorted(found)
+
+    def workers(self):
+        pids = self.pids("elastic_worker")
+        return [pid for pid in pids if pid != self.process.pid]
+
+    def nothing_is_left(self, seconds=10):
+        end = time.monotonic() + seconds
+        while running(self.marker):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True

@@ -1,0 +1,168 @@
+"""`tfringrun --rendezvous`: each machine has a task, and they find each other.
+
+The machines are this one, by several names.
+"""
+
+import os
+import re
+import secrets
+import signal
+import socket
+
+import pytest
+from jobs import TFRINGRUN, running
+
+TOKEN = secrets.token_hex(32)
+
+
+@pytest.fixture
+def task(elastic):
+    """Returns a function that starts the task of a machine, all at one port."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+
+    def task(host, options, *arguments, **env):
+        env.setdefault("TFRING_ELASTIC_TOKEN", TOKEN)
+        return elastic(
+            f"--rendezvous 127.0.0.1:{port} {options}",
+            *arguments,
+            TFRING_ELASTIC_HOST=host,
+            **env,
+        )
+
+    return task
+
+
+def pair(task, options, *arguments):
+    """A launcher, and a task that has joined it."""
+    head = task("head", options, *arguments)
+    # Whoever can listen there is the launcher.
+    head.read_until("generation 1: rank")
+    other = task("node2", options, *arguments)
+    head.read_until("host node2 has come")
+    return head, other
+
+
+def test_tasks_with_the_same_line_are_one_job(task):
+    line = ("-np 4 --slots-per-host 2", "--steps=20", "--size=4")
+    tasks = [task(name, *line) for name in ("node1", "node2")]
+    for each in tasks:
+        assert each.finish() == 0, each.output
+        assert each.nothing_is_left()
+    # One of them came first.
+    head, other = sorted(tasks, key=lambda each: "joins" in each.output)
+    assert "generation 1: 4 workers on 2 hosts" in head.output
+    assert "lost" not in head.output
+    assert re.fullmatch(
+        r"tfringrun: host node\d joins the job at 127.0.0.1:\d+, which shows "
+        r"its output.\n",
+        other.output,
+    )
+
+
+def test_a_task_that_is_killed_is_a_lost_host_and_may_come_again(task):
+    line = ("--min-np 1 --slots-per-host 2", "--steps=400", "--size=4")
+    head, other = pair(task, *line)
+    head.read_until(r"generation \d: 4 workers on 2 hosts")
+    for pid in running(other.marker):
+        os.kill(pid, signal.SIGKILL)
+    head.read_until("host node2 was lost")
+    head.read_until(r"generation \d: 2 workers on 1 hosts")
+    again = task("node2", *line)
+    head.read_until("host node2 has come", 2)
+    head.read_until(r"generation \d: 4 workers on 2 hosts", 2)
+    assert head.finish() == 0, head.output
+    assert again.finish() == 0, again.output
+    for each in (head, other, again):
+        assert each.nothing_is_left()
+
+
+def test_a_task_that_is_asked_to_end_takes_its_workers_along(task):
+    head, other = pair(task, "--min-np 1", "--steps=150", "--size=1")
+    head.read_until(r"generation \d: 2 workers on 2 hosts")
+    other.process.send_signal(signal.SIGTERM)
+    # So that Kubernetes does not count it as done.
+    assert other.finish() == 128 + signal.SIGTERM, other.output
+    assert other.nothing_is_left()
+    assert head.finish() == 0, head.output
+    assert head.nothing_is_left()
+
+
+def test_tasks_end_with_the_status_of_the_job(task):
+    faults = [f"--fault=w{i}:exit:5" for i in range(1, 20)]
+    head = task("head", "-np 2 --min-np 2", *faults)
+    other = task("node2", "-np 2 --min-np 2", *faults)
+    assert head.finish() == 3, head.output
+    assert other.finish() == 3, other.output
+    assert head.nothing_is_left()
+    assert other.nothing_is_left()
+
+
+def test_tasks_end_with_the_launcher(task):
+    head, other = pair(task, "--min-np 1", "--steps=100000", "--size=1")
+    head.read_until(r"generation \d: 2 workers on 2 hosts")
+    head.process.kill()
+    assert other.finish(20) == 1
+    assert "tfringrun: the launcher is gone." in other.output
+    assert other.nothing_is_left()
+    assert head.nothing_is_left()
+
+
+def test_a_task_with_another_token_is_refused(task):
+    head = task("head", "--min-np 1", "--steps=200", "--size=1")
+    head.read_until("generation 1: rank")
+    other = task(
+        "node2", "--min-np 1", TFRING_ELASTIC_TOKEN=secrets.token_hex(32)
+    )
+    assert other.finish(20) == 1
+    assert "with another TFRING_ELASTIC_TOKEN" in other.output
+    assert head.finish() == 0, head.output
+    assert "node2" not in head.output
+
+
+def test_two_tasks_of_the_same_name(task):
+    head, other = pair(task, "--min-np 1", "--steps=200", "--size=2")
+    third = task("node2", "--min-np 1")
+    assert third.finish(20) == 1
+    assert "has a supervisor of host node2 already" in third.output
+    assert head.finish() == 0, head.output
+    assert "lost" not in head.output
+    assert other.finish() == 0, other.output
+
+
+def test_a_launcher_that_does_not_come(task, start):
+    job = start(
+        [
+            *(*TFRINGRUN, "--elastic", "--rendezvous", "no-such-host:29500"),
+            *("--min-np", "1", "true"),
+        ],
+        env={
+            "TFRING_ELASTIC_TOKEN": TOKEN,
+            "TFRING_ELASTIC_TIMEOUT_SECONDS": "1",
+        },
+    )
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert "no-such-host:29500 cannot be reached" in output
+
+
+@pytest.mark.parametrize(
+    ("token", "options", "said"),
+    [
+        ("", "--rendezvous localhost:29500", "it is unset"),
+        ("secret", "--rendezvous localhost:29500", "it has 6 characters"),
+        (TOKEN, "--rendezvous localhost", "expected HOST:PORT"),
+        (TOKEN, "--rendezvous 0.0.0.0:29501", "where no other reaches it"),
+        (TOKEN, "--rendezvous a:1 -H b:2", "Leave out -H"),
+        (TOKEN, "--min-np 1 --slots-per-host 2", "is for --rendezvous"),
+    ],
+)
+def test_what_cannot_be(start, token, options, said):
+    job = start(
+        [*TFRINGRUN, "--elastic", *options.split(), "true"],
+        env={"TFRING_ELASTIC_TOKEN": token},
+    )
+    output, _ = job.communicate(timeout=30)
+    assert job.returncode == 2, output
+    assert said in output

@@ -1,0 +1,75 @@
+"""`tfringrun --rendezvous` on several hosts, each with a task of its own."""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from endings import finish
+
+TFRINGRUN = [sys.executable, "-m", "tfring.run"]
+WORKER = Path(__file__).parents[1] / "jobs" / "elastic_worker.py"
+
+
+@pytest.fixture
+def tasks(make_network):
+    """Returns a function that starts the same line on some hosts."""
+    network = make_network(3)
+    token = secrets.token_hex(32)
+    started = []
+
+    def tasks(hosts, *arguments):
+        for host in hosts:
+            started.append(
+                network.popen(
+                    [
+                        *(*TFRINGRUN, "--elastic", "--min-np", "1"),
+                        *("--rendezvous", "host1:29500"),
+                        *(sys.executable, WORKER, *arguments),
+                    ],
+                    host=host,
+                    env={
+                        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                        "TFRING_ELASTIC_TOKEN": token,
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        return network, started
+
+    yield tasks
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def read_until(job, pattern):
+    output = ""
+    while not re.search(pattern, output):
+        line = job.stdout.readline()
+        assert line, output
+        output += line
+    return output
+
+
+def test_hosts_find_each_other_and_one_is_cut_off(tasks):
+    line = ("--steps=300", "--size=2")
+    # The launcher's comes last.
+    network, started = tasks(["host3", "host2", "host1"], *line)
+    third, second, first = started
+    output = read_until(first, r"generation \d: 3 workers on 3 hosts")
+    network.cut("host3")
+    output += read_until(first, r"host host3\) is lost")
+    output += finish(first, timeout=60)
+    assert first.returncode == 0, output
+    assert second.wait(20) == 0
+    # What was cut off has ended by itself, and says why.
+    assert "the launcher is gone" in finish(third, timeout=20)
+    assert third.returncode == 1
+    assert not any(map(network.processes, network.hosts))

@@ -1,0 +1,130 @@
+"""Elastic jobs whose machines a batch system starts: a task on each of them.
+
+All tasks are given the same line, with the address of one of them. That one is
+the launcher; the others are supervisors of their hosts, which join and stay
+until the job is over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import ipaddress
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tfring.launcher.elastic import supervisor
+from tfring.launcher.elastic.driver import Driver
+from tfring.launcher.elastic.job import ElasticJob
+from tfring.launcher.output import View
+from tfring.rendezvous import handshake, wire
+
+_AGAIN_SECONDS = 0.5
+_PROBE_SECONDS = 5.0
+
+
+def run(job: ElasticJob, view: View, address: wire.Address) -> int:
+    """Runs this machine's part of a job.
+
+    Args:
+        job: What it is made of; its numbers count where the launcher is.
+        view: How its output is shown, there, too.
+        address: Where the launcher listens: this machine, or another.
+
+    Returns:
+        The job's exit status.
+
+    Raises:
+        OSError: It cannot listen here.
+        ValueError: There is no token, or nobody can reach that address.
+    """
+    token = _token()
+    deadline = time.monotonic() + job.limits.replacement_seconds
+    while True:
+        # Each time anew: names may become known, and change, meanwhile.
+        if (listener := _listen(job, address, token)) is not None:
+            here = dataclasses.replace(job, interface=listener.address[0])
+            return Driver(here, view, token, listener).run()
+        try:
+            socket.create_connection(address, _PROBE_SECONDS).close()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                print(
+                    f"tfringrun: {_shown(address)} cannot be reached: {error}. "
+                    "Is its task running? "
+                    f"(TFRING_ELASTIC_TIMEOUT_SECONDS="
+                    f"{job.limits.replacement_seconds:g})",
+                    file=sys.stderr,
+                )
+                return 1
+            time.sleep(_AGAIN_SECONDS)
+            continue
+        return _join(job, address, token)
+
+
+def _token() -> str:
+    token = os.environ.get("TFRING_ELASTIC_TOKEN", "")
+    try:
+        return handshake.checked(token)
+    except ValueError:
+        raise ValueError(
+            "--rendezvous: TFRING_ELASTIC_TOKEN must be the same "
+            f"{handshake.TOKEN_BYTES} random bytes in hex for all tasks, as "
+            f"`openssl rand -hex {handshake.TOKEN_BYTES}` prints them; "
+            + (f"it has {len(token)} characters." if token else "it is unset.")
+        ) from None
+
+
+def _listen(
+    job: ElasticJob, address: wire.Address, token: str
+) -> wire.Listener | None:
+    """Listens at the address of the job, if that is this machine's."""
+    host, port = address
+    try:
+        listener = wire.Listener(job.interface or host, token, port)
+    except socket.gaierror:
+        return None  # Perhaps it has no name yet.
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return None
+        raise
+    here = ipaddress.ip_address(listener.address[0])
+    # Debian's names for a machine on itself; who writes localhost means it.
+    is_alias = here.is_loopback and host not in (str(here), "localhost")
+    if here.is_unspecified or (is_alias and not job.interface):
+        listener.close()
+        raise ValueError(
+            f"--rendezvous: on this machine {host} is {here}, where no other "
+            "reaches it. Pass its address in the network, or set "
+            "TFRING_ELASTIC_INTERFACE to that."
+        )
+    return listener
+
+
+def _join(job: ElasticJob, address: wire.Address, token: str) -> int:
+    host = os.environ.get("TFRING_ELASTIC_HOST") or socket.gethostname()
+    configuration: dict[str, Any] = {
+        "token": token,
+        "address": address,
+        "host": host,
+        "slots": job.hosts[0].slots,
+        "command": list(job.command),
+        "directory": str(Path.cwd()),
+        "silence_seconds": job.silence_seconds,
+        "interface": None,
+        "environment": dict(job.environment),
+    }
+    print(
+        f"tfringrun: host {host} joins the job at {_shown(address)}, which "
+        "shows its output.",
+        file=sys.stderr,
+    )
+    return supervisor.supervise(lambda: configuration)
+
+
+def _shown(address: wire.Address) -> str:
+    return f"{address[0]}:{address[1]}"
