@@ -291,6 +291,35 @@ def test_who_fails_after_the_training_fails_the_job():
     assert job.membership.first_failure.status == 139
 
 
+@pytest.mark.parametrize("how", ["killed", "host"])
+def test_who_is_killed_after_its_training_is_not_missed(how):
+    job = Job({"a": 1, "b": 1}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    job.bye("w1", 0, False)
+    if how == "killed":
+        job.exited("w1", 137, "killed by SIGKILL")
+    else:
+        job.host_lost(job.host_of["w1"], "host was lost")
+    # The other one has not said so yet, but its training is over, too.
+    assert job.got("w2", "stop") is None
+    assert job.ended is None
+    job.bye("w2", 0, False)
+    job.exited("w2", 0, "exit status 0")
+    assert job.ended == ""
+    assert "ended after its training" in job.said[-1]
+    assert job.membership.first_failure is None
+
+
+def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    job.bye("w1", 0, False)
+    job.exited("w1", 0, "exit status 0")
+    # Nobody knows what its script had yet to do.
+    job.exited("w2", 137, "killed by SIGKILL")
+    assert "all workers are lost" in job.ended or "at the end" in job.ended
+
+
 def test_a_loss_when_some_are_done_has_the_others_go_on_without():
     job = Job({"a": 3}, minimum=3, maximum=3)
     job.start(["w1", "w2", "w3"])

@@ -10,10 +10,14 @@ and only then is the next formed. So no worker is ever in two.
 from __future__ import annotations
 
 import math
+import signal
 from typing import Any
 
 from tfring.launcher.elastic.generations import Generations
 from tfring.launcher.elastic.workers import Worker
+
+# By another, and not by an error of its own: 128 + the signal.
+_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 
 
 class Membership(Generations):
@@ -31,7 +35,9 @@ class Membership(Generations):
         """Takes note that a supervisor is gone, and its workers with it."""
         left_out = self.hosts.lost(host, self._clock())
         for worker in list(self.workers.values()):
-            if worker.host == host:
+            if worker.host == host and worker.done:
+                self._say_goodbye_to(worker, why)
+            elif worker.host == host:
                 self._lose(worker, why, strike=False)
         for worker in list(self._ending.values()):
             if worker.host == host:
@@ -166,10 +172,17 @@ class Membership(Generations):
             worker.status = status
             if worker.done and status == 0:
                 del self.workers[name]
+            elif worker.done and status in _KILLED:
+                self._say_goodbye_to(worker, how)
             else:
                 self._lose(worker, how)
                 del self._ending[name]
         self._go_on()
+
+    def _say_goodbye_to(self, worker: Worker, why: str) -> None:
+        """Does without one that had nothing left to do but to end."""
+        del self.workers[worker.name]
+        self._say(f"{worker} ended after its training: {why}.")
 
     def tick(self) -> None:
         """Does what is due; call it a few times a second."""
