@@ -33,9 +33,9 @@ def no_mpi() -> RuntimeError:
     """The error of whoever needs MPI in such a worker."""
     return RuntimeError(
         "tfring: this job is elastic over TCP and has no MPI: there is no "
-        "communicator, and timelines are not recorded. `tfringrun --elastic` "
-        "without --min-np, --max-np, --spares and --host-discovery-script "
-        "starts one over MPI."
+        "communicator. `tfringrun --elastic` without --min-np, --max-np, "
+        "--spares, --host-discovery-script and --rendezvous starts one over "
+        "MPI."
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from tfring._core import native
 from tfring._core.job import Job, Topology
 from tfring._core.membership import Form, Member, Membership
 from tfring._core.mesh import Mesh, UnreachableError
+from tfring.rendezvous import wire
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,6 +47,7 @@ class TcpJob(Job):
         self._membership = membership
         self._mesh = mesh
         self._form = form
+        self._pair_names = 0
         nodes = [member.node for member in form.members]
         self._nodes = [nodes.index(node) for node in nodes]
         self.topology = Topology.of_nodes(form.rank, nodes)
@@ -108,6 +111,44 @@ class TcpJob(Job):
         """Tells if the job is to form anew at the next commit."""
         return self._membership.has_waiting()
 
+    def why_stopped(self) -> str | None:
+        """Why this generation is over; None while it is not."""
+        return self._membership.why_stopped(self.generation)
+
+    def next_pair_name(self, what: str) -> str:
+        """Returns a name for `pair`, another one each time.
+
+        Called equally often on all ranks, it is the same on all.
+        """
+        self._pair_names += 1
+        return f"{what} {self._pair_names}"
+
+    def pair(self, name: str, other: int, seconds: float) -> wire.Channel:
+        """Connects this rank with another one, which does the same.
+
+        Also after the engine has stopped.
+
+        Args:
+            name: Of what it is for, used once by these two.
+            other: The other rank.
+            seconds: How long the other one may take.
+
+        Raises:
+            OSError: It does not come, or the generation is over.
+        """
+        pair = sorted((self.topology.rank, other))
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                found = self._mesh.connect(
+                    self._form, name, pair, self.why_stopped
+                )
+            except UnreachableError:
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            return wire.Channel(socket.socket(fileno=max(found)))
+
     def _connector(
         self, name: str, ranks: Sequence[int]
     ) -> Callable[[], list[int]]:
@@ -120,7 +161,7 @@ class TcpJob(Job):
                 self._form,
                 f"{name}/{made}",
                 ranks,
-                lambda: self._membership.why_stopped(self._form.generation),
+                self.why_stopped,
             )
 
         return connect
@@ -168,11 +209,6 @@ def join(comm: Any) -> TcpJob:
         raise RuntimeError(
             "tfring.init: comm must be None in a job that is elastic over TCP: "
             "its launcher alone decides who belongs to it."
-        )
-    if os.environ.get("TFRING_TIMELINE"):
-        raise RuntimeError(
-            "tfring.init: TFRING_TIMELINE is not for jobs that are elastic "
-            "over TCP yet. Leave it out, or record a job over MPI."
         )
     native.check_settings()
     if _membership is None or _mesh is None:
@@ -248,6 +284,11 @@ def fail(text: str) -> None:
         _membership.error(text)
         why = f"worker {_membership.worker} has failed: {text}"
         native.capi().tfring_abort(_generation, why.encode())
+
+
+def has_left() -> bool:
+    """Tells if this worker has said that it ends, apart from the others."""
+    return _has_left
 
 
 def disown() -> None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from tfring._core import native, runtime, trace
+from tfring._core import clocks, failure, native, runtime, tcp_job, trace
+from tfring._core.tcp_recordings import TcpRecordings
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_PING_PONGS = 20
 # Interval at which a rank checks whether the others have come.
 _LOOK_SECONDS = 0.001
 
@@ -33,7 +33,7 @@ class _Running:
     offset_ns: int
 
 
-_running: _Running | None = None
+_running: _Running | TcpRecordings | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -47,12 +47,17 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     The same from `init` to `shutdown`: the environment variable
     `TFRING_TIMELINE=FILE`.
 
+    In a job that is elastic over TCP it goes on from one generation to the
+    next, and the file has what those have recorded that are there at the end,
+    each by its last rank. A worker that joins later records from its own call
+    of this function on.
+
     Collective: every rank must call it.
 
     Args:
         file_path: The file that rank 0 writes in `stop_timeline`, as JSON for
             https://ui.perfetto.dev or chrome://tracing. On other ranks it does
-            not matter.
+            not matter, but in an elastic job any rank may become rank 0.
         mark_cycles: If True, each response list of the coordinator is marked.
             The name is Horovod's, whose engine works in cycles.
 
@@ -78,13 +83,17 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             f"start_timeline: one is being recorded for {_running.path!r}. "
             "Call stop_timeline first."
         )
-    first = runtime.rank() == 0
+    first = runtime.rank() == 0 and not runtime.is_beside()
     path = os.fspath(file_path)
     # Before the ranks need each other, and not after hours of training.
     if first and not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(
             f"start_timeline: there is no directory for {path!r}."
         )
+    if runtime.may_grow():
+        _running = TcpRecordings(path)
+        native.capi().tfring_timeline_start(int(mark_cycles))
+        return
     comm = runtime.job().comm.Dup()
     _running = _Running(comm.bcast(path), comm, _clock_offset_ns(comm))
     native.capi().tfring_timeline_start(int(mark_cycles))
@@ -106,16 +115,20 @@ def stop_timeline() -> None:
     if _running is None:
         raise ValueError("stop_timeline: no timeline is being recorded.")
     running, _running = _running, None
-    # A rank that comes early leaves its core to the others.
-    barrier = running.comm.Ibarrier()
-    while not barrier.Test():
-        time.sleep(_LOOK_SECONDS)
-    text = native.capi().tfring_timeline_stop().decode()
-    recording = trace.Recording(
-        socket.gethostname(), running.offset_ns, *trace.parse(text)
-    )
-    recordings = running.comm.gather(recording)
-    running.comm.Free()
+    if isinstance(running, TcpRecordings):
+        recordings = running.gather(_recorded())
+    else:
+        # A rank that comes early leaves its core to the others.
+        barrier = running.comm.Ibarrier()
+        while not barrier.Test():
+            time.sleep(_LOOK_SECONDS)
+        recording = trace.Recording(
+            socket.gethostname(),
+            running.offset_ns,
+            *trace.parse(_recorded()),
+        )
+        recordings = running.comm.gather(recording)
+        running.comm.Free()
     if recordings is None:
         return
     for rank, of_rank in enumerate(recordings):
@@ -128,6 +141,11 @@ def stop_timeline() -> None:
     trace.write(Path(running.path), recordings)
 
 
+def _recorded() -> str:
+    text: bytes = native.capi().tfring_timeline_stop()
+    return text.decode()
+
+
 def is_recording() -> bool:
     """Tells whether `start_timeline` has been called, and not yet ended."""
     return _running is not None
@@ -135,6 +153,11 @@ def is_recording() -> bool:
 
 @runtime.after_shutdown
 def _stop_if_recording() -> None:
+    global _running
+    leaves = tcp_job.has_left() or failure.exit_status() != 0
+    if runtime.may_grow() and leaves:
+        # The others go on.
+        _running = None
     if is_recording():
         stop_timeline()
 
@@ -142,44 +165,34 @@ def _stop_if_recording() -> None:
 @runtime.after_restart
 def _go_on_with_the_ranks_left() -> None:
     global _running
-    if _running is not None:
+    if isinstance(_running, TcpRecordings):
+        _running.go_on()
+    elif _running is not None:
         _running = dataclasses.replace(_running, comm=runtime.job().comm.Dup())
 
 
 def _clock_offset_ns(comm: MPI.Intracomm) -> int:
     """Returns what this rank adds to its clock to have that of rank 0."""
     # One kernel has one clock, and nothing is as exact.
-    clocks = comm.allgather(_kernel())
+    kernels = comm.allgather(clocks.kernel())
     offset_ns = 0
     for rank in range(1, comm.size):
-        if comm.rank in (0, rank) and clocks[rank] != clocks[0]:
+        if comm.rank in (0, rank) and kernels[rank] != kernels[0]:
             offset_ns = _measured_offset_ns(comm, rank)
     return offset_ns
 
 
-def _kernel() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        return f"{socket.gethostname()}, process {os.getpid()}"
-
-
 def _measured_offset_ns(comm: MPI.Intracomm, rank: int) -> int:
-    """The offset of `rank`, on which alone it is of use, by ping-pongs.
+    """The offset of `rank`, on which alone it is of use, by ping-pongs."""
 
-    Rank 0's answer is taken to be made in the middle of the fastest of them.
-    """
-    fastest_ns, offset_ns = None, 0
-    for _ in range(_PING_PONGS):
-        if comm.rank == 0:
-            comm.recv(source=rank)
-            comm.send(time.monotonic_ns(), rank)
-            continue
-        sent = time.monotonic_ns()
+    def ask() -> int:
         comm.send(None, 0)
-        answered = comm.recv(source=0)
-        received = time.monotonic_ns()
-        if fastest_ns is None or received - sent < fastest_ns:
-            fastest_ns = received - sent
-            offset_ns = answered - (sent + received) // 2
-    return offset_ns
+        answer: int = comm.recv(source=0)
+        return answer
+
+    if comm.rank != 0:
+        return clocks.offset_ns(ask)
+    for _ in range(clocks.PING_PONGS):
+        comm.recv(source=rank)
+        comm.send(time.monotonic_ns(), rank)
+    return 0

@@ -1,0 +1,69 @@
+"""The recordings of ranks that are threads, one of which is lost."""
+
+import socket
+import threading
+
+import pytest
+
+from tfring._core import clocks, tcp_recordings
+from tfring._core.job import Topology
+from tfring.rendezvous import wire
+
+EVENT = "bucket\tallreduce\t0\t0\t{}\t{}\t8\tname\n"
+
+
+class FakeJob:
+    def __init__(self, rank, channels, *, is_beside=False):
+        self.topology = Topology.of_nodes(rank, ["a", "b", "c"])
+        self.is_beside = is_beside
+        self._channels = channels
+
+    def next_pair_name(self, what):
+        return what
+
+    def pair(self, name, other, seconds):
+        if other not in self._channels:
+            raise ConnectionError("it is lost")
+        return wire.Channel(self._channels[other])
+
+    def why_stopped(self):
+        return None
+
+
+def recordings_of(job):
+    found = object.__new__(tcp_recordings.TcpRecordings)
+    found._job = job
+    return found
+
+
+@pytest.mark.parametrize("same_kernel", [True, False])
+def test_rank_0_has_those_that_are_there(monkeypatch, same_kernel):
+    own, others = socket.socketpair()
+    monkeypatch.setattr(tcp_recordings, "_PART_CHARACTERS", 50)
+    monkeypatch.setattr(
+        clocks,
+        "kernel",
+        lambda: "same" if same_kernel else threading.current_thread().name,
+    )
+    text = "3\n" + "".join(EVENT.format(i, i + 1) for i in range(100))
+    given = []
+    thread = threading.Thread(
+        target=lambda: given.append(
+            recordings_of(FakeJob(1, {0: others})).gather(text)
+        )
+    )
+    thread.start()
+    rank_0, rank_1, rank_2 = recordings_of(FakeJob(0, {1: own})).gather("0\n")
+    thread.join(10)
+    assert given == [None]
+    assert rank_0.events == rank_2.events == []
+    assert rank_2.host == "lost"
+    assert rank_1.dropped == 3
+    assert [event.begin_ns for event in rank_1.events] == list(range(100))
+    # Their clocks are the same one.
+    assert abs(rank_1.offset_ns) < 50e6
+    assert (rank_1.offset_ns == 0) == same_kernel
+
+
+def test_who_builds_beside_writes_nothing():
+    assert recordings_of(FakeJob(0, {}, is_beside=True)).gather("0\n") is None

@@ -1,0 +1,138 @@
+"""A timeline's recordings in a job that is elastic over TCP.
+
+Ranks come and go, and so nothing is agreed on before the end: then each rank
+that is there gives rank 0 its recording, by a connection of its own with it.
+What a lost rank has recorded is lost with it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from absl import logging
+
+from tfring._core import clocks, runtime, trace
+from tfring._core.tcp_job import TcpJob
+from tfring.rendezvous import wire
+
+# Between two messages of a rank that is there.
+_ANSWER_SECONDS = 30.0
+# Rank 0 may have something left to do before it ends, such as to save.
+_PATIENCE_SECONDS = 600.0
+_PART_CHARACTERS = 1 << 20
+
+
+class TcpRecordings:
+    """The recordings of all ranks, wherever they are by then.
+
+    Attributes:
+        path: The file to write, if this is rank 0 at the end.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Takes the generation that has just begun."""
+        job = runtime.job()
+        assert isinstance(job, TcpJob)
+        self._job = job
+
+    def gather(self, text: str) -> list[trace.Recording] | None:
+        """Returns those of all ranks, on rank 0; None elsewhere. Collective.
+
+        Args:
+            text: This rank's, as `trace.parse` takes it.
+        """
+        if self._job.is_beside:
+            return None
+        topology = self._job.topology
+        channel = self._job.next_pair_name("timeline")
+        if topology.rank > 0:
+            try:
+                self._give(channel, text)
+            except OSError as error:
+                logging.warning(
+                    "tfring: rank 0 did not take this rank's timeline: %s",
+                    error,
+                )
+            return None
+        recordings = [
+            trace.Recording(socket.gethostname(), 0, *trace.parse(text))
+        ]
+        for rank in range(1, topology.size):
+            try:
+                recordings.append(self._take(channel, rank))
+            except OSError as error:
+                logging.warning(
+                    "tfring: the timeline lacks rank %d: %s", rank, error
+                )
+                recordings.append(trace.Recording("lost", 0, 0, []))
+        return recordings
+
+    def _give(self, name: str, text: str) -> None:
+        channel = self._job.pair(name, 0, _PATIENCE_SECONDS)
+        try:
+            # Not before it is asked for: what nobody reads is cut off.
+            asked = self._receive(channel, _PATIENCE_SECONDS)
+
+            def ask() -> int:
+                channel.send({"kind": "clock"})
+                return int(self._receive(channel)["now_ns"])
+
+            offset_ns = 0
+            if asked["kernel"] != clocks.kernel():
+                offset_ns = clocks.offset_ns(ask)
+            for begin in range(0, len(text), _PART_CHARACTERS):
+                part = text[begin : begin + _PART_CHARACTERS]
+                channel.send({"kind": "part", "text": part}, _ANSWER_SECONDS)
+            channel.send(
+                {
+                    "kind": "end",
+                    "host": socket.gethostname(),
+                    "offset_ns": offset_ns,
+                }
+            )
+            self._receive(channel)  # It has all.
+        finally:
+            channel.close()
+
+    def _take(self, name: str, rank: int) -> trace.Recording:
+        channel = self._job.pair(name, rank, _PATIENCE_SECONDS)
+        try:
+            channel.send({"kind": "asked", "kernel": clocks.kernel()})
+            parts = []
+            while True:
+                message = self._receive(channel)
+                if message["kind"] == "clock":
+                    channel.send({"now_ns": time.monotonic_ns()})
+                elif message["kind"] == "part":
+                    parts.append(message["text"])
+                else:
+                    channel.send({"kind": "taken"})
+                    return trace.Recording(
+                        message["host"],
+                        message["offset_ns"],
+                        *trace.parse("".join(parts)),
+                    )
+        finally:
+            channel.close()
+
+    def _receive(
+        self, channel: wire.Channel, seconds: float = _ANSWER_SECONDS
+    ) -> dict[str, Any]:
+        """Returns the next message.
+
+        Raises:
+            OSError: There is none in this time, or the generation is over.
+        """
+        deadline = time.monotonic() + seconds
+        while (message := channel.receive(1.0)) is None:
+            if (why := self._job.why_stopped()) is not None:
+                raise ConnectionError(why)
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"it said nothing for {seconds:g} s")
+        return message
