@@ -132,13 +132,13 @@ unit-test: build
 WHOLE := data_service docs fit_agreement large loading local_variables offload \
   training undistributed user_scripts xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
-  join_callback process_sets set_collectives shard_states training_sets \
-  whole_states
+  elastic_fit join_callback process_sets set_collectives shard_states \
+  training_sets whole_states
 LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors consistency \
   data join_callback metric_average monitor names not_broadcast objects \
   optimizer runtime seeds sessions state timeline whole_states
-LEFT_OUT_4 := $(LEFT_OUT_3) averages disagreements elastic gradients metrics \
-  shard_states sync_batch_norm topology xla
+LEFT_OUT_4 := $(LEFT_OUT_3) averages disagreements elastic elastic_fit \
+  gradients metrics shard_states sync_batch_norm topology xla
 parallel-test: $(RANKS:%=parallel-test/%)
 parallel-test/%: build
 	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
@@ -161,9 +161,9 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
 ON_HOST := autograph callbacks consistency data data_service docs elastic \
-  fit_agreement join_callback large loading metric_average metrics monitor \
-  names not_broadcast objects runtime seeds sessions shard_states timeline \
-  topology undistributed user_scripts whole_states xla xla_stress
+  elastic_fit fit_agreement join_callback large loading metric_average metrics \
+  monitor names not_broadcast objects runtime seeds sessions shard_states \
+  timeline topology undistributed user_scripts whole_states xla xla_stress
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
 gpu-test: build

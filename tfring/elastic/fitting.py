@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfring._core import runtime
+from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
 
@@ -18,7 +18,7 @@ def fit(
     x: Any,
     y: Any = None,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     epochs: int = 1,
     shuffle: bool = True,
     seed: int = 0,
@@ -33,11 +33,11 @@ def fit(
 
     It is `run` around `model.fit`, with a state of the model, its optimizer,
     the epoch, and the place in the data. All ranks have the same data, in the
-    same order; in each step they take `batch_size` rows each of those that are
-    next. After a new start they share out what is left of the epoch anew,
-    however many they are: no row is trained on twice in an epoch but those of
-    the steps since the last commit, and none is left out but the last ones that
-    make no step for all ranks. The progress bar goes on, too.
+    same order; in each step they take those that are next: `batch_size` rows
+    each, or a batch each. After a new start they share out what is left of the
+    epoch anew, however many they are: no row is trained on twice in an epoch
+    but those of the steps since the last commit, and none is left out but the
+    last ones that make no step for all ranks. The progress bar goes on, too.
 
     After a new start, callbacks begin as at the beginning of training, on which
     `EarlyStopping` forgets what it has seen, and the metrics of that epoch are
@@ -47,11 +47,21 @@ def fit(
         model: A Keras model, compiled with a `tfring.DistributedOptimizer`, or
             whose `train_step` uses a `DistributedGradientTape`.
         x: The inputs: an array, or a list or dict of arrays, of as many rows.
-        y: The targets, likewise; or None.
-        batch_size: The rows of each rank in a step.
-        epochs: How often to go through all rows.
-        shuffle: If true, the rows come in another order in each epoch, the same
-            on every rank.
+            Or batches, with their targets: a `keras.utils.PyDataset`, of which
+            each rank asks for its own alone; or a `tf.data.Dataset` of known
+            cardinality, which every rank reads as a whole, and which must come
+            in the same order on every rank and each time it is read. Or a
+            function that makes this rank's dataset of batches: it gets the
+            epoch, and how many rows all ranks have taken of it; see the
+            example.
+        y: The targets, likewise, for arrays; or None.
+        batch_size: The rows of each rank in a step: 32 for arrays. With a
+            function, those of its batches; batches need none.
+        epochs: How often to go through all data.
+        shuffle: If true, the rows of arrays, or the batches of a `PyDataset`,
+            come in another order in each epoch, the same on every rank. Its
+            `on_epoch_end` is not called: who joins has not seen those before.
+            A `tf.data.Dataset` has the order that it has.
         seed: Of these orders.
         callbacks: Keras callbacks, as for `model.fit`.
         verbose: As for `model.fit`; on rank 0, and 0 elsewhere.
@@ -66,9 +76,10 @@ def fit(
         epochs that were over before this worker joined, too.
 
     Raises:
-        TypeError: An option is one that `fit` decides itself.
-        ValueError: There are fewer rows than one step takes, or a number is
-            not positive.
+        TypeError: An option is one that `fit` decides itself, or the data
+            cannot go on in the middle of an epoch, such as a generator.
+        ValueError: There are less data than one step takes, their number is
+            unknown, or a number is not positive.
 
     Example:
 
@@ -85,6 +96,29 @@ def fit(
         model, x, y, batch_size=2, epochs=2, verbose=0)
     assert len(history["loss"]) == 2
     ```
+
+    Each rank reads its own elements alone, in a new order in each epoch:
+
+    ```python
+    import keras
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+
+    def load(number):  # Such as to read an image.
+        row = tf.reshape(tf.cast(number, tf.float32), [1]) / 64
+        return row, 2 * row
+
+    def left(epoch, taken):
+        mine = tfring.data.shard(
+            tf.data.Dataset.range(64), seed=epoch, skip=taken)
+        return mine.map(load).batch(2, drop_remainder=True).prefetch(1)
+
+    tfring.elastic.fit(model, left, batch_size=2, epochs=2, verbose=0)
+    ```
     """
     for name in ("initial_epoch", "steps_per_epoch"):
         if name in options:
@@ -92,38 +126,37 @@ def fit(
                 f"tfring.elastic.fit: {name} follows from the data and from "
                 "what has been trained. Leave it out."
             )
-    if min(batch_size, epochs, batches_per_commit) < 1:
+    if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
         raise ValueError(
             "tfring.elastic.fit: batch_size, epochs and batches_per_commit "
             f"must be positive, got {batch_size}, {epochs} and "
             f"{batches_per_commit}."
         )
-    data = _Data(x, y, batch_size, seed if shuffle else None)
+    data = sources.source(x, y, batch_size, seed if shuffle else None)
     state: Any = KerasState(
-        model, same_seeds=same_seeds, epoch=0, row=0, history={}
+        model, same_seeds=same_seeds, epoch=0, taken=0, history={}
     )
     state.register_reset_callbacks(reset_callbacks)
 
     @run
     def train(state: Any) -> None:
         while state.epoch < epochs:
-            batches = data.batches(state.epoch, state.row)
-            if batches == 0 and state.row == 0:
+            rest = _Rest(data, state.epoch, state.taken)
+            if len(rest) == 0 and state.taken == 0:
                 raise ValueError(
-                    f"tfring.elastic.fit: {data.rows} rows are no step of "
-                    f"{runtime.size()} ranks with batch_size={batch_size}. "
-                    "Take a smaller one."
+                    "tfring.elastic.fit: the data are no step of "
+                    f"{runtime.size()} ranks, of which each takes "
+                    f"{data.per_rank} {data.unit}. Take smaller batches."
                 )
-            if batches == 0:  # Of the last ones, with fewer ranks before.
-                state.epoch, state.row = state.epoch + 1, 0
+            if len(rest) == 0:  # Of the last ones, with fewer ranks before.
+                state.epoch, state.taken = state.epoch + 1, 0
                 continue
-            rest = _Rest(data, state.epoch, state.row)
             position = _Position(state, rest, batches_per_commit)
-            done = state.row // data.step_rows
+            done = state.taken // rest.taken_in_step
             model.fit(
                 rest,
                 # The rest of an epoch is shorter than the others.
-                epochs=state.epoch + 1 if state.row else epochs,
+                epochs=state.epoch + 1 if state.taken else epochs,
                 initial_epoch=state.epoch,
                 shuffle=False,
                 verbose=0,
@@ -142,73 +175,40 @@ def fit(
     return {name: list(values) for name, values in state.history.items()}
 
 
-class _Data:
-    """The rows of all ranks, in the order of each epoch."""
-
-    def __init__(
-        self, x: Any, y: Any, batch_size: int, seed: int | None
-    ) -> None:
-        self._parts = (x,) if y is None else (x, y)
-        counts = {len(part) for part in keras.tree.flatten(self._parts)}
-        if len(counts) != 1:
-            raise ValueError(
-                "tfring.elastic.fit: x and y must have as many rows, got "
-                f"{sorted(counts)}."
-            )
-        [self.rows] = counts
-        self._batch_size = batch_size
-        self._seed = seed
-
-    @property
-    def step_rows(self) -> int:
-        """The rows of all ranks in a step."""
-        return self._batch_size * runtime.size()
-
-    def order(self, epoch: int) -> Any:
-        """The rows of an epoch, in their order."""
-        if self._seed is None:
-            return np.arange(self.rows)
-        generator = np.random.default_rng([self._seed, epoch])
-        return generator.permutation(self.rows)
-
-    def batches(self, epoch: int, row: int) -> int:
-        """How many steps of all ranks are left from a row of an epoch on."""
-        return (self.rows - row) // self.step_rows
-
-    def batch(self, order: Any, row: int) -> tuple[Any, ...]:
-        """This rank's part of the step that begins at a row of the order."""
-        first, last = row + runtime.rank(), row + self.step_rows
-        own = order[first : last : runtime.size()]
-        parts: tuple[Any, ...] = keras.tree.map_structure(
-            lambda part: part[own], self._parts
-        )
-        return parts
-
-
 class _Rest(keras.utils.PyDataset):
-    """This rank's batches from a row of an epoch on, and of those after it."""
+    """This rank's batches from a place in an epoch on, and of those after it.
 
-    def __init__(self, data: _Data, epoch: int, row: int) -> None:
-        super().__init__()
+    Attributes:
+        taken_in_step: By how much all ranks move on in a step.
+    """
+
+    def __init__(self, data: sources.Source, epoch: int, taken: int) -> None:
+        super().__init__(**data.loading)
         self._data = data
         self._epoch = epoch
-        self._row = row
-        self._count = data.batches(epoch, row)
         # The job may have another size when this one is still asked.
-        self.step_rows = data.step_rows
-        self._order = data.order(epoch)
+        self._rank, size = runtime.rank(), runtime.size()
+        self._size = size
+        self.taken_in_step = data.per_rank * size
+        self._rest = data.rest(epoch, taken, self._rank, size)
 
     def __len__(self) -> int:
-        return self._count
+        return self._rest.steps
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return self._data.batch(self._order, self._row + index * self.step_rows)
+    def __getitem__(self, index: int) -> Any:
+        return self._rest.batch(index)
 
     def begin(self, epoch: int) -> None:
         """Goes on to an epoch; Keras says `on_epoch_end` twice after some."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = self._data.order(epoch)
+        if epoch == self._epoch:
+            return
+        rest = self._data.rest(epoch, 0, self._rank, self._size)
+        if rest.steps != len(self):
+            raise ValueError(
+                f"tfring.elastic.fit: epoch {epoch} has {rest.steps} steps, "
+                f"and the one before {len(self)}. Give all epochs equally many."
+            )
+        self._epoch, self._rest = epoch, rest
 
 
 class _Position(keras.callbacks.Callback):
@@ -227,7 +227,7 @@ class _Position(keras.callbacks.Callback):
         self._rest.begin(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._state.row += self._rest.step_rows
+        self._state.taken += self._rest.taken_in_step
         self._batches += 1
         # The end of the epoch, with its logs, belongs to its last step.
         if (
@@ -239,7 +239,7 @@ class _Position(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for name, value in (logs or {}).items():
             self._state.history.setdefault(name, []).append(float(value))
-        self._state.epoch, self._state.row = epoch + 1, 0
+        self._state.epoch, self._state.taken = epoch + 1, 0
         self._state.commit()
 
 

@@ -1,0 +1,45 @@
+"""`tfring.elastic.fit` after a loss: no row twice in an epoch, or left out."""
+
+import json
+import re
+import sys
+
+import elastic_rows
+import pytest
+from elastic_rows import BATCH, EPOCHS, KILLED_IN, RANKS, ROWS
+from jobs import JOB_SECONDS, TFRINGRUN
+
+from tfring.timeline import summary
+
+
+@pytest.mark.parametrize("kind", elastic_rows.DATA)
+def test_what_is_left_of_an_epoch_is_shared_out_anew(start, kind, tmp_path):
+    timeline = tmp_path / "timeline.json"
+    job = start(
+        [
+            *(*TFRINGRUN, "-np", RANKS, "--elastic", "--min-np", RANKS - 1),
+            *("--max-np", RANKS, sys.executable, elastic_rows.__file__, kind),
+        ],
+        env={"TFRING_TIMELINE": str(timeline)},
+    )
+    output, _ = job.communicate(timeout=JOB_SECONDS)
+    assert job.returncode == 0, output
+    assert "killed by SIGKILL" in output
+    epoch, _ = KILLED_IN
+    for size in (RANKS, RANKS - 1):
+        assert f"{size} ranks in epoch {epoch}" in output
+    counts = [
+        json.loads(text)
+        for text in re.findall(r"^\[\w+\] counts (.*)$", output, re.MULTILINE)
+    ]
+    assert len(counts) in (RANKS - 1, RANKS)
+    assert all(each == counts[0] for each in counts)
+    # None twice, and none left out but what makes no step.
+    assert max(counts[0]) == EPOCHS
+    assert sum(counts[0]) > EPOCHS * (ROWS - BATCH * RANKS)
+
+    # The timeline has all ranks that are left, from the beginning on.
+    ranks = summary.summarize(summary.read(timeline)).ranks
+    assert ranks.keys() == set(range(len(counts)))
+    steps = EPOCHS * (ROWS // (BATCH * RANKS))
+    assert max(rank.requests for rank in ranks.values()) >= steps

@@ -1,0 +1,305 @@
+"""elastic.fit: where it goes on, with each kind of data."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring import elastic
+
+ROWS_LEFT, BATCH, FIT_BATCHES, FIT_EPOCHS = 1, 3, 4, 3
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+    return model
+
+
+class FailsOnce(keras.callbacks.Callback):
+    """Before the batch of an epoch, on all ranks."""
+
+    def __init__(self, epoch, step):
+        super().__init__()
+        self.when = epoch, step
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.when:
+            self.when = None
+            raise elastic.HorovodInternalError("a rank is lost")
+
+
+def rows_to_fit(size):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(FIT_BATCHES * BATCH * size + ROWS_LEFT, 2))
+    return x, x @ np.array([[1.0], [-2.0]])
+
+
+def fitted_by_hand(size, *, shuffle):
+    """The weights of a linear model after gradient descent."""
+    x, y = rows_to_fit(size)
+    weights, rows = np.ones((2, 1)), np.arange(len(x))
+    for epoch in range(FIT_EPOCHS):
+        if shuffle:
+            rows = np.random.default_rng([7, epoch]).permutation(len(x))
+        for step in range(FIT_BATCHES):
+            own = rows[step * BATCH * size : (step + 1) * BATCH * size]
+            error = x[own] @ weights - y[own]
+            weights -= 0.1 * 2 * x[own].T @ error / len(own)
+    return weights
+
+
+class Numbered(keras.utils.PyDataset):
+    """Batches of all ranks, by their numbers."""
+
+    def __init__(self, size, **options):
+        super().__init__(**options)
+        self.x, self.y = rows_to_fit(size)
+
+    def __len__(self):
+        return len(self.x) // BATCH
+
+    def __getitem__(self, index):
+        own = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[own], self.y[own]
+
+
+def data_in_batches(kind, size):
+    """The rows of `rows_to_fit` in one of the forms that `fit` takes."""
+    rows = tf.data.Dataset.from_tensor_slices(rows_to_fit(size))
+    match kind:
+        case "PyDataset":
+            return {"x": Numbered(size)}
+        case "PyDataset in threads":
+            return {"x": Numbered(size, workers=2)}
+        case "Dataset":
+            # Not all batches make a step, and the last has fewer rows.
+            return {"x": rows.batch(BATCH)}
+        case "function":
+
+            def left(epoch, taken):
+                mine = tfring.data.shard(rows, seed=None, skip=taken)
+                return mine.batch(BATCH, drop_remainder=True)
+
+            return {"x": left, "batch_size": BATCH}
+
+
+@pytest.mark.parametrize(
+    "kind", ["PyDataset", "PyDataset in threads", "Dataset", "function"]
+)
+@pytest.mark.parametrize("fails_at", [None, (0, 0), (1, 2), (2, 3)])
+def test_fit_goes_on_in_batches(rank, size, capsys, fails_at, kind):
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False)]
+    )
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
+    history = elastic.fit(
+        model,
+        **data_in_batches(kind, size),
+        epochs=FIT_EPOCHS,
+        shuffle=False,
+        callbacks=[FailsOnce(*fails_at)] if fails_at else None,
+        verbose=1,
+    )
+    np.testing.assert_allclose(
+        model.get_weights()[0],
+        fitted_by_hand(size, shuffle=False),
+        rtol=1e-5,
+    )
+    assert len(history["loss"]) == FIT_EPOCHS
+    if rank == 0 and fails_at:
+        epoch, step = fails_at
+        shown = capsys.readouterr().out
+        again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
+        first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
+        assert int(first[1]) == step + 1
+
+
+def test_a_shuffled_pydataset_has_each_batch_once_in_an_epoch(rank, size):
+    asked = []
+
+    class Asked(Numbered):
+        def __getitem__(self, index):
+            asked.append(index)
+            return super().__getitem__(index)
+
+    data = Asked(size)
+    elastic.fit(
+        small_model(),
+        data,
+        epochs=2,
+        seed=7,
+        callbacks=[FailsOnce(1, 2)],
+        verbose=0,
+    )
+    orders = [
+        np.random.default_rng([7, epoch]).permutation(len(data))
+        for epoch in range(2)
+    ]
+    own = [order[rank::size][:FIT_BATCHES].tolist() for order in orders]
+    # Keras looks at the first two of each `fit` for their shapes, and may ask
+    # for more than are trained on before the loss.
+    assert asked[:2] == own[0][:2]
+    assert asked[2 : 2 + FIT_BATCHES] == own[0]
+    assert asked[-(FIT_BATCHES - 2) :] == own[1][2:]
+
+
+@pytest.mark.parametrize("fails_at", [None, (0, 1), (1, 0), (1, 3)])
+def test_a_function_goes_on_in_the_order_of_its_epoch(size, fails_at):
+    """The model counts how often each row is trained on."""
+    rows = 2 * FIT_BATCHES * size
+
+    def left(epoch, taken):
+        mine = tfring.data.shard(
+            tf.data.Dataset.range(rows), seed=epoch, skip=taken
+        ).batch(2, drop_remainder=True)
+        return mine.map(lambda own: (tf.one_hot(own, rows), tf.zeros([2, 1])))
+
+    model = keras.Sequential(
+        [
+            keras.Input((rows,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+        ]
+    )
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(2.0), op=tfring.Sum),
+        loss=lambda targets, outputs: -outputs,
+    )
+    elastic.fit(
+        model,
+        left,
+        batch_size=2,
+        epochs=FIT_EPOCHS,
+        callbacks=[FailsOnce(*fails_at)] if fails_at else None,
+        verbose=0,
+    )
+    counts = model.get_weights()[0].ravel()
+    np.testing.assert_array_equal(counts, np.full(rows, FIT_EPOCHS))
+
+
+def test_epochs_of_different_lengths(size):
+    def left(epoch, taken):
+        rows = tf.data.Dataset.from_tensor_slices(
+            (np.ones((4 - epoch, 2)), np.ones((4 - epoch, 1)))
+        )
+        return rows.batch(1)
+
+    with pytest.raises(ValueError, match="Give all epochs equally many"):
+        elastic.fit(small_model(), left, batch_size=1, epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    "fails_at", [None, (0, 0), (1, 0), (1, 2), (1, 3), (2, 3)]
+)
+def test_fit_goes_on_where_it_was(rank, size, capsys, fails_at, shuffle):
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False)]
+    )
+    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
+    x, y = rows_to_fit(size)
+    history = elastic.fit(
+        model,
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=FIT_EPOCHS,
+        shuffle=shuffle,
+        seed=7,
+        callbacks=[FailsOnce(*fails_at)] if fails_at else None,
+        verbose=1,
+    )
+    np.testing.assert_allclose(
+        model.get_weights()[0],
+        fitted_by_hand(size, shuffle=shuffle),
+        rtol=1e-5,
+    )
+    assert len(history["loss"]) == FIT_EPOCHS
+    shown = capsys.readouterr().out
+    if rank != 0:
+        assert "Epoch" not in shown
+        return
+    epoch = fails_at[0] if fails_at else 0
+    again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
+    step = fails_at[1] if fails_at else 0
+    # Not from the first batch on, and to the last.
+    first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
+    assert int(first[1]) == step + 1
+    assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
+    assert "Epoch 3/3" in shown
+
+
+def test_a_fit_that_stops_early(size):
+    model = small_model()
+    x, y = np.ones((4 * size, 2)), np.ones((4 * size, 1))
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    history = elastic.fit(
+        model,
+        x,
+        y,
+        batch_size=2,
+        epochs=9,
+        callbacks=[Stops()],
+        verbose=0,
+    )
+    assert len(history["loss"]) == 2
+
+
+def batches_of_ones():
+    return tf.data.Dataset.from_tensors((np.ones((2, 2)), np.ones((2, 1))))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"batch_size": 0}, ValueError),
+        ({"epochs": 0}, ValueError),
+        ({"batches_per_commit": 0}, ValueError),
+        ({"initial_epoch": 1}, TypeError),
+        ({"batch_size": 1000}, ValueError),
+        ({"y": np.ones((5, 1))}, ValueError),
+        ({"x": (each for each in [1]), "y": None}, TypeError),
+        ({"x": 3, "y": None}, TypeError),
+        ({"x": batches_of_ones()}, ValueError),
+        ({"x": batches_of_ones(), "y": None, "batch_size": 2}, ValueError),
+        ({"x": batches_of_ones().repeat(), "y": None}, ValueError),
+        (
+            {"x": batches_of_ones().filter(lambda x, y: True), "y": None},
+            ValueError,
+        ),
+        ({"x": batches_of_ones().take(0), "y": None}, ValueError),
+        ({"x": batches_of_ones().shuffle(2, seed=1), "y": None}, ValueError),
+        (
+            {
+                "x": batches_of_ones()
+                .shuffle(2, reshuffle_each_iteration=False)
+                .prefetch(1),
+                "y": None,
+            },
+            ValueError,
+        ),
+        ({"x": lambda epoch, taken: 3, "y": None}, ValueError),
+        (
+            {"x": lambda epoch, taken: 3, "y": None, "batch_size": 2},
+            TypeError,
+        ),
+    ],
+)
+def test_arguments_of_fit(options, error):
+    arguments = {"x": np.ones((8, 2)), "y": np.ones((8, 1)), **options}
+    with pytest.raises(error, match=r"^tfring\.elastic\.fit: "):
+        elastic.fit(small_model(), **arguments)
