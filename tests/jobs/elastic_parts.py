@@ -53,6 +53,8 @@ def train(state, x, y):
     model, size = state.model, tfring.size()
     state.sizes.append(size)
     even = tfring.add_process_set(range(0, size, 2))
+    # After a loss it has all that are left.
+    pair = tfring.add_process_set([0, 1])
     # Each rank has noise of its own, also who has come later.
     seeds = tfring.allgather_object(seeds_of(model))
     assert len({tuple(each) for each in seeds}) == size, seeds
@@ -71,6 +73,11 @@ def train(state, x, y):
                     tf.constant(1.0), op=tfring.Sum, process_set=even
                 )
                 assert float(ranks) == (size + 1) // 2
+            if pair.included():
+                ranks = tfring.allreduce(
+                    tf.constant(1.0), op=tfring.Sum, process_set=pair
+                )
+                assert float(ranks) == 2
             rate = float(model.optimizer.learning_rate)
             assert abs(rate - RATE * size) < 1e-6, (rate, size)
             if WORKER == "w2" and model.optimizer.iterations == 10:

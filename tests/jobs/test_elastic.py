@@ -103,6 +103,36 @@ from mpi4py import MPI
     assert job.returncode == status, job.stdout
 
 
+@pytest.mark.skipif(not _GOES_ON, reason="this MPI ends with any of its ranks")
+def test_a_process_set_of_all_that_are_left(run_job):
+    job = run_job(
+        3,
+        """
+import os, signal
+import tfring
+
+tfring.init()
+
+@tfring.elastic.run
+def train(state):
+    pair = tfring.add_process_set([0, 1])
+    if pair.included():
+        total = tfring.allreduce(1.0, op=tfring.Sum, process_set=pair)
+        print(tfring.size(), "ranks, of which", int(total), "have a set")
+    if tfring.size() == 3 and tfring.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tfring.barrier()
+
+train(tfring.elastic.ObjectState(tfring.broadcast_object))
+""",
+        options=["--elastic"],
+    )
+    assert job.returncode == 0, job.stdout
+    for size in (3, 2):
+        line = f"{size} ranks, of which 2 have a set"
+        assert job.stdout.count(line) == 2, job.stdout
+
+
 def test_a_rank_that_does_not_come_back(run_job):
     job = run_job(
         2,

@@ -24,6 +24,8 @@ _after_shutdown_hooks: list[Callable[[], None]] = []
 _after_restart_hooks: list[Callable[[], None]] = []
 # How many jobs this process has joined.
 _starts = 0
+# The ranks that there were at `join_job`.
+_first_size = 0
 _lock = threading.Lock()
 _process_hooks_installed = False
 
@@ -34,7 +36,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
     Returns:
         False if it has joined one already.
     """
-    global _job
+    global _job, _first_size
     with _lock:
         if _job is not None:
             return False
@@ -45,6 +47,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
             join = mpi_job.join
         _install_process_hooks()
         _begin(join(comm))
+        _first_size = size()
         return True
 
 
@@ -115,6 +118,11 @@ def restart(steps: int = -1) -> None:
 def may_grow() -> bool:
     """Tells if this is a worker of a job that is elastic over TCP."""
     return native.is_elastic_over_tcp()
+
+
+def changes_size() -> bool:
+    """Tells if the job may have another size than the script began with."""
+    return may_grow() or size() < _first_size
 
 
 def say_goodbye() -> None:

@@ -13,7 +13,14 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from tfring._core import native, runtime
-from tfring._core.process_sets import ProcessSet, added, by_id, enter, leave
+from tfring._core.process_sets import (
+    ProcessSet,
+    added,
+    by_id,
+    enter,
+    global_process_set,
+    leave,
+)
 from tfring._ops import chains
 
 # The name of the request of every agreement: ranks that add while others remove
@@ -47,8 +54,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         TypeError: It is neither a process set nor a list of ranks.
         ValueError: A rank is not in the job, the ranks called it with different
             lists, there is a process set of these ranks already (as that of
-            all ranks, `tfring.global_process_set`, always is), or `init` has
-            not been called.
+            all ranks, `tfring.global_process_set`, always is, but in an elastic
+            job whose size changes), or `init` has not been called.
 
     Example:
 
@@ -208,6 +215,9 @@ def _checked_sets(asked: list[list[int]]) -> list[list[int]]:
                 "it."
             )
     for old in added():
+        # Those that are left may be the very ranks of a set.
+        if old is global_process_set and runtime.changes_size():
+            continue
         if old.ranks in sets:
             raise ValueError(
                 f"add_process_set: there is a process set of the ranks "
