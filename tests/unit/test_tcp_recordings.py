@@ -65,5 +65,21 @@ def test_rank_0_has_those_that_are_there(monkeypatch, same_kernel):
     assert (rank_1.offset_ns == 0) == same_kernel
 
 
+def test_all_ranks_together_have_a_limit_of_time(monkeypatch):
+    monkeypatch.setattr(tcp_recordings, "_OTHERS_SECONDS", 5.0)
+    asked = []
+
+    class Waits(FakeJob):
+        def pair(self, name, other, seconds):
+            asked.append(seconds)
+            monkeypatch.setattr(tcp_recordings.time, "monotonic", lambda: 1e12)
+            raise TimeoutError("it does not come")
+
+    found = recordings_of(Waits(0, {})).gather("0\n")
+    assert [each.host for each in found[1:]] == ["lost", "lost"]
+    assert 4 < asked[0] <= 5
+    assert asked[1] == 0
+
+
 def test_who_builds_beside_writes_nothing():
     assert recordings_of(FakeJob(0, {}, is_beside=True)).gather("0\n") is None

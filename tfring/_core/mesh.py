@@ -77,6 +77,7 @@ class Mesh:
         channel: str,
         ranks: Sequence[int],
         why_stopped: Callable[[], str | None],
+        seconds: float = _CONNECT_SECONDS,
     ) -> list[int]:
         """Connects this worker with others in one channel.
 
@@ -87,6 +88,7 @@ class Mesh:
             channel: Its name, used once in a generation.
             ranks: The members in it, of which this worker is one.
             why_stopped: Says why the generation is over, None while it is not.
+            seconds: How long the others may take.
 
         Returns:
             The connected sockets' descriptors, the caller's, in the order of
@@ -96,7 +98,7 @@ class Mesh:
             UnreachableError: A member cannot be reached.
             ConnectionError: The generation is over.
         """
-        deadline = time.monotonic() + _CONNECT_SECONDS
+        deadline = time.monotonic() + seconds
         connected: dict[int, socket.socket] = {}
 
         def check(rank: int, error: object) -> None:

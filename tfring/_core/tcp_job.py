@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,17 +136,10 @@ class TcpJob(Job):
             OSError: It does not come, or the generation is over.
         """
         pair = sorted((self.topology.rank, other))
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                found = self._mesh.connect(
-                    self._form, name, pair, self.why_stopped
-                )
-            except UnreachableError:
-                if time.monotonic() >= deadline:
-                    raise
-                continue
-            return wire.Channel(socket.socket(fileno=max(found)))
+        found = self._mesh.connect(
+            self._form, name, pair, self.why_stopped, seconds
+        )
+        return wire.Channel(socket.socket(fileno=max(found)))
 
     def _connector(
         self, name: str, ranks: Sequence[int]

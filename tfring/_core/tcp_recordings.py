@@ -20,7 +20,9 @@ from tfring.rendezvous import wire
 # Between two messages of a rank that is there.
 _ANSWER_SECONDS = 30.0
 # Rank 0 may have something left to do before it ends, such as to save.
-_PATIENCE_SECONDS = 600.0
+_FIRST_SECONDS = 600.0
+# For all others together: one that has joined later may have nothing to give.
+_OTHERS_SECONDS = 60.0
 _PART_CHARACTERS = 1 << 20
 
 
@@ -63,9 +65,11 @@ class TcpRecordings:
         recordings = [
             trace.Recording(socket.gethostname(), 0, *trace.parse(text))
         ]
+        deadline = time.monotonic() + _OTHERS_SECONDS
         for rank in range(1, topology.size):
+            left = max(0.0, deadline - time.monotonic())
             try:
-                recordings.append(self._take(channel, rank))
+                recordings.append(self._take(channel, rank, left))
             except OSError as error:
                 logging.warning(
                     "tfring: the timeline lacks rank %d: %s", rank, error
@@ -74,10 +78,10 @@ class TcpRecordings:
         return recordings
 
     def _give(self, name: str, text: str) -> None:
-        channel = self._job.pair(name, 0, _PATIENCE_SECONDS)
+        channel = self._job.pair(name, 0, _FIRST_SECONDS)
         try:
             # Not before it is asked for: what nobody reads is cut off.
-            asked = self._receive(channel, _PATIENCE_SECONDS)
+            asked = self._receive(channel, _FIRST_SECONDS)
 
             def ask() -> int:
                 channel.send({"kind": "clock"})
@@ -100,8 +104,8 @@ class TcpRecordings:
         finally:
             channel.close()
 
-    def _take(self, name: str, rank: int) -> trace.Recording:
-        channel = self._job.pair(name, rank, _PATIENCE_SECONDS)
+    def _take(self, name: str, rank: int, seconds: float) -> trace.Recording:
+        channel = self._job.pair(name, rank, seconds)
         try:
             channel.send({"kind": "asked", "kernel": clocks.kernel()})
             parts = []
