@@ -2,6 +2,7 @@
 // these rules fails in its own tests.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -15,7 +16,7 @@ namespace tfring {
 namespace {
 
 constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400,
-              kIllegalAddress = 700;
+              kNotReady = 600, kIllegalAddress = 700;
 constexpr size_t kBytes = 4096;
 
 // Makes GPU 1 the calling thread's, whose end no other test minds.
@@ -154,6 +155,45 @@ TEST_F(FakeDriverTest, TheLastReleaseFreesAllThatIsLeft) {
   EXPECT_EQ(driver_.cuCtxPushCurrent.Result(context_), kInvalidContext);
   ASSERT_EQ(driver_.cuDevicePrimaryCtxRetain.Result(&again, 1), 0);
   EXPECT_NE(again, context_);
+}
+
+TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
+  uint32_t number = 0;
+  CUdeviceptr address = 0;
+  ASSERT_EQ(driver_.cuMemHostRegister.Result(&number, sizeof(number), 0), 0);
+  ASSERT_EQ(driver_.cuMemHostGetDevicePointer.Result(&address, &number, 0), 0);
+  for (const int queues : {0, 1, 2, 3}) {
+    const WithFakeCuda shared(&fake_cuda::Options::queues, queues);
+    CUstream waits = nullptr, other = nullptr, third = nullptr;
+    for (CUstream* const made : {&waits, &other, &third}) {
+      ASSERT_EQ(CreateStream(driver_, made), absl::OkStatus());
+    }
+    CUevent event = nullptr;
+    ASSERT_EQ(driver_.cuEventCreate.Result(&event, kCudaEventDisableTiming), 0);
+    ASSERT_EQ(driver_.cuStreamWaitValue32.Result(waits, address, queues + 1,
+                                                 kCudaWaitValueGeq),
+              0);
+    ASSERT_EQ(driver_.cuEventRecord.Result(event, third), 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    // One queue has all of them, of two the third stream has the first's.
+    const bool is_behind = queues == 1 || queues == 2;
+    EXPECT_EQ(driver_.cuEventQuery.Result(event), is_behind ? kNotReady : 0);
+    // A stream that has ended may have left work to others' queues.
+    EXPECT_EQ(driver_.cuStreamDestroy.Result(waits), 0);
+    if (queues == 1) {
+      reinterpret_cast<std::atomic<uint32_t>&>(number) = queues + 1;
+    } else {
+      EXPECT_EQ(
+          driver_.cuStreamWriteValue32.Result(other, address, queues + 1, 0),
+          0);
+    }
+    EXPECT_EQ(driver_.cuStreamSynchronize.Result(third), 0);
+    EXPECT_EQ(driver_.cuEventQuery.Result(event), 0);
+    EXPECT_EQ(driver_.cuStreamDestroy.Result(other), 0);
+    EXPECT_EQ(driver_.cuStreamDestroy.Result(third), 0);
+    EXPECT_EQ(driver_.cuEventDestroy.Result(event), 0);
+  }
+  EXPECT_EQ(driver_.cuMemHostUnregister.Result(&number), 0);
 }
 
 TEST_F(FakeDriverTest, ADelayMayBeOfAnyLength) {

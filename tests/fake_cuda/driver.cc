@@ -76,7 +76,8 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_CAPABILITY", 90)},
                   {FromEnvironment("FAKE_CUDA_NO_CODE", 0)},
                   {FromEnvironment("FAKE_CUDA_BLIND_KERNELS", 0)},
-                  {FromEnvironment("FAKE_CUDA_PINS_LEFT", -1)}};
+                  {FromEnvironment("FAKE_CUDA_PINS_LEFT", -1)},
+                  {FromEnvironment("FAKE_CUDA_QUEUES", 0)}};
   return *options;
 }
 
@@ -190,6 +191,12 @@ ENTRY cuCtxGetDevice(int* device) {
   return kSuccess;
 }
 
+ENTRY cuCtxSynchronize() {
+  RETURN_IF_ERROR(Check());
+  WaitUntilAllIdle();
+  return Check();
+}
+
 // The fake NCCL runs its work by this.
 ENTRY cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
   Stream* stream = nullptr;
@@ -210,8 +217,9 @@ ENTRY cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
 }
 ENTRY cuStreamCreateWithPriority(void** stream, unsigned, int priority) {
   RETURN_IF_ERROR(Check());
-  if (priority > kHighestPriority) ++GetCounts().ordinary_streams;
-  *stream = NewStream();
+  const bool is_urgent = priority <= kHighestPriority;
+  if (!is_urgent) ++GetCounts().ordinary_streams;
+  *stream = NewStream(is_urgent ? kUrgentStream : kOrdinaryStream);
   return kSuccess;
 }
 ENTRY cuStreamDestroy_v2(void* handle) {

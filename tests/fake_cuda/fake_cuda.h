@@ -22,8 +22,10 @@
 //   DELAY_US       every task of a stream starts up to this much later, however
 //                  long that is
 //   IGNORE_WAITS   n: every n-th wait of a stream, for an event or a number,
-//                  is left out, the bug that tests must be able to see
-//   HELD           1: the null stream does nothing, 2: no other one does
+//                  is left out, the bug that tests must be able to see; but for
+//                  streams of ordinary priority, which are the framework's
+//   HELD           1: the null stream does nothing, 2: none of the highest
+//                  priority does
 //   HELD_DEVICE    no stream of that GPU does anything; -1 is none
 //   OPEN_OWN       1: handles may be opened in the process that made them, so
 //                  that ranks may be threads
@@ -37,12 +39,15 @@
 //                  that is older
 //   CAPABILITY     of all devices: 90 is 9.0
 //   BLIND_KERNELS  kernels read zeros where they reduce so many bytes or more
-//   of
-//                  another process's memory, of which copies are sound: what
+//                  of another process's memory, of which copies are sound: what
 //                  some buses do to what the GPUs themselves read; 0 is never
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   DEVICES        how many there are
 //   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
+//   QUEUES         n: the streams of a context share n hardware queues, which
+//                  they get by turns. A task waits for all that has come into
+//                  its queue before it, also for other streams', as it may with
+//                  n CUDA_DEVICE_MAX_CONNECTIONS; 0: each stream has its own
 #ifndef TESTS_FAKE_CUDA_FAKE_CUDA_H_
 #define TESTS_FAKE_CUDA_FAKE_CUDA_H_
 
@@ -57,7 +62,7 @@ namespace tfring::fake_cuda {
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
       launches_left, devices, own_gpus, held_device, no_compiler, capability,
-      no_code, blind_kernels, pins_left;
+      no_code, blind_kernels, pins_left, queues;
 };
 Options& GetOptions();
 
@@ -175,6 +180,26 @@ void RunGrid(unsigned blocks, unsigned threads,
 
 // ---- streams.cc ----
 
+class Stream;
+enum StreamKind { kNullStream = 1, kUrgentStream = 2, kOrdinaryStream = 3 };
+Stream* NewStream(StreamKind kind);
+// Sets `stream`, if the result is 0: it exists, and is the current context's.
+// Null is that one's null stream.
+int FindStream(void* handle, Stream** stream);
+// What it has been asked for is still done.
+void Destroy(Stream* stream);
+// All of a context that has an error, and returns when they have ended.
+void EndStreams(Context* context);
+Context* ContextOf(const Stream* stream);
+StreamKind KindOf(const Stream* stream);
+// A task returns the error that ends the context, or 0.
+void Enqueue(Stream* stream, std::function<int()> task);
+void WaitUntilIdle(Stream* stream);
+// All of the current context: another GPU's are not waited for.
+void WaitUntilAllIdle();
+
+// ---- events.cc ----
+
 struct EventState {
   std::atomic<uint32_t> recorded;  // asked for
   std::atomic<uint32_t> done;      // come
@@ -186,24 +211,9 @@ struct Event {
   const std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 Event* NewEvent(bool timed);
-// These set the object, if the result is 0: it exists, and a stream is the
-// current context's.  Null is that one's null stream.
+// Sets `event`, if the result is 0: it exists.
 int FindEvent(void* handle, Event** event);
 void Destroy(Event* event);
-
-class Stream;
-enum StreamKind { kNullStream = 1, kOtherStream = 2 };
-Stream* NewStream();
-int FindStream(void* handle, Stream** stream);
-// What it has been asked for is still done.
-void Destroy(Stream* stream);
-// All of a context that has an error, and returns when they have ended.
-void EndStreams(Context* context);
-// A task returns the error that ends the context, or 0.
-void Enqueue(Stream* stream, std::function<int()> task);
-void WaitUntilIdle(Stream* stream);
-// All of the current context: another GPU's are not waited for.
-void WaitUntilAllIdle();
 
 int Record(Event& event, Stream* stream);
 void Await(const Event& event, Stream* stream);

@@ -1,13 +1,14 @@
-// Streams, each a thread that does one task after the other, and the events
-// that order them.
+// Streams, each of which does one task after the other, and the queues that do
+// them.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,54 +16,69 @@
 #include "tests/fake_cuda/fake_cuda.h"
 
 namespace tfring::fake_cuda {
+namespace {
 
-class Stream {
+struct Task {
+  std::shared_ptr<Stream> stream;
+  std::function<int()> run;
+};
+
+// A thread that does one task after the other, of one stream or of several.
+class Queue {
  public:
-  Stream(Context* context, StreamKind kind) : context_(context), kind_(kind) {}
-
-  // Does what it has been asked for, and goes.
-  void End() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ends_ = true;
-    changed_.notify_all();
-  }
+  explicit Queue(Context* context) : context_(context) {}
 
   Context* context() const { return context_; }
 
-  void Enqueue(std::function<int()> task) {
+  // Its streams, and the context that has it for more of them.
+  void Enter() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.push_back(std::move(task));
+    ++users_;
+  }
+  // Does what it has been asked for, and goes with the last user.
+  void Leave() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --users_;
     changed_.notify_all();
   }
 
+  void Enqueue(std::shared_ptr<Stream> stream, std::function<int()> task);
   void WaitUntilIdle() {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return tasks_.empty() && !busy_; });
+    changed_.wait(lock, [&] { return tasks_.empty(); });
   }
+  void WaitUntilIdle(const Stream& stream);
 
   // Its thread.
-  void Run() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [&] { return !tasks_.empty() || ends_; });
-      if (tasks_.empty()) break;
-      const std::function<int()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      busy_ = true;
-      lock.unlock();
-      Delay();
-      // What follows an error is not done.
-      const int result = context_->error == 0 ? task() : 0;
-      if (int none = 0; result != 0) {
-        context_->error.compare_exchange_strong(none, result);
-      }
-      lock.lock();
-      busy_ = false;
-      changed_.notify_all();
-    }
-  }
+  void Run();
 
  private:
+  Context* const context_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;  // the first of which runs
+  int users_ = 0;
+};
+
+}  // namespace
+
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  Stream(Context* context, StreamKind kind, std::shared_ptr<Queue> queue)
+      : context_(context), kind_(kind), queue_(std::move(queue)) {
+    queue_->Enter();
+  }
+  ~Stream() { queue_->Leave(); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Context* context() const { return context_; }
+  StreamKind kind() const { return kind_; }
+  void Enqueue(std::function<int()> task) {
+    queue_->Enqueue(shared_from_this(), std::move(task));
+  }
+  void WaitUntilIdle() const { queue_->WaitUntilIdle(*this); }
+
   // Now long and now short, and otherwise in every stream.
   void Delay() {
     const Options& options = GetOptions();
@@ -77,6 +93,7 @@ class Stream {
         static_cast<int64_t>((random_ >> 33) % (uint64_t{1} + delay_us))));
   }
 
+ private:
   static uint64_t NextSeed() {
     static std::atomic<uint64_t> streams{0};
     return (static_cast<uint64_t>(getpid()) + ++streams) * 2654435761;
@@ -84,85 +101,122 @@ class Stream {
 
   Context* const context_;
   const StreamKind kind_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<int()>> tasks_;
-  bool busy_ = false;
-  bool ends_ = false;
+  const std::shared_ptr<Queue> queue_;
   uint64_t random_ = NextSeed();
 };
 
 namespace {
 
-std::mutex streams_mutex;
-// Lives for ever, as streams do that a test leaves.
-std::condition_variable& stream_has_gone = *new std::condition_variable;
+void Queue::Enqueue(std::shared_ptr<Stream> stream, std::function<int()> task) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tasks_.push_back({std::move(stream), std::move(task)});
+  changed_.notify_all();
+}
 
-// Whose thread runs; the others have been destroyed and have work left.
+void Queue::WaitUntilIdle(const Stream& stream) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] {
+    return std::none_of(tasks_.begin(), tasks_.end(), [&](const Task& task) {
+      return task.stream.get() == &stream;
+    });
+  });
+}
+
+void Queue::Run() {
+  for (;;) {
+    Task task;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return !tasks_.empty() || users_ == 0; });
+      if (tasks_.empty()) return;
+      task.stream = tasks_.front().stream;
+      task.run = std::move(tasks_.front().run);
+    }
+    task.stream->Delay();
+    // What follows an error is not done.
+    const int result = context_->error == 0 ? task.run() : 0;
+    if (int none = 0; result != 0) {
+      context_->error.compare_exchange_strong(none, result);
+    }
+    task.run = nullptr;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+std::mutex streams_mutex;
+// Lives for ever, as queues do that a test leaves.
+std::condition_variable& queue_has_gone = *new std::condition_variable;
+
+// The queues that a context's streams share, by turns.
+struct SharedQueues {
+  std::vector<std::shared_ptr<Queue>> queues;
+  size_t streams = 0;  // so far
+};
+
 struct Streams {
-  std::map<Stream*, std::shared_ptr<Stream>> running;
-  std::set<Stream*> usable;
+  // Whose thread runs.
+  std::map<Queue*, std::shared_ptr<Queue>> running;
+  // The others have been destroyed, and go when their work is done.
+  std::map<Stream*, std::shared_ptr<Stream>> usable;
   std::map<Context*, Stream*> null_streams;
+  std::map<Context*, SharedQueues> shared;
 };
 Streams& AllStreams() {
   static auto* const streams = new Streams();
   return *streams;
 }
 
-std::mutex events_mutex;
-std::set<Event*>& Events() {
-  static auto* const events = new std::set<Event*>();
-  return *events;
+// Of which the caller is a user.  REQUIRES: streams_mutex is held.
+std::shared_ptr<Queue> NewQueue(Context* context) {
+  const auto made = std::make_shared<Queue>(context);
+  Queue* const queue = made.get();
+  AllStreams().running[queue] = made;
+  queue->Enter();
+  std::thread([queue] {
+    queue->Run();
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    AllStreams().running.erase(queue);
+    queue_has_gone.notify_all();
+  }).detach();
+  return made;
+}
+
+// REQUIRES: streams_mutex is held.
+void EndShared(Context* context) {
+  for (const auto& queue : AllStreams().shared[context].queues) queue->Leave();
+  AllStreams().shared.erase(context);
 }
 
 // REQUIRES: streams_mutex is held.
 Stream* NewStreamLocked(Context* context, StreamKind kind) {
-  const auto made = std::make_shared<Stream>(context, kind);
-  Stream* const stream = made.get();
-  AllStreams().running[stream] = made;
-  AllStreams().usable.insert(stream);
-  std::thread([stream] {
-    stream->Run();
-    const std::lock_guard<std::mutex> lock(streams_mutex);
-    AllStreams().running.erase(stream);
-    stream_has_gone.notify_all();
-  }).detach();
-  return stream;
-}
-
-// Numbers may wrap round.
-bool HasCome(const std::atomic<uint32_t>& value, uint32_t number) {
-  return static_cast<int32_t>(value - number) >= 0;
-}
-
-// The bug that tests must be able to see.
-bool IsIgnored() {
-  static std::atomic<int> waits{0};
-  const int ignored = GetOptions().ignore_waits;
-  return ignored > 0 && ++waits % ignored == 0;
-}
-
-// Ranks that are threads see a number of shared memory at addresses of their
-// own.  The mutex tells ThreadSanitizer that it is one.
-std::mutex numbers_mutex;
-
-int WaitFor(const std::atomic<uint32_t>& value, uint32_t number,
-            const Context& context) {
-  const auto has_come = [&] {
-    const std::lock_guard<std::mutex> lock(numbers_mutex);
-    return HasCome(value, number);
-  };
-  while (!has_come() && context.error == 0) {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  const auto count = static_cast<size_t>(GetOptions().queues);
+  std::shared_ptr<Stream> stream;
+  if (count == 0) {
+    const std::shared_ptr<Queue> queue = NewQueue(context);
+    stream = std::make_shared<Stream>(context, kind, queue);
+    queue->Leave();
+  } else {
+    if (AllStreams().shared[context].queues.size() != count) {
+      EndShared(context);
+    }
+    SharedQueues& shared = AllStreams().shared[context];
+    while (shared.queues.size() < count) {
+      shared.queues.push_back(NewQueue(context));
+    }
+    stream = std::make_shared<Stream>(context, kind,
+                                      shared.queues[shared.streams++ % count]);
   }
-  return kSuccess;
+  AllStreams().usable[stream.get()] = stream;
+  return stream.get();
 }
 
 }  // namespace
 
-Stream* NewStream() {
+Stream* NewStream(StreamKind kind) {
   const std::lock_guard<std::mutex> lock(streams_mutex);
-  return NewStreamLocked(CurrentContext(), kOtherStream);
+  return NewStreamLocked(CurrentContext(), kind);
 }
 
 int FindStream(void* handle, Stream** stream) {
@@ -185,25 +239,27 @@ int FindStream(void* handle, Stream** stream) {
 void Destroy(Stream* stream) {
   const std::lock_guard<std::mutex> lock(streams_mutex);
   AllStreams().usable.erase(stream);
-  stream->End();
 }
 
 void EndStreams(Context* context) {
   std::unique_lock<std::mutex> lock(streams_mutex);
   Streams& streams = AllStreams();
   streams.null_streams.erase(context);
-  for (const auto& [stream, owned] : streams.running) {
-    if (stream->context() != context) continue;
-    streams.usable.erase(stream);
-    stream->End();
+  for (auto found = streams.usable.begin(); found != streams.usable.end();) {
+    const bool is_its = found->second->context() == context;
+    found = is_its ? streams.usable.erase(found) : std::next(found);
   }
-  stream_has_gone.wait(lock, [&] {
-    for (const auto& [stream, owned] : streams.running) {
-      if (stream->context() == context) return false;
+  EndShared(context);
+  queue_has_gone.wait(lock, [&] {
+    for (const auto& [queue, owned] : streams.running) {
+      if (queue->context() == context) return false;
     }
     return true;
   });
 }
+
+Context* ContextOf(const Stream* stream) { return stream->context(); }
+StreamKind KindOf(const Stream* stream) { return stream->kind(); }
 
 void Enqueue(Stream* stream, std::function<int()> task) {
   stream->Enqueue(std::move(task));
@@ -212,81 +268,15 @@ void Enqueue(Stream* stream, std::function<int()> task) {
 void WaitUntilIdle(Stream* stream) { stream->WaitUntilIdle(); }
 
 void WaitUntilAllIdle() {
-  std::vector<std::shared_ptr<Stream>> streams;
+  std::vector<std::shared_ptr<Queue>> queues;
   {
     const std::lock_guard<std::mutex> lock(streams_mutex);
-    for (const auto& [stream, owned] : AllStreams().running) {
-      if (stream->context() == CurrentContext()) streams.push_back(owned);
+    for (const auto& [queue, owned] : AllStreams().running) {
+      if (queue->context() == CurrentContext()) queues.push_back(owned);
     }
   }
   // Other threads go on meanwhile: a stream may wait for one of theirs.
-  for (const auto& stream : streams) stream->WaitUntilIdle();
-}
-
-Event* NewEvent(bool timed) {
-  auto* const event = new Event{CurrentContext(), timed};
-  const std::lock_guard<std::mutex> lock(events_mutex);
-  Events().insert(event);
-  return event;
-}
-
-int FindEvent(void* handle, Event** event) {
-  const std::lock_guard<std::mutex> lock(events_mutex);
-  *event = static_cast<Event*>(handle);
-  return Events().count(*event) > 0 ? kSuccess : kInvalidHandle;
-}
-
-void Destroy(Event* event) {
-  const std::lock_guard<std::mutex> lock(events_mutex);
-  Events().erase(event);
-  delete event;
-}
-
-int Record(Event& event, Stream* stream) {
-  if (event.context != stream->context()) return kInvalidHandle;
-  const uint32_t ticket = ++event.state->recorded;
-  stream->Enqueue([state = event.state, ticket] {
-    if (HasCome(state->done, ticket)) return kSuccess;
-    state->done_ns = std::chrono::nanoseconds(
-                         std::chrono::steady_clock::now().time_since_epoch())
-                         .count();
-    state->done = ticket;
-    return kSuccess;
-  });
-  return kSuccess;
-}
-
-void Await(const Event& event, Stream* stream) {
-  if (IsIgnored()) return;
-  const uint32_t ticket = event.state->recorded;
-  const Context& context = *stream->context();
-  stream->Enqueue([state = event.state, ticket, &context] {
-    return WaitFor(state->done, ticket, context);
-  });
-}
-
-void WaitUntilDone(const Event& event) {
-  const std::shared_ptr<EventState> state = event.state;
-  const Context& context = *event.context;
-  WaitFor(state->done, state->recorded, context);
-}
-
-void Write(std::atomic<uint32_t>& value, uint32_t number, Stream* stream) {
-  stream->Enqueue([&value, number] {
-    const std::lock_guard<std::mutex> lock(numbers_mutex);
-    if (static_cast<int32_t>(number - value.exchange(number)) < 0) {
-      ++GetCounts().numbers_gone_back;
-    }
-    return kSuccess;
-  });
-}
-
-void Await(const std::atomic<uint32_t>& value, uint32_t number,
-           Stream* stream) {
-  if (IsIgnored()) return;
-  const Context& context = *stream->context();
-  stream->Enqueue(
-      [&value, number, &context] { return WaitFor(value, number, context); });
+  for (const auto& queue : queues) queue->WaitUntilIdle();
 }
 
 }  // namespace tfring::fake_cuda

@@ -29,7 +29,7 @@ import bare_gpu  # noqa: E402
 from tfring._core import native, reports  # noqa: E402
 
 JOBS = ((2, "1"), (3, "1"), (4, "1"), (2, "0"))  # ranks, TFRING_CUDA_IPC
-_HELD, _ALL_BUT_NULL = 2, 2  # the place of the fake's option, and its value
+_HELD, _URGENT_STREAMS = 2, 2  # the place of the fake's option, and its value
 _JOB_SECONDS, _RANK_SECONDS = 90, 60
 _SECONDS_BEFORE = 1.0
 
@@ -52,7 +52,7 @@ def as_rank() -> None:
         if bare_gpu.is_fake():
             options = bare_gpu.driver().FakeCudaOptions
             options.restype = ctypes.POINTER(ctypes.c_int)
-            options()[_HELD] = _ALL_BUT_NULL
+            options()[_HELD] = _URGENT_STREAMS
         threading.Timer(
             _SECONDS_BEFORE, lambda: os.kill(os.getpid(), signal.SIGKILL)
         ).start()

@@ -23,7 +23,7 @@ from tfring import elastic
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bare_gpu
 
-_HELD, _ALL_BUT_NULL = 2, 2  # the place of the option, and its value
+_HELD, _URGENT_STREAMS = 2, 2  # the place of the option, and its value
 _STEPS, _LAST_OF_ALL = 6, 3
 
 
@@ -38,7 +38,7 @@ def kill_soon() -> None:
     if bare_gpu.is_fake():
         options = bare_gpu.driver().FakeCudaOptions
         options.restype = ctypes.POINTER(ctypes.c_int)
-        options()[_HELD] = _ALL_BUT_NULL
+        options()[_HELD] = _URGENT_STREAMS
     kill = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
     kill.start()
     total()
