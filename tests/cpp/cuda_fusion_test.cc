@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -112,6 +113,28 @@ TEST(CudaFusionBufferTest, MayGrowWhileOthersReadIt) {
     fusion.CheckAllreduce(c, 10);
     fusion.CheckReduceScatter({200, 300'000, 700'000, 1'200'000});
   });
+}
+
+// However long a GPU takes: nobody frees, closes or overwrites what it has yet
+// to read.
+TEST(CudaFusionBufferTest, WaitsForAGpuThatStandsStill) {
+  const SolvedAllreduce c = Solve(5000, 3);
+  const WithFakeCuda restored(&FakeOptions::held, 0);
+  std::atomic<bool> ends{false};
+  std::thread by_turns([&] {
+    while (!ends) {
+      FakeCuda()->held = fake_cuda::kUrgentStream;
+      std::this_thread::sleep_for(std::chrono::milliseconds(700));
+      FakeCuda()->held = 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  OnFusion({0, 0, 0}, LongParts(), [&](GpuFusion& fusion) {
+    fusion.CheckAllreduce(c, 10);
+    fusion.CheckReduceScatter({200, 300'000});
+  });
+  ends = true;
+  by_turns.join();
 }
 
 // Bytes that all ranks together copy for an allreduce of `count` elements.
