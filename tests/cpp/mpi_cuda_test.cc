@@ -14,12 +14,22 @@
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/transport/cuda/cuda.h"
+#include "tfring_ops/transport/exchange.h"
 
 namespace tfring {
 namespace {
 
 class MpiCudaTest
-    : public testing::TestWithParam<std::tuple<bool, SharedMemory>> {};
+    : public testing::TestWithParam<std::tuple<bool, SharedMemory>> {
+ protected:
+  // What a test has opened of other ranks' memory it has closed as often.
+  void TearDown() override {
+    EXPECT_EQ(FakeCudaCounts().left_in_context, left_before_);
+  }
+
+ private:
+  const int64_t left_before_ = FakeCudaCounts().left_in_context;
+};
 INSTANTIATE_TEST_SUITE_P(
     Ways, MpiCudaTest,
     testing::Combine(testing::Bool(),
@@ -58,6 +68,44 @@ TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
     GpuRank(*device, *transport, 2000)
         .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
   }
+}
+
+// As CUDA does it, and only the last close ends the mapping.
+TEST(MpiCudaDriverTest, AHandleThatIsOpenedTwiceIsMappedOnce) {
+  const auto host = MakeWorldTransport(SharedMemory::kNever);
+  const CudaDriver& driver = **CudaDriver::Get();
+  const auto device = OpenGpu();
+  const CudaScope scope(driver, device->context());
+  CUdeviceptr own = 0;
+  CUipcMemHandle handle{};
+  ASSERT_EQ(driver.cuMemAlloc(&own, sizeof(int)), absl::OkStatus());
+  ASSERT_EQ(driver.cuIpcGetMemHandle(&handle, own), absl::OkStatus());
+  const int rank = host->rank(), next = (rank + 1) % host->size();
+  ASSERT_EQ(device->Upload(DeviceMemory(own), &rank, sizeof(rank)),
+            absl::OkStatus());
+  const auto handles = ExchangeOne(*host, handle).value();
+  const auto read = [&](CUdeviceptr memory) {
+    int number = -1;
+    return device->Download(&number, DeviceMemory(memory), sizeof(number)).ok()
+               ? number
+               : -1;
+  };
+  if (next != rank) {
+    CUdeviceptr once = 0, twice = 0;
+    for (CUdeviceptr* const opened : {&once, &twice}) {
+      ASSERT_EQ(driver.cuIpcOpenMemHandle(opened, handles[next],
+                                          kCudaIpcLazyPeerAccess),
+                absl::OkStatus());
+    }
+    EXPECT_EQ(once, twice);
+    EXPECT_EQ(driver.cuIpcCloseMemHandle(once), absl::OkStatus());
+    EXPECT_EQ(read(twice), next);
+    EXPECT_EQ(driver.cuIpcCloseMemHandle(twice), absl::OkStatus());
+    EXPECT_EQ(read(twice), -1);
+    EXPECT_FALSE(driver.cuIpcCloseMemHandle(twice).ok());
+  }
+  ASSERT_TRUE(ExchangeOne(*host, 'x').ok());
+  EXPECT_EQ(driver.cuMemFree(own), absl::OkStatus());
 }
 
 // As a CUDA-aware MPI needs it: whoever calls MPI may move the GPU's messages
