@@ -32,8 +32,11 @@ int cuEventCreate(CUevent* event, unsigned flags);
 int cuEventDestroy_v2(CUevent event);
 int cuEventQuery(CUevent event);
 int cuEventRecord(CUevent event, CUstream stream);
+int cuCtxSynchronize();
 int cuLaunchHostFunc(CUstream stream, void (*call)(void* argument),
                      void* argument);
+int cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority);
+int cuStreamDestroy_v2(CUstream stream);
 int cuStreamSynchronize(CUstream stream);
 int cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
 // The host's address for so much device memory; no real driver has it.
@@ -42,8 +45,8 @@ void* FakeCudaOnHost(void* memory, size_t bytes);
 
 namespace tfring::fake_gpu {
 
-// All of TensorFlow's streams on a GPU.
-inline constexpr CUstream kStream = nullptr;
+// The one of TensorFlow's streams on which its kernels run.
+inline constexpr CUstream kComputes = nullptr;
 
 // The context is a thread's, and TensorFlow has many.
 inline void UseContext(int ordinal) {

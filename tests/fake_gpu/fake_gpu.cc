@@ -1,12 +1,20 @@
 // For tests: a device of type "GPU" for a TensorFlow that has no CUDA, with the
-// memory, the stream and the events of the fake driver in tests/fake_cuda.
+// memory, the streams and the events of the fake driver in tests/fake_cuda.
 //
-// TensorFlow knows no platform stream of such devices, so kernels get the null
-// stream.  So all that TensorFlow asks for here goes there too, in one order:
-// that the engine's own stream keeps to it is what the tests are about.
+// TensorFlow makes four streams for a GPU: one that computes, and one each for
+// copies to the device, to the host, and between devices.  It asks for events
+// between them as it does on a GPU of NVIDIA's, and what it does not order runs
+// at any time.  It knows no platform stream of such devices, so kernels get the
+// null stream, and that is the one that computes, which TensorFlow makes first.
+// Copies without a stream wait for no other, as on NVIDIA's, whose null stream
+// minds none of TensorFlow's.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -14,7 +22,9 @@
 #include "tensorflow/c/tf_status.h"
 #include "tests/fake_gpu/driver.h"
 
-struct SP_Stream_st {};
+struct SP_Stream_st {
+  CUstream stream;
+};
 struct SP_Event_st {
   CUevent event = nullptr;
 };
@@ -24,6 +34,7 @@ namespace {
 
 using namespace tfring::fake_gpu;  // NOLINT(google-build-using-namespace)
 
+constexpr unsigned kNonBlocking = 1;
 constexpr unsigned kDisableTiming = 2;
 constexpr int kNotReady = 600;
 
@@ -78,41 +89,78 @@ void SetMemory(SP_StreamExecutor* executor) {
 
 // ---- Streams, events and timers ----
 
+int NewStream(CUstream* stream) {
+  return cuStreamCreateWithPriority(stream, kNonBlocking, /*priority=*/0);
+}
+
+// The stream that computes is the first of a device.
+int CreateStream(int ordinal, CUstream* stream) {
+  static std::mutex mutex;
+  static auto* const have_one = new std::set<int>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  *stream = kComputes;
+  return have_one->insert(ordinal).second ? 0 : NewStream(stream);
+}
+
+// What `stream` is asked for from now on waits for all that `other` has been
+// asked for.
+int Follow(CUstream stream, CUstream other) {
+  CUevent event = nullptr;
+  if (const int error = cuEventCreate(&event, kDisableTiming)) return error;
+  int result = cuEventRecord(event, other);
+  if (result == 0) result = cuStreamWaitEvent(stream, event, 0);
+  cuEventDestroy_v2(event);
+  return result;
+}
+
+struct Callback {
+  SE_StatusCallbackFn call;
+  void* argument;
+};
+
+void CallBack(void* argument) {
+  const std::unique_ptr<Callback> callback(static_cast<Callback*>(argument));
+  TF_Status* const status = TF_NewStatus();
+  callback->call(callback->argument, status);
+  TF_DeleteStatus(status);
+}
+
 void SetStreams(SP_StreamExecutor* executor) {
   executor->create_stream = [](const SP_Device* device, SP_Stream* stream,
                                TF_Status* status) {
     UseContext(device->ordinal);
-    *stream = new SP_Stream_st;
-    Report(0, status);
+    *stream = new SP_Stream_st{kComputes};
+    Report(CreateStream(device->ordinal, &(*stream)->stream), status);
   };
-  executor->destroy_stream = [](const SP_Device*, SP_Stream stream) {
+  executor->destroy_stream = [](const SP_Device* device, SP_Stream stream) {
+    UseContext(device->ordinal);
+    if (stream->stream != kComputes) cuStreamDestroy_v2(stream->stream);
     delete stream;
   };
-  executor->create_stream_dependency = [](const SP_Device*, SP_Stream,
-                                          SP_Stream, TF_Status* status) {
-    Report(0, status);  // they are one
+  executor->create_stream_dependency = [](const SP_Device* device,
+                                          SP_Stream dependent, SP_Stream other,
+                                          TF_Status* status) {
+    UseContext(device->ordinal);
+    Report(Follow(dependent->stream, other->stream), status);
   };
   executor->get_stream_status = [](const SP_Device*, SP_Stream,
                                    TF_Status* status) { Report(0, status); };
-  executor->block_host_until_done = [](const SP_Device* device, SP_Stream,
-                                       TF_Status* status) {
+  executor->block_host_until_done = [](const SP_Device* device,
+                                       SP_Stream stream, TF_Status* status) {
     UseContext(device->ordinal);
-    Report(cuStreamSynchronize(kStream), status);
+    Report(cuStreamSynchronize(stream->stream), status);
   };
   executor->synchronize_all_activity = [](const SP_Device* device,
                                           TF_Status* status) {
     UseContext(device->ordinal);
-    Report(cuStreamSynchronize(kStream), status);
+    Report(cuCtxSynchronize(), status);
   };
-  executor->host_callback = [](const SP_Device* device, SP_Stream,
+  executor->host_callback = [](const SP_Device* device, SP_Stream stream,
                                SE_StatusCallbackFn call,
                                void* argument) -> TF_Bool {
     UseContext(device->ordinal);
-    cuStreamSynchronize(kStream);
-    TF_Status* status = TF_NewStatus();
-    call(argument, status);
-    TF_DeleteStatus(status);
-    return 1;
+    auto* const callback = new Callback{call, argument};
+    return cuLaunchHostFunc(stream->stream, CallBack, callback) == 0 ? 1 : 0;
   };
   executor->create_timer = [](const SP_Device*, SP_Timer* timer,
                               TF_Status* status) {
@@ -145,15 +193,15 @@ void SetEvents(SP_StreamExecutor* executor) {
     if (result == 0) return SE_EVENT_COMPLETE;
     return result == kNotReady ? SE_EVENT_PENDING : SE_EVENT_ERROR;
   };
-  executor->record_event = [](const SP_Device* device, SP_Stream,
+  executor->record_event = [](const SP_Device* device, SP_Stream stream,
                               SP_Event event, TF_Status* status) {
     UseContext(device->ordinal);
-    Report(cuEventRecord(event->event, kStream), status);
+    Report(cuEventRecord(event->event, stream->stream), status);
   };
-  executor->wait_for_event = [](const SP_Device* device, SP_Stream,
+  executor->wait_for_event = [](const SP_Device* device, SP_Stream stream,
                                 SP_Event event, TF_Status* status) {
     UseContext(device->ordinal);
-    Report(cuStreamWaitEvent(kStream, event->event, 0), status);
+    Report(cuStreamWaitEvent(stream->stream, event->event, 0), status);
   };
   executor->block_host_for_event = [](const SP_Device* device, SP_Event event,
                                       TF_Status* status) {
@@ -165,45 +213,63 @@ void SetEvents(SP_StreamExecutor* executor) {
 
 // ---- Copies ----
 
+// Of a device's copies without a stream.
+int SynchronousStream(int ordinal, CUstream* stream) {
+  static std::mutex mutex;
+  static auto* const streams = new std::map<int, CUstream>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [found, is_new] = streams->try_emplace(ordinal, nullptr);
+  const int result = is_new ? NewStream(&found->second) : 0;
+  *stream = found->second;
+  return result;
+}
+
 template <auto copy, typename To, typename From>
-void CopyAsync(const SP_Device* device, To to, From from, uint64_t bytes,
-               TF_Status* status) {
+void CopyAsync(const SP_Device* device, SP_Stream stream, To to, From from,
+               uint64_t bytes, TF_Status* status) {
   UseContext(device->ordinal);
-  Report(copy(to, from, bytes, kStream), status);
+  Report(copy(to, from, bytes, stream->stream), status);
 }
 
 template <auto copy, typename To, typename From>
 void CopyNow(const SP_Device* device, To to, From from, uint64_t bytes,
              TF_Status* status) {
   UseContext(device->ordinal);
-  const int result = copy(to, from, bytes, kStream);
-  Report(result == 0 ? cuStreamSynchronize(kStream) : result, status);
+  CUstream stream = nullptr;
+  int result = SynchronousStream(device->ordinal, &stream);
+  if (result == 0) result = copy(to, from, bytes, stream);
+  Report(result == 0 ? cuStreamSynchronize(stream) : result, status);
 }
 
 template <typename T>
-void Fill(const SP_Device* device, SP_DeviceMemoryBase* location, T pattern,
-          uint64_t bytes, TF_Status* status) {
+void Fill(const SP_Device* device, SP_Stream stream,
+          SP_DeviceMemoryBase* location, T pattern, uint64_t bytes,
+          TF_Status* status) {
+  UseContext(device->ordinal);
   const std::vector<T> filled(bytes / sizeof(T), pattern);
-  CopyNow<cuMemcpyHtoDAsync_v2>(device, Address(location), filled.data(), bytes,
-                                status);
+  const int result = cuMemcpyHtoDAsync_v2(Address(location), filled.data(),
+                                          bytes, stream->stream);
+  Report(result == 0 ? cuStreamSynchronize(stream->stream) : result, status);
 }
 
 void SetCopies(SP_StreamExecutor* executor) {
-  executor->memcpy_dtoh = [](const SP_Device* device, SP_Stream, void* to,
-                             const SP_DeviceMemoryBase* from, uint64_t bytes,
-                             TF_Status* status) {
-    CopyAsync<cuMemcpyDtoHAsync_v2>(device, to, Address(from), bytes, status);
+  executor->memcpy_dtoh = [](const SP_Device* device, SP_Stream stream,
+                             void* to, const SP_DeviceMemoryBase* from,
+                             uint64_t bytes, TF_Status* status) {
+    CopyAsync<cuMemcpyDtoHAsync_v2>(device, stream, to, Address(from), bytes,
+                                    status);
   };
-  executor->memcpy_htod = [](const SP_Device* device, SP_Stream,
+  executor->memcpy_htod = [](const SP_Device* device, SP_Stream stream,
                              SP_DeviceMemoryBase* to, const void* from,
                              uint64_t bytes, TF_Status* status) {
-    CopyAsync<cuMemcpyHtoDAsync_v2>(device, Address(to), from, bytes, status);
+    CopyAsync<cuMemcpyHtoDAsync_v2>(device, stream, Address(to), from, bytes,
+                                    status);
   };
   executor->memcpy_dtod =
-      [](const SP_Device* device, SP_Stream, SP_DeviceMemoryBase* to,
+      [](const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to,
          const SP_DeviceMemoryBase* from, uint64_t bytes, TF_Status* status) {
-        CopyAsync<cuMemcpyDtoDAsync_v2>(device, Address(to), Address(from),
-                                        bytes, status);
+        CopyAsync<cuMemcpyDtoDAsync_v2>(device, stream, Address(to),
+                                        Address(from), bytes, status);
       };
   executor->sync_memcpy_dtoh = [](const SP_Device* device, void* to,
                                   const SP_DeviceMemoryBase* from,
@@ -221,20 +287,20 @@ void SetCopies(SP_StreamExecutor* executor) {
         CopyNow<cuMemcpyDtoDAsync_v2>(device, Address(to), Address(from), bytes,
                                       status);
       };
-  executor->mem_zero = [](const SP_Device* device, SP_Stream,
+  executor->mem_zero = [](const SP_Device* device, SP_Stream stream,
                           SP_DeviceMemoryBase* location, uint64_t bytes,
                           TF_Status* status) {
-    Fill<uint8_t>(device, location, 0, bytes, status);
+    Fill<uint8_t>(device, stream, location, 0, bytes, status);
   };
-  executor->memset = [](const SP_Device* device, SP_Stream,
+  executor->memset = [](const SP_Device* device, SP_Stream stream,
                         SP_DeviceMemoryBase* location, uint8_t pattern,
                         uint64_t bytes, TF_Status* status) {
-    Fill(device, location, pattern, bytes, status);
+    Fill(device, stream, location, pattern, bytes, status);
   };
-  executor->memset32 = [](const SP_Device* device, SP_Stream,
+  executor->memset32 = [](const SP_Device* device, SP_Stream stream,
                           SP_DeviceMemoryBase* location, uint32_t pattern,
                           uint64_t bytes, TF_Status* status) {
-    Fill(device, location, pattern, bytes, status);
+    Fill(device, stream, location, pattern, bytes, status);
   };
 }
 

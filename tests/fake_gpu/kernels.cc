@@ -35,7 +35,8 @@ void Launch(const OpKernelContext* context, std::function<void()> kernel) {
         static_cast<std::function<void()>*>(argument));
     (*owned)();
   };
-  cuLaunchHostFunc(kStream, run, new std::function<void()>(std::move(kernel)));
+  cuLaunchHostFunc(kComputes, run,
+                   new std::function<void()>(std::move(kernel)));
 }
 
 template <typename T>

@@ -38,6 +38,29 @@ def test_streams_keep_the_order(slow_streams, rank, size):
     assert _wrong_steps(rank, size) == 0
 
 
+def test_what_is_copied_to_the_host_stays(slow_streams, rank, size):
+    # TensorFlow copies on streams of their own, before, beside and after the
+    # collective: what it takes in, may be reduced in place, and gives.
+    @tf.function
+    def step(own):
+        with tf.device("CPU:0"):
+            made_on_host = own + 1
+        doubled = 2 * made_on_host
+        with tf.device("CPU:0"):
+            before = tf.identity(doubled)
+        total = tfring.allreduce(doubled, op=tfring.Sum)
+        with tf.device("CPU:0"):
+            after = total + 0
+        return before, after
+
+    for number in range(10):
+        own = np.arange(20_000, dtype=np.float32) + rank + number
+        before, after = step(own)
+        np.testing.assert_array_equal(before, 2 * (own + 1))
+        expected = 2 * (own + 1) * size + size * (size - 1) - 2 * size * rank
+        np.testing.assert_array_equal(after, expected)
+
+
 def test_without_waits_the_order_is_lost(slow_streams, rank, size):
     if slow_streams is None or size == 1:
         return  # a real driver always waits; a rank alone does too little
