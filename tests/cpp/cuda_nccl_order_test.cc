@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "tests/cpp/device_sets.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_engines.h"
@@ -22,76 +23,14 @@
 namespace tfring {
 namespace {
 
-using Orders = std::vector<std::shared_ptr<LaunchOrder>>;  // by rank
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-Orders MakeOrders(int size) {
-  Orders orders;
-  for (int rank = 0; rank < size; ++rank) {
-    orders.push_back(std::make_shared<LaunchOrder>());
-  }
-  return orders;
+Options SetOptions(double timeout_seconds = 20) {
+  Options options = NcclOptions();
+  options.stall_shutdown_seconds = timeout_seconds;
+  return options;
 }
-
-// The engines of a process set with some of the ranks, in that order.
-class Set {
- public:
-  Set(int id, std::vector<int32_t> ranks, const Orders& orders,
-      double timeout_seconds = 20)
-      : id_(id), ranks_(std::move(ranks)) {
-    Options options = NcclOptions();
-    options.fusion_threshold_bytes = 0;
-    options.stall_shutdown_seconds = timeout_seconds;
-    job_ = std::make_unique<Job>(
-        MakeInProcessTransports(size()), MakeInProcessTransports(size()),
-        options, id, ranks_, /*on_lost=*/nullptr,
-        [&](int index, ProcessSet& set) {
-          set.make_device_lane =
-              [place = LaunchPlace{orders[ranks_[index]], id_}](
-                  const Options& of_rank_0, int32_t device, Transport& data) {
-                return MakeNcclLane(of_rank_0, device, data, place);
-              };
-        });
-  }
-
-  int size() const { return static_cast<int>(ranks_.size()); }
-  Job& job() { return *job_; }
-
-  // An allreduce, before which the rank with that index pauses.
-  template <typename Pause>
-  void Submit(const Pause& pause) {
-    const std::string name = "gradient " + std::to_string(submitted_++);
-    for (int index = 0; index < size(); ++index) {
-      tensors_.push_back(
-          std::make_unique<StreamedTensor>(index, ranks_[index]));
-      tensors_.back()->SubmitTo(job_->engine(index), name, pause(index));
-    }
-  }
-
-  std::vector<absl::Status> Outcomes() {
-    std::vector<absl::Status> outcomes;
-    for (const auto& tensor : tensors_) {
-      outcomes.push_back(tensor->outcome.Wait());
-    }
-    return outcomes;
-  }
-
-  void ExpectSums() {
-    for (const auto& tensor : tensors_) {
-      const absl::Status status = tensor->outcome.Wait();
-      ASSERT_TRUE(status.ok()) << "process set " << id_ << ": " << status;
-      EXPECT_TRUE(tensor->IsSumOver(size())) << "process set " << id_;
-    }
-  }
-
- private:
-  const int id_;
-  const std::vector<int32_t> ranks_;
-  std::unique_ptr<Job> job_;
-  int submitted_ = 0;
-  std::vector<std::unique_ptr<StreamedTensor>> tensors_;
-};
 
 // Of two process sets each rank pauses before another one's launch.
 std::vector<absl::Status> LaunchTwo(bool ordered, milliseconds pause,
@@ -101,10 +40,10 @@ std::vector<absl::Status> LaunchTwo(bool ordered, milliseconds pause,
   if (ordered) {
     for (const auto& order : orders) order->Begin();
   }
-  Set world(0, {0, 1}, orders, timeout_seconds);
-  Set same(1, {0, 1}, orders, timeout_seconds);
+  DeviceSet world(0, {0, 1}, orders, SetOptions(timeout_seconds));
+  DeviceSet same(1, {0, 1}, orders, SetOptions(timeout_seconds));
   // The first makes the lanes, and meets no other.
-  for (Set* const set : {&world, &same}) {
+  for (DeviceSet* const set : {&world, &same}) {
     set->Submit([](int) { return microseconds(); });
     set->ExpectSums();
   }
@@ -116,8 +55,8 @@ std::vector<absl::Status> LaunchTwo(bool ordered, milliseconds pause,
     world.ExpectSums();
     same.ExpectSums();
   }
-  world.job().Shutdown();
-  same.job().Shutdown();
+  world.Shutdown();
+  same.Shutdown();
   return outcomes;
 }
 
@@ -168,9 +107,9 @@ TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
   const auto keep = {OpenGpu(0), OpenGpu(1)};
   const Orders orders = MakeOrders(2);
   for (const auto& order : orders) order->Begin();
-  Set world(0, {0, 1}, orders, 5);
-  Set same(1, {0, 1}, orders, 5);
-  for (Set* const set : {&world, &same}) {
+  DeviceSet world(0, {0, 1}, orders, SetOptions(5));
+  DeviceSet same(1, {0, 1}, orders, SetOptions(5));
+  for (DeviceSet* const set : {&world, &same}) {
     set->Submit([](int) { return microseconds(); });
     set->ExpectSums();
   }
@@ -179,8 +118,8 @@ TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
   world.Submit([](int) { return microseconds(); });
   world.ExpectSums();
   same.ExpectSums();
-  world.job().Shutdown();
-  same.job().Shutdown();
+  world.Shutdown();
+  same.Shutdown();
 }
 
 // Sets that share one rank, several or all, each at its own pace; and streams
@@ -192,12 +131,12 @@ TEST(CudaNcclOrderTest, SetsOfAllKindsAtOnce) {
     const WithFakeCuda slow(&FakeOptions::delay_us, delay_us);
     const Orders orders = MakeOrders(kSize);
     for (const auto& order : orders) order->Begin();
-    std::vector<std::unique_ptr<Set>> sets;
+    std::vector<std::unique_ptr<DeviceSet>> sets;
     const std::vector<std::vector<int32_t>> ranks = {
         {0, 1, 2, 3}, {0, 1}, {1, 2, 3}, {0, 3}};
     for (size_t id = 0; id < ranks.size(); ++id) {
-      sets.push_back(
-          std::make_unique<Set>(static_cast<int>(id), ranks[id], orders));
+      sets.push_back(std::make_unique<DeviceSet>(
+          static_cast<int>(id), ranks[id], orders, SetOptions()));
     }
     std::mt19937 random(delay_us);
     for (int round = 0; round < 10; ++round) {
@@ -206,7 +145,7 @@ TEST(CudaNcclOrderTest, SetsOfAllKindsAtOnce) {
       }
     }
     for (const auto& set : sets) set->ExpectSums();
-    for (const auto& set : sets) set->job().Shutdown();
+    for (const auto& set : sets) set->Shutdown();
   }
 }
 
@@ -217,12 +156,12 @@ TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
   const WithFakeCuda slow(&FakeOptions::delay_us, 200);
   const Orders orders = MakeOrders(kSize);
   std::mt19937 random(1);
-  const auto submit = [&](Set& set) {
+  const auto submit = [&](DeviceSet& set) {
     for (int round = 0; round < 6; ++round) {
       set.Submit([&](int) { return microseconds(random() % 1000); });
     }
   };
-  Set world(0, {0, 1, 2}, orders);
+  DeviceSet world(0, {0, 1, 2}, orders, SetOptions());
   submit(world);
   std::vector<Outcome> begun(kSize);
   for (int rank = 0; rank < kSize; ++rank) {
@@ -233,17 +172,17 @@ TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
       orders[rank]->Begin();
       begun[rank].Done(status);
     };
-    world.job().engine(rank).Submit(std::move(entry));
+    world.engine(rank).Submit(std::move(entry));
   }
   submit(world);
   for (Outcome& outcome : begun) ASSERT_EQ(outcome.Wait(), absl::OkStatus());
-  Set part(1, {0, 2}, orders);
+  DeviceSet part(1, {0, 2}, orders, SetOptions());
   submit(part);
   submit(world);
   world.ExpectSums();
   part.ExpectSums();
-  world.job().Shutdown();
-  part.job().Shutdown();
+  world.Shutdown();
+  part.Shutdown();
 }
 
 }  // namespace

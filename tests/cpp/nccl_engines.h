@@ -33,6 +33,8 @@ inline absl::StatusOr<Lane> MakeNcclLane(const Options& options, int32_t device,
   TFRING_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> cuda,
                           CudaDevice::ForOrdinal(device));
   Lane lane;
+  lane.await_turn = TakesTurns(place, data, options.stall_shutdown_seconds);
+  TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<void> turn, lane.await_turn());
   TFRING_ASSIGN_OR_RETURN(lane.transport,
                           MakeCudaTransport(*cuda, data, options));
   TFRING_ASSIGN_OR_RETURN(lane.collectives,

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/stream_collectives.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -24,6 +25,10 @@ struct Lane {
   // A device's alone: what does collectives there in the ring's place, if
   // anything does.
   std::unique_ptr<StreamCollectives> collectives;
+  // A device's alone, where the process sets of a process are asked for theirs
+  // in one order: returns when it is this one's turn, which ends with what is
+  // returned.  Collective over its ranks.
+  std::function<absl::StatusOr<std::shared_ptr<void>>()> await_turn;
   // A device's alone: what its links and kernels cost, the same on all ranks.
   std::optional<Costs> costs;
 };

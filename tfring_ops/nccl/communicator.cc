@@ -95,8 +95,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
 }
 
 absl::StatusOr<LaunchOrder::Turn> NcclCommunicator::AwaitTurn() {
-  if (place_.order == nullptr) return LaunchOrder::Turn();
-  return place_.order->Await(place_.process_set, host_, timeout_seconds_);
+  return place_.Await(host_, timeout_seconds_);
 }
 
 absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {

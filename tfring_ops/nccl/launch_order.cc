@@ -62,24 +62,31 @@ absl::StatusOr<LaunchOrder::Turn> LaunchOrder::Await(int process_set,
                                                      Transport& host,
                                                      double timeout_seconds) {
   if (!several_) return Turn();
+  if (HasTurn(process_set)) return Turn(this, process_set, /*is_part=*/true);
   const int64_t proposal = Enter(process_set);
-  Turn turn(this, process_set);  // also to leave after an error
+  // Also to leave after an error.
+  Turn turn(this, process_set, /*is_part=*/false);
   TFRING_ASSIGN_OR_RETURN(const int64_t number, Highest(host, proposal));
   Agree(process_set, number);
   const auto begin = std::chrono::steady_clock::now();
-  for (Backoff backoff; !IsFirst(process_set); backoff.Pause()) {
+  for (Backoff backoff; !Begins(process_set); backoff.Pause()) {
     TFRING_RETURN_IF_ERROR(host.Progress());
     const std::chrono::duration<double> waited =
         std::chrono::steady_clock::now() - begin;
     if (backoff.SeldomTurn() && timeout_seconds > 0 &&
         waited.count() > timeout_seconds) {
       return absl::DeadlineExceededError(
-          absl::StrCat("NCCL has not launched a collective of another process "
-                       "set for ",
+          absl::StrCat("a collective of another process set has not been "
+                       "launched on the GPU for ",
                        timeout_seconds, " s"));
     }
   }
   return turn;
+}
+
+bool LaunchOrder::HasTurn(int process_set) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return has_turn_ == process_set;
 }
 
 int64_t LaunchOrder::Enter(int process_set) {
@@ -93,7 +100,7 @@ void LaunchOrder::Agree(int process_set, int64_t number) {
   highest_ = std::max(highest_, number);
 }
 
-bool LaunchOrder::IsFirst(int process_set) {
+bool LaunchOrder::Begins(int process_set) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto place = [](const auto& entry) {
     return std::make_pair(entry.second, entry.first);
@@ -101,12 +108,25 @@ bool LaunchOrder::IsFirst(int process_set) {
   const auto first = std::min_element(
       queue_.begin(), queue_.end(),
       [&](const auto& a, const auto& b) { return place(a) < place(b); });
-  return first->first == process_set;
+  if (first->first != process_set) return false;
+  has_turn_ = process_set;
+  return true;
 }
 
 void LaunchOrder::Leave(int process_set) {
   const std::lock_guard<std::mutex> lock(mutex_);
   queue_.erase(process_set);
+  if (has_turn_ == process_set) has_turn_.reset();
+}
+
+std::function<absl::StatusOr<std::shared_ptr<void>>()> TakesTurns(
+    LaunchPlace place, Transport& host, double timeout_seconds) {
+  return [place = std::move(place), &host,
+          timeout_seconds]() -> absl::StatusOr<std::shared_ptr<void>> {
+    TFRING_ASSIGN_OR_RETURN(LaunchOrder::Turn turn,
+                            place.Await(host, timeout_seconds));
+    return std::make_shared<LaunchOrder::Turn>(std::move(turn));
+  };
 }
 
 }  // namespace tfring

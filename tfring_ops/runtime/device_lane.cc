@@ -106,11 +106,19 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   absl::StatusOr<std::unique_ptr<CudaDevice>> made = Open(device);
   TFRING_RETURN_IF_ERROR(FirstError(data, made.status()));
   std::shared_ptr<CudaDevice> cuda = *std::move(made);
+
+  Lane lane;
+  if (options.gpu_backend != Options::GpuBackend::kRing) {
+    lane.await_turn = TakesTurns(place, data, options.stall_shutdown_seconds);
+  }
+  // See Note [Why the ring takes turns]: links are checked and measured, too.
+  std::shared_ptr<void> turn;
+  if (lane.await_turn) {
+    TFRING_ASSIGN_OR_RETURN(turn, lane.await_turn());
+  }
   absl::StatusOr<std::unique_ptr<Transport>> transport =
       MakeCudaTransport(*cuda, data, options);
   TFRING_RETURN_IF_ERROR(FirstError(data, transport.status()));
-
-  Lane lane;
   TFRING_ASSIGN_OR_RETURN(
       lane.collectives,
       MakeNcclCollectives(*cuda, data, options, std::move(place)));

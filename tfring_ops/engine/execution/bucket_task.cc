@@ -1,5 +1,6 @@
 #include "tfring_ops/engine/execution/bucket_task.h"
 
+#include <memory>
 #include <utility>
 
 #include "tfring_ops/algorithms/stream_collectives.h"
@@ -62,9 +63,14 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   for (const TensorEntry* entry : entries_) {
     if (entry->on_start) TFRING_RETURN_IF_ERROR(entry->on_start(stream));
   }
+  std::shared_ptr<void> turn;
+  if (lane.lane.await_turn) {
+    TFRING_ASSIGN_OR_RETURN(turn, lane.lane.await_turn());
+  }
   TFRING_RETURN_IF_ERROR(
       CollectiveOf(first().kind)
           .Run(lane.context, {entries_, bucket_, contributors, members_}));
+  turn.reset();
   // The ring's messages have told that all ranks are well.  Of others' only the
   // device can tell, and so the entries are done when it is.
   if (is_launched) return absl::OkStatus();

@@ -1,0 +1,111 @@
+// Streams that share the queues of their GPU: one waits for whatever another
+// has been asked for before, and still the ranks come to an end.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/cpp/cuda_ranks.h"
+#include "tests/cpp/device_sets.h"
+#include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/nccl_ranks.h"
+
+namespace tfring {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+Options RingOptions(Way way) {
+  Options options = OptionsFor(way);
+  options.gpu_backend = Options::GpuBackend::kRing;
+  options.device_segment_bytes = 16 << 10;
+  return options;
+}
+
+struct Case {
+  std::string name;
+  std::vector<Options> options;  // of the process sets, by turns
+};
+
+// The parameters are the number of queues, and what the process sets go by.
+class CudaQueuesTest : public testing::TestWithParam<std::tuple<int, Case>> {};
+INSTANTIATE_TEST_SUITE_P(
+    , CudaQueuesTest,
+    testing::Combine(
+        testing::Values(1, 2, 8),
+        testing::Values(
+            Case{"Ipc", {RingOptions(Way::kIpc)}},
+            Case{"Staged", {RingOptions(Way::kStaged)}},
+            Case{"Nccl", {NcclOptions()}},
+            Case{"NcclAndIpc", {NcclOptions(), RingOptions(Way::kIpc)}},
+            Case{"NcclAndStaged", {NcclOptions(), RingOptions(Way::kStaged)}})),
+    [](const auto& test) {
+      return std::get<1>(test.param).name +
+             std::to_string(std::get<0>(test.param));
+    });
+
+TEST_P(CudaQueuesTest, SetsOfAllKindsAtOnce) {
+  constexpr int kSize = 3;
+  const auto& [queues, way] = GetParam();
+  const WithFakeCuda devices(&FakeOptions::devices, kSize);
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda shared(&FakeOptions::queues, queues);
+  const WithFakeCuda slow(&FakeOptions::delay_us, 50);
+  const Orders orders = MakeOrders(kSize);
+  for (const auto& order : orders) order->Begin();
+  const std::vector<std::vector<int32_t>> ranks = {{0, 1, 2}, {0, 1}, {1, 2}};
+  std::vector<std::unique_ptr<DeviceSet>> sets;
+  for (size_t id = 0; id < ranks.size(); ++id) {
+    sets.push_back(
+        std::make_unique<DeviceSet>(static_cast<int>(id), ranks[id], orders,
+                                    way.options[id % way.options.size()]));
+  }
+  std::mt19937 random(queues);
+  for (int round = 0; round < 4; ++round) {
+    for (const auto& set : sets) {
+      set->Submit([&](int) { return microseconds(random() % 2000); });
+    }
+  }
+  for (const auto& set : sets) set->ExpectSums();
+  for (const auto& set : sets) set->Shutdown();
+}
+
+// Rank 0 has a collective of NCCL's in its queue before what a ring of another
+// process set sends.  Rank 1 may not yet launch its part of the collective, and
+// would have what waits for the ring's in its queue before.
+TEST(CudaQueuesOrderTest, TheRingTakesTurnsWithNccl) {
+  for (const Way way : {Way::kIpc, Way::kStaged}) {
+    const WithFakeCuda devices(&FakeOptions::devices, 3);
+    const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+    const WithFakeCuda shared(&FakeOptions::queues, 1);
+    const Orders orders = MakeOrders(3);
+    for (const auto& order : orders) order->Begin();
+    DeviceSet by_nccl(0, {0, 1}, orders, NcclOptions());
+    DeviceSet by_ring(1, {0, 1}, orders, RingOptions(way));
+    DeviceSet first(2, {1, 2}, orders, NcclOptions());
+    const auto submit = [](DeviceSet& set, int ms, int ms_of_last) {
+      set.Submit([&](int index) {
+        return milliseconds(index == 0 ? ms : ms_of_last);
+      });
+    };
+    for (DeviceSet* const set : {&by_nccl, &by_ring, &first}) {
+      submit(*set, 0, 0);
+      set->ExpectSums();
+    }
+    submit(first, 0, 900);
+    submit(by_nccl, 200, 200);
+    submit(by_ring, 500, 500);
+    for (DeviceSet* const set : {&by_nccl, &by_ring, &first}) {
+      set->ExpectSums();
+      set->Shutdown();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfring
