@@ -155,7 +155,8 @@ $(JAX_VENV)/.ready:
 
 # On tensors of a GPU, the fake one of tests/fake_gpu where there is none: all
 # of tests/parallel at GPU_RANKS to which the memory matters, and some of it at 3
-# and 4.  At one rank validate.py runs some.
+# and 4.  At one rank validate.py runs some.  At 4 ranks, and with NCCL, the fake
+# GPU's streams share queues, fewer than there are streams.
 #   make gpu-test GPU_RANKS="1 2 3 4"
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
@@ -164,6 +165,7 @@ ON_HOST := autograph callbacks consistency data data_service docs elastic \
   elastic_fit fit_agreement join_callback large loading metric_average metrics \
   monitor names not_broadcast objects runtime seeds sessions shard_states \
   timeline topology undistributed user_scripts whole_states xla xla_stress
+SETS_ON_GPU := tests/parallel/test_process_sets.py
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
 gpu-test: build
@@ -173,6 +175,10 @@ gpu-test: build
 	  case " $(GPU_RANKS) " in \
 	    *" $$ranks "*) files="$$files $(GPU_ALL)" ;; \
 	  esac; \
+	  export FAKE_CUDA_QUEUES=0; \
+	  if [ $$ranks = 4 ]; then \
+	    files="$$files $(SETS_ON_GPU)"; export FAKE_CUDA_QUEUES=4; \
+	  fi; \
 	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest $$files"; \
 	  TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np $$ranks \
 	    $(BIN)/python -m pytest $$files; \
@@ -182,7 +188,8 @@ gpu-test: build
 	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
-	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 TFRING_TEST_DEVICE=GPU:0 \
+	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 FAKE_CUDA_QUEUES=2 \
+	  TFRING_TEST_DEVICE=GPU:0 \
 	  $(TFRINGRUN) -np 3 $(BIN)/python -m pytest tests/parallel/on_nccl.py
 
 # In which order XLA does a step on a GPU, which it compiles for without one.
