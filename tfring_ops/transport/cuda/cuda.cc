@@ -76,7 +76,7 @@ class CudaTransport final : public Transport {
       TFRING_RETURN_IF_ERROR(broken_);
       const Scope scope(*links_);
       TFRING_ASSIGN_OR_RETURN(part, links_->link(peer).Peek(message_bytes));
-      TFRING_RETURN_IF_ERROR(FlushNumbers(links_->context()));
+      TFRING_RETURN_IF_ERROR(links_->Flush());
       return !part.empty();
     }));
     return part;
@@ -150,7 +150,7 @@ class CudaTransport final : public Transport {
   }
 
   void Flush() {
-    if (broken_.ok()) Note(FlushNumbers(links_->context()));
+    if (broken_.ok()) Note(links_->Flush());
   }
 
   // The first error counts.

@@ -95,6 +95,16 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
+  void SendTokens() override {
+    for (; !unsent_.empty(); unsent_.pop_front()) {
+      tokens_.push_back({unsent_.front()});
+      SentToken& sent = tokens_.back();
+      sent.request = context_.host.StartSend(
+          peer_, ConstBytes(reinterpret_cast<const std::byte*>(&sent.token),
+                            sizeof(sent.token)));
+    }
+  }
+
   absl::Status LetTokensGo() override {
     for (; !tokens_.empty(); tokens_.pop_front()) {
       TFRING_RETURN_IF_ERROR(context_.host.Wait(tokens_.front().request));
@@ -171,13 +181,8 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  void SendToken(const Token& token) {
-    tokens_.push_back({token});
-    SentToken& sent = tokens_.back();
-    sent.request = context_.host.StartSend(
-        peer_, ConstBytes(reinterpret_cast<const std::byte*>(&sent.token),
-                          sizeof(sent.token)));
-  }
+  // Once the numbers that it tells of are enqueued: SendTokens.
+  void SendToken(const Token& token) { unsent_.push_back(token); }
 
   absl::Status MoveSends() {
     while (!sends_.empty() && in_flight_ < kIpcSlots) {
@@ -331,6 +336,7 @@ class IpcLink final : public CudaLink {
 
   Token token_{};  // that comes next
   OperationId token_request_ = kNoOperation;
+  std::deque<Token> unsent_;
   std::deque<SentToken> tokens_;
 };
 

@@ -132,6 +132,9 @@ class CudaLink {
   }
   virtual void CloseExported() {}
 
+  // Tells the peer of what is enqueued by now.  Comes after FlushNumbers.
+  virtual void SendTokens() {}
+
   // Waits until the tokens that the link has sent to the peer have left.
   virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
 

@@ -279,6 +279,14 @@ CudaLinks::~CudaLinks() {
   }
 }
 
+absl::Status CudaLinks::Flush() {
+  TFRING_RETURN_IF_ERROR(FlushNumbers(context_));
+  for (const std::unique_ptr<CudaLink>& link : links_) {
+    if (link != nullptr) link->SendTokens();
+  }
+  return absl::OkStatus();
+}
+
 bool CudaLinks::StopWaiting() {
   const Clock::time_point deadline = Clock::now() + kStopGrace;
   for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {

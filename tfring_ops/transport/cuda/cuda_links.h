@@ -34,6 +34,9 @@ class CudaLinks {
   // the GPU has completed all enqueued work; false if that takes too long.
   bool StopWaiting();
 
+  // Before every return from the transport: FlushNumbers, and then tokens.
+  absl::Status Flush();
+
   // See Transport::Export.
   absl::Status Export(Bytes memory);
 

@@ -137,13 +137,13 @@ class IpcCheck {
         CudaLink& link = links_.link(peers_[i]);
         TFRING_ASSIGN_OR_RETURN(const ConstBytes part, link.Peek(bytes));
         if (part.empty()) continue;
-        TFRING_RETURN_IF_ERROR(FlushNumbers(context_));
+        TFRING_RETURN_IF_ERROR(links_.Flush());
         kernels.Reduce(sum + reduced[i], sum + reduced[i], part.data(),
                        static_cast<int64_t>(part.size() / sizeof(float)),
                        DataType::kFloat32, ReduceOp::kSum);
         TFRING_RETURN_IF_ERROR(kernels.Synchronize());
         TFRING_RETURN_IF_ERROR(link.Release());
-        TFRING_RETURN_IF_ERROR(FlushNumbers(context_));
+        TFRING_RETURN_IF_ERROR(links_.Flush());
         reduced[i] += part.size();
       }
       return complete;
@@ -157,7 +157,7 @@ class IpcCheck {
     for (Backoff backoff; Clock::now() < deadline; backoff.Pause()) {
       for (const int peer : peers_) {
         TFRING_RETURN_IF_ERROR(links_.link(peer).Move());
-        TFRING_RETURN_IF_ERROR(FlushNumbers(context_));
+        TFRING_RETURN_IF_ERROR(links_.Flush());
       }
       TFRING_RETURN_IF_ERROR(context_.host.Progress());
       TFRING_ASSIGN_OR_RETURN(const bool is_complete, complete());
