@@ -115,8 +115,8 @@ TEST(CudaFusionBufferTest, MayGrowWhileOthersReadIt) {
   });
 }
 
-// However long a GPU takes: nobody frees, closes or overwrites what it has yet
-// to read.
+// However long a GPU takes: nobody sends, overwrites or frees what it has yet
+// to write or read, between neighbours and by the host.
 TEST(CudaFusionBufferTest, WaitsForAGpuThatStandsStill) {
   const SolvedAllreduce c = Solve(5000, 3);
   const WithFakeCuda restored(&FakeOptions::held, 0);
@@ -129,7 +129,7 @@ TEST(CudaFusionBufferTest, WaitsForAGpuThatStandsStill) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   });
-  OnFusion({0, 0, 0}, LongParts(), [&](GpuFusion& fusion) {
+  OnFusion({0, 0, 1}, LongParts(), [&](GpuFusion& fusion) {
     fusion.CheckAllreduce(c, 10);
     fusion.CheckReduceScatter({200, 300'000});
   });

@@ -169,12 +169,14 @@ int Import(const Handle& handle, uint64_t& address) {
     const auto found = Find(handle.address, Block::Kind::kOwn);
     if (found == Blocks().end()) return kInvalidValue;
     ++found->second.opened;
+    ++GetCounts().open_handles;
     address = handle.address;
     return kSuccess;
   }
   for (auto& [known, block] : Blocks()) {
     if (block.exporting != handle.file_number) continue;
     ++block.opened;
+    ++GetCounts().open_handles;
     address = known;
     return kSuccess;
   }
@@ -187,13 +189,16 @@ int Import(const Handle& handle, uint64_t& address) {
           ? Map(Block::Kind::kImported, file, handle.bytes, handle.file_number)
           : 0;
   close(file);
-  return address == 0 ? kMapFailed : kSuccess;
+  if (address == 0) return kMapFailed;
+  ++GetCounts().open_handles;
+  return kSuccess;
 }
 
 bool CloseImported(uint64_t address) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = Blocks().find(address);
   if (found == Blocks().end() || found->second.opened == 0) return false;
+  --GetCounts().open_handles;
   if (--found->second.opened > 0) return true;
   if (found->second.kind == Block::Kind::kImported) {
     Unmap(found->second);
