@@ -72,8 +72,6 @@ struct Counts {
   // Memory that was freed while a handle of it was open, in this process: CUDA
   // leaves it undefined.
   std::atomic<int64_t> freed_while_open;
-  // Handles that have been opened and not closed.
-  std::atomic<int64_t> open_handles;
   // Memory that was left when its context ended.
   std::atomic<int64_t> left_in_context;
   // Reductions of at least 16 bytes whose operands are not all aligned to that:
@@ -87,6 +85,8 @@ struct Counts {
   std::atomic<int64_t> most_blocks;       // of a grid
   // Numbers that a stream has written where a later one was, perhaps awaited.
   std::atomic<int64_t> numbers_gone_back;
+  // Handles that have been opened and not closed.
+  std::atomic<int64_t> open_handles;
 };
 Counts& GetCounts();
 
