@@ -170,9 +170,10 @@ TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
     }
     CUevent event = nullptr;
     ASSERT_EQ(driver_.cuEventCreate.Result(&event, kCudaEventDisableTiming), 0);
-    ASSERT_EQ(driver_.cuStreamWaitValue32.Result(waits, address, queues + 1,
-                                                 kCudaWaitValueGeq),
-              0);
+    CudaStreamOperation wait{kCudaWaitValue32, address,
+                             static_cast<uint32_t>(queues + 1),
+                             kCudaWaitValueGeq};
+    ASSERT_EQ(driver_.cuStreamBatchMemOp.Result(waits, 1, &wait, 0), 0);
     ASSERT_EQ(driver_.cuEventRecord.Result(event, third), 0);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     // One queue has all of them, of two the third stream has the first's.
@@ -183,9 +184,9 @@ TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
     if (queues == 1) {
       reinterpret_cast<std::atomic<uint32_t>&>(number) = queues + 1;
     } else {
-      EXPECT_EQ(
-          driver_.cuStreamWriteValue32.Result(other, address, queues + 1, 0),
-          0);
+      CudaStreamOperation write{kCudaWriteValue32, address,
+                                static_cast<uint32_t>(queues + 1), 0};
+      EXPECT_EQ(driver_.cuStreamBatchMemOp.Result(other, 1, &write, 0), 0);
     }
     EXPECT_EQ(driver_.cuStreamSynchronize.Result(third), 0);
     EXPECT_EQ(driver_.cuEventQuery.Result(event), 0);

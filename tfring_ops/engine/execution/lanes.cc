@@ -45,6 +45,11 @@ Lanes::Lanes(const Options& options,
   }
 }
 
+Lanes::~Lanes() {
+  // The end of its transport waits for other ranks, and polls meanwhile.
+  const std::unique_ptr<ExecutionLane> ends = std::move(on_device_);
+}
+
 absl::Status Lanes::CheckDevice(const CollectiveRequest& request) {
   if (!OnDevice(request)) return absl::OkStatus();
   int32_t known = kHost;

@@ -107,6 +107,7 @@ class Lanes {
         decltype(ProcessSet::make_device_lane) make_device_lane,
         std::vector<std::unique_ptr<Transport>> data,
         const Kernels& host_kernels, const std::function<void()>& on_free);
+  ~Lanes();
 
   // A process has one GPU: InvalidArgument if `request` is on another one than
   // an earlier request.
