@@ -36,36 +36,50 @@ def make_network(_possible):
 
 
 @pytest.fixture
-def start(make_network):
-    """Returns a function that starts a program's ranks, some on each host.
+def launch(make_network):
+    """Returns a function that starts `tfringrun` on a network's host.
 
     It gives the `Popen`, whose stdout has stderr in it.
     """
     started = []
 
-    def start(network, slots, program, env=None):
+    def launch(network, *words, env=None, **options):
         process = network.popen(
-            [
-                *TFRINGRUN,
-                *("-H", network.slots(slots)),
-                *(sys.executable, PROGRAMS / program),
-            ],
+            [*TFRINGRUN, *words],
             env={
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                # The tests have more ranks than cores.
-                "TF_NUM_INTRAOP_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 **(env or {}),
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            **options,
         )
         started.append(process)
         return process
 
-    yield start
+    yield launch
     for process in started:
         if process.poll() is None:
             process.kill()  # The launcher hears of it, and the hosts end, too.
             process.communicate()
+
+
+@pytest.fixture
+def start(launch):
+    """Returns a function that starts a program's ranks, some on each host."""
+
+    def start(network, slots, program, env=None):
+        return launch(
+            network,
+            *("-H", network.slots(slots)),
+            *(sys.executable, PROGRAMS / program),
+            env={
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                # The tests have more ranks than cores.
+                "TF_NUM_INTRAOP_THREADS": "1",
+                **(env or {}),
+            },
+        )
+
+    return start

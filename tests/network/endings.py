@@ -1,5 +1,6 @@
-"""How a job ends."""
+"""What a job says, and how it ends."""
 
+import re
 import subprocess
 
 import pytest
@@ -12,4 +13,14 @@ def finish(process, timeout):
     except subprocess.TimeoutExpired as error:
         written = (error.stdout or b"").decode(errors="replace")
         pytest.fail(f"still running after {timeout} s:\n{written}")
+    return output
+
+
+def read_until(process, pattern):
+    """A job's output up to the line with a pattern."""
+    output = ""
+    while not re.search(pattern, output):
+        line = process.stdout.readline()
+        assert line, output
+        output += line
     return output

@@ -1,53 +1,28 @@
 """Elastic jobs over TCP on several hosts; the workers train nothing."""
 
-import os
-import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from endings import finish
+from endings import finish, read_until
 
-TFRINGRUN = [sys.executable, "-m", "tfring.run"]
 WORKER = Path(__file__).parents[1] / "jobs" / "elastic_worker.py"
 
 
 @pytest.fixture
-def elastic(make_network):
+def elastic(make_network, launch):
     """Returns a function that makes hosts and starts a job on the head."""
-    started = []
 
     def elastic(hosts, slots, options, *arguments):
         network = make_network(hosts)
-        process = network.popen(
-            [
-                *(*TFRINGRUN, "--elastic", "-H", network.slots(slots)),
-                *(*options.split(), sys.executable, WORKER, *arguments),
-            ],
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+        return network, launch(
+            network,
+            *("--elastic", "-H", network.slots(slots), *options.split()),
+            *(sys.executable, WORKER, *arguments),
         )
-        started.append(process)
-        return network, process
 
-    yield elastic
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def read_until(job, pattern):
-    output = ""
-    while not re.search(pattern, output):
-        line = job.stdout.readline()
-        assert line, output
-        output += line
-    return output
+    return elastic
 
 
 def workers():
@@ -83,17 +58,11 @@ def test_a_lost_host(elastic, how):
     assert not workers()
 
 
-def test_a_host_that_cannot_be_reached_is_left_out(elastic):
-    network, job = elastic(1, 1, "--min-np 1", "--steps=20")
-    finish(job, timeout=60)
-    job = network.popen(
-        [
-            *(*TFRINGRUN, "--elastic", "-H", "host1:1,host9:1"),
-            *("--min-np", "1", sys.executable, WORKER, "--steps=20"),
-        ],
-        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+def test_a_host_that_cannot_be_reached_is_left_out(make_network, launch):
+    job = launch(
+        make_network(1),
+        *("--elastic", "-H", "host1:1,host9:1", "--min-np", "1"),
+        *(sys.executable, WORKER, "--steps=20"),
     )
     output = finish(job, timeout=90)
     assert job.returncode == 0, output

@@ -1,61 +1,34 @@
 """`tfringrun --rendezvous` on several hosts, each with a task of its own."""
 
-import os
-import re
 import secrets
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from endings import finish
+from endings import finish, read_until
 
-TFRINGRUN = [sys.executable, "-m", "tfring.run"]
 WORKER = Path(__file__).parents[1] / "jobs" / "elastic_worker.py"
 
 
 @pytest.fixture
-def tasks(make_network):
+def tasks(make_network, launch):
     """Returns a function that starts the same line on some hosts."""
     network = make_network(3)
     token = secrets.token_hex(32)
-    started = []
 
     def tasks(hosts, *arguments):
-        for host in hosts:
-            started.append(
-                network.popen(
-                    [
-                        *(*TFRINGRUN, "--elastic", "--min-np", "1"),
-                        *("--rendezvous", "host1:29500"),
-                        *(sys.executable, WORKER, *arguments),
-                    ],
-                    host=host,
-                    env={
-                        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                        "TFRING_ELASTIC_TOKEN": token,
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
+        return network, [
+            launch(
+                network,
+                *("--elastic", "--min-np", "1", "--rendezvous", "host1:29500"),
+                *(sys.executable, WORKER, *arguments),
+                host=host,
+                env={"TFRING_ELASTIC_TOKEN": token},
             )
-        return network, started
+            for host in hosts
+        ]
 
-    yield tasks
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def read_until(job, pattern):
-    output = ""
-    while not re.search(pattern, output):
-        line = job.stdout.readline()
-        assert line, output
-        output += line
-    return output
+    return tasks
 
 
 def test_hosts_find_each_other_and_one_is_cut_off(tasks):

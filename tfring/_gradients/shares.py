@@ -233,8 +233,7 @@ class Bucket:
         Only its shares are defined.
         """
         result = [
-            self._in_place(parts[i], i, tf.convert_to_tensor(variables[i]))
-            for i in self._large
+            self._in_place(parts[i], i, variables[i]) for i in self._large
         ]
         packed = [
             _padded(parts[i], self._cuts[i].part) for i in self._shared_out
@@ -283,15 +282,13 @@ class Bucket:
         )
         return _padded(row, self._whole_count)
 
-    def _in_place(
-        self, part: tf.Tensor, i: int, variable: tf.Tensor
-    ) -> tf.Tensor:
+    def _in_place(self, part: tf.Tensor, i: int, variable: Any) -> tf.Tensor:
         """A tensor of a variable's shape, with this rank's part in place."""
         cut = self._cuts[i]
         begin, end = cut.range_of(self._rank)
         if traced_for_xla():  # The variable's own memory.
             return native.ops().tfring_write_share(
-                whole=variable, share=part, begin=begin
+                whole=tf.convert_to_tensor(variable), share=part, begin=begin
             )
         # To write anew is faster than to copy.
         flat = tf.pad(part, [[begin, cut.count - end]])

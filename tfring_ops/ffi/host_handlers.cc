@@ -81,13 +81,13 @@ ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer part,
   const absl::Status status =
       CheckInPlace(whole.untyped_data(), result->untyped_data());
   if (!status.ok()) return ToXla(status);
-  if (part.element_count() > 0) {
-    const auto element_bytes =
-        static_cast<int64_t>(part.size_bytes() / part.element_count());
-    std::memcpy(
-        static_cast<std::byte*>(whole.untyped_data()) + begin * element_bytes,
-        part.untyped_data(), part.size_bytes());
-  }
+  if (part.element_count() == 0) return ffi::Error::Success();
+  const size_t offset = begin * (part.size_bytes() / part.element_count());
+  if (offset + part.size_bytes() > whole.size_bytes())
+    return ToXla(
+        absl::InvalidArgumentError("The share ends behind the whole."));
+  std::memcpy(static_cast<std::byte*>(whole.untyped_data()) + offset,
+              part.untyped_data(), part.size_bytes());
   return ffi::Error::Success();
 }
 

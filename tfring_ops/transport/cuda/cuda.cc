@@ -50,7 +50,7 @@ class CudaTransport final : public Transport {
     const bool complete = message.complete;
     if (complete && message.last_part > 0 && broken_.ok()) {
       const Scope scope(*links_);
-      Note(links_->link(peers_[request - 1]).AwaitSent(message));
+      Note(links_->link(message.peer).AwaitSent(message));
       Flush();
     }
     if (complete || !broken_.ok()) free_.push_back(request);
@@ -131,7 +131,6 @@ class CudaTransport final : public Transport {
                     void (CudaLink::*add)(CudaMessage&)) {
     if (free_.empty()) {
       messages_.emplace_back();
-      peers_.push_back(peer);
       free_.push_back(messages_.size());
     }
     const OperationId request = free_.back();
@@ -140,7 +139,7 @@ class CudaTransport final : public Transport {
     message = CudaMessage();
     message.data = data;
     message.bytes = bytes;
-    peers_[request - 1] = peer;
+    message.peer = peer;
     if (!broken_.ok()) return request;
     const Scope scope(*links_);
     (links_->link(peer).*add)(message);
@@ -190,7 +189,6 @@ class CudaTransport final : public Transport {
   Transport& host_;
   const double timeout_seconds_;
   std::deque<CudaMessage> messages_;
-  std::vector<int> peers_;         // of each
   std::vector<OperationId> free_;  // messages_ that are not in use
   absl::Status broken_;
   bool has_abandoned_ = false;

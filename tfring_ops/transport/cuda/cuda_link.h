@@ -82,6 +82,7 @@ class CudaMark {
 
 // A message, cut into parts; one of no bytes is a part too.
 struct CudaMessage {
+  int peer = 0;  // of CudaTransport, which finds its link by it
   std::byte* data = nullptr;
   size_t bytes = 0;
   size_t started = 0;   // bytes, in whole parts
