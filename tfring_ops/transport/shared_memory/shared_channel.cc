@@ -1,13 +1,17 @@
 #include "tfring_ops/transport/shared_memory/shared_channel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/streaming_copy.h"
 
 namespace tfring {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // A message is its length, alone in a line, and then its bytes, filled up to
 // whole lines: so all positions but those within a message's last line are
@@ -17,6 +21,9 @@ constexpr size_t kLine = kPartAlignment;
 // Progress is published in steps of this size: the other side can begin before
 // the whole message is here, and its data is still in cache.
 constexpr size_t kPartBytes = 64 << 10;
+
+// What is shorter goes by memcpy: it waits for few lines.
+constexpr size_t kLeastStreamedBytes = 16 << 10;
 
 constexpr uint64_t RoundUp(uint64_t position) {
   return (position + kLine - 1) / kLine * kLine;
@@ -41,14 +48,30 @@ bool ChannelWriter::Write(ConstBytes message) {
     const size_t part_bytes =
         std::min({message.size() - sent_bytes_, Room(), kPartBytes});
     if (part_bytes == 0) return false;
-    std::memcpy(channel_->ring() + written_ % ring_bytes_,
-                message.data() + sent_bytes_, part_bytes);
+    WritePart(message.subspan(sent_bytes_, part_bytes));
     sent_bytes_ += part_bytes;
     written_ = RoundUp(written_ + part_bytes);
     channel_->written.store(written_, std::memory_order_release);
   }
   in_message_ = false;
   return true;
+}
+
+// See Note [Plain or streaming stores].
+void ChannelWriter::WritePart(ConstBytes part) {
+  std::byte* const place = channel_->ring() + written_ % ring_bytes_;
+  if (part.size() < kLeastStreamedBytes) {
+    std::memcpy(place, part.data(), part.size());
+    return;
+  }
+  const auto begin = Clock::now();
+  if (stores_.streams()) {
+    StreamingCopy(place, part.data(), part.size());
+  } else {
+    std::memcpy(place, part.data(), part.size());
+  }
+  const std::chrono::duration<double> taken = Clock::now() - begin;
+  stores_.Written(taken.count() / static_cast<double>(part.size()));
 }
 
 // Bytes that can be written in one piece.

@@ -7,7 +7,8 @@
 // - Messages arrive whole and in order, each of exactly its own size; a message
 //   may be longer than the ring.
 // - Nothing here waits.
-// - The memory is used again and again, so it stays in cache.
+// - The memory is used again and again, so it stays in cache, but where that
+//   costs more than it saves (store_choice.h).
 #ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 #define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 
@@ -17,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tfring_ops/transport/shared_memory/store_choice.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -62,12 +64,14 @@ class ChannelWriter {
 
  private:
   size_t Room() const;
+  void WritePart(ConstBytes part);
 
   SharedChannel* const channel_;
   const size_t ring_bytes_;
   uint64_t written_ = 0;
   bool in_message_ = false;
   size_t sent_bytes_ = 0;  // of the current message
+  StoreChoice stores_;
 };
 
 class ChannelReader {
