@@ -170,10 +170,9 @@ $(STANDALONE): $(call objects,$(STANDALONE_SOURCES))
 # and not under the sanitizers: MPI libraries leak and race by themselves.  Nor
 # are those called large_*_test.cc, which would take minutes there.  Tests with
 # a single thread have nothing to show to TSan.
-SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,conversion \
-  coordinator cpu_variants deadlock difference fusion half heartbeats kernels \
-  messages options \
-  cached_schedule))
+SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,c_status \
+  cached_schedule conversion coordinator cpu_variants deadlock difference fusion \
+  half heartbeats kernels messages options shared_segment))
 OMITTED_plain :=
 OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
 # Streams that wait for a rank that is lost or has failed are let go, and then
