@@ -87,7 +87,7 @@ class ProcessSet:
         return runtime.rank() in self._added()
 
     def _added(self) -> list[int]:
-        runtime.size()  # raises before init
+        runtime.check_joined()
         if self.process_set_id is None or self.ranks is None:
             raise ValueError(
                 f"{self} is not part of the job: it was never added, or it "
@@ -127,7 +127,7 @@ class _World(ProcessSet):
         return runtime.size()
 
     def included(self) -> bool:
-        runtime.size()  # raises before init
+        runtime.check_joined()
         return True
 
 
@@ -167,9 +167,26 @@ def leave(process_set: ProcessSet) -> None:
 
 def checked_id(process_set: ProcessSet) -> int:
     """The id of a set that is part of the job; raises if it is not."""
-    process_set.size()  # raises if it is not
+    check_added(process_set)
     assert process_set.process_set_id is not None
     return process_set.process_set_id
+
+
+def check_added(process_set: ProcessSet) -> None:
+    """Raises ValueError if a set is not part of the job."""
+    # Without its size: see Note [Traces that outlive a job].
+    if process_set is global_process_set:
+        runtime.check_joined()
+    else:
+        process_set.size()
+
+
+def is_alone(process_set: ProcessSet) -> bool:
+    """Tells if a set has one rank alone; raises if it is not of the job."""
+    # Not by its size, likewise.
+    if process_set is global_process_set:
+        return runtime.is_alone()
+    return process_set.size() == 1
 
 
 @runtime.at_shutdown

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from tfring._core import failure, mpi_job, native, reports, tcp_job
+from tfring._core import answers, failure, mpi_job, native, reports, tcp_job
 from tfring._core.errors import NotInitializedError
 from tfring._core.job import Job
 
@@ -56,6 +56,7 @@ def _begin(job: Job) -> None:
     global _job, _starts
     _job = job
     _starts += 1
+    answers.compare()
     # For `tfringrun --elastic`: from here on the others notice if this rank is
     # killed.
     reports.tell("started")
@@ -120,9 +121,10 @@ def may_grow() -> bool:
     return native.is_elastic_over_tcp()
 
 
+@answers.noted
 def changes_size() -> bool:
     """Tells if the job may have another size than the script began with."""
-    return may_grow() or size() < _first_size
+    return may_grow() or _joined().topology.size < _first_size
 
 
 def say_goodbye() -> None:
@@ -167,6 +169,7 @@ def after_restart(hook: Callable[[], None]) -> Callable[[], None]:
     return hook
 
 
+@answers.noted
 def job() -> Job:
     """The job, for what is not the engine's."""
     native.check_not_forked()
@@ -183,51 +186,71 @@ def is_initialized() -> bool:
     return _job is not None
 
 
+@answers.noted
 def rank() -> int:
     """This process's number in the job, from 0 to `size() - 1`."""
     return _joined().topology.rank
 
 
+@answers.noted
 def size() -> int:
     """The number of processes in the job."""
     return _joined().topology.size
 
 
+@answers.noted
+def is_alone() -> bool:
+    """Tells if the job has one process alone."""
+    return _joined().topology.size == 1
+
+
+@answers.noted
 def local_rank() -> int:
     """This process's number on its machine: which GPU it takes."""
     return _joined().topology.local_rank
 
 
+@answers.noted
 def local_size() -> int:
     """The number of the job's processes on this machine."""
     return _joined().topology.local_size
 
 
+@answers.noted
 def cross_rank() -> int:
     """This machine's number among those that have this `local_rank`."""
     return _joined().topology.cross_rank
 
 
+@answers.noted
 def cross_size() -> int:
     """The number of machines that have a process with this `local_rank`."""
     return _joined().topology.cross_size
 
 
+@answers.noted
 def is_homogeneous() -> bool:
     """Returns True if all nodes of the job have the same number of ranks."""
     return _joined().topology.is_homogeneous
 
 
+@answers.noted
 def fusion_threshold_bytes() -> int:
     """The bucket size of gradients, in bytes: rank 0's, on every rank."""
     _joined()
     return int(native.capi().tfring_fusion_threshold_bytes())
 
 
+@answers.noted
 def overlap() -> bool:
     """Returns rank 0's setting: True if backpropagation waits for starts."""
     _joined()
     return bool(native.capi().tfring_overlap() == 1)
+
+
+def check_joined() -> None:
+    """Raises NotInitializedError before `init`, and after `shutdown`."""
+    _joined()
 
 
 def _joined() -> Job:

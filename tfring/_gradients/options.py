@@ -7,7 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    check_added,
+    global_process_set,
+)
 from tfring._gradients.local_variables import (
     LocalVariables,
     checked_layers,
@@ -94,7 +98,7 @@ def gradient_options(
             f"{function}: process_set must be a tfring.ProcessSet, got "
             f"{process_set!r} of type {type(process_set).__name__}."
         )
-    process_set.size()  # raises if it has not been added
+    check_added(process_set)
     if not isinstance(op, ReduceOp):
         raise TypeError(
             f"{function}: op must be tfring.Average, tfring.Sum or "

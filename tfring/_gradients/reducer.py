@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import ProcessSet
+from tfring._core.process_sets import ProcessSet, is_alone
 from tfring._gradients.buckets import (
     bucket_limits,
     cut_by_groups,
@@ -95,7 +95,7 @@ def reduce_gradients(
     count_call()
     result = list(gradients)
     op, process_set = options.op, options.process_set
-    if process_set.size() == 1 or not process_set.included():
+    if is_alone(process_set) or not process_set.included():
         return result
     names = [name_of(v, i) for i, v in enumerate(variables)]
     backpropagation = Backpropagation()

@@ -11,7 +11,11 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.errors import NotInitializedError
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._ops.compression import AnyCompressor, Compression, checked
 from tfring._ops.errors import InvalidArgumentError
 from tfring._ops.ordering import unique_name
@@ -19,7 +23,7 @@ from tfring._ops.reductions import SUPPORTED_DTYPES, ReduceOp
 
 
 def checked_tensor(function: str, value: Any) -> tf.Tensor:
-    runtime.size()  # raises before init
+    runtime.check_joined()
     is_tensor = isinstance(value, tf.Tensor)
     tensor = value if is_tensor else tf.convert_to_tensor(value)
     if tensor.dtype not in SUPPORTED_DTYPES:
@@ -147,7 +151,7 @@ def checked_compression(
 ) -> AnyCompressor:
     compression = checked(function, compression)
     # One rank sends nothing, and keeps all its bits.
-    return Compression.none if process_set.size() == 1 else compression
+    return Compression.none if is_alone(process_set) else compression
 
 
 def check_process_set(function: str, process_set: Any) -> None:

@@ -55,6 +55,6 @@ def join() -> Any:
     assert tfring.broadcast(tf.constant(batch), last) == tfring.size() - 1
     ```
     """
-    runtime.size()  # raises before init
+    runtime.check_joined()
     last_rank = tf.cast(chains.join(), tf.int32)
     return int(last_rank) if tf.executing_eagerly() else last_rank

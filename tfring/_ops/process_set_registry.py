@@ -255,7 +255,7 @@ def _gather(function: str, row: list[int]) -> list[list[int]]:
 
 
 def _check_eager(function: str) -> None:
-    runtime.size()  # raises before init
+    runtime.check_joined()
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{function} was called while tracing a tf.function. Call it "

@@ -26,7 +26,11 @@ import keras
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._ops.agreement import gather_json
 from tfring._training.agreement import (
     Agreement,
@@ -226,7 +230,7 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
         return None
     process_set: ProcessSet
     [process_set] = sets.values()
-    if process_set.size() == 1 or not process_set.included():
+    if is_alone(process_set) or not process_set.included():
         return None
     return process_set
 

@@ -8,7 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._ops.agreement import gather_json
 from tfring._ops.allgather import allgather
 from tfring._ops.allreduce import allreduce
@@ -59,7 +63,7 @@ class MetricAverages(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # Also without logs, as other ranks may have some.
-        if self._process_set.size() > 1:
+        if not is_alone(self._process_set):
             with on_device(self.device):
                 self._average({} if logs is None else logs)
 

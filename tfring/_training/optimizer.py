@@ -274,7 +274,7 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
-    runtime.size()  # Raises before `init`.
+    runtime.check_joined()
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             "tfring needs Keras on its TensorFlow backend, and Keras runs on "

@@ -9,7 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._gradients.buckets import cut_into_buckets
 from tfring._ops import chains
 from tfring._ops.arguments import (
@@ -188,7 +192,7 @@ def _broadcast(
     same_seeds: bool,
 ) -> list[Any]:
     """Returns, in a graph, what has to be run."""
-    if process_set.size() == 1:
+    if is_alone(process_set):
         return []
     values = [_as_supported(variable) for variable in variables]
     buckets = cut_into_buckets(values, runtime.fusion_threshold_bytes())

@@ -7,7 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._ops.allreduce import allreduce
 from tfring._ops.reductions import ReduceOp
 
@@ -76,7 +80,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         # Called by Keras in training, with float32 or float64.
         process_set = self.process_set
-        if process_set.size() == 1 or not process_set.included():
+        if is_alone(process_set) or not process_set.included():
             moments: tuple[Any, Any] = super()._moments(inputs, mask)
             return moments
         axes = self._reduction_axes

@@ -12,7 +12,11 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.errors import NotBroadcastWarning, warn_all_ranks
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.agreement import gather_json
 from tfring._ops.autograph import not_converted
@@ -108,7 +112,7 @@ def warn_if_not_broadcast(
     ranks are about to meet anyway. That may be while a function is traced,
     which happens where it is first called.
     """
-    if process_set.size() == 1:
+    if is_alone(process_set):
         return
     shared = [
         variable

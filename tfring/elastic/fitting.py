@@ -12,6 +12,23 @@ from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
 
+# What runs before a function is traced: of a model, and of callbacks.
+_MAKE_FUNCTIONS = (
+    "fit",
+    "make_train_function",
+    "make_test_function",
+)
+_BEFORE_A_STEP = (
+    "set_params",
+    "set_model",
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_batch_begin",
+    "on_train_batch_begin",
+    "on_test_begin",
+    "on_test_batch_begin",
+)
+
 
 def fit(
     model: Any,
@@ -136,7 +153,10 @@ def fit(
     state: Any = KerasState(
         model, same_seeds=same_seeds, epoch=0, taken=0, history={}
     )
-    state.register_reset_callbacks(reset_callbacks)
+    resets = list(reset_callbacks)
+    state.register_reset_callbacks(resets)
+    if not resets and not _changes_traces(model, callbacks or ()):
+        state.no_own_code()
 
     @run
     def train(state: Any) -> None:
@@ -173,6 +193,24 @@ def fit(
 
     train(state)
     return {name: list(values) for name, values in state.history.items()}
+
+
+def _changes_traces(
+    model: Any, callbacks: Iterable[keras.callbacks.Callback]
+) -> bool:
+    """Tells if code of the user's may run between a new start and a trace.
+
+    It may ask for the rank or the size, and leave the answer where functions
+    find it while they are traced. Data are not expected to.
+    """
+    methods = [getattr(model, name) for name in _MAKE_FUNCTIONS]
+    for callback in callbacks:
+        methods += [getattr(callback, name) for name in _BEFORE_A_STEP]
+    return any(
+        (getattr(method, "__module__", None) or "").partition(".")[0]
+        not in ("keras", "tfring")
+        for method in methods
+    )
 
 
 class _Rest(keras.utils.PyDataset):

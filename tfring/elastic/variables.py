@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._core import runtime
+from tfring._core import answers, runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._training.state import broadcast_variables
@@ -123,8 +123,8 @@ class TensorFlowKerasState(ObjectState):
     All of the model's variables and the optimizer's, but for metrics: weights,
     moving statistics, seeds, momenta, iterations. Seeds differ from rank to
     rank, as with `tfring.broadcast_variables`. After a new start in which this
-    process has another rank, or the job another size, the model's functions are
-    traced again, as these may be in them. With an
+    process has another place in the job, or the job another size, the model's
+    functions are traced again, as these may be in them. With an
     optimizer that has `shard_states=True`, each rank's commit has the whole
     state, so that a lost rank takes none with it; to make one, as to make this
     object, is then collective.
@@ -180,7 +180,8 @@ class TensorFlowKerasState(ObjectState):
             )
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        self._place = _place()
+        self._runs_own_code = True
+        self._mark_traces()
         self._save_variables()
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
@@ -204,14 +205,35 @@ class TensorFlowKerasState(ObjectState):
         self._save_variables()
 
     def reset(self) -> None:
-        place = _place()
-        # What is traced for the same place holds, but for sets, which are gone.
-        if place != self._place or self._is_sharded() or were_added():
-            self._place = place
+        if not self._traces_hold():
+            self._mark_traces()
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
         if self._is_sharded():
             cut_for_ranks(self.optimizer, self._saved_states)
+
+    def no_own_code(self) -> None:
+        """Says that what is traced depends on the job by questions alone.
+
+        That is, there is no code of the user's that asks for the rank or the
+        size after a new start, and leaves an answer where a trace finds it. So
+        functions are traced again only where an answer has changed that they
+        got themselves.
+        """
+        self._runs_own_code = False
+
+    def _traces_hold(self) -> bool:
+        """Tells if the model's functions are right in the new job."""
+        if self._is_sharded() or were_added():  # Sets are gone.
+            return False
+        if answers.times_outdated() != self._outdated:
+            return False
+        place = runtime.job().topology
+        return not self._runs_own_code or place == self._place
+
+    def _mark_traces(self) -> None:
+        self._place = runtime.job().topology
+        self._outdated = answers.times_outdated()
 
     def _is_sharded(self) -> bool:
         return any(sharded_optimizers(self.optimizer))
@@ -243,10 +265,6 @@ class KerasState(TensorFlowKerasState):
         self, model: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
         super().__init__(model, optimizer=optimizer, **kwargs)
-
-
-def _place() -> tuple[int, int]:
-    return runtime.rank(), runtime.size()
 
 
 def _values(variables: Iterable[Any]) -> list[Any]:

@@ -1,0 +1,151 @@
+"""When an elastic state has its model's functions traced again."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring._core import answers, runtime
+from tfring._core.job import Topology
+from tfring.elastic import fitting
+
+PLACE = Topology(0, 3, 0, 1, 0, 3, is_homogeneous=True)
+FEWER = {"size": 2, "cross_size": 2}
+
+
+class Place:
+    """A job, as far as a trace can ask for it."""
+
+    def __init__(self, topology):
+        self.topology = topology
+
+
+@pytest.fixture
+def restart(monkeypatch):
+    """A function: a new job, in which the topology may be another."""
+    tfring.init()
+    monkeypatch.setattr(runtime, "_job", Place(PLACE))
+    monkeypatch.setattr(answers, "_noted", set())
+
+    def begin(state, **changed):
+        topology = dataclasses.replace(runtime.job().topology, **changed)
+        monkeypatch.setattr(runtime, "_job", Place(topology))
+        answers.compare()
+        state.reset()
+
+    return begin
+
+
+@pytest.fixture
+def model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), "mse")
+    return model
+
+
+def traced_state(model, ask=lambda: None):
+    state = tfring.elastic.KerasState(model)
+    model.make_train_function()
+    tf.function(ask).get_concrete_function()
+    return state
+
+
+def test_code_of_ones_own_may_ask_for_what_has_changed(restart, model):
+    state = traced_state(model)
+    restart(state)
+    assert model.train_function is not None
+    # Of the same rank and size.
+    restart(state, local_size=2, cross_size=2)
+    assert model.train_function is None
+
+
+def test_a_trace_that_has_not_asked_is_kept(restart, model):
+    state = traced_state(model, tfring.rank)
+    state.no_own_code()
+    restart(state, **FEWER)
+    assert model.train_function is not None
+    restart(state, rank=1)
+    assert model.train_function is None
+
+
+def test_what_is_traced_anew_is_kept_then(restart, model):
+    state = traced_state(model, tfring.size)
+    state.no_own_code()
+    restart(state, **FEWER)
+    assert model.train_function is None
+    model.make_train_function()
+    tf.function(tfring.size).get_concrete_function()
+    restart(state)
+    assert model.train_function is not None
+    restart(state, size=3)
+    assert model.train_function is None
+
+
+class Silent(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class Begins(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.model.ranks = tfring.size()
+
+
+class Fits(keras.Sequential):
+    def fit(self, *args, **kwargs):
+        self.ranks = tfring.size()
+        return super().fit(*args, **kwargs)
+
+
+def begin(logs):
+    pass
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        Silent(),
+        keras.callbacks.EarlyStopping(),
+        tfring.callbacks.MetricAverageCallback(),
+        tfring.callbacks.LearningRateWarmupCallback(0.1),
+    ],
+)
+def test_callbacks_after_which_a_trace_is_kept(model, callback):
+    assert not fitting._changes_traces(model, [callback])
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [Begins(), keras.callbacks.LambdaCallback(on_train_begin=begin)],
+)
+def test_callbacks_that_may_change_what_is_traced(model, callback):
+    assert fitting._changes_traces(model, [Silent(), callback])
+
+
+def test_a_fit_of_the_models_own_may_change_what_is_traced():
+    assert fitting._changes_traces(Fits(), [])
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"callbacks": [Silent()]}, True),
+        ({"callbacks": [Begins()]}, False),
+        ({"reset_callbacks": [lambda: None]}, False),
+    ],
+)
+def test_fit_says_what_runs_beside_traces(model, monkeypatch, options, kept):
+    tfring.init()
+    said = []
+    monkeypatch.setattr(
+        fitting.KerasState, "no_own_code", lambda self: said.append(True)
+    )
+    monkeypatch.setattr(fitting, "run", lambda train: lambda state: None)
+    fitting.fit(
+        model, np.ones([2, 2]), np.ones([2, 1]), batch_size=1, **options
+    )
+    assert bool(said) == kept
