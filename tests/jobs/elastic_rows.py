@@ -1,7 +1,10 @@
 """`tfring.elastic.fit` whose model counts its rows, for test_elastic_rows.py.
 
+    elastic_rows.py DATA [jit_compile]
+
 Each row has a weight, which is one more whenever that row is trained on. One
-worker is killed in the middle of an epoch.
+worker is killed in the middle of an epoch. No code of its own runs between a
+new start and the next step: the others go on with what they have traced.
 """
 
 import json
@@ -57,13 +60,19 @@ DATA = {
 
 
 class Killed(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-        print(f"{tfring.size()} ranks in epoch {epoch}", flush=True)
+    """Has no code that runs between a new start and the next step."""
 
-    def on_train_batch_begin(self, batch, logs=None):
-        if WORKER == "w2" and (self.epoch, batch) == KILLED_IN:
+    epoch = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            print(f"{tfring.size()} ranks in epoch {self.epoch}", flush=True)
+        # At the end of the batch before.
+        if WORKER == "w2" and (self.epoch, batch + 1) == KILLED_IN:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epoch = epoch + 1
 
 
 def main():
@@ -80,6 +89,7 @@ def main():
             keras.optimizers.SGD(float(BATCH)), op=tfring.Sum
         ),
         loss=lambda targets, outputs: -outputs,
+        jit_compile="jit_compile" in sys.argv,
     )
     tfring.elastic.fit(
         model,

@@ -12,13 +12,19 @@ from jobs import JOB_SECONDS, TFRINGRUN
 from tfring.timeline import summary
 
 
-@pytest.mark.parametrize("kind", elastic_rows.DATA)
-def test_what_is_left_of_an_epoch_is_shared_out_anew(start, kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, []) for kind in elastic_rows.DATA), ("arrays", ["jit_compile"])],
+)
+def test_what_is_left_of_an_epoch_is_shared_out_anew(
+    start, kind, options, tmp_path
+):
     timeline = tmp_path / "timeline.json"
     job = start(
         [
             *(*TFRINGRUN, "-np", RANKS, "--elastic", "--min-np", RANKS - 1),
             *("--max-np", RANKS, sys.executable, elastic_rows.__file__, kind),
+            *options,
         ],
         env={"TFRING_TIMELINE": str(timeline)},
     )
