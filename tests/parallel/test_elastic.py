@@ -3,6 +3,7 @@
 tests/jobs/test_elastic.py has the jobs in which a rank is killed.
 """
 
+import dataclasses
 import time
 
 import keras
@@ -134,7 +135,8 @@ def test_a_model_and_its_optimizer(rank, size, monkeypatch):
         np.testing.assert_array_equal(now, then)
     # What is traced for this rank of so many holds.
     assert model.train_function is traced
-    monkeypatch.setattr(elastic.variables, "_place", lambda: (rank, size + 1))
+    larger = dataclasses.replace(state._place, size=size + 1)
+    monkeypatch.setattr(state, "_place", larger)
     state.on_reset()
     assert model.train_function is None
     model.fit(x, y, batch_size=2, verbose=0)
