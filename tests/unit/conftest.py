@@ -1,6 +1,7 @@
 """What several of the tests need."""
 
 import pytest
+from places import first_of
 from reductions import Recorder
 
 from tfring._core import runtime
@@ -11,9 +12,7 @@ from tfring._ops import chains
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(runtime, "is_initialized", lambda: True)
-    monkeypatch.setattr(runtime, "size", lambda: 2)
-    monkeypatch.setattr(runtime, "rank", lambda: 0)
+    monkeypatch.setattr(runtime, "_job", first_of(2))
     monkeypatch.setattr(runtime, "fusion_threshold_bytes", lambda: 64)
     monkeypatch.setattr(runtime, "overlap", lambda: True)
     monkeypatch.setattr(chains, "start_allreduce", recorder.start_allreduce)

@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import pytest
 import tensorflow as tf
+from places import Place
 
 import tfring
 from tfring._core import answers, runtime
@@ -14,18 +15,6 @@ from tfring._training.weights import mark_compared
 # Rank 1 of 3, of which it is the first on the second machine.
 PLACE = Topology(1, 3, 0, 2, 1, 2, is_homogeneous=False)
 ROWS = tf.ones([6, 2])
-
-
-class Place:
-    """A job, as far as a trace can ask for it."""
-
-    comm = None
-
-    def __init__(self, topology):
-        self.topology = topology
-
-    def leave(self):
-        pass
 
 
 @pytest.fixture(autouse=True)

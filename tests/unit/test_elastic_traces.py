@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from places import Place
 
 import tfring
 from tfring._core import answers, runtime
@@ -14,13 +15,6 @@ from tfring.elastic import fitting
 
 PLACE = Topology(0, 3, 0, 1, 0, 3, is_homogeneous=True)
 FEWER = {"size": 2, "cross_size": 2}
-
-
-class Place:
-    """A job, as far as a trace can ask for it."""
-
-    def __init__(self, topology):
-        self.topology = topology
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from places import first_of
 from reductions import gradients_of_chain, reduce_gradients, variables_of_chain
 
 from tfring._core import runtime
@@ -115,7 +116,7 @@ def test_nothing_to_reduce(recorder):
 
 
 def test_one_rank_is_an_identity(recorder, monkeypatch):
-    monkeypatch.setattr(runtime, "size", lambda: 1)
+    monkeypatch.setattr(runtime, "_job", first_of(1))
     gradients = [tf.ones([2]), None]
     result = reduce_gradients(gradients, variables_of_chain(2))
     assert result[0] is gradients[0]
