@@ -234,7 +234,7 @@ LINK_TEST = $(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
 $(PLAIN_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
 	@$(LINK_TEST)
 # They have what is made for the engines of a process, too.
-$(patsubst %,$(OUT)/tests/cpp/mpi_cuda_%_test,ffi lane): $(call objects,\
+$(patsubst %,$(OUT)/tests/cpp/mpi_cuda_%_test,ffi handles lane): $(call objects,\
   $(filter tfring_ops/runtime/% tfring_ops/ffi/%,$(SOURCES)))
 $(MPI_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libmpi_transport.a $(OUT)/libcore.a
 	@$(LINK_TEST) $(MPI_LINK_FLAGS) \

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,7 @@ class MpiCudaFfiTest : public testing::Test {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     device_ = OpenGpu();
+    stream_ = device_->stream();
   }
   void TearDown() override {
     EXPECT_EQ(device_->Finish(), absl::OkStatus());
@@ -53,6 +56,7 @@ class MpiCudaFfiTest : public testing::Test {
   // Never read nor written.
   static XlaBuffer Handle() { return {XLA_FFI_DataType_S64, nullptr, {}}; }
 
+  // On XLA's stream.
   absl::Status Start(const std::string& name, const XlaBuffer& buffer,
                      const std::string& place) {
     std::string request(1000, '\0');
@@ -60,13 +64,27 @@ class MpiCudaFfiTest : public testing::Test {
         name.c_str(), 1, static_cast<int32_t>(DataType::kFloat32),
         static_cast<int32_t>(ReduceOp::kSum), request.data(),
         static_cast<int64_t>(request.size())));
-    return CallHandler(tfring_cuda_start, device_->stream(), 0,
-                       {buffer, Handle()}, {buffer, Handle()},
+    return CallHandler(tfring_cuda_start, stream_, 0, {buffer, Handle()},
+                       {buffer, Handle()},
                        {{"place", place}, {"request", request}});
   }
-  absl::Status Done(const XlaBuffer& buffer) {
-    return CallHandler(tfring_cuda_done, device_->stream(), 0,
+  absl::Status Done(const XlaBuffer& buffer) { return Done(buffer, stream_); }
+  absl::Status Done(const XlaBuffer& buffer, void* stream) {
+    return CallHandler(tfring_cuda_done, stream, 0,
                        {buffer, Handle(), Handle()}, {buffer, Handle()}, {});
+  }
+
+  // Returns true if XLA's stream comes to the end of what it has been asked for
+  // within the time.
+  bool Ends(std::chrono::milliseconds time) {
+    const auto asked = CudaEvent::Create(*device_).value();
+    EXPECT_EQ(asked->Record(stream_), absl::OkStatus());
+    const auto begin = std::chrono::steady_clock::now();
+    while (!asked->Done().value()) {
+      if (std::chrono::steady_clock::now() - begin > time) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
   }
 
   // The sum of rank + 1 over all ranks.
@@ -74,7 +92,11 @@ class MpiCudaFfiTest : public testing::Test {
 
   int rank_ = 0, size_ = 0;
   std::unique_ptr<CudaDevice> device_;
+  void* stream_ = nullptr;  // XLA's
 };
+
+constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::milliseconds kMoment{50};
 
 // Steps of a training: kernels before the starts and after the dones, on XLA's
 // stream, which the host does not wait for.
@@ -122,6 +144,55 @@ TEST_F(MpiCudaFfiTest, AnErrorOfAllRanksIsTheDonesAndTheNextStepGoesOn) {
   ASSERT_EQ(Start("equal", Buffer(equal, 10), "first"), absl::OkStatus());
   ASSERT_EQ(Done(Buffer(equal, 10)), absl::OkStatus());
   EXPECT_EQ(equal.Download(), Equal(10, Sum()));
+}
+
+// Backpropagation beside a reduction that takes its time.
+TEST_F(MpiCudaFfiTest, OnlyADoneWaitsForAReduction) {
+  constexpr int64_t kCount = 1000;
+  const auto own = Equal(kCount, static_cast<float>(rank_ + 1));
+  const DeviceElements first(*device_, own), second(*device_, own);
+  ASSERT_EQ(Start("before", Buffer(first, kCount), "first"), absl::OkStatus());
+  ASSERT_EQ(Done(Buffer(first, kCount)), absl::OkStatus());
+  ASSERT_EQ(device_->Upload(first.data(), own.data(), kCount * 4),
+            absl::OkStatus());
+  stream_ = nullptr;  // Not held back with the engine's.
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held,
+                            fake_cuda::kUrgentStream);
+    ASSERT_EQ(Start("a", Buffer(first, kCount), "first"), absl::OkStatus());
+    ASSERT_EQ(Start("b", Buffer(second, kCount), ""), absl::OkStatus());
+    // Both are launched when it returns; and another stream waits for one.
+    ASSERT_EQ(Done(Buffer(second, kCount), device_->stream()),
+              absl::OkStatus());
+    EXPECT_TRUE(Ends(kPatience));
+    ASSERT_EQ(Done(Buffer(first, kCount)), absl::OkStatus());
+    EXPECT_FALSE(Ends(kMoment));
+  }
+  EXPECT_TRUE(Ends(kPatience));
+  EXPECT_EQ(first.Download(), Equal(kCount, Sum()));
+  EXPECT_EQ(second.Download(), Equal(kCount, Sum()));
+}
+
+// XLA then gives the step's memory to others.
+TEST_F(MpiCudaFfiTest, ADoneThatFailsWaitsForAllThatNobodyCollects) {
+  const DeviceElements first(*device_, Equal(10, 1));
+  const DeviceElements second(*device_, Equal(10, 1));
+  ASSERT_EQ(Start("before", Buffer(first, 10), "first"), absl::OkStatus());
+  ASSERT_EQ(Done(Buffer(first, 10)), absl::OkStatus());
+  ASSERT_EQ(device_->Finish(), absl::OkStatus());
+  stream_ = nullptr;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held,
+                            fake_cuda::kUrgentStream);
+    ASSERT_EQ(Start("twice", Buffer(first, 10), "first"), absl::OkStatus());
+    ASSERT_EQ(Start("twice", Buffer(second, 10), ""), absl::OkStatus());
+    EXPECT_TRUE(Ends(kPatience));
+    EXPECT_THAT(std::string(Done(Buffer(second, 10)).message()),
+                HasSubstr("Give each its own name"));
+    EXPECT_FALSE(Ends(kMoment));
+  }
+  EXPECT_TRUE(Ends(kPatience));
+  ASSERT_EQ(Done(Buffer(first, 10)), absl::OkStatus());
 }
 
 TEST_F(MpiCudaFfiTest, ABufferThatHasMovedIsAnError) {

@@ -161,9 +161,9 @@ struct TensorEntry {
   // before anything is asked of it, makes it wait until the inputs are whole
   // and the outputs free.  May be null.
   std::function<absl::Status(void* stream)> on_start;
-  // And after all has been asked of it: makes the framework's stream wait for
-  // it.  Nobody but the device itself has waited when `done` is called.  Not
-  // called where `done` comes only when the device has done all.
+  // And after all has been asked of it, for others to wait for: nobody has
+  // waited when `done` is called.  Not called where `done` comes only when the
+  // device has done all.  May be null.
   std::function<absl::Status(void* stream)> on_finish;
   // Before `done` gives up the memory of `buffers`, which the wire may still
   // use then: makes it live for ever.  Null where nobody can, as under XLA.

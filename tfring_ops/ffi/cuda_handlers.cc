@@ -15,6 +15,7 @@
 //   other that is in flight has them.
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -110,13 +111,14 @@ absl::Status Submit(void* stream, int32_t device, CollectiveRequest request,
   TFRING_ASSIGN_OR_RETURN(const InPlaceCall call,
                           InPlaceCall::Decode(args, rets));
   TFRING_ASSIGN_OR_RETURN(TensorEntry entry, call.Entry(std::move(request)));
-  TFRING_RETURN_IF_ERROR(OrderStreams(stream, device, entry));
+  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<StreamOrder> order,
+                          StreamOrder::Of(stream, device, entry));
   InFlight& in_flight = InFlight::Global();
   TFRING_ASSIGN_OR_RETURN(
       const Handle handle,
       Handles::Global().Start(std::move(entry),
                               starts_chain ? kNoHandle : in_flight.Last(stream),
-                              /*tensors=*/nullptr));
+                              /*memory=*/nullptr, std::move(order)));
   in_flight.Add(stream, call.Addresses(), handle);
   return absl::OkStatus();
 }
@@ -132,8 +134,9 @@ ffi::Error Start(void* stream, Device device, ffi::RemainingArgs args,
                       place_in_chain == kFirstOfChain, args, rets));
 }
 
-// Waits until the engine has asked its stream for everything, and XLA's to wait
-// for that; XLA enqueues nothing meanwhile, but what it has enqueued goes on.
+// Waits until the engine has asked its stream for everything, and has XLA's
+// wait for that; XLA enqueues nothing meanwhile, but what it has enqueued goes
+// on.
 absl::Status Collect(void* stream, ffi::RemainingArgs args,
                      ffi::RemainingRets rets) {
   TFRING_ASSIGN_OR_RETURN(const InPlaceCall call,
@@ -149,7 +152,7 @@ absl::Status Collect(void* stream, ffi::RemainingArgs args,
   absl::Notification done;
   Outcome late;
   std::optional<Outcome> outcome =
-      Handles::Global().Take(*handle, [&](Outcome taken) {
+      Handles::Global().Take(*handle, stream, [&](Outcome taken) {
         late = std::move(taken);
         done.Notify();
       });

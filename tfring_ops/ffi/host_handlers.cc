@@ -31,7 +31,8 @@ absl::Status Submit(CollectiveRequest request, ffi::RemainingArgs args,
   TFRING_ASSIGN_OR_RETURN(TensorEntry entry, call.Entry(std::move(request)));
   TFRING_ASSIGN_OR_RETURN(
       *call.result, Handles::Global().Start(std::move(entry), *call.handles[0],
-                                            /*tensors=*/nullptr));
+                                            /*memory=*/nullptr,
+                                            /*order=*/nullptr));
   return absl::OkStatus();
 }
 
@@ -69,8 +70,8 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
           Fulfil(*promise, status);
         });
   };
-  std::optional<Outcome> outcome =
-      Handles::Global().Take(*call->handles[0], std::move(callback));
+  std::optional<Outcome> outcome = Handles::Global().Take(
+      *call->handles[0], /*stream=*/nullptr, std::move(callback));
   if (outcome.has_value())
     Fulfil(*promise, CheckInPlace(*outcome, call->Addresses()));
   return future;

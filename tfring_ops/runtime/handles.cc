@@ -36,6 +36,20 @@ constexpr std::chrono::microseconds kBriefWait{30};
 // memory alive.  But there, too, it leaves nothing in flight behind a failed
 // step, so that the next step may use the same names at once.
 
+// Note [Who waits for the GPU]
+//
+// On a GPU an entry is complete when its work is enqueued on the engine's
+// stream.  If the framework's stream waited for that at once, so would all that
+// the framework enqueues later: no backpropagation beside a reduction.  So only
+// a Done makes its stream wait, and until then the entry keeps its memory,
+// which the framework would otherwise give to work that waits for nothing.
+//
+// A Done that fails is the last of its step, whose other entries nobody
+// collects any more: its stream waits for all of the chain's.
+//
+// The memory of an entry that nobody collects is released once the GPU is seen
+// to have done it: by later starts, as there may be none of its name.
+
 struct Handles::Chain {
   // The engine's view of it.
   const std::shared_ptr<tfring::Chain> of_engine =
@@ -50,12 +64,21 @@ struct Handles::Pending {
     return complete && (outcome.status.ok() || chain->in_flight == 0);
   }
 
+  // Nothing is at work for it any more.
+  void Release() {
+    order.reset();
+    if (outcome.memory != nullptr) outcome.memory->Release();
+  }
+
   Name name;
   std::shared_ptr<Chain> chain;
+  // While the GPU may be at work for it; null on the host.
+  std::shared_ptr<StreamOrder> order;
   bool is_small = false;
   std::atomic<bool> is_over = false;  // as `complete`, without the mutex
   bool complete = false;
   Outcome outcome;
+  void* stream = nullptr;      // of who collects it
   Callback callback;           // set once collected
   int64_t waits_since_ns = 0;  // and then, if the timeline records
 };
@@ -66,10 +89,13 @@ Handles& Handles::Global() {
 }
 
 absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
-                                      std::shared_ptr<EntryMemory> memory) {
+                                      std::shared_ptr<EntryMemory> memory,
+                                      std::shared_ptr<StreamOrder> order) {
+  ReleaseWhatIsOver();
   auto pending = std::make_shared<Pending>();
   pending->name = {entry.request.process_set_id, entry.request.name};
   pending->outcome.memory = memory;
+  pending->order = std::move(order);
   pending->is_small = SizeInBytes(entry.request) <= kSmallBytes;
   for (const TensorEntry::Buffer& buffer : entry.buffers) {
     pending->outcome.outputs.push_back(buffer.output);
@@ -142,9 +168,10 @@ void Handles::WaitBriefly(Handle handle) {
   }
 }
 
-std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
+std::optional<Outcome> Handles::Take(Handle handle, void* stream,
+                                     Callback callback) {
   WaitBriefly(handle);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   auto it = pending_.find(handle);
   if (it == pending_.end()) {
     Outcome unknown;
@@ -156,7 +183,11 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
   }
   std::shared_ptr<Pending> pending = it->second;
   Forget(handle);
-  if (pending->Deliverable()) return std::move(pending->outcome);
+  pending->stream = stream;
+  if (pending->Deliverable()) {
+    lock.unlock();
+    return HandOut(*pending);
+  }
   pending->callback = std::move(callback);
   pending->waits_since_ns = Timeline::Global().BeginWait();
   if (pending->complete) pending->chain->failed.push_back(std::move(pending));
@@ -165,8 +196,10 @@ std::optional<Outcome> Handles::Take(Handle handle, Callback callback) {
 
 void Handles::Complete(const std::shared_ptr<Pending>& pending,
                        const absl::Status& status) {
+  const bool on_gpu =
+      status.ok() && pending->order != nullptr && pending->order->has_work();
   // First, so that nobody has the outcome sooner.
-  if (pending->outcome.memory != nullptr) pending->outcome.memory->Release();
+  if (!on_gpu) pending->Release();
   std::vector<std::shared_ptr<Pending>> deliverable;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -174,6 +207,7 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
     pending->complete = true;
     pending->is_over.store(true, std::memory_order_release);
     pending->outcome.status = status;
+    if (on_gpu) on_gpu_.push_back(pending);
     if (--chain.in_flight == 0) deliverable.swap(chain.failed);
     if (pending->callback) {
       (pending->Deliverable() ? deliverable : chain.failed).push_back(pending);
@@ -182,7 +216,52 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
   for (const std::shared_ptr<Pending>& ready : deliverable) {
     const auto& [process_set, name] = ready->name;
     Timeline::Global().RecordWait(name, process_set, ready->waits_since_ns);
-    ready->callback(std::move(ready->outcome));
+    // It ends here, though on_gpu_ may have the rest.
+    const Callback callback = std::move(ready->callback);
+    callback(HandOut(*ready));
+  }
+}
+
+// See Note [Who waits for the GPU].
+Outcome Handles::HandOut(Pending& pending) {
+  Outcome& outcome = pending.outcome;
+  std::shared_ptr<StreamOrder> own;
+  std::vector<std::shared_ptr<StreamOrder>> abandoned;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    own.swap(pending.order);
+    for (const std::shared_ptr<Pending>& other : on_gpu_) {
+      if (outcome.status.ok()) break;
+      if (other->chain != pending.chain || other->order == nullptr) continue;
+      abandoned.push_back(other->order);
+    }
+  }
+  if (own != nullptr) {
+    outcome.status = own->Await(pending.stream);
+    if (outcome.memory != nullptr) outcome.memory->Release();
+  }
+  for (const std::shared_ptr<StreamOrder>& order : abandoned) {
+    order->Await(pending.stream).IgnoreError();  // This one's error counts.
+  }
+  return std::move(outcome);
+}
+
+void Handles::ReleaseWhatIsOver() {
+  std::vector<std::shared_ptr<Pending>> over;  // which ends without the mutex
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!on_gpu_.empty()) {
+    const std::shared_ptr<Pending> first = on_gpu_.front();
+    if (const std::shared_ptr<StreamOrder> order = first->order) {
+      lock.unlock();
+      const absl::StatusOr<bool> done = order->Done();
+      lock.lock();
+      // After an error the GPU does nothing more.
+      if (done.ok() && !*done) return;
+      if (on_gpu_.empty() || on_gpu_.front() != first) continue;
+      if (first->order != nullptr) first->Release();
+    }
+    on_gpu_.pop_front();
+    over.push_back(first);
   }
 }
 

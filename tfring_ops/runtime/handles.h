@@ -6,14 +6,16 @@
 // Invariants:
 // - Every outcome is handed out at most once.
 // - The memory that an entry keeps is released before its outcome is handed
-// out,
-//   so that later operations may use it.
+//   out, so that later operations may use it; and not while a GPU works on it,
+//   unless the stream of who gets the outcome waits for that: see Note [Who
+//   waits for the GPU].
 // - A failure is handed out only when nothing of its chain is in flight; see
 //   Note [A failure waits for its chain].
 #ifndef TFRING_OPS_RUNTIME_HANDLES_H_
 #define TFRING_OPS_RUNTIME_HANDLES_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/runtime/stream_order.h"
 
 namespace tfring {
 
@@ -39,7 +42,7 @@ inline constexpr Handle kNoHandle = 0;
 class EntryMemory {
  public:
   virtual ~EntryMemory() = default;
-  // The engine is done with it.
+  // The engine is done with it, and the GPU for whoever uses it next.
   virtual void Release() = 0;
   // Nobody may ever have it again; see TensorEntry::keep_memory.
   virtual void Keep() = 0;
@@ -59,20 +62,23 @@ class Handles {
   static Handles& Global();
 
   // Submits `entry`, whose `done` must be empty, to the engine.  It joins the
-  // chain of `previous`.  `memory` may be null.
+  // chain of `previous`.  `memory` may be null; `order` is the entry's, null on
+  // the host.
   //
   // An earlier request of the same name that is complete and was never
   // collected, because its step was aborted, is forgotten.
   //
   // Internal if `previous` is not known, or collected already.
   absl::StatusOr<Handle> Start(TensorEntry entry, Handle previous,
-                               std::shared_ptr<EntryMemory> memory);
+                               std::shared_ptr<EntryMemory> memory,
+                               std::shared_ptr<StreamOrder> order);
 
   // Collects: returns the outcome if there is one already; else it goes to
-  // `callback`, usually on a thread of the engine's.
+  // `callback`, usually on a thread of the engine's.  If it is of a GPU,
+  // `stream` there has been made to wait until it is whole.
   //
   // REQUIRES: the last start of the chain has been made.
-  std::optional<Outcome> Take(Handle handle, Callback callback);
+  std::optional<Outcome> Take(Handle handle, void* stream, Callback callback);
 
  private:
   struct Chain;
@@ -83,6 +89,10 @@ class Handles {
   void WaitBriefly(Handle handle);
   void Complete(const std::shared_ptr<Pending>& pending,
                 const absl::Status& status);
+  // REQUIRES: `pending` is deliverable, and has been collected.
+  Outcome HandOut(Pending& pending);
+  // Releases what the GPU has done, though nobody may ever collect it.
+  void ReleaseWhatIsOver();
   // REQUIRES: mutex_ is held.
   void Forget(Handle handle);
 
@@ -91,6 +101,9 @@ class Handles {
   // The entries not collected yet, and the newest of them by request name.
   std::unordered_map<Handle, std::shared_ptr<Pending>> pending_;
   std::map<Name, Handle> newest_;
+  // Those that are complete, and on which a GPU may still be at work; in that
+  // order.
+  std::deque<std::shared_ptr<Pending>> on_gpu_;
 };
 
 }  // namespace tfring

@@ -10,14 +10,16 @@
 //    makes the inputs, and all that may still use the outputs' memory, which
 //    the allocator gives out again while that is enqueued.
 // 3. The engine's stream waits for `ready`, and works.
-// 4. `finished` is recorded on the engine's stream, and the framework's waits
-//    for it.  Only then,
-// 5. the entry is done: its tensors are released, and the work that reads the
-//    outputs is enqueued.
+// 4. `finished` is recorded on the engine's stream, and the entry is done.
+// 5. Who collects it has its own stream wait for `finished`.  Only then,
+// 6. its tensors are released, and the work that reads the outputs is enqueued.
+//
+// What the framework enqueues between 2 and 5, as the rest of backpropagation,
+// waits for nothing.
 //
 // By NCCL an entry is done only when the GPU has done it (Note [Launched
-// buckets] in engine/execution/lanes.h).  Then step 4 is left out: the
-// framework's stream has nothing to wait for.
+// buckets] in engine/execution/lanes.h).  Then there is no `finished`, and
+// nothing to wait for.
 //
 // An output whose size is known only in 3 is allocated there, and then the
 // engine's stream waits for the framework's once more.
@@ -25,16 +27,44 @@
 #define TFRING_OPS_RUNTIME_STREAM_ORDER_H_
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/kernels/cuda.h"
 
 namespace tfring {
 
-// Makes `entry` one of the GPU `device`, of work on the framework's `stream`: a
-// CUstream.  Steps 2 to 4.
-// REQUIRES: step 1; entry.allocate_output is set.
-absl::Status OrderStreams(void* stream, int32_t device, TensorEntry& entry);
+// The streams and events of one entry.
+class StreamOrder {
+ public:
+  // Makes `entry` one of the GPU `device`, of work on the framework's `stream`:
+  // a CUstream.  Steps 2 to 4.
+  // REQUIRES: step 1; entry.allocate_output is set.
+  static absl::StatusOr<std::shared_ptr<StreamOrder>> Of(void* stream,
+                                                         int32_t device,
+                                                         TensorEntry& entry);
+
+  // The rest is for when the entry is done; thread-safe.
+
+  // Returns false if the GPU had nothing left to do for it by then.
+  bool has_work() const { return finished_ != nullptr; }
+  // Step 5.
+  // REQUIRES: has_work().
+  absl::Status Await(void* stream) const { return finished_->Await(stream); }
+  // Returns true if the GPU has done that work.
+  // REQUIRES: has_work().
+  absl::StatusOr<bool> Done() const { return finished_->Done(); }
+
+ private:
+  explicit StreamOrder(void* stream) : framework_stream_(stream) {}
+
+  void* const framework_stream_;
+  void* engine_stream_ = nullptr;  // from step 3 on
+  std::unique_ptr<CudaEvent> ready_;
+  std::unique_ptr<CudaEvent> finished_;  // from step 4 on
+};
 
 }  // namespace tfring
 

@@ -11,6 +11,7 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/runtime/handles.h"
 #include "tfring_ops/tf/entry_tensors.h"
+#include "tfring_ops/tf/gpu_stream.h"
 
 namespace tfring {
 
@@ -36,7 +37,9 @@ class CollectOp : public tensorflow::AsyncOpKernel {
       }
       done();
     };
-    std::optional<Outcome> outcome = Handles::Global().Take(handle, finish);
+    const std::optional<GpuStream> gpu = GpuStreamOf(context);
+    std::optional<Outcome> outcome = Handles::Global().Take(
+        handle, gpu.has_value() ? gpu->stream : nullptr, finish);
     if (outcome.has_value()) finish(*std::move(outcome));
   }
 
@@ -67,8 +70,7 @@ class GatheredDoneOp : public CollectOp {
 
 }  // namespace tfring
 
-// The kernel of a Done on GPUs, but for the type.  The framework's stream has
-// been made to wait by the time an outcome is there.
+// The kernel of a Done on GPUs, but for the type.
 #define TFRING_DONE_ON_GPU(NAME)      \
   Name(NAME)                          \
       .Device(tensorflow::DEVICE_GPU) \

@@ -1,7 +1,6 @@
 #include "tfring_ops/tf/gpu_stream.h"
 
 #include "tensorflow/core/framework/device_base.h"
-#include "tfring_ops/runtime/stream_order.h"
 #include "xla/stream_executor/stream.h"
 
 namespace tfring {
@@ -16,13 +15,11 @@ std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context) {
                                      .stream};
 }
 
-absl::Status OrderStreamsOf(tensorflow::OpKernelContext* context,
-                            TensorEntry& entry) {
+absl::StatusOr<std::shared_ptr<StreamOrder>> StreamOrderOf(
+    tensorflow::OpKernelContext* context, TensorEntry& entry) {
   const std::optional<GpuStream> gpu = GpuStreamOf(context);
-  if (!gpu.has_value() || entry.request.tensors.empty()) {
-    return absl::OkStatus();
-  }
-  return OrderStreams(gpu->stream, gpu->device, entry);
+  if (!gpu.has_value() || entry.request.tensors.empty()) return nullptr;
+  return StreamOrder::Of(gpu->stream, gpu->device, entry);
 }
 
 }  // namespace tfring

@@ -3,11 +3,13 @@
 #define TFRING_OPS_TF_GPU_STREAM_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/runtime/stream_order.h"
 
 namespace tfring {
 
@@ -19,11 +21,11 @@ struct GpuStream {
 // None if the kernel runs on the CPU.
 std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context);
 
-// Makes `entry` one of the kernel's GPU; does nothing if it runs on the CPU, or
-// has no tensors.
-// REQUIRES: as OrderStreams.
-absl::Status OrderStreamsOf(tensorflow::OpKernelContext* context,
-                            TensorEntry& entry);
+// Makes `entry` one of the kernel's GPU; does nothing, and returns null, if it
+// runs on the CPU, or has no tensors.
+// REQUIRES: as StreamOrder::Of.
+absl::StatusOr<std::shared_ptr<StreamOrder>> StreamOrderOf(
+    tensorflow::OpKernelContext* context, TensorEntry& entry);
 
 }  // namespace tfring
 

@@ -43,10 +43,12 @@ void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
   Tensor* output = nullptr;
   OP_REQUIRES_OK(context,
                  context->allocate_output(index, TensorShape({}), &output));
-  OP_REQUIRES_OK(context, OrderStreamsOf(context, entry));
+  absl::StatusOr<std::shared_ptr<StreamOrder>> order =
+      StreamOrderOf(context, entry);
+  OP_REQUIRES_OK(context, order.status());
   const Handle previous = context->input(count()).scalar<int64_t>()();
-  absl::StatusOr<Handle> handle =
-      Handles::Global().Start(std::move(entry), previous, std::move(tensors));
+  absl::StatusOr<Handle> handle = Handles::Global().Start(
+      std::move(entry), previous, std::move(tensors), *std::move(order));
   OP_REQUIRES_OK(context, handle.status());
   output->scalar<int64_t>()() = *handle;
 }

@@ -57,8 +57,8 @@ class BucketTask {
   void KeepMemory();
 
   // Calls each entry's `done`; the first call counts.
-  // REQUIRES: with OK, what Run has asked the lane for is done, or will be
-  // before what the entries' `on_finish` had wait for it.
+  // REQUIRES: with OK, what Run has asked the lane for is done, or the entries'
+  // `on_finish` has seen to it that others can wait for it.
   void Finish(const absl::Status& status);
   bool finished() const { return finished_; }
 
