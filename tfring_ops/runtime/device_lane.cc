@@ -1,8 +1,6 @@
 #include "tfring_ops/runtime/device_lane.h"
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -89,8 +87,7 @@ absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
 absl::Status FirstError(Transport& transport, const absl::Status& own) {
   Word mine;
   mine.code = own.code();
-  const auto length = std::min(own.message().size(), sizeof(mine.text) - 1);
-  std::memcpy(mine.text, own.message().data(), length);
+  own.message().copy(mine.text, sizeof(mine.text) - 1);
   TFRING_ASSIGN_OR_RETURN(const std::vector<Word> words,
                           ExchangeOne(transport, mine));
   for (int rank = 0; rank < transport.size(); ++rank) {
