@@ -48,7 +48,7 @@ TEST(StoreChoiceTest, APartThatLostItsCoreDoesNotCount) {
 TEST(StreamingCopyTest, CopiesTheBytesAndNoOthers) {
   for (size_t bytes = 0; bytes < 200; ++bytes) {
     for (const size_t offset : {0, 1, 13}) {
-      std::vector<unsigned char> from(bytes + offset);
+      std::vector<unsigned char> from(bytes + offset + 1);
       for (size_t i = 0; i < from.size(); ++i) from[i] = 1 + i % 251;
       alignas(16) unsigned char to[256] = {};
       StreamingCopy(to, from.data() + offset, bytes);
