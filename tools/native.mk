@@ -265,7 +265,7 @@ $(MPI_TESTS:%=check/%): check/%: $(OUT)/%
 
 # Note [One definition for each CPU] in tfring_ops/kernels/cpu_loops.h: a unit
 # that is compiled for some CPUs gives the linker nothing but its table.
-VARIANT_OBJECTS := $(filter-out %_variants.o %_kernels.o,$(filter \
+VARIANT_OBJECTS := $(filter-out %_variants.o %_kernels.o %_streaming.o,$(filter \
   $(OUT)/$(KERNELS)%.o,$(call objects,$(SOURCES))))
 # Not under the sanitizers, which add some.
 check: $(if $(filter plain,$(VARIANT)),check/symbols)
