@@ -126,7 +126,8 @@ class Share:
 
     def of(self, tensor: Any) -> tf.Tensor:
         """This part of a tensor of the variable's shape, flat."""
-        return _flat(tensor, self.dtype)[self.begin : self.end]
+        tensor = tf.convert_to_tensor(tensor)
+        return tf.cast(_part(tensor, self.begin, self.end), self.dtype)
 
     def assign(self, value: Any) -> None:
         self.value = tf.convert_to_tensor(value, self.dtype)
@@ -214,8 +215,7 @@ class Bucket:
         """This rank's parts of the variables, from what has travelled."""
         result = {}
         for i, tensor in zip(self._large, packed, strict=False):
-            begin, end = self._cuts[i].range_of(self._rank)
-            result[i] = tf.reshape(tensor, [-1])[begin:end]
+            result[i] = _part(tensor, *self._cuts[i].range_of(self._rank))
         if len(packed) > len(self._large):
             row = packed[-1][self._rank]
             for i, place in self._places(self._rank):
@@ -370,8 +370,14 @@ def place_in(options: GradientOptions) -> tuple[int, int]:
     return process_set.rank(), process_set.size()
 
 
-def _flat(tensor: Any, dtype: tf.DType) -> tf.Tensor:
-    return tf.cast(tf.reshape(tf.convert_to_tensor(tensor), [-1]), dtype)
+def _part(tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:
+    """Some of a tensor's elements, flat."""
+    count = tensor.shape.num_elements()
+    if traced_for_xla() and _LARGE <= count > end - begin:
+        return native.ops().tfring_read_share(
+            whole=tensor, begin=begin, count=end - begin
+        )
+    return tf.reshape(tensor, [-1])[begin:end]
 
 
 def _aligned(count: int) -> int:

@@ -7,6 +7,7 @@ namespace tfring {
 inline constexpr char kStartCall[] = "tfring_start";
 inline constexpr char kDoneCall[] = "tfring_done";
 // On the host alone.
+inline constexpr char kReadCall[] = "tfring_read";
 inline constexpr char kWriteCall[] = "tfring_write";
 
 // On GPUs, what the attribute `place` of a Start says of it, if it is that.

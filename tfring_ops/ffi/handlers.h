@@ -6,9 +6,10 @@
 // A start has any number of buffers of one dtype as operands, then the int64
 // handle of the start before it, or 0; its results are the same buffers, in
 // place, and its handle.  A done has those results and the handle of the last
-// start of the chain as operands, and the buffers and a 0 as results.  A write
-// has a buffer as operand and in place as result, and what it writes there from
-// the element `begin` on, an attribute.
+// start of the chain as operands, and the buffers and a 0 as results.  A read
+// has a buffer as operand, and as result what it copies of it, from the element
+// `begin` on, an attribute.  A write has a buffer as operand and in place as
+// result, and what it writes there from `begin` on.
 #ifndef TFRING_OPS_FFI_HANDLERS_H_
 #define TFRING_OPS_FFI_HANDLERS_H_
 
@@ -19,6 +20,7 @@
 
 TFRING_EXPORT XLA_FFI_Error* tfring_host_start(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_done(XLA_FFI_CallFrame* frame);
+TFRING_EXPORT XLA_FFI_Error* tfring_host_read(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_host_write(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_cuda_start(XLA_FFI_CallFrame* frame);
 TFRING_EXPORT XLA_FFI_Error* tfring_cuda_done(XLA_FFI_CallFrame* frame);

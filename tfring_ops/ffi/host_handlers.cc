@@ -77,18 +77,33 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return future;
 }
 
-ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer part,
+// Where the `share` of a buffer lies, from the element `begin` on.
+absl::StatusOr<std::byte*> Place(ffi::AnyBuffer whole, ffi::AnyBuffer share,
+                                 int64_t begin) {
+  const int64_t count = share.element_count();
+  if (begin + count > static_cast<int64_t>(whole.element_count())) {
+    return absl::InvalidArgumentError("The share ends behind the whole.");
+  }
+  const size_t element_bytes = count == 0 ? 0 : share.size_bytes() / count;
+  return static_cast<std::byte*>(whole.untyped_data()) + begin * element_bytes;
+}
+
+ffi::Error Read(ffi::AnyBuffer whole, ffi::Result<ffi::AnyBuffer> share,
+                int64_t begin) {
+  const absl::StatusOr<std::byte*> place = Place(whole, *share, begin);
+  if (!place.ok()) return ToXla(place.status());
+  std::memcpy(share->untyped_data(), *place, share->size_bytes());
+  return ffi::Error::Success();
+}
+
+ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer share,
                  ffi::Result<ffi::AnyBuffer> result, int64_t begin) {
   const absl::Status status =
       CheckInPlace(whole.untyped_data(), result->untyped_data());
   if (!status.ok()) return ToXla(status);
-  if (part.element_count() == 0) return ffi::Error::Success();
-  const size_t offset = begin * (part.size_bytes() / part.element_count());
-  if (offset + part.size_bytes() > whole.size_bytes())
-    return ToXla(
-        absl::InvalidArgumentError("The share ends behind the whole."));
-  std::memcpy(static_cast<std::byte*>(whole.untyped_data()) + offset,
-              part.untyped_data(), part.size_bytes());
+  const absl::StatusOr<std::byte*> place = Place(whole, share, begin);
+  if (!place.ok()) return ToXla(place.status());
+  std::memcpy(*place, share.untyped_data(), share.size_bytes());
   return ffi::Error::Success();
 }
 
@@ -103,6 +118,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_start, tfring::Start,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     tfring_host_done, tfring::Done,
     xla::ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_read, tfring::Read,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<int64_t>("begin"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tfring_host_write, tfring::Write,
                               xla::ffi::Ffi::Bind()
                                   .Arg<xla::ffi::AnyBuffer>()

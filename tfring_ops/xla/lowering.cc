@@ -85,9 +85,20 @@ void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
   }
 }
 
-xla::Shape HandleShape() {
-  return xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, /*dimensions=*/{},
-                                                  /*minor_to_major=*/{});
+xla::Shape DenseShape(xla::PrimitiveType type,
+                      absl::Span<const int64_t> dimensions) {
+  return xla::ShapeUtil::MakeShapeWithDescendingLayout(type, dimensions);
+}
+
+xla::Shape HandleShape() { return DenseShape(xla::S64, /*dimensions=*/{}); }
+
+// The attributes of a call for a share.
+std::string Begin(int64_t begin) {
+  return absl::StrCat("{begin = ", begin, " : i64}");
+}
+
+xla::XlaOp Flat(xla::XlaOp tensor, const xla::Shape& shape) {
+  return xla::Reshape(tensor, {xla::ShapeUtil::ElementsIn(shape)});
 }
 
 enum class Platform { kHost, kCuda };
@@ -166,7 +177,37 @@ class AfterStartXlaOp : public XlaOpKernel {
 // other memory, as the share is computed from the variable; and then copies the
 // whole result back to the variable.  A call that has the variable as operand
 // and in place as result needs neither; but it must have it in its own shape,
-// as XLA copies what is reshaped for a call.
+// as XLA copies what is reshaped for a call.  To read a share is a call, too:
+// XLA:CPU makes a slice of a reshaped matrix a part of each loop that uses it,
+// which then divides by the length of a row for every element.
+template <Platform platform>
+class ReadShareXlaOp : public XlaOpKernel {
+ public:
+  explicit ReadShareXlaOp(OpKernelConstruction* context)
+      : XlaOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("begin", &begin_));
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+  }
+
+  void Compile(XlaOpKernelContext* context) override {
+    const absl::StatusOr<xla::Shape> whole =
+        context->builder()->GetShape(context->Input(0));
+    OP_REQUIRES_OK(context, whole.status());
+    if (platform == Platform::kHost) {
+      return EmitInPlaceCall(context, kReadCall, /*count=*/0,
+                             {DenseShape(whole->element_type(), {count_})},
+                             Begin(begin_));
+    }
+    context->SetOutput(0, xla::SliceInDim(Flat(context->Input(0), *whole),
+                                          begin_, begin_ + count_,
+                                          /*stride=*/1, /*dimno=*/0));
+  }
+
+ private:
+  int64_t begin_;
+  int64_t count_;
+};
+
 template <Platform platform>
 class WriteShareXlaOp : public XlaOpKernel {
  public:
@@ -178,18 +219,17 @@ class WriteShareXlaOp : public XlaOpKernel {
   void Compile(XlaOpKernelContext* context) override {
     if (platform == Platform::kHost) {
       return EmitInPlaceCall(context, kWriteCall, /*count=*/1, /*more=*/{},
-                             absl::StrCat("{begin = ", begin_, " : i64}"));
+                             Begin(begin_));
     }
     const absl::StatusOr<xla::Shape> shape =
         context->builder()->GetShape(context->Input(0));
     OP_REQUIRES_OK(context, shape.status());
-    const xla::XlaOp flat =
-        xla::Reshape(context->Input(0), {xla::ShapeUtil::ElementsIn(*shape)});
     const xla::XlaOp begin =
         xla::ConstantR0<int64_t>(context->builder(), begin_);
-    context->SetOutput(0, xla::Reshape(xla::DynamicUpdateSlice(
-                                           flat, context->Input(1), {begin}),
-                                       shape->dimensions()));
+    context->SetOutput(
+        0, xla::Reshape(xla::DynamicUpdateSlice(Flat(context->Input(0), *shape),
+                                                context->Input(1), {begin}),
+                        shape->dimensions()));
   }
 
  private:
@@ -212,6 +252,8 @@ class WriteShareXlaOp : public XlaOpKernel {
   REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE), DoneXlaOp);     \
   REGISTER_KERNEL_BUILDER(Name("TfringAfterStart").Device(DEVICE),           \
                           AfterStartXlaOp<PLATFORM>);                        \
+  REGISTER_KERNEL_BUILDER(Name("TfringReadShare").Device(DEVICE),            \
+                          ReadShareXlaOp<PLATFORM>);                         \
   REGISTER_KERNEL_BUILDER(Name("TfringWriteShare").Device(DEVICE),           \
                           WriteShareXlaOp<PLATFORM>)
 

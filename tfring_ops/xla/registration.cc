@@ -15,6 +15,8 @@ XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "Host",
                          tfring_host_start);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kDoneCall, "Host",
                          tfring_host_done);
+XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kReadCall, "Host",
+                         tfring_host_read);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kWriteCall, "Host",
                          tfring_host_write);
 XLA_FFI_REGISTER_HANDLER(xla::ffi::GetXlaFfiApi(), kStartCall, "CUDA",
