@@ -373,10 +373,13 @@ def place_in(options: GradientOptions) -> tuple[int, int]:
 def _part(tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:
     """Some of a tensor's elements, flat."""
     count = tensor.shape.num_elements()
-    if traced_for_xla() and _LARGE <= count > end - begin:
-        return native.ops().tfring_read_share(
-            whole=tensor, begin=begin, count=end - begin
-        )
+    if traced_for_xla() and count >= _LARGE:
+        row = count // tensor.shape[0]
+        # See Note [Shares in place] in tfring_ops/xla/lowering.cc.
+        if begin % row or end % row:
+            return native.ops().tfring_read_share(
+                whole=tensor, begin=begin, count=end - begin
+            )
     return tf.reshape(tensor, [-1])[begin:end]
 
 

@@ -179,7 +179,8 @@ class AfterStartXlaOp : public XlaOpKernel {
 // and in place as result needs neither; but it must have it in its own shape,
 // as XLA copies what is reshaped for a call.  To read a share is a call, too:
 // XLA:CPU makes a slice of a reshaped matrix a part of each loop that uses it,
-// which then divides by the length of a row for every element.
+// which divides by the length of a row for every element, unless the slice is
+// of whole rows.
 template <Platform platform>
 class ReadShareXlaOp : public XlaOpKernel {
  public:
