@@ -33,6 +33,11 @@ RATE_MBIT = flags.DEFINE_integer(
 )
 BYTES = flags.DEFINE_string("bytes", "64m", "The size of the tensor.")
 PEERS = flags.DEFINE_string("peers", "mpi,gloo", "As tfring-bench's.")
+TCP = flags.DEFINE_bool(
+    "tcp",
+    True,
+    "Whether tfring runs once more without MPI, as in elastic jobs.",
+)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "How many turns each has.")
 JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 PLOT = flags.DEFINE_string(
@@ -54,20 +59,32 @@ class Figure:
 
 def measure(hosts: int) -> list[Figure]:
     """Runs tfring-bench across the hosts."""
-    with (
-        HostNetwork(hosts, rate=f"{RATE_MBIT.value}mbit") as network,
-        tempfile.TemporaryDirectory() as directory,
-    ):
+    with HostNetwork(hosts, rate=f"{RATE_MBIT.value}mbit") as network:
+        figures = run_job(network, [], f"--peers={PEERS.value}")
+        if TCP.value:
+            elastic = ["--elastic", "--min-np", str(hosts * RANKS.value)]
+            for each in run_job(network, elastic, "--peers="):
+                who = f"{each.who}, no MPI"
+                figures.append(dataclasses.replace(each, who=who))
+    return figures
+
+
+def run_job(
+    network: HostNetwork, options: Sequence[str], peers: str
+) -> list[Figure]:
+    hosts = len(network.hosts)
+    with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "figures.json"
         job = network.popen(
             [
                 *(sys.executable, "-m", "tfring.run"),
                 *("-H", network.slots(RANKS.value)),
+                *options,
                 *(sys.executable, "-m", "tfring.bench", "allreduce"),
                 f"--min_bytes={BYTES.value}",
                 f"--max_bytes={BYTES.value}",
                 "--modes=function",
-                f"--peers={PEERS.value}",
+                peers,
                 f"--rounds={ROUNDS.value}",
                 f"--json={path}",
             ],
@@ -96,11 +113,11 @@ def figure(hosts: int, row: dict) -> Figure:
 
 def table(figures: Sequence[Figure]) -> str:
     lines = [
-        f"{'hosts':>5}  {'':16}  {'median':>8}  {'share':>6}  {'best':>6}  "
+        f"{'hosts':>5}  {'':24}  {'median':>8}  {'share':>6}  {'best':>6}  "
         f"{'CPU':>7}"
     ]
     lines += [
-        f"{f.hosts:5}  {f.who:16}  {f.median_seconds:6.2f} s  "
+        f"{f.hosts:5}  {f.who:24}  {f.median_seconds:6.2f} s  "
         f"{f.median_share:6.1%}  {f.best_share:6.1%}  {f.cpu_seconds:5.2f} s"
         for f in figures
     ]

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tfring._core import native
+import tfring
+from tfring._ops.agreement import gather_json
 from tfring.bench.statistics import Row, Spread
 
 # Length of a contestant's turn in a round, if one call takes less.
@@ -128,30 +129,29 @@ def measure(
     Raises:
         RuntimeError: A contestant's result is wrong on some rank.
     """
-    world = native.mpi().COMM_WORLD
     taken = []
     for contestant in contestants:
         _give_free_memory_back()
         before = _memory_bytes("VmRSS")
         start = time.perf_counter()
-        _check(world, contestant, case)
-        taken_by_check = max(world.allgather(time.perf_counter() - start))
+        _check(contestant, case)
+        taken_by_check = max(_gathered(time.perf_counter() - start))
         is_long = taken_by_check > _LONG_CALL_SECONDS
         warm_up_calls = 1 if is_long else _WARM_UP_CALLS
-        added_bytes = _added_bytes(world, contestant, before, warm_up_calls)
+        added_bytes = _added_bytes(contestant, before, warm_up_calls)
         # Warm by now.
-        once = max(world.allgather(contestant.seconds(warm_up_calls)))
+        once = max(_gathered(contestant.seconds(warm_up_calls)))
         calls = round(_TURN_SECONDS / max(once, _TURN_SECONDS / _MOST_CALLS))
         calls = max(1, calls)
         taken.append(_Rounds(contestant, calls, added_bytes))
     for _ in range(rounds):
         for turn in taken:
-            world.Barrier()
+            tfring.barrier()
             cpu_before = cpu_seconds()
             seconds = turn.contestant.seconds(turn.calls)
             operations = turn.calls * turn.contestant.operations_per_call
             cpu = (cpu_seconds() - cpu_before) / operations
-            both = world.allgather((seconds, cpu))
+            both = _gathered((seconds, cpu))
             turn.seconds.append(max(wall for wall, _ in both))
             turn.cpu_seconds.append(sum(cpu for _, cpu in both) / len(both))
         progress()
@@ -181,13 +181,18 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _check(world: Any, contestant: Contestant, case: str) -> None:
+def _gathered(value: Any) -> list[Any]:
+    """The values of all ranks, in any job, also one that has no MPI."""
+    return gather_json(value, name="tfring-bench")
+
+
+def _check(contestant: Contestant, case: str) -> None:
     complaint = None
     try:
         contestant.check()
     except AssertionError as error:
         complaint = str(error)
-    for rank, text in enumerate(world.allgather(complaint)):
+    for rank, text in enumerate(_gathered(complaint)):
         if text is not None:
             raise RuntimeError(
                 f"{contestant.name}, {case}: wrong result on rank {rank}: "
@@ -195,9 +200,7 @@ def _check(world: Any, contestant: Contestant, case: str) -> None:
             )
 
 
-def _added_bytes(
-    world: Any, contestant: Contestant, before: int, calls: int
-) -> int | None:
+def _added_bytes(contestant: Contestant, before: int, calls: int) -> int | None:
     """Peak memory of a few calls beyond `before`."""
     try:
         # Sets the peak to what is in use now.
@@ -207,7 +210,7 @@ def _added_bytes(
         is_reset = False
     contestant.seconds(calls)
     added = _memory_bytes("VmHWM") - before
-    of_ranks = world.allgather(added if is_reset else None)
+    of_ranks = _gathered(added if is_reset else None)
     return None if None in of_ranks else max(0, *of_ranks)
 
 

@@ -40,10 +40,10 @@ HANDSHAKE_SECONDS = 5.0
 MOST_HANDSHAKES = 64
 # Of a message on a channel: the members of a generation with 1000s of workers.
 MESSAGE_BYTES = 4 << 20
-# Longer than between workers (tfring_ops/transport/tcp/tcp.h, Note [What TCP is
-# told]): pulses tell sooner that a worker is lost, while the end of one of
-# these connections ends its process, for which a machine that stands still for
-# two seconds is no reason.
+# As between workers (tfring_ops/transport/tcp/tcp.h, Note [What TCP is told]):
+# pulses tell sooner that a worker is lost, while the end of one of these
+# connections ends its process, for which a machine that stands still for two
+# seconds is no reason.
 UNACKNOWLEDGED_MILLISECONDS = 5000
 
 # A listener that has too many strangers may drop one of ours.
