@@ -8,7 +8,7 @@ import tensorflow as tf
 from places import Place
 
 import tfring
-from tfring._core import answers, runtime
+from tfring._core import answers, native, runtime
 from tfring._core.job import Topology
 from tfring._training.weights import mark_compared
 
@@ -146,8 +146,58 @@ def test_a_collective_in_the_middle_of_a_trace(monkeypatch):
     assert is_outdated_with(monkeypatch)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_training_depends_on_others_being_there(monkeypatch, jit_compile):
+class Settings:
+    """The engine, with other answers to some questions."""
+
+    def __init__(self, **changed):
+        self._capi = native.capi()
+        self.__dict__.update({n: lambda v=v: v for n, v in changed.items()})
+
+    def __getattr__(self, name):
+        return getattr(self._capi, name)
+
+
+def is_outdated_by(monkeypatch, **settings):
+    """Tells if a new job outdates what is traced, by rank 0's settings."""
+    engine = Settings(**settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "capi", lambda: engine)
+        return is_outdated_with(monkeypatch)
+
+
+def trace_gradients():
+    variable = tf.Variable([1.0, 2.0])
+    mark_compared([variable], tfring.global_process_set)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * variable)
+        tfring.DistributedGradientTape(tape).gradient(loss, variable)
+
+    trace(step)
+
+
+def test_gradients_depend_on_the_size_of_a_bucket(monkeypatch):
+    trace_gradients()
+    assert not is_outdated_by(monkeypatch)
+    other = runtime.fusion_threshold_bytes() + 1
+    assert is_outdated_by(monkeypatch, tfring_fusion_threshold_bytes=other)
+
+
+def test_gradients_depend_on_what_backpropagation_waits_for(monkeypatch):
+    trace_gradients()
+    other = int(not runtime.overlap())
+    assert is_outdated_by(monkeypatch, tfring_overlap=other)
+
+
+def test_a_trace_may_ask_whether_the_size_changes(monkeypatch):
+    monkeypatch.setattr(runtime, "_first_size", PLACE.size)
+    trace(runtime.changes_size)
+    assert not is_outdated_with(monkeypatch, size=PLACE.size + 1)
+    assert is_outdated_with(monkeypatch, size=PLACE.size - 1)
+
+
+def trace_training(jit_compile):
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -164,8 +214,26 @@ def test_training_depends_on_others_being_there(monkeypatch, jit_compile):
     mark_compared(model.trainable_variables, tfring.global_process_set)
     step = tf.function(model.train_step, jit_compile=jit_compile)
     step.get_concrete_function((tf.ones([4, 4]), tf.ones([4, 1])))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_training_depends_on_others_being_there(monkeypatch, jit_compile):
+    trace_training(jit_compile)
     assert not is_outdated_with(monkeypatch, **OTHER)
     assert is_outdated_with(monkeypatch, size=1)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+def test_where_others_may_join_training_is_that_of_any_size(
+    monkeypatch, jit_compile, size
+):
+    monkeypatch.setattr(runtime, "may_grow", lambda: True)
+    place = dataclasses.replace(PLACE, rank=0, size=size)
+    monkeypatch.setattr(runtime, "_job", Place(place))
+    trace_training(jit_compile)
+    assert not is_outdated_with(monkeypatch, size=4)
+    assert not is_outdated_with(monkeypatch, size=1)
 
 
 def test_what_is_asked_outside_of_a_trace_is_not_noted(monkeypatch):

@@ -7,7 +7,8 @@ it again, which may take longer than all else that a new start takes. So what
 tells of the job is `noted`, also where it is asked eagerly in the middle of a
 trace. By what the engine knows when a graph runs, such as the number by which
 it divides an average, nothing is noted: that is in no graph. And who needs to
-know less asks for less: `is_alone()` has the same answer for all sizes but one.
+know less asks for less: `is_alone()` has the same answer for all sizes but one,
+and where ranks may join for that, too.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def check_added(process_set: ProcessSet) -> None:
 
 
 def is_alone(process_set: ProcessSet) -> bool:
-    """Tells if a set has one rank alone; raises if it is not of the job."""
+    """Tells if a set has one rank for good; raises if it is not of the job."""
     # Not by its size, likewise.
     if process_set is global_process_set:
         return runtime.is_alone()

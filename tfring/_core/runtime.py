@@ -200,8 +200,8 @@ def size() -> int:
 
 @answers.noted
 def is_alone() -> bool:
-    """Tells if the job has one process alone."""
-    return _joined().topology.size == 1
+    """Tells if the job has one process alone, and others cannot join it."""
+    return _joined().topology.size == 1 and not may_grow()
 
 
 @answers.noted
