@@ -143,3 +143,36 @@ def test_fit_says_what_runs_beside_traces(model, monkeypatch, options, kept):
         model, np.ones([2, 2]), np.ones([2, 1]), batch_size=1, **options
     )
     assert bool(said) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"validation_data": (np.ones([2, 2]), np.ones([2, 1]))}, 1),
+        # What is traced now would not be kept.
+        ({"callbacks": [Begins()]}, 0),
+        ({"reset_callbacks": [lambda: None]}, 0),
+    ],
+)
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_who_builds_beside_the_others_tries_a_step(
+    model, monkeypatch, options, steps, is_beside
+):
+    tfring.init()
+    monkeypatch.setattr(runtime, "is_beside", lambda: is_beside)
+    monkeypatch.setattr(fitting, "run", lambda train: lambda state: None)
+    fitting.fit(
+        model, np.ones([9, 2]), np.ones([9, 1]), batch_size=2, **options
+    )
+    assert int(model.optimizer.iterations) == (steps if is_beside else 0)
+
+
+def test_shares_of_states_keep_no_traces(model):
+    tfring.init()
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.Adam(), shard_states=True
+    )
+    model.compile(optimizer, "mse")
+    state = tfring.elastic.KerasState(model)
+    state.no_own_code()
+    assert not state.keeps_traces()

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
+from tfring._core.process_sets import global_process_set
+from tfring._training.weights import mark_compared
 from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
@@ -58,7 +60,9 @@ def fit(
 
     After a new start, callbacks begin as at the beginning of training, on which
     `EarlyStopping` forgets what it has seen, and the metrics of that epoch are
-    those of what was left of it. Collective: every rank must call it.
+    those of what was left of it. A worker that joins the others later has done
+    a step on the first data before, by itself and without callbacks, so that it
+    has been traced. Collective: every rank must call it.
 
     Args:
         model: A Keras model, compiled with a `tfring.DistributedOptimizer`, or
@@ -157,6 +161,9 @@ def fit(
     state.register_reset_callbacks(resets)
     if not resets and not _changes_traces(model, callbacks or ()):
         state.no_own_code()
+    if runtime.is_beside() and state.keeps_traces():
+        _try_a_step(model, data, options)
+        state.save()  # With variables that have come by it.
 
     @run
     def train(state: Any) -> None:
@@ -193,6 +200,27 @@ def fit(
 
     train(state)
     return {name: list(values) for name, values in state.history.items()}
+
+
+def _try_a_step(model: Any, data: sources.Source, options: Any) -> None:
+    """Has a step traced while the others train, who need not wait for it.
+
+    Its results are replaced by their state, when this worker joins them.
+    """
+    # A comparison with nobody would be a part of the trace, and outdate it.
+    mark_compared(model.trainable_variables, global_process_set)
+    model.fit(
+        _Rest(data, 0, 0),
+        steps_per_epoch=1,
+        shuffle=False,
+        verbose=0,
+        **{
+            name: value
+            for name, value in options.items()
+            if not name.startswith("validation_")
+        },
+    )
+    model.reset_metrics()
 
 
 def _changes_traces(

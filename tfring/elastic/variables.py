@@ -222,6 +222,10 @@ class TensorFlowKerasState(ObjectState):
         """
         self._runs_own_code = False
 
+    def keeps_traces(self) -> bool:
+        """Tells if what is traced now may be right in a job of another size."""
+        return not self._runs_own_code and not self._is_sharded()
+
     def _traces_hold(self) -> bool:
         """Tells if the model's functions are right in the new job."""
         if self._is_sharded() or were_added():  # Sets are gone.

@@ -1,0 +1,34 @@
+"""After a loss, and when another joins, nobody waits for a trace."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from jobs import JOB_SECONDS, TFRINGRUN
+
+SCRIPT = Path(__file__).with_name("elastic_kept_traces.py")
+
+
+def test_a_step_is_traced_once_whatever_the_size(start):
+    job = start(
+        [
+            *(*TFRINGRUN, "-np", 2, "--elastic", "--min-np", 1),
+            *("--max-np", 2, sys.executable, SCRIPT),
+        ]
+    )
+    output, _ = job.communicate(timeout=JOB_SECONDS)
+    assert job.returncode == 0, output
+    results = {
+        result["worker"]: result
+        for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
+        for result in [json.loads(text)]
+    }
+    first = results.pop("w1")
+    [joiner] = results.values()
+    assert first["sizes"] == [2, 1, 2]
+    assert joiner["sizes"] == [2]
+    assert first["weights"] == joiner["weights"]
+    # The one that joined, while the first one trained without it.
+    assert set(first["traced in"]) == {1}
+    assert set(joiner["traced in"]) == {1}
