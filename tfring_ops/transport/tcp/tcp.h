@@ -10,9 +10,9 @@
 // Data that nobody acknowledges for kUnacknowledgedMilliseconds ends the
 // connection, and so does a peer that answers no probe for as long: TCP's own
 // limits are minutes and hours.  A peer that takes no more data, as its process
-// has stopped, is cut off, too.  An elastic job hears of either sooner, from the
-// launcher; a shorter limit would end connections of a busy link, on whose long
-// queue a small message is lost two or three times one after the other.
+// has stopped, is cut off, too.  An elastic job hears of either sooner, from
+// the launcher; a shorter limit would end connections of a busy link, on whose
+// long queue a small message is lost two or three times one after the other.
 #ifndef TFRING_OPS_TRANSPORT_TCP_TCP_H_
 #define TFRING_OPS_TRANSPORT_TCP_TCP_H_
 
