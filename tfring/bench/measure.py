@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 import tfring
-from tfring._ops.agreement import gather_json
 from tfring.bench.statistics import Row, Spread
 
 # Length of a contestant's turn in a round, if one call takes less.
@@ -183,6 +182,9 @@ def cpu_seconds() -> float:
 
 def _gathered(value: Any) -> list[Any]:
     """The values of all ranks, in any job, also one that has no MPI."""
+    # It brings TensorFlow, which flags and --help need not wait for.
+    from tfring._ops.agreement import gather_json
+
     return gather_json(value, name="tfring-bench")
 
 
