@@ -30,6 +30,8 @@ from typing import Any
 HEAD = "head"
 _SUBNET = "10.83.0"
 _PR_SET_PDEATHSIG = 1
+# A link address that no host has.
+_NOBODY = "lladdr 02:00:00:00:00:01 nud permanent"
 
 # The first process of a host: it ends with the host, and the host with it.
 _HOLD = """\
@@ -88,6 +90,10 @@ class HostNetwork:
     def __init__(self, hosts: int, *, rate: str) -> None:
         self.hosts = [f"host{number}" for number in range(1, hosts + 1)]
         self._rate = rate
+        self._addresses = {
+            name: f"{_SUBNET}.{number}"
+            for number, name in enumerate([HEAD, *self.hosts], start=1)
+        }
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="host-network-"))
         self._agent = self._directory / "agent"
@@ -148,6 +154,16 @@ class HostNetwork:
         """Takes a link up that was cut."""
         self._ip(f"link set {host} up")
 
+    def separate(self, one: str, other: str) -> None:
+        """Loses what two hosts send to each other; not what others do."""
+        for host, peer in ((one, other), (other, one)):
+            self._neighbour(host, f"replace {self._addresses[peer]} {_NOBODY}")
+
+    def reunite(self, one: str, other: str) -> None:
+        """Has two hosts that were separated reach each other again."""
+        for host, peer in ((one, other), (other, one)):
+            self._neighbour(host, f"del {self._addresses[peer]}")
+
     def processes(self, host: str) -> list[int]:
         """What runs on a host, by the numbers that they have here."""
         first = self._first_process(host)
@@ -186,14 +202,10 @@ class HostNetwork:
         }
 
     def _start(self) -> None:
-        addresses = {
-            name: f"{_SUBNET}.{number}"
-            for number, name in enumerate([HEAD, *self.hosts], start=1)
-        }
         table = self._directory / "hosts"
         table.write_text(
             "127.0.0.1 localhost\n"
-            + "".join(f"{ip} {name}\n" for name, ip in addresses.items())
+            + "".join(f"{ip} {name}\n" for name, ip in self._addresses.items())
         )
         self._hold(HEAD, table)
         for name in self.hosts:
@@ -202,11 +214,11 @@ class HostNetwork:
             self._hold(name, table, "--pid", "--mount-proc")
         self._ip(
             "link add bridge type bridge",
-            f"address add {addresses[HEAD]}/24 dev bridge",
+            f"address add {self._addresses[HEAD]}/24 dev bridge",
             "link set bridge up",
         )
         for name in self.hosts:
-            self._link(name, addresses[name])
+            self._link(name)
         cases = (
             f"{name}) pid={self._first_process(name)} ;;" for name in self.hosts
         )
@@ -243,8 +255,8 @@ class HostNetwork:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         return int(children.split()[0])
 
-    def _link(self, name: str, address: str) -> None:
-        first = self._first_process(name)
+    def _link(self, name: str) -> None:
+        first, address = self._first_process(name), self._addresses[name]
         self._ip(
             f"link add {name} type veth peer name eth0 netns {first}",
             f"link set {name} master bridge up",
@@ -261,6 +273,15 @@ class HostNetwork:
         shape = f"root tbf rate {self._rate} burst 256k limit 8m"
         _run(*inside, *_words(f"tc qdisc add dev eth0 {shape}"))
         _run(*self._on(HEAD, _words(f"tc qdisc add dev {name} {shape}")))
+
+    def _neighbour(self, host: str, words: str) -> None:
+        command = _words(f"ip neighbour {words} dev eth0")
+        _run(
+            "nsenter",
+            f"--target={self._first_process(host)}",
+            "--net",
+            *command,
+        )
 
     def _ip(self, *commands: str) -> None:
         for command in commands:

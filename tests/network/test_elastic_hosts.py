@@ -8,6 +8,7 @@ import pytest
 from endings import finish, read_until
 
 WORKER = Path(__file__).parents[1] / "jobs" / "elastic_worker.py"
+ENDLESS = Path(__file__).parent / "programs" / "endless.py"
 
 
 @pytest.fixture
@@ -56,6 +57,27 @@ def test_a_lost_host(elastic, how):
     assert "generation 2: 1 workers on 1 hosts" in output
     # What was cut off has ended by itself.
     assert not workers()
+
+
+def test_what_a_busy_link_loses_for_a_while_ends_nothing(make_network, launch):
+    network = make_network(2)
+    job = launch(
+        network,
+        *("--elastic", "-H", network.slots(1), "--min-np", "2"),
+        *(sys.executable, ENDLESS),
+        env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    output = read_until(job, r"\[1\] under way")
+    # The launcher hears of both; and TCP sends again after 0.2, 0.6, 1.4 and
+    # 3 s, of which the last arrives.
+    network.separate("host1", "host2")
+    time.sleep(2)
+    network.reunite("host1", "host2")
+    # More than were on their way to here.
+    for _ in range(100):
+        output += read_until(job, r"\[0\] under way")
+    assert "generation 1: 2 workers" in output
+    assert "generation 2" not in output
 
 
 def test_a_host_that_cannot_be_reached_is_left_out(make_network, launch):
