@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from elastic_launches import Elastic
-from jobs import JOB_SECONDS, TFRINGRUN, mpirun, running
+from jobs import JOB_SECONDS, LEAN, TFRINGRUN, mpirun, running
 
 
 def _heed_interrupts():
@@ -17,13 +18,24 @@ def _heed_interrupts():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _is_rank(pid):
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    names = {each.partition(b"=")[0] for each in environment.split(b"\0")}
+    return bool(names & {b"TFRING_ELASTIC_WORKER", b"OMPI_COMM_WORLD_RANK"})
+
+
 @pytest.fixture
 def start(tmp_path):
     """Returns a function that starts a command line and gives its `Popen`.
 
-    stdout and stderr are one pipe. Processes that outlive the test are killed.
+    stdout and stderr are one pipe. Processes that outlive the test are killed,
+    and what they have written is printed, with what its ranks are doing.
     """
     started = []
+    marker = f"TFRING_TEST_JOB={tmp_path}"
 
     def start(command, *, env=None, stdin=subprocess.DEVNULL):
         process = subprocess.Popen(
@@ -33,6 +45,9 @@ def start(tmp_path):
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 # The tests have more ranks than cores.
                 "TF_NUM_INTRAOP_THREADS": "1",
+                "PYTHONFAULTHANDLER": "1",
+                "TFRING_TEST_JOB": str(tmp_path),
+                **LEAN,
                 **(env or {}),
             },
             stdin=stdin,
@@ -49,12 +64,17 @@ def start(tmp_path):
     yield start
     for process in started:
         if process.poll() is None:
+            for pid in running(marker):
+                if _is_rank(pid):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGABRT)
             process.send_signal(signal.SIGTERM)
             try:
-                process.communicate(timeout=10)
+                output, _ = process.communicate(timeout=10)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.communicate()
+                output, _ = process.communicate()
+            print("still running at the end of the test, which wrote:", output)
 
 
 @pytest.fixture

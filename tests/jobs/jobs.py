@@ -11,6 +11,16 @@ TFRINGRUN = [sys.executable, "-m", "tfring.run"]
 # A job that takes longer hangs, however much else the machine has to do.
 JOB_SECONDS = 240
 
+# A third of the time in which a rank starts is for what Keras imports where it
+# is installed, and can do without: `lean` hides scikit-learn and others. Jobs
+# that use those have the environment WHOLE, all others LEAN.
+WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+LEAN = {
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(Path(__file__).with_name("lean")), *WHOLE.values()])
+    )
+}
+
 
 def mpirun(ranks):
     """How a user starts a job without tfringrun."""

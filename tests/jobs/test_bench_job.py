@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from jobs import JOB_SECONDS, TFRINGRUN
 
 BENCH = [sys.executable, "-m", "tfring.bench"]
@@ -50,6 +51,7 @@ def test_one_rank_alone():
     assert "tfringrun -np 2 tfring-bench allreduce" in alone.stderr
 
 
+@pytest.mark.thorough
 def test_memory_of_sharded_states(start, tmp_path):
     figures = tmp_path / "figures.json"
     job = start(
@@ -74,6 +76,7 @@ def test_memory_of_sharded_states(start, tmp_path):
     assert sharded <= whole * 0.55
 
 
+@pytest.mark.thorough
 def test_memory_on_one_rank(tmp_path):
     figures = tmp_path / "figures.json"
     alone = subprocess.run(

@@ -5,14 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, TFRINGRUN
+from jobs import JOB_SECONDS, LEAN, TFRINGRUN, WHOLE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(start, example, *flags):
     command = [*TFRINGRUN, "-np", "2", sys.executable, EXAMPLES / example]
-    job = start([*command, *flags])
+    needs_all = "sklearn" in (EXAMPLES / example).read_text()
+    job = start([*command, *flags], env=WHOLE if needs_all else LEAN)
     output, _ = job.communicate(timeout=JOB_SECONDS)
     return job.returncode, output
 
@@ -40,6 +41,7 @@ def test_keras_resume(start, tmp_path):
     assert names == {"a.weights.h5", "digits.weights.h5"}
 
 
+@pytest.mark.thorough
 def test_transformer_lm(start):
     code, output = run(start, "transformer_lm.py", "--epochs=2")
     assert code == 0, output
@@ -63,6 +65,7 @@ def bits_a_letter(output):
     return {int(epoch): float(bits) for epoch, bits in epochs}
 
 
+@pytest.mark.thorough
 def test_sparse_embeddings(start):
     def results(output):
         assert "vectors identical on all ranks: yes" in output
@@ -82,10 +85,11 @@ def test_sparse_embeddings(start):
     assert results(output) == pytest.approx(sparse, abs=0.002)
 
 
+@pytest.mark.thorough
 def test_process_sets(start):
     # Two ranks in the one set, one in the other.
     command = [*TFRINGRUN, "-np", "3", sys.executable]
-    job = start([*command, EXAMPLES / "process_sets.py"])
+    job = start([*command, EXAMPLES / "process_sets.py"], env=WHOLE)
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     models = re.findall(
@@ -100,6 +104,7 @@ def test_process_sets(start):
     assert all(float(a) > 0.85 for a in (both, *[m[2] for m in models]))
 
 
+@pytest.mark.thorough
 def test_uneven_data(start):
     code, output = run(start, "uneven_data.py")
     assert code == 0, output
@@ -151,7 +156,7 @@ def test_a_horovod_script_with_another_import(start, tmp_path):
 
 def test_keras_digits(start):
     command = [*TFRINGRUN, "-np", "2", sys.executable]
-    job = start([*command, EXAMPLES / "keras_digits.py"])
+    job = start([*command, EXAMPLES / "keras_digits.py"], env=WHOLE)
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
     assert "weights identical on all ranks: yes" in output
@@ -163,6 +168,7 @@ def test_keras_digits(start):
     assert "[1] Epoch" not in output
 
 
+@pytest.mark.thorough
 def test_larger_than_memory(start):
     # By an error, or by the end of the process where an operation of
     # TensorFlow's does not survive it.

@@ -1,0 +1,1 @@
+raise ImportError("hidden: see LEAN in tests/jobs/jobs.py")
