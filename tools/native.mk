@@ -10,6 +10,13 @@ include $(BUILD)/config.mk
 -include $(BUILD)/link.mk
 
 CXX ?= g++
+# What has been compiled before, in another clone, too, is taken from ccache where
+# that is installed.  The sloppiness is what its manual asks for precompiled
+# headers.
+COMPILE := $(shell command -v ccache) $(CXX)
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros,include_file_mtime,include_file_ctime
 # plain is what is shipped; tsan and asan are for the C++ tests.  standalone is
 # for machines with a GPU and no TensorFlow, whose headers and library are also
 # absl's: it has Debian's absl, the system's or that of libabsl-dev in ABSL.
@@ -91,7 +98,10 @@ CORE_SOURCES := $(filter-out tfring_ops/transport/mpi/%,$(filter \
   engine offload),$(SOURCES)))
 MPI_SOURCES := $(wildcard tfring_ops/transport/mpi/*.cc)
 TEST_SOURCES := $(wildcard tests/cpp/*_test.cc)
-TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES),$(wildcard tests/cpp/*.cc))
+TEST_STEMS := $(patsubst tests/cpp/%_test.cc,%,$(TEST_SOURCES))
+MPI_MAIN := tests/cpp/mpi_main.cc
+TEST_HELPER_SOURCES := $(filter-out $(TEST_SOURCES) $(MPI_MAIN),\
+  $(wildcard tests/cpp/*.cc))
 FAKE_CUDA_SOURCES := $(wildcard tests/fake_cuda/*.cc)
 FAKE_NCCL_SOURCES := $(wildcard tests/fake_nccl/*.cc)
 FAKE_GPU_SOURCES := $(wildcard tests/fake_gpu/*.cc)
@@ -99,26 +109,26 @@ BENCHMARK_SOURCES := $(wildcard benchmarks/*.cc)
 
 objects = $(1:%.cc=$(OUT)/%.o)
 ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
-  $(TEST_HELPER_SOURCES) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
+  $(TEST_HELPER_SOURCES) $(MPI_MAIN) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
   $(FAKE_GPU_SOURCES) $(BENCHMARK_SOURCES))
 
-# Much of the time that the sanitizers' builds take is for the same headers.  The
-# plain one goes without them, and so sees what a source forgets to include.
+# Much of the time that the tests take to build is for the same headers.  What is
+# shipped goes without, and so sees what a source forgets to include.
 PRECOMPILED := $(OUT)/precompiled
 ifeq ($(filter plain standalone,$(VARIANT)),)
 # Not those that are compiled for some CPUs alone.
 PRECOMPILING := $(filter-out $(KERNELS)%,$(CORE_SOURCES))
+endif
 precompiled = $(if $(filter $1,$(PRECOMPILING)),-include $(PRECOMPILED)/core.h) \
   $(if $(filter tests/cpp/%,$1),-include $(PRECOMPILED)/tests.h)
 $(call objects,$(PRECOMPILING)): $(PRECOMPILED)/core.h.gch
-$(call objects,$(TEST_SOURCES) $(TEST_HELPER_SOURCES)): $(PRECOMPILED)/tests.h.gch
+$(call objects,$(TEST_SOURCES) $(TEST_HELPER_SOURCES) $(MPI_MAIN)): $(PRECOMPILED)/tests.h.gch
 $(PRECOMPILED)/tests.h.gch: FLAGS += $(TEST_FLAGS) $(GTEST_COMPILE_FLAGS) \
   -include gtest/gtest.h
-endif
 $(PRECOMPILED)/%.h.gch: tools/precompiled.h $(BUILD)/config.mk tools/native.mk
 	@mkdir -p $(@D)
 	@echo "$(VARIANT): $< for $*"
-	@$(CXX) $(FLAGS) -x c++-header -o $@ $<
+	@$(COMPILE) $(FLAGS) -x c++-header -o $@ $<
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -127,7 +137,7 @@ $(PRECOMPILED)/%.h.gch: tools/precompiled.h $(BUILD)/config.mk tools/native.mk
 $(ALL_OBJECTS): $(OUT)/%.o: %.cc $(BUILD)/config.mk tools/native.mk
 	@mkdir -p $(@D)
 	@echo "$(VARIANT): $<"
-	@$(CXX) $(FLAGS) $(call extra_flags,$<) -MMD -MP -c -o $@ $<
+	@$(COMPILE) $(FLAGS) $(call extra_flags,$<) -MMD -MP -c -o $@ $<
 -include $(ALL_OBJECTS:.o=.d)
 # The compiler does not see what the assembler includes.
 $(OUT)/tfring_ops/kernels/cuda_kernels.o: tfring_ops/kernels/cuda_kernels.ptx
@@ -166,33 +176,60 @@ $(STANDALONE): $(call objects,$(STANDALONE_SOURCES))
 
 # ---- The C++ tests ----
 
-# Tests that need MPI are called mpi_*_test.cc.  They are run by the launcher,
-# and not under the sanitizers: MPI libraries leak and race by themselves.  Nor
-# are those called large_*_test.cc, which would take minutes there.  Tests with
-# a single thread have nothing to show to TSan.
-SERIAL_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,c_status \
-  cached_schedule conversion coordinator cpu_variants deadlock difference fusion \
-  half heartbeats kernels messages options shared_segment))
-OMITTED_plain :=
-OMITTED_asan := tests/cpp/mpi_% tests/cpp/large_%
+comma := ,
+# A few binaries of many tests: each is linked against TensorFlow's library.
+# A source of tests/cpp is in one of them, by its name without _test.cc.
+#   core       what has one thread, and so nothing to show to TSan
+#   timing     what depends on real time, or takes minutes under a sanitizer
+#   mpi        is started by the launcher, and not under the sanitizers: MPI
+#              libraries leak and race by themselves
+# The tests of what needs a GPU find tests/fake_cuda before they find the driver
+# of a real one; those of `nccl` alone find tests/fake_nccl.
+core := c_status cached_schedule conversion coordinator cost_model cpu_variants \
+  deadlock difference fusion half heartbeats kernels messages options \
+  shared_segment store_choice wire_type
+transport := mailbox shared_channel shared_memory tcp transport
+algorithms := adasum allgather allreduce_algorithms determinism ring
+engine := abandoned_memory buckets_in_flight chains device_lanes engine \
+  engine_errors engine_faults join late_rank negotiator offload process_sets \
+  repeated_steps silent_rank tcp_engine timeline
+random := property soak
+nccl := $(filter cuda_nccl cuda_nccl_%,$(TEST_STEMS))
+cuda := $(filter-out $(nccl),$(filter cuda_%,$(TEST_STEMS)))
+mpi := $(filter mpi_%,$(TEST_STEMS))
+timing := $(filter large_% %_timing,$(TEST_STEMS))
+# So that none of those that take long is left for the end.
+GROUPS := engine algorithms random nccl cuda transport core mpi timing
+
+ifneq ($(sort $(TEST_STEMS)),$(sort $(foreach group,$(GROUPS),$($(group)))))
+$(error $(lastword $(MAKEFILE_LIST)): in no group, or in two: \
+  $(filter-out $(foreach group,$(GROUPS),$($(group))),$(TEST_STEMS)))
+endif
+
 # Streams that wait for a rank that is lost or has failed are let go, and then
 # race by design.
-OMITTED_tsan := $(OMITTED_asan) $(SERIAL_TESTS) tests/cpp/cuda_%races_test \
-  tests/cpp/cuda_lost_rank_test
-# So that none of those that take long is left for the end.
-LONG_TESTS := $(addprefix tests/cpp/,$(addsuffix _test,engine_faults ring \
-  cuda_fusion cuda_nccl soak))
-ALL_TESTS := $(TEST_SOURCES:%.cc=%)
-TESTS := $(filter-out $(OMITTED_$(VARIANT)),\
-  $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(ALL_TESTS)))
-PLAIN_TESTS := $(filter-out tests/cpp/mpi_%,$(TESTS))
-MPI_TESTS := $(filter tests/cpp/mpi_%,$(TESTS))
-# The rings themselves meet 5 to 8 ranks as threads: ring_test, large_ring_test.
-MPI_RANKS = $(if $(findstring mpi_engine_,$1),1 2 3 4 5 8,1 2 3 4)
-TFRINGRUN := python3 -m tfring.run
-TEST_TIMEOUT := 300
+OMITTED_tsan := cuda_races cuda_nccl_races cuda_lost_rank
+UNSANITIZED := mpi timing
+CHECKED_plain := $(GROUPS)
+CHECKED_asan := $(filter-out $(UNSANITIZED),$(GROUPS))
+CHECKED_tsan := $(filter-out core,$(CHECKED_asan))
+# Those of `make test`: CONTRIBUTING.md, The two suites.
+ifeq ($(EXTENT),gate)
+CHECKED_plain := $(filter-out timing,$(GROUPS))
+CHECKED_tsan := engine transport
+MPI_RANKS := 2 3
+MPI_ENGINE_RANKS :=
+endif
+CHECKED := $(CHECKED_$(VARIANT))
 
-# One archive, so that a test links only what it uses.
+# Under the launcher all on these, and the engine's on more.  The rings meet 5 to
+# 8 ranks as threads.
+MPI_RANKS ?= 1 2 3 4
+MPI_ENGINE_RANKS ?= 5 8
+TFRINGRUN := python3 -m tfring.run
+TEST_TIMEOUT := 600
+
+# One archive, so that a binary links only what it uses.
 $(OUT)/libcore.a: $(call objects,$(CORE_SOURCES) $(TEST_HELPER_SOURCES))
 	@rm -f $@
 	@ar rcs $@ $^
@@ -200,9 +237,8 @@ $(OUT)/libmpi_transport.a: $(call objects,$(MPI_SOURCES))
 	@rm -f $@
 	@ar rcs $@ $^
 
-# tests/fake_cuda/fake_cuda.h.  The tests of what needs a GPU find it before
-# they find the driver of a real one.  An RPATH, as a RUNPATH does not hold for
-# the sanitizers' dlopen.
+# tests/fake_cuda/fake_cuda.h.  An RPATH, as a RUNPATH does not hold for the
+# sanitizers' dlopen.
 FAKE_CUDA := $(OUT)/tests/fake_cuda/libcuda.so.1
 $(FAKE_CUDA): $(call objects,$(FAKE_CUDA_SOURCES) tfring_ops/base/types.cc)
 	@$(CXX) -shared -pthread $(VARIANT_FLAGS) -Wl,-soname,$(@F) -o $@ $^ -ldl
@@ -217,50 +253,52 @@ $(FAKE_GPU): $(call objects,$(FAKE_GPU_SOURCES)) $(FAKE_CUDA)
 	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW)
 .PHONY: fake-gpu
 fake-gpu: $(FAKE_GPU) $(FAKE_NCCL)
-CUDA_TESTS := $(filter tests/cpp/cuda_% tests/cpp/mpi_cuda_%,$(TESTS))
-$(CUDA_TESTS:%=$(OUT)/%): LINK_FLAGS := \
+
+BINARIES := $(GROUPS:%=$(OUT)/tests/cpp/%_tests)
+TEST_BINARIES := $(CHECKED:%=$(OUT)/tests/cpp/%_tests)
+# What tfring_ops/ has for the engines of a process, beside libcore.a.
+RUNTIME := $(call objects,$(filter tfring_ops/runtime/% tfring_ops/ffi/%,$(SOURCES)))
+$(foreach group,$(GROUPS),$(eval $(OUT)/tests/cpp/$(group)_tests: $(call objects,\
+  $(patsubst %,tests/cpp/%_test.cc,$(filter-out $(OMITTED_$(VARIANT)),$($(group)))))))
+$(OUT)/tests/cpp/nccl_tests: $(call objects,tfring_ops/runtime/device_lane.cc)
+$(OUT)/tests/cpp/mpi_tests: $(call objects,$(MPI_MAIN)) $(RUNTIME) $(OUT)/libmpi_transport.a
+$(patsubst %,$(OUT)/tests/cpp/%_tests,cuda nccl mpi timing): LINK_FLAGS := \
   -Wl,-rpath,'$$ORIGIN/../fake_cuda' -Wl,--disable-new-dtags
-$(CUDA_TESTS:%=$(OUT)/%): | $(FAKE_CUDA)
-# The others find no NCCL.
-NCCL_TESTS := $(filter tests/cpp/cuda_nccl_%,$(CUDA_TESTS))
-$(NCCL_TESTS:%=$(OUT)/%): LINK_FLAGS += -Wl,-rpath,'$$ORIGIN/../fake_nccl'
-$(NCCL_TESTS:%=$(OUT)/%): | $(FAKE_NCCL)
+$(patsubst %,$(OUT)/tests/cpp/%_tests,cuda nccl mpi timing): | $(FAKE_CUDA)
+$(OUT)/tests/cpp/nccl_tests: LINK_FLAGS += -Wl,-rpath,'$$ORIGIN/../fake_nccl'
+$(OUT)/tests/cpp/nccl_tests: | $(FAKE_NCCL)
+$(OUT)/tests/cpp/mpi_tests: LINK_FLAGS += $(MPI_LINK_FLAGS) \
+  $(patsubst -L%,-Wl$(comma)-rpath$(comma)%,$(filter -L%,$(MPI_LINK_FLAGS)))
 
-LINK_TEST = $(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
-  $(filter %.a,$^) $(GTEST_LINK_FLAGS) -lgtest_main -lgmock -lgtest \
-  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW) \
-  $(LINK_FLAGS)
+$(BINARIES): $(OUT)/libcore.a
+	@echo "$@"
+	@$(CXX) -pthread $(VARIANT_FLAGS) -o $@ $(filter %.o,$^) \
+	  $(filter %/libmpi_transport.a,$^) $(OUT)/libcore.a \
+	  $(GTEST_LINK_FLAGS) -lgtest_main -lgmock -lgtest \
+	  -L$(TENSORFLOW) -l:libtensorflow_framework.so.2 -Wl,-rpath,$(TENSORFLOW) \
+	  $(LINK_FLAGS)
 
-$(PLAIN_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libcore.a
-	@$(LINK_TEST)
-# They have what is made for the engines of a process, too.
-$(patsubst %,$(OUT)/tests/cpp/mpi_cuda_%_test,ffi handles lane): $(call objects,\
-  $(filter tfring_ops/runtime/% tfring_ops/ffi/%,$(SOURCES)))
-$(MPI_TESTS:%=$(OUT)/%): %: %.o $(OUT)/libmpi_transport.a $(OUT)/libcore.a
-	@$(LINK_TEST) $(MPI_LINK_FLAGS) \
-	  $(patsubst -L%,-Wl$(comma)-rpath$(comma)%,$(filter -L%,$(MPI_LINK_FLAGS)))
-comma := ,
-
-tests: $(PLAIN_TESTS:%=$(OUT)/%) $(MPI_TESTS:%=$(OUT)/%)
+tests: $(TEST_BINARIES)
 
 # Or TensorFlow's library greets everyone who loads it.
 check check-unsanitized: export TF_ENABLE_ONEDNN_OPTS := 0
+check: export TSAN_OPTIONS := suppressions=$(CURDIR)/tools/tsan_suppressions
 
-CHECKS := $(PLAIN_TESTS:%=check/%) $(MPI_TESTS:%=check/%)
+CHECKS := $(CHECKED:%=check/%)
 .PHONY: $(CHECKS)
 check: $(CHECKS)
-# Only the tests that do not run under a sanitizer.
-.PHONY: check-unsanitized
-check-unsanitized: $(filter $(OMITTED_asan:%=check/%),$(CHECKS)) check/symbols
 
-$(PLAIN_TESTS:%=check/%): check/%: $(OUT)/%
+$(filter-out check/mpi,$(CHECKS)): check/%: $(OUT)/tests/cpp/%_tests
 	@echo $<
 	@timeout $(TEST_TIMEOUT) $< --gtest_brief=1
 # In turn, as each takes several ranks.
-$(MPI_TESTS:%=check/%): check/%: $(OUT)/%
-	@set -e; for ranks in $(call MPI_RANKS,$@); do \
+check/mpi: $(OUT)/tests/cpp/mpi_tests
+	@set -e; for ranks in $(MPI_RANKS) $(MPI_ENGINE_RANKS); do \
+	  case " $(MPI_ENGINE_RANKS) " in *" $$ranks "*) filter=MpiEngine*;; \
+	    *) filter=*;; esac; \
 	  echo "$< on $$ranks ranks"; \
-	  timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks $< --gtest_brief=1; \
+	  GTEST_FILTER=$$filter timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks \
+	    $< --gtest_brief=1; \
 	done
 
 # Note [One definition for each CPU] in tfring_ops/kernels/cpu_loops.h: a unit

@@ -246,7 +246,7 @@ TEST_F(BucketsInFlightTest, WhatFailsOnOneRankGivesNobodyAnothersData) {
   }
   // When the last is done, which has the other lane, the third is the lane's
   // next.
-  Outcome& last = work[3][0]->outcome;
+  Completion& last = work[3][0]->outcome;
   work[0][0]->callbacks.on_start = [&last](void* /*stream*/) {
     EXPECT_TRUE(last.Wait().ok());
     return absl::ResourceExhaustedError("no memory");

@@ -130,7 +130,7 @@ class CudaNcclLaunchedTest : public testing::Test {
   std::mutex mutex_;
   std::map<int, std::vector<std::string>> done_;  // names by rank, in order
   std::vector<std::unique_ptr<StreamedTensor>> tensors_;
-  std::vector<Outcome> joined_{kSize};
+  std::vector<Completion> joined_{kSize};
   std::unique_ptr<Job> job_;
   int launches_before_ = 0;
 };
@@ -215,7 +215,8 @@ TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
     EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
   }
   for (int rank = 1; rank < kSize; ++rank) Join(rank);
-  for (Outcome& outcome : joined_) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+  for (Completion& outcome : joined_)
+    EXPECT_EQ(outcome.Wait(), absl::OkStatus());
 }
 
 TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
@@ -235,7 +236,7 @@ TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
 // was agreed before it has ended, and ends before what comes next is launched.
 TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
   StartJob();
-  std::vector<Outcome> ended(kSize);
+  std::vector<Completion> ended(kSize);
   std::atomic<int> begun{0};
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
@@ -251,9 +252,9 @@ TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
       job_->engine(rank).Submit(std::move(entry));
     }
     std::this_thread::sleep_for(kMoment);
-    for (Outcome& outcome : ended) EXPECT_EQ(outcome.calls(), 0);
+    for (Completion& outcome : ended) EXPECT_EQ(outcome.calls(), 0);
   }
-  for (Outcome& outcome : ended) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+  for (Completion& outcome : ended) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
   for (const auto& tensor : tensors_) EXPECT_EQ(tensor->outcome.calls(), 1);
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);

@@ -163,7 +163,7 @@ TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
   };
   DeviceSet world(0, {0, 1, 2}, orders, SetOptions());
   submit(world);
-  std::vector<Outcome> begun(kSize);
+  std::vector<Completion> begun(kSize);
   for (int rank = 0; rank < kSize; ++rank) {
     TensorEntry entry;
     entry.request.kind = CollectiveKind::kBarrier;
@@ -175,7 +175,7 @@ TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
     world.engine(rank).Submit(std::move(entry));
   }
   submit(world);
-  for (Outcome& outcome : begun) ASSERT_EQ(outcome.Wait(), absl::OkStatus());
+  for (Completion& outcome : begun) ASSERT_EQ(outcome.Wait(), absl::OkStatus());
   DeviceSet part(1, {0, 2}, orders, SetOptions());
   submit(part);
   submit(world);

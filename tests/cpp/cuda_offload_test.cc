@@ -226,17 +226,20 @@ TEST_F(CudaCopierTest, WhatWasSubmittedEndsBeforeTheCopier) {
   EXPECT_EQ(InSlot(7), Filled(3));
 }
 
-// GPU 1, whose end no other test minds.
+// A GPU that no other test uses: its context ends.
+constexpr int kEndedGpu = 7;
+
 TEST(CudaCopierFailureTest, CopiesEndWithTheErrorOfTheirContext) {
-  const WithFakeCuda devices(&fake_cuda::Options::devices, 2);
+  const WithFakeCuda devices(&fake_cuda::Options::devices, kEndedGpu + 1);
   const CudaDriver& driver = **CudaDriver::Get();
-  auto copier = CudaCopier::Create(1);
+  auto copier = CudaCopier::Create(kEndedGpu);
   ASSERT_TRUE(copier.ok()) << copier.status();
-  const std::unique_ptr<Tier> tier = MakePinnedTier(1);
+  const std::unique_ptr<Tier> tier = MakePinnedTier(kEndedGpu);
   auto slot = tier->Allocate(kBytes);
   ASSERT_TRUE(slot.ok()) << slot.status();
   CUcontext context = nullptr;
-  ASSERT_EQ(driver.cuDevicePrimaryCtxRetain(&context, 1), absl::OkStatus());
+  ASSERT_EQ(driver.cuDevicePrimaryCtxRetain(&context, kEndedGpu),
+            absl::OkStatus());
   const CudaScope scope(driver, context);
   CUdeviceptr memory = 0;
   ASSERT_EQ(driver.cuMemAlloc(&memory, kBytes), absl::OkStatus());

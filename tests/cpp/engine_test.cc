@@ -167,7 +167,7 @@ TEST_P(EngineTest, ReducescatterGivesEveryRankItsRows) {
         for (std::vector<float>& output : outputs) {
           entry.buffers.push_back({input.data(), output.data()});
         }
-        Outcome outcome;
+        Completion outcome;
         entry.done = [&](const absl::Status& status) { outcome.Done(status); };
         job.engine(rank).Submit(std::move(entry));
         const absl::Status status = outcome.Wait();
@@ -211,7 +211,7 @@ TEST_P(EngineTest, AlltoallGivesEveryRankWhatEachHasForIt) {
         output.resize(dims[0] * dims[1]);
         return output.data();
       };
-      Outcome outcome;
+      Completion outcome;
       entry.done = [&](const absl::Status& status) { outcome.Done(status); };
       job.engine(rank).Submit(std::move(entry));
       const absl::Status status = outcome.Wait();
@@ -225,7 +225,7 @@ TEST_P(EngineTest, AlltoallGivesEveryRankWhatEachHasForIt) {
 TEST_P(EngineTest, ABarrierIsDoneWhenTheLastRankHasCome) {
   Job job(size());
   for (int last = 0; last < size(); ++last) {
-    std::vector<Outcome> outcomes(size());
+    std::vector<Completion> outcomes(size());
     const auto submit = [&](int rank) {
       TensorEntry entry;
       entry.request.kind = CollectiveKind::kBarrier;
@@ -238,9 +238,9 @@ TEST_P(EngineTest, ABarrierIsDoneWhenTheLastRankHasCome) {
       if (rank != last) submit(rank);
     }
     ExpectWorks(job);
-    for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.calls(), 0);
+    for (Completion& outcome : outcomes) EXPECT_EQ(outcome.calls(), 0);
     submit(last);
-    for (Outcome& outcome : outcomes) {
+    for (Completion& outcome : outcomes) {
       const absl::Status status = outcome.Wait();
       EXPECT_TRUE(status.ok()) << status;
     }
@@ -299,7 +299,7 @@ TEST_P(EngineTest, ARequestMayHaveManyTensorsInAndOutOfPlace) {
           for (size_t i = 0; i < counts.size(); ++i) {
             entry.buffers.push_back({inputs[i].data(), results[i].data()});
           }
-          Outcome outcome;
+          Completion outcome;
           entry.done = [&](const absl::Status& status) {
             outcome.Done(status);
           };
@@ -316,7 +316,7 @@ TEST_P(EngineTest, ARequestMayHaveManyTensorsInAndOutOfPlace) {
 TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
   Job job(size());
   OnThreads(size(), [&](int rank) {
-    Outcome last;
+    Completion last;
     std::vector<float> data(10, 1);
     std::function<void(int)> submit = [&](int round) {
       TensorEntry entry;

@@ -25,7 +25,7 @@
 namespace tfring {
 
 // The status that `done` got, and how often.  Thread-safe.
-class Outcome {
+class Completion {
  public:
   void Done(const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -112,7 +112,7 @@ class FloatEntry {
   // May be changed before it is submitted.
   CollectiveRequest request;
   TensorEntry callbacks;  // what else the entry gets
-  Outcome outcome;
+  Completion outcome;
   int last_joined = -1;  // of a join, once it is done
 
  private:

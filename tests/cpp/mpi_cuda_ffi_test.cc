@@ -213,5 +213,3 @@ TEST_F(MpiCudaFfiTest, ABufferThatHasMovedIsAnError) {
 
 }  // namespace
 }  // namespace tfring
-
-int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

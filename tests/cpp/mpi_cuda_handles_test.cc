@@ -153,5 +153,3 @@ TEST_F(MpiCudaHandlesTest, WhatNobodyCollectsIsKeptUntilTheGpuHasDoneIt) {
 
 }  // namespace
 }  // namespace tfring
-
-int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

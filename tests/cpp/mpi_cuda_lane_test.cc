@@ -71,5 +71,3 @@ TEST_F(MpiCudaLaneTest, NothingIsMeasuredWhereNothingIsChosen) {
 
 }  // namespace
 }  // namespace tfring
-
-int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

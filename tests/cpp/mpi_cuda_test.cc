@@ -152,5 +152,3 @@ TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {
 
 }  // namespace
 }  // namespace tfring
-
-int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

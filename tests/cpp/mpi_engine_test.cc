@@ -132,5 +132,3 @@ TEST_P(MpiEngineTest, OneRanksShutdownEndsTheOthers) {
 
 }  // namespace
 }  // namespace tfring
-
-int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

@@ -293,5 +293,3 @@ TEST_P(MpiRingTest, BroadcastFromEveryRoot) {
 
 }  // namespace
 }  // namespace tfring
-
-int main(int argc, char** argv) { return tfring::RunMpiTests(argc, argv); }

@@ -96,7 +96,7 @@ class StreamedTensor {
   }
 
   std::function<void(TensorEntry&)> change;  // before it is submitted
-  Outcome outcome;
+  Completion outcome;
 
  private:
   int64_t bytes() const { return count_ * static_cast<int64_t>(sizeof(float)); }

@@ -343,7 +343,7 @@ class Running {
   const RandomCollective::Part part_;
   const bool in_place_;
   std::vector<Elements> outputs_;
-  Outcome outcome_;
+  Completion outcome_;
 };
 
 }  // namespace tfring

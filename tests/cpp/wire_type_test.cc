@@ -41,7 +41,7 @@ Tensors Allreduce(Engine& engine, CollectiveRequest request, Tensors& inputs,
         {in_place ? outputs[i].data() : inputs[i].data(), outputs[i].data()});
   }
   entry.request = std::move(request);
-  Outcome outcome;
+  Completion outcome;
   entry.done = [&](const absl::Status& status) { outcome.Done(status); };
   engine.Submit(std::move(entry));
   EXPECT_EQ(outcome.Wait(), absl::OkStatus());

@@ -1,0 +1,20 @@
+// The program of the tests whose ranks are processes under mpirun.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdio>
+
+int main(int argc, char** argv) {
+  int provided = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  if (provided < MPI_THREAD_MULTIPLE) {
+    std::fputs("this MPI has no MPI_THREAD_MULTIPLE\n", stderr);
+    return 1;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  const int failed = RUN_ALL_TESTS();
+  // The others may be waiting for this rank.
+  if (failed) MPI_Abort(MPI_COMM_WORLD, 1);
+  MPI_Finalize();
+  return 0;
+}
