@@ -96,7 +96,7 @@ def test_it_says_who_it_is(rendezvous, member):
 
 def test_a_generation_forms(rendezvous, member):
     member.ready(3, ("127.0.0.1", 80), 5)
-    message = rendezvous.channel.receive(10)
+    message = rendezvous.channel.receive(60)
     assert message == {
         "kind": "ready",
         "generation": 3,
@@ -110,7 +110,7 @@ def test_a_generation_forms(rendezvous, member):
     assert (form.generation, form.rank) == (4, 1)
     assert form.members[1] == membership.Member("w8", ("host", 9), "n", 4)
     member.formed(4)
-    assert rendezvous.channel.receive(10) == {"kind": "formed", "generation": 4}
+    assert rendezvous.channel.receive(60) == {"kind": "formed", "generation": 4}
 
 
 def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
@@ -124,11 +124,11 @@ def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
 
 def test_who_joins_later_builds_beside_the_others(rendezvous, member):
     member.ready(0, ("127.0.0.1", 80), -1, building=True)
-    assert rendezvous.channel.receive(10)["building"] is True
+    assert rendezvous.channel.receive(60)["building"] is True
     rendezvous.channel.send({"kind": "beside"})
     assert member.wait_for_form_or_beside(after=0) is None
     member.ready(0, ("127.0.0.1", 80), -1)
-    assert "building" not in rendezvous.channel.receive(10)
+    assert "building" not in rendezvous.channel.receive(60)
     rendezvous.channel.send(form_message(4))
     assert member.wait_for_form(after=0).generation == 4
 
@@ -183,7 +183,7 @@ def test_those_who_wait_are_heard_of_once(rendezvous, member):
 )
 def test_what_else_it_says(rendezvous, member, message, expected):
     message(member)
-    assert rendezvous.channel.receive(10) == expected
+    assert rendezvous.channel.receive(60) == expected
 
 
 @pytest.mark.parametrize("name", list(Rendezvous().environment()))

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 
 import pytest
 
@@ -79,7 +78,7 @@ def hello_of(workers, generation=2, channel="world/1", rank=1, to="w0"):
 
 
 def is_closed(sock):
-    sock.settimeout(10)
+    sock.settimeout(60)
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:
@@ -158,7 +157,6 @@ def test_another_worker_under_the_name_of_a_rank_is_not_taken():
 
 def test_a_generation_that_is_over_ends_the_wait():
     workers = Workers(2)
-    begin = time.monotonic()
     # Rank 1 does not come.
     results = {}
 
@@ -166,20 +164,22 @@ def test_a_generation_that_is_over_ends_the_wait():
         mesh = workers.meshes[0]
         try:
             mesh.connect(
-                workers.form(1, 0), "world/1", [0, 1], lambda: "w1 is lost"
+                workers.form(1, 0),
+                "world/1",
+                [0, 1],
+                lambda: "w1 is lost",
+                seconds=1000,
             )
         except ConnectionError as error:
             results[0] = error
 
     thread = threading.Thread(target=connect)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert str(results[0]) == "w1 is lost"
-    assert time.monotonic() - begin < 5
 
 
-def test_a_member_that_cannot_be_reached(monkeypatch):
-    monkeypatch.setattr(meshes, "_CONNECT_SECONDS", 0.5)
+def test_a_member_that_cannot_be_reached():
     workers = Workers(2)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -187,7 +187,9 @@ def test_a_member_that_cannot_be_reached(monkeypatch):
         gone = Member("w0", nobody.getsockname(), "node", -1)
         form = Form(1, 1, (gone, form.members[1]))
         with pytest.raises(meshes.UnreachableError, match="rank 0") as raised:
-            workers.meshes[1].connect(form, "world/1", [0, 1], lambda: None)
+            workers.meshes[1].connect(
+                form, "world/1", [0, 1], lambda: None, seconds=0.5
+            )
     assert raised.value.rank == 0
 
 

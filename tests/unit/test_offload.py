@@ -267,15 +267,18 @@ def test_two_losses_in_one_step():
         tf.debugging.assert_near(got, wanted, 1e-5)
 
 
-def bytes_left(offload):
-    """What is in the tier, soon after a step that did not end well."""
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def until_nothing_is_left(offload):
+    """Waits for the end of a step that did not end well."""
     # The thread that hears of the end may do so before another has dropped
     # what it has in hand.
-    for _ in range(500):
-        if offload.statistics().tier_bytes == 0:
-            break
-        time.sleep(0.01)
-    return offload.statistics().tier_bytes
+    until(lambda: offload.statistics().tier_bytes == 0)
 
 
 def test_a_failed_step_leaves_nothing_behind():
@@ -297,7 +300,7 @@ def test_a_failed_step_leaves_nothing_behind():
     for _ in range(10):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(BATCH, -1.0)
-        assert bytes_left(offload) == 0
+        until_nothing_is_left(offload)
     step(BATCH, 1e9)
 
 
@@ -322,12 +325,23 @@ def test_a_cancelled_step_leaves_nothing_behind():
     cancelled = manager.get_cancelable_function(
         step.get_concrete_function(BATCH)
     )
-    timer = threading.Timer(1.0, manager.start_cancel)
-    timer.start()
+
+    def has_only_the_queue_to_wait_for():
+        statistics = offload.statistics()
+        return statistics and statistics.tier_peak_bytes >= 3 * BYTES
+
+    def cancel():
+        try:
+            until(has_only_the_queue_to_wait_for)
+        finally:
+            manager.start_cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
     with pytest.raises(tf.errors.CancelledError):
         cancelled(BATCH)
-    timer.join()
-    assert bytes_left(offload) == 0
+    thread.join()
+    until_nothing_is_left(offload)
     assert offload.statistics().steps == 1
     assert offload.statistics().tier_peak_bytes >= 3 * BYTES
 

@@ -4,7 +4,6 @@ import ctypes
 import signal
 import subprocess
 import sys
-import time
 
 from tfring._core import watchdog
 
@@ -23,22 +22,20 @@ def _run(limit, sleep):
         [sys.executable, "-c", _STUCK.format(limit=limit, sleep=sleep)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 
 def test_it_ends_a_process_that_is_stuck():
-    begin = time.monotonic()
-    job = _run(limit=0.5, sleep=20)
-    assert time.monotonic() - begin < 10
+    job = _run(limit=0.5, sleep=1000)
     assert job.returncode == -signal.SIGTERM
     assert "it has taken too long" in job.stderr
     assert "done" not in job.stdout
 
 
 def test_it_does_nothing_to_one_that_is_in_time():
-    for limit in (0, 20):
-        job = _run(limit=limit, sleep=1)
+    for limit in (0, 1000):
+        job = _run(limit=limit, sleep=0)
         assert (job.returncode, job.stdout, job.stderr) == (0, "done\n", "")
 
 

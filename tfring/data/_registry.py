@@ -26,6 +26,9 @@ LOCALHOST = "127.0.0.1"
 # So long may the other end take to prove that it has the key.
 _HANDSHAKE_SECONDS = 10.0
 _ACCEPT_AGAIN_SECONDS = 0.1
+# Tests have others.
+_Timer = threading.Timer
+_sleep = time.sleep
 
 Addresses = Mapping[str, Sequence[tuple[str, int]]]
 
@@ -113,7 +116,7 @@ class ComputeService:
                 if self._over:
                     return
                 # Strangers may have all file descriptors, but not for long.
-                time.sleep(_ACCEPT_AGAIN_SECONDS)
+                _sleep(_ACCEPT_AGAIN_SECONDS)
                 continue
             threading.Thread(
                 target=self._serve, args=(accepted,), daemon=True
@@ -326,7 +329,7 @@ def _deadline(end: _Connection) -> Iterator[None]:
             with contextlib.suppress(OSError):  # the other end has done so
                 twin.shutdown(socket.SHUT_RDWR)
 
-        timer = threading.Timer(_HANDSHAKE_SECONDS, hang_up)
+        timer = _Timer(_HANDSHAKE_SECONDS, hang_up)
         timer.daemon = True
         timer.start()
         try:

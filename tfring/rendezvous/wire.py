@@ -21,6 +21,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tfring.rendezvous import frames
@@ -163,13 +164,20 @@ class Listener:
         refused: How many connections were closed.
     """
 
-    def __init__(self, host: str, token: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        host: str,
+        token: str,
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Listens at `host`, an address of this machine; port 0 takes any.
 
         Raises:
             OSError: There is no such address here, or the port is taken.
         """
         self._token = token
+        self._clock = clock
         self._handshakes: dict[int, _Handshake] = {}
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -202,9 +210,9 @@ class Listener:
             A blocking socket, on which the other side speaks next; None if
             there is none in this time.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = self._clock() + timeout_seconds
         while True:
-            now = time.monotonic()
+            now = self._clock()
             self._drop_slow(now)
             wait = max(0.0, min(deadline - now, 0.2))
             for key, _ in self._selector.select(wait):
@@ -213,7 +221,7 @@ class Listener:
                 elif (done := self._go_on(key.fd)) is not None:
                     return done
             # Also where strangers come without end.
-            if time.monotonic() >= deadline:
+            if self._clock() >= deadline:
                 return None
 
     def close(self) -> None:
@@ -242,7 +250,7 @@ class Listener:
                 continue
             if len(self._handshakes) >= MOST_HANDSHAKES:
                 self._make_room()
-            deadline = time.monotonic() + HANDSHAKE_SECONDS
+            deadline = self._clock() + HANDSHAKE_SECONDS
             self._handshakes[sock.fileno()] = _Handshake(
                 sock, handshake, deadline
             )

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 # Between two lines on the terminal.
@@ -18,6 +18,7 @@ def run_make(
     command: Sequence[str],
     environment: Mapping[str, str],
     terminal: TextIO | None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Runs make, and says on `terminal`, if there is one, how far it is.
 
@@ -27,7 +28,7 @@ def run_make(
         CalledProcessError: make has failed.
     """
     total = _count_files(command, environment)
-    begin = told = time.monotonic()
+    begin = told = clock()
     if terminal is not None and total:
         _say(terminal, f"compiling {total} files, which takes some minutes")
     with subprocess.Popen(
@@ -40,7 +41,7 @@ def run_make(
             if not _FILE.match(line):
                 continue
             started += 1
-            now = time.monotonic()
+            now = clock()
             if terminal is not None and now - told > _SECONDS:
                 told = now
                 _say(
