@@ -60,29 +60,29 @@ def means_of(size, dtype):
     ]
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda dtype: dtype.name)
-def test_averages_of_integers_are_exact(dtype, mode, rank, size):
+def test_averages_of_integers_are_exact(mode, rank, size):
     @mode
     def average(x):
         grouped = tfring.grouped_allreduce([x, tf.ones([2]), x[0]])
-        return tfring.allreduce(x, name="x"), grouped
+        return tfring.allreduce(x, name="x"), *grouped
 
-    x = tf.constant(values_of(rank, dtype), dtype)
-    result, grouped = average(x)
-    means = means_of(size, dtype)
-    assert result.dtype == dtype
-    assert result.numpy().tolist() == means
-    assert grouped[0].numpy().tolist() == means
-    assert grouped[1].numpy().tolist() == [1, 1]
-    assert grouped[2].numpy().tolist() == means[0]
+    for dtype in INTEGERS:
+        result, *grouped = average(tf.constant(values_of(rank, dtype), dtype))
+        means = means_of(size, dtype)
+        assert result.dtype == dtype
+        assert result.numpy().tolist() == means
+        for each, expected in zip(
+            grouped, [means, [1, 1], means[0]], strict=True
+        ):
+            assert each.numpy().tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda dtype: dtype.name)
-def test_reducescatter_is_as_exact(dtype, rank, size):
-    values = np.array(values_of(rank, dtype), dtype.as_numpy_dtype)
-    rows = np.repeat([values], size, axis=0)
-    result = tfring.reducescatter(tf.constant(rows, dtype))
-    assert result.numpy().tolist() == [means_of(size, dtype)]
+def test_reducescatter_is_as_exact(rank, size):
+    for dtype in INTEGERS:
+        values = np.array(values_of(rank, dtype), dtype.as_numpy_dtype)
+        rows = np.repeat([values], size, axis=0)
+        result = tfring.reducescatter(tf.constant(rows, dtype))
+        assert result.numpy().tolist() == [means_of(size, dtype)]
 
 
 def test_scaled_averages_are_rounded_once(mode, rank, size):
@@ -100,7 +100,7 @@ def test_scaled_averages_are_rounded_once(mode, rank, size):
     assert halved.numpy().tolist() == [1, -1]
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [tf.int8, tf.uint64])
 def test_slices_of_integers_are_rounded_together(dtype, rank, size):
     high = dtype.max
     values = tf.constant([[7, high], [rank, high], [high, 1]], dtype)

@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 import tfring
 from tfring._ops import chains
-from tfring._ops.ordering import unique_name
 
 MODES = ["eager", "graph", "xla"]
 
@@ -46,17 +45,7 @@ def halves(sets, size):
 
 
 def allreduce(tensor, process_set, op=tfring.Sum, name=None):
-    name = name or unique_name("test", process_set)
-    buffers, started = chains.start_allreduce(
-        [tf.convert_to_tensor(tensor)],
-        request_name=name,
-        tensor_names=[name],
-        previous=None,
-        op=op,
-        process_set=process_set,
-    )
-    [result] = chains.finish(buffers, started)
-    return result
+    return tfring.allreduce(tensor, op=op, name=name, process_set=process_set)
 
 
 def test_of_what_a_set_knows(halves, rank, size):
@@ -111,92 +100,8 @@ def test_disjoint_and_overlapping_sets_at_the_same_time(
 def test_nameless_collectives_count_in_their_set(halves, rank, size):
     _, half = halves
     for _ in range(rank % 2 + 1):  # the odd ranks once more
-        total = chains_sum_without_a_name(half)
-    assert total == len(half.ranks)
-    world = tfring.global_process_set
-    assert chains_sum_without_a_name(world) == size
-
-
-def chains_sum_without_a_name(process_set):
-    buffers, started = chains.start_allreduce(
-        [tf.constant(1)],
-        request_name="",
-        tensor_names=[""],
-        previous=None,
-        op=tfring.Sum,
-        process_set=process_set,
-    )
-    [result] = chains.finish(buffers, started)
-    return result.numpy()
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_gradients_stay_in_the_set(mode, halves, rank, size):
-    """Each against Note [Whose loss] in `_gradients`."""
-    _, half = halves
-    ranks, own, n = half.ranks, half.rank(), half.size()
-    root = ranks[-1]
-    # The rows and the weights in the loss of each rank of the set.
-    weights = [float(r + 1) for r in ranks]
-    options = {"tensor_names": ["t"], "previous": None, "process_set": half}
-
-    def average(x):
-        buffers, started = chains.start_allreduce(
-            [x], request_name="average", op=tfring.Average, **options
-        )
-        return chains.finish(buffers, started)[0]
-
-    def broadcast(x):
-        buffers, started = chains.start_broadcast(
-            [x], request_name="broadcast", root_rank=root, **options
-        )
-        return chains.finish(buffers, started)[0]
-
-    def gather(x):
-        started = chains.start_allgather([x], request_name="gather", **options)
-        [result] = chains.finish_allgather([x], started, request_name="gather")
-        return result * tf.range(1.0, n + 1)[:, tf.newaxis]
-
-    def scatter(x):
-        x = tf.repeat(x, n, axis=0)
-        buffers, started = chains.start_reducescatter(
-            [x], request_name="scatter", op=tfring.Sum, **options
-        )
-        return chains.finish(buffers, started)[0]
-
-    def alltoall(x):
-        x = tf.repeat(x, n, axis=0)
-        started = chains.start_alltoall(
-            [x], tf.zeros([0], tf.int64), request_name="alltoall", **options
-        )
-        [result], _ = chains.finish_alltoall(
-            [x], started, request_name="alltoall"
-        )
-        return result
-
-    expected = {
-        average: np.mean(weights),
-        broadcast: np.mean(weights) if rank == root else 0,
-        gather: np.mean(weights) * (own + 1),
-        scatter: n * sum(weights),
-        alltoall: sum(weights),
-    }
-
-    def gradients():
-        x = tf.ones([1, 2])
-        results = []
-        for function in expected:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = tf.reduce_sum(function(x)) * weights[own]
-            results.append(tape.gradient(loss, x))
-        return results
-
-    results = each_mode(mode, gradients)()
-    for function, result in zip(expected, results, strict=True):
-        np.testing.assert_allclose(
-            result, np.full([1, 2], expected[function]), err_msg=str(function)
-        )
+        assert allreduce(1, half) == half.size()
+    assert allreduce(1, tfring.global_process_set) == size
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -224,8 +129,16 @@ def test_who_may_call_and_what(sets, rank, size):
         pytest.skip("one rank has only the set of all ranks")
     [first] = sets([0])
     if rank > 0:
+        buffers, started = chains.start_allreduce(
+            [tf.ones([1])],
+            request_name="x",
+            tensor_names=["x"],
+            previous=None,
+            op=tfring.Sum,
+            process_set=first,
+        )
         with pytest.raises(tf.errors.InvalidArgumentError) as error:
-            allreduce(tf.ones([1]), first, name="x")
+            chains.finish(buffers, started)
         assert f"this rank, {rank}, is not in process set" in str(error.value)
         with pytest.raises(ValueError, match="is not in ProcessSet"):
             first.rank()

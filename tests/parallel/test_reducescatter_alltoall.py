@@ -15,7 +15,6 @@ from tfring._ops import chains
 from tfring._ops.reductions import SUPPORTED_DTYPES
 
 DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
-NUMBERS = [dtype for dtype in DTYPES if dtype != tf.bool]
 MODES = ["eager", "graph"]
 
 
@@ -37,32 +36,29 @@ def rows_of(rank, size, whole):
     return np.array_split(whole, size)[rank]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_reducescatter_of_every_dtype_and_op(dtype, mode, rank, size):
-    reductions = {
-        tfring.Sum: np.any if dtype == tf.bool else np.sum,
-        tfring.Min: np.min,
-        tfring.Max: np.max,
-        tfring.Product: np.prod,
-    }
-
-    def scatter(tensor):
-        return [tfring.reducescatter(tensor, op=op) for op in reductions]
-
-    arrays = [values_of(r, (3 * size + 1, 37), dtype) for r in range(size)]
-    stacked = np.stack(arrays)
-    if dtype.is_floating:
-        stacked = stacked.astype(np.float64)
-    results = each_mode(mode, scatter)(tf.constant(arrays[rank]))
-    for reduction, result in zip(reductions.values(), results, strict=True):
-        assert result.dtype == dtype
-        expected = reduction(stacked, axis=0).astype(dtype.as_numpy_dtype)
-        np.testing.assert_array_equal(result, rows_of(rank, size, expected))
+def test_reducescatter_of_every_dtype_and_op(rank, size):
+    for dtype in DTYPES:
+        reductions = {
+            tfring.Sum: np.any if dtype == tf.bool else np.sum,
+            tfring.Min: np.min,
+            tfring.Max: np.max,
+            tfring.Product: np.prod,
+        }
+        arrays = [values_of(r, (3 * size + 1, 37), dtype) for r in range(size)]
+        stacked = np.stack(arrays)
+        if dtype.is_floating:
+            stacked = stacked.astype(np.float64)
+        for op, reduction in reductions.items():
+            result = tfring.reducescatter(tf.constant(arrays[rank]), op=op)
+            assert result.dtype == dtype
+            expected = reduction(stacked, axis=0).astype(dtype.as_numpy_dtype)
+            np.testing.assert_array_equal(
+                result, rows_of(rank, size, expected), f"{op} of {dtype}"
+            )
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", NUMBERS, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.float16, tf.float64])
 def test_reducescatter_averages_and_scales(dtype, mode, rank, size):
     def scatter(tensor):
         return (
@@ -77,7 +73,7 @@ def test_reducescatter_averages_and_scales(dtype, mode, rank, size):
     own = rows_of(rank, size, total)
     average, scaled = each_mode(mode, scatter)(tf.constant(arrays[rank]))
     expected = np.trunc(own / size) if dtype.is_integer else own / size
-    tolerance = {2: 1e-2, 4: 1e-6}.get(dtype.size, 1e-12)
+    tolerance = 1e-2 if dtype == tf.float16 else 1e-12
     np.testing.assert_allclose(
         average.numpy().astype(np.float64), expected, rtol=tolerance
     )
@@ -194,25 +190,25 @@ def alltoall_case(rank, size, dtype=tf.float32):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_alltoall_of_every_dtype(dtype, mode, rank, size):
-    rows, splits, expected, expected_splits = alltoall_case(rank, size, dtype)
+def test_alltoall_of_every_dtype(mode, rank, size):
     alltoall = each_mode(mode, tfring.alltoall)
-    result, received = alltoall(tf.constant(rows), tf.constant(splits))
-    np.testing.assert_array_equal(result, expected)
-    assert received.dtype == tf.int32
-    np.testing.assert_array_equal(received, expected_splits)
+    for dtype in DTYPES:
+        rows, splits, expected, received = alltoall_case(rank, size, dtype)
+        result, counts = alltoall(tf.constant(rows), tf.constant(splits))
+        np.testing.assert_array_equal(result, expected)
+        assert counts.dtype == tf.int32
+        np.testing.assert_array_equal(counts, received)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rows", [0, 1, 3, 50_000])
-def test_alltoall_is_even_by_default(rows, mode, rank, size):
+def test_alltoall_is_even_by_default(mode, rank, size):
     alltoall = each_mode(mode, tfring.alltoall)
-    whole = np.arange(rows * size * 2).reshape(-1, 2)
-    own = whole[rank * rows :][:rows]
-    result = alltoall(tf.constant(whole * (rank + 1)))
-    expected = np.concatenate([own * (r + 1) for r in range(size)])
-    np.testing.assert_array_equal(result, expected)
+    for rows in 0, 1, 3, 50_000:
+        whole = np.arange(rows * size * 2).reshape(-1, 2)
+        own = whole[rank * rows :][:rows]
+        result = alltoall(tf.constant(whole * (rank + 1)))
+        expected = np.concatenate([own * (r + 1) for r in range(size)])
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -353,8 +349,9 @@ def test_shapes_known_only_at_run_time_are_checked_then(rank, size):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.int64])
-@pytest.mark.parametrize("prescale_factor", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("dtype", "prescale_factor"), [(tf.float16, 2.0), (tf.int64, 1.0)]
+)
 def test_in_place(mode, dtype, prescale_factor, rank, size):
     """A rank's share stays where it is in the whole tensor."""
     shapes = [(5 * size + 1, 30), (40_000 * size,), (1,), ()]
