@@ -9,9 +9,6 @@ from tfring._ops import compression
 from tfring._ops.reductions import SUPPORTED_DTYPES, ReduceOp
 
 BUILT_IN = [Compression.none, Compression.fp16, Compression.bf16]
-UNTOUCHED = sorted(
-    SUPPORTED_DTYPES - {tf.float32, tf.float64}, key=lambda d: d.name
-)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +51,14 @@ def test_a_compressor_that_was_derived_is_called():
 
 
 @pytest.mark.parametrize("compression", BUILT_IN)
-@pytest.mark.parametrize("dtype", UNTOUCHED, ids=lambda d: d.name)
-def test_all_others_are_left_alone(compression, dtype):
-    tensor = tf.cast(tf.constant([0, 1]), dtype)
-    compressed, before = compression.compress(tensor)
-    assert compressed is tensor
-    assert compression.decompress(compressed, before) is tensor
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_none_changes_nothing(dtype):
-    tensor = tf.constant([1.0], dtype)
-    compressed, before = Compression.none.compress(tensor)
-    assert compressed is tensor
-    assert Compression.none.decompress(compressed, before) is tensor
+def test_all_others_are_left_alone(compression):
+    larger = {tf.float32, tf.float64}
+    for dtype in SUPPORTED_DTYPES:
+        if dtype not in larger or compression is Compression.none:
+            tensor = tf.cast(tf.constant([0, 1]), dtype)
+            compressed, before = compression.compress(tensor)
+            assert compressed is tensor
+            assert compression.decompress(compressed, before) is tensor
 
 
 @pytest.mark.parametrize("compression", BUILT_IN)
