@@ -82,6 +82,7 @@ class BucketsInFlightTest : public testing::Test {
         MakeInProcessTransports(nodes), std::move(data), options, /*id=*/0,
         /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
         [this](int rank, ProcessSet& set) {
+          set.clock = &clocks_.of(rank);
           set.make_data = [this, rank, made = size_t{0}]() mutable {
             return std::move(more_[made++][rank]);
           };
@@ -101,11 +102,11 @@ class BucketsInFlightTest : public testing::Test {
     return entries;
   }
 
-  static void Pass() {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
+  // All ranks agree on what has been submitted, and begin it if they may.
+  void Pass() { clocks_.AwaitLooks({0, 1, 2}); }
 
   Gate gate_;
+  RankClocks clocks_{kSize};
   std::vector<std::vector<std::unique_ptr<Transport>>> more_;  // by channel
   std::unique_ptr<Job> job_;
 };
@@ -218,7 +219,6 @@ TEST_F(BucketsInFlightTest, AnAbortReachesAllOnce) {
   ExpectSums(second);
   ExpectSums(fourth);
   job_->engine(0).Abort(absl::UnavailableError("lost"));
-  Pass();
   gate_.Open();
   for (const Entries* entries : {&held, &third, &waits}) {
     for (const auto& entry : *entries) {

@@ -14,6 +14,7 @@
 
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/send_counter.h"
 
 namespace tfring {
 namespace {
@@ -122,7 +123,8 @@ TEST_P(EngineStallTest, IsReportedThenFailsAndTheNameWorksAgain) {
   Options options = Job::ShortOptions();
   options.stall_check_seconds = 0.1;
   options.stall_shutdown_seconds = 0.4;
-  Job job(kSize, options);
+  RankClocks clocks(kSize);
+  Job job(kSize, By(clocks), options);
   const Entries entries = MakeEntries(kSize, "late", 4);
   const std::string waited =
       "s for rank " + std::to_string(missing) + "; ranks ";
@@ -132,6 +134,9 @@ TEST_P(EngineStallTest, IsReportedThenFailsAndTheNameWorksAgain) {
     if (rank != missing) entries[rank]->SubmitTo(job.engine(rank));
   }
   ExpectWorks(job);  // meanwhile
+  clocks.Advance(
+      std::chrono::seconds(5), std::chrono::milliseconds(20), {0, 1, 2},
+      [&] { return entries[(missing + 1) % kSize]->outcome.calls() > 0; });
   for (int rank = 0; rank < kSize; ++rank) {
     if (rank == missing) continue;
     const absl::Status status = entries[rank]->outcome.Wait();
@@ -200,7 +205,17 @@ TEST_P(EngineShutdownTest, MayOverlapWithASubmit) {
   const int leaving = GetParam();
   const Entries hold = MakeEntries(kSize, "hold", 4);
   const Entries late = MakeEntries(kSize, "late", 4);
-  Job job(kSize);
+  Options options = Job::ShortOptions();
+  options.stall_check_seconds = options.stall_shutdown_seconds = 0;
+  std::atomic<int> sends{0};
+  Job job(
+      kSize,
+      [&](int rank, ProcessSet& set) {
+        if (rank != leaving) return;
+        set.control =
+            std::make_unique<SendCounter>(std::move(set.control), sends);
+      },
+      options);
   // The coordinator answers nobody while it is held up in `done`.
   std::promise<void> held, release;
   TensorEntry entry;
@@ -215,17 +230,14 @@ TEST_P(EngineShutdownTest, MayOverlapWithASubmit) {
   for (const int rank : {1, 2}) hold[rank]->SubmitTo(job.engine(rank));
   held.get_future().wait();
 
+  const int before = sends;
   std::thread leaver([&] { job.engine(leaving).Shutdown(); });
-  const auto time_for_a_message = std::chrono::milliseconds(100);
-  std::this_thread::sleep_for(time_for_a_message);
+  // The coordinator asks nobody.
+  EXPECT_TRUE(leaving == 0 || Await([&] { return sends > before; }));
   late[leaving]->SubmitTo(job.engine(leaving));
-  std::this_thread::sleep_for(time_for_a_message);
   release.set_value();
-  const auto released = std::chrono::steady_clock::now();
   leaver.join();
   job.Shutdown();
-  EXPECT_LT(std::chrono::steady_clock::now() - released,
-            std::chrono::seconds(5));
   ExpectShutdownError(*late[leaving], leaving);
 }
 

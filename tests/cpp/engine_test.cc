@@ -2,14 +2,11 @@
 #include "tfring_ops/engine/engine.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -335,35 +332,23 @@ TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
   });
 }
 
-TEST_P(EngineTest, AnIdleEngineUsesNoCpu) {
-  Job job(size());
-  ExpectWorks(job);
-  const auto cpu_seconds = [] {
-    timespec time;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + 1e-9 * time.tv_nsec;
+TEST_P(EngineTest, AnIdleEngineSleepsAndSoonLooksSeldom) {
+  RankClocks clocks(size());
+  Job job(size(), By(clocks));
+  const auto all_wait_for = [&](Clock::duration time) {
+    return Await([&] {
+      for (int rank = 0; rank < size(); ++rank) {
+        if (clocks.of(rank).last_wait() != time) return false;
+      }
+      return true;
+    });
   };
-  const double before = cpu_seconds();
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  // A thread that polls without sleep would take all 0.5 s.
-  EXPECT_LT(cpu_seconds() - before, 0.05 * size());
-  ExpectWorks(job);
-}
-
-TEST_P(EngineTest, AnEngineThatNobodyUsesLooksSeldom) {
-  Job job(size());
-  ExpectWorks(job);
-  const auto waits = [] {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_nvcsw;
-  };
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  const int64_t before = waits();
-  std::this_thread::sleep_for(std::chrono::seconds(1));
-  // Fifty a second as long as it may soon have work; here also a sanitizer's.
-  EXPECT_LT(waits() - before, 20 * size() + 20);
-  ExpectWorks(job);
+  for (int i = 0; i < 2; ++i) {
+    ExpectWorks(job);
+    EXPECT_TRUE(all_wait_for(std::chrono::milliseconds(20)));
+    clocks.Advance(std::chrono::seconds(1));
+    EXPECT_TRUE(all_wait_for(std::chrono::milliseconds(250)));
+  }
 }
 
 }  // namespace

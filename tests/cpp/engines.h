@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/engine.h"
@@ -132,6 +133,11 @@ inline Entries MakeEntries(int size, const std::string& name, size_t count) {
   return entries;
 }
 
+// For a Job's `change`: its engines have these clocks, which outlive it.
+inline std::function<void(int rank, ProcessSet&)> By(const RankClocks& clocks) {
+  return [&clocks](int rank, ProcessSet& set) { set.clock = &clocks.of(rank); };
+}
+
 // A whole job.
 class Job {
  public:
@@ -142,9 +148,10 @@ class Job {
             options) {}
 
   // Runs engines on process sets that `change` has changed.
-  Job(int size, const std::function<void(int rank, ProcessSet&)>& change)
+  Job(int size, const std::function<void(int rank, ProcessSet&)>& change,
+      const Options& options = ShortOptions())
       : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
-            ShortOptions(), /*id=*/0, /*world_ranks=*/{}, /*on_lost=*/nullptr,
+            options, /*id=*/0, /*world_ranks=*/{}, /*on_lost=*/nullptr,
             change) {}
 
   // Runs the engines of a process set, if `world_ranks` are given.

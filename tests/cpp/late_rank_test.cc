@@ -2,6 +2,8 @@
 // agreed on.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -58,7 +60,21 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
     }
   }
 
-  // So long that no rank leaves a cached schedule because this machine is slow.
+  // Has them wait until they are done.
+  void Wait(const Entries& entries) {
+    std::vector<int> others;
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank != late()) others.push_back(rank);
+    }
+    clocks_.AwaitLooks(others);
+    clocks_.Advance(
+        std::chrono::minutes(1), std::chrono::milliseconds(50), others, [&] {
+          return std::all_of(others.begin(), others.end(), [&](int rank) {
+            return entries[rank]->outcome.calls() > 0;
+          });
+        });
+  }
+
   static Options MakeOptions() {
     Options options = Job::ShortOptions();
     options.stall_check_seconds = 2;
@@ -66,7 +82,9 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
     return options;
   }
 
-  std::unique_ptr<Job> job_ = std::make_unique<Job>(size(), MakeOptions());
+  RankClocks clocks_{size()};
+  std::unique_ptr<Job> job_ =
+      std::make_unique<Job>(size(), By(clocks_), MakeOptions());
 };
 INSTANTIATE_TEST_SUITE_P(Rank, LateRankTest,
                          testing::Values(LateRank{2, 1}, LateRank{3, 0}));
@@ -76,6 +94,7 @@ TEST_P(LateRankTest, IsReportedThenItFailsAndTheStepsGoOn) {
   testing::internal::CaptureStderr();
   const Entries entries = MakeEntries(size(), "bucket 0", 100);
   SubmitOthers(entries);
+  Wait(entries);
   const std::string waited = "allreduce of 'bucket 0' has waited ";
   ExpectOthers(entries, absl::StatusCode::kDeadlineExceeded,
                {waited, " s for " + Late()});
@@ -106,6 +125,7 @@ TEST_P(LateRankTest, MayBeAProcessThatHangs) {
   hangs.get_future().wait();
   const Entries next = MakeEntries(size(), "bucket 1", 100);
   SubmitOthers(next);
+  Wait(next);
   const std::string waited = "allreduce of 'bucket 1' has waited ";
   ExpectOthers(
       next, absl::StatusCode::kDeadlineExceeded,

@@ -20,12 +20,14 @@ constexpr int kWorldSize = 4;
 
 std::unique_ptr<Job> MakeSet(int id, const std::vector<int32_t>& ranks,
                              const Options& options = Job::ShortOptions(),
-                             IdleWatch* idle_watch = nullptr) {
+                             IdleWatch* idle_watch = nullptr,
+                             const RankClocks* clocks = nullptr) {
   const auto size = static_cast<int>(ranks.size());
   return std::make_unique<Job>(
       MakeInProcessTransports(size), MakeInProcessTransports(size), options, id,
-      ranks, /*on_lost=*/nullptr, [=](int, ProcessSet& process_set) {
+      ranks, /*on_lost=*/nullptr, [=](int rank, ProcessSet& process_set) {
         process_set.idle_watch = idle_watch;
+        if (clocks != nullptr) process_set.clock = &clocks->of(rank);
       });
 }
 
@@ -70,8 +72,11 @@ TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
     IdleWatch watch;
     const auto set = MakeSet(1, {0, 1, 2}, Job::ShortOptions(), &watch);
     const Entries entries = MakeEntries(3, "first", 100);
+    const int before = CountThreads();
     entries[first]->SubmitTo(set->engine(first));
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    // On rank 0, too, which is asked.
+    const int started = first == 0 ? 1 : 2;
+    EXPECT_TRUE(Await([&] { return CountThreads() >= before + started; }));
     for (int rank = 0; rank < 3; ++rank) {
       if (rank != first) entries[rank]->SubmitTo(set->engine(rank));
     }
@@ -86,9 +91,7 @@ TEST(IdleProcessSetsTest, OneThatAnotherRankShutsDownEnds) {
     const auto set = MakeSet(1, {0, 1, 2}, Job::ShortOptions(), &watch);
     set->engine(first).Shutdown();
     for (int rank = 0; rank < 3; ++rank) {
-      while (set->engine(rank).ended().ok()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
+      EXPECT_TRUE(Await([&] { return !set->engine(rank).ended().ok(); }));
     }
   }
 }
@@ -109,12 +112,15 @@ TEST(IdleProcessSetsTest, HeartbeatsGoOn) {
   Options options = Job::ShortOptions();
   options.stall_check_seconds = 3;
   options.stall_shutdown_seconds = 30;
-  IdleWatch watch;
-  const auto set = MakeSet(1, {0, 1, 2}, options, &watch);
+  RankClocks clocks(3);
+  IdleWatch watch(clocks.of(0));
+  const auto set = MakeSet(1, {0, 1, 2}, options, &watch, &clocks);
   const Entries entries = MakeEntries(3, "late", 100);
   testing::internal::CaptureStderr();
   entries[0]->SubmitTo(set->engine(0));
-  std::this_thread::sleep_for(std::chrono::milliseconds(3600));
+  clocks.AwaitLooks({0});
+  clocks.Advance(std::chrono::seconds(4), std::chrono::milliseconds(250),
+                 {0, 1, 2});
   for (const int rank : {1, 2}) entries[rank]->SubmitTo(set->engine(rank));
   ExpectSums(entries);
   const std::string warnings = testing::internal::GetCapturedStderr();
@@ -183,12 +189,17 @@ TEST(ProcessSetsTest, ErrorsHaveTheWorldsRanks) {
               "rank 5 has shut down tfring (process set 7)");
 
   Options options = Job::ShortOptions();
-  options.stall_shutdown_seconds = 0.1;
-  const auto impatient = MakeSet(7, {2, 5, 9}, options);
+  options.stall_shutdown_seconds = 5;
+  RankClocks clocks(3);
+  const auto impatient =
+      MakeSet(7, {2, 5, 9}, options, /*idle_watch=*/nullptr, &clocks);
   const Entries late = MakeEntries(3, "late", 8);
   late[1]->SubmitTo(impatient->engine(1));
+  clocks.AwaitLooks({0, 1, 2});
+  clocks.Advance(std::chrono::seconds(10), std::chrono::milliseconds(200),
+                 {0, 1, 2}, [&] { return late[1]->outcome.calls() > 0; });
   ExpectError(*late[1], absl::StatusCode::kDeadlineExceeded,
-              "allreduce of 'late' (process set 7) has waited 0 s for ranks 2 "
+              "allreduce of 'late' (process set 7) has waited 5 s for ranks 2 "
               "and 9; rank 5 asked for it");
 }
 

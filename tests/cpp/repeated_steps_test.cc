@@ -381,30 +381,5 @@ TEST_P(RepeatedStepsTest, AShutdownEndsThemWheneverItComes) {
   }
 }
 
-// A request that a rank has sent before it heard of the schedule stays in front
-// of its heartbeats, unless the coordinator takes it away.
-TEST(RepeatedStepsInATreeTest, ALateRequestHidesNoHeartbeats) {
-  constexpr int kSize = 12, kBuckets = 3, kSteps = 100;
-  Options options = Job::ShortOptions();
-  options.max_progress_peers = 1;
-  options.stall_check_seconds = 4;
-  Job job(MakeInProcessTransports(kSize), MakeInProcessTransports(kSize),
-          options);
-  testing::internal::CaptureStderr();
-  OnThreads(kSize, [&](int rank) {
-    Worker worker(job.engine(rank), 0);
-    worker.SetContributors(AllRanks(kSize));
-    for (int step = 0; step < kSteps; ++step) {
-      // While others of the step before are on their way.
-      for (int i = 0; i < kBuckets; ++i) worker.Start(BucketName(i));
-      std::this_thread::sleep_for(
-          std::chrono::milliseconds(step < 10 ? 0 : 50));
-    }
-    worker.FinishAll();
-  });
-  job.Shutdown();
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
-}
-
 }  // namespace
 }  // namespace tfring

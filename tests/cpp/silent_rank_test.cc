@@ -11,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -105,15 +104,8 @@ class CapturedStderr {
     return text;
   }
 
-  // Returns false if that takes a minute.
-  bool WaitFor(const std::string& words) const {
-    const auto deadline =
-        std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (text().find(words) == std::string::npos) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    return true;
+  bool Has(const std::string& words) const {
+    return text().find(words) != std::string::npos;
   }
 
  private:
@@ -149,6 +141,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
         /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
         [&](int rank, ProcessSet& set) {
           set.make_data = [&, rank] { return std::move(second[rank]); };
+          set.clock = &clocks_.of(rank);
         });
     ExpectWorks(*job_);
   }
@@ -157,6 +150,23 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
     gate_.CloseAfter(20);
     job_->Submit(entries_);
     gate_.WaitUntilClosed();
+    clocks_.AwaitLooks(others());
+  }
+
+  // In steps of a heartbeat.
+  template <typename Condition>
+  void AdvanceUntil(const std::vector<int>& ranks, const Condition& happened) {
+    EXPECT_TRUE(clocks_.Advance(std::chrono::seconds(30),
+                                std::chrono::milliseconds(100), ranks,
+                                happened));
+  }
+
+  static std::vector<int> others() {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank != stopped()) ranks.push_back(rank);
+    }
+    return ranks;
   }
 
   static std::string Warning(int rank) {
@@ -168,6 +178,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
   }
 
   Gate gate_;
+  RankClocks clocks_{kSize};
   const Entries entries_ = MakeEntries(kSize, "kernel", 200'000);
   std::unique_ptr<Job> job_;
 };
@@ -182,6 +193,7 @@ TEST_P(SilentRankTest, IsNamedByAllAndGivenUpWithOneMessage) {
   StartJob(/*shutdown_seconds=*/3);
   const CapturedStderr captured;
   StopInTheMiddle();
+  AdvanceUntil(others(), [&] { return entries_[1]->outcome.calls() > 0; });
   const absl::Status first = entries_[1]->outcome.Wait();
   EXPECT_EQ(first.code(), absl::StatusCode::kDeadlineExceeded);
   for (const std::string& part :
@@ -214,19 +226,22 @@ TEST_P(SilentRankTest, MayGoOnAndSoDoesTheJob) {
   StartJob(/*shutdown_seconds=*/60);
   const CapturedStderr captured;
   StopInTheMiddle();
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank == stopped()) continue;
-    EXPECT_TRUE(captured.WaitFor(Warning(rank))) << captured.text();
-  }
+  const auto all_say = [&](const auto& words) {
+    return [&] {
+      for (const int rank : others()) {
+        if (!captured.Has(words(rank))) return false;
+      }
+      return true;
+    };
+  };
+  AdvanceUntil(others(), all_say(Warning));
   gate_.Open();
   ExpectSums(entries_);
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank == stopped()) continue;
-    const std::string again = "warning on rank " + std::to_string(rank) +
-                              ": rank " + std::to_string(stopped()) +
-                              " is heard again.";
-    EXPECT_TRUE(captured.WaitFor(again)) << captured.text();
-  }
+  const auto again = [](int rank) {
+    return "warning on rank " + std::to_string(rank) + ": rank " +
+           std::to_string(stopped()) + " is heard again.";
+  };
+  AdvanceUntil({0, 1, 2, 3}, all_say(again));
   ExpectWorks(*job_);
   job_->Shutdown();
 }

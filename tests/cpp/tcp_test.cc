@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/tcp_sockets.h"
 
@@ -236,16 +237,18 @@ TEST_F(TcpTest, ASizeThatDiffersIsAnError) {
 }
 
 TEST_F(TcpTest, AWaitHasALimitWhereNothingMoves) {
-  transports_.clear();
-  transports_ = MakeTransports(Medium::kTcp, kSize, kSmallRingBytes,
-                               /*timeout_seconds=*/0.2);
+  const ManualClock clock(/*per_reading=*/std::chrono::seconds(1));
+  const Clock::time_point begin = clock.Now();
+  const auto sockets = ConnectedSockets(2);
+  const auto transport = MakeTcpTransport(0, {0, 1}, sockets[0],
+                                          /*timeout_seconds=*/20, clock)
+                             .value();
   std::vector<int64_t> never(1);
-  const auto begin = std::chrono::steady_clock::now();
   const absl::Status status =
-      rank(0).Wait(rank(0).StartRecv(1, BytesOf(never)));
+      transport->Wait(transport->StartRecv(1, BytesOf(never)));
   EXPECT_TRUE(IsTimeout(status)) << status;
-  EXPECT_GE(std::chrono::steady_clock::now() - begin,
-            std::chrono::milliseconds(200));
+  EXPECT_GT(clock.Now() - begin, std::chrono::seconds(20));
+  EXPECT_LT(clock.Now() - begin, std::chrono::seconds(25));
 }
 
 TEST_F(TcpTest, AChildDoesNotHoldTheSockets) {

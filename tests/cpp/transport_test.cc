@@ -6,12 +6,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/cpp/faulty_transport.h"
 #include "tests/cpp/in_process_transport.h"
+#include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/transport/polling.h"
 
@@ -67,22 +67,20 @@ TEST_P(EveryTransportTest, AnAttendantLooksAndMayEndAWait) {
 
 // A look that takes long is taken less often.
 TEST_P(EveryTransportTest, PollingTakesASmallPartOfTheTime) {
-  using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kLook{200};
-  const absl::Status enough = absl::UnavailableError("enough");
-  const Clock::time_point begin = Clock::now();
+  ManualClock clock(/*per_reading=*/std::chrono::microseconds(10));
   int looks = 0;
-  const auto polling = MakePollingTransport(std::move(transports_[0]), [&] {
+  const auto attend = [&] {
     ++looks;
-    std::this_thread::sleep_for(kLook);
-    return Clock::now() - begin < std::chrono::milliseconds(200)
-               ? absl::OkStatus()
-               : enough;
-  });
-  int64_t never = 0;
-  EXPECT_EQ(polling->Wait(polling->StartRecv(1, BytesOf(never))), enough);
-  EXPECT_LE(looks, 1 + (Clock::now() - begin) / (10 * kLook));
-  polling->Abort(enough);
+    clock.Advance(kLook);
+    return absl::OkStatus();
+  };
+  const auto polling =
+      MakePollingTransport(std::move(transports_[0]), attend, clock);
+  const Clock::time_point begin = clock.Now();
+  while (looks < 100) ASSERT_TRUE(polling->Progress().ok());
+  EXPECT_GE(clock.Now() - begin, 100 * 16 * kLook);
+  EXPECT_LE(clock.Now() - begin, 100 * 20 * kLook);
 }
 
 TEST_P(EveryTransportTest, MessagesOfOnePeerArriveInOrder) {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/algorithms/ring/broadcast.h"
 #include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
@@ -32,8 +33,6 @@
 
 namespace tfring {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kCoordinatorRank = Negotiator::kCoordinatorRank;
 // How long an engine goes by IdleWatch::kShortestPeriod after its last work.
@@ -54,7 +53,7 @@ class RingEngine final : public Engine {
         members_(process_set_.id == 0
                      ? Members(size())
                      : Members(process_set_.id, process_set_.world_ranks)),
-        negotiator_(options_, members_, *process_set_.control),
+        negotiator_(options_, members_, *process_set_.control, clock_),
         silence_watch_(options_, members_, rank()),
         lanes_(options_, process_set_.make_device_lane,
                Polling(std::move(channels)), kernels,
@@ -161,7 +160,7 @@ class RingEngine final : public Engine {
       } else if (!lanes_.idle()) {
         WaitForLanes(backoff);
       } else if (in_flight_.empty() && !negotiator_.HasNext()) {
-        submissions_.WaitFor(IdlePoll());
+        submissions_.WaitFor(IdlePoll(), clock_);
         backoff = Backoff();
       } else {
         backoff.Pause();
@@ -182,7 +181,7 @@ class RingEngine final : public Engine {
   }
 
   std::chrono::microseconds IdlePoll() const {
-    if (ending_since_ || Clock::now() - last_work_ < kLongIdle) {
+    if (ending_since_ || clock_.Now() - last_work_ < kLongIdle) {
       return IdleWatch::kShortestPeriod;
     }
     return IdleWatch::Period(negotiator_.heartbeat_look());
@@ -225,7 +224,7 @@ class RingEngine final : public Engine {
     TFRING_ASSIGN_OR_RETURN(const bool finished, lanes_.Poll());
     TFRING_RETURN_IF_ERROR(AbortReason());
     std::vector<CollectiveRequest> requests;
-    const Clock::time_point now = Clock::now();
+    const Clock::time_point now = clock_.Now();
     for (TensorEntry& entry : submissions_.Take()) {
       const std::string name = entry.request.name;
       requests.push_back(entry.request);
@@ -275,7 +274,7 @@ class RingEngine final : public Engine {
   absl::Status Execute(Response bucket, int64_t agreed_ns) {
     while (!tasks_.empty() && tasks_.front()->finished()) tasks_.pop_front();
     const auto& task = tasks_.emplace_back(std::make_shared<BucketTask>(
-        std::move(bucket), members_, submissions_));
+        std::move(bucket), members_, submissions_, clock_.Now()));
     const Response& agreed = task->bucket();
     for (size_t i = 0; i < agreed.names.size(); ++i) {
       const std::string& name = agreed.names[i];
@@ -340,7 +339,8 @@ class RingEngine final : public Engine {
 
   // A worker wakes this thread, a device does not.
   void WaitForLanes(Backoff& backoff) {
-    lanes_.launched() > 0 ? backoff.Pause() : submissions_.WaitFor(kBusyPoll);
+    lanes_.launched() > 0 ? backoff.Pause()
+                          : submissions_.WaitFor(kBusyPoll, clock_);
   }
 
   void Finish(const std::string& name, const absl::Status& status) {
@@ -353,7 +353,7 @@ class RingEngine final : public Engine {
   void End(const absl::Status& reason) {
     if (ended_.ok()) ended_ = reason;
     submissions_.Close(ended_);
-    const Clock::time_point now = Clock::now();
+    const Clock::time_point now = clock_.Now();
     for (TensorEntry& entry : submissions_.Take()) {
       const std::string name = entry.request.name;
       in_flight_.emplace(name, InFlight{std::move(entry), now});
@@ -386,6 +386,7 @@ class RingEngine final : public Engine {
 
   const Options options_;
   ProcessSet process_set_;
+  const Clock& clock_ = *process_set_.clock;
   const Members members_;
   Submissions submissions_;
   std::mutex join_mutex_;
@@ -401,7 +402,7 @@ class RingEngine final : public Engine {
   std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
   std::unordered_map<std::string, InFlight> in_flight_;
   std::optional<Clock::time_point> ending_since_;
-  Clock::time_point last_work_ = Clock::now();
+  Clock::time_point last_work_ = clock_.Now();
   absl::Status poll_status_;
   absl::Status ended_;
   bool progressed_ = false;

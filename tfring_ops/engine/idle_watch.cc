@@ -50,7 +50,7 @@ void IdleWatch::Run() {
     if (looks_.empty()) {
       changed_.wait(lock, [this] { return ends_ || !looks_.empty(); });
     } else {
-      changed_.wait_for(lock, next);
+      clock_.WaitFor(changed_, lock, next);
     }
   }
 }

@@ -19,6 +19,8 @@
 #include <optional>
 #include <thread>
 
+#include "tfring_ops/base/clock.h"
+
 namespace tfring {
 
 class IdleWatch {
@@ -37,7 +39,8 @@ class IdleWatch {
   static std::chrono::microseconds Period(
       std::chrono::nanoseconds heartbeat_look);
 
-  IdleWatch() = default;
+  // REQUIRES: `clock` outlives this.
+  explicit IdleWatch(const Clock& clock = SteadyClock()) : clock_(clock) {}
   // REQUIRES: what was added has been removed, or looks no more.
   ~IdleWatch();
   IdleWatch(const IdleWatch&) = delete;
@@ -52,6 +55,7 @@ class IdleWatch {
  private:
   void Run();
 
+  const Clock& clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<const void*, Look> looks_;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/idle_watch.h"
 #include "tfring_ops/engine/lane.h"
@@ -38,6 +39,8 @@ struct ProcessSet {
   // Outlives the engine, and looks after it until it is first used.  Null: it
   // has a thread from the start.
   IdleWatch* idle_watch = nullptr;
+  // Outlives the engine.
+  const Clock* clock = &SteadyClock();
   // Called on the engine's thread when it ends because a rank is lost; may be
   // empty.  Must not block.
   std::function<void(const absl::Status&)> on_lost;

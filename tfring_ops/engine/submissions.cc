@@ -98,9 +98,10 @@ void Submissions::Wake() {
   changed_.notify_one();
 }
 
-void Submissions::WaitFor(std::chrono::microseconds timeout) {
+void Submissions::WaitFor(std::chrono::microseconds timeout,
+                          const Clock& clock) {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, timeout, [&] { return !added_.empty() || woken_; });
+  if (added_.empty() && !woken_) clock.WaitFor(changed_, lock, timeout);
   woken_ = false;
 }
 

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -58,8 +59,8 @@ class Submissions {
   bool ShutdownRequested();
 
   // Returns when there is something to take, the end has been asked for anew,
-  // Wake has been called since the last call, or after `timeout`.
-  void WaitFor(std::chrono::microseconds timeout);
+  // or Wake has been called since the last call; after `timeout`, or before.
+  void WaitFor(std::chrono::microseconds timeout, const Clock& clock);
   void Wake();
 
  private:

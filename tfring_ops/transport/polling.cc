@@ -10,8 +10,6 @@
 namespace tfring {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::microseconds kPeriod{20};
 // A look at many ranks may take longer than that: then the next one waits
 // sixteen times as long, but not for ever, as this thread may just have lost
@@ -22,8 +20,10 @@ constexpr std::chrono::milliseconds kLongestPause{10};
 class PollingTransport final : public ForwardingTransport {
  public:
   PollingTransport(std::unique_ptr<Transport> inner,
-                   std::function<absl::Status()> attend)
-      : ForwardingTransport(std::move(inner)), attend_(std::move(attend)) {
+                   std::function<absl::Status()> attend, const Clock& clock)
+      : ForwardingTransport(std::move(inner)),
+        attend_(std::move(attend)),
+        clock_(clock) {
     SetAttendant([this] { return Attend(); });
   }
 
@@ -44,10 +44,10 @@ class PollingTransport final : public ForwardingTransport {
 
  private:
   absl::Status Attend() {
-    const Clock::time_point begin = Clock::now();
+    const Clock::time_point begin = clock_.Now();
     if (begin < next_) return absl::OkStatus();
     const absl::Status status = attend_();
-    const Clock::time_point end = Clock::now();
+    const Clock::time_point end = clock_.Now();
     next_ = std::max<Clock::time_point>(
         begin + kPeriod,
         end + std::min<Clock::duration>(kShare * (end - begin), kLongestPause));
@@ -55,15 +55,17 @@ class PollingTransport final : public ForwardingTransport {
   }
 
   const std::function<absl::Status()> attend_;
+  const Clock& clock_;
   Clock::time_point next_;
 };
 
 }  // namespace
 
 std::unique_ptr<Transport> MakePollingTransport(
-    std::unique_ptr<Transport> inner, std::function<absl::Status()> attend) {
-  return std::make_unique<PollingTransport>(std::move(inner),
-                                            std::move(attend));
+    std::unique_ptr<Transport> inner, std::function<absl::Status()> attend,
+    const Clock& clock) {
+  return std::make_unique<PollingTransport>(std::move(inner), std::move(attend),
+                                            clock);
 }
 
 }  // namespace tfring

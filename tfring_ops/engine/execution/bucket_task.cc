@@ -12,10 +12,11 @@
 namespace tfring {
 
 BucketTask::BucketTask(Response bucket, const Members& members,
-                       Submissions& submissions)
+                       Submissions& submissions, Clock::time_point now)
     : bucket_(std::move(bucket)),
       members_(members),
-      submissions_(submissions) {}
+      submissions_(submissions),
+      since_(now) {}
 
 void BucketTask::Describe(const CollectiveRequest& request) {
   if (what_.empty()) what_ = What(members_, request);

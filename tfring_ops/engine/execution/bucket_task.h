@@ -3,7 +3,6 @@
 #define TFRING_OPS_ENGINE_EXECUTION_BUCKET_TASK_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/engine/execution/lanes.h"
 #include "tfring_ops/engine/execution/neutral_contribution.h"
 #include "tfring_ops/engine/members.h"
@@ -26,11 +26,12 @@ namespace tfring {
 class BucketTask {
  public:
   // REQUIRES: the references outlive this.
-  BucketTask(Response bucket, const Members& members, Submissions& submissions);
+  BucketTask(Response bucket, const Members& members, Submissions& submissions,
+             Clock::time_point now);
 
   const Response& bucket() const { return bucket_; }
   // When it was made.
-  std::chrono::steady_clock::time_point since() const { return since_; }
+  Clock::time_point since() const { return since_; }
 
   // This rank's entries, and neutral contributions for what it has not, in the
   // order of the bucket's names.
@@ -68,11 +69,10 @@ class BucketTask {
   // Names the tensors in messages.
   void Describe(const CollectiveRequest& request);
 
-  const std::chrono::steady_clock::time_point since_ =
-      std::chrono::steady_clock::now();
   const Response bucket_;
   const Members& members_;
   Submissions& submissions_;
+  const Clock::time_point since_;
   std::deque<TensorEntry> own_;
   std::deque<NeutralContribution> neutral_contributions_;
   std::vector<TensorEntry*> entries_;  // all of them

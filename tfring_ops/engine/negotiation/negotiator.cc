@@ -40,16 +40,17 @@ std::vector<int> NodesOf(const Transport& transport) {
 }  // namespace
 
 Negotiator::Negotiator(const Options& options, const Members& members,
-                       Transport& control)
+                       Transport& control, const Clock& clock)
     : options_(options),
       members_(members),
+      clock_(clock),
       rank_(control.rank()),
       patience_seconds_(PatienceSeconds(options)),
       neighbors_(
           NeighborsOf(rank_, NodesOf(control), options.max_progress_peers)),
       all_neighbors_(neighbors_.All()),
       mailbox_(control),
-      heartbeats_(options, rank_, control.size(), mailbox_, Clock::now()),
+      heartbeats_(options, rank_, control.size(), mailbox_, clock_.Now()),
       left_(control.size()) {
   if (rank_ == kCoordinatorRank) coordinator_.emplace(options, members);
 }
@@ -60,7 +61,7 @@ absl::StatusOr<bool> Negotiator::Progress(
   for (CollectiveRequest& request : requests) {
     unsent_.push_back(std::move(request));
   }
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = clock_.Now();
   TFRING_ASSIGN_OR_RETURN(const bool progressed, ProgressMessages(now));
   // After what is here has been heard.
   TFRING_RETURN_IF_ERROR(heartbeats_.Look(now));
@@ -125,7 +126,7 @@ void Negotiator::AddRequests(int rank, RequestList list) {
   // Sent before its sender had heard of a cached schedule; it has sent it again
   // since, or will.
   if (list.schedules < schedules_) return;
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = clock_.Now();
   for (CollectiveRequest& request : list.requests) {
     coordinator_->Add(rank, std::move(request), now);
   }
@@ -240,7 +241,7 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
   // schedule.
   left_[rank_] = false;
   heartbeats_.GoOnSending();
-  waiting_since_ = Clock::now();
+  waiting_since_ = clock_.Now();
 }
 
 absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
@@ -352,7 +353,7 @@ bool Negotiator::TakeScheduledItems() {
     std::vector<CachedSchedule::Item> items = schedule_->TakeReady();
     if (items.empty()) return taken;
     taken = true;
-    waiting_since_ = Clock::now();
+    waiting_since_ = clock_.Now();
     // The updates that cover these items, and all before them, must have left
     // before this rank waits for the items' data: see Next.
     while (sent_.front().items < schedule_->taken()) sent_.pop_front();

@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/engine/members.h"
 #include "tfring_ops/engine/negotiation/cached_schedule.h"
@@ -53,8 +54,8 @@ class Negotiator {
 
   // Takes `control` for itself.
   // REQUIRES: the arguments outlive this.
-  Negotiator(const Options& options, const Members& members,
-             Transport& control);
+  Negotiator(const Options& options, const Members& members, Transport& control,
+             const Clock& clock = SteadyClock());
 
   // Sends `requests`, and with `shutdown` a shutdown request, and receives
   // what other ranks have sent.  Returns true if there was anything to send or
@@ -91,8 +92,6 @@ class Negotiator {
   absl::Status Flush();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // A request that was sent to the coordinator and is not decided.
   struct Asked {
     int64_t number;  // in the order of sending
@@ -136,6 +135,7 @@ class Negotiator {
 
   const Options& options_;
   const Members& members_;
+  const Clock& clock_;
   const int rank_;
   const double patience_seconds_;
   const ProgressNeighbors neighbors_;
@@ -152,7 +152,7 @@ class Negotiator {
   std::unordered_map<std::string, Asked> asked_;
   int64_t asked_count_ = 0;
   std::deque<Decision> decisions_;              // for Next
-  Clock::time_point last_look_ = Clock::now();  // of rank 0, for what may wait
+  Clock::time_point last_look_ = clock_.Now();  // of rank 0, for what may wait
 
   // Under a cached schedule.
   std::optional<CachedSchedule> schedule_;

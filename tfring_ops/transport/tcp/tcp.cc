@@ -25,8 +25,6 @@
 namespace tfring {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A wait looks so often, offering the core to others, before it sleeps.
 constexpr int kLooks = 16;
 // And then for as long at a time, unless data comes.
@@ -83,10 +81,12 @@ absl::Status Decode(const std::string& bytes) {
 class TcpTransport final : public Transport {
  public:
   TcpTransport(int rank, std::vector<int> nodes,
-               const std::vector<int>& sockets, double timeout_seconds)
+               const std::vector<int>& sockets, double timeout_seconds,
+               const Clock& clock)
       : rank_(rank),
         nodes_(std::move(nodes)),
         timeout_seconds_(timeout_seconds),
+        clock_(clock),
         peers_(sockets.size()) {
     for (size_t peer = 0; peer < sockets.size(); ++peer) {
       if (static_cast<int>(peer) != rank) peers_[peer].socket = sockets[peer];
@@ -162,7 +162,7 @@ class TcpTransport final : public Transport {
     const auto found = in_flight_.find(request);
     if (found == in_flight_.end()) return absl::OkStatus();
     const int peer = found->second;
-    Clock::time_point last = Clock::now();
+    Clock::time_point last = clock_.Now();
     int64_t moved = peers_[peer].moved_bytes;
     for (int look = 0;; ++look) {
       Move(peer);
@@ -174,7 +174,7 @@ class TcpTransport final : public Transport {
       }
       MoveAll(kSleepMilliseconds);
       if (attend_) TFRING_RETURN_IF_ERROR(attend_());
-      const Clock::time_point now = Clock::now();
+      const Clock::time_point now = clock_.Now();
       if (std::exchange(moved, peers_[peer].moved_bytes) !=
           peers_[peer].moved_bytes) {
         last = now;
@@ -425,6 +425,7 @@ class TcpTransport final : public Transport {
   const int rank_;
   const std::vector<int> nodes_;  // by rank
   const double timeout_seconds_;
+  const Clock& clock_;
   std::vector<Peer> peers_;
   int epoll_ = -1;
   std::function<absl::Status()> attend_;
@@ -438,9 +439,9 @@ class TcpTransport final : public Transport {
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeTcpTransport(
     int rank, std::vector<int> nodes, const std::vector<int>& sockets,
-    double timeout_seconds) {
-  auto transport = std::make_unique<TcpTransport>(rank, std::move(nodes),
-                                                  sockets, timeout_seconds);
+    double timeout_seconds, const Clock& clock) {
+  auto transport = std::make_unique<TcpTransport>(
+      rank, std::move(nodes), sockets, timeout_seconds, clock);
   TFRING_RETURN_IF_ERROR(transport->Open());
   return transport;
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -28,12 +29,12 @@ inline constexpr int kUnacknowledgedMilliseconds = 5000;
 
 // Takes `sockets`: by peer, a connection to it; nothing for this rank itself.
 // Rank i is on machine `nodes[i]`.  A wait ends with TimedOut when its data has
-// not moved for `timeout_seconds`; 0 is never.
+// not moved for `timeout_seconds` of `clock`; 0 is never.
 //
 // Unavailable or Internal if a socket cannot be set up; they are closed then.
 absl::StatusOr<std::unique_ptr<Transport>> MakeTcpTransport(
     int rank, std::vector<int> nodes, const std::vector<int>& sockets,
-    double timeout_seconds);
+    double timeout_seconds, const Clock& clock = SteadyClock());
 
 }  // namespace tfring
 
