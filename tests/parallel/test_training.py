@@ -28,13 +28,6 @@ STEPS = 20
 RATE = 1e-2
 
 
-def mlp():
-    inputs = keras.Input((6,))
-    hidden = keras.layers.Dense(16, activation="tanh")(inputs)
-    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
-    return keras.Model([inputs], keras.layers.Dense(1)(hidden))
-
-
 def cnn_beside_embedding():
     image = keras.Input((8, 8, 1))
     words = keras.Input((3,), dtype="int32")
@@ -63,13 +56,9 @@ def many_variables():
 
 
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(RATE, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-3),
     "adamw": lambda: keras.optimizers.AdamW(
         RATE, epsilon=1e-3, weight_decay=0.01, clipnorm=0.1
-    ),
-    "accumulating": lambda: keras.optimizers.SGD(
-        RATE, momentum=0.9, gradient_accumulation_steps=2
     ),
 }
 
@@ -159,18 +148,13 @@ HOW = {
 @pytest.mark.parametrize(
     ("make_model", "optimizer_name", "how"),
     [
-        (mlp, "sgd", "plain"),
-        (mlp, "sgd", "compiled"),
-        (mlp, "sgd", "eager"),
-        (mlp, "adam", "plain"),
-        (mlp, "adamw", "plain"),
-        (cnn_beside_embedding, "sgd", "plain"),
-        (cnn_beside_embedding, "adam", "eager"),
         (cnn_beside_embedding, "adamw", "plain"),
         (cnn_beside_embedding, "adamw", "compiled"),
-        (many_variables, "sgd", "plain"),
-        (many_variables, "sgd", "compiled"),
+        (cnn_beside_embedding, "adamw", "eager"),
         (many_variables, "adam", "plain"),
+        pytest.param(
+            *(many_variables, "adam", "compiled"), marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_weights_are_those_of_one_process(make_model, optimizer_name, how):
@@ -182,19 +166,6 @@ def test_weights_are_those_of_one_process(make_model, optimizer_name, how):
     model = trained_together(make_model, optimizer, **HOW[how])
     assert_close(model.get_weights(), expected)
     assert_same_on_all_ranks([*model.variables, *model.optimizer.variables])
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_several_passes_for_each_step(how):
-    expected = trained_alone(mlp, "accumulating", False)
-    # The sum of two gradients at half the rate is their mean at the whole.
-    optimizer = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(RATE / 2, momentum=0.9), backward_passes_per_step=2
-    )
-    model = trained_together(mlp, optimizer, **HOW[how])
-    assert_close(model.get_weights(), expected)
-    assert int(optimizer.iterations) == STEPS // 2
-    assert_same_on_all_ranks([*model.variables, *optimizer.variables])
 
 
 @pytest.fixture
@@ -218,29 +189,12 @@ class Steps(keras.callbacks.Callback):
         self.weights.append(self.model.get_weights())
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "how"),
-    [
-        (lambda: tfring.DistributedOptimizer(keras.optimizers.Adam()), "plain"),
-        (
-            lambda: tfring.DistributedOptimizer(keras.optimizers.Adam()),
-            "compiled",
-        ),
-        (
-            lambda: tfring.DistributedOptimizer(
-                keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-            ),
-            "plain",
-        ),
-    ],
-    ids=["inside, plain", "inside, compiled", "outside, plain"],
-)
-def test_all_ranks_skip_the_overflow_of_one(
-    mixed_float16, optimizer, how, rank, size
-):
+@pytest.mark.parametrize("how", ["plain", "compiled"])
+def test_all_ranks_skip_the_overflow_of_one(mixed_float16, how, rank, size):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile(optimizer(), "mse", **HOW[how])
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam())
+    model.compile(optimizer, "mse", **HOW[how])
     inputs = np.full((4 * 2, 4), 1e-2, np.float32)
     if rank == size - 1:
         inputs[2:4] = 6e4  # the second batch, near the end of float16

@@ -141,14 +141,6 @@ def test_needs_init():
         tfring.init()
 
 
-def test_averages_before_clipping(averages):
-    averages.factor = 100.0
-    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0, clipnorm=1.0))
-    variable = keras.Variable([0.0, 0.0])
-    sgd.apply([tf.constant([3.0, 4.0])], [variable])
-    np.testing.assert_allclose(variable.numpy(), [-0.6, -0.8], rtol=1e-6)
-
-
 @pytest.mark.parametrize("traced", [True, False])
 def test_averages_once_for_each_accumulated_update(averages, traced):
     averages.factor = 10.0
