@@ -110,56 +110,6 @@ def test_every_fit_starts_from_the_root(rank):
     assert_same_on_all_ranks(model.trainable_variables)
 
 
-class LogsOfEpochs(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.logs = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.logs.append(dict(logs))
-
-
-def test_metrics_are_averages(rank, size):
-    model = built()
-    model.compile(
-        tfring.DistributedOptimizer(keras.optimizers.SGD()),
-        "mse",
-        metrics=["mae"],
-    )
-    own, averaged = LogsOfEpochs(), LogsOfEpochs()
-    history = fit(
-        model,
-        rank,
-        epochs=2,
-        validation_split=0.5,
-        callbacks=[own, tfring.callbacks.MetricAverageCallback(), averaged],
-    ).history
-    assert set(history) == {"loss", "mae", "val_loss", "val_mae"}
-    for epoch, logs in enumerate(own.logs):
-        for name, value in logs.items():
-            everyone = tfring.allgather(np.array([value]))
-            average = averaged.logs[epoch][name]
-            assert average == pytest.approx(np.mean(everyone))
-            assert history[name][epoch] == average
-
-
-def test_ranks_stop_early_together(rank, size):
-    callback = tfring.callbacks.MetricAverageCallback()
-    stop = keras.callbacks.EarlyStopping("loss")
-    model = built()
-    model.compile("sgd", "mse")
-    for each in (callback, stop):
-        each.set_model(model)
-    stop.on_train_begin()
-    # The loss of the last rank alone gets worse, and the average with it.
-    for epoch in range(2):
-        grows = epoch * 10.0 if rank == size - 1 else -epoch * 0.1
-        logs = {"loss": 1.0 + grows}
-        callback.on_epoch_end(epoch, logs)
-        stop.on_epoch_end(epoch, logs)
-    assert model.stop_training
-
-
 def test_metrics_of_one_rank_alone_are_an_error_on_all(rank, size):
     if size == 1:
         pytest.skip("One rank agrees with itself.")

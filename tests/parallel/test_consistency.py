@@ -161,19 +161,6 @@ def test_rank_0_alone_saves_the_best_model(rank, tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
-def test_best_model_in_fit(rank, tmp_path):
-    fit(
-        make_model(),
-        rank,
-        epochs=2,
-        callbacks=[
-            tfring.callbacks.MetricAverageCallback(),
-            BestModelCheckpoint(tmp_path / "best.keras", monitor="loss"),
-        ],
-    )
-    assert (tmp_path / "best.keras").exists() == (rank == 0)
-
-
 def test_best_model_needs_a_model_file():
     with pytest.raises(ValueError, match=r"must end in `\.keras`"):
         BestModelCheckpoint("best")

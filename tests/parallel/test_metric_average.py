@@ -128,31 +128,6 @@ def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
     np.testing.assert_allclose(history["val_f1"], [10 * expected])
 
 
-def test_callbacks_decide_alike(rank, size, tmp_path):
-    model = small_model(1.0, ["accuracy"])
-    history = fit(
-        model,
-        rank,
-        [
-            keras.callbacks.ReduceLROnPlateau(
-                "val_loss", patience=0, min_delta=0.05, cooldown=1
-            ),
-            keras.callbacks.EarlyStopping("val_accuracy", patience=2),
-            keras.callbacks.ModelCheckpoint(
-                str(tmp_path / f"{rank}-{{epoch}}.weights.h5"),
-                monitor="val_loss",
-                save_best_only=True,
-                save_weights_only=True,
-            ),
-        ],
-        epochs=8,
-    )
-    saved = sorted(path.name.split("-")[1] for path in tmp_path.iterdir())
-    everyones = tfring.allgather_object((history, saved))
-    assert all(others == everyones[0] for others in everyones)
-    assert saved
-
-
 def test_a_device_must_exist():
     with pytest.raises(ValueError, match="MetricAverageCallback: device="):
         tfring.callbacks.MetricAverageCallback("/gpu:77")
