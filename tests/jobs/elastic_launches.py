@@ -11,6 +11,12 @@ from pathlib import Path
 from jobs import JOB_SECONDS, TFRINGRUN, running
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
+# On a busy machine a worker may be silent for longer than the two seconds that
+# a user's may.
+PATIENT = {"TFRING_ELASTIC_SILENCE_SECONDS": "60"}
+IMPATIENT = {"TFRING_ELASTIC_SILENCE_SECONDS": "2"}
+# The arguments of workers that go on until `Elastic.let_end`.
+ENDLESS = ("--steps=1000000000", "--until=ENOUGH")
 
 
 class Elastic:
@@ -27,6 +33,7 @@ class Elastic:
             ],
             env={
                 name: value,
+                **PATIENT,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 **env,
             },
@@ -39,6 +46,9 @@ class Elastic:
             line = self.process.stdout.readline()
             assert line, self.output
             self.output += line
+
+    def let_end(self):
+        (self.directory / "ENOUGH").touch()
 
     def finish(self, timeout=JOB_SECONDS):
         rest, _ = self.process.communicate(timeout=timeout)
@@ -59,7 +69,7 @@ class Elastic:
         pids = self.pids("elastic_worker")
         return [pid for pid in pids if pid != self.process.pid]
 
-    def nothing_is_left(self, seconds=10):
+    def nothing_is_left(self, seconds=60):
         end = time.monotonic() + seconds
         while running(self.marker):
             if time.monotonic() > end:

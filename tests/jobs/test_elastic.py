@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from jobs import JOB_SECONDS, TFRINGRUN
+from jobs import JOB_SECONDS, TFRINGRUN, WHOLE
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -39,7 +39,8 @@ def test_the_others_go_on_when_a_rank_is_killed(start, tmp_path, shard_states):
             *(*command, EXAMPLES / "elastic.py", f"--weights={weights}"),
             *("--epochs=3", "--kill_in_epoch=2"),
             f"--shard_states={shard_states}",
-        ]
+        ],
+        env=WHOLE,
     )
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output
@@ -153,7 +154,7 @@ try:
 except ValueError:
     tfring.shutdown()
     import time
-    time.sleep(50)
+    time.sleep(1000)
 """,
         env={"TFRING_STALL_SHUTDOWN_TIME_SECONDS": "5"},
     )
@@ -165,6 +166,6 @@ def test_another_mpi_is_told_apart(start):
     if _GOES_ON:
         pytest.skip("this MPI goes on")
     job = start([*TFRINGRUN, "--elastic", "-np", "2", "true"])
-    output, _ = job.communicate(timeout=30)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 2
     assert "--elastic needs" in output

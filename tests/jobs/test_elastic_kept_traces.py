@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+from elastic_launches import PATIENT
 from jobs import JOB_SECONDS, TFRINGRUN
 
 SCRIPT = Path(__file__).with_name("elastic_kept_traces.py")
@@ -15,7 +16,8 @@ def test_a_step_is_traced_once_whatever_the_size(start):
         [
             *(*TFRINGRUN, "-np", 2, "--elastic", "--min-np", 1),
             *("--max-np", 2, sys.executable, SCRIPT),
-        ]
+        ],
+        env=PATIENT,
     )
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output

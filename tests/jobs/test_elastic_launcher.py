@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from elastic_launches import ENDLESS, IMPATIENT
 from jobs import JOB_SECONDS, TFRINGRUN, running
 
 
@@ -33,16 +34,22 @@ def test_a_job_without_faults(elastic):
         ("raise", "ValueError: boom"),
         ("exit", "exit status 3"),
         ("quit", "exit status 0"),
-        ("stop", "nothing was heard of it for 2 s"),
+        pytest.param(
+            *("stop", "nothing was heard of it for 2 s"),
+            marks=pytest.mark.thorough,
+        ),
         ("term", "it was asked to end"),
     ],
 )
 def test_a_lost_worker_is_replaced(elastic, what, said):
     job = elastic(
         "--min-np 1 --max-np 3",
-        f"--steps={250 if what == 'stop' else 60}",
-        *("--size=3", f"--fault=w2:{what}:10"),
+        *(*ENDLESS, f"--fault=w2:{what}:10"),
+        **(IMPATIENT if what == "stop" else {}),
     )
+    in_three = r"[\s\S]*\] generation \d: rank \d of 3"
+    job.read_until(f"worker w2 .* is lost(?:{in_three}){{3}}")
+    job.let_end()
     assert job.finish() == 0, job.output
     assert re.search(
         rf"worker w2 \(rank \d, .*\) is lost: .*{said}", job.output
@@ -58,8 +65,13 @@ def test_a_lost_worker_is_replaced(elastic, what, said):
     assert job.nothing_is_left()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_stopped_before_it_joins_is_replaced(elastic):
-    job = elastic("--min-np 2 --max-np 2", "--steps=20", "--fault=w1:early:0")
+    job = elastic(
+        "--min-np 2 --max-np 2",
+        *("--steps=20", "--fault=w1:early:0"),
+        **IMPATIENT,
+    )
     assert job.finish() == 0, job.output
     assert "worker w1 (host localhost) is lost: it is stopped." in job.output
     assert job.nothing_is_left()
@@ -113,7 +125,7 @@ def test_a_signal_ends_the_job(elastic, number):
     job = elastic("--min-np 2 --max-np 2", "--steps=100000")
     job.read_until("generation 1: rank", 2)
     job.process.send_signal(number)
-    assert job.finish(20) == 128 + number, job.output
+    assert job.finish() == 128 + number, job.output
     assert job.nothing_is_left()
 
 
@@ -144,21 +156,20 @@ def test_a_killed_supervisor_leaves_nothing(elastic, which):
     assert len(pair) == 2
     os.kill(pair[which], signal.SIGKILL)
     # SIGTERM, if the other one could still pass it on.
-    assert job.finish(20) in (1, 143), job.output
+    assert job.finish() in (1, 143), job.output
     assert "all workers are lost" in job.output
     assert job.nothing_is_left()
 
 
 def test_a_lost_supervisor_is_replaced_and_so_are_its_workers(elastic):
     # Two hosts, as far as the launcher can tell.
-    job = elastic(
-        "-H localhost:2,127.0.0.1:2 --min-np 1 --max-np 4",
-        *("--steps=80", "--size=4"),
-    )
+    job = elastic("-H localhost:2,127.0.0.1:2 --min-np 1 --max-np 4", *ENDLESS)
     job.read_until("generation 1: rank", 4)
     first = job.pids("launcher.elastic.supervisor")[0]
     os.kill(first, signal.SIGKILL)
     job.read_until(r"generation \d: 2 workers")
+    job.read_until(r"generation \d: 4 workers", 2)
+    job.let_end()
     assert job.finish() == 0, job.output
     assert "localhost was lost" in job.output or (
         "127.0.0.1 was lost" in job.output
@@ -171,22 +182,23 @@ def test_the_job_ends_when_nobody_reads_its_output(elastic):
     job = elastic("--min-np 2 --max-np 2", "--steps=100000", "--chat")
     job.read_until("generation 1: rank", 2)
     job.process.stdout.close()
-    assert job.process.wait(20) == 128 + signal.SIGPIPE
+    assert job.process.wait(JOB_SECONDS) == 128 + signal.SIGPIPE
     assert job.nothing_is_left()
 
 
+@pytest.mark.thorough
 def test_random_faults(elastic):
     """Kills, stops and terminations of workers, at any time of their lives."""
     chance = random.Random(int(os.environ.get("TFRING_CHAOS_SEED", "1")))
     job = elastic(
         "-H localhost:2,127.0.0.1:3 --min-np 2 --max-np 4 --spares 1",
-        *("--steps=1000000", "--until=ENOUGH"),
+        *ENDLESS,
         TFRING_ELASTIC_PROGRESS_SECONDS="0.1",
         TFRING_ELASTIC_SILENCE_SECONDS="1",
     )
     os.set_blocking(job.process.stdout.fileno(), False)
     faults = 0
-    end = time.monotonic() + 40
+    end = time.monotonic() + JOB_SECONDS / 2
     while faults < 10 and time.monotonic() < end:
         time.sleep(chance.uniform(0.02, 0.4))
         with contextlib.suppress(BlockingIOError):
@@ -207,9 +219,9 @@ def test_random_faults(elastic):
                 os.kill(victim, number)
             time.sleep(chance.choice([0.0, 0.05, 0.5]))
     assert faults > 0, job.output
-    (job.directory / "ENOUGH").touch()
+    job.let_end()
     os.set_blocking(job.process.stdout.fileno(), True)
-    assert job.finish(60) == 0, job.output
+    assert job.finish() == 0, job.output
     assert job.nothing_is_left()
 
 
@@ -232,7 +244,7 @@ def ports(pids):
 
 
 def test_strangers_do_no_harm(elastic):
-    job = elastic("--min-np 2 --max-np 2", "--steps=200", "--size=2")
+    job = elastic("--min-np 2 --max-np 2", *ENDLESS)
     job.read_until("generation 1: rank", 2)
     listening = ports(running(job.marker))
     # The rendezvous and two workers, on the loopback interface alone.
@@ -247,10 +259,11 @@ def test_strangers_do_no_harm(elastic):
                 b"GET / HTTP/1.1\r\n\r\n",
                 chance.randbytes(5000),
             ):
-                sock = socket.create_connection(("127.0.0.1", port), 5)
+                sock = socket.create_connection(("127.0.0.1", port), 60)
                 silent.append(sock)
                 with contextlib.suppress(OSError):
                     sock.sendall(text)
+    job.let_end()
     assert job.finish() == 0, job.output
     assert "lost" not in job.output
     assert "generation 2" not in job.output
@@ -277,8 +290,7 @@ def test_hosts_that_a_script_finds_come_and_go(elastic, tmp_path):
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
     script.chmod(0o755)
     job = elastic(
-        f"--min-np 1 --max-np 3 --host-discovery-script {script}",
-        *("--steps=200", "--size=3"),
+        f"--min-np 1 --max-np 3 --host-discovery-script {script}", *ENDLESS
     )
     job.read_until(r"generation 1: 1 workers on 1 hosts")
     hosts.write_text("localhost:3\n")
@@ -286,13 +298,17 @@ def test_hosts_that_a_script_finds_come_and_go(elastic, tmp_path):
     # A script that fails changes nothing.
     hosts.write_text("localhost:x\n")
     job.read_until(r"The hosts stay as they are")
+    job.let_end()
     assert job.finish() == 0, job.output
     assert job.nothing_is_left()
 
 
+@pytest.mark.thorough
 def test_output_that_nobody_reads_harms_no_worker(elastic):
     job = elastic(
-        "--min-np 2 --max-np 2", "--steps=100", "--size=2", "--talk=10000000"
+        "--min-np 2 --max-np 2",
+        *("--steps=100", "--size=2", "--talk=10000000"),
+        **IMPATIENT,
     )
     job.read_until("generation 1: rank", 1)
     time.sleep(6)  # Longer than a silence, and than TCP's patience.
@@ -318,6 +334,6 @@ def test_output_that_nobody_reads_harms_no_worker(elastic):
 )
 def test_numbers_that_cannot_be(start, options, said):
     job = start([*TFRINGRUN, *options.split(), "true"])
-    output, _ = job.communicate(timeout=30)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 2
     assert said in output

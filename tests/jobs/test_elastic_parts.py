@@ -6,6 +6,7 @@ import sys
 
 import elastic_parts
 import pytest
+from elastic_launches import PATIENT
 from elastic_parts import BATCH_SIZE, RANKS, ROWS
 from jobs import TFRINGRUN
 
@@ -16,7 +17,8 @@ def test_parts_are_shared_out_anew(start):
         [
             *(*TFRINGRUN, "-np", RANKS, "--elastic", "--min-np", RANKS - 1),
             *("--max-np", RANKS, sys.executable, elastic_parts.__file__),
-        ]
+        ],
+        env=PATIENT,
     )
     output, _ = job.communicate(timeout=280)
     assert job.returncode == 0, output

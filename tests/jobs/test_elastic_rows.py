@@ -6,15 +6,25 @@ import sys
 
 import elastic_rows
 import pytest
+from elastic_launches import PATIENT
 from elastic_rows import BATCH, EPOCHS, KILLED_IN, RANKS, ROWS
 from jobs import JOB_SECONDS, TFRINGRUN
 
 from tfring.timeline import summary
 
 
+# Each kind of data goes on in tests/parallel/test_elastic_fit.py, too.
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [*((kind, []) for kind in elastic_rows.DATA), ("arrays", ["jit_compile"])],
+    [
+        ("function", []),
+        ("arrays", ["jit_compile"]),
+        *(
+            pytest.param(kind, [], marks=pytest.mark.thorough)
+            for kind in elastic_rows.DATA
+            if kind != "function"
+        ),
+    ],
 )
 def test_what_is_left_of_an_epoch_is_shared_out_anew(
     start, kind, options, tmp_path
@@ -26,7 +36,7 @@ def test_what_is_left_of_an_epoch_is_shared_out_anew(
             *("--max-np", RANKS, sys.executable, elastic_rows.__file__, kind),
             *options,
         ],
-        env={"TFRING_TIMELINE": str(timeline)},
+        env={"TFRING_TIMELINE": str(timeline), **PATIENT},
     )
     output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 0, output

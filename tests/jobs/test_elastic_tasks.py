@@ -3,13 +3,15 @@
 The machines are this one, by several names.
 """
 
+import contextlib
 import os
 import re
 import signal
 import socket
 
 import pytest
-from jobs import TFRINGRUN, running
+from elastic_launches import ENDLESS
+from jobs import JOB_SECONDS, TFRINGRUN, running
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -61,16 +63,19 @@ def test_tasks_with_the_same_line_are_one_job(task):
 
 
 def test_a_task_that_is_killed_is_a_lost_host_and_may_come_again(task):
-    line = ("--min-np 1 --slots-per-host 2", "--steps=400", "--size=4")
+    line = ("--min-np 1 --slots-per-host 2", *ENDLESS)
     head, other = pair(task, *line)
     head.read_until(r"generation \d: 4 workers on 2 hosts")
     for pid in running(other.marker):
-        os.kill(pid, signal.SIGKILL)
+        # Some end by themselves once the first is killed.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     head.read_until("host node2 was lost")
     head.read_until(r"generation \d: 2 workers on 1 hosts")
     again = task("node2", *line)
     head.read_until("host node2 has come", 2)
     head.read_until(r"generation \d: 4 workers on 2 hosts", 2)
+    head.let_end()
     assert head.finish() == 0, head.output
     assert again.finish() == 0, again.output
     for each in (head, other, again):
@@ -78,12 +83,13 @@ def test_a_task_that_is_killed_is_a_lost_host_and_may_come_again(task):
 
 
 def test_a_task_that_is_asked_to_end_takes_its_workers_along(task):
-    head, other = pair(task, "--min-np 1", "--steps=150", "--size=1")
+    head, other = pair(task, "--min-np 1", *ENDLESS)
     head.read_until(r"generation \d: 2 workers on 2 hosts")
     other.process.send_signal(signal.SIGTERM)
     # So that Kubernetes does not count it as done.
     assert other.finish() == 128 + signal.SIGTERM, other.output
     assert other.nothing_is_left()
+    head.let_end()
     assert head.finish() == 0, head.output
     assert head.nothing_is_left()
 
@@ -99,30 +105,32 @@ def test_tasks_end_with_the_status_of_the_job(task):
 
 
 def test_tasks_end_with_the_launcher(task):
-    head, other = pair(task, "--min-np 1", "--steps=100000", "--size=1")
+    head, other = pair(task, "--min-np 1", *ENDLESS)
     head.read_until(r"generation \d: 2 workers on 2 hosts")
     head.process.kill()
-    assert other.finish(20) == 1
+    assert other.finish() == 1
     assert "tfringrun: the launcher is gone." in other.output
     assert other.nothing_is_left()
     assert head.nothing_is_left()
 
 
 def test_a_task_with_another_token_is_refused(task):
-    head = task("head", "--min-np 1", "--steps=200", "--size=1")
+    head = task("head", "--min-np 1", *ENDLESS)
     head.read_until("generation 1: rank")
     other = task("node2", "--min-np 1", TFRING_ELASTIC_TOKEN=TOKEN[::-1])
-    assert other.finish(20) == 1
+    assert other.finish() == 1
     assert "with another TFRING_ELASTIC_TOKEN" in other.output
+    head.let_end()
     assert head.finish() == 0, head.output
     assert "node2" not in head.output
 
 
 def test_two_tasks_of_the_same_name(task):
-    head, other = pair(task, "--min-np 1", "--steps=200", "--size=2")
+    head, other = pair(task, "--min-np 1", *ENDLESS)
     third = task("node2", "--min-np 1")
-    assert third.finish(20) == 1
+    assert third.finish() == 1
     assert "has a supervisor of host node2 already" in third.output
+    head.let_end()
     assert head.finish() == 0, head.output
     assert "lost" not in head.output
     assert other.finish() == 0, other.output
@@ -139,7 +147,7 @@ def test_a_launcher_that_does_not_come(task, start):
             "TFRING_ELASTIC_TIMEOUT_SECONDS": "1",
         },
     )
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 1
     assert "no-such-host:29500 cannot be reached" in output
 
@@ -160,6 +168,6 @@ def test_what_cannot_be(start, token, options, said):
         [*TFRINGRUN, "--elastic", *options.split(), "true"],
         env={"TFRING_ELASTIC_TOKEN": token},
     )
-    output, _ = job.communicate(timeout=30)
+    output, _ = job.communicate(timeout=JOB_SECONDS)
     assert job.returncode == 2, output
     assert said in output
