@@ -1,5 +1,6 @@
 # make demo     trains a small model on two ranks; needs python3-venv, g++, make
-# make test     everything that must hold: C++, Python, jobs, lint, types
+# make test     what a change breaks most often, shown once: before each commit
+# make test-all everything that must hold: before a release, and by parts
 # make help     this, and the parts
 #
 # It takes no root, and changes nothing outside this directory.
@@ -18,27 +19,38 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TFRINGRUN := $(BIN)/python -m tfring.run
 JOBS := $(shell nproc)
 CHECK_JOBS := $(shell expr $(JOBS) + 1)
-# How many ranks the parallel tests are run on, one after the other.
-RANKS := 1 2 3 4
 
 .NOTPARALLEL:
-.PHONY: help demo test build library wheel clean lint types docs format \
-  cpp-test soak unit-test parallel-test gpu-test gpu-schedule gpu-validation \
-  gpu-archive standalone jobs-test network-test bazel-test compat
+.PHONY: help demo test test-all build library wheel clean lint types docs format \
+  cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
+  parallel-4 gpu gpu-schedule gpu-validation gpu-archive standalone jobs network \
+  chaos bazel compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 	@echo
-	@echo "test:   lint types docs cpp-test unit-test parallel-test gpu-test" \
-	  "gpu-schedule jobs-test network-test"
-	@echo "others: build wheel format soak gpu-validation gpu-archive" \
-	  "bazel-test clean; compat TF=2.18.1"
+	@echo "parts of test-all: $(ALL_PARTS)"
+	@echo "others: build wheel format soak gpu-validation gpu-archive clean;" \
+	  "compat TF=2.18.1"
 
 demo: build
 	$(TFRINGRUN) -np 2 $(BIN)/python examples/keras_digits.py
 
-test: lint types docs cpp-test unit-test parallel-test gpu-test gpu-schedule \
-  jobs-test network-test
+# The two suites: CONTRIBUTING.md.  A part by itself is whole; with EXTENT=gate it
+# does what `test` has it do.
+GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
+ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
+  parallel-2 parallel-3 parallel-4 gpu gpu-schedule jobs network chaos bazel
+test: build
+	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
+test-all: build
+	@$(BIN)/python tools/test_parts.py $(ALL_PARTS)
+
+EXTENT :=
+# Where a part leaves what its tests took, as XML.
+REPORTS := build/reports
+PYTEST = $(BIN)/python -m pytest $(if $(EXTENT),-m "not thorough") \
+  --junitxml=$(REPORTS)/$@/pytest.xml
 
 # ---- The environment and the package ----
 
@@ -106,24 +118,21 @@ build/absl/.ready:
 	cd $(@D) && for package in *.deb; do dpkg-deb -x $$package .; done
 	touch $@
 
-# Under both sanitizers, and as it is shipped what they do not take.  More tests
-# at a time than there are cores: many wait.
-cpp-test: build $(GTEST_READY)
-	$(NATIVE) VARIANT=plain check-unsanitized
-	$(NATIVE) VARIANT=tsan tests
-	$(NATIVE) VARIANT=tsan -j$(CHECK_JOBS) check
-	$(NATIVE) VARIANT=asan tests
-	$(NATIVE) VARIANT=asan -j$(CHECK_JOBS) check
+# As it is shipped, and under the sanitizers what has threads, or memory.  More
+# tests at a time than there are cores: many wait.
+cpp-plain cpp-tsan cpp-asan: cpp-%: build $(GTEST_READY)
+	$(NATIVE) VARIANT=$* EXTENT=$(EXTENT) tests
+	$(NATIVE) VARIANT=$* EXTENT=$(EXTENT) -j$(CHECK_JOBS) \
+	  REPORTS=$(CURDIR)/$(REPORTS)/$@ check
 
-# Long, and not part of `test`: 10,000 collectives of all kinds at four ranks.
+# Long, and not part of `test-all`: 10,000 collectives of all kinds at four ranks.
+RANDOM_TESTS := build/native/plain/tests/cpp/random_tests
 soak: build $(GTEST_READY)
-	$(NATIVE) VARIANT=plain build/native/plain/tests/cpp/soak_test
-	TFRING_SOAK=10000 build/native/plain/tests/cpp/soak_test
-	$(NATIVE) VARIANT=plain build/native/plain/tests/cpp/property_test
-	TFRING_PROPERTY_SCHEDULES=2000 build/native/plain/tests/cpp/property_test
+	$(NATIVE) VARIANT=plain $(RANDOM_TESTS)
+	TFRING_SOAK=10000 TFRING_PROPERTY_SCHEDULES=2000 $(RANDOM_TESTS)
 
-unit-test: build
-	$(BIN)/python -m pytest --numprocesses 2 tests/unit
+unit: build
+	$(PYTEST) --numprocesses 2 tests/unit
 
 # On two ranks all.  Elsewhere not the whole trainings and the like, which take
 # long and go the same way on any number of ranks.  On one, what one rank has to
@@ -139,10 +148,12 @@ LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors consistency \
   optimizer runtime seeds sessions state timeline whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
-parallel-test: $(RANKS:%=parallel-test/%)
-parallel-test/%: build
-	$(TFRINGRUN) -np $* $(BIN)/python -m pytest tests/parallel \
-	  $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py)
+# In the gate, on three: what is no power of two, or has a rank between others.
+GATE_3 := collectives reducescatter_alltoall process_sets join topology
+parallel-1 parallel-2 parallel-3 parallel-4: parallel-%: build
+	$(TFRINGRUN) -np $* $(PYTEST) $(if $(and $(EXTENT),$(GATE_$*)),\
+	  $(GATE_$*:%=tests/parallel/test_%.py),\
+	  tests/parallel $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py))
 
 # For the custom calls under JAX, where there is no TensorFlow.
 JAX_VENV := build/jax-venv
@@ -157,7 +168,7 @@ $(JAX_VENV)/.ready:
 # of tests/parallel at GPU_RANKS to which the memory matters, and some of it at 3
 # and 4.  At one rank validate.py runs some.  At 4 ranks, and with NCCL, the fake
 # GPU's streams share queues, fewer than there are streams.
-#   make gpu-test GPU_RANKS="1 2 3 4"
+#   make gpu GPU_RANKS="1 2 3 4"
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
@@ -168,7 +179,7 @@ ON_HOST := autograph callbacks consistency data data_service docs elastic \
 SETS_ON_GPU := tests/parallel/test_process_sets.py
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
-gpu-test: build
+gpu: build
 	$(NATIVE) VARIANT=plain fake-gpu
 	@set -e; for ranks in $(sort 3 4 $(GPU_RANKS)); do \
 	  files="$(GPU_TESTS)"; \
@@ -181,16 +192,16 @@ gpu-test: build
 	  fi; \
 	  echo "$(TFRINGRUN) -np $$ranks $(BIN)/python -m pytest $$files"; \
 	  TFRING_TEST_DEVICE=GPU:0 $(TFRINGRUN) -np $$ranks \
-	    $(BIN)/python -m pytest $$files; \
+	    $(PYTEST:%.xml=%$$ranks.xml) $$files; \
 	done
-	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(BIN)/python -m pytest \
+	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(PYTEST:%.xml=%_own.xml) \
 	  tests/gpu/own_gpu.py
 	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 FAKE_CUDA_QUEUES=2 \
 	  TFRING_TEST_DEVICE=GPU:0 \
-	  $(TFRINGRUN) -np 3 $(BIN)/python -m pytest tests/parallel/on_nccl.py
+	  $(TFRINGRUN) -np 3 $(PYTEST:%.xml=%_nccl.xml) tests/parallel/on_nccl.py
 
 # In which order XLA does a step on a GPU, which it compiles for without one.
 XLA_GPU := build/xla-gpu
@@ -225,15 +236,15 @@ standalone: build $(ABSL_READY)
 	$(NATIVE) VARIANT=standalone standalone
 
 # Two at a time: much of a job is waiting.
-jobs-test: build
-	$(BIN)/python -m pytest --numprocesses 2 tests/jobs
+jobs: build
+	$(PYTEST) --numprocesses 2 tests/jobs
 
 # Several hosts, as network namespaces: skipped where those are not allowed.
-network-test: build
-	$(BIN)/python -m pytest tests/network tests/chaos
+network chaos: build
+	$(PYTEST) tests/$@
 
 BAZEL_TARGETS := //:all
-bazel-test: build $(GTEST_READY)
+bazel: build $(GTEST_READY)
 	tools/bazel_test $(BAZEL_TARGETS)
 
 # The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
@@ -249,7 +260,8 @@ compat:
 	$(PYTHON) -m venv $(COMPAT)/$(VENV)
 	$(COMPAT)/$(PIP) install --quiet tensorflow-cpu==$(TF) \
 	  $(if $(MPICC),,$(MPI))
-	$(MAKE) -C $(COMPAT) parallel-test
+	$(MAKE) -C $(COMPAT) parallel-1 \
+	  parallel-2 parallel-3 parallel-4
 
 # ---- Lint and types ----
 
@@ -261,7 +273,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
-	$(NATIVE) CLANG_TIDY=$(BIN)/clang-tidy --output-sync tidy
+	$(NATIVE) CLANG_TIDY=$(BIN)/clang-tidy EXTENT=$(EXTENT) --output-sync tidy
 
 types: build
 	$(BIN)/mypy

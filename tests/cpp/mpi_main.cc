@@ -12,6 +12,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   testing::InitGoogleTest(&argc, argv);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  // Rank 0 reports for all.
+  if (rank > 0) testing::GTEST_FLAG(output) = "";
   const int failed = RUN_ALL_TESTS();
   // The others may be waiting for this rank.
   if (failed) MPI_Abort(MPI_COMM_WORLD, 1);

@@ -1,6 +1,6 @@
 """A rank is killed while its GPU's work is not done; the others go on.
 
-`make gpu-test` runs it with `tfringrun --elastic`; on the fake GPU, whose
+`make gpu` runs it with `tfringrun --elastic`; on the fake GPU, whose
 streams are held from some moment on.
 """
 

@@ -1,6 +1,6 @@
 """Behaviour that shows only where tensors are on a GPU.
 
-`make gpu-test` runs it with TFRING_TEST_DEVICE=GPU:0; tests/parallel by itself
+`make gpu` runs it with TFRING_TEST_DEVICE=GPU:0; tests/parallel by itself
 does not.
 """
 

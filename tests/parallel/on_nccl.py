@@ -1,6 +1,6 @@
 """Tensors on GPUs, each rank with its own, by NCCL or by a fake one.
 
-`make gpu-test` runs it with TFRING_GPU_BACKEND=nccl. The order of streams is
+`make gpu` runs it with TFRING_GPU_BACKEND=nccl. The order of streams is
 shown by tests/cpp/cuda_nccl_races_test.cc.
 """
 
