@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -17,6 +19,7 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_engines.h"
 #include "tests/cpp/nccl_ranks.h"
+#include "tests/cpp/send_counter.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/nccl/launch_order.h"
 
@@ -24,81 +27,100 @@ namespace tfring {
 namespace {
 
 using std::chrono::microseconds;
-using std::chrono::milliseconds;
 
-Options SetOptions(double timeout_seconds = 20) {
-  Options options = NcclOptions();
-  options.stall_shutdown_seconds = timeout_seconds;
-  return options;
-}
+// Two process sets of the same two ranks, without an order: each rank launches
+// another one's first.
+class CudaNcclNoOrderTest : public testing::Test {
+ protected:
+  CudaNcclNoOrderTest() {
+    for (DeviceSet* const set : {&world_, &same_}) set->Meet();
+  }
 
-// Of two process sets each rank pauses before another one's launch.
-std::vector<absl::Status> LaunchTwo(bool ordered, milliseconds pause,
-                                    double timeout_seconds) {
-  const WithFakeCuda devices(&fake_cuda::Options::devices, 2);
-  const Orders orders = MakeOrders(2);
-  if (ordered) {
-    for (const auto& order : orders) order->Begin();
-  }
-  DeviceSet world(0, {0, 1}, orders, SetOptions(timeout_seconds));
-  DeviceSet same(1, {0, 1}, orders, SetOptions(timeout_seconds));
-  // The first makes the lanes, and meets no other.
-  for (DeviceSet* const set : {&world, &same}) {
-    set->Submit([](int) { return microseconds(); });
-    set->ExpectSums();
-  }
-  world.Submit([&](int index) { return pause * (index == 0 ? 1 : 0); });
-  same.Submit([&](int index) { return pause * (index == 1 ? 1 : 0); });
-  std::vector<absl::Status> outcomes = world.Outcomes();
-  for (absl::Status& status : same.Outcomes()) outcomes.push_back(status);
-  if (ordered) {
-    world.ExpectSums();
-    same.ExpectSums();
-  }
-  world.Shutdown();
-  same.Shutdown();
-  return outcomes;
-}
-
-// If they do so without an order, and one is told this.  On a machine with much
-// else to do a short pause may not make the orders differ.
-bool WithoutAnOrderOneIsTold(absl::string_view text) {
-  for (const int pause_ms : {200, 800, 3200}) {
-    for (const absl::Status& status :
-         LaunchTwo(false, milliseconds(pause_ms), 1 + pause_ms / 500.0)) {
-      if (absl::StrContains(status.message(), text)) return true;
+  // If one of them is told this.
+  bool AreTold(absl::string_view text) {
+    const int before = FakeNccl()->launched;
+    const auto await = [before](int count) {
+      EXPECT_TRUE(
+          Await([=] { return FakeNccl()->launched >= before + count; }));
+    };
+    world_.SubmitBehind([&](int rank) {
+      if (rank == 0) await(2);
+    });
+    same_.SubmitBehind([&](int rank) {
+      if (rank == 1) await(2);
+    });
+    await(4);
+    bool are_told = false;
+    for (DeviceSet* const set : {&world_, &same_}) {
+      set->Advance(std::chrono::seconds(21));
+      for (const absl::Status& status : set->Outcomes()) {
+        are_told = are_told || absl::StrContains(status.message(), text);
+      }
     }
+    return are_told;
   }
-  return false;
-}
 
-TEST(CudaNcclOrderTest, RanksAgreeOnWhoLaunchesFirst) {
-  for (const absl::Status& status : LaunchTwo(true, milliseconds(200), 20)) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
-}
+  const WithFakeCuda devices_{&fake_cuda::Options::devices, 2};
+  const Orders orders_ = MakeOrders(2);
+  DeviceSet world_{0, {0, 1}, orders_, NcclOptions()};
+  DeviceSet same_{1, {0, 1}, orders_, NcclOptions()};
+};
 
 // What the fake NCCL is for: the order is needed, and its absence seen.
-TEST(CudaNcclOrderTest, WithoutAnOrderItIsAnError) {
-  EXPECT_TRUE(WithoutAnOrderOneIsTold("launched in different orders"));
+TEST_F(CudaNcclNoOrderTest, IsAnError) {
+  EXPECT_TRUE(AreTold("launched in different orders"));
 }
 
-TEST(CudaNcclOrderTest, OrADeadlock) {
+TEST_F(CudaNcclNoOrderTest, OrADeadlock) {
   const WithFakeNccl any(&fake_nccl::Options::any_order, 1);
-  EXPECT_TRUE(WithoutAnOrderOneIsTold("NCCL has waited"));
+  EXPECT_TRUE(AreTold("NCCL has waited"));
 }
 
-// Keeps the null stream of the GPU busy.
-void Delay(int gpu) {
+// Whoever comes first, on each rank another process set.
+TEST(LaunchOrderTest, RanksAgreeOnWhoLaunchesFirst) {
+  for (const int first : {0, 1}) {
+    const Orders orders = MakeOrders(2);
+    std::atomic<int> entered{0};
+    std::vector<std::unique_ptr<Transport>> hosts[2];
+    for (auto& of_set : hosts) {
+      for (auto& host : of_set = MakeInProcessTransports(2)) {
+        host = std::make_unique<SendCounter>(std::move(host), entered);
+      }
+    }
+    std::mutex mutex;
+    std::vector<int> launched[2];
+    std::vector<std::thread> threads;
+    const auto enter = [&](int rank, int set) {
+      const int before = entered;
+      threads.emplace_back([&, rank, set] {
+        const auto turn = orders[rank]->Await(set, *hosts[set][rank], 20);
+        EXPECT_TRUE(turn.ok()) << turn.status();
+        const std::lock_guard<std::mutex> lock(mutex);
+        launched[rank].push_back(set);
+      });
+      EXPECT_TRUE(Await([&] { return entered > before; }));
+    };
+    for (const auto& order : orders) order->Begin();
+    enter(0, first);
+    enter(0, 1 - first);
+    enter(1, 1 - first);
+    enter(1, first);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(launched[0], launched[1]);
+  }
+}
+
+// Keeps the null stream of the GPU busy until `ends`.
+void Delay(int gpu, std::atomic<bool>& ends) {
   const auto device = OpenGpu(gpu);
   const CudaScope scope(**CudaDriver::Get(), device->context());
   static const auto launch =
       reinterpret_cast<int (*)(void*, void (*)(void*), void*)>(
           FakeCudaFunction("cuLaunchHostFunc"));
-  const auto sleep = [](void*) {
-    std::this_thread::sleep_for(milliseconds(300));
+  const auto wait = [](void* ends) {
+    while (!*static_cast<std::atomic<bool>*>(ends)) std::this_thread::yield();
   };
-  EXPECT_EQ(launch(nullptr, sleep, nullptr), 0);
+  EXPECT_EQ(launch(nullptr, wait, &ends), 0);
 }
 
 // What is launched first begins first, also where its tensor comes late.
@@ -107,15 +129,19 @@ TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
   const auto keep = {OpenGpu(0), OpenGpu(1)};
   const Orders orders = MakeOrders(2);
   for (const auto& order : orders) order->Begin();
-  DeviceSet world(0, {0, 1}, orders, SetOptions(5));
-  DeviceSet same(1, {0, 1}, orders, SetOptions(5));
-  for (DeviceSet* const set : {&world, &same}) {
-    set->Submit([](int) { return microseconds(); });
-    set->ExpectSums();
-  }
-  same.Submit([](int) { return milliseconds(100); });
-  Delay(0);
+  DeviceSet world(0, {0, 1}, orders, NcclOptions());
+  DeviceSet same(1, {0, 1}, orders, NcclOptions());
+  for (DeviceSet* const set : {&world, &same}) set->Meet();
+  const int before = FakeNccl()->launched;
+  const auto await = [before](int count) {
+    EXPECT_TRUE(Await([=] { return FakeNccl()->launched >= before + count; }));
+  };
+  same.SubmitBehind([&](int) { await(2); });
+  std::atomic<bool> ends{false};
+  Delay(0, ends);
   world.Submit([](int) { return microseconds(); });
+  await(4);
+  ends = true;
   world.ExpectSums();
   same.ExpectSums();
   world.Shutdown();
@@ -136,7 +162,7 @@ TEST(CudaNcclOrderTest, SetsOfAllKindsAtOnce) {
         {0, 1, 2, 3}, {0, 1}, {1, 2, 3}, {0, 3}};
     for (size_t id = 0; id < ranks.size(); ++id) {
       sets.push_back(std::make_unique<DeviceSet>(
-          static_cast<int>(id), ranks[id], orders, SetOptions()));
+          static_cast<int>(id), ranks[id], orders, NcclOptions()));
     }
     std::mt19937 random(delay_us);
     for (int round = 0; round < 10; ++round) {
@@ -161,7 +187,7 @@ TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
       set.Submit([&](int) { return microseconds(random() % 1000); });
     }
   };
-  DeviceSet world(0, {0, 1, 2}, orders, SetOptions());
+  DeviceSet world(0, {0, 1, 2}, orders, NcclOptions());
   submit(world);
   std::vector<Completion> begun(kSize);
   for (int rank = 0; rank < kSize; ++rank) {
@@ -176,7 +202,7 @@ TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
   }
   submit(world);
   for (Completion& outcome : begun) ASSERT_EQ(outcome.Wait(), absl::OkStatus());
-  DeviceSet part(1, {0, 2}, orders, SetOptions());
+  DeviceSet part(1, {0, 2}, orders, NcclOptions());
   submit(part);
   submit(world);
   world.ExpectSums();

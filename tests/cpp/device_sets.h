@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,14 +36,15 @@ class DeviceSet {
  public:
   DeviceSet(int id, std::vector<int32_t> ranks, const Orders& orders,
             Options options)
-      : id_(id), ranks_(std::move(ranks)) {
+      : id_(id), ranks_(std::move(ranks)), clocks_(size()) {
     options.fusion_threshold_bytes = 0;
     job_ = std::make_unique<Job>(
         MakeInProcessTransports(size()), MakeInProcessTransports(size()),
         options, id, ranks_, /*on_lost=*/nullptr,
         [&](int index, ProcessSet& set) {
+          set.clock = &clocks_.of(index);
           set.make_device_lane =
-              [place = LaunchPlace{orders[ranks_[index]], id_}](
+              [place = LaunchPlace{orders[ranks_[index]], id_, set.clock}](
                   const Options& of_rank_0, int32_t device, Transport& data) {
                 return MakeNcclLane(of_rank_0, device, data, place);
               };
@@ -50,13 +54,46 @@ class DeviceSet {
   int size() const { return static_cast<int>(ranks_.size()); }
   Engine& engine(int index) { return job_->engine(index); }
 
+  // Makes the lanes, beside no other set.
+  void Meet() {
+    Submit([](int) { return std::chrono::microseconds(); });
+    ExpectSums();
+  }
+
+  // An allreduce, before which each rank waits, by its index.
+  void SubmitBehind(const std::function<void(int index)>& wait) {
+    Submit([](int) { return std::chrono::microseconds(); }, wait);
+  }
+
+  // Lets `time` pass when all ranks have looked that still do.
+  void Advance(Clock::duration time) {
+    std::vector<int> indices(size());
+    std::iota(indices.begin(), indices.end(), 0);
+    clocks_.AwaitLooks(indices, [this] {
+      return std::any_of(tensors_.begin(), tensors_.end(), [](const auto& one) {
+        return one->outcome.calls() > 0 && !one->outcome.Wait().ok();
+      });
+    });
+    clocks_.Advance(time);
+  }
+
   // An allreduce, before which the rank with that index pauses.
   template <typename Pause>
-  void Submit(const Pause& pause) {
+  void Submit(const Pause& pause,
+              const std::function<void(int index)>& wait = nullptr) {
     const std::string name = "gradient " + std::to_string(submitted_++);
     for (int index = 0; index < size(); ++index) {
       tensors_.push_back(
           std::make_unique<StreamedTensor>(index, ranks_[index]));
+      if (wait) {
+        tensors_.back()->change = [wait, index](TensorEntry& entry) {
+          entry.on_start = [wait, index,
+                            start = std::move(entry.on_start)](void* stream) {
+            wait(index);
+            return start(stream);
+          };
+        };
+      }
       tensors_.back()->SubmitTo(job_->engine(index), name, pause(index));
     }
   }
@@ -82,6 +119,7 @@ class DeviceSet {
  private:
   const int id_;
   const std::vector<int32_t> ranks_;
+  RankClocks clocks_;
   std::unique_ptr<Job> job_;
   int submitted_ = 0;
   std::vector<std::unique_ptr<StreamedTensor>> tensors_;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "tests/cpp/await.h"
 #include "tests/cpp/elements.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tfring_ops/kernels/cuda.h"
@@ -33,6 +34,12 @@ inline fake_cuda::Options* FakeCuda() {
 inline fake_cuda::Counts& FakeCudaCounts() {
   return *reinterpret_cast<fake_cuda::Counts* (*)()>(
       FakeCudaFunction("FakeCudaCounts"))();
+}
+
+// Returns when the GPUs do nothing more by themselves: each stream has done
+// all, is held, or waits.
+inline void AwaitQuietGpus() {
+  EXPECT_TRUE(Await([] { return FakeCudaCounts().busy_queues == 0; }));
 }
 
 // Sets an option for as long as it lives.

@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "tests/cpp/await.h"
 #include "tfring_ops/base/clock.h"
 
 namespace tfring {
@@ -45,18 +45,6 @@ class ManualClock final : public Clock {
   mutable std::atomic<duration::rep> now_{0}, last_wait_{0};
   mutable std::atomic<int64_t> readings_{0};
 };
-
-// Returns when `happened`; false if that takes half a minute.
-template <typename Condition>
-bool Await(const Condition& happened) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!happened()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 // A clock for each rank's engine, all of which show the same time.
 class RankClocks {

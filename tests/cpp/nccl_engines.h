@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -107,15 +108,19 @@ class StreamedTensor {
   const std::unique_ptr<CudaEvent> written_, reduced_;
 };
 
-// Whose ranks have a GPU each.
-inline std::unique_ptr<Job> MakeNcclJob(int size, const Options& options) {
+// Whose ranks have a GPU each, and wait by these clocks.
+inline std::unique_ptr<Job> MakeNcclJob(int size, const Options& options,
+                                        const RankClocks& clocks) {
   return std::make_unique<Job>(
       MakeInProcessTransports(size), MakeInProcessTransports(size), options,
       /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
-      [](int /*rank*/, ProcessSet& set) {
-        set.make_device_lane = [](const Options& of_rank_0, int32_t device,
-                                  Transport& data) {
-          return MakeNcclLane(of_rank_0, device, data);
+      [&clocks](int rank, ProcessSet& set) {
+        set.clock = &clocks.of(rank);
+        LaunchPlace place;
+        place.clock = set.clock;
+        set.make_device_lane = [place](const Options& of_rank_0, int32_t device,
+                                       Transport& data) {
+          return MakeNcclLane(of_rank_0, device, data, place);
         };
       });
 }
@@ -126,23 +131,30 @@ struct NcclOutcome {
   bool is_right;
 };
 
-// A stream that is held back resumes when all ranks have called NCCL.
+// A stream that is held back resumes when the GPUs do nothing without it; from
+// then on `time` passes.
 inline std::vector<NcclOutcome> AllreduceByNccl(int size,
-                                                double timeout_seconds = 20) {
+                                                Clock::duration time = {}) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, size);
-  Options options = NcclOptions();
-  options.stall_shutdown_seconds = timeout_seconds;
-  const std::unique_ptr<Job> job = MakeNcclJob(size, options);
-  const int before = FakeNccl()->collectives;
+  RankClocks clocks(size);
+  const std::unique_ptr<Job> job = MakeNcclJob(size, NcclOptions(), clocks);
+  const int before = FakeNccl()->launched;
   std::vector<std::unique_ptr<StreamedTensor>> tensors;
   for (int rank = 0; rank < size; ++rank) {
     tensors.push_back(std::make_unique<StreamedTensor>(rank));
     tensors.back()->SubmitTo(job->engine(rank));
   }
   if (FakeCuda()->held != 0) {
-    while (FakeNccl()->collectives < before + size) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(Await([&] { return FakeNccl()->launched >= before + size; }));
+    AwaitQuietGpus();
     FakeCuda()->held = 0;
+  }
+  if (time.count() > 0) {
+    EXPECT_TRUE(Await([&] { return FakeNccl()->launched >= before + size; }));
+    std::vector<int> ranks(size);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    clocks.AwaitLooks(ranks);
+    clocks.Advance(time);
   }
   std::vector<NcclOutcome> outcomes;
   for (const auto& tensor : tensors) {

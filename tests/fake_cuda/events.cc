@@ -33,12 +33,15 @@ bool IsIgnored(const Stream* stream) {
 // own.  The mutex tells ThreadSanitizer that it is one.
 std::mutex numbers_mutex;
 
+template <typename Waiting>
 int WaitFor(const std::atomic<uint32_t>& value, uint32_t number,
             const Context& context) {
   const auto has_come = [&] {
     const std::lock_guard<std::mutex> lock(numbers_mutex);
     return HasCome(value, number);
   };
+  if (has_come()) return kSuccess;
+  const Waiting waiting;
   while (!has_come() && context.error == 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
@@ -85,14 +88,14 @@ void Await(const Event& event, Stream* stream) {
   const uint32_t ticket = event.state->recorded;
   const Context& context = *ContextOf(stream);
   Enqueue(stream, [state = event.state, ticket, &context] {
-    return WaitFor(state->done, ticket, context);
+    return WaitFor<Resting>(state->done, ticket, context);
   });
 }
 
 void WaitUntilDone(const Event& event) {
   const std::shared_ptr<EventState> state = event.state;
   const Context& context = *event.context;
-  WaitFor(state->done, state->recorded, context);
+  WaitFor<WaitingHost>(state->done, state->recorded, context);
 }
 
 void Write(std::atomic<uint32_t>& value, uint32_t number, Stream* stream) {
@@ -110,7 +113,7 @@ void Await(const std::atomic<uint32_t>& value, uint32_t number,
   if (IsIgnored(stream)) return;
   const Context& context = *ContextOf(stream);
   Enqueue(stream, [&value, number, &context] {
-    return WaitFor(value, number, context);
+    return WaitFor<Resting>(value, number, context);
   });
 }
 

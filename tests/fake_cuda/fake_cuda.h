@@ -87,8 +87,23 @@ struct Counts {
   std::atomic<int64_t> numbers_gone_back;
   // Handles that have been opened and not closed.
   std::atomic<int64_t> open_handles;
+  // Queues with something to do that is neither held nor waits for an event or
+  // a number: without any, the GPU does nothing more by itself.
+  std::atomic<int64_t> busy_queues;
+  std::atomic<int64_t> waiting_hosts;  // in cuEventSynchronize
+  std::atomic<int64_t> longest_delay_us;
 };
 Counts& GetCounts();
+
+// A queue that waits, while this lives.
+struct Resting {
+  Resting() { --GetCounts().busy_queues; }
+  ~Resting() { ++GetCounts().busy_queues; }
+};
+struct WaitingHost {
+  WaitingHost() { ++GetCounts().waiting_hosts; }
+  ~WaitingHost() { --GetCounts().waiting_hosts; }
+};
 
 // The driver's numbers.
 enum Result : int {

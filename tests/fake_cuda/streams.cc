@@ -82,15 +82,27 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // Now long and now short, and otherwise in every stream.
   void Delay() {
     const Options& options = GetOptions();
-    while ((options.held == kind_ || options.held_device == context_->device) &&
-           context_->error == 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    const auto is_held = [&] {
+      return (options.held == kind_ ||
+              options.held_device == context_->device) &&
+             context_->error == 0;
+    };
+    if (is_held()) {
+      const Resting resting;
+      while (is_held()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
     }
     const int delay_us = options.delay_us;
     if (delay_us == 0) return;
     random_ = random_ * 6364136223846793005 + 1442695040888963407;
-    std::this_thread::sleep_for(std::chrono::microseconds(
-        static_cast<int64_t>((random_ >> 33) % (uint64_t{1} + delay_us))));
+    const auto us =
+        static_cast<int64_t>((random_ >> 33) % (uint64_t{1} + delay_us));
+    std::atomic<int64_t>& longest = GetCounts().longest_delay_us;
+    for (int64_t known = longest;
+         known < us && !longest.compare_exchange_weak(known, us);) {
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(us));
   }
 
  private:
@@ -109,6 +121,7 @@ namespace {
 
 void Queue::Enqueue(std::shared_ptr<Stream> stream, std::function<int()> task) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (tasks_.empty()) ++GetCounts().busy_queues;
   tasks_.push_back({std::move(stream), std::move(task)});
   changed_.notify_all();
 }
@@ -141,6 +154,7 @@ void Queue::Run() {
     task.run = nullptr;
     const std::lock_guard<std::mutex> lock(mutex_);
     tasks_.pop_front();
+    if (tasks_.empty()) --GetCounts().busy_queues;
     changed_.notify_all();
   }
 }

@@ -18,6 +18,7 @@
 //   ASYNC_ERROR    the rank that notices an error in its first collective
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   COLLECTIVES    how many there have been, of this process
+//   LAUNCHED       how many of these have come on their streams
 //   ANY_ORDER      1: that launches are in different orders is not said
 #ifndef TESTS_FAKE_NCCL_FAKE_NCCL_H_
 #define TESTS_FAKE_NCCL_FAKE_NCCL_H_
@@ -28,7 +29,7 @@ namespace tfring::fake_nccl {
 
 struct Options {
   std::atomic<int> version, no_id, fails_to_init, lost, async_error,
-      launches_left, collectives, any_order;
+      launches_left, collectives, launched, any_order;
 };
 
 }  // namespace tfring::fake_nccl

@@ -55,6 +55,7 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_NCCL_ASYNC_ERROR", -1)},
                   {FromEnvironment("FAKE_NCCL_LAUNCHES_LEFT", -1)},
                   {FromEnvironment("FAKE_NCCL_COLLECTIVES", 0)},
+                  {FromEnvironment("FAKE_NCCL_LAUNCHED", 0)},
                   {FromEnvironment("FAKE_NCCL_ANY_ORDER", 0)}};
   return *options;
 }
@@ -292,6 +293,7 @@ void PutOnStreams(Comm& comm) {
     Gpu::Of(comm.device).Launch(comm);
     launch(collective.stream, RunTask,
            new Task{&comm, comm.launches++, std::move(collective.parts)});
+    ++GetOptions().launched;
   }
   comm.asked.clear();
   comm.looks = 0;

@@ -114,10 +114,10 @@ absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
     started = nccl_.ncclCommInitRankConfig(&comm_, host_.size(), id,
                                            host_.rank(), &config);
   }
-  const Clock::time_point begin = Clock::now();
+  const Clock::time_point begin = place_.clock->Now();
   return UntilAllAreDone(host_, [&]() -> absl::StatusOr<bool> {
     TFRING_RETURN_IF_ERROR(started);
-    const std::chrono::duration<double> waited = Clock::now() - begin;
+    const std::chrono::duration<double> waited = place_.clock->Now() - begin;
     if (timeout_seconds_ > 0 && waited.count() > timeout_seconds_) {
       return absl::DeadlineExceededError(absl::StrCat(
           "NCCL has not connected the ranks for ", timeout_seconds_, " s"));
@@ -147,7 +147,7 @@ absl::StatusOr<bool> NcclCommunicator::Settled() const {
 }
 
 absl::Status NcclCommunicator::Settle() {
-  const Clock::time_point begin = Clock::now();
+  const Clock::time_point begin = place_.clock->Now();
   for (Backoff backoff;; backoff.Pause()) {
     TFRING_ASSIGN_OR_RETURN(const bool settled, Settled());
     if (settled) return absl::OkStatus();
@@ -157,7 +157,7 @@ absl::Status NcclCommunicator::Settle() {
 }
 
 absl::Status NcclCommunicator::CheckWait(Clock::time_point since) const {
-  const std::chrono::duration<double> waited = Clock::now() - since;
+  const std::chrono::duration<double> waited = place_.clock->Now() - since;
   if (timeout_seconds_ == 0 || waited.count() <= timeout_seconds_) {
     return absl::OkStatus();
   }
@@ -171,7 +171,7 @@ absl::Status NcclCommunicator::Then(std::function<void()> done) {
     TFRING_ASSIGN_OR_RETURN(events_.emplace_back(), CudaEvent::Create(device_));
   }
   TFRING_RETURN_IF_ERROR(events_.back()->Record(device_.stream()));
-  if (marks_.empty()) first_since_ = Clock::now();
+  if (marks_.empty()) first_since_ = place_.clock->Now();
   marks_.push_back({std::move(events_.back()), std::move(done)});
   events_.pop_back();
   is_marked_ = true;
@@ -194,7 +194,7 @@ absl::StatusOr<bool> NcclCommunicator::Poll() {
     Mark mark = std::move(marks_.front());
     marks_.pop_front();
     events_.push_back(std::move(mark.event));
-    first_since_ = Clock::now();
+    first_since_ = place_.clock->Now();
     mark.done();
   }
   return some_are_due;

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
@@ -30,7 +31,8 @@ class NcclCommunicator {
  public:
   // Creates a communicator of the ranks of `host`, which launches in the order
   // of `place`.  Collective over them, and an error of one is an error on all.
-  // No wait takes longer than `timeout_seconds`; 0 is no limit.
+  // No wait takes longer than `timeout_seconds` of its clock; 0 is no
+  // limit.
   // REQUIRES: the arguments outlive the communicator.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(
       const NcclLibrary& nccl, const CudaDevice& device, Transport& host,
@@ -70,8 +72,6 @@ class NcclCommunicator {
   void Abort(const absl::Status& reason);
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // A moment in the order of the stream.
   struct Mark {
     std::unique_ptr<CudaEvent> event;

@@ -60,7 +60,8 @@ void LaunchOrder::Forget(const std::shared_ptr<CudaEvent>& event) {
 
 absl::StatusOr<LaunchOrder::Turn> LaunchOrder::Await(int process_set,
                                                      Transport& host,
-                                                     double timeout_seconds) {
+                                                     double timeout_seconds,
+                                                     const Clock& clock) {
   if (!several_) return Turn();
   if (HasTurn(process_set)) return Turn(this, process_set, /*is_part=*/true);
   const int64_t proposal = Enter(process_set);
@@ -68,11 +69,10 @@ absl::StatusOr<LaunchOrder::Turn> LaunchOrder::Await(int process_set,
   Turn turn(this, process_set, /*is_part=*/false);
   TFRING_ASSIGN_OR_RETURN(const int64_t number, Highest(host, proposal));
   Agree(process_set, number);
-  const auto begin = std::chrono::steady_clock::now();
+  const Clock::time_point begin = clock.Now();
   for (Backoff backoff; !Begins(process_set); backoff.Pause()) {
     TFRING_RETURN_IF_ERROR(host.Progress());
-    const std::chrono::duration<double> waited =
-        std::chrono::steady_clock::now() - begin;
+    const std::chrono::duration<double> waited = clock.Now() - begin;
     if (backoff.SeldomTurn() && timeout_seconds > 0 &&
         waited.count() > timeout_seconds) {
       return absl::DeadlineExceededError(

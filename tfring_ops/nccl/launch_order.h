@@ -41,6 +41,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/clock.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -88,12 +89,13 @@ class LaunchOrder {
 
   // Returns when it is the turn of `process_set`, whose ranks are those of
   // `host`.  Collective over them, unless there is one process set or this one
-  // has its turn.  No wait for others is longer than `timeout_seconds`; 0 is no
-  // limit.
+  // has its turn.  No wait for others is longer than `timeout_seconds` of
+  // `clock`; 0 is no limit.
   // REQUIRES: the order outlives the turn; a process set calls it on one thread
   // at a time.
   absl::StatusOr<Turn> Await(int process_set, Transport& host,
-                             double timeout_seconds);
+                             double timeout_seconds,
+                             const Clock& clock = SteadyClock());
 
  private:
   bool HasTurn(int process_set);
@@ -118,11 +120,13 @@ struct LaunchPlace {
   absl::StatusOr<LaunchOrder::Turn> Await(Transport& host,
                                           double timeout_seconds) const {
     if (order == nullptr) return LaunchOrder::Turn();
-    return order->Await(process_set, host, timeout_seconds);
+    return order->Await(process_set, host, timeout_seconds, *clock);
   }
 
   std::shared_ptr<LaunchOrder> order;
   int process_set = 0;
+  // By which its ranks wait for others; outlives them.
+  const Clock* clock = &SteadyClock();
 };
 
 // For Lane::await_turn: waits for the turn of `place`, as LaunchOrder::Await.
