@@ -167,7 +167,7 @@ def test_is_a_cast_by_hand(compression, mode, rank, size):
     ("groups", "compression"), [(None, Compression.fp16), (2, Compression.bf16)]
 )
 def test_gradients_are_those_of_a_cast_by_hand(
-    groups, compression, mode, rank, size
+    groups, compression, mode, rank, size, wires
 ):
     own = tensors_to_round(rank, np.float32)
     weights = [tf.Variable(tf.zeros_like(tensor)) for tensor in own]
@@ -190,6 +190,7 @@ def test_gradients_are_those_of_a_cast_by_hand(
     expected = gradients(own, ByHand(WIRES[compression]))
     results = mode(lambda own: gradients(own, compression))(own)
     if size > 1:
+        assert set(wires) == {WIRES[compression]}
         assert_as_cast_by_hand(results, expected, compression, size)
 
 
