@@ -236,7 +236,7 @@ def test_a_failed_step_leaves_nothing_behind(slow_streams):
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(batch_of(8), -1.0)
-        assert bytes_left(offload) == 0
+        until_nothing_is_left(offload)
     step(batch_of(8), 1e9)
 
 
@@ -265,22 +265,20 @@ def test_a_cancelled_step_ends_when_its_copies_have(slow_streams):
     thread = threading.Thread(target=run)
     slow_streams.held = fake_driver.OTHER_STREAMS
     thread.start()
-    time.sleep(0.2)
+    while offload.statistics().tier_bytes == 0:
+        time.sleep(0.01)
     manager.start_cancel()
     slow_streams.held = 0
     thread.join(timeout=60)
     assert results == ["cancelled"]
-    assert bytes_left(offload) == 0
+    until_nothing_is_left(offload)
     step(batch)
 
 
-def bytes_left(offload):
-    """What is in the tier, soon after a step that did not end well."""
-    for _ in range(500):
-        if offload.statistics().tier_bytes == 0:
-            break
+def until_nothing_is_left(offload):
+    """Waits for the end of a step that did not end well."""
+    while offload.statistics().tier_bytes > 0:
         time.sleep(0.01)
-    return offload.statistics().tier_bytes
 
 
 def test_a_disk_is_refused(tmp_path):

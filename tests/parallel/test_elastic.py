@@ -5,11 +5,13 @@ tests/jobs/test_elastic.py has the jobs in which a rank is killed.
 
 import dataclasses
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mpi4py import MPI
 
 import tfring
 from tfring import elastic
@@ -52,15 +54,21 @@ def test_who_fails_takes_all_back_to_the_commit(rank, size):
     assert train.__name__ == "train"
 
 
-def test_no_rank_is_gone_when_a_late_one_starts_again(rank, size):
+def test_no_rank_is_gone_when_a_late_one_starts_again(rank, size, tmp_path):
     calls = []
+    ended = [
+        Path(folder, "ended")
+        for folder in MPI.COMM_WORLD.allgather(str(tmp_path))
+    ]
 
     @elastic.run
     def train(state):
         calls.append(tfring.size())
         if rank == size - 1 and len(calls) == 1:
-            time.sleep(0.3)
+            while not all(each.exists() for each in ended[:-1]):
+                time.sleep(0.01)
             raise elastic.HorovodInternalError("late")
+        ended[rank].touch()
         return len(calls)
 
     assert train(elastic.ObjectState(tfring.broadcast_object)) == 2

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import math
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mpi4py import MPI
 from tensorflow.core.util import event_pb2
 
 import tfring
@@ -22,7 +27,6 @@ from tfring._core import monitor, runtime
 _SAMPLE = re.compile(
     r'(tfring_[a-z_]+)\{rank="(\d+)",local_rank="(\d+)"\} (\d\S*)'
 )
-_LATE_SECONDS = 0.4
 
 
 def free_ports(size):
@@ -80,7 +84,38 @@ def same_job_again(monkeypatch):
     tfring.init()
 
 
-def test_a_setting_serves_each_rank(monkeypatch, rank, size, same_job_again):
+def late_allreduce(rank, size, tmp_path):
+    """The last rank comes when another's engine has reported a stall.
+
+    Returns the seconds that this rank has certainly waited for it.
+    """
+    folders = MPI.COMM_WORLD.allgather(str(tmp_path))
+    reports = [Path(folder, "stall") for folder in folders]
+    before = monitor.engine_totals().stalls
+    is_over = threading.Event()
+
+    def report():
+        while not is_over.wait(0.01):
+            if monitor.engine_totals().stalls > before:
+                reports[rank].touch()
+                return time.monotonic()
+        return math.inf
+
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        reported = executor.submit(report)
+        if rank == size - 1:
+            while size > 1 and not any(each.exists() for each in reports):
+                time.sleep(0.01)
+        came = time.monotonic()
+        tfring.allreduce(tf.ones([1000]), name="ones")
+        is_over.set()
+        last_came = MPI.COMM_WORLD.bcast(came, size - 1)
+        return max(0.0, last_came - reported.result())
+
+
+def test_a_setting_serves_each_rank(
+    monkeypatch, rank, size, same_job_again, tmp_path
+):
     first = free_ports(size)
     begin_anew(
         *(monkeypatch, rank),
@@ -89,10 +124,11 @@ def test_a_setting_serves_each_rank(monkeypatch, rank, size, same_job_again):
     )
     tfring.barrier()
     before = scraped(first + rank)[2]
-    for number in range(4):
-        if number == 2 and rank == size - 1:
-            time.sleep(_LATE_SECONDS)
+    for _ in range(3):
         tfring.allreduce(tf.ones([1000]), name="ones")
+    stalls = monitor.engine_totals().stalls
+    waited = late_allreduce(rank, size, tmp_path)
+    stalls = monitor.engine_totals().stalls - stalls
     others = (rank + 1) % size
     own = scraped(first + rank)
     assert own[:2] == (rank, rank)
@@ -103,21 +139,19 @@ def test_a_setting_serves_each_rank(monkeypatch, rank, size, same_job_again):
     assert figures["tfring_requests_total"] == 4
     assert figures["tfring_bytes_total"] == 4 * 4000
     assert figures["tfring_buckets_total"] == 4
-    assert 0 < figures["tfring_running_seconds_total"] < 10
+    assert figures["tfring_running_seconds_total"] > 0
     assert (
         0
         <= figures["tfring_exposed_seconds_total"]
         <= figures["tfring_running_seconds_total"] + 1e-9  # as differences
     )
-    waited = figures["tfring_negotiation_seconds_total"]
-    stalls = figures["tfring_stalls_total"]
+    # The last rank was late, and waited for no other.
+    assert figures["tfring_negotiation_seconds_total"] >= waited
+    assert figures["tfring_stalls_total"] >= stalls
     everyones = tfring.allgather_object((waited, stalls))
-    if size > 1:
-        # The last rank is late by that, and is the one that waits least.
-        for waited, stalls in everyones[:-1]:
-            assert waited > everyones[-1][0] + _LATE_SECONDS / 2
-            assert stalls >= 1
-        assert everyones[-1][1] == 0
+    assert max(everyones)[0] > 0 or size == 1
+    # Of three, another may come still later.
+    assert everyones[-1] == (0, 0) or size > 2
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{first + rank}/", timeout=20)
     with pytest.raises(OSError, match="refused"):
@@ -159,11 +193,6 @@ def test_the_callback(rank, size, tmp_path):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16)])
     model.compile(tfring.DistributedOptimizer("sgd"), "mse")
     seen = []
-
-    def be_late(batch, logs):
-        if rank == size - 1:
-            time.sleep(_LATE_SECONDS / 2)
-
     model.fit(
         *(np.ones((24, 8), np.float32), np.ones((24, 16), np.float32)),
         batch_size=4,
@@ -173,45 +202,76 @@ def test_the_callback(rank, size, tmp_path):
             tfring.callbacks.BroadcastGlobalVariablesCallback(0),
             tfring.callbacks.MonitorCallback(tmp_path / "logs", port),
             keras.callbacks.LambdaCallback(
-                on_train_batch_begin=be_late,
                 on_epoch_end=lambda *_: seen.append(scraped(port + rank)),
             ),
         ],
     )
     counts = [figures["tfring_step_seconds_count"] for _, _, figures in seen]
     assert counts[1] - counts[0] == 6
-    assert 0 < seen[1][2]["tfring_step_seconds_sum"] < 100
+    assert seen[1][2]["tfring_step_seconds_sum"] > 0
     with socket.create_server(("127.0.0.1", port + rank)):
         pass
     if rank > 0:
         assert not (tmp_path / "logs").exists()
         return
-    [file] = (tmp_path / "logs").iterdir()
+    scalars = scalars_of(tmp_path / "logs")
+    assert all(values.keys() == {0, 1} for values in scalars.values())
+    assert scalars["step_seconds"][1] > 0
+    if size > 1:
+        # Weights and biases, and what ranks compare in `fit`.
+        bytes_per_step = scalars["bytes_per_step"][1]
+        assert 4 * 9 * 16 <= bytes_per_step < 4 * 9 * 16 * 4
+
+
+def scalars_of(folder):
+    [file] = folder.iterdir()
     scalars = {}
     for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
         event = event_pb2.Event.FromString(record)
         for value in event.summary.value:
-            scalars.setdefault(value.tag, {})[event.step] = float(
+            name = value.tag.removeprefix("tfring/")
+            scalars.setdefault(name, {})[event.step] = float(
                 tf.make_ndarray(value.tensor)
             )
-    assert scalars.keys() == {
-        f"tfring/{name}"
-        for name in (
-            *("step_seconds", "bytes_per_step", "overlap", "stalls"),
-            "generation",
-            *(f"late_seconds/rank_{r}" for r in range(size)),
-        )
-    }
-    assert all(values.keys() == {0, 1} for values in scalars.values())
-    second = {name: values[1] for name, values in scalars.items()}
-    assert 0 < second["tfring/step_seconds"] < 10
-    if size > 1:
-        # Weights and biases, and what ranks compare in `fit`.
-        assert 4 * 9 * 16 <= second["tfring/bytes_per_step"] < 4 * 9 * 16 * 4
-        late = second[f"tfring/late_seconds/rank_{size - 1}"]
-        # The other ranks are late now and then, too, on a busy machine.
-        assert late > _LATE_SECONDS / 8
-        assert second["tfring/late_seconds/rank_0"] < late
+    return scalars
+
+
+def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
+    """The last rank is late by 2 s in each of four steps."""
+    late = rank == size - 1
+    totals = monitor.EngineTotals(*[0] * 8)
+    monkeypatch.setattr(monitor, "engine_totals", lambda: totals)
+    now = 0.0
+    callback = tfring.callbacks.MonitorCallback(tmp_path / "logs")
+    callback._clock = lambda: now
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+    callback.on_train_batch_begin(0)
+    now += 6.0 + 4.0 * late
+    callback.on_train_batch_end(3)  # by steps_per_execution
+    totals = monitor.EngineTotals(
+        requests=4,
+        negotiate_ns=int(1e9) if late else int(9e9),
+        buckets=4,
+        count_bytes=400,
+        running_ns=int(8e9),
+        exposed_ns=int(2e9),
+        waits=4,
+        stalls=int(not late),
+    )
+    callback.on_epoch_end(0)
+    callback.on_train_end()
+    if rank == 0:
+        scalars = scalars_of(tmp_path / "logs")
+        assert {name: values[0] for name, values in scalars.items()} == {
+            "step_seconds": 2.5,
+            "bytes_per_step": 100.0,
+            "overlap": 0.75,
+            "stalls": size - 1,
+            "generation": monitor.generation(),
+            **{f"late_seconds/rank_{r}": 0.0 for r in range(size - 1)},
+            f"late_seconds/rank_{size - 1}": 2.0 if size > 1 else 0.0,
+        }
 
 
 def test_what_the_callback_refuses():

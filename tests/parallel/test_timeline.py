@@ -20,7 +20,7 @@ def _shared_path(tmp_path: Path) -> Path:
 
 
 def test_timeline(
-    tmp_path: Path, rank: int, size: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _shared_path(tmp_path)
     tfring.allreduce(tf.ones([5]), name="before")
@@ -31,8 +31,6 @@ def test_timeline(
         # To be scaled it has to be copied.
         tfring.allreduce(tf.ones([1000]), name="tab\there", prescale_factor=2.0)
     tfring.barrier()
-    if rank == size - 1:
-        time.sleep(0.2)  # the slowest, by far
     tfring.allgather(tf.ones([10]), name="rows")
     tfring.stop_timeline()
     with pytest.raises(ValueError, match="no timeline"):
@@ -64,9 +62,21 @@ def test_timeline(
             ]
             assert around["args"]["request"] == r"tab\there"
     assert sum(event.get("cat") == "response" for event in events) >= 4 * size
-    if size > 1:
-        assert figures.slowest_rank == size - 1
-        assert 0.04 < figures.ranks[size - 1].late_seconds < 10
+    # On one clock: no rank ends before all have begun. Barriers have done so
+    # as they were agreed on.
+    spans = [
+        [
+            (event["ts"], event["ts"] + event["dur"])
+            for event in sorted(events, key=lambda event: event.get("ts", 0))
+            if event.get("cat") == "bucket"
+            and event["pid"] == of_rank
+            and event["args"]["kind"] != "barrier"
+        ]
+        for of_rank in range(size)
+    ]
+    for of_ranks in zip(*spans, strict=True):
+        begins, ends = zip(*of_ranks, strict=True)
+        assert max(begins) <= min(ends)
     assert main(["summarize", str(path)]) == 0
     assert f"slowest rank: {figures.slowest_rank}" in capsys.readouterr().out
 
@@ -117,5 +127,6 @@ def test_clock_offset(rank: int, size: int) -> None:
     assert timeline._clock_offset_ns(comm) == 0
     for other in range(1, size):
         if rank in (0, other):
+            began_ns = time.monotonic_ns()
             offset_ns = timeline._measured_offset_ns(comm, other)
-            assert abs(offset_ns) < 50e6
+            assert abs(offset_ns) <= time.monotonic_ns() - began_ns

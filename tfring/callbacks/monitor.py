@@ -65,6 +65,7 @@ class MonitorCallback(keras.callbacks.Callback):
                 "MonitorCallback: port must be from 1 to 65535, or None, got "
                 f"{port!r}."
             )
+        self._clock = time.perf_counter
         self._log_dir = None if log_dir is None else os.fspath(log_dir)
         self._endpoint = None if port is None else (address, port)
         self._server: monitor.Server | None = None
@@ -83,12 +84,12 @@ class MonitorCallback(keras.callbacks.Callback):
         self._before = _Figures.now()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._batch_began = (batch, time.perf_counter())
+        self._batch_began = (batch, self._clock())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         first, began = self._batch_began
         # More than one by steps_per_execution.
-        monitor.add_steps(batch - first + 1, time.perf_counter() - began)
+        monitor.add_steps(batch - first + 1, self._clock() - began)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         own = _Figures.now().since(self._before)
