@@ -98,73 +98,57 @@ def begin(logs):
     pass
 
 
+CALLS_BEGIN = keras.callbacks.LambdaCallback(on_train_begin=begin)
+
+
+# Code of the user's may ask for the rank or the size and leave the answer where
+# functions find it while they are traced.
 @pytest.mark.parametrize(
-    "callback",
-    [
-        Silent(),
-        keras.callbacks.EarlyStopping(),
-        tfring.callbacks.MetricAverageCallback(),
-        tfring.callbacks.LearningRateWarmupCallback(0.1),
-    ],
-)
-def test_callbacks_after_which_a_trace_is_kept(model, callback):
-    assert not fitting._changes_traces(model, [callback])
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [Begins(), keras.callbacks.LambdaCallback(on_train_begin=begin)],
-)
-def test_callbacks_that_may_change_what_is_traced(model, callback):
-    assert fitting._changes_traces(model, [Silent(), callback])
-
-
-def test_a_fit_of_the_models_own_may_change_what_is_traced():
-    assert fitting._changes_traces(Fits(), [])
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "is_kept"),
     [
         ({}, True),
         ({"callbacks": [Silent()]}, True),
-        ({"callbacks": [Begins()]}, False),
+        ({"callbacks": [keras.callbacks.EarlyStopping()]}, True),
+        ({"callbacks": [tfring.callbacks.MetricAverageCallback()]}, True),
+        ({"callbacks": [tfring.callbacks.LearningRateWarmupCallback(1)]}, True),
+        ({"validation_data": (np.ones([2, 2]), np.ones([2, 1]))}, True),
+        ({"callbacks": [Silent(), Begins()]}, False),
+        (
+            {
+                "callbacks": [
+                    keras.callbacks.LambdaCallback(on_train_begin=begin)
+                ]
+            },
+            False,
+        ),
         ({"reset_callbacks": [lambda: None]}, False),
     ],
-)
-def test_fit_says_what_runs_beside_traces(model, monkeypatch, options, kept):
-    tfring.init()
-    said = []
-    monkeypatch.setattr(
-        fitting.KerasState, "no_own_code", lambda self: said.append(True)
-    )
-    monkeypatch.setattr(fitting, "run", lambda train: lambda state: None)
-    fitting.fit(
-        model, np.ones([2, 2]), np.ones([2, 1]), batch_size=1, **options
-    )
-    assert bool(said) == kept
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        ({"validation_data": (np.ones([2, 2]), np.ones([2, 1]))}, 1),
-        # What is traced now would not be kept.
-        ({"callbacks": [Begins()]}, 0),
-        ({"reset_callbacks": [lambda: None]}, 0),
-    ],
+    ids=range(9),
 )
 @pytest.mark.parametrize("is_beside", [False, True])
-def test_who_builds_beside_the_others_tries_a_step(
-    model, monkeypatch, options, steps, is_beside
+def test_who_builds_beside_the_others_traces_a_step_that_is_kept(
+    model, monkeypatch, options, is_kept, is_beside
 ):
+    assert steps_of_a_joiner(model, monkeypatch, is_beside, **options) == (
+        is_kept and is_beside
+    )
+
+
+def test_a_fit_of_the_models_own_may_change_what_is_traced(monkeypatch):
+    model = Fits([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), "mse")
+    assert steps_of_a_joiner(model, monkeypatch, is_beside=True) == 0
+
+
+def steps_of_a_joiner(model, monkeypatch, is_beside, **options):
+    """How many steps it does before it joins the others."""
     tfring.init()
     monkeypatch.setattr(runtime, "is_beside", lambda: is_beside)
     monkeypatch.setattr(fitting, "run", lambda train: lambda state: None)
     fitting.fit(
         model, np.ones([9, 2]), np.ones([9, 1]), batch_size=2, **options
     )
-    assert int(model.optimizer.iterations) == (steps if is_beside else 0)
+    return int(model.optimizer.iterations)
 
 
 def test_shares_of_states_keep_no_traces(model):

@@ -8,16 +8,12 @@ from tfring._core import runtime
 
 
 def ancestors(operation):
-    """Returns the operations that `operation` waits for."""
-    found = {}
-    unseen = [operation]
-    while unseen:
-        one = unseen.pop()
-        if one.name not in found:
-            found[one.name] = one
-            unseen.extend(tensor.op for tensor in one.inputs)
-            unseen.extend(one.control_inputs)
-    return found
+    """Returns the names of the operations that `operation` waits for."""
+    graph = operation.graph.as_graph_def()
+    waited_for = tf.compat.v1.graph_util.extract_sub_graph(
+        graph, [operation.name]
+    )
+    return {node.name for node in waited_for.node}
 
 
 def test_backpropagation_goes_on_after_a_start(recorder):

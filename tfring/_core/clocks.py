@@ -19,7 +19,9 @@ def kernel() -> str:
         return f"{socket.gethostname()}, process {os.getpid()}"
 
 
-def offset_ns(ask: Callable[[], int]) -> int:
+def offset_ns(
+    ask: Callable[[], int], clock_ns: Callable[[], int] = time.monotonic_ns
+) -> int:
     """Returns what this process adds to its clock to have another's.
 
     The answer of the fastest of some ping-pongs is taken to be made in its
@@ -28,12 +30,13 @@ def offset_ns(ask: Callable[[], int]) -> int:
     Args:
         ask: Returns the other's `time.monotonic_ns()`; it is called
             `PING_PONGS` times.
+        clock_ns: This process's.
     """
     fastest_ns, offset = None, 0
     for _ in range(PING_PONGS):
-        sent = time.monotonic_ns()
+        sent = clock_ns()
         answered = ask()
-        received = time.monotonic_ns()
+        received = clock_ns()
         if fastest_ns is None or received - sent < fastest_ns:
             fastest_ns = received - sent
             offset = answered - (sent + received) // 2

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
 
-from tfring._core import clocks, runtime, trace
+from tfring._core import clocks, trace
 from tfring._core.tcp_job import TcpJob
 from tfring.rendezvous import wire
 
@@ -29,18 +30,27 @@ _PART_CHARACTERS = 1 << 20
 class TcpRecordings:
     """The recordings of all ranks, wherever they are by then.
 
+    Args:
+        path: The attribute.
+        job: The generation in which recording begins.
+        clock: Returns seconds.
+
     Attributes:
         path: The file to write, if this is rank 0 at the end.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        job: TcpJob,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
-        self.go_on()
+        self._job = job
+        self._clock = clock
 
-    def go_on(self) -> None:
+    def go_on(self, job: TcpJob) -> None:
         """Takes the generation that has just begun."""
-        job = runtime.job()
-        assert isinstance(job, TcpJob)
         self._job = job
 
     def gather(self, text: str) -> list[trace.Recording] | None:
@@ -65,9 +75,9 @@ class TcpRecordings:
         recordings = [
             trace.Recording(socket.gethostname(), 0, *trace.parse(text))
         ]
-        deadline = time.monotonic() + _OTHERS_SECONDS
+        deadline = self._clock() + _OTHERS_SECONDS
         for rank in range(1, topology.size):
-            left = max(0.0, deadline - time.monotonic())
+            left = max(0.0, deadline - self._clock())
             try:
                 recordings.append(self._take(channel, rank, left))
             except OSError as error:
@@ -133,10 +143,10 @@ class TcpRecordings:
         Raises:
             OSError: There is none in this time, or the generation is over.
         """
-        deadline = time.monotonic() + seconds
+        deadline = self._clock() + seconds
         while (message := channel.receive(1.0)) is None:
             if (why := self._job.why_stopped()) is not None:
                 raise ConnectionError(why)
-            if time.monotonic() >= deadline:
+            if self._clock() >= deadline:
                 raise TimeoutError(f"it said nothing for {seconds:g} s")
         return message

@@ -91,7 +91,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             f"start_timeline: there is no directory for {path!r}."
         )
     if runtime.may_grow():
-        _running = TcpRecordings(path)
+        _running = TcpRecordings(path, _tcp_job())
         native.capi().tfring_timeline_start(int(mark_cycles))
         return
     comm = runtime.job().comm.Dup()
@@ -166,9 +166,15 @@ def _stop_if_recording() -> None:
 def _go_on_with_the_ranks_left() -> None:
     global _running
     if isinstance(_running, TcpRecordings):
-        _running.go_on()
+        _running.go_on(_tcp_job())
     elif _running is not None:
         _running = dataclasses.replace(_running, comm=runtime.job().comm.Dup())
+
+
+def _tcp_job() -> tcp_job.TcpJob:
+    job = runtime.job()
+    assert isinstance(job, tcp_job.TcpJob)
+    return job
 
 
 def _clock_offset_ns(comm: MPI.Intracomm) -> int:
