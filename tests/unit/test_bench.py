@@ -165,6 +165,7 @@ def test_help(capsys):
     assert "--min_bytes" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["gpt", "unet", "vgg16"])
 def test_memory_trains_each_model(model):
     step = memory._step(model, 1, tfring.Offload(), None, remat=False)

@@ -195,7 +195,13 @@ class Fleet:
             self.pass_time()
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize(
+    "block",
+    [
+        *range(2),
+        *(pytest.param(b, marks=pytest.mark.thorough) for b in range(2, 8)),
+    ],
+)
 def test_random_schedules(block):
     """Whatever happens the invariants hold, and the job comes to an end."""
     ends = []

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 
 def test_a_full_disk_is_an_error(tmp_path):
     """The file may grow to a limit of the process alone."""
@@ -93,6 +95,7 @@ def limited(mib):
     }
 
 
+@pytest.mark.thorough
 def test_trains_in_a_fifth_of_the_memory():
     train = STEP + "for _ in range(4): print('loss', float(step(x)))"
     # By an error or, where one of oneDNN's operations finds no memory, by a
@@ -106,6 +109,7 @@ def test_trains_in_a_fifth_of_the_memory():
     assert moved == run_script(train, "none", "0", **limited(600))
 
 
+@pytest.mark.thorough
 def test_a_budget_is_kept():
     script = (
         STEP
