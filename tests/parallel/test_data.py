@@ -27,7 +27,7 @@ def count(request):
     return lambda n: unknown_cardinality(tf.data.Dataset.range(n))
 
 
-@pytest.mark.parametrize("left_over", [0, 1, 3])
+@pytest.mark.parametrize("left_over", [1, 2])
 def test_the_remainder_is_dropped(left_over, count, size):
     n = 5 * size + left_over % size
     mine = tfring.data.shard(count(n), seed=7, buffer_size=n)
@@ -41,8 +41,10 @@ def test_the_remainder_is_dropped(left_over, count, size):
     assert len(seen) == 3  # reshuffled in every epoch
 
 
-@pytest.mark.parametrize("skip", [0, 3, 40])
-@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+@pytest.mark.parametrize(
+    ("skip", "remainder"),
+    [(0, "pad"), (3, "drop"), (3, "pad"), (3, "keep"), (40, "pad")],
+)
 def test_what_was_taken_is_skipped(count, size, skip, remainder):
     n = 5 * size + 1
     # Of one rank's by itself: the order that all of them share.
@@ -66,7 +68,7 @@ def test_what_was_taken_is_skipped(count, size, skip, remainder):
         assert seen[: len(rest)] == rest
 
 
-@pytest.mark.parametrize("left_over", [0, 1, 2])
+@pytest.mark.parametrize("left_over", [1, 2])
 def test_the_remainder_is_padded(left_over, count, size):
     n = 5 * size + left_over % size
     mine = tfring.data.shard(count(n), seed=7, buffer_size=n, remainder="pad")
@@ -77,7 +79,7 @@ def test_the_remainder_is_padded(left_over, count, size):
     assert len(set(parts[:, :5].flat)) == 5 * size  # no repeats but the last
 
 
-@pytest.mark.parametrize("left_over", [0, 1, 2])
+@pytest.mark.parametrize("left_over", [1, 2])
 def test_the_remainder_is_kept(left_over, count, size):
     n = 5 * size + left_over % size
     mine = tfring.data.shard(count(n), seed=7, buffer_size=n, remainder="keep")

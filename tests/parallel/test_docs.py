@@ -63,6 +63,7 @@ def _context() -> dict[str, Any]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _documented())
 def test_example_of(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +79,7 @@ def test_example_of(
 
 
 # A page is one script: what a block has made, those after it use.
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES)
 def test_page(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -262,7 +262,9 @@ def test_the_first_rank_writes_what_all_would(rank, size, path):
     tfring.barrier()  # before the directory goes
 
 
-@pytest.mark.parametrize("on", ["all ranks", "rank 0"])
+@pytest.mark.parametrize(
+    "on", [pytest.param("all ranks", marks=pytest.mark.thorough), "rank 0"]
+)
 def test_a_backup_is_restored_on_all_ranks(on, rank, path):
     def backup():
         if on == "rank 0" and rank > 0:

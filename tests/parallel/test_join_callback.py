@@ -42,7 +42,8 @@ def trained_alone(kernel, size):
 
 
 @pytest.mark.parametrize(
-    ("jit_compile", "predivide"), [(False, 1.0), (False, 2.0), (True, 1.0)]
+    ("jit_compile", "predivide"),
+    [(False, 2.0), pytest.param(True, 1.0, marks=pytest.mark.thorough)],
 )
 def test_averages_are_of_the_ranks_that_have_batches(
     rank, size, jit_compile, predivide

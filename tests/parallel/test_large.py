@@ -79,6 +79,7 @@ def check(result, first, ranks):
 
 
 # Memory that is new to a process is what takes long.
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_more_elements_than_32_bits_count(rank, size):
     need(9, size)
@@ -99,6 +100,7 @@ def test_more_elements_than_32_bits_count(rank, size):
     np.testing.assert_array_equal(rows[-1], rows[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_alltoall_of_more_than_32_bits(rank, size):
     need(4, size)
@@ -114,6 +116,7 @@ def test_alltoall_of_more_than_32_bits(rank, size):
     assert received.numpy().tolist() == [[1, 1], [ROWS - 1, 0]][rank]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_grouped_reducescatter_of_more_than_32_bits(rank, size):
     need(4, size)

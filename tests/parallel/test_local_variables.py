@@ -14,8 +14,9 @@ def everyones(variable):
     return tfring.allgather(np.asarray(variable)[np.newaxis]).numpy()
 
 
-@pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("jit_compile", [True, False])
+@pytest.mark.parametrize(
+    ("scaled", "jit_compile"), [(True, True), (False, False)]
+)
 def test_local_sources(scaled, jit_compile, rank, size):
     own, shared = tf.Variable([1.0, 2.0]), keras.Variable([3.0])
     table = tf.Variable(tf.zeros([3, 2]))
@@ -40,7 +41,9 @@ def test_local_sources(scaled, jit_compile, rank, size):
     np.testing.assert_allclose(of_table[:, 0], [0, 2 * local, 0])
 
 
-@pytest.mark.parametrize("jit_compile", [True, False])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_local_layers_go_their_own_way(jit_compile, rank, size):
     keras.utils.set_random_seed(0)
     own = keras.layers.Dense(4, activation="tanh")

@@ -93,10 +93,10 @@ def parts(size, kind):
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
-        ("dealt", "arrays"),
-        ("unequal", "dataset"),
         ("none", "arrays"),
-        ("none", "dataset"),
+        pytest.param("unequal", "dataset", marks=pytest.mark.thorough),
+        pytest.param("dealt", "arrays", marks=pytest.mark.thorough),
+        pytest.param("none", "dataset", marks=pytest.mark.thorough),
     ],
 )
 def test_evaluation_is_that_of_one_process(kind, given, data, rank, size):

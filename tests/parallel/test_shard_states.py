@@ -96,7 +96,13 @@ def compare(make, mode, exact=True, steps=4, **options):
     return with_shares, without
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] * (name != "Nadam"))
+        for name in OPTIMIZERS
+    ],
+)
 def test_every_optimizer(name, size):
     with_shares, without = compare(OPTIMIZERS[name], tf.function)
     # Small sizes: a rank has up to 64 bytes more of each variable.
@@ -174,15 +180,22 @@ OPTIONS = {
     ),
 }
 
+IN_THE_GATE = ("averages", "global_clipnorm", "loss scaling")
+
 
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *((name, "traced") for name in OPTIONS),
+        *((name, "traced") for name in IN_THE_GATE),
+        *(
+            pytest.param(name, "traced", marks=pytest.mark.thorough)
+            for name in OPTIONS
+            if name not in IN_THE_GATE
+        ),
         # Those with collectives inside of a condition.
-        ("averages", "compiled"),
-        ("loss scaling", "compiled"),
-        ("accumulation", "compiled"),
+        pytest.param("loss scaling", "compiled", marks=pytest.mark.thorough),
+        pytest.param("averages", "compiled", marks=pytest.mark.thorough),
+        pytest.param("accumulation", "compiled", marks=pytest.mark.thorough),
     ],
 )
 def test_options(name, mode):
@@ -224,7 +237,13 @@ def test_skips_together(rank, size):
     assert optimizer.dynamic_scale == 1.0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *("eager", "traced"),
+        pytest.param("compiled", marks=pytest.mark.thorough),
+    ],
+)
 def test_variables_without_a_gradient(mode):
     """Nothing of theirs changes, as in Keras."""
 

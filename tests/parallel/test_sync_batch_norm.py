@@ -161,7 +161,9 @@ def trained(batch_normalization, optimizer, x, y, **arguments):
     return model
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["function", "xla"])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_fit_is_that_of_one_rank(rank, size, jit_compile, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4 * size * 4, 3, 3, 1)).astype(np.float32)

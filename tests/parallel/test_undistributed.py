@@ -74,7 +74,9 @@ def sgd():
     return keras.optimizers.SGD()
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize(
+    "eagerly", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize(
     ("kind", "wrap", "warns"),
     [

@@ -167,6 +167,7 @@ def test_gpt(size, saved):
     saved("gpt", model, user_scripts.texts(4)[0])
 
 
+@pytest.mark.thorough
 def test_gan(rank, size, saved):
     x, _ = user_scripts.images(64)
     gan = user_scripts.GAN(
@@ -205,6 +206,7 @@ def test_gan(rank, size, saved):
     saved("gan", gan.generator, np.ones((2, user_scripts.LATENT), np.float32))
 
 
+@pytest.mark.thorough
 def test_wgan_gp(size, saved):
     def make():
         return user_scripts.WGANGP(
@@ -235,6 +237,7 @@ def test_wgan_gp(size, saved):
     saved("wgan", wgan.critic, x[:2])
 
 
+@pytest.mark.thorough
 def test_vae(rank, size, saved):
     x, _ = user_scripts.images(64)
     x = x[rank::size]
@@ -258,6 +261,7 @@ def test_vae(rank, size, saved):
     saved("decoder", vae.decoder, np.ones((2, 3), np.float32))
 
 
+@pytest.mark.thorough
 def test_keras_tuner(rank, size, tmp_path):
     """Each rank's tuner has a folder of its own, and they choose alike."""
     import keras_tuner
@@ -332,6 +336,7 @@ def make_classifier(width):
     return model
 
 
+@pytest.mark.thorough
 def test_scikeras(rank, size):
     import pickle
 
@@ -373,6 +378,7 @@ def test_scikeras(rank, size):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="keras_hub needs Python 3.11"
 )
@@ -414,6 +420,7 @@ def test_keras_hub(size, saved):
     saved("keras_hub", model, {key: value[:2] for key, value in given.items()})
 
 
+@pytest.mark.thorough
 def test_files_load_in_plain_keras(rank, saved):
     # The last one, in one process for all files.
     if rank == 0:

@@ -66,6 +66,7 @@ def test_fit(jit_compile):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_offload():
     """Feature maps that leave meanwhile change no bit."""
     expected = fit(small_model(jit_compile=False))

@@ -14,6 +14,7 @@ from tfring._ops import chains
 pytestmark = pytest.mark.xla
 
 
+@pytest.mark.thorough
 def test_stress(rank, size):
     """24 gradients of 4 bytes to 4 MiB, 200 steps: every sum is exact."""
     counts = [3**i for i in range(12)] + [1000 * i + 1 for i in range(11)]
