@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import time
 import uuid
 
 import pytest
@@ -21,6 +20,14 @@ def error_of(call):
     except Exception as error:
         return error
     raise AssertionError("no error")
+
+# What a rank has come to, and the others wait for.
+def has_come_to(event):
+    open(f"{event}.{tfring.rank()}", "w").close()
+
+def wait_until(event, *ranks):
+    while not all(os.path.exists(f"{event}.{rank}") for rank in ranks):
+        time.sleep(0.01)
 """
 
 
@@ -88,15 +95,6 @@ assert isinstance(error, tfring.NotInitializedError), error
 assert not tfring.is_initialized()
 tfring.init()
 assert sum_of_ranks() == 3
-
-# An idle engine uses no CPU.
-sum_of_ranks()
-begin = time.process_time()
-time.sleep(10)
-idle = time.process_time() - begin
-sum_of_ranks()
-print("idle", idle)
-assert idle < 0.05, f"{idle} s of CPU in 10 s without work"
 print("done")
 """,
     )
@@ -129,6 +127,26 @@ print("done")
     assert job.stdout.count("done") == 3
 
 
+@pytest.mark.thorough
+def test_an_idle_engine_uses_no_cpu(run_job):
+    job = run_job(
+        2,
+        JOB
+        + """
+tfring.init()
+tfring.barrier()
+begin = time.process_time()
+time.sleep(10)
+idle = time.process_time() - begin
+tfring.barrier()
+print("idle", idle)
+""",
+    )
+    idle = re.findall(r"idle ([\d.]+)", job.stdout)
+    assert len(idle) == 2, job.stdout
+    assert max(map(float, idle)) < 0.05
+
+
 def test_a_missing_rank(run_job):
     job = run_job(
         3,
@@ -138,27 +156,27 @@ tfring.init()
 rank = tfring.rank()
 for step in range(20):  # so that a schedule is cached
     tfring.allreduce(tf.ones([2]), name="lonely")
-begin = time.monotonic()
 if rank != 2:
     error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="lonely"))
-    print("waited", round(time.monotonic() - begin, 1), type(error).__name__)
     print("got", str(error).replace("\\n", " "))
-    assert 2 < time.monotonic() - begin < 8
-else:
-    time.sleep(4.5)
+    has_come_to("an error")
+wait_until("an error", 0, 1)
 assert int(tfring.allreduce(tf.constant(1), op=tfring.Sum, name="next")) == 3
 # Ranks that wait for one another; the last one comes first.
-if rank != 2:
-    time.sleep(0.5)
+if rank == 2:
+    has_come_to("b")
+wait_until("b", 2)
 error = error_of(
     lambda: tfring.allreduce(tf.ones([2]), name="b" if rank == 2 else "a"))
 print("stuck", str(error).replace("\\n", " "))
+has_come_to("another error")
 # And one that ends early.
 if rank != 2:
     error = error_of(lambda: tfring.allreduce(tf.ones([2]), name="late"))
     print("left", str(error).replace("\\n", " "))
 else:
-    time.sleep(2)  # The others still wait for "a".
+    wait_until("another error", 0, 1)
+    tfring.shutdown()
 print("done")
 """,
         env={
@@ -206,25 +224,31 @@ for step in range(10**9):
 
 @pytest.mark.parametrize("plain_mpirun", [False, True])
 def test_an_exception_on_one_rank(run_job, plain_mpirun):
-    # The launcher looks up late, as on a busy machine: the rank's words and the
-    # job's end then lie before it together.
+    # The launcher looks up when the rank has said why it ends, and so late, as
+    # on a busy machine. A rank that did not wait for it would have its words
+    # and the job's end lie before it together.
     script = TRAINING.replace(
         "END",
         """
         if rank == 1:
-            import signal, subprocess
+            import fcntl, signal, termios, threading
             launcher = os.getppid()
             os.kill(launcher, signal.SIGSTOP)
-            subprocess.Popen(f"sleep 1; kill -CONT {launcher}", shell=True)
-            raise ValueError(f'boom {time.time()}')
+            def wake():
+                before, unread = None, bytes(4)
+                while unread == bytes(4) or unread != before:
+                    time.sleep(0.1)
+                    before = unread
+                    unread = fcntl.ioctl(2, termios.FIONREAD, bytes(4))
+                os.kill(launcher, signal.SIGCONT)
+            threading.Thread(target=wake, daemon=True).start()
+            raise ValueError('boom')
 """,
     )
     job = run_job(2, script, plain_mpirun=plain_mpirun)
     assert job.returncode == 1, job.stdout
-    ended = time.time()
-    raised = re.search(r"ValueError: boom ([\d.]+)$", job.stdout, re.MULTILINE)
+    raised = re.search(r"ValueError: boom$", job.stdout, re.MULTILINE)
     assert raised, job.stdout
-    assert ended - float(raised[1]) < 10
     # Nothing of the other ranks, or of MPI, before the traceback.
     before = job.stdout[: raised.start()]
     assert len(re.findall(r"\bTraceback \(", before)) == 1
@@ -236,13 +260,10 @@ def test_an_exception_on_one_rank(run_job, plain_mpirun):
 def test_a_killed_rank(run_job):
     script = TRAINING.replace(
         "END",
-        "if rank == 1: print('killed', time.time(), flush=True); "
-        "os.kill(os.getpid(), 9)",
+        "if rank == 1: os.kill(os.getpid(), 9)",
     )
     job = run_job(2, script)
-    killed = re.search(r"killed ([\d.]+)", job.stdout)
-    assert killed, job.stdout
-    assert time.time() - float(killed[1]) < 10
+    assert "training" in job.stdout
     assert job.returncode == 137, job.stdout
 
 
@@ -261,9 +282,7 @@ def test_ctrl_c_leaves_no_process(start, write_script, plain_mpirun):
         output += line
     # A terminal signals all processes in the foreground.
     os.killpg(process.pid, signal.SIGINT)
-    begin = time.monotonic()
-    process.communicate(timeout=20)
-    assert time.monotonic() - begin < 15
+    process.communicate(timeout=JOB_SECONDS)
     assert process.returncode == (1 if plain_mpirun else 130)
     assert running(marker) == []
 
