@@ -19,21 +19,28 @@ def train():
 if traced:
     train = tf.function(train)
 train()
+begun = threading.Event()
 if tfring.rank() == victim:
     def stop():
-        time.sleep(0.5)
+        begun.wait()
         os.kill(os.getpid(), signal.SIGSTOP)
     threading.Thread(target=stop).start()
 try:
     while True:
+        begun.set()
         train()
 except Exception as error:
     print("got", str(error).replace("\\n", " "), flush=True)
-    time.sleep(3)  # The others have as long for theirs.
+    open(f"got.{tfring.rank()}", "w").close()
+    others = {0, 1, 2} - {victim}
+    while not all(os.path.exists(f"got.{rank}") for rank in others):
+        time.sleep(0.01)
     sys.exit(3)
 """
-_SILENCE = r"allreduce of 'kernel' has waited \d s for rank {0}; nothing has "
-_SILENCE += r"been heard from rank {0} for \d s: a process hangs or was stopped"
+_SILENCE = (
+    r"allreduce of 'kernel' has waited \d+ s for rank {0}; nothing has been "
+    r"heard from rank {0} for \d+ s: a process hangs or was stopped"
+)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def status_of_child(work):
     if child == 0:
         work()
         sys.exit(5)
-    for _ in range(300):
+    for _ in range(600):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
@@ -100,12 +100,11 @@ def test_a_rank_that_does_not_come_to_mpi(run_job):
         """
 import os, time
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
-    time.sleep(50)
+    time.sleep(1000)
 import tfring
 tfring.init()
 """,
         env={"TFRING_INIT_TIMEOUT_SECONDS": "2"},
-        timeout=45,
     )
     assert job.returncode not in (0, None), job.stdout
     assert "tfring.init: MPI has not started for 2 s." in job.stdout
@@ -119,11 +118,10 @@ import os, time
 import tfring
 from mpi4py import MPI
 if MPI.COMM_WORLD.rank == 1:
-    time.sleep(50)
+    time.sleep(1000)
 tfring.init()
 """,
         env={"TFRING_INIT_TIMEOUT_SECONDS": "2"},
-        timeout=45,
     )
     assert job.returncode == 1, job.stdout
     assert "TimeoutError: tfring.init takes all 2 ranks" in job.stdout
