@@ -24,13 +24,6 @@ rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 """
 
 
-def wait_for(condition, *, timeout, what):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} took over {timeout} s"
-        time.sleep(0.05)
-
-
 def test_output_and_arguments(start, write_script):
     script = write_script(
         RANK
@@ -48,7 +41,7 @@ print(len(os.sched_getaffinity(0)), "cores")
         ],
         env={"MY_HOME": "x;y, z"},
     )
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=JOB_SECONDS)
     lines = output.splitlines()
     assert process.returncode == 0, output
     for rank in (0, 1):
@@ -73,15 +66,11 @@ print(len(os.sched_getaffinity(0)), "cores")
     ],
 )
 def test_exit_status(run_job, end, status):
-    begin = time.monotonic()
     job = run_job(
-        2,
-        RANK + f"if rank == 1: {end}\ntime.sleep(50)\nprint('lived on')",
-        timeout=30,
+        2, RANK + f"if rank == 1: {end}\ntime.sleep(1000)\nprint('lived on')"
     )
     assert job.returncode == status, job.stdout
     assert "lived on" not in job.stdout
-    assert time.monotonic() - begin < 15
     if status == 1:
         assert "[1] ValueError: boom" in job.stdout.splitlines()
 
@@ -98,9 +87,9 @@ import signal, subprocess
 if {stubborn}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    subprocess.Popen(["sleep", "100"], start_new_session=True)
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
 print("ready", flush=True)
-time.sleep(100)
+time.sleep(1000)
 """
     )
     marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
@@ -113,12 +102,14 @@ time.sleep(100)
     assert len(running(marker)) >= 4
     number = signal.Signals[how]
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=JOB_SECONDS)
     if how == "SIGKILL":
         assert process.returncode == -number
-        wait_for(
-            lambda: not running(marker), timeout=10, what="the end of the ranks"
-        )
+        # The kernel tells them; nobody waits for their ends.
+        deadline = time.monotonic() + JOB_SECONDS
+        while running(marker):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     else:
         assert process.returncode == 128 + number
         assert running(marker) == []
@@ -130,7 +121,7 @@ def test_stdin_is_empty(start, write_script):
         [*TFRINGRUN, "-np", "2", sys.executable, script],
         stdin=subprocess.PIPE,
     )
-    output, _ = process.communicate("some text", timeout=30)
+    output, _ = process.communicate("some text", timeout=JOB_SECONDS)
     assert set(output.splitlines()) == {"[0] ''", "[1] ''"}
 
 
@@ -139,7 +130,7 @@ def test_a_closed_pipe_ends_the_job(start, write_script):
     process = start([*TFRINGRUN, "-np", "2", sys.executable, script])
     assert process.stdout.readline()[3:] == " y\n"
     process.stdout.close()
-    assert process.wait(timeout=20) == 128 + signal.SIGPIPE
+    assert process.wait(timeout=JOB_SECONDS) == 128 + signal.SIGPIPE
 
 
 def _new_hostname():

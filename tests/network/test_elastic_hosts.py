@@ -65,7 +65,11 @@ def test_what_a_busy_link_loses_for_a_while_ends_nothing(make_network, launch):
         network,
         *("--elastic", "-H", network.slots(1), "--min-np", "2"),
         *(sys.executable, ENDLESS),
-        env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+        # The pulses of a busy machine may be late, too.
+        env={
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TFRING_ELASTIC_SILENCE_SECONDS": "60",
+        },
     )
     output = read_until(job, r"\[1\] under way")
     # The launcher hears of both; and TCP sends again after 0.2, 0.6, 1.4 and
@@ -97,8 +101,8 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(elastic):
     read_until(job, r"\[3\] generation 1")
     assert len(workers()) == 4
     job.kill()
-    finish(job, timeout=20)
-    end = time.monotonic() + 10
+    finish(job, timeout=60)
+    end = time.monotonic() + 60
     while workers():
         assert time.monotonic() < end
         time.sleep(0.1)
