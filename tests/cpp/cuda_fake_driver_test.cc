@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -53,13 +52,6 @@ class FakeDriverTest : public testing::Test {
                                             stream_, parameters, nullptr),
               0);
     return driver_.cuStreamSynchronize.Result(stream_);
-  }
-  // How long the stream takes for a copy.
-  std::chrono::duration<double> TimeOfCopy() const {
-    const auto begin = std::chrono::steady_clock::now();
-    EXPECT_EQ(Copy(memory_, other_, 1), 0);
-    EXPECT_EQ(driver_.cuStreamSynchronize.Result(stream_), 0);
-    return std::chrono::steady_clock::now() - begin;
   }
 
   const WithFakeCuda devices_{&fake_cuda::Options::devices, 2};
@@ -175,7 +167,7 @@ TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
                              kCudaWaitValueGeq};
     ASSERT_EQ(driver_.cuStreamBatchMemOp.Result(waits, 1, &wait, 0), 0);
     ASSERT_EQ(driver_.cuEventRecord.Result(event, third), 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    AwaitQuietGpus();
     // One queue has all of them, of two the third stream has the first's.
     const bool is_behind = queues == 1 || queues == 2;
     EXPECT_EQ(driver_.cuEventQuery.Result(event), is_behind ? kNotReady : 0);
@@ -200,9 +192,12 @@ TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
 TEST_F(FakeDriverTest, ADelayMayBeOfAnyLength) {
   // Half of it is as good as sure to be exceeded by one of some.
   const WithFakeCuda delay(&fake_cuda::Options::delay_us, 400'000);
-  bool is_long = false;
-  for (int i = 0; i < 30 && !is_long; ++i) is_long = TimeOfCopy().count() > 0.2;
-  EXPECT_TRUE(is_long);
+  for (int i = 0; i < 30 && FakeCudaCounts().longest_delay_us < 200'000; ++i) {
+    EXPECT_EQ(Copy(memory_, other_, 1), 0);
+    EXPECT_EQ(driver_.cuStreamSynchronize.Result(stream_), 0);
+  }
+  EXPECT_GE(FakeCudaCounts().longest_delay_us, 200'000);
+  EXPECT_LE(FakeCudaCounts().longest_delay_us, 400'000);
 }
 
 }  // namespace

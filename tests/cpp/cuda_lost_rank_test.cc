@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <thread>
 #include <tuple>
@@ -17,19 +16,33 @@
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
 
-// Longer than any rank may take, and less than it takes if it waits for the
-// lost one's messages.
-constexpr std::chrono::seconds kPatience{60};
-
 void Wait(const std::atomic<int>& number, int value) {
-  while (number < value) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  while (number < value) std::this_thread::yield();
 }
+
+// Counts how often a rank sends, or looks for messages.
+class UseCounter final : public ForwardingTransport {
+ public:
+  UseCounter(std::unique_ptr<Transport> inner, std::atomic<int>& uses)
+      : ForwardingTransport(std::move(inner)), uses_(uses) {}
+
+  OperationId StartSend(int peer, ConstBytes data) override {
+    ++uses_;
+    return ForwardingTransport::StartSend(peer, data);
+  }
+  absl::Status Progress() override {
+    ++uses_;
+    return ForwardingTransport::Progress();
+  }
+
+ private:
+  std::atomic<int>& uses_;
+};
 
 // All that a rank has.
 struct Rank {
@@ -66,7 +79,12 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
   const WithFakeCuda devices(&FakeOptions::devices, 2);
   const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 8191}, size);
+  std::vector<std::atomic<int>> uses(size);
   auto hosts = MakeInProcessTransports(std::vector<int>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    hosts[rank] =
+        std::make_unique<UseCounter>(std::move(hosts[rank]), uses[rank]);
+  }
   std::atomic<int> ready{0}, ended{0};
   // It has a GPU of its own, which does nothing from some moment on.  Its
   // process is killed, and so frees nothing.
@@ -82,9 +100,13 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
     Wait(ready, size);
     if (number == lost) {
       FakeCuda()->held_device = 1;
+      for (std::atomic<int>& each : uses) each = 0;
       ++ready;
+      // When the others wait for it.
       std::thread notice([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        for (int other = 0; other < lost; ++other) {
+          EXPECT_TRUE(Await([&] { return uses[other] > 0; }));
+        }
         host.Abort(absl::UnavailableError("a rank is lost"));
       });
       rank->Allreduce(c, *data).IgnoreError();
@@ -94,18 +116,17 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
       return;
     }
     Wait(ready, size + 1);
-    const auto begin = std::chrono::steady_clock::now();
     absl::Status status = rank->Allreduce(c, *data);
-    while (status.ok()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (; status.ok(); std::this_thread::yield()) {
       status = rank->transport->Progress();
     }
+    // And not because a message has not come in time.
+    EXPECT_EQ(status, absl::UnavailableError("a rank is lost"));
     rank->transport->Abort(status);
     EXPECT_FALSE(rank->transport->HasAbandoned());
     EXPECT_EQ(rank->device->Finish(), absl::OkStatus());
     data.reset();
     rank.reset();
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, kPatience);
     ++ended;
   });
   FakeCuda()->held_device = -1;

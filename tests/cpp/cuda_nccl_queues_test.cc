@@ -2,6 +2,7 @@
 // has been asked for before, and still the ranks come to an end.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -18,7 +19,6 @@ namespace tfring {
 namespace {
 
 using std::chrono::microseconds;
-using std::chrono::milliseconds;
 
 Options RingOptions(Way way) {
   Options options = OptionsFor(way);
@@ -88,18 +88,27 @@ TEST(CudaQueuesOrderTest, TheRingTakesTurnsWithNccl) {
     DeviceSet by_nccl(0, {0, 1}, orders, NcclOptions());
     DeviceSet by_ring(1, {0, 1}, orders, RingOptions(way));
     DeviceSet first(2, {1, 2}, orders, NcclOptions());
-    const auto submit = [](DeviceSet& set, int ms, int ms_of_last) {
-      set.Submit([&](int index) {
-        return milliseconds(index == 0 ? ms : ms_of_last);
-      });
+    for (DeviceSet* const set : {&by_nccl, &by_ring, &first}) set->Meet();
+    const int before = FakeNccl()->launched;
+    std::atomic<int> begun{0};
+    std::atomic<bool> nccl_may{false}, ring_may{false}, last_may{false};
+    const auto wait_for = [](const std::atomic<bool>& may) {
+      EXPECT_TRUE(Await([&] { return may.load(); }));
     };
-    for (DeviceSet* const set : {&by_nccl, &by_ring, &first}) {
-      submit(*set, 0, 0);
-      set->ExpectSums();
-    }
-    submit(first, 0, 900);
-    submit(by_nccl, 200, 200);
-    submit(by_ring, 500, 500);
+    // All at once: a new tensor waits for what is in its GPU's queue.
+    first.SubmitBehind([&](int index) {
+      ++begun;
+      if (index == 1) wait_for(last_may);
+    });
+    by_nccl.SubmitBehind([&](int) { wait_for(nccl_may); });
+    by_ring.SubmitBehind([&](int) { wait_for(ring_may); });
+    EXPECT_TRUE(Await([&] { return begun == 2; }));
+    first.clocks().AwaitLooks({0});
+    nccl_may = true;
+    EXPECT_TRUE(Await([&] { return FakeNccl()->launched > before; }));
+    ring_may = true;
+    by_ring.clocks().AwaitLooks({0, 1});
+    last_may = true;
     for (DeviceSet* const set : {&by_nccl, &by_ring, &first}) {
       set->ExpectSums();
       set->Shutdown();

@@ -3,12 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <future>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "tests/cpp/fake_gpu.h"
@@ -22,7 +20,6 @@ namespace tfring {
 namespace {
 
 constexpr int64_t kCount = 20'000;  // More than is packed.
-constexpr std::chrono::seconds kPatience{20};
 
 class Memory final : public EntryMemory {
  public:
@@ -54,10 +51,10 @@ class MpiCudaHandlesTest : public testing::Test {
     device_ = OpenGpu();
     data_.emplace(*device_, Elements(kCount * sizeof(float)));
     StartAndTake("first of all");
-    ASSERT_TRUE(Ends(kPatience));
+    ASSERT_TRUE(Ends());
   }
   void TearDown() override {
-    EXPECT_TRUE(Ends(kPatience));
+    EXPECT_TRUE(Ends());
     EXPECT_EQ(device_->Finish(), absl::OkStatus());
     MPI_Barrier(MPI_COMM_WORLD);
   }
@@ -93,16 +90,20 @@ class MpiCudaHandlesTest : public testing::Test {
   }
 
   // Returns true if the framework's stream comes to the end of what it has been
-  // asked for within the time.
-  bool Ends(std::chrono::milliseconds time) {
-    const auto asked = CudaEvent::Create(*device_).value();
-    EXPECT_EQ(asked->Record(nullptr), absl::OkStatus());
-    const auto begin = std::chrono::steady_clock::now();
-    while (!asked->Done().value()) {
-      if (std::chrono::steady_clock::now() - begin > time) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
+  // asked for.
+  bool Ends() {
+    return Await([done = RecordEnd()] { return *done->Done(); });
+  }
+  // If it waits for what a test holds.
+  bool IsHeld() {
+    const auto end = RecordEnd();
+    AwaitQuietGpus();
+    return !*end->Done();
+  }
+  std::shared_ptr<CudaEvent> RecordEnd() {
+    std::shared_ptr<CudaEvent> end = CudaEvent::Create(*device_).value();
+    EXPECT_EQ(end->Record(nullptr), absl::OkStatus());
+    return end;
   }
 
   std::unique_ptr<CudaDevice> device_;
@@ -118,7 +119,7 @@ TEST_F(MpiCudaHandlesTest, MemoryIsReleasedWhenAStreamWaitsForItsLastUse) {
   const Outcome outcome = Take(later, nullptr);
   EXPECT_EQ(outcome.status, absl::OkStatus());
   EXPECT_EQ(releases_, 1);  // not of the first, which is launched, too
-  EXPECT_FALSE(Ends(std::chrono::milliseconds(50)));
+  EXPECT_TRUE(IsHeld());
   EXPECT_EQ(Take(started, nullptr).status, absl::OkStatus());
   EXPECT_EQ(releases_, 2);
   FakeCuda()->held = 0;

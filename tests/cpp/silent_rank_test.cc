@@ -130,7 +130,9 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
 
   void StartJob(double shutdown_seconds) {
     auto gated = [&](bool is_data) {
-      auto transports = MakeTransports(medium(), kSize);
+      // Looks that are many may take long.
+      auto transports = MakeTransports(medium(), kSize, kSmallRingBytes,
+                                       /*timeout_seconds=*/300);
       auto& one = transports[stopped()];
       one = std::make_unique<GatedTransport>(std::move(one), gate_, is_data);
       return transports;
@@ -153,11 +155,11 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
     clocks_.AwaitLooks(others());
   }
 
-  // In steps of a heartbeat.
+  // In steps that are not taken for sleep.
   template <typename Condition>
   void AdvanceUntil(const std::vector<int>& ranks, const Condition& happened) {
     EXPECT_TRUE(clocks_.Advance(std::chrono::seconds(30),
-                                std::chrono::milliseconds(100), ranks,
+                                std::chrono::milliseconds(300), ranks,
                                 happened));
   }
 

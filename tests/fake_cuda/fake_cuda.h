@@ -92,6 +92,7 @@ struct Counts {
   std::atomic<int64_t> busy_queues;
   std::atomic<int64_t> waiting_hosts;  // in cuEventSynchronize
   std::atomic<int64_t> longest_delay_us;
+  std::atomic<int64_t> tasks;  // that streams have done
 };
 Counts& GetCounts();
 

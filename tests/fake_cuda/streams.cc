@@ -152,6 +152,7 @@ void Queue::Run() {
       context_->error.compare_exchange_strong(none, result);
     }
     task.run = nullptr;
+    ++GetCounts().tasks;
     const std::lock_guard<std::mutex> lock(mutex_);
     tasks_.pop_front();
     if (tasks_.empty()) --GetCounts().busy_queues;
