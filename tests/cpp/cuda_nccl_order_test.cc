@@ -38,18 +38,17 @@ class CudaNcclNoOrderTest : public testing::Test {
 
   // If one of them is told this.
   bool AreTold(absl::string_view text) {
-    const int before = FakeNccl()->launched;
-    const auto await = [before](int count) {
-      EXPECT_TRUE(
-          Await([=] { return FakeNccl()->launched >= before + count; }));
+    const int begun = FakeNccl()->begun, launched = FakeNccl()->launched;
+    const auto await_first = [begun] {
+      EXPECT_TRUE(Await([=] { return FakeNccl()->begun >= begun + 2; }));
     };
     world_.SubmitBehind([&](int rank) {
-      if (rank == 0) await(2);
+      if (rank == 0) await_first();
     });
     same_.SubmitBehind([&](int rank) {
-      if (rank == 1) await(2);
+      if (rank == 1) await_first();
     });
-    await(4);
+    EXPECT_TRUE(Await([=] { return FakeNccl()->launched >= launched + 4; }));
     bool are_told = false;
     for (DeviceSet* const set : {&world_, &same_}) {
       set->Advance(std::chrono::seconds(21));

@@ -19,6 +19,7 @@
 //   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
 //   COLLECTIVES    how many there have been, of this process
 //   LAUNCHED       how many of these have come on their streams
+//   BEGUN          and how many of these have begun on their GPUs
 //   ANY_ORDER      1: that launches are in different orders is not said
 #ifndef TESTS_FAKE_NCCL_FAKE_NCCL_H_
 #define TESTS_FAKE_NCCL_FAKE_NCCL_H_
@@ -29,7 +30,7 @@ namespace tfring::fake_nccl {
 
 struct Options {
   std::atomic<int> version, no_id, fails_to_init, lost, async_error,
-      launches_left, collectives, launched, any_order;
+      launches_left, collectives, launched, begun, any_order;
 };
 
 }  // namespace tfring::fake_nccl

@@ -56,6 +56,7 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_NCCL_LAUNCHES_LEFT", -1)},
                   {FromEnvironment("FAKE_NCCL_COLLECTIVES", 0)},
                   {FromEnvironment("FAKE_NCCL_LAUNCHED", 0)},
+                  {FromEnvironment("FAKE_NCCL_BEGUN", 0)},
                   {FromEnvironment("FAKE_NCCL_ANY_ORDER", 0)}};
   return *options;
 }
@@ -267,12 +268,13 @@ struct Task {
 void RunTask(void* argument) {
   const auto* const task = static_cast<Task*>(argument);
   Comm& comm = *task->comm;
-  const Options& options = GetOptions();
+  Options& options = GetOptions();
   if (options.lost == comm.rank || options.async_error == comm.rank) {
     while (!comm.ends) std::this_thread::yield();
   }
   Gpu& gpu = Gpu::Of(comm.device);
   gpu.Begin(comm);
+  ++options.begun;
   if (comm.meeting->OrdersDiffer(task->launch, comm.ends) &&
       options.any_order == 0) {
     comm.reason = "two ranks have launched in different orders";
