@@ -222,26 +222,37 @@ for step in range(10**9):
 )
 
 
+# Stops a process until what lies on stderr, unread, grows no more.
+WAKE = """
+import fcntl, os, signal, sys, termios, time
+
+launcher = int(sys.argv[1])
+os.kill(launcher, signal.SIGSTOP)
+open("stopped", "w").close()
+nothing = before = bytes(4)
+for _ in range(600):
+    time.sleep(0.1)
+    unread = fcntl.ioctl(2, termios.FIONREAD, nothing)
+    if unread == before != nothing:
+        break
+    before = unread
+os.kill(launcher, signal.SIGCONT)
+"""
+
+
 @pytest.mark.parametrize("plain_mpirun", [False, True])
 def test_an_exception_on_one_rank(run_job, plain_mpirun):
     # The launcher looks up when the rank has said why it ends, and so late, as
     # on a busy machine. A rank that did not wait for it would have its words
     # and the job's end lie before it together.
-    script = TRAINING.replace(
+    script = f"WAKE = {WAKE!r}\n" + TRAINING.replace(
         "END",
         """
         if rank == 1:
-            import fcntl, signal, termios, threading
-            launcher = os.getppid()
-            os.kill(launcher, signal.SIGSTOP)
-            def wake():
-                before, unread = None, bytes(4)
-                while unread == bytes(4) or unread != before:
-                    time.sleep(0.1)
-                    before = unread
-                    unread = fcntl.ioctl(2, termios.FIONREAD, bytes(4))
-                os.kill(launcher, signal.SIGCONT)
-            threading.Thread(target=wake, daemon=True).start()
+            import subprocess
+            subprocess.Popen([sys.executable, "-c", WAKE, str(os.getppid())])
+            while not os.path.exists("stopped"):
+                time.sleep(0.01)
             raise ValueError('boom')
 """,
     )

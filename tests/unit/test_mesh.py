@@ -173,7 +173,7 @@ def test_a_generation_that_is_over_ends_the_wait():
         except ConnectionError as error:
             results[0] = error
 
-    thread = threading.Thread(target=connect)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(60)
     assert str(results[0]) == "w1 is lost"
