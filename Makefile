@@ -149,7 +149,7 @@ LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors consistency \
 LEFT_OUT_4 := $(LEFT_OUT_3) averages disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
 # In the gate, on three: what is no power of two, or has a rank between others.
-GATE_3 := collectives reducescatter_alltoall process_sets join topology
+GATE_3 := collectives reducescatter_alltoall set_collectives join topology
 parallel-1 parallel-2 parallel-3 parallel-4: parallel-%: build
 	$(TFRINGRUN) -np $* $(PYTEST) $(if $(and $(EXTENT),$(GATE_$*)),\
 	  $(GATE_$*:%=tests/parallel/test_%.py),\
@@ -235,9 +235,14 @@ gpu-archive: standalone $(JAX_VENV)/.ready
 standalone: build $(ABSL_READY)
 	$(NATIVE) VARIANT=standalone standalone
 
-# Two at a time: much of a job is waiting.
+# Two at a time: much of a job is waiting.  In the gate, how a job ends: exit
+# status, exception, kill, missing rank, lost worker; and an example.
+GATE_JOBS := failures.py launcher.py start.py \
+  elastic_launcher.py::test_a_job_without_faults \
+  elastic_launcher.py::test_a_lost_worker_is_replaced examples.py::test_keras_digits
 jobs: build
-	$(PYTEST) --numprocesses 2 tests/jobs
+	$(PYTEST) --numprocesses 2 $(if $(EXTENT),$(GATE_JOBS:%=tests/jobs/test_%),\
+	  tests/jobs)
 
 # Several hosts, as network namespaces: skipped where those are not allowed.
 network chaos: build
@@ -272,7 +277,8 @@ CPP_FILES := $(wildcard tfring_ops/*/*.h tfring_ops/*/*.cc \
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	@echo clang-format
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	$(NATIVE) CLANG_TIDY=$(BIN)/clang-tidy EXTENT=$(EXTENT) --output-sync tidy
 
 types: build
