@@ -180,8 +180,9 @@ else:
 print("done")
 """,
         env={
-            "TFRING_STALL_CHECK_TIME_SECONDS": "1",
-            "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "3",
+            "TFRING_STALL_CHECK_TIME_SECONDS": "2",
+            # A rank that has no core for so long counts as missing.
+            "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "8",
         },
     )
     assert job.returncode == 0, job.stdout
