@@ -312,7 +312,7 @@ check/mpi: $(OUT)/tests/cpp/mpi_tests
 	  case " $(MPI_ENGINE_RANKS) " in *" $$ranks "*) filter=MpiEngine*;; \
 	    *) filter=*;; esac; \
 	  echo "$< on $$ranks ranks"; \
-	  $(REPORT) GTEST_FILTER=$$filter timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks \
+	  $(REPORT:%.xml=%_$$ranks.xml) GTEST_FILTER=$$filter timeout $(TEST_TIMEOUT) $(TFRINGRUN) -np $$ranks \
 	    $< --gtest_brief=1; \
 	done
 

@@ -11,11 +11,11 @@ int main(int argc, char** argv) {
     std::fputs("this MPI has no MPI_THREAD_MULTIPLE\n", stderr);
     return 1;
   }
-  testing::InitGoogleTest(&argc, argv);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   // Rank 0 reports for all.
   if (rank > 0) testing::GTEST_FLAG(output) = "";
+  testing::InitGoogleTest(&argc, argv);
   const int failed = RUN_ALL_TESTS();
   // The others may be waiting for this rank.
   if (failed) MPI_Abort(MPI_COMM_WORLD, 1);

@@ -25,7 +25,8 @@ def _make(monkeypatch, tmp_path):
         assert command[:-1] == ["make", "--no-print-directory", "EXTENT=gate"]
         if part == "good":
             (tmp_path / part).mkdir()
-            (tmp_path / part / "of_rank_0.xml").write_text(_REPORT)
+            (tmp_path / part / "whole.xml").write_text(_REPORT)
+            (tmp_path / part / "broken.xml").write_text(_REPORT[:-20])
         return 2 if part == "bad" else 0
 
     monkeypatch.setattr(subprocess, "call", call)
@@ -41,6 +42,7 @@ def test_a_part_that_fails_does_not_keep_the_next_from_running(capsys):
 def test_the_slowest_tests_come_first(capsys):
     assert test_parts.main(["EXTENT=gate", "good"]) == 0
     out = capsys.readouterr().out
+    assert "broken.xml cannot be read" in out
     assert "12.2 s  good: engine.slow" in out
     assert out.index("engine.slow") < out.index("engine.quick")
 
