@@ -273,6 +273,55 @@ def test_a_fit_that_stops_early(size):
     assert len(history["loss"]) == 2
 
 
+@pytest.mark.parametrize("kind", ["arrays", "PyDataset"])
+def test_fit_weighs_classes(size, kind):
+    labels = np.arange(FIT_BATCHES * BATCH * size) % 2
+    data = {
+        "arrays": {"x": labels, "y": labels, "batch_size": BATCH},
+        "PyDataset": {"x": Labels(labels)},
+    }[kind]
+    layers = keras.layers.Embedding(2, 2, "zeros"), keras.layers.Softmax()
+    model = keras.Sequential([keras.Input((), dtype="int64"), *layers])
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.SGD()),
+        "sparse_categorical_crossentropy",
+    )
+
+    elastic.fit(model, **data, class_weight={0: 0.0, 1: 2.0}, verbose=0)
+
+    of_none, of_one = model.get_weights()[0]
+    np.testing.assert_array_equal(of_none, 0)
+    assert of_one[0] < 0 < of_one[1]
+
+
+class Labels(keras.utils.PyDataset):
+    def __init__(self, labels):
+        super().__init__()
+        self.labels = labels.reshape(-1, BATCH)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.labels[index], self.labels[index]
+
+
+def test_fit_reads_without_autotuning(monkeypatch):
+    """An iterator whose tuner sleeps may take seconds to end."""
+    tuned = []
+    begin = tf.data.Dataset.__iter__
+
+    def seen(dataset):
+        tuned.append(dataset.options().autotune.enabled)
+        return begin(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", seen)
+    x, y = rows_to_fit(tfring.size())
+    elastic.fit(small_model(), x, y, batch_size=BATCH, epochs=2, verbose=0)
+
+    assert set(tuned) == {False}
+
+
 def batches_of_ones():
     return tf.data.Dataset.from_tensors((np.ones((2, 2)), np.ones((2, 1))))
 
@@ -284,6 +333,7 @@ def batches_of_ones():
         ({"epochs": 0}, ValueError),
         ({"batches_per_commit": 0}, ValueError),
         ({"initial_epoch": 1}, TypeError),
+        ({"sample_weight": np.ones(8)}, TypeError),
         ({"batch_size": 1000}, ValueError),
         ({"y": np.ones((5, 1))}, ValueError),
         ({"x": (each for each in [1]), "y": None}, TypeError),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfring._core import runtime
 from tfring._core.process_sets import global_process_set
@@ -147,6 +149,12 @@ def fit(
                 f"tfring.elastic.fit: {name} follows from the data and from "
                 "what has been trained. Leave it out."
             )
+    if "sample_weight" in options:
+        raise TypeError(
+            "tfring.elastic.fit: sample_weight is not taken. Pass batches that "
+            "are tuples of inputs, targets and weights."
+        )
+    class_weight = options.pop("class_weight", None)
     if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
         raise ValueError(
             "tfring.elastic.fit: batch_size, epochs and batches_per_commit "
@@ -162,7 +170,7 @@ def fit(
     if not resets and not _changes_traces(model, callbacks or ()):
         state.no_own_code()
     if runtime.is_beside() and state.keeps_traces():
-        _try_a_step(model, data, options)
+        _try_a_step(model, data, class_weight, options)
         state.save()  # With variables that have come by it.
 
     @run
@@ -181,7 +189,7 @@ def fit(
             position = _Position(state, rest, batches_per_commit)
             done = state.taken // rest.taken_in_step
             model.fit(
-                rest,
+                _Untuned(rest, class_weight),
                 # The rest of an epoch is shorter than the others.
                 epochs=state.epoch + 1 if state.taken else epochs,
                 initial_epoch=state.epoch,
@@ -202,7 +210,9 @@ def fit(
     return {name: list(values) for name, values in state.history.items()}
 
 
-def _try_a_step(model: Any, data: sources.Source, options: Any) -> None:
+def _try_a_step(
+    model: Any, data: sources.Source, class_weight: Any, options: Any
+) -> None:
     """Has a step traced while the others train, who need not wait for it.
 
     Its results are replaced by their state, when this worker joins them.
@@ -210,7 +220,7 @@ def _try_a_step(model: Any, data: sources.Source, options: Any) -> None:
     # A comparison with nobody would be a part of the trace, and outdate it.
     mark_compared(model.trainable_variables, global_process_set)
     model.fit(
-        _Rest(data, 0, 0),
+        _Untuned(_Rest(data, 0, 0), class_weight),
         steps_per_epoch=1,
         shuffle=False,
         verbose=0,
@@ -275,6 +285,20 @@ class _Rest(keras.utils.PyDataset):
                 f"and the one before {len(self)}. Give all epochs equally many."
             )
         self._epoch, self._rest = epoch, rest
+
+
+class _Untuned(py_dataset_adapter.PyDatasetAdapter):
+    """A `PyDataset` that Keras reads without tf.data's autotuning.
+
+    A tuned iterator may take up to 60 s to end: CancellationManager wakes the
+    tuner before it reads as cancelled, and a tuner that looks in between sleeps
+    for another period. All ranks would wait for that one.
+    """
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return super().get_tf_dataset().with_options(options)
 
 
 class _Position(keras.callbacks.Callback):
