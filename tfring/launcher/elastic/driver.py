@@ -361,6 +361,9 @@ class Driver:
                 )
         # Nobody is started, or lost, any more.
         self._membership.finished = True
+        # Whose connection has ended, its supervisor will say how.
+        if self._reason and not stopped:
+            self._wait_for(self._knows_first_status, _LAST_MESSAGE_SECONDS)
         message = _end_message(grace, terminate=stopped, status=self._status())
         for host in self._supervised():
             self._server.send("supervisor", host, message)
@@ -371,6 +374,10 @@ class Driver:
         first = self._membership.first_failure
         self._screen.close(first.number if first and self._reason else None)
         self._screen.end(self._describe(), 1.0 if stopped else None)
+
+    def _knows_first_status(self) -> bool:
+        first = self._membership.first_failure
+        return first is None or first.status is not None
 
     def _supervised(self) -> set[str]:
         return {*self._agents, *self._joined}
