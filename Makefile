@@ -143,10 +143,10 @@ WHOLE := data_service docs fit_agreement large loading local_variables offload \
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   elastic_fit join_callback process_sets set_collectives shard_states \
   training_sets whole_states
-LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors consistency \
+LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors \
   data join_callback metric_average monitor names not_broadcast objects \
   optimizer runtime seeds sessions state timeline whole_states
-LEFT_OUT_4 := $(LEFT_OUT_3) averages disagreements elastic elastic_fit \
+LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
 # In the gate, on three: what is no power of two, or has a rank between others.
 GATE_3 := collectives reducescatter_alltoall set_collectives join topology
