@@ -218,7 +218,8 @@ ifeq ($(EXTENT),gate)
 CHECKED_plain := $(filter-out timing,$(GROUPS))
 CHECKED_tsan := engine transport
 # As the same threads do on fewer ranks, or with less in a tensor.
-FILTER_tsan := -InATree/*:*EngineFaultTest*:*HugeMessages*:SizeAndMedium/RepeatedStepsTest.*/[4-7]
+FILTER_tsan := -InATree/*:*EngineFaultTest*:*HugeMessages*:$(subst $() ,:,$(patsubst \
+  %,SizeAndMedium/RepeatedStepsTest.*/%,4 5 6 7))
 MPI_RANKS := 2 3
 MPI_ENGINE_RANKS :=
 endif
