@@ -316,6 +316,59 @@ def test_ranks_may_be_uneven_if_they_join(rank):
     assert_same_on_all_ranks(history)
 
 
+class ByF1(keras.callbacks.Callback):
+    """Adds a metric that each rank has computed for itself."""
+
+    monitor = "f1"
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["f1"] = 1.0 / (1 + tfring.rank() + epoch)
+
+
+def test_ranks_decide_by_the_same_numbers(rank):
+    stop = keras.callbacks.EarlyStopping("f1", mode="max", patience=1)
+    expected = r"Metric 'f1': 1\.0 on rank 0; 0\.5 on rank 1.*MetricAverage"
+    with pytest.raises(RuntimeError, match=expected):
+        fit(make_model(), rank, epochs=3, callbacks=[ByF1(), stop])
+    # All see the average if it is taken after it has been computed.
+    callbacks = [ByF1(), MetricAverageCallback(), stop]
+    history = fit(make_model(), rank, epochs=4, callbacks=callbacks)
+    assert len(history["f1"]) == 2
+    assert_same_on_all_ranks(history["f1"])
+
+
+def test_a_metric_that_is_no_number_is_refused_at_the_first_batch(rank):
+    class Named(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data) | {"best": tf.constant("name")}
+
+    inputs = keras.Input((3,))
+    model = Named(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(tfring.DistributedOptimizer("sgd"), "mse", jit_compile=False)
+    stop = keras.callbacks.EarlyStopping("best", mode="max")
+    callbacks = [BroadcastGlobalVariablesCallback(), stop]
+    with pytest.raises(ValueError, match="monitors 'best', which is no number"):
+        fit(model, rank, callbacks=callbacks)
+    assert steps_of(model) == 1
+
+
+def test_weights_are_compared_where_fit_ends(rank):
+    """As one rank alone may go back to its best ones."""
+    model = make_model()
+    rng = np.random.default_rng(7)
+    validation = rng.normal(size=(8, 3)), 100 * rng.normal(size=(8, 1))
+    stop = keras.callbacks.EarlyStopping(
+        "val_loss", mode="max", patience=1, restore_best_weights=True
+    )
+    arguments = {"validation_data": validation} if rank == 0 else {}
+    expected = "at the end of fit the ranks differ.* Weights: .*validation data"
+    with pytest.raises(RuntimeError, match=expected):
+        fit(model, rank, epochs=9, callbacks=[stop], **arguments)
+    # All were told, so the job can go on.
+    fit(model, rank, callbacks=[BroadcastGlobalVariablesCallback()])
+    assert_same_weights(model)
+
+
 def test_callbacks_are_as_they_were_after_fit(rank):
     given = [
         keras.callbacks.EarlyStopping("loss"),

@@ -71,6 +71,42 @@ def test_local_layers_go_their_own_way(jit_compile, rank, size):
             assert (shared == shared[0]).all()
 
 
+def test_a_broadcast_leaves_local_variables_and_their_states(rank, size):
+    """A second `fit` begins with one, and so does a new start."""
+    own, shared = keras.layers.Dense(2), keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((3,)), own, shared])
+    optimizer = tfring.PartialDistributedOptimizer(
+        keras.optimizers.Adam(0.1), local_layers=own
+    )
+    model.compile(optimizer, "mse", jit_compile=False)
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 1))
+    callback = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(x, y, callbacks=[callback], verbose=0)
+    local = [
+        *own.variables,
+        *(v for v in optimizer.variables if tuple(v.shape) in ((3, 2), (2,))),
+    ]
+    assert len(local) == 6
+    before = [v.numpy() for v in local]
+
+    def check(epoch=None):
+        for variable, value in zip(local, before, strict=True):
+            np.testing.assert_array_equal(variable, value)
+
+    class Checks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            check()
+
+    model.fit(x, y, callbacks=[callback, Checks()], verbose=0)
+    before = [v.numpy() for v in local]
+    tfring.elastic.TensorFlowKerasState(model).sync()
+    check()
+    for variable in local[:2]:
+        everyones_own = everyones(variable)
+        assert all((o != everyones_own[0]).any() for o in everyones_own[1:])
+
+
 def test_partial_tape(rank, size):
     own, shared = keras.layers.Dense(1), keras.layers.Dense(1)
     with tfring.PartialDistributedGradientTape(

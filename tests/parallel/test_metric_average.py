@@ -29,6 +29,7 @@ METRICS = {
     "accuracy": lambda: keras.metrics.BinaryAccuracy(name="accuracy"),
     "auc": lambda: keras.metrics.AUC(name="auc"),
     "rmse": lambda: keras.metrics.RootMeanSquaredError(name="rmse"),
+    "f1": lambda: keras.metrics.F1Score(threshold=0.5, name="f1"),
     "largest": Largest,
 }
 BATCHES = 2
@@ -89,7 +90,9 @@ def test_metrics_are_those_of_one_rank_with_all_data(rank, size):
         for name, value in expected.items():
             everyones = history[prefix + name]
             assert len(everyones) == (1 if prefix else 2)
-            np.testing.assert_allclose(everyones, value, rtol=1e-5)
+            for of_epoch in everyones:
+                assert np.shape(of_epoch) == np.shape(value)
+                np.testing.assert_allclose(of_epoch, value, rtol=1e-5)
 
 
 def test_the_rank_keeps_its_own_state(rank, size):
@@ -110,6 +113,28 @@ class OwnNumbers(keras.callbacks.Callback):
         logs.update(self.logs)
 
 
+def test_an_evaluation_in_a_callback_before_changes_nothing(rank):
+    def history(evaluates):
+        model = small_model(0.0, METRICS)
+        x, y = data(3)
+
+        def evaluate(epoch, logs):
+            if evaluates and rank == 0:
+                model.evaluate(x, 1 - y, verbose=0)
+
+        return model.fit(
+            *data(rank),
+            validation_data=data(rank),
+            verbose=0,
+            callbacks=[
+                keras.callbacks.LambdaCallback(on_epoch_end=evaluate),
+                tfring.callbacks.MetricAverageCallback(),
+            ],
+        ).history
+
+    assert history(True) == history(False)
+
+
 def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
     model = small_model(0.0, [])
     x, y = data(rank)
@@ -118,7 +143,15 @@ def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
         batch_size=len(x) // BATCHES,
         verbose=0,
         callbacks=[
-            OwnNumbers({"loss": float(rank), "val_f1": 10.0 * rank}),
+            OwnNumbers(
+                {
+                    "loss": np.float32(rank),
+                    "val_f1": 10.0 * rank,
+                    "whole": rank,
+                    "table": [[rank, 2.0], [0.0, -rank]],
+                    "name": "no number",
+                }
+            ),
             tfring.callbacks.MetricAverageCallback(),
         ],
     ).history
@@ -126,6 +159,11 @@ def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
     expected = np.average(np.arange(size), weights=rows)
     np.testing.assert_allclose(history["loss"], [expected])
     np.testing.assert_allclose(history["val_f1"], [10 * expected])
+    np.testing.assert_allclose(history["whole"], [expected])
+    np.testing.assert_allclose(
+        history["table"], [[[expected, 2.0], [0.0, -expected]]]
+    )
+    assert history["name"] == ["no number"]
 
 
 def test_a_device_must_exist():

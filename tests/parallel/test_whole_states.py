@@ -186,7 +186,7 @@ def test_callbacks_that_save(rank, tmp_path):
     fit(model, 2, callbacks)
     best = keras.models.load_model(f"{directory}/best.keras")
     assert best.optimizer.iterations == 8
-    assert model.optimizer._tfring_whole is None
+    assert not model.optimizer._tfring_whole
     # It goes on after the second epoch.
     again = small_model(jit_compile=False)
     fit(again, 3, [keras.callbacks.BackupAndRestore(f"{directory}/backup")])
@@ -195,6 +195,117 @@ def test_callbacks_that_save(rank, tmp_path):
     assert bits_of(again.optimizer.variables) == bits_of(
         model.optimizer.variables
     )
+
+
+def test_checkpoints_between_batches_of_two_fits(tmp_path):
+    """The callback goes on counting where the fit before has ended."""
+    path = f"{same_directory(tmp_path)}/last.weights.h5"
+    model = small_model(jit_compile=False)
+    saves = keras.callbacks.ModelCheckpoint(
+        path, save_weights_only=True, save_freq=3
+    )
+    for _ in range(3):
+        fit(model, callbacks=[saves])  # 4 batches
+    again = small_model(jit_compile=False)
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(path)
+    assert again.optimizer.iterations == model.optimizer.iterations == 12
+
+
+def test_a_callback_may_put_states_together_for_itself(rank, tmp_path):
+    directory = same_directory(tmp_path)
+    model = small_model(jit_compile=False)
+
+    def save(epoch, logs):
+        with tfring.whole_states(model, root_rank=0):
+            if rank == 0:
+                model.save(f"{directory}/own.keras")
+
+    fit(
+        model,
+        callbacks=[
+            keras.callbacks.LambdaCallback(on_epoch_end=save),
+            keras.callbacks.ModelCheckpoint(f"{directory}/last.keras"),
+        ],
+    )
+    own = keras.models.load_model(f"{directory}/own.keras").optimizer
+    last = keras.models.load_model(f"{directory}/last.keras").optimizer
+    assert bits_of(own.variables) == bits_of(last.variables)
+
+
+class Pair(keras.Model):
+    """Two models with an optimizer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (keras.layers.Dense(7) for _ in range(2))
+        self.one.build((None, 7))
+        self.two.build((None, 7))
+        self.built = True
+        make = optimizers.Adam
+        self.of_one = tfring.DistributedOptimizer(make(), shard_states=True)
+        self.others = [tfring.DistributedOptimizer(make(), shard_states=True)]
+
+    def train_step(self, data):
+        x, _ = data
+        for layer, optimizer in (
+            (self.one, self.of_one),
+            (self.two, self.others[0]),
+        ):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((layer(x) - x) ** 2)
+            variables = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def test_optimizers_that_are_attributes(rank, tmp_path):
+    path = f"{same_directory(tmp_path)}/pair.weights.h5"
+    keras.utils.set_random_seed(0)
+    model = Pair()
+    model.compile(jit_compile=False)
+    x = np.random.default_rng(rank).normal(size=(8, 7))
+    saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    model.fit(x, x, verbose=0, callbacks=[saves])
+    again = Pair()
+    for layer, optimizer in (
+        (again.one, again.of_one),
+        (again.two, again.others[0]),
+    ):
+        optimizer.build(layer.trainable_variables)
+    again.load_weights(path)
+    for got, expected in (
+        (again.of_one, model.of_one),
+        (again.others[0], model.others[0]),
+    ):
+        assert bits_of(got.variables) == bits_of(expected.variables)
+
+
+@pytest.mark.parametrize("name", ["a.keras", "a.weights.h5", "a.h5"])
+def test_a_refusal_leaves_the_file_as_it_was(name, rank, size, tmp_path):
+    if size == 1:
+        pytest.skip("One rank has the whole state.")
+    path = tmp_path / name
+    path.write_text("the last one")
+    model = fit(small_model(jit_compile=False))
+    save = model.save_weights if "weights" in name else model.save
+
+    def refusal():
+        with pytest.raises(
+            RuntimeError, match="No file has been writ"
+        ) as error:
+            save(path)
+        assert path.read_text() == "the last one"
+        assert f"'{model.optimizer.name}'" in str(error.value)
+        return str(error.value)
+
+    assert "have not put it together" in refusal()
+    with tfring.whole_states(model, root_rank=0):
+        if rank != 0:
+            assert "for rank 0 alone" in refusal()
+    with tfring.whole_states(model):
+        fit(model)
+        assert "has made a step since" in refusal()
 
 
 @pytest.mark.parametrize(

@@ -258,16 +258,6 @@ def test_a_state_of_another_model_is_refused():
         optimizer.load_own_variables(store)
 
 
-def test_gathered_states_are_of_one_step():
-    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
-    variables = trained(optimizer)
-    with tfring.whole_states(optimizer):
-        optimizer.apply([tf.ones(v.shape) for v in variables], variables)
-        with pytest.raises(RuntimeError, match="has made a step since"):
-            saved(optimizer)
-    saved(optimizer)
-
-
 def test_weights_are_gathered_into_all_ranks_alike():
     """A share has a value during an update alone."""
     optimizer = tfring.DistributedOptimizer("sgd", shard_states=True)

@@ -7,10 +7,11 @@ set, a checkpoint they have loaded, that one wants to stop.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfring._core import runtime
@@ -20,18 +21,19 @@ from tfring._ops.agreement import gather_json
 from tfring._ops.allreduce import allreduce
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
-from tfring._training.model_state import (
-    broadcast_model,
-    has_variables,
-    optimizers_of,
+from tfring._training.metric_averages import is_number
+from tfring._training.model_state import broadcast_model, has_variables
+from tfring._training.optimizer_class import (
+    distributed_optimizers,
+    with_inner,
 )
-from tfring._training.optimizer_class import Distributed, with_inner
 from tfring._training.weights import (
     all_in_one,
     fingerprints,
     first_difference,
     mark_compared,
 )
+from tfring._training.whole_states import average_all_accumulated
 
 _SHARE_OUT = (
     "Give every rank equally many: share the data out by tfring.data.shard, or "
@@ -56,9 +58,16 @@ _ADVICE = {
     ),
     "weights": (
         "Put tfring.callbacks.BroadcastGlobalVariablesCallback(0) into the "
-        "callbacks of every rank, and change weights on all ranks alike."
+        "callbacks of every rank, and change weights on all ranks alike. A "
+        "callback that goes back to the best weights does so where every rank "
+        "has validation data."
     ),
 }
+_MONITORED = (
+    "A callback decides by it. Put tfring.callbacks.MetricAverageCallback() "
+    "behind the callback that has computed it, or compute it by "
+    "tfring.metrics.evaluate."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Terms:
         votes: True if some rank may want to stop at the end of a batch.
         uneven: True if ranks may have different numbers of batches.
         restored_by: The rank whose BackupAndRestore has a state to load.
+        monitored: The metrics by which this rank's callbacks decide.
         local_variables: The variables that each rank has for itself.
     """
 
@@ -77,6 +87,7 @@ class Terms:
     votes: bool
     uneven: bool
     restored_by: int | None
+    monitored: Sequence[str]
     local_variables: Sequence[LocalVariables]
 
 
@@ -137,6 +148,8 @@ class Agreement(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
+        if self._batches == 1:
+            self._check_monitored_are_numbers(logs or {})
         if self._terms.votes:
             votes = allreduce(
                 tf.constant(int(self.model.stop_training)),
@@ -157,6 +170,9 @@ class Agreement(keras.callbacks.Callback):
         }
         if not self._terms.uneven:
             facts["batches done"] = self._batches
+        for name in self._terms.monitored:
+            if name in (logs or {}):
+                facts[f"metric '{name}'"] = str(np.asarray(logs[name]).tolist())
         # Who writes a file has done so when the others go on.
         when = f"at the end of epoch {epoch + 1}"
         everyones = self._compare(facts, when, "end of an epoch")
@@ -165,6 +181,20 @@ class Agreement(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         self._watch(False)
         self._at_end()
+        for optimizer in distributed_optimizers(self.model):
+            # As one rank may save the model from here on.
+            average_all_accumulated(optimizer.variables)
+        if self._compared:
+            self._compare(self._state(), "at the end", "end")
+
+    def _check_monitored_are_numbers(self, logs: dict[str, Any]) -> None:
+        for name in self._terms.monitored:
+            if name in logs and not is_number(logs[name]):
+                raise ValueError(
+                    f"fit: a callback monitors '{name}', which is no number "
+                    f"but {logs[name]!r}, and has no average over the ranks. "
+                    "Monitor another metric."
+                )
 
     def _watch(self, watches: bool) -> None:
         """Tells optimizers whether weights are compared here."""
@@ -238,7 +268,12 @@ def check_alike(
         RuntimeError: They differ.
     """
     problems = []
-    for name, advice in _ADVICE.items():
+    monitored = sorted(
+        {name for facts in facts_of_rank.values() for name in facts}
+        - _ADVICE.keys()
+    )
+    for name in [*_ADVICE, *monitored]:
+        advice = _ADVICE.get(name, _MONITORED)
         ranks_with: dict[str, list[int]] = {}
         for rank, facts in facts_of_rank.items():
             if facts.get(name) is not None:
@@ -256,17 +291,8 @@ def check_alike(
         problems.append(f"{name[0].upper()}{name[1:]}: {which} {advice}")
     if problems:
         raise RuntimeError(
-            f"tfring: {when} of fit the ranks differ, and cannot train "
-            "together. " + " ".join(problems)
+            f"tfring: {when} of fit the ranks differ. " + " ".join(problems)
         )
-
-
-def distributed_optimizers(model: Any) -> Iterator[Any]:
-    """A model's optimizers that reduce gradients, also those inside another."""
-    for optimizer in optimizers_of(model):
-        for each in with_inner(optimizer):
-            if isinstance(each, Distributed):
-                yield each
 
 
 def _some_ranks(ranks: Sequence[int]) -> str:

@@ -36,9 +36,10 @@ from tfring._training.agreement import (
     Agreement,
     Terms,
     check_alike,
-    distributed_optimizers,
 )
-from tfring._training.metric_averages import MetricAverages
+from tfring._training.metric_averages import MetricAverages, MetricNotes
+from tfring._training.model_state import local_variables_of
+from tfring._training.optimizer_class import distributed_optimizers
 from tfring._training.saving import GatherStates, has_shards, saves_models
 from tfring._training.undistributed import trainer_class
 
@@ -98,7 +99,7 @@ def _put_right(callback_list: Any) -> None:
     given = [
         each
         for each in callback_list.callbacks
-        if not isinstance(each, Agreement | GatherStates)
+        if not isinstance(each, Agreement | GatherStates | MetricNotes)
         and type(each) is not MetricAverages
     ]
     callback_list.callbacks = given
@@ -120,8 +121,8 @@ def _put_right(callback_list: Any) -> None:
             ],
         },
         "writes": [_written_by(each) for each in given if _is_writer(each)],
-        "saves": sorted(
-            {str(each.save_freq) for each in given if saves_models(each)}
+        "saves in batches": any(
+            saves_models(each) and each.save_freq != "epoch" for each in given
         ),
         "backups": _backups(given),
         "needs averages": _needs_averages(given),
@@ -148,13 +149,26 @@ def _put_right(callback_list: Any) -> None:
         ]
         others = [each for each in arranged if not _averages(each)]
         arranged = [*averages, *others]
-    savers = [rank for rank, each in everyones.items() if each["saves"]]
-    in_batches: list[int] = []
-    if sharded and savers:
-        frequencies = {f for each in everyones.values() for f in each["saves"]}
-        in_batches = sorted(int(f) for f in frequencies if f.isdigit())
+    arranged = [
+        *(each.notes for each in arranged if _averages(each)),
+        *arranged,
+    ]
+    savers = {
+        _first_writer(written, everyones)
+        for each in everyones.values()
+        for written in each["writes"]
+        if written[0] != "CSVLogger"
+    }
+    in_batches = any(each["saves in batches"] for each in everyones.values())
+    gathers = bool(savers) and any(
+        map(_is_in_parts, distributed_optimizers(model))
+    )
+    if gathers:
         gather = GatherStates(
-            in_batches, root_rank=savers[0] if len(savers) == 1 else None
+            [each for each in arranged if saves_models(each)],
+            in_batches=in_batches,
+            root_rank=min(savers) if len(savers) == 1 else None,
+            process_set=process_set,
         )
         arranged = [gather, *arranged]
     arranged.sort(key=_joins, reverse=True)
@@ -163,11 +177,9 @@ def _put_right(callback_list: Any) -> None:
         votes=any(each["looks at batches"] for each in everyones.values()),
         uneven=uneven,
         restored_by=_restored_by(everyones),
+        monitored=sorted({each.monitor for each in given if _decides(each)}),
         local_variables=[
-            *(
-                optimizer._tfring_options.local_variables
-                for optimizer in distributed_optimizers(model)
-            ),
+            *local_variables_of(model),
             *(
                 each._local_variables
                 for each in given
@@ -184,11 +196,16 @@ def _put_right(callback_list: Any) -> None:
         if each not in given:
             each.set_params(params)
             each.set_model(model)
-    if terms.votes or in_batches:
+    if terms.votes or (gathers and in_batches):
         # Keras has looked at this rank's callbacks alone to see whether those
         # at the end of a batch may be called from another thread.
         callback_list._async_train = False
     callback_list.callbacks = arranged
+
+
+def _is_in_parts(optimizer: Any) -> bool:
+    """Tells whether each rank has a part of its state."""
+    return has_shards(optimizer) or bool(optimizer.gradient_accumulation_steps)
 
 
 def _check_goes_with_shards(callbacks: list[Any]) -> None:
@@ -258,12 +275,17 @@ def _needs_averages(callbacks: list[Any]) -> bool:
     for callback in callbacks:
         if _averages(callback):
             return False
-        if isinstance(
-            callback,
-            keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau,
-        ) or getattr(callback, "save_best_only", False):
+        if _decides(callback):
             return True
     return False
+
+
+def _decides(callback: Any) -> bool:
+    """Tells whether it does something where a metric that it monitors says."""
+    return isinstance(
+        callback,
+        keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau,
+    ) or getattr(callback, "save_best_only", False)
 
 
 def _looks_at_batches(callback: Any) -> bool:

@@ -27,6 +27,36 @@ from tfring._training.metric_states import (
 )
 
 
+class MetricNotes(keras.callbacks.Callback):
+    """Notes the metrics' states of an epoch, before another callback acts.
+
+    Validation resets the metrics, and so does whoever evaluates the model in a
+    callback.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_training: State | None = None
+        self.of_validation: State | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.of_training = self.of_validation = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.note_training()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self.of_validation is None:
+            self.of_validation = state_of(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.note_training()
+
+    def note_training(self) -> None:
+        if self.of_training is None:
+            self.of_training = state_of(self.model)
+
+
 class MetricAverages(keras.callbacks.Callback):
     """Has the logs of an epoch tell of all ranks' data, for who comes after it.
 
@@ -35,6 +65,10 @@ class MetricAverages(keras.callbacks.Callback):
         process_set: The ranks.
         strict: If True, all ranks must have the same metrics. If not, those
             that some rank lacks remain as they are.
+
+    Attributes:
+        notes: A callback that `fit` puts before all others. What it has noted
+            by the time of a call, it notes no more.
     """
 
     def __init__(
@@ -46,20 +80,22 @@ class MetricAverages(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.device = device
+        self.notes = MetricNotes()
         self._process_set = process_set
         self._strict = strict
-        # Validation resets the metrics; so they are noted before and after.
-        self._of_training: State | None = None
-        self._of_validation: State | None = None
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.notes.set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._of_training = self._of_validation = None
+        self.notes.on_epoch_begin(epoch)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        self._of_training = state_of(self.model)
+        self.notes.on_test_begin()
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._of_validation = state_of(self.model)
+        self.notes.on_test_end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # Also without logs, as other ranks may have some.
@@ -68,43 +104,46 @@ class MetricAverages(keras.callbacks.Callback):
                 self._average({} if logs is None else logs)
 
     def _average(self, logs: Any) -> None:
-        names = sorted(
-            name
-            for name, value in logs.items()
-            if isinstance(value, float | np.floating)
+        names, validated = self._of_all_ranks(
+            {
+                name: list(np.shape(value))
+                for name, value in sorted(logs.items())
+                if is_number(value)
+            }
         )
-        names = self._of_all_ranks(names)
         if not names:
             return
+        self.notes.note_training()
         now = state_of(self.model)
-        of_validation = []
-        if self._of_validation is not None:
-            of_validation = [name for name in names if name.startswith("val_")]
-        if of_validation and self._of_validation is not None:
-            self._replace(logs, of_validation, "val_", self._of_validation)
+        of_validation = [
+            name for name in names if validated and name.startswith("val_")
+        ]
+        self._replace(logs, of_validation, "val_", self.notes.of_validation)
         of_training = [name for name in names if name not in of_validation]
-        self._replace(logs, of_training, "", self._of_training or now)
+        self._replace(logs, of_training, "", self.notes.of_training)
         set_state(self.model, now)
 
     def _replace(
-        self, logs: Any, names: list[str], prefix: str, state: State
+        self, logs: Any, names: list[str], prefix: str, state: State | None
     ) -> None:
         """Replaces the values of `names`, which have a prefix, in the logs."""
+        if not names or state is None:
+            return
         set_state(self.model, state)
         own = self.model.get_metrics_result()
         samples = _samples(self.model)
         set_state(self.model, self._added_up(state))
         of_all = self.model.get_metrics_result()
 
-        def value(name: str) -> float:
+        def value(name: str) -> Any:
             metric = name.removeprefix(prefix)
             # Unless the logs have it from another source.
-            if metric in own and float(own[metric]) == logs[name]:
-                return float(of_all[metric])
-            return float(logs[name])
+            if metric in own and np.array_equal(own[metric], logs[name]):
+                return of_all[metric]
+            return logs[name]
 
-        averages = self._weighted_average(
-            [value(name) for name in names], samples
+        averages = self._weighted_averages(
+            [np.asarray(value(name), np.float64) for name in names], samples
         )
         logs.update(zip(names, averages, strict=True))
 
@@ -132,11 +171,13 @@ class MetricAverages(keras.callbacks.Callback):
             result.append(value)
         return result
 
-    def _weighted_average(
-        self, values: list[float], samples: float
-    ) -> list[float]:
+    def _weighted_averages(
+        self, values: list[np.ndarray[Any, Any]], samples: float
+    ) -> list[Any]:
+        """Numbers become floats, and others float64 arrays."""
+        flat = [np.ravel(value) for value in values]
         everyones = allgather(
-            tf.constant([[samples, *values]], tf.float64),
+            tf.constant([np.concatenate([[samples], *flat])], tf.float64),
             name="metrics/values",
             process_set=self._process_set,
         ).numpy()
@@ -147,22 +188,61 @@ class MetricAverages(keras.callbacks.Callback):
             )  # a `train_step` that counts nothing
         of_ranks = everyones[weights > 0, 1:]
         averages = np.average(of_ranks, axis=0, weights=weights[weights > 0])
-        return [float(average) for average in averages]
+        ends = np.cumsum([value.size for value in values])
+        return [
+            part.reshape(value.shape) if value.ndim else float(part[0])
+            for part, value in zip(
+                np.split(averages, ends[:-1]), values, strict=True
+            )
+        ]
 
-    def _of_all_ranks(self, names: list[str]) -> list[str]:
+    def _of_all_ranks(
+        self, shapes: dict[str, list[int]]
+    ) -> tuple[list[str], bool]:
+        """The numbers that all ranks have, and whether all have validated.
+
+        Args:
+            shapes: By the names of this rank's, sorted.
+        """
         # Validation on rank 0 alone is a common mistake, and averaging by
         # position would hide it.
         of_rank = gather_json(
-            names, name="metrics/names", process_set=self._process_set
+            [shapes, self.notes.of_validation is not None],
+            name="metrics/names",
+            process_set=self._process_set,
         )
-        for rank, others in enumerate(of_rank):
-            if self._strict and others != of_rank[0]:
+        everyones = [of_one for of_one, _ in of_rank]
+        for rank, others in enumerate(everyones):
+            if self._strict and others != everyones[0]:
                 raise ValueError(
                     "MetricAverageCallback: the ranks have different metrics. "
-                    f"Rank 0 has {of_rank[0]}; rank {rank} has {others}. Give "
-                    "every rank the same metrics and validation data."
+                    f"Rank 0 has {_named(everyones[0])}; rank {rank} has "
+                    f"{_named(others)}. Give every rank the same metrics and "
+                    "validation data."
                 )
-        return sorted(set(names).intersection(*of_rank))
+        names = [
+            name
+            for name, shape in shapes.items()
+            if all(others.get(name) == shape for others in everyones)
+        ]
+        return names, all(validated for _, validated in of_rank)
+
+
+def is_number(value: Any) -> bool:
+    """Tells whether a value of the logs is a number, or an array of numbers."""
+    try:
+        dtype = tf.as_dtype(np.asarray(value).dtype)
+    except Exception:  # A value of any class may raise any.
+        return False
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+def _named(shapes: dict[str, list[int]]) -> str:
+    """Names, and shapes of what are no single numbers."""
+    return ", ".join(
+        f"'{name}'" + (f" {tuple(shape)}" if shape else "")
+        for name, shape in shapes.items()
+    )
 
 
 def _samples(model: Any) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.devices import on_device
+from tfring._training.kinds import Kind, kind_of
+from tfring._training.optimizer_class import (
+    distributed_optimizers,
+    optimizers_of,
+)
 from tfring._training.state import broadcast_variables
 
 
@@ -22,17 +25,30 @@ def has_variables(model: Any) -> bool:
     return model.built or bool(layers and all(each.built for each in layers))
 
 
-def optimizers_of(model: Any) -> list[Any]:
-    """The model's optimizer, and those that its attributes are.
+def local_variables_of(model: Any) -> list[LocalVariables]:
+    """The variables that each rank trains for itself, of all optimizers."""
+    return [
+        optimizer._tfring_options.local_variables
+        for optimizer in distributed_optimizers(model)
+    ]
 
-    A model may have several, as a pair that is trained against each other.
-    """
-    found = {
-        id(value): value
-        for value in [getattr(model, "optimizer", None), *vars(model).values()]
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-    return list(found.values())
+
+def without_metrics(model: Any) -> list[Any]:
+    """The model's variables but those of its metrics."""
+    of_metrics = {id(v) for v in model.metrics_variables}
+    return [v for v in model.variables if id(v) not in of_metrics]
+
+
+def shared_variables(
+    variables: Iterable[Any], local_variables: Iterable[LocalVariables]
+) -> list[Any]:
+    """Those that are not each rank's own."""
+    local_variables = list(local_variables)
+    return [
+        variable
+        for variable in variables
+        if kind_of(variable, local_variables) is not Kind.OWN
+    ]
 
 
 def broadcast_model(
@@ -53,24 +69,21 @@ def broadcast_model(
         model: A Keras model that has been built. Its optimizer is, if need be;
             another that is an attribute of the model takes part if it is built.
         root_rank: The rank whose state all others take.
-        local_variables: The model's variables that stay as they are.
+        local_variables: The model's variables that stay as they are, as do
+            those that its optimizers know to be local, and their states.
         device: Where the collective is placed.
         same_seeds: Whether seeds become that rank's own.
         process_set: The ranks that take part.
     """
-    of_metrics = {id(v) for v in model.metrics_variables}
-    local_variables = list(local_variables)
-    variables = [
-        v
-        for v in model.variables
-        if id(v) not in of_metrics
-        and not any(v in local for local in local_variables)
-    ]
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+    variables = without_metrics(model)
     for optimizer in optimizers_of(model):
         if optimizer.built:
             variables += optimizer.variables
+    variables = shared_variables(
+        variables, [*local_variables, *local_variables_of(model)]
+    )
     with on_device(device):
         broadcast_variables(
             variables,

@@ -30,6 +30,7 @@ from tfring._gradients.options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
+from tfring._training.kinds import mark_accumulators, mark_states
 from tfring._training.weights import warn_if_not_broadcast
 
 if TYPE_CHECKING:
@@ -93,6 +94,19 @@ class Distributed(_Optimizer):
 
     def _tfring_begin(self) -> None:
         """Called when the class has been exchanged."""
+        if self.built:
+            self._mark_variables()
+
+    def build(self, variables: Sequence[Any]) -> None:
+        super().build(variables)
+        self._mark_variables()
+
+    def _mark_variables(self) -> None:
+        for each in with_inner(self):
+            mark_states(each)
+        # Else gradients are averaged before they are accumulated.
+        if self._averages_accumulated():
+            mark_accumulators(self)
 
     @not_converted
     def apply(
@@ -293,6 +307,35 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 def is_distributed(optimizer: Any) -> bool:
     """Tells whether it averages between ranks, or one inside of it does."""
     return any(isinstance(each, Distributed) for each in with_inner(optimizer))
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The model's optimizer, and those in its attributes; an optimizer itself.
+
+    A model may have several, as a pair that is trained against each other.
+    """
+    if isinstance(model, keras.optimizers.Optimizer):
+        return [model]
+    values = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            values += value.values()
+        else:
+            values += value if isinstance(value, list | tuple) else [value]
+    found = {
+        id(value): value
+        for value in values
+        if isinstance(value, keras.optimizers.Optimizer)
+    }
+    return list(found.values())
+
+
+def distributed_optimizers(model: Any) -> Iterator[Distributed]:
+    """Those of a model or an optimizer that reduce gradients."""
+    for optimizer in optimizers_of(model):
+        for each in with_inner(optimizer):
+            if isinstance(each, Distributed):
+                yield each
 
 
 @functools.cache

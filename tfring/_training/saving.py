@@ -1,14 +1,20 @@
-"""Gathers sharded states before the callbacks that save, in `fit`."""
+"""Puts states together before the callbacks that save, in `fit`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfring._core.process_sets import ProcessSet
+from tfring._ops.allreduce import allreduce
+from tfring._ops.reductions import ReduceOp
 from tfring._training.state_shares import WholeStates
-from tfring._training.whole_states import sharded_optimizers
+from tfring._training.whole_states import whole_states
 
 
 def has_shards(optimizer: Any) -> bool:
@@ -23,73 +29,62 @@ def saves_models(callback: Any) -> bool:
     )
 
 
-class _Counter:
-    """Counts batches as Keras's callbacks do, the two in two ways."""
-
-    def __init__(self, frequency: int, last_batch: int | None) -> None:
-        self._frequency = frequency
-        self._first = self._last_batch = last_batch
-        self._since = 0
-
-    def is_due(self, batch: int) -> bool:
-        if self._last_batch is None or batch <= self._last_batch:
-            self._since += batch + 1
-        else:  # More than one, with several steps per execution.
-            self._since += batch - self._last_batch
-        self._last_batch = batch
-        if self._since < self._frequency:
-            return False
-        self._since = 0
-        return True
-
-    def end_epoch(self) -> None:
-        if self._first is not None:
-            self._last_batch = self._first
-
-
 class GatherStates(keras.callbacks.Callback):
-    """Stands on every rank before the callbacks of those that save.
+    """Enters `whole_states` on every rank before the callbacks that save.
 
-    What it has gathered it gives up when training goes on. Collective.
+    It leaves it when training goes on. Collective.
 
     Args:
-        frequencies: After how many batches some callback saves.
+        savers: The callbacks that save on this rank.
+        in_batches: Whether some rank's save between the batches of an epoch.
         root_rank: The one rank that saves, or None if several do.
+        process_set: The ranks that train together.
     """
 
-    def __init__(self, frequencies: Sequence[int], root_rank: int | None):
+    def __init__(
+        self,
+        savers: Sequence[Any],
+        *,
+        in_batches: bool,
+        root_rank: int | None,
+        process_set: ProcessSet,
+    ) -> None:
         super().__init__()
+        self._savers = savers
+        self._in_batches = in_batches
         self._root_rank = root_rank
-        self._counters = [
-            _Counter(frequency, last_batch)
-            for frequency in frequencies
-            for last_batch in (None, 0)  # ModelCheckpoint, BackupAndRestore
-        ]
+        self._process_set = process_set
+        self._whole = ExitStack()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._drop()
+        self._whole.close()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # All of them count.
-        due = [counter.is_due(batch) for counter in self._counters]
-        if any(due):
+        if not self._in_batches:
+            return
+        # A copy is asked, as the answer counts the batch.
+        due = any(
+            copy.copy(saver)._should_save_on_batch(batch)
+            for saver in self._savers
+        )
+        anywhere = allreduce(
+            tf.constant(int(due)),
+            op=ReduceOp.Max,
+            name="fit/saves",
+            process_set=self._process_set,
+        )
+        if anywhere > 0:
             self._gather()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._drop()
+        self._whole.close()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        for counter in self._counters:
-            counter.end_epoch()
         self._gather()
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._drop()
+        self._whole.close()
 
     def _gather(self) -> None:
-        for optimizer in sharded_optimizers(self.model):
-            optimizer._gather_whole(self._root_rank)
-
-    def _drop(self) -> None:
-        for optimizer in sharded_optimizers(self.model):
-            optimizer._drop_whole()
+        self._whole.close()
+        self._whole.enter_context(whole_states(self.model, self._root_rank))

@@ -23,8 +23,14 @@ from tfring._ops.arguments import (
 )
 from tfring._ops.autograph import not_converted
 from tfring._ops.reductions import SUPPORTED_DTYPES
-from tfring._training.seeds import folded, is_seed
-from tfring._training.whole_states import split_off_shares
+from tfring._training.accumulators import average_accumulators
+from tfring._training.kinds import (
+    Kind,
+    accumulators_by_optimizer,
+    kind_of,
+    split_off_shares,
+)
+from tfring._training.seeds import folded
 
 _SHARDED = (
     "{function}: the states of an optimizer with shard_states=True are shared "
@@ -55,6 +61,10 @@ def broadcast_variables(
     The states among them of an optimizer with `shard_states=True` become what
     the root has loaded, each rank's own share of it; if it has loaded nothing
     since its last step, they stay as they are.
+
+    Gradients that a `DistributedOptimizer` has accumulated become the mean of
+    those of the ranks that have made as many batches as the root, so that no
+    rank's batches are lost.
 
     Args:
         variables: Keras or TensorFlow variables of any dtype but strings. In a
@@ -194,9 +204,21 @@ def _broadcast(
     """Returns, in a graph, what has to be run."""
     if is_alone(process_set):
         return []
+    done: list[Any] = []
+    # Before the counts of batches are the root's.
+    for number, (optimizer, accumulators) in enumerate(
+        accumulators_by_optimizer(variables)
+    ):
+        done += average_accumulators(
+            optimizer,
+            accumulators,
+            root_rank=root_rank,
+            name=f"{request_name}/accumulated/{number}",
+            process_set=process_set,
+        )
+    variables = [v for v in variables if kind_of(v) is not Kind.ACCUMULATED]
     values = [_as_supported(variable) for variable in variables]
     buckets = cut_into_buckets(values, runtime.fusion_threshold_bytes())
-    done: list[Any] = []
     for number, bucket in enumerate(buckets):
         # Each is assigned before the next starts: a large model is not held
         # twice.
@@ -213,7 +235,7 @@ def _broadcast(
         if runtime.rank() == root_rank:
             continue
         for i, value in zip(bucket, received, strict=True):
-            if is_seed(variables[i]) and not same_seeds:
+            if kind_of(variables[i]) is Kind.FOLDED and not same_seeds:
                 value = folded(value, runtime.rank() - root_rank)
             done += _assign(variables[i], value)
     return [] if tf.executing_eagerly() else done

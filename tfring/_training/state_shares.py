@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +48,16 @@ class _Slot:
         return self.slots[self.index]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Gathered:
+    """A whole state."""
+
+    iterations: int  # at which it was gathered
+    # By the numbers of `_plain`; None on a rank that does not save.
+    values: dict[int, np.ndarray] | None
+    root_rank: int | None
+
+
 class WholeStates(_Optimizer):
     """Saves and loads; mixed into `tfring._training.sharded.Sharded`."""
 
@@ -54,9 +65,9 @@ class WholeStates(_Optimizer):
     # For each call of `add_optimizer_variables`, and each of its names, the
     # variables by share.
     _tfring_slots: list[list[Sequence[Any]]]
-    # By the numbers of `_plain`. What has been gathered, after so many steps:
-    _tfring_whole: tuple[int, dict[int, np.ndarray]] | None = None
-    # and what has been loaded.
+    # What has been gathered, by all who hold it, the last one last.
+    _tfring_whole: tuple[_Gathered, ...] = ()
+    # By the numbers of `_plain` what has been loaded.
     _tfring_loaded: dict[int, np.ndarray] | None = None
 
     def save_own_variables(self, store: Any) -> None:
@@ -125,12 +136,22 @@ class WholeStates(_Optimizer):
 
     # ---- Whole values ----
 
-    def _gather_whole(self, root_rank: int | None) -> None:
+    @contextmanager
+    def _gathered_whole(self, root_rank: int | None) -> Iterator[None]:
         """Collective; only `root_rank` keeps it, or if that is None all."""
         keeps = root_rank is None or root_rank == runtime.rank()
         values = self._gathered(keeps)
-        if keeps:
-            self.__dict__["_tfring_whole"] = int(self._iterations), values
+        gathered = _Gathered(
+            int(self._iterations), values if keeps else None, root_rank
+        )
+        # Past the tracking of attributes.
+        self.__dict__["_tfring_whole"] = (*self._tfring_whole, gathered)
+        try:
+            yield
+        finally:
+            self.__dict__["_tfring_whole"] = tuple(
+                each for each in self._tfring_whole if each is not gathered
+            )
 
     def _gathered(self, keeps: bool = True) -> dict[int, np.ndarray]:
         layout = self._tfring_layout
@@ -153,29 +174,35 @@ class WholeStates(_Optimizer):
                 values[number] = flat.numpy().reshape(shape)
         return values
 
-    def _drop_whole(self) -> None:
-        self.__dict__.pop("_tfring_whole", None)
-
     def _known_whole(self) -> dict[int, np.ndarray]:
+        iterations = int(self._iterations)
+        for each in reversed(self._tfring_whole):
+            if each.values is not None and each.iterations == iterations:
+                return each.values
         size = self._tfring_layout.size
-        if size == 1 and self._tfring_whole is None:
+        if size == 1:
             return self._gathered()
-        advice = (
-            "On every rank enter `with tfring.whole_states(optimizer):`, and "
-            "save inside of it, on whichever rank saves."
+        raise RuntimeError(
+            f"The optimizer '{self.name}' has shard_states=True: this rank "
+            f"has 1/{size} of its state, and cannot save it alone. "
+            f"{self._why_not_whole()} On every rank enter `with "
+            "tfring.whole_states(optimizer):`, and save inside of it, on "
+            "whichever rank saves. No file has been written."
         )
-        if self._tfring_whole is None:
-            raise RuntimeError(
-                f"The optimizer '{self.name}' has shard_states=True: this rank "
-                f"has 1/{size} of its state, and cannot save it alone. {advice}"
+
+    def _why_not_whole(self) -> str:
+        if not self._tfring_whole:
+            return "The ranks have not put it together."
+        last = self._tfring_whole[-1]
+        if last.iterations != int(self._iterations):
+            return (
+                "It has made a step since the ranks have put it together; "
+                "train outside of tfring.whole_states."
             )
-        iterations, values = self._tfring_whole
-        if iterations != int(self._iterations):
-            raise RuntimeError(
-                f"The optimizer '{self.name}' has made a step since its state "
-                f"was gathered. Train outside of it. {advice}"
-            )
-        return values
+        return (
+            f"The ranks have put it together for rank {last.root_rank} alone: "
+            "pass root_rank=None, or the rank that saves."
+        )
 
     def _whole_values(self) -> list[Any]:
         whole = self._known_whole()

@@ -1,16 +1,21 @@
-"""Puts whole the states of optimizers of which each rank has a share."""
+"""Puts the ranks' parts of an optimizer's state together, to be saved."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
 
-from tfring._training.optimizer_class import with_inner
+from tfring._core.process_sets import is_alone
+from tfring._training.accumulators import average_accumulators
+from tfring._training.kinds import accumulators_by_optimizer
+from tfring._training.optimizer_class import optimizers_of, with_inner
 from tfring._training.state_shares import WholeStates
 
 
@@ -18,19 +23,22 @@ from tfring._training.state_shares import WholeStates
 def whole_states(
     optimizer: Any, root_rank: int | None = None
 ) -> Iterator[None]:
-    """Has ranks put a sharded optimizer's state together, to be saved.
+    """Has ranks put an optimizer's state together, to be saved.
 
     With `shard_states=True` of `tfring.DistributedOptimizer` each rank has a
     part of the optimizer's state. Inside of this context the optimizer and its
     model are saved as any other: `model.save`, `tf.train.Checkpoint`. Outside
-    of it that is an error, on more than one rank. In `fit` Keras's and tfring's
+    of it that is an error, on more than one rank. Accumulated gradients
+    (`backward_passes_per_step`) become the mean of the ranks', so that one
+    rank's file keeps the batches of all. In `fit` Keras's and tfring's
     callbacks that save need it not.
 
     Collective: every rank must enter it. The whole state is in the memory of
     the host meanwhile. Of any other optimizer it gathers nothing.
 
     Args:
-        optimizer: An optimizer, or a model that is compiled with it.
+        optimizer: An optimizer, or a model with one or more: by `compile` or
+            as attributes.
         root_rank: The one rank that saves, as `tfring.rank()` counts; the
             others keep nothing. By default any rank may save.
 
@@ -53,25 +61,37 @@ def whole_states(
             model.save("model.keras")
     ```
     """
-    sharded = list(sharded_optimizers(optimizer))
-    for each in sharded:
-        each._gather_whole(root_rank)
-    try:
+    for each in optimizers_of(optimizer):
+        average_all_accumulated(each.variables)
+    with ExitStack() as gathered:
+        for each in sharded_optimizers(optimizer):
+            gathered.enter_context(each._gathered_whole(root_rank))
         yield
-    finally:
-        for each in sharded:
-            each._drop_whole()
+
+
+def average_all_accumulated(variables: Sequence[Any]) -> None:
+    """Gives all ranks the mean of the accumulators among variables.
+
+    Collective, and eager; see Note [The mean of accumulators].
+    """
+    for owner, accumulators in accumulators_by_optimizer(variables):
+        process_set = owner._tfring_options.process_set
+        if process_set.included() and not is_alone(process_set):
+            average_accumulators(
+                owner,
+                accumulators,
+                root_rank=None,
+                name="states/accumulated",
+                process_set=process_set,
+            )
 
 
 def sharded_optimizers(optimizer: Any) -> Iterator[WholeStates]:
     """The sharded optimizers in an optimizer or a model."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        optimizer = getattr(optimizer, "optimizer", None)
-    if optimizer is None:
-        return
-    for each in with_inner(optimizer):
-        if isinstance(each, WholeStates) and each.built:
-            yield each
+    for each in optimizers_of(optimizer):
+        for inner in with_inner(each):
+            if isinstance(inner, WholeStates) and inner.built:
+                yield inner
 
 
 def whole_values(optimizer: Any) -> list[np.ndarray]:
@@ -113,20 +133,6 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any]) -> None:
         assign_whole_values(optimizer, values)
 
 
-def split_off_shares(
-    variables: Iterable[Any],
-) -> tuple[list[Any], list[WholeStates]]:
-    """Returns the variables that are no shares, and whose the others are."""
-    others, owners = [], {}
-    for variable in variables:
-        owner = getattr(variable, "_tfring_share_of", None)
-        if owner is None:
-            others.append(variable)
-        else:
-            owners[id(owner)] = owner
-    return others, list(owners.values())
-
-
 @functools.cache
 def teach_saving() -> None:
     """Has optimizers around one with shards save whole states."""
@@ -135,6 +141,9 @@ def teach_saving() -> None:
         keras.optimizers.MultiOptimizer,
     ):
         _teach(outer)
+    _refuse_before_writing(saving_lib, "save_model")
+    _refuse_before_writing(saving_lib, "save_weights_only")
+    _refuse_before_writing(legacy_h5_format, "save_model_to_hdf5")
 
 
 def _teach(outer: Any) -> None:
@@ -158,6 +167,19 @@ def _teach(outer: Any) -> None:
 
     outer.save_own_variables = save_own_variables
     outer.load_own_variables = load_own_variables
+
+
+def _refuse_before_writing(module: Any, function: str) -> None:
+    """Refuses a save of this rank's part before Keras opens the file."""
+    keras_save = getattr(module, function)
+
+    @functools.wraps(keras_save)
+    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
+        for optimizer in sharded_optimizers(model):
+            optimizer._known_whole()
+        return keras_save(model, *args, **kwargs)
+
+    setattr(module, function, save)
 
 
 def _in_order(optimizer: Any) -> list[Any]:

@@ -19,7 +19,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     loaded a checkpoint, would average gradients of different models. It acts
     once in each `fit`, before the first batch; a model that has no variables
     until it has seen a batch is broadcast after that. Metrics remain each
-    rank's own. Collective: pass it on every rank.
+    rank's own; gradients that were accumulated in an earlier `fit` become the
+    mean of the ranks'. Collective: pass it on every rank.
 
     Each rank draws noise of its own, for dropout and augmentation in the model:
     the seeds of layers become those of `root_rank` folded with the rank, so
@@ -31,9 +32,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             ranks.
         device: Where values are broadcast, such as "/cpu:0". By default where
             TensorFlow likes.
-        local_variables: The model's variables that remain each rank's own, as
-            do those of `tfring.PartialDistributedOptimizer`'s local layers. The
-            optimizer's state for them is broadcast nevertheless.
+        local_variables: The model's variables that remain each rank's own, with
+            the optimizer's states for them, as do those of
+            `tfring.PartialDistributedOptimizer`'s local layers.
         same_seeds: If true, all ranks have the seeds of `root_rank`, and draw
             the same noise.
 

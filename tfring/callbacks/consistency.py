@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
+from tfring._training.model_state import local_variables_of, shared_variables
 from tfring._training.weights import compare_weights
 
 
@@ -23,8 +24,9 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     `DistributedOptimizer` compares the trainable ones by itself where training
     and epochs begin; this is for finding out after which batch they differ, and
     for any other optimizer. Optimizer states are not compared; one that differs
-    shows in the weights a step later. Ranks that stand by
-    (`tfring.callbacks.JoinCallback`) are not compared. Put it after
+    shows in the weights a step later. Local variables of a
+    `tfring.PartialDistributedOptimizer`, and ranks that stand by
+    (`tfring.callbacks.JoinCallback`), are not compared. Put it after
     `BroadcastGlobalVariablesCallback`. Collective: pass it on every rank.
 
     Args:
@@ -76,8 +78,11 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
         if runtime.size() == 1:
             return
         model = self.model
+        weights = (
+            model.trainable_weights if self.trainable_only else model.weights
+        )
         difference = compare_weights(
-            model.trainable_weights if self.trainable_only else model.weights,
+            shared_variables(weights, local_variables_of(model)),
             name="consistency/weights",
         )
         if difference is not None:

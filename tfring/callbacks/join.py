@@ -20,7 +20,10 @@ class JoinCallback(keras.callbacks.Callback):
     the others average their gradients without it. When no rank has batches left
     all take the weights and the optimizer's state, with its count of steps, of
     the rank that joined last, which has made every step. A rank may even have
-    no batch at all in an epoch, if its model has been built.
+    no batch at all in an epoch, if its model has been built. Gradients that
+    were accumulated become the mean of the ranks that have made as many
+    batches; those of a rank that joined in the middle of an update are left
+    out.
 
     It acts before all other callbacks, wherever it stands in the list, and in
     `fit` alone. With an optimizer that is not a `DistributedOptimizer` put it

@@ -13,8 +13,9 @@ class MetricAverageCallback(MetricAverages):
     The loss and Keras's own metrics become what one rank would have got from
     all the data together, accuracy as well as AUC: sums, such as the number of
     samples, are added up over the ranks before the metric is computed. Other
-    numbers in the logs, those of metric classes of your own among them, become
-    averages over the ranks, weighted by the samples that each has seen.
+    numbers and arrays of numbers in the logs, those of metric classes of your
+    own among them, become averages over the ranks, weighted by the samples that
+    each has seen. All become floats, or float64 arrays.
 
     Put it before callbacks that read metrics; those before it see the rank's
     own. Where one of Keras's decides by them (`ReduceLROnPlateau`,

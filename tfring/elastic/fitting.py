@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
@@ -49,7 +50,7 @@ def fit(
     reset_callbacks: Iterable[Callable[[], None]] = (),
     same_seeds: bool = False,
     **options: Any,
-) -> dict[str, list[float]]:
+) -> dict[str, list[Any]]:
     """Trains a model, and goes on where it was when ranks are lost or join.
 
     It is `run` around `model.fit`, with a state of the model, its optimizer,
@@ -328,7 +329,9 @@ class _Position(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for name, value in (logs or {}).items():
-            self._state.history.setdefault(name, []).append(float(value))
+            if np.ndim(value) == 0:
+                value = float(value)
+            self._state.history.setdefault(name, []).append(value)
         self._state.epoch, self._state.taken = epoch + 1, 0
         self._state.commit()
 

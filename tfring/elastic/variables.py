@@ -10,12 +10,18 @@ import tensorflow as tf
 from tfring._core import answers, runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
+from tfring._training.kinds import split_off_shares
+from tfring._training.model_state import (
+    local_variables_of,
+    shared_variables,
+    without_metrics,
+)
 from tfring._training.state import broadcast_variables
 from tfring._training.whole_states import (
     assign_whole_values,
+    average_all_accumulated,
     cut_for_ranks,
     sharded_optimizers,
-    split_off_shares,
     whole_states,
     whole_values,
 )
@@ -110,11 +116,11 @@ class TensorFlowState(ObjectState):
         self._save_variables()
 
     def _save_variables(self) -> None:
-        self._saved = (
-            _values(self.variables)
-            if self.session is None
-            else self.session.run(self.variables)
-        )
+        if self.session is None:
+            average_all_accumulated(self.variables)
+            self._saved = _values(self.variables)
+        else:
+            self._saved = self.session.run(self.variables)
 
 
 class TensorFlowKerasState(ObjectState):
@@ -122,7 +128,10 @@ class TensorFlowKerasState(ObjectState):
 
     All of the model's variables and the optimizer's, but for metrics: weights,
     moving statistics, seeds, momenta, iterations. Seeds differ from rank to
-    rank, as with `tfring.broadcast_variables`. After a new start in which this
+    rank, as with `tfring.broadcast_variables`. Local variables of a
+    `tfring.PartialDistributedOptimizer` are saved, and remain each rank's own.
+    Gradients that ranks have accumulated become their mean in each commit, so
+    that a lost rank takes none with it. After a new start in which this
     process has another place in the job, or the job another size, the model's
     functions are traced again, as these may be in them. With an
     optimizer that has `shard_states=True`, each rank's commit has the whole
@@ -198,7 +207,10 @@ class TensorFlowKerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        variables = [*self._of_model(), *self.optimizer.variables]
+        variables = shared_variables(
+            [*self._of_model(), *self.optimizer.variables],
+            local_variables_of(self.optimizer),
+        )
         broadcast_variables(variables, 0, same_seeds=self._same_seeds)
         # A failure in it leaves the commit before whole.
         super().sync()
@@ -243,16 +255,16 @@ class TensorFlowKerasState(ObjectState):
         return any(sharded_optimizers(self.optimizer))
 
     def _of_model(self) -> list[Any]:
-        of_metrics = {id(v) for v in self.model.metrics_variables}
-        return [v for v in self.model.variables if id(v) not in of_metrics]
+        return without_metrics(self.model)
 
     def _save_variables(self) -> None:
         # A failure leaves the commit before it whole.
-        if self._is_sharded():
-            with whole_states(self.optimizer):
-                states = whole_values(self.optimizer)
-        else:
-            states = _values(self.optimizer.variables)
+        with whole_states(self.optimizer):
+            states = (
+                whole_values(self.optimizer)
+                if self._is_sharded()
+                else _values(self.optimizer.variables)
+            )
         self._saved, self._saved_states = _values(self._of_model()), states
 
 

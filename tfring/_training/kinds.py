@@ -1,0 +1,110 @@
+"""The kinds of variables: how the ranks' values of one belong together.
+
+This is the one table of it. Broadcasts, saves, the states of elastic jobs and
+comparisons of weights read it, and nothing else decides.
+
+| kind        | variables                        | a broadcast          |
+|-------------|----------------------------------|----------------------|
+| ALIKE       | weights, momenta, iterations     | copies the root's    |
+| FOLDED      | seeds                            | folds with the rank  |
+| SHARED_OUT  | states with `shard_states=True`  | shares out the root's|
+| ACCUMULATED | gradients of several batches     | takes the ranks' mean|
+| OWN         | metrics, local variables         | leaves them alone    |
+
+Moving statistics, such as those of batch normalization, are ALIKE where ranks
+begin, and drift apart between broadcasts: comparisons leave them out, as they
+are not trained.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from tfring._gradients.local_variables import LocalVariables
+from tfring._training.seeds import is_seed
+
+
+class Kind(enum.Enum):
+    """See the table above."""
+
+    ALIKE = enum.auto()
+    FOLDED = enum.auto()
+    SHARED_OUT = enum.auto()
+    ACCUMULATED = enum.auto()
+    OWN = enum.auto()
+
+
+def kind_of(
+    variable: Any, local_variables: Iterable[LocalVariables] = ()
+) -> Kind:
+    """The kind of a variable of a model or an optimizer.
+
+    Args:
+        variable: Not a metric's, which only its model knows.
+        local_variables: The variables that each rank trains for itself.
+    """
+    trained = getattr(variable, "_tfring_state_for", variable)
+    if any(trained in local for local in local_variables):
+        return Kind.OWN
+    if getattr(variable, "_tfring_share_of", None) is not None:
+        return Kind.SHARED_OUT
+    if getattr(variable, "_tfring_accumulated_by", None) is not None:
+        return Kind.ACCUMULATED
+    return Kind.FOLDED if is_seed(variable) else Kind.ALIKE
+
+
+def mark_states(optimizer: Any) -> None:
+    """Notes on an optimizer's variables which trained variable each is for."""
+    for attribute, states in vars(optimizer).items():
+        if not _is_of_states(attribute, states, optimizer):
+            continue
+        for variable, state in zip(
+            optimizer._trainable_variables, states, strict=True
+        ):
+            if isinstance(state, keras.Variable):
+                state._tfring_state_for = variable
+
+
+def mark_accumulators(optimizer: Any) -> None:
+    """Notes which of its variables are sums over each rank's own batches."""
+    for accumulator in optimizer._accumulated_gradients:
+        accumulator._tfring_accumulated_by = optimizer
+
+
+def _is_of_states(attribute: str, states: Any, optimizer: Any) -> bool:
+    # Keras's optimizers have a list, in that order, of each kind of state.
+    return (
+        isinstance(states, list)
+        and attribute not in ("_variables", "_trainable_variables")
+        and len(states) == len(optimizer._trainable_variables)
+    )
+
+
+def split_off_shares(
+    variables: Iterable[Any],
+) -> tuple[list[Any], list[Any]]:
+    """Returns the variables that are no shares, and whose the others are."""
+    others, owners = [], {}
+    for variable in variables:
+        if kind_of(variable) is Kind.SHARED_OUT:
+            owner = variable._tfring_share_of
+            owners[id(owner)] = owner
+        else:
+            others.append(variable)
+    return others, list(owners.values())
+
+
+def accumulators_by_optimizer(
+    variables: Iterable[Any],
+) -> Iterator[tuple[Any, list[Any]]]:
+    """The accumulators among variables, with the optimizer of each."""
+    found: dict[int, tuple[Any, list[Any]]] = {}
+    for variable in variables:
+        if kind_of(variable) is Kind.ACCUMULATED:
+            owner = variable._tfring_accumulated_by
+            found.setdefault(id(owner), (owner, []))[1].append(variable)
+    yield from found.values()
