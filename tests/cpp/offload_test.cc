@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -202,38 +201,22 @@ TEST(TierTest, AThousandStepsDoNotGrow) {
   EXPECT_EQ(rmdir(directory.c_str()), 0);
 }
 
-// Three feature maps of 10 bytes, gone after events 0, 1, 2, and allocated
-// again after events 5, 4, 3.
-MeasuredStep ThreeItems() {
-  MeasuredStep step;
-  step.items = {{10, 0, 5}, {10, 1, 4}, {10, 2, 3}};
-  step.peaks = {30, 30, 30, 20, 30, 30, 25};
-  return step;
-}
-
 TEST(PlannerTest, WhatIsBackFirstStaysFirst) {
-  const MeasuredStep step = ThreeItems();
-  EXPECT_EQ(step.peak(), 30);
-  EXPECT_THAT(ChooseToKeep(step, 30), ElementsAre(false, false, true));
-  EXPECT_THAT(ChooseToKeep(step, 40), ElementsAre(false, true, true));
-  EXPECT_THAT(ChooseToKeep(step, 49), ElementsAre(false, true, true));
-  EXPECT_THAT(ChooseToKeep(step, 50), ElementsAre(true, true, true));
-}
-
-TEST(PlannerTest, NothingStaysBelowTheLeast) {
-  EXPECT_THAT(ChooseToKeep(ThreeItems(), 29), ElementsAre(false, false, false));
+  const std::vector<FeatureMap> three = {{10, 2}, {10, 1}, {10, 0}};
+  EXPECT_THAT(ChooseToKeep(three, 9), ElementsAre(false, false, false));
+  EXPECT_THAT(ChooseToKeep(three, 10), ElementsAre(false, false, true));
+  EXPECT_THAT(ChooseToKeep(three, 29), ElementsAre(false, true, true));
+  EXPECT_THAT(ChooseToKeep(three, 30), ElementsAre(true, true, true));
 }
 
 TEST(PlannerTest, WhatIsLargeLeavesRoomForOthers) {
-  MeasuredStep step = ThreeItems();
-  step.items[1].bytes = 1000;
-  EXPECT_THAT(ChooseToKeep(step, 45), ElementsAre(true, false, true));
+  EXPECT_THAT(ChooseToKeep({{10, 2}, {1000, 1}, {10, 0}}, 25),
+              ElementsAre(true, false, true));
 }
 
-TEST(PlannerTest, WhatWasNotMovedIsNotKept) {
-  MeasuredStep step = ThreeItems();
-  step.items[2].back = -1;
-  EXPECT_THAT(ChooseToKeep(step, 1000), ElementsAre(true, true, false));
+TEST(PlannerTest, WhatIsNotNeededBackIsNotKept) {
+  EXPECT_THAT(ChooseToKeep({{10, 1}, {10, 0}, {10, -1}}, 1000),
+              ElementsAre(true, true, false));
 }
 
 TEST(PlanTest, ADiskIsNotForGpus) {
@@ -248,53 +231,14 @@ TEST(PlanTest, ADiskIsNotForGpus) {
   EXPECT_EQ(rmdir(options.directory.c_str()), 0);
 }
 
-class FakeMeter : public Meter {
- public:
-  int64_t TakePeakBytes() override {
-    const int64_t peak_bytes = peak_bytes_;
-    peak_bytes_ = in_use_bytes_;
-    return peak_bytes;
-  }
-  void Allocate(int64_t bytes) {
-    in_use_bytes_ += bytes;
-    peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
-  }
+int64_t NoCount() { return -1; }
 
- private:
-  int64_t in_use_bytes_ = 100;
-  int64_t peak_bytes_ = 100;
-};
-
-constexpr int64_t kMany = 1 << 20;
-// Two feature maps, and a margin of three.
-constexpr int64_t kEnough = 100 + 5 * kMany;
-
-// A step with two feature maps.  Returns how many were moved, or -1 if it
-// could not begin.
-int RunStep(Plan& plan, const std::shared_ptr<FakeMeter>& meter,
-            absl::Status* status = nullptr) {
-  auto execution = plan.Begin(meter);
-  if (status != nullptr) *status = execution.status();
-  if (!execution.ok()) return -1;
-  int moved = 0;
-  bool moves[2];
-  for (const int i : {0, 1}) {
-    meter->Allocate(kMany);
-    moves[i] = (*execution)->Moves(i, kMany);
-    if (!moves[i]) continue;
-    ++moved;
-    meter->Allocate(-kMany);
-    (*execution)->CopiedOut(7);
-    (*execution)->Released(i);
-  }
-  for (const int i : {1, 0}) {
-    if (moves[i]) {
-      (*execution)->Allocates(i);
-      meter->Allocate(kMany);
-      (*execution)->CopiedBack(5);
-    }
-    meter->Allocate(-kMany);
-  }
+// A step with two feature maps.  Returns which were moved.
+std::vector<bool> RunStep(Plan& plan, int64_t bytes) {
+  const std::shared_ptr<Execution> execution = plan.Begin(NoCount);
+  std::vector<bool> moved;
+  for (const int i : {0, 1}) moved.push_back(execution->Moves(i, bytes));
+  for (const int i : {1, 0}) execution->NeedsBack(i);
   return moved;
 }
 
@@ -306,11 +250,11 @@ TEST(PlanTest, AllIsMovedWithoutABudget) {
   const auto plan = std::make_shared<Plan>(options, tier.get());
   for (int step = 1; step <= 4; ++step) {
     {
-      auto execution = plan->Begin(nullptr);
-      ASSERT_TRUE(execution.ok());
-      EXPECT_TRUE((*execution)->Moves(0, 1000));
-      EXPECT_FALSE((*execution)->Moves(1, 999));
-      EXPECT_FALSE((*execution)->Moves(2, 0));
+      const std::shared_ptr<Execution> execution = plan->Begin(NoCount);
+      EXPECT_TRUE(execution->Moves(0, 1000));
+      EXPECT_FALSE(execution->Moves(1, 999));
+      EXPECT_FALSE(execution->Moves(2, 0));
+      for (const int i : {2, 1, 0}) execution->NeedsBack(i);
       EXPECT_EQ(plan->statistics().steps, step - 1);
     }
     EXPECT_EQ(plan->statistics().steps, step);
@@ -320,92 +264,51 @@ TEST(PlanTest, AllIsMovedWithoutABudget) {
   }
 }
 
-TEST(PlanTest, ABudgetIsPlannedFromTheSecondStep) {
+// A plan for two feature maps.
+std::shared_ptr<Plan> MakePlan(Tier* tier, int64_t budget_bytes) {
   PlanOptions options;
   options.items = 2;
-  options.budget_bytes = kEnough;
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const auto plan = std::make_shared<Plan>(options, tier.get());
-  const auto meter = std::make_shared<FakeMeter>();
-  EXPECT_EQ(RunStep(*plan, meter), 2);
-  EXPECT_EQ(RunStep(*plan, meter), 2);
-  EXPECT_EQ(RunStep(*plan, meter), 0);
-  EXPECT_EQ(plan->statistics().kept, 2);
-  RunStep(*plan, meter);
-  EXPECT_EQ(plan->statistics().peak_bytes, 100 + 2 * kMany);
+  options.budget_bytes = budget_bytes;
+  return std::make_shared<Plan>(options, tier);
 }
 
-TEST(PlanTest, ALargerBatchThanWasMeasuredIsMoved) {
-  PlanOptions options;
-  options.items = 2;
-  options.budget_bytes = kEnough;
+TEST(PlanTest, ABudgetIsPlannedFromTheFirstStep) {
   std::unique_ptr<Tier> tier = MakeHostTier();
-  const auto plan = std::make_shared<Plan>(options, tier.get());
-  const auto meter = std::make_shared<FakeMeter>();
-  for (int step = 0; step < 3; ++step) RunStep(*plan, meter);
-  auto execution = plan->Begin(meter);
-  ASSERT_TRUE(execution.ok());
-  EXPECT_TRUE((*execution)->Moves(0, kMany + 1));
-  EXPECT_FALSE((*execution)->Moves(1, kMany));
+  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 15);
+  EXPECT_THAT(RunStep(*plan, 10), ElementsAre(true, true));
+  EXPECT_THAT(RunStep(*plan, 10), ElementsAre(true, false));
+  EXPECT_EQ(plan->statistics().kept, 1);
+  EXPECT_EQ(plan->statistics().kept_bytes, 10);
 }
 
-TEST(PlanTest, AStepAboveTheBudgetIsPlannedAgain) {
-  PlanOptions options;
-  options.items = 2;
-  options.budget_bytes = kEnough;
+TEST(PlanTest, ALargerBatchIsWithinTheBudgetAndIsForgotten) {
   std::unique_ptr<Tier> tier = MakeHostTier();
-  const auto plan = std::make_shared<Plan>(options, tier.get());
-  const auto meter = std::make_shared<FakeMeter>();
-  for (int step = 0; step < 3; ++step) RunStep(*plan, meter);
-  meter->Allocate(5 * kMany + 1);
-  meter->Allocate(-5 * kMany - 1);
-  EXPECT_EQ(RunStep(*plan, meter), 1);
+  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 20);
+  RunStep(*plan, 10);
+  EXPECT_THAT(RunStep(*plan, 10), ElementsAre(false, false));
+  EXPECT_THAT(RunStep(*plan, 15), ElementsAre(false, true));
+  EXPECT_THAT(RunStep(*plan, 15), ElementsAre(true, false));
+  RunStep(*plan, 10);
+  EXPECT_THAT(RunStep(*plan, 10), ElementsAre(false, false));
 }
 
-TEST(PlanTest, AFailedStepIsNotMeasured) {
-  PlanOptions options;
-  options.items = 2;
-  options.budget_bytes = kEnough;
+TEST(PlanTest, WhatAFailedStepDidNotNeedBackIsPlannedAsBefore) {
   std::unique_ptr<Tier> tier = MakeHostTier();
-  const auto plan = std::make_shared<Plan>(options, tier.get());
-  const auto meter = std::make_shared<FakeMeter>();
-  EXPECT_EQ(RunStep(*plan, meter), 2);
+  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 20);
+  RunStep(*plan, 10);
+  EXPECT_TRUE(plan->Begin(NoCount)->Moves(0, 1000));
+  EXPECT_THAT(RunStep(*plan, 10), ElementsAre(false, false));
+}
+
+TEST(PlanTest, TheMeterIsReadWhenAStepHasEnded) {
+  std::unique_ptr<Tier> tier = MakeHostTier();
+  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 1);
+  int64_t peak_bytes = 7;
   {
-    auto execution = plan->Begin(meter);
-    ASSERT_TRUE(execution.ok());
-    EXPECT_TRUE((*execution)->Moves(0, kMany));
-    (*execution)->Released(0);
+    const auto execution = plan->Begin([&] { return peak_bytes; });
+    peak_bytes = 8;
   }
-  EXPECT_EQ(RunStep(*plan, meter), 2);
-  EXPECT_EQ(RunStep(*plan, meter), 0);
-}
-
-TEST(PlanTest, ABudgetThatCannotBeMetSaysTheLeast) {
-  PlanOptions options;
-  options.items = 2;
-  options.budget_bytes = 100 + 4 * kMany - 1;
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const auto plan = std::make_shared<Plan>(options, tier.get());
-  const auto meter = std::make_shared<FakeMeter>();
-  absl::Status status;
-  EXPECT_EQ(RunStep(*plan, meter), 2);
-  EXPECT_EQ(RunStep(*plan, meter), 2);
-  EXPECT_EQ(RunStep(*plan, meter, &status), -1);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr(std::to_string(100 + 4 * kMany)));
-}
-
-TEST(PlanTest, ABudgetNeedsAMeter) {
-  PlanOptions options;
-  options.budget_bytes = 1;
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const auto plan = std::make_shared<Plan>(options, tier.get());
-  class NoMeter : public Meter {
-    int64_t TakePeakBytes() override { return -1; }
-  };
-  const auto meter = std::make_shared<NoMeter>();
-  EXPECT_EQ(plan->Begin(meter).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(plan->statistics().peak_bytes, 8);
 }
 
 TEST(PlanTest, OnePlanForEachId) {
@@ -416,6 +319,9 @@ TEST(PlanTest, OnePlanForEachId) {
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(*plan, *Plan::FindOrMake(options));
   EXPECT_EQ(*plan, Plan::Find(options.id));
+  // A graph from another process.
+  options.items = 7;
+  EXPECT_NE(*plan, *Plan::FindOrMake(options));
 }
 
 }  // namespace

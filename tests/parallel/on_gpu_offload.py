@@ -91,22 +91,25 @@ def test_the_peak_is_lower(slow_streams):
     assert peak < plain_peak / 2
 
 
-# TensorFlow has int32 tensors on the host, and the budget is the GPU's.
+# TensorFlow has int32 tensors on the host, and shows the GPU's allocator.
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int32])
 def test_a_budget_is_held(slow_streams, dtype):
     rows = 2048
     ballast = tf.identity(tf.zeros([1 << 22]))  # of the GPU alone
     assert "GPU:0" in ballast.device
-    plain, plain_peak = trained(None, rows, dtype=dtype)
+    plain, _ = trained(None, rows, dtype=dtype)
     offload = tfring.Offload(min_bytes=0, ahead=1)
     _, least = trained(offload, rows, dtype=dtype)
-    # A margin of three feature maps is kept.
-    budget = (least + plain_peak) // 2 + 3 * rows * WIDTH * 4
+    feature_map = rows * WIDTH * 4
+    budget = 5 * feature_map
     offload = tfring.Offload("auto", budget_bytes=budget, min_bytes=0, ahead=1)
     moved, peak = trained(offload, rows, dtype=dtype)
     check_same_bits(plain, moved)
-    assert 0 < offload.statistics().kept < LAYERS
-    assert peak <= budget
+    statistics = offload.statistics()
+    assert 0 < statistics.kept_bytes <= budget
+    assert statistics.peak_bytes == peak
+    # What is on its way differs from step to step.
+    assert peak <= least + budget + 3 * feature_map
 
 
 def fitted(offload):

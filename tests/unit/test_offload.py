@@ -127,6 +127,88 @@ def test_a_function_chooses():
     assert "ReluGrad" in seen[0].backward_uses
 
 
+def under_budget(feature_maps):
+    # They are small: TensorFlow's allocators leave them out of their counts.
+    return tfring.Offload(
+        "auto", budget_bytes=feature_maps * BYTES + 1, min_bytes=0
+    )
+
+
+def kept_and_moved(offload):
+    statistics = offload.statistics()
+    assert statistics.kept_bytes <= offload.budget_bytes
+    return statistics.kept, statistics.moved
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_a_budget_is_of_feature_maps(room):
+    offload = under_budget(room)
+    step = traced(offload)
+    for kept in (0, room, room):
+        step(BATCH)
+        assert kept_and_moved(offload) == (kept, 4 - kept)
+
+
+def test_what_is_between_steps_does_not_count():
+    offloads = [under_budget(4) for _ in range(4)]
+    one, other, first, second = (traced(offload) for offload in offloads)
+    both = tf.function(
+        lambda x: (first.python_function(x), second.python_function(x))
+    )
+
+    for _ in range(4):
+        for step in (one, other, both):
+            step(BATCH)
+            tf.reduce_sum(tf.ones([1 << 22]))
+    assert [kept_and_moved(offload) for offload in offloads] == [(4, 0)] * 4
+
+
+def test_validation_does_not_count():
+    tfring.init()
+    offload = tfring.Offload("auto", budget_bytes=1 << 20, min_bytes=0)
+    model = keras.Sequential(
+        [keras.Input((64,))]
+        + [keras.layers.Dense(64, "tanh") for _ in range(4)]
+        + [keras.layers.Dense(1)]
+    )
+    optimizer = tfring.DistributedOptimizer("sgd", offload=offload)
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.fit(
+        *(np.zeros((32, 64)), np.zeros((32, 1))),
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        validation_data=(np.zeros((8192, 64)), np.zeros((8192, 1))),
+        validation_batch_size=8192,
+    )
+    kept, moved = kept_and_moved(offload)
+    assert kept >= 4
+    assert moved == 0
+
+
+def test_a_larger_batch_is_within_the_budget_and_is_forgotten():
+    offload = under_budget(4)
+    step = traced(
+        offload, input_signature=[tf.TensorSpec([None, 64], tf.float32)]
+    )
+    step(BATCH)
+    for rows, kept in ((1, 4), (2, 2), (2, 2), (1, 2), (1, 4)):
+        step(tf.repeat(BATCH, rows, axis=0))
+        assert kept_and_moved(offload) == (kept, 4 - kept)
+
+
+def test_the_allocators_count_is_shown_and_left_alone():
+    native.capi().tfring_offload_count_allocations()
+    offload = under_budget(4)
+    step = traced(offload)
+    tf.reduce_sum(tf.ones([1 << 22]))
+    before = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    for _ in range(3):
+        step(BATCH)
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    assert before <= offload.statistics().peak_bytes <= peak
+
+
 def test_the_graph_has_no_cycle_and_no_control_edge_to_others():
     def watch(graph):
         schedule = Schedule(graph, [])
@@ -421,9 +503,5 @@ def test_refuses_what_is_no_offload():
         tfring.offload_activations([], None)
 
 
-def test_nothing_is_counted_without_a_budget():
-    # Others may want to count for themselves.
-    offload = tfring.Offload(min_bytes=0)
-    traced(offload)(BATCH)
-    assert offload.statistics().peak_bytes <= 0
+def test_there_are_no_statistics_of_what_is_unknown():
     assert native.capi().tfring_offload_statistics(1 << 40, None, 0) == 1

@@ -51,14 +51,18 @@ class OffloadStatistics:
         moved: How many feature maps were moved.
         moved_bytes: Their bytes.
         kept: How many stayed because the budget has room for them.
-        kept_bytes: Their bytes.
+        kept_bytes: Their bytes, which are never more than the budget.
         small: How many stayed because they are smaller than `min_bytes`.
         out_ns: How long the copying threads were at work to copy out, added up;
             on a GPU, how long it copied.
         back_ns: The same for copying back.
-        step_ns: From the begin of the step to that of the next one.
-        peak_bytes: The most that the device's allocator had given out at once,
-            for `policy="auto"`; -1 for the others.
+        step_ns: From the begin of the step until it held no feature map any
+            more.
+        peak_bytes: The most that TensorFlow's allocator of the device had given
+            out at once, by its own count, in this process until the step ended;
+            -1 if it has no count. `tf.config.experimental.reset_memory_stats`
+            begins it anew. On a CPU with oneDNN it leaves out tensors below
+            256 KiB; on other CPUs there is none.
         tier_bytes: What the tier holds now, of all steps of this process.
         tier_peak_bytes: The most that it has held. Pinned and ordinary memory
             of the host are added up.
@@ -103,13 +107,12 @@ class Offload:
             and matrix products take in. `"auto"`: as few as `budget_bytes`
             allow, see there. Or a function that takes a `FeatureMap` and
             returns whether it is moved.
-        budget_bytes: For `"auto"` alone: the most that TensorFlow may have
-            allocated on the device at once, weights and all. The first step
-            moves everything, the second is measured; from the third on what is
-            needed back soonest stays, as far as there is room. If even moving
-            all is not enough, the third step fails, and says what would be. On
-            a CPU only what was allocated after this object was made is
-            counted, so make it before the model.
+        budget_bytes: For `"auto"` alone: how many bytes of feature maps may
+            stay. The first step moves all of them, and every later one has a
+            plan from the sizes of the step before: backpropagation's first ones
+            stay. Not counted are feature maps on their way, see `ahead`,
+            tensors below `min_bytes`, weights and the batch. Each call that is
+            traced has a budget of its own.
         min_bytes: What is smaller stays.
         ahead: How many feature maps may be on their way out at a time, and how
             many may be back before they are used. More hides copies better, and
@@ -173,7 +176,6 @@ class Offload:
             )
         if self.budget_bytes is not None:
             _check_number("budget_bytes", self.budget_bytes, 1)
-            native.capi().tfring_offload_count_allocations()
         if self.tier not in _TIERS:
             raise ValueError(
                 f'Offload: tier must be "host" or "disk", got {self.tier!r}.'

@@ -4,44 +4,42 @@
 // of a run's stashed tensors share its Execution, so that it ends with the last
 // of them, also where the run has failed or was cancelled.
 //
-// Note [The first steps are measured]
+// Note [A budget is of feature maps]
 //
-// Under a budget the first step of a trace, in which everything is moved, warms
-// up; the second is measured, the third has a plan, or fails if even all that
-// can be moved is not enough.  The graph is the same in all of them: a feature
-// map that stays is kept in its handle.
+// Under a budget the first step of a trace moves everything; each step shows
+// the next how large the feature maps are, and in which order they are needed
+// back.  The graph is the same in all of them: a feature map that stays is kept
+// in its handle.  The plan counts them itself.  An allocator's count is no
+// measure of a step: it is the whole process's, it may leave out small tensors,
+// and nothing tells a plan where the step's update ends.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_OFFLOAD_PLAN_H_
 #define TFRING_OPS_OFFLOAD_PLAN_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/offload/planner.h"
 #include "tfring_ops/offload/tier.h"
 
 namespace tfring {
 
-// How much memory a device has allocated.
-class Meter {
- public:
-  virtual ~Meter() = default;
-  // The most since the last call, or -1 if nobody counts.
-  virtual int64_t TakePeakBytes() = 0;
-};
+// The most that a device's allocator has given out at once, by its own count;
+// -1 if it has none.  It is shown, and nothing depends on it.
+using Meter = std::function<int64_t()>;
 
 struct PlanOptions {
   int64_t id = 0;
   int items = 0;  // how many feature maps the step may move
   // What is smaller stays.
   int64_t min_bytes = 0;
-  // The most that may be allocated; 0 moves everything.
+  // The most that may stay, small ones not counted; 0 moves everything.
   int64_t budget_bytes = 0;
   std::string directory;  // of the disk tier; empty for the host's memory
   bool report = false;    // whether this process says what is moved
@@ -58,8 +56,9 @@ struct PlanStatistics {
   int64_t small = 0;
   int64_t out_ns = 0;  // of copying, of all threads
   int64_t back_ns = 0;
-  int64_t step_ns = 0;     // from its begin to that of the next
-  int64_t peak_bytes = 0;  // that were allocated; -1 if nobody counts
+  // From its begin until no feature map was held any more.
+  int64_t step_ns = 0;
+  int64_t peak_bytes = -1;  // by the meter, when it ended
   // Of the tiers, which plans share.
   Tier::Use tier;
 };
@@ -68,7 +67,7 @@ class Execution;
 
 class Plan : public std::enable_shared_from_this<Plan> {
  public:
-  // The plan of that id, made on the first call.  It lives for ever.
+  // The plan of that id and number of items, made on the first call.
   // InvalidArgument if the tier cannot be.
   static absl::StatusOr<std::shared_ptr<Plan>> FindOrMake(
       const PlanOptions& options);
@@ -76,12 +75,10 @@ class Plan : public std::enable_shared_from_this<Plan> {
   static std::shared_ptr<Plan> Find(int64_t id);
 
   Plan(const PlanOptions& options, Tier* tier)
-      : options_(options), tier_(tier) {}
+      : options_(options), tier_(tier), seen_(options.items) {}
 
-  // A run begins.  `meter` may be null without a budget.
-  // ResourceExhausted if the budget cannot be met; the message says what can.
-  absl::StatusOr<std::shared_ptr<Execution>> Begin(
-      std::shared_ptr<Meter> meter);
+  // A run begins.
+  std::shared_ptr<Execution> Begin(Meter meter);
 
   PlanStatistics statistics() const;
   // Where tensors in the host's memory go.
@@ -92,29 +89,22 @@ class Plan : public std::enable_shared_from_this<Plan> {
  private:
   friend class Execution;
 
-  void End(Execution& execution);
-  // REQUIRES, of all: mutex_ is held.
-  absl::Status Decide(int64_t peak_bytes);
+  void End(const Execution& execution);
+  // REQUIRES: mutex_ is held.
   void Report() const;
 
   const PlanOptions options_;
   Tier* const tier_;
-  mutable std::mutex mutex_;     // of all that follows
-  Tier* pinned_tier_ = nullptr;  // if it is in use
-  int64_t begun_ = 0;
-  int64_t begun_ns_ = 0;
-  bool decided_ = false;
-  MeasuredStep measured_;
-  int64_t most_back_ = 0;        // feature maps, in any run that was measured
-  int64_t allowance_bytes_ = 0;  // the budget, less a margin
-  std::vector<bool> keep_;
+  mutable std::mutex mutex_;      // of all that follows
+  Tier* pinned_tier_ = nullptr;   // if it is in use
+  std::vector<FeatureMap> seen_;  // each in the last run that reached it
+  std::vector<bool> keep_;        // empty before the first run has ended
   PlanStatistics statistics_;
 };
 
 class Execution {
  public:
-  Execution(std::shared_ptr<Plan> plan, std::shared_ptr<Meter> meter,
-            std::vector<bool> keep, bool measures);
+  Execution(std::shared_ptr<Plan> plan, Meter meter, std::vector<bool> keep);
   ~Execution();
 
   Plan& plan() { return *plan_; }
@@ -122,26 +112,21 @@ class Execution {
   // Whether a feature map of that size is moved.
   bool Moves(int item, int64_t bytes);
   void CopiedOut(int64_t busy_ns);
-  // The events that are measured: what has been copied out is released, and
-  // memory for it is about to be allocated again.
-  bool measures() const { return measures_; }
-  void Released(int item);
-  void Allocates(int item);
+  // Backpropagation needs a feature map, whether it was moved or not.
+  void NeedsBack(int item);
   void CopiedBack(int64_t busy_ns);
 
  private:
   friend class Plan;
 
-  // REQUIRES: mutex_ is held.
-  int AddEvent();
-
   const std::shared_ptr<Plan> plan_;
-  const std::shared_ptr<Meter> meter_;
+  const Meter meter_;
   const std::vector<bool> keep_;
-  const bool measures_;
+  const int64_t begun_ns_;
   std::mutex mutex_;  // of all that follows
   PlanStatistics statistics_;
-  MeasuredStep measured_;
+  std::vector<FeatureMap> seen_;
+  int back_ = 0;  // how many were needed back
 };
 
 }  // namespace tfring

@@ -2,35 +2,22 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 namespace tfring {
 
-int64_t MeasuredStep::peak() const {
-  return peaks.empty() ? 0 : *std::max_element(peaks.begin(), peaks.end());
-}
-
-std::vector<bool> ChooseToKeep(const MeasuredStep& step, int64_t budget_bytes) {
-  std::vector<bool> keep(step.items.size());
-  std::vector<int64_t> peaks = step.peaks;
-  std::vector<int> by_return(step.items.size());
+std::vector<bool> ChooseToKeep(const std::vector<FeatureMap>& feature_maps,
+                               int64_t budget_bytes) {
+  std::vector<bool> keep(feature_maps.size());
+  std::vector<int> by_return(feature_maps.size());
   std::iota(by_return.begin(), by_return.end(), 0);
-  std::sort(by_return.begin(), by_return.end(), [&](int one, int other) {
-    return std::pair(step.items[one].back, one) <
-           std::pair(step.items[other].back, other);
+  std::stable_sort(by_return.begin(), by_return.end(), [&](int one, int other) {
+    return feature_maps[one].back < feature_maps[other].back;
   });
   for (const int i : by_return) {
-    const MeasuredStep::Item& item = step.items[i];
-    if (item.away < 0 || item.back < 0) continue;
-    // In these intervals it would be allocated, and was not.
-    const auto begin = peaks.begin() + item.away + 1;
-    const auto end = peaks.begin() + item.back + 1;
-    if (begin < end &&
-        *std::max_element(begin, end) + item.bytes > budget_bytes) {
-      continue;
-    }
+    const FeatureMap& feature_map = feature_maps[i];
+    if (feature_map.back < 0 || feature_map.bytes > budget_bytes) continue;
     keep[i] = true;
-    for (auto peak = begin; peak < end; ++peak) *peak += item.bytes;
+    budget_bytes -= feature_map.bytes;
   }
   return keep;
 }

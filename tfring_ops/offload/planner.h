@@ -2,8 +2,7 @@
 //
 // After "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient
 // Neural Network Design" (Rhu et al., 2016), whose dynamic policy tries plans
-// in whole steps.  Here one measured step, in which all were moved, tells what
-// any plan would take.
+// in whole steps.  Here one step shows the sizes and the order for all plans.
 #ifndef TFRING_OPS_OFFLOAD_PLANNER_H_
 #define TFRING_OPS_OFFLOAD_PLANNER_H_
 
@@ -12,30 +11,19 @@
 
 namespace tfring {
 
-// A step in which every feature map was moved.
-struct MeasuredStep {
-  struct Item {
-    int64_t bytes = 0;
-    // The numbers of the events after which it was away, and after which its
-    // memory was allocated again; -1 if that never came.
-    int away = -1;
-    int back = -1;
-  };
-  std::vector<Item> items;
-  // Before each event, since the one before it, the most that was allocated;
-  // and one more, after the last event.
-  std::vector<int64_t> peaks;
-
-  // The most of the whole step.
-  int64_t peak() const;
+struct FeatureMap {
+  int64_t bytes = 0;
+  // Its number in backpropagation's order of use; -1 if it was not used there.
+  int back = -1;
 };
 
-// Returns for each item whether it stays, so that no peak is above
-// `budget_bytes`.  None does if the measured peak is above it already.
+// Returns for each feature map whether it stays.  Together they have at most
+// `budget_bytes`: when backpropagation begins it holds all of them.
 //
-// What is needed back first stays first: it would have been away for the
-// shortest time, in which its copies hide least behind the computation.
-std::vector<bool> ChooseToKeep(const MeasuredStep& step, int64_t budget_bytes);
+// The first to be used stays first: it would have been away for the shortest
+// time, in which its copies hide least behind the computation.
+std::vector<bool> ChooseToKeep(const std::vector<FeatureMap>& feature_maps,
+                               int64_t budget_bytes);
 
 }  // namespace tfring
 

@@ -85,19 +85,13 @@ absl::Status Dereference(OpKernelContext* context, int input,
   return absl::OkStatus();
 }
 
-class AllocatorMeter : public Meter {
- public:
-  explicit AllocatorMeter(Allocator* allocator) : allocator_(allocator) {}
-
-  int64_t TakePeakBytes() override {
-    const auto statistics = allocator_->GetStats();
-    if (!statistics.has_value() || !allocator_->ClearStats()) return -1;
-    return statistics->peak_bytes_in_use;
-  }
-
- private:
-  Allocator* const allocator_;  // of a device, which lives for ever
-};
+// See Meter.  The allocator is a device's, and lives for ever.
+int64_t PeakBytes(Allocator* allocator) {
+  const auto statistics = allocator->GetStats();
+  // One that counts has given out something by now.
+  if (!statistics.has_value() || statistics->peak_bytes_in_use == 0) return -1;
+  return statistics->peak_bytes_in_use;
+}
 
 class OffloadBeginOp : public OpKernel {
  public:
@@ -116,26 +110,19 @@ class OffloadBeginOp : public OpKernel {
     absl::StatusOr<std::shared_ptr<Plan>> plan = Plan::FindOrMake(options);
     OP_REQUIRES_OK(context, plan.status());
     plan_ = *std::move(plan);
-    has_budget_ = options.budget_bytes > 0;
   }
 
   void Compute(OpKernelContext* context) override {
-    std::shared_ptr<Meter> meter;
-    if (has_budget_) {
-      meter = std::make_shared<AllocatorMeter>(
-          context->device()->GetAllocator(AllocatorAttributes()));
-    }
-    absl::StatusOr<std::shared_ptr<Execution>> execution =
-        plan_->Begin(std::move(meter));
-    OP_REQUIRES_OK(context, execution.status());
-    context->set_output(0, Refer(*std::move(execution)));
+    Allocator* const allocator =
+        context->device()->GetAllocator(AllocatorAttributes());
+    context->set_output(
+        0, Refer(plan_->Begin([allocator] { return PeakBytes(allocator); })));
   }
 
   bool IsExpensive() override { return false; }
 
  private:
   std::shared_ptr<Plan> plan_;
-  bool has_budget_ = false;
 };
 
 class StashOp : public AsyncOpKernel {
@@ -164,14 +151,9 @@ class StashOp : public AsyncOpKernel {
     // may be over before this function is.
     Tier::Slot* const to = stashed->slot.get();
     CopyTensor(context, Copier::Direction::kOut, x, to,
-               [item = item_, context, stashed = std::move(stashed),
-                done = std::move(done)](const absl::Status& status,
-                                        int64_t busy_ns) mutable {
+               [context, stashed = std::move(stashed), done = std::move(done)](
+                   const absl::Status& status, int64_t busy_ns) mutable {
                  stashed->execution->CopiedOut(busy_ns);
-                 std::shared_ptr<Execution> measuring;
-                 if (stashed->execution->measures()) {
-                   measuring = stashed->execution;
-                 }
                  if (status.ok()) {
                    context->set_output(0, Refer(std::move(stashed)));
                  } else {
@@ -179,7 +161,6 @@ class StashOp : public AsyncOpKernel {
                    stashed.reset();
                  }
                  done();  // From here on `x` has been released.
-                 if (measuring != nullptr) measuring->Released(item);
                });
   }
 
@@ -196,13 +177,13 @@ class FetchOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     std::shared_ptr<Stashed> stashed;
     OP_REQUIRES_OK_ASYNC(context, Dereference(context, 0, &stashed), done);
+    stashed->execution->NeedsBack(item_);
     if (stashed->slot == nullptr) {
       context->set_output(0, stashed->kept);
       stashed.reset();
       done();
       return;
     }
-    stashed->execution->Allocates(item_);
     Tensor* y = nullptr;
     OP_REQUIRES_OK_ASYNC(context,
                          context->allocate_output(0, stashed->shape, &y), done);
@@ -308,8 +289,8 @@ TFRING_ON_CPU("TfringComputed", ComputedOp);
                               .TypeConstraint<TYPE>("T"), \
                           ComputedOp);
 TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ON_GPU_OF)
-// They are on the host, as TensorFlow has them there: the budget is the GPU's
-// whatever a step begins with.
+// They are on the host, as TensorFlow has them there: the allocator that is
+// shown is the GPU's whatever a step begins with.
 #define TFRING_BEGIN_ON_GPU_OF(TYPE)                      \
   REGISTER_KERNEL_BUILDER(Name("TfringOffloadBegin")      \
                               .Device(DEVICE_GPU)         \
