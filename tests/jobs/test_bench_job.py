@@ -98,4 +98,5 @@ def test_memory_on_one_rank(tmp_path):
     assert len(budgets) == 3
     for who in budgets:
         mebibytes = float(who.removeprefix("auto, ").removesuffix(" MiB"))
-        assert peak[who] < (mebibytes + 1) * 2**20
+        # Four feature maps: what is on its way differs from step to step.
+        assert peak[who] < peak["all"] + (mebibytes + 8) * 2**20

@@ -110,7 +110,8 @@ _BUDGETS = _flag(
     flags.DEFINE_list,
     "budgets",
     "",
-    "Of the policy auto: 300m,600m. Default: three between the others' peaks.",
+    "Of the policy auto, bytes of feature maps that stay: 300m,600m. Default: "
+    "a quarter, a half and three quarters of all.",
 )
 _JIT = _flag(
     flags.DEFINE_bool, "jit", False, "Whether XLA compiles the step of `step`."

@@ -25,7 +25,7 @@ from tfring.bench.statistics import Row, Spread
 # The policies that train by an optimizer, on all ranks together.
 OPTIMIZERS = ("whole", "sharded")
 
-# With a budget the first two steps are measured, and the third has a plan.
+# With a budget the second step has a plan, and tfring prints after the third.
 _WARM_UP_STEPS = 4
 
 layers = keras.layers
@@ -49,8 +49,8 @@ def measure_memory(
         policies: "none", "remat" (blocks are computed again, by
             `keras.remat`), "all", "conv" or "auto"; "whole" or "sharded" (the
             states of Adam on every rank, or shared out between the ranks).
-        budgets: The budgets of "auto", in bytes; by default three between the
-            least, which is that of "all", and the whole.
+        budgets: The budgets of "auto", in bytes of feature maps that stay; by
+            default a quarter, a half and three quarters of what "all" moves.
         rounds: How many turns each policy has.
         steps: How many steps a turn has.
         progress: Called after each turn.
@@ -87,7 +87,7 @@ def measure_memory(
         moves = policy not in ("none", "remat", *OPTIMIZERS)
         rows.append(measured(policy, tfring.Offload(policy) if moves else None))
     if "auto" in policies:
-        for budget in budgets or _between(model, rows, measured):
+        for budget in budgets or _quarters(model, batch_size):
             rows.append(
                 measured(
                     f"auto, {budget / 2**20:.0f} MiB",
@@ -97,19 +97,13 @@ def measure_memory(
     return rows, optimizer_bytes
 
 
-def _between(
-    model: str,
-    rows: Sequence[Row],
-    measured: Callable[[str, tfring.Offload | None], Row],
-) -> list[int]:
-    peaks = {row.who: row.added_bytes or 0 for row in rows}
-    for policy in ("none", "all"):
-        if policy not in peaks:
-            offload = tfring.Offload(policy) if policy == "all" else None
-            peaks[policy] = measured(policy, offload).added_bytes or 0
-    # A little above the least: the order of operations differs between steps.
-    least, whole = int(peaks["all"] * 1.1), peaks["none"]
-    return [least + (whole - least) * part // 4 for part in (1, 2, 3)]
+def _quarters(model: str, batch_size: int) -> list[int]:
+    """A quarter, a half and three quarters of the feature maps' bytes."""
+    offload = tfring.Offload("all")
+    _step(model, batch_size, offload, None, remat=False)()
+    known = offload.statistics()
+    whole = known.moved_bytes if known else 0  # below min_bytes
+    return [max(1, whole * part // 4) for part in (1, 2, 3)]
 
 
 def _measured(
@@ -136,7 +130,7 @@ def _measured(
         cpu_before, start = cpu_seconds(), time.perf_counter()
         for _ in range(steps):
             step()
-            peaks.append(_peak_bytes(offload))
+        peaks.append(_memory_info("peak"))
         seconds.append((time.perf_counter() - start) / steps)
         cpu.append((cpu_seconds() - cpu_before) / steps)
         progress()
@@ -148,15 +142,6 @@ def _measured(
         statistics.median(cpu),
         added_bytes=max(peaks) - left,
     )
-
-
-def _peak_bytes(offload: tfring.Offload | None) -> int:
-    peak = _memory_info("peak")
-    if offload is None or offload.budget_bytes is None:
-        return peak
-    # A step with a budget starts counting anew.
-    known = offload.statistics()
-    return max(peak, known.peak_bytes if known else 0)
 
 
 def _memory_info(what: str) -> int:
