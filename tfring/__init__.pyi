@@ -31,6 +31,7 @@ from tfring._core.errors import (
     NotBroadcastWarning as NotBroadcastWarning,
     NotDistributedWarning as NotDistributedWarning,
     NotInitializedError as NotInitializedError,
+    SameDrawsWarning as SameDrawsWarning,
 )
 from tfring._core.process_sets import (
     ProcessSet as ProcessSet,
@@ -70,6 +71,7 @@ from tfring._ops.alltoall import alltoall as alltoall
 from tfring._ops.barrier import barrier as barrier
 from tfring._ops.broadcast import broadcast as broadcast
 from tfring._ops.compression import Compression as Compression
+from tfring._ops.global_mean import global_mean as global_mean
 from tfring._ops.join import join as join
 from tfring._ops.objects import (
     allgather_object as allgather_object,

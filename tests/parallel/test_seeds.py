@@ -169,3 +169,40 @@ def test_ranks_far_from_each_other():
     assert len(set(seeds)) == 9
     assert all(0 <= seed < 2**31 - 2 or seed == seeds[0] for seed in seeds)
     assert all(int(state[1]) == 9 for state in states)
+
+
+def noise_of_tensorflow(x):
+    return x + tf.random.normal([8])
+
+
+def noise_in_a_branch(x):
+    return tf.cond(x[0] < 1, lambda: x + tf.random.uniform([8]), lambda: x)
+
+
+def noise_of_keras():
+    layer = keras.layers.GaussianNoise(1.0)
+    return lambda x: layer(x, training=True)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [lambda: noise_of_tensorflow, lambda: noise_in_a_branch, noise_of_keras],
+)
+def test_datasets_that_draw_alike_are_noticed(noise, rank, size, recwarn):
+    def fit_noisy(seed):
+        keras.utils.set_random_seed(seed)
+        rows = tf.data.Dataset.from_tensor_slices(np.zeros((4, 8), np.float32))
+        dataset = rows.shuffle(4).map(noise()).map(lambda x: (x, x[:1]))
+        callback = tfring.callbacks.BroadcastGlobalVariablesCallback()
+        noisy().fit(dataset.batch(2), verbose=0, callbacks=[callback])
+        found = [
+            w for w in recwarn.list if w.category is tfring.SameDrawsWarning
+        ]
+        recwarn.clear()
+        return found
+
+    assert not fit_noisy(42 + rank)
+    found = fit_noisy(42)
+    assert len(found) == (size > 1 and rank == 0)
+    for warning in found:
+        assert "draw the same random numbers" in str(warning.message)

@@ -46,6 +46,15 @@ class NotBroadcastWarning(UserWarning):
     """
 
 
+class SameDrawsWarning(UserWarning):
+    """The datasets of several ranks draw the same random numbers.
+
+    One seed was set on all ranks, and a dataset draws from it in `map`: an
+    augmentation is then the same on all ranks, for other samples. `fit` gives
+    it on one rank. As an error it is raised on every rank.
+    """
+
+
 class HorovodInternalError(RuntimeError):
     """A collective cannot go on, and `tfring.elastic.run` starts it again.
 

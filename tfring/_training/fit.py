@@ -37,6 +37,7 @@ from tfring._training.agreement import (
     Terms,
     check_alike,
 )
+from tfring._training.data_seeds import seeds_of, warn_of_same_draws
 from tfring._training.metric_averages import MetricAverages, MetricNotes
 from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
@@ -76,7 +77,7 @@ def watch_fits() -> None:
     @functools.wraps(keras_fit)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Not for the list of a loop of one's own, which calls whom it likes.
-        self.__dict__["_tfring_fit_begins"] = True
+        self.__dict__["_tfring_fit_begins"] = [*args, kwargs.get("x")][0]
         try:
             return keras_fit(self, *args, **kwargs)
         finally:
@@ -84,16 +85,16 @@ def watch_fits() -> None:
 
     @functools.wraps(keras_begin)
     def on_train_begin(self: Any, logs: Any = None) -> None:
-        model = getattr(self, "model", None)
-        if getattr(model, "__dict__", {}).pop("_tfring_fit_begins", False):
-            _put_right(self)
+        begun = getattr(getattr(self, "model", None), "__dict__", {})
+        if "_tfring_fit_begins" in begun:
+            _put_right(self, begun.pop("_tfring_fit_begins"))
         keras_begin(self, logs)
 
     trainer.fit = fit
     callback_list.on_train_begin = on_train_begin
 
 
-def _put_right(callback_list: Any) -> None:
+def _put_right(callback_list: Any, data: Any) -> None:
     model = callback_list.model
     # Without what a fit has left that failed.
     given = [
@@ -127,6 +128,7 @@ def _put_right(callback_list: Any) -> None:
         "backups": _backups(given),
         "needs averages": _needs_averages(given),
         "looks at batches": any(map(_looks_at_batches, given)),
+        "seeds": seeds_of(data),
     }
     everyones = dict(
         gather_json(
@@ -136,6 +138,10 @@ def _put_right(callback_list: Any) -> None:
     check_alike(
         {rank: each["alike"] for rank, each in everyones.items()},
         "at the beginning",
+    )
+    warn_of_same_draws(
+        {rank: each["seeds"] for rank, each in everyones.items()},
+        runtime.rank(),
     )
     arranged = [
         each

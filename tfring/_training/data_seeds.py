@@ -1,0 +1,82 @@
+"""Notices datasets that draw the same random numbers on several ranks.
+
+A model's seeds are folded with the rank by a broadcast. A dataset's are not:
+with one global seed on all ranks, an augmentation in `Dataset.map` changes each
+rank's samples in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfring._core.errors import SameDrawsWarning, warn_all_ranks
+from tfring._training.seeds import is_seed
+
+
+def seeds_of(data: Any) -> list[list[int]]:
+    """The seeds in the functions of a dataset; none of what is no dataset.
+
+    Not those of `shuffle`, which each rank does with samples of its own.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        return []
+    try:
+        return sorted(
+            seed
+            for function in _functions_of(data)
+            for seed in _seeds_in(function)
+        )
+    except AttributeError:  # TensorFlow's own, and private.
+        return []
+
+
+def warn_of_same_draws(
+    seeds_of_rank: dict[int, list[list[int]]], own_rank: int
+) -> None:
+    """Warns if ranks have the same seeds in their datasets.
+
+    Args:
+        seeds_of_rank: From `seeds_of`, the same on all ranks.
+        own_rank: This one.
+    """
+    ranks_with: dict[str, list[int]] = {}
+    for rank, seeds in seeds_of_rank.items():
+        if seeds:
+            ranks_with.setdefault(str(seeds), []).append(rank)
+    alike = [ranks for ranks in ranks_with.values() if len(ranks) > 1]
+    if not alike:
+        return
+    warning = SameDrawsWarning(
+        f"tfring: the datasets of the ranks {alike[0]} draw the same random "
+        "numbers in `map`, as they were made with the same seed. Call "
+        "tf.random.set_seed(seed + tfring.rank()), or keras.utils."
+        "set_random_seed, before the dataset is made. If that is meant, ignore "
+        "this by warnings.simplefilter('ignore', tfring.SameDrawsWarning)."
+    )
+    warn_all_ranks(warning, is_shown=own_rank == min(seeds_of_rank))
+
+
+def _functions_of(dataset: Any) -> Iterator[Any]:
+    """What is mapped, from the last to the first."""
+    function = getattr(dataset, "_map_func", None)
+    if function is not None:
+        yield function.function
+    for source in dataset._inputs():
+        yield from _functions_of(source)
+
+
+def _seeds_in(function: Any) -> Iterator[list[int]]:
+    graph = function.graph.as_graph_def()
+    nodes = list(graph.node)
+    for inner in graph.library.function:
+        nodes += inner.node_def
+    for node in nodes:
+        seed = [node.attr[name].i for name in ("seed", "seed2")]
+        if any(seed):  # Else TensorFlow draws one for each process.
+            yield seed
+    for variable in function.variables:
+        if is_seed(variable):
+            yield variable.numpy().tolist()
