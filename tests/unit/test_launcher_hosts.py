@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tfring.launcher import host_failures, hosts as hosts_lib
+from tfring.launcher.elastic import discovery
 from tfring.launcher.hosts import Host
 
 
@@ -15,10 +16,24 @@ class TestHosts:
             Host("node2", 1),
         ]
 
-    @pytest.mark.parametrize("text", ["", "node1:", ":4", "n:0", "n:-1", "n:x"])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "node1:", ":4", "n:0", "n:-1", "n:x", "n:1025", "n:\u00b2"),
+            *("Loading...", "node1..example.org:4", "x" * 70 + ":1", "\0:1"),
+            *("-oProxyCommand=touch${IFS}owned:1", "a b:4", "\u2603\u0007"),
+        ],
+    )
     def test_bad_hosts(self, text):
         with pytest.raises(ValueError, match="expected host:slots"):
             hosts_lib.parse_hosts(text)
+        with pytest.raises(ValueError, match="expected host:slots"):
+            discovery.parse(f"localhost:1\n{text or '?'}\n")
+
+    def test_names(self):
+        names = ["10.0.0.1", "node_1.example.org.", "b\u00fccher", "NODE-2"]
+        hosts = hosts_lib.parse_hosts(",".join(f"{n}:1024" for n in names))
+        assert hosts == [Host(name, 1024) for name in names]
 
     def test_hostfile(self, tmp_path):
         path = tmp_path / "hosts"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+# More ranks on a machine are a typing error.
+MOST_SLOTS = 1024
+_NAME = re.compile(r"\w[\w.%-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,8 @@ def parse_hosts(text: str) -> list[Host]:
     """Reads `-H`: `node1:4,node2:4`; a host without a number takes one rank.
 
     Raises:
-        ValueError: An entry is empty or its number is not a positive integer.
+        ValueError: An entry has no name that a host can have, or its number is
+            not an integer from 1 to `MOST_SLOTS`.
     """
     return [_parse_host(entry) for entry in text.split(",")]
 
@@ -75,15 +81,26 @@ def _parse_line(name: str, *settings: str) -> Host:
 
 def _parse_host(entry: str) -> Host:
     name, colon, slots = entry.strip().partition(":")
-    if not name:
-        raise ValueError(f"expected host:slots, got {entry!r}.")
+    if not _is_name(name):
+        raise ValueError(
+            f"expected host:slots, and a host's name, got {entry!r}."
+        )
     if not colon:
         return Host(name, 1)
-    if not slots.isdecimal() or int(slots) < 1:
+    if not slots.isdecimal() or not 1 <= int(slots) <= MOST_SLOTS:
         raise ValueError(
-            f"expected host:slots with at least one slot, got {entry!r}."
+            f"expected host:slots with 1 to {MOST_SLOTS} slots, got {entry!r}."
         )
     return Host(name, int(slots))
+
+
+def _is_name(name: str) -> bool:
+    """Tells if a host can have it; one with a dash is an option of ssh."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return _NAME.fullmatch(name) is not None
 
 
 def manages_hosts(environment: Mapping[str, str]) -> bool:

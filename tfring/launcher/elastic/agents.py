@@ -28,7 +28,7 @@ _AGENTS_OF_MPI = (
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
 )
-_SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10"
+_SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10 --"
 
 
 def is_local(host: str) -> bool:
