@@ -110,10 +110,11 @@ class State(tfring.elastic.KerasState):
         self.harm.at("commit")
         super().save()
 
-    def _save_variables(self):
-        super()._save_variables()
+    def _snapshot(self):
+        snapshot = super()._snapshot()
         # In `commit` this is in its middle, in `sync` at its end.
         self.harm.at("save")
+        return snapshot
 
     def sync(self):
         self.harm.at("sync")

@@ -4,6 +4,7 @@ tests/jobs/test_elastic.py has the jobs in which a rank is killed.
 """
 
 import dataclasses
+import itertools
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mpi4py import MPI
 
 import tfring
 from tfring import elastic
+from tfring.elastic import variables
 
 
 def sum_of(value):
@@ -161,6 +163,52 @@ def test_a_commit_that_fails_saves_nothing():
         state.commit()
     state.restore()
     assert state.step == 1
+
+
+def plain_state(variable, **kwargs):
+    return elastic.TensorFlowState([variable], **kwargs)
+
+
+def keras_state(variable, **kwargs):
+    layer = keras.layers.Dense(1, use_bias=False)
+    model = keras.Sequential([keras.Input((1,)), layer])
+    optimizer = tfring.DistributedOptimizer("adam")
+    return elastic.TensorFlowKerasState(model, optimizer, **kwargs)
+
+
+@pytest.mark.parametrize("make", [plain_state, keras_state])
+@pytest.mark.parametrize("lost_at", range(2))
+def test_a_rank_that_is_lost_in_a_sync_changes_no_commit(
+    make, lost_at, monkeypatch
+):
+    """Values and variables are those of one commit, also without the new."""
+    variable = tf.Variable(0.0)
+    state = make(variable, step=0)
+    if make is keras_state:
+        variable = state.model.trainable_variables[0]
+    variable.assign(tf.fill(variable.shape, 3.0))
+    state.step = 3
+    state.commit()
+    variable.assign(tf.fill(variable.shape, 4.0))
+    state.step = 4
+    calls = itertools.count()
+
+    def may_be_lost(collective):
+        def call(*args, **kwargs):
+            result = collective(*args, **kwargs)
+            if next(calls) == lost_at:
+                raise elastic.HorovodInternalError("a rank is lost")
+            return result
+
+        return call
+
+    broadcast = may_be_lost(tfring.broadcast_variables)
+    monkeypatch.setattr(variables, "broadcast_variables", broadcast)
+    state._bcast_object = may_be_lost(state._bcast_object)
+    with pytest.raises(elastic.HorovodInternalError):
+        state.sync()
+    state.restore()
+    assert (state.step, np.max(variable)) == (3, 3.0)
 
 
 def test_callbacks_count_and_commit():

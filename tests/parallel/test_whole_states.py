@@ -11,6 +11,7 @@ import tfring
 from tfring import elastic
 from tfring._gradients import shares
 from tfring._training import state_shares
+from tfring.elastic.variables import _STATES
 
 optimizers = keras.optimizers
 
@@ -332,7 +333,7 @@ def test_elastic_commits_have_the_whole_state(rank):
     with tfring.whole_states(model):
         expected = {}
         model.optimizer.save_own_variables(expected)
-    for number, value in enumerate(state._saved_states):
+    for number, value in enumerate(state._saved[_STATES]):
         np.testing.assert_array_equal(expected[str(number)], value)
 
 
@@ -347,7 +348,7 @@ def test_elastic_ranks_cut_anew(monkeypatch):
     state.on_reset()
     saved = {}
     optimizer.save_own_variables(saved)  # There is but one rank.
-    for number, value in enumerate(state._saved_states):
+    for number, value in enumerate(state._saved[_STATES]):
         np.testing.assert_array_equal(saved[str(number)], value)
     variables = model.trainable_variables
     optimizer.apply([tf.ones(v.shape) for v in variables], variables)

@@ -203,26 +203,40 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved_state = kwargs
-        self._assign()
-        # Copies: an attribute may be changed in place, like a list.
-        ObjectState.save(self)
+        self._names = tuple(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved = self._snapshot()
 
     def save(self) -> None:
-        self._saved_state = {
-            name: copy.deepcopy(getattr(self, name))
-            for name in self._saved_state
-        }
+        # All or nothing: a failure leaves the commit before it whole.
+        self._saved = self._snapshot()
 
     def restore(self) -> None:
-        self._assign()
+        self._assign(self._saved)
 
     def sync(self) -> None:
-        ObjectState.save(self)
-        if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
-            self._assign()
+        self._share_values()
+        self._saved = self._snapshot()
 
-    def _assign(self) -> None:
-        for name, value in self._saved_state.items():
-            setattr(self, name, copy.deepcopy(value))
+    def _snapshot(self) -> dict[str, Any]:
+        """The state, in copies: a value may be changed in place, like a list.
+
+        Subclasses add to it, under names that are no attributes'. May be
+        collective.
+        """
+        return {
+            name: copy.deepcopy(getattr(self, name)) for name in self._names
+        }
+
+    def _assign(self, snapshot: dict[str, Any]) -> None:
+        """Makes the state that of a snapshot."""
+        for name in self._names:
+            setattr(self, name, copy.deepcopy(snapshot[name]))
+
+    def _share_values(self) -> None:
+        """Gives every rank rank 0's values, and saves nothing."""
+        if self._names:
+            values = {name: getattr(self, name) for name in self._names}
+            for name, value in self._bcast_object(values).items():
+                setattr(self, name, value)

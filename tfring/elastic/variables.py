@@ -27,6 +27,8 @@ from tfring._training.whole_states import (
 )
 from tfring.elastic.state import ObjectState
 
+# In a commit; no attribute has such a name.
+_VARIABLES, _STATES = "variables of a model", "states of an optimizer"
 # What Keras has traced of a model.
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -87,40 +89,35 @@ class TensorFlowState(ObjectState):
                         self.variables, self._placeholders, strict=True
                     )
                 ]
-        self._save_variables()
         super().__init__(
             broadcast_object_fn(session=self.session), runtime.rank, **kwargs
         )
 
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
+    def _snapshot(self) -> dict[str, Any]:
         if self.session is None:
-            _assign(self.variables, self._saved)
+            average_all_accumulated(self.variables)
+            values = _values(self.variables)
+        else:
+            values = self.session.run(self.variables)
+        return super()._snapshot() | {_VARIABLES: values}
+
+    def _assign(self, snapshot: dict[str, Any]) -> None:
+        values = snapshot[_VARIABLES]
+        if self.session is None:
+            _assign(self.variables, values)
         else:
             self.session.run(
                 self._assignments,
-                dict(zip(self._placeholders, self._saved, strict=True)),
+                dict(zip(self._placeholders, values, strict=True)),
             )
-        super().restore()
+        super()._assign(snapshot)
 
-    def sync(self) -> None:
+    def _share_values(self) -> None:
         if self.session is None:
             broadcast_variables(self.variables, 0, same_seeds=self._same_seeds)
         else:
             self.session.run(self._broadcast)
-        # A failure in it leaves the commit before whole.
-        super().sync()
-        self._save_variables()
-
-    def _save_variables(self) -> None:
-        if self.session is None:
-            average_all_accumulated(self.variables)
-            self._saved = _values(self.variables)
-        else:
-            self._saved = self.session.run(self.variables)
+        super()._share_values()
 
 
 class TensorFlowKerasState(ObjectState):
@@ -191,30 +188,35 @@ class TensorFlowKerasState(ObjectState):
             self.optimizer.build(model.trainable_variables)
         self._runs_own_code = True
         self._mark_traces()
-        self._save_variables()
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
+    def _snapshot(self) -> dict[str, Any]:
+        with whole_states(self.optimizer):
+            states = (
+                whole_values(self.optimizer)
+                if self._is_sharded()
+                else _values(self.optimizer.variables)
+            )
+        return super()._snapshot() | {
+            _VARIABLES: _values(without_metrics(self.model)),
+            _STATES: states,
+        }
 
-    def restore(self) -> None:
-        _assign(self._of_model(), self._saved)
+    def _assign(self, snapshot: dict[str, Any]) -> None:
+        _assign(without_metrics(self.model), snapshot[_VARIABLES])
         if self._is_sharded():
-            assign_whole_values(self.optimizer, self._saved_states)
+            assign_whole_values(self.optimizer, snapshot[_STATES])
         else:
-            _assign(self.optimizer.variables, self._saved_states)
-        super().restore()
+            _assign(self.optimizer.variables, snapshot[_STATES])
+        super()._assign(snapshot)
 
-    def sync(self) -> None:
+    def _share_values(self) -> None:
         variables = shared_variables(
-            [*self._of_model(), *self.optimizer.variables],
+            [*without_metrics(self.model), *self.optimizer.variables],
             local_variables_of(self.optimizer),
         )
         broadcast_variables(variables, 0, same_seeds=self._same_seeds)
-        # A failure in it leaves the commit before whole.
-        super().sync()
-        self._save_variables()
+        super()._share_values()
 
     def reset(self) -> None:
         if not self._traces_hold():
@@ -222,7 +224,7 @@ class TensorFlowKerasState(ObjectState):
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
         if self._is_sharded():
-            cut_for_ranks(self.optimizer, self._saved_states)
+            cut_for_ranks(self.optimizer, self._saved[_STATES])
 
     def no_own_code(self) -> None:
         """Says that what is traced depends on the job by questions alone.
@@ -253,19 +255,6 @@ class TensorFlowKerasState(ObjectState):
 
     def _is_sharded(self) -> bool:
         return any(sharded_optimizers(self.optimizer))
-
-    def _of_model(self) -> list[Any]:
-        return without_metrics(self.model)
-
-    def _save_variables(self) -> None:
-        # A failure leaves the commit before it whole.
-        with whole_states(self.optimizer):
-            states = (
-                whole_values(self.optimizer)
-                if self._is_sharded()
-                else _values(self.optimizer.variables)
-            )
-        self._saved, self._saved_states = _values(self._of_model()), states
 
 
 class KerasState(TensorFlowKerasState):
