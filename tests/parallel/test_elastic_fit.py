@@ -205,21 +205,29 @@ def test_epochs_of_different_lengths(size):
 
 
 @pytest.mark.parametrize(
-    ("fails_at", "shuffle"),
+    ("fails_at", "shuffle", "per_execution"),
     [
-        (None, True),
-        ((1, 2), True),
-        ((1, 3), False),
-        pytest.param((0, 0), True, marks=pytest.mark.thorough),
-        pytest.param((1, 0), True, marks=pytest.mark.thorough),
-        pytest.param((2, 3), True, marks=pytest.mark.thorough),
+        (None, True, 1),
+        ((1, 2), True, 1),
+        ((1, 2), True, 2),
+        ((1, 3), False, 1),
+        pytest.param((0, 0), True, 1, marks=pytest.mark.thorough),
+        pytest.param((1, 0), True, 1, marks=pytest.mark.thorough),
+        pytest.param((2, 3), True, 1, marks=pytest.mark.thorough),
+        pytest.param((1, 3), True, 3, marks=pytest.mark.thorough),
     ],
 )
-def test_fit_goes_on_where_it_was(rank, size, capsys, fails_at, shuffle):
+def test_fit_goes_on_where_it_was(
+    rank, size, capsys, fails_at, shuffle, per_execution
+):
     model = keras.Sequential(
         [keras.Input((2,)), keras.layers.Dense(1, use_bias=False)]
     )
-    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.compile(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+        "mse",
+        steps_per_execution=per_execution,
+    )
     model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
     x, y = rows_to_fit(size)
     history = elastic.fit(
@@ -248,9 +256,48 @@ def test_fit_goes_on_where_it_was(rank, size, capsys, fails_at, shuffle):
     step = fails_at[1] if fails_at else 0
     # Not from the first batch on, and to the last.
     first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
-    assert int(first[1]) == step + 1
+    assert int(first[1]) == step + per_execution
     assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
     assert "Epoch 3/3" in shown
+
+
+def test_callbacks_know_the_place_in_the_epoch(rank, size, tmp_path):
+    """A warm-up goes on where it was, and a file of logs is not begun anew."""
+
+    def rates_and_logs(name, *fails):
+        path = tmp_path / name
+        rates = []
+
+        class Notes(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                rates.append(float(self.model.optimizer.learning_rate))
+
+        x, y = rows_to_fit(size)
+        elastic.fit(
+            small_model(),
+            *(x, y),
+            batch_size=BATCH,
+            epochs=3,
+            callbacks=[
+                *(FailsOnce(*when) for when in fails),
+                tfring.callbacks.LearningRateWarmupCallback(1e-3, 2),
+                keras.callbacks.CSVLogger(path),
+                Notes(),
+            ],
+            verbose=0,
+        )
+        epochs = (
+            [line.partition(",")[0] for line in path.read_text().splitlines()]
+            if rank == 0
+            else []
+        )
+        return rates, epochs
+
+    rates, epochs = rates_and_logs("undisturbed.csv")
+    again, epochs_again = rates_and_logs("lost.csv", (0, 2), (1, 1), (2, 0))
+    np.testing.assert_allclose(again, rates)
+    assert epochs_again == epochs
+    assert epochs in ([], ["epoch", "0", "1", "2"])
 
 
 def test_a_fit_that_stops_early(size):
@@ -334,6 +381,7 @@ def batches_of_ones():
         ({"batches_per_commit": 0}, ValueError),
         ({"initial_epoch": 1}, TypeError),
         ({"sample_weight": np.ones(8)}, TypeError),
+        ({"callbacks": [keras.callbacks.BackupAndRestore("b")]}, ValueError),
         ({"batch_size": 1000}, ValueError),
         ({"y": np.ones((5, 1))}, ValueError),
         ({"x": (each for each in [1]), "y": None}, TypeError),

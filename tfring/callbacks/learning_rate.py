@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
+from tfring._training.epochs import STEPS_BEFORE
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -70,7 +71,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self._epoch = 0
-        self._epochs_per_batch = 0.0  # known when training begins
+        # Known when training begins.
+        self._epochs_per_batch = 0.0
+        self._steps_before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         rate = getattr(self.model.optimizer, "learning_rate", None)
@@ -88,6 +91,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                     f"{type(self).__name__} cannot tell how many batches an "
                     "epoch has. Pass steps_per_epoch to it."
                 )
+            self._steps_before = self.params.get(STEPS_BEFORE, 0)
+            if not self.steps_per_epoch:
+                steps += self._steps_before
             self._epochs_per_batch = 1 / steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -100,7 +106,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             return
         if not self.staircase:
             self._set_learning_rate(
-                self._epoch + batch * self._epochs_per_batch
+                self._epoch
+                + (self._steps_before + batch) * self._epochs_per_batch
             )
         elif batch == 0:
             self._set_learning_rate(self._epoch)

@@ -12,6 +12,7 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfring._core import runtime
 from tfring._core.process_sets import global_process_set
+from tfring._training.epochs import STEPS_BEFORE
 from tfring._training.weights import mark_compared
 from tfring.elastic import sources
 from tfring.elastic.running import run
@@ -103,7 +104,8 @@ def fit(
         TypeError: An option is one that `fit` decides itself, or the data
             cannot go on in the middle of an epoch, such as a generator.
         ValueError: There are less data than one step takes, their number is
-            unknown, or a number is not positive.
+            unknown, a number is not positive, or a callback is
+            `keras.callbacks.BackupAndRestore`.
 
     Example:
 
@@ -155,6 +157,16 @@ def fit(
             "tfring.elastic.fit: sample_weight is not taken. Pass batches that "
             "are tuples of inputs, targets and weights."
         )
+    if any(
+        isinstance(each, keras.callbacks.BackupAndRestore)
+        for each in callbacks or ()
+    ):
+        raise ValueError(
+            "tfring.elastic.fit: BackupAndRestore would go back to its last "
+            "epoch at each new start, and lose the steps since then. Leave it "
+            "out: ranks that are left have the state, and save the model with "
+            "keras.callbacks.ModelCheckpoint."
+        )
     class_weight = options.pop("class_weight", None)
     if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
         raise ValueError(
@@ -187,6 +199,10 @@ def fit(
             if len(rest) == 0:  # Of the last ones, with fewer ranks before.
                 state.epoch, state.taken = state.epoch + 1, 0
                 continue
+            for callback in callbacks or ():
+                if isinstance(callback, keras.callbacks.CSVLogger):
+                    # It goes on with its file, of whichever worker.
+                    callback.append |= state.epoch > 0
             position = _Position(state, rest, batches_per_commit)
             done = state.taken // rest.taken_in_step
             model.fit(
@@ -312,19 +328,32 @@ class _Position(keras.callbacks.Callback):
         self._state = state
         self._rest = rest
         self._batches_per_commit = batches_per_commit
-        self._batches = 0
+        # Of the epoch, by the time that this `fit` began it.
+        self._taken_before = 0
+        self._committed_steps = 0
+
+    def set_params(self, params: Any) -> None:
+        # All callbacks have the same dictionary.
+        params[STEPS_BEFORE] = self._state.taken // self._rest.taken_in_step
+        super().set_params(params)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._rest.begin(epoch)
+        self._taken_before = self._state.taken
+        self._committed_steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._state.taken += self._rest.taken_in_step
-        self._batches += 1
+        # Not once for each step, with several steps per execution.
+        steps = min(batch + 1, len(self._rest))
+        self._state.taken = (
+            self._taken_before + steps * self._rest.taken_in_step
+        )
         # The end of the epoch, with its logs, belongs to its last step.
         if (
-            batch + 1 < self.params["steps"]
-            and self._batches % self._batches_per_commit == 0
+            steps < len(self._rest)
+            and steps - self._committed_steps >= self._batches_per_commit
         ):
+            self._committed_steps = steps
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
