@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,8 @@ from types import FrameType
 from tfring._core import runtime
 
 _is_asked = False
+# The process whose handler it is; its forked children have it, too.
+_worker = 0
 
 
 @contextlib.contextmanager
@@ -29,6 +32,8 @@ def goes_with_a_commit() -> Iterator[None]:
     if not is_ours:
         yield
         return
+    global _worker
+    _worker = os.getpid()
     signal.signal(signal.SIGTERM, _ask)
     try:
         yield
@@ -38,7 +43,20 @@ def goes_with_a_commit() -> Iterator[None]:
 
 def _ask(number: int, frame: FrameType | None) -> None:
     global _is_asked
-    _is_asked = True
+    if os.getpid() == _worker:
+        _is_asked = True
+    else:  # A child that has been terminated before it was itself.
+        _be_a_child()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _be_a_child() -> None:
+    """Ends by SIGTERM, as `multiprocessing` expects of its processes."""
+    if signal.getsignal(signal.SIGTERM) is _ask:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_be_a_child)
 
 
 def leave_if_asked() -> None:

@@ -1,0 +1,51 @@
+"""SIGTERM in a worker of an elastic job, and in its children."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tfring._core import runtime
+from tfring.elastic import termination
+
+
+@pytest.fixture
+def elastic_job(monkeypatch):
+    monkeypatch.setattr(runtime, "may_grow", lambda: True)
+    monkeypatch.setattr(termination, "_is_asked", False)
+
+
+def test_a_worker_is_asked(elastic_job):
+    with termination.goes_with_a_commit():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert termination._is_asked
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("begins_with_it", [False, True])
+def test_its_children_end(elastic_job, begins_with_it):
+    """Also one to which the signal comes before anything else."""
+    with termination.goes_with_a_commit():
+        readable, writable = os.pipe()
+        if begins_with_it:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        child = os.fork()
+        if child == 0:
+            if begins_with_it:
+                signal.signal(signal.SIGTERM, termination._ask)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+            os.close(writable)
+            os.read(readable, 1)  # Until the test is over.
+            os._exit(0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        os.kill(child, signal.SIGTERM)
+        too_late = threading.Timer(60, os.kill, (child, signal.SIGKILL))
+        too_late.start()
+        _, status = os.waitpid(child, 0)
+        too_late.cancel()
+        os.close(writable)
+        os.close(readable)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert not termination._is_asked
