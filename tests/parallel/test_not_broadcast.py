@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfring
+from tfring._training import weights
 
 
 def warned(function, *arguments):
@@ -128,3 +129,14 @@ def test_variables_that_a_function_makes(rank, size):
 
     assert warned(step) == []
     assert step().numpy() == 2
+
+
+@pytest.mark.parametrize("how", HOW[:3])
+def test_who_joins_a_job_waits_for_nobody_that_need_not_trace(how, monkeypatch):
+    def gathered(*args, **kwargs):
+        raise AssertionError("a collective of those alone that trace")
+
+    monkeypatch.setattr(weights.runtime, "may_grow", lambda: True)
+    monkeypatch.setattr(weights, "gather_json", gathered)
+    step, _ = steps(how)
+    step()

@@ -111,8 +111,12 @@ def warn_if_not_broadcast(
     Collective the first time that it sees the variables, in whose gradients the
     ranks are about to meet anyway. That may be while a function is traced,
     which happens where it is first called.
+
+    Not in a job that may grow: a rank that joins traces what the others have
+    traced, and would wait for them. There a new start gives all ranks the same
+    state.
     """
-    if is_alone(process_set):
+    if is_alone(process_set) or runtime.may_grow():
         return
     shared = [
         variable
