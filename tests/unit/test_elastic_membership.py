@@ -335,6 +335,97 @@ def test_a_loss_when_some_are_done_has_the_others_go_on_without():
     assert job.ended == ""
 
 
+@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("beside", [False, True])
+def test_who_ends_in_the_training_is_replaced(status, beside):
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    for name in ("w1", "w2", "w3"):
+        job.training(name, "begun")
+    name, another = "w3", "w4"
+    if beside:
+        job.exited("w3", 137, "killed by SIGKILL")
+        name, another = "w4", "w5"
+        job.training(name, "begun")
+    job.bye(name, status, False)
+    job.exited(name, status, f"exit status {status}")
+    assert another in job.host_of
+    said = [text for text in job.said if "lost" in text][-1]
+    assert f"exit status {status}, in the middle of its training" in said
+    assert job.got("w1", "stop")["generation"] == 1
+
+
+def test_after_the_training_nobody_is_missed_or_killed():
+    """One is killed when the other begins to save."""
+    job = Job({"a": 2, "b": 1}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    for name in ("w1", "w2", "w3"):
+        job.training(name, "begun")
+    for name in ("w1", "w2"):
+        job.training(name, "done")
+    job.disconnected("w2")
+    job.exited("w2", 137, "killed by SIGKILL")
+    job.training("w3", "done")
+    job.silent("w1", "nothing was heard of it")
+    job.host_lost(job.host_of["w3"], "host was lost")
+    job.wait(3600)
+    assert "w4" not in job.host_of
+    assert "w1" not in job.killed
+    assert job.got("w1", "end") is None
+    assert job.ended is None
+    job.bye("w1", 0, False)
+    job.exited("w1", 0, "exit status 0")
+    assert "lost at the end" in job.ended
+    assert job.membership.first_failure.status == 137
+
+
+@pytest.mark.parametrize("first", ["w1", "w2"])
+@pytest.mark.parametrize("how", ["bye", "error", "killed"])
+def test_any_status_after_the_training_is_the_jobs(first, how):
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    for phase in ("begun", "done"):
+        for name in ("w1", "w2"):
+            job.training(name, phase)
+    for name in (first, "w2" if first == "w1" else "w1"):
+        status = 3 if name == "w2" else 0
+        if how == "error" and status:
+            job.error(name, "OSError: the disk is full")
+        elif how == "bye" or status == 0:
+            job.bye(name, status, False)
+        job.wait(100)
+        assert name not in job.killed
+        job.exited(name, status, f"exit status {status}")
+    assert "lost" in job.ended
+    assert job.membership.first_failure.status == 3
+
+
+def test_a_script_may_train_twice():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    for phase in ("begun", "done"):
+        for name in ("w1", "w2"):
+            job.training(name, phase)
+    job.training("w1", "begun")
+    # The other one is still between the two.
+    job.exited("w2", 1, "exit status 1")
+    assert job.got("w1", "stop")["generation"] == 1
+    job.be_ready("w1", 1, steps=4)
+    assert job.host_of["w3"] == "a"
+    job.be_ready("w3")
+    assert job.names() == {"w1", "w3"}
+
+
+def test_a_training_that_is_left_by_an_error_is_none():
+    job = Job({"a": 1}, minimum=1, maximum=1)
+    job.start(["w1"])
+    job.training("w1", "begun")
+    job.training("w1", "left")
+    job.bye("w1", 0, False)
+    job.exited("w1", 0, "exit status 0")
+    assert job.ended == ""
+
+
 def test_workers_that_do_not_end_after_the_training_fail_the_job():
     job = Job({"a": 1}, minimum=1, maximum=1, replacement_seconds=20)
     job.start(["w1"])
@@ -349,6 +440,8 @@ def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
     job = Job({"a": 2}, minimum=1, maximum=2)
     job.start(["w1", "w2"])
     job.bye("w1", 0, True)
+    # Its script may have yet to clean up.
+    assert job.got("w1", "end") is None
     job.exited("w1", 143, "killed by SIGTERM")
     assert job.membership.first_failure is None
     assert job.host_of["w3"] == "a"

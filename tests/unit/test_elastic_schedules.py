@@ -32,6 +32,8 @@ class Fleet:
         self.steps = {}
         self.gone = set()
         self.down = {}
+        # They train by `tfring.elastic.run`.
+        self.runs = chance.random() < 0.7
         self.generation = 0
         self.target = 10**9
 
@@ -74,6 +76,8 @@ class Fleet:
             self.state[worker] = "ready"
             self.steps[worker] = -1
             self.inside[worker] = 0
+            if self.runs:
+                job.training(worker, "begun")
             job.be_ready(worker, building=self.chance.random() < 0.7)
             return
         if job.inbox[worker]:
@@ -96,8 +100,12 @@ class Fleet:
         elif self.state[worker] == "in":
             self.steps[worker] += 1
             if self.steps[worker] >= self.target:
-                self.state[worker] = "done"
-                job.bye(worker, 0, False)
+                self.state[worker] = "trained"
+                if self.runs:
+                    job.training(worker, "done")
+        elif self.state[worker] == "trained":
+            self.state[worker] = "done"
+            job.bye(worker, 0, False)
         elif self.state[worker] == "done":
             self.leave(worker, 0)
 
@@ -129,6 +137,7 @@ class Fleet:
                 "suspect",
                 "term",
                 "go",
+                "exit",
                 "nonsense",
             ]
         )
@@ -163,6 +172,9 @@ class Fleet:
             job.suspect(worker, self.inside[worker], other, "no route")
         elif what == "term":
             job.bye(worker, 0, True)
+        elif what == "exit" and self.runs:
+            job.bye(worker, 0, False)
+            self.leave(worker, 0)
         elif what == "go" and self.state.get(worker) == "in":
             self.go(worker)
         elif what == "nonsense":

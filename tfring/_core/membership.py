@@ -205,6 +205,15 @@ class Membership:
         with self._state:
             return self._has_waiting
 
+    def training(self, phase: str) -> None:
+        """Says where this worker is in its training.
+
+        Args:
+            phase: "begun"; "done", if all ranks have come to its end; "left",
+                if it ends for another reason.
+        """
+        self._say({"kind": "training", "phase": phase})
+
     def error(self, text: str) -> None:
         """Says why this worker ends, the last that it says."""
         self._say({"kind": "error", "text": text})

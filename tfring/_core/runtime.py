@@ -132,6 +132,17 @@ def say_goodbye() -> None:
     tcp_job.leave(0, preempted=True)
 
 
+def tell_of_training(phase: str) -> None:
+    """Tells the launcher of an elastic job where this worker is.
+
+    Args:
+        phase: "begun"; "done", if all ranks have come to the end of the
+            training; "left", if this one ends it for another reason.
+    """
+    if isinstance(_job, tcp_job.TcpJob):
+        _job.training(phase)
+
+
 def is_beside() -> bool:
     """Tells if this worker is still to join the others, which train."""
     return isinstance(_job, tcp_job.TcpJob) and _job.is_beside

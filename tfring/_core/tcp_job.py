@@ -106,6 +106,10 @@ class TcpJob(Job):
         form = self._membership.wait_for_form(after=left)
         return _join_from(self._membership, self._mesh, form, steps)
 
+    def training(self, phase: str) -> None:
+        """Tells the launcher where this worker is in its training."""
+        self._membership.training(phase)
+
     def has_waiting(self) -> bool:
         """Tells if the job is to form anew at the next commit."""
         return self._membership.has_waiting()

@@ -37,7 +37,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     With `tfringrun --elastic --min-np N` none of these ends the job: others are
     started, and join with the state of a rank that has most commits. Who
     waits to join is let in at a commit, by a new start of all. A worker that
-    gets SIGTERM leaves with its next commit. See the guide on elastic training.
+    gets SIGTERM leaves with its next commit. Until the function has ended on
+    all ranks, a worker that ends is lost, whatever its exit status; after that
+    nobody is replaced or killed. See the guide on elastic training.
 
     Collective: every rank must call the function.
 
@@ -75,8 +77,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        with goes_with_a_commit():
-            return _run(lambda: func(state, *args, **kwargs), state)
+        runtime.tell_of_training("begun")
+        try:
+            with goes_with_a_commit():
+                result = _run(lambda: func(state, *args, **kwargs), state)
+        except Exception:  # not SystemExit, which ends in the training
+            runtime.tell_of_training("left")
+            raise
+        runtime.tell_of_training("done")
+        return result
 
     return wrapper
 

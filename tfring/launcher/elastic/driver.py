@@ -300,6 +300,8 @@ class Driver:
                 str(message["worker"]),
                 str(message["why"]),
             )
+        elif kind == "training":
+            self._membership.training(name, str(message["phase"]))
         elif kind == "bye":
             self._membership.bye(
                 name,

@@ -57,7 +57,10 @@ class Generations:
         self._newest_steps = -1
         # Who would train next, as the members were told.
         self._told: list[Worker] = []
-        self._finishing = False
+        # A member has ended of its own will.
+        self._some_done = False
+        # The last function of `tfring.elastic.run` that all have ended.
+        self._trained_run = 0
         self._over_since: float | None = None
         # Lost when others had said that the training is over.
         self._lost_at_end: Worker | None = None
@@ -115,7 +118,7 @@ class Generations:
         self._members.remove(worker)
         if self._finishing:
             self._lost_at_end = worker
-        if not worker.done:
+        if not (worker.is_over and self._members and self._are_over()):
             self._stop(f"{worker} is lost: {why}")
 
     def _tell_of_loss(self, worker: Worker) -> None:
@@ -148,19 +151,32 @@ class Generations:
         self._stop_at = self._formed_by = math.inf
         self._short_since = now
         self._ready_by = now + self.limits.ready_seconds
-        for worker in self._waited_for():
-            self._send(
-                worker,
-                {"kind": "stop", "generation": self.generation, "why": why},
-            )
+        for worker in self._members:
+            if worker.ready is None and not worker.done:
+                self._send(
+                    worker,
+                    {"kind": "stop", "generation": self.generation, "why": why},
+                )
 
     def _waited_for(self) -> list[Worker]:
         """The members that have not left the generation yet."""
         return [
             worker
             for worker in self._members
-            if worker.ready is None and not worker.done
+            if worker.ready is None and not worker.is_over
         ]
+
+    @property
+    def _finishing(self) -> bool:
+        """Tells if nobody is replaced any more, as the training is over."""
+        return self._some_done or (
+            bool(self._members)
+            and all(0 < each.run <= self._trained_run for each in self._members)
+        )
+
+    def _are_over(self) -> bool:
+        """Tells if no member trains any more."""
+        return all(worker.is_over for worker in self._members)
 
     def _go_on(self) -> None:
         if self.finished:
@@ -262,7 +278,7 @@ class Generations:
         if self._ever_formed and not self._members:
             return  # They leave nothing to go on from.
         self._lose_unreachable()
-        going_on = [each for each in self._members if not each.done]
+        going_on = [each for each in self._members if not each.is_over]
         if self._finishing:
             chosen = going_on
         else:
@@ -320,7 +336,7 @@ class Generations:
             return
         now = self._clock()
         for worker in self._members:
-            if worker not in members and not worker.done:
+            if worker not in members and not worker.is_over:
                 if worker.host in self.hosts:
                     why = "there are more workers than places"
                 else:
@@ -370,6 +386,8 @@ class Generations:
             return
         if self._ever_formed and not self._members:
             self._finish("all workers are lost.")
+            return
+        if self._members and self._are_over():
             return
         if self._late >= 3:
             self._finish("the workers cannot connect to one another.")

@@ -89,25 +89,46 @@ class Membership(Generations):
             self._stop(f"{worker} cannot reach {accused}: {why}")
         self._go_on()
 
+    def training(self, name: str, phase: str) -> None:
+        """Takes note of where a worker is in its training.
+
+        Until it is over any end is a loss. After it nobody is replaced or
+        killed, and any status but 0 is the job's.
+
+        Args:
+            name: The worker.
+            phase: "begun"; "done", if all members have come to its end; or
+                "left" for another reason.
+        """
+        worker = self.workers.get(name)
+        if worker is None:
+            return
+        worker.training = phase == "begun"
+        worker.trained = phase == "done"
+        if worker.training:
+            worker.run += 1
+        if worker.trained:
+            self._trained_run = max(self._trained_run, worker.run)
+        self._go_on()
+
     def bye(self, name: str, status: int, preempted: bool) -> None:
         """Takes note that a worker leaves of its own will."""
         worker = self.workers.get(name)
         if worker is None:
             return
-        if status == 0 and not preempted and worker in self._members:
-            worker.done = True
-            self._finishing = True
-        elif preempted:
+        if preempted:
             worker.preempted = True
-            self._lose(
-                worker,
-                "it was asked to end (SIGTERM)",
-                strike=False,
-                grace_seconds=self.limits.ending_seconds,
+            self._lose_ending(
+                worker, "it was asked to end (SIGTERM)", strike=False
             )
-        elif status != 0:
+        elif worker.trained:
+            worker.done = True  # Its process will say with which status.
+        elif worker.training or status != 0:
             # How it ends is told when it has.
             self._lose_ending(worker, f"exit status {status}", tell=False)
+        elif worker in self._members:
+            worker.done = True
+            self._some_done = True
         self._go_on()
 
     def error(self, name: str, text: str) -> None:
@@ -115,19 +136,26 @@ class Membership(Generations):
         worker = self.workers.get(name)
         if worker is not None:
             worker.error = text
-            self._lose_ending(worker, text)
+            if not worker.trained:
+                self._lose_ending(worker, text)
             self._go_on()
         elif name in self._ending:
             self._ending[name].error = text
 
     def _lose_ending(
-        self, worker: Worker, why: str, *, tell: bool = True
+        self,
+        worker: Worker,
+        why: str,
+        *,
+        tell: bool = True,
+        strike: bool = True,
     ) -> None:
         """Goes on without one that ends by itself, which may take seconds."""
         self._lose(
             worker,
             why,
             tell=tell,
+            strike=strike,
             ends_itself=True,
             grace_seconds=self.limits.ending_seconds,
         )
@@ -135,14 +163,14 @@ class Membership(Generations):
     def silent(self, name: str, why: str) -> None:
         """Takes note that nothing is heard of a worker."""
         worker = self.workers.get(name)
-        if worker is not None and not worker.done:
+        if worker is not None and not worker.is_over:
             self._lose(worker, why)
             self._go_on()
 
     def disconnected(self, name: str) -> None:
         """Takes note that a worker's connection has ended."""
         worker = self.workers.get(name)
-        if worker is not None and not worker.done:
+        if worker is not None and not worker.is_over:
             # Its process is about to end, and its supervisor to say how.
             self._lose(
                 worker,
@@ -166,11 +194,14 @@ class Membership(Generations):
             ended.status = 1 if ended.error and status > 128 else status
             if not ended.told:
                 ended.why = how
+                if ended.training and status < 128:
+                    ended.why += ", in the middle of its training"
                 self._tell_of_loss(ended)
         worker = self.workers.get(name)
         if worker is not None:
             worker.status = status
-            if worker.done and status == 0:
+            if worker.is_over and status == 0:
+                worker.done = True
                 del self.workers[name]
             elif worker.done and status in _KILLED:
                 self._say_goodbye_to(worker, how)

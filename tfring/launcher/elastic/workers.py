@@ -95,7 +95,10 @@ class Worker:
         generation: The last one that it was told to form.
         is_beside: It builds beside the others, and is ready afterwards.
         proven: It has trained for a while.
-        done: It has said that the training is over.
+        run: How many functions of `tfring.elastic.run` it has begun.
+        training: It is in one.
+        trained: All ranks have come to the end of that function.
+        done: It has said that it ends of its own will, after the training.
         preempted: It has said that it leaves the job.
         error: The exception that ends it, as it said itself.
         why: How it was lost.
@@ -113,12 +116,20 @@ class Worker:
     rank: int | None = None
     formed: bool = False
     proven: bool = False
+    run: int = 0
+    training: bool = False
+    trained: bool = False
     done: bool = False
     preempted: bool = False
     error: str = ""
     why: str = ""
     told: bool = False
     status: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Tells if the others need it no more, nor it them."""
+        return self.trained or self.done
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}, "
