@@ -178,6 +178,70 @@ def test_progress_clears_a_host():
     assert job.names() == {"w1", lost}
 
 
+def test_a_host_that_has_trained_is_tried_again():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.wait(31)  # The host is proven.
+
+    def fail_until_left_out(worker):
+        while "is left out" not in job.said[-1]:
+            number = len(job.host_of)
+            job.now += 0.1
+            job.exited(worker, 1, "exit status 1")
+            worker = f"w{number + 1}"
+
+    job.exited("w2", 137, "killed by SIGKILL")  # It has trained for long.
+    job.be_ready("w1", 1, steps=3)
+    job.formed("w1", 2)
+    fail_until_left_out("w3")
+    assert "host a is left out for 20 s" in job.said[-1]
+    before = len(job.host_of)
+    job.wait(19)
+    assert len(job.host_of) == before
+    job.wait(2)
+    # Once; the next failure costs twice as long.
+    job.exited(f"w{before + 1}", 1, "exit status 1")
+    assert "host a is left out for 40 s" in job.said[-1]
+    job.wait(39)
+    assert len(job.host_of) == before + 1
+    job.wait(2)
+    assert len(job.host_of) == before + 2
+    assert job.names() == {"w1"}
+
+
+def test_a_host_whose_other_workers_train_on_is_tried_again():
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    job.exited("w3", 137, "killed by SIGKILL")
+    job.be_ready("w1", 1, steps=3)
+    job.be_ready("w2", 1, steps=3)
+    job.formed("w1", 2)
+    job.formed("w2", 2)
+    for worker in ("w4", "w5"):
+        job.now += 0.1
+        job.exited(worker, 137, "killed by SIGKILL")
+    assert "host a is left out from now on" in job.said[-1]
+    job.wait(19)
+    assert "w6" not in job.host_of
+    job.wait(12)  # They have trained for 30 s.
+    assert job.host_of["w6"] == "a"
+
+
+def test_a_job_waits_for_a_host_that_cools_down():
+    job = Job({"a": 1, "b": 1}, minimum=2, maximum=2, replacement_seconds=600)
+    job.start(["w1", "w2"])
+    job.wait(31)
+    job.exited("w2", 137, "killed by SIGKILL")
+    for worker in ("w3", "w4", "w5"):
+        job.now += 0.1
+        job.exited(worker, 1, "exit status 1")
+    assert "host b is left out for 20 s" in job.said[-1]
+    job.wait(19)
+    assert job.ended is None
+    job.wait(2)
+    assert job.host_of["w6"] == "b"
+
+
 def test_workers_that_fail_together_count_once():
     job = Job({"a": 3, "b": 1}, minimum=1, maximum=4)
     workers = ["w1", "w2", "w3"]

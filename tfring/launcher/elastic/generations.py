@@ -110,8 +110,9 @@ class Generations:
             worker.host, worker.started, self._clock()
         ):
             self._say(
-                f"host {worker.host} is left out from now on, as its workers "
-                "fail again and again."
+                f"host {worker.host} is left out "
+                f"{self.hosts.left_out_for(worker.host)}, as its workers fail "
+                "again and again."
             )
         if worker not in self._members:
             return
@@ -399,7 +400,8 @@ class Generations:
         possible += sum(
             each.host in self.hosts for each in self._ending.values()
         )
-        if possible < minimum and not self.limits.may_grow:
+        may_come = self.limits.may_grow or self.hosts.cools_down()
+        if possible < minimum and not may_come:
             self._finish(
                 f"only {alive} workers are left, of at least {minimum}, and "
                 "there is no host to start more on."

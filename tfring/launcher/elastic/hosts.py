@@ -9,8 +9,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-# A host that has failed so often, with no progress in between, is left out.
+# A host that has failed so often, with no progress in between, is left out. If
+# its workers have ever trained, it is tried again after so long, then after
+# twice as long, ...
 MOST_STRIKES = 3
+FIRST_COOL_DOWN_SECONDS = 20.0
+LONGEST_COOL_DOWN_SECONDS = 600.0
 # A host that was lost is tried again after so long, then twice as long, ...
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
@@ -25,6 +29,9 @@ class _Host:
     coming: bool = False
     strikes: int = 0
     struck_at: float = -math.inf
+    # A worker of it has taken part for a while.
+    has_trained: bool = False
+    times_left_out: int = 0
     failures: int = 0
     retry_at: float = 0.0
     # Its supervisor has been asked to end.
@@ -33,6 +40,14 @@ class _Host:
     @property
     def left_out(self) -> bool:
         return self.strikes >= MOST_STRIKES
+
+    @property
+    def cool_down_seconds(self) -> float:
+        if not self.has_trained:
+            return math.inf
+        doubled = min(self.times_left_out - 1, 10)
+        seconds = FIRST_COOL_DOWN_SECONDS * float(2**doubled)
+        return min(seconds, LONGEST_COOL_DOWN_SECONDS)
 
 
 class HostTable:
@@ -80,6 +95,12 @@ class HostTable:
             and now >= host.retry_at
         ]
 
+    def tick(self, now: float) -> None:
+        """Takes hosts again, on trial, whose cool-down is over."""
+        for host in self._hosts.values():
+            if host.left_out and now >= host.struck_at + host.cool_down_seconds:
+                host.strikes = MOST_STRIKES - 1
+
     def coming(self, name: str) -> None:
         """Takes note that a host's supervisor has been started."""
         self._hosts[name].coming = True
@@ -125,13 +146,24 @@ class HostTable:
         before = host.left_out
         host.strikes += 1
         host.struck_at = now
-        return host.left_out and not before
+        if not host.left_out or before:
+            return False
+        host.times_left_out += 1
+        return True
+
+    def left_out_for(self, name: str) -> str:
+        """For how long a host is left out, in words."""
+        seconds = self._hosts[name].cool_down_seconds
+        return "from now on" if seconds == math.inf else f"for {seconds:g} s"
 
     def progress(self, name: str) -> None:
         """Takes note that a worker of a host has taken part for a while."""
-        if name in self._hosts and not self._hosts[name].left_out:
-            self._hosts[name].strikes = 0
-            self._hosts[name].failures = 0
+        host = self._hosts.get(name)
+        if host is None:
+            return
+        host.has_trained = True
+        if not host.left_out:
+            host.strikes = host.failures = 0
 
     def leave(self, name: str) -> None:
         """Takes note that a host's supervisor is about to end."""
@@ -159,6 +191,12 @@ class HostTable:
             and occupied.get(name, 0) < host.slots
         ]
         return min(free)[-1] if free else None
+
+    def cools_down(self) -> bool:
+        """Tells if a host that is left out will be tried again."""
+        return any(
+            host.left_out and host.has_trained for host in self._hosts.values()
+        )
 
     def may_give(self, occupied: Mapping[str, int]) -> int:
         """Counts the workers that may still be started, now or later."""

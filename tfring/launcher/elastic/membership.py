@@ -44,7 +44,8 @@ class Membership(Generations):
                 self._tell_of_loss(worker)
                 del self._ending[worker.name]
         if left_out:
-            self._say(f"host {host} is left out from now on: {why}.")
+            how_long = self.hosts.left_out_for(host)
+            self._say(f"host {host} is left out {how_long}: {why}.")
         self._go_on()
 
     def ready(self, name: str, message: dict[str, Any]) -> None:
@@ -218,6 +219,7 @@ class Membership(Generations):
     def tick(self) -> None:
         """Does what is due; call it a few times a second."""
         now = self._clock()
+        self.hosts.tick(now)
         if now >= self._stop_at:
             self._stop("a member has left it")
         if now >= self._ready_by:
