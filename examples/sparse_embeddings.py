@@ -4,8 +4,9 @@
     tfringrun -np 2 python examples/sparse_embeddings.py --sparse_as_dense
 
 A step looks up some rows of two large tables, so that their gradients are
-tf.IndexedSlices: rows and their numbers. The ranks gather them from each other;
-with the flag they reduce whole tables. The result is the same within rounding.
+tf.IndexedSlices: rows and their numbers. The ranks gather them from each other,
+and add up rows of one number; with the flag they reduce whole tables. The
+result is the same within rounding.
 """
 
 import re

@@ -189,41 +189,6 @@ def test_rows_of_an_embedding(sparse_as_dense, rank, size):
     np.testing.assert_allclose(table.numpy(), np.transpose([expected] * 2))
 
 
-# See "Sparse gradients" in docs/horovod.md.
-@pytest.mark.parametrize("sparse_as_dense", [False, True])
-def test_adam_on_repeated_rows_of_an_embedding(
-    sparse_as_dense, mode, rank, size
-):
-    table = keras.Variable(np.zeros((size + 2, 2), np.float32))
-    rows = np.array([0, 1, 1, rank + 1, size + 1])
-    weights = np.array([[1, -2], [4, 8], [-4, 16], [rank, 1], [32, 0.5]])
-    adam = keras.optimizers.Adam(beta_1=0.5, beta_2=0.75)
-    distributed = tfring.DistributedOptimizer(
-        adam, sparse_as_dense=sparse_as_dense
-    )
-    distributed.build([table])
-
-    @mode
-    def step():
-        with tf.GradientTape() as tape:
-            found = tf.gather(table.value, rows)
-            loss = tf.reduce_sum(found * tf.constant(weights, tf.float32))
-        distributed.apply([tape.gradient(loss, table.value)], [table])
-
-    step()
-    gradient, squares = np.zeros((2, size + 2, 2))
-    for other in range(size):
-        others_rows, others_weights = rows.copy(), weights.copy()
-        others_rows[3], others_weights[3, 0] = other + 1, other
-        np.add.at(gradient, others_rows, others_weights / size)
-        np.add.at(squares, others_rows, (others_weights / size) ** 2)
-    if size > 1 and (sparse_as_dense or mode is MODES["compiled"]):
-        squares = gradient**2
-    [momentum], [velocity] = adam._momentums, adam._velocities
-    np.testing.assert_allclose(momentum, gradient / 2, rtol=1e-6)
-    np.testing.assert_allclose(velocity, squares / 4, rtol=1e-6)
-
-
 @pytest.mark.parametrize("sparse_as_dense", [True, False])
 def test_tape_sums_and_predivides(sparse_as_dense, rank, size):
     table = tf.Variable(tf.zeros([2, 2]))

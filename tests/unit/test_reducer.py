@@ -7,8 +7,11 @@ from places import first_of
 from reductions import gradients_of_chain, reduce_gradients, variables_of_chain
 
 from tfring._core import runtime
+from tfring._core.process_sets import ProcessSet
 from tfring._gradients import reducer
+from tfring._gradients.local_variables import LocalVariables
 from tfring._ops import chains
+from tfring._ops.reductions import ReduceOp
 
 
 def is_sparse(gradient):
@@ -141,6 +144,85 @@ def embedding_step(recorder, **arguments):
         return tf.convert_to_tensor(gradients[0])
 
     return step, left_sparse
+
+
+class _OfOthers(ProcessSet):
+    """A set of two ranks, without this one."""
+
+    ranks, process_set_id = [1, 2], 7
+
+    def __init__(self):
+        pass
+
+
+@pytest.fixture(params=["alone", "not in the set", "local variable"])
+def stays_here(request, monkeypatch, recorder):
+    """Options by which a table's gradient does not travel."""
+    if request.param == "alone":
+        monkeypatch.setattr(runtime, "_job", first_of(1))
+        return lambda table: {}
+    if request.param == "not in the set":
+        return lambda table: {"process_set": _OfOthers()}
+    local_variables = LocalVariables()
+
+    def options(table):
+        local_variables.add(table)
+        return {
+            "local_variables": local_variables,
+            "scale_local_gradients": False,
+        }
+
+    return options
+
+
+@pytest.mark.parametrize("how", ["sparse", "sparse_as_dense", "XLA"])
+def test_gradients_that_stay_here_have_the_form_of_others(stays_here, how):
+    table = tf.Variable(tf.zeros([4, 1]))
+    sparse = []
+
+    @tf.function(jit_compile=how == "XLA")
+    def squares():
+        slices = tf.IndexedSlices([[1.0], [2.0], [3.0]], [3, 0, 3], [4, 1])
+        [gradient] = reduce_gradients(
+            [slices],
+            [table],
+            sparse_as_dense=how == "sparse_as_dense",
+            **stays_here(table),
+        )
+        sparse.append(is_sparse(gradient))
+        return tf.convert_to_tensor(keras.ops.square(gradient))
+
+    assert squares().numpy().tolist() == [[4.0], [0.0], [0.0], [16.0]]
+    assert set(sparse) == {how == "sparse"}
+
+
+@pytest.mark.parametrize(
+    ("gradient", "op", "error", "message"),
+    [
+        (
+            tf.IndexedSlices([[1.0]], [0], [2, 1]),
+            ReduceOp.Adasum,
+            NotImplementedError,
+            "with Average or Sum",
+        ),
+        (tf.constant([1]), ReduceOp.Adasum, ValueError, "floating-point"),
+        (tf.constant([True]), ReduceOp.Average, ValueError, "no average"),
+        (tf.constant([1j]), ReduceOp.Sum, TypeError, "complex128"),
+        (
+            tf.ragged.constant([[1.0], []]),
+            ReduceOp.Sum,
+            TypeError,
+            "RaggedTensor",
+        ),
+    ],
+)
+def test_one_rank_checks_as_several_do(
+    gradient, op, error, message, recorder, monkeypatch
+):
+    for size in 1, 2:
+        monkeypatch.setattr(runtime, "_job", first_of(size))
+        with pytest.raises(error, match=message):
+            reduce_gradients([gradient], [None], op=op)
 
 
 def test_sparse_gradients_end_the_chain(recorder):

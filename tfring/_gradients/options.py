@@ -34,13 +34,13 @@ class GradientOptions:
         device_sparse: The same for `tf.IndexedSlices`.
         compression: How dense gradients are changed before they travel; see
             `Compression` for `tf.IndexedSlices`.
-        sparse_as_dense: If True, `tf.IndexedSlices` are made dense and summed
-            up, instead of gathered from all ranks. Under XLA, whose shapes are
+        sparse_as_dense: If True, `tf.IndexedSlices` are made dense and reduced,
+            instead of gathered from all ranks. Under XLA, whose shapes are
             static, they always are.
         op: `Average`, `Sum` or `Adasum`.
         predivide_factor: Divides gradients before the reduction of an average,
-            and multiplies the result. `tf.IndexedSlices`, which are not added
-            up, stay as they are.
+            and multiplies the result. `tf.IndexedSlices` are divided once, as
+            they are added up in float32 at least.
         groups: Lists of variables whose gradients travel together, or a number
             of groups; default buckets of the size that the engine wishes.
         process_set: The ranks that average among themselves.

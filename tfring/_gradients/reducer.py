@@ -35,8 +35,9 @@ from tfring._gradients.options import GradientOptions
 from tfring._gradients.overlap import Backpropagation
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce
-from tfring._ops.arguments import check_reduction
+from tfring._ops.arguments import check_reduction, checked_tensor
 from tfring._ops.compression import (
+    Compression,
     compress,
     decompress,
     split_engine_cast,
@@ -49,6 +50,7 @@ from tfring._ops.slices import (
     checked_slices,
     finish_slices,
     start_slices,
+    summed_by_index,
 )
 
 _Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
@@ -75,8 +77,12 @@ def reduce_gradients(
     """Averages each gradient over the ranks, or adds it up.
 
     Collective: every rank of the process set must call it, with gradients of
-    the same dtypes and shapes, in a graph or eagerly. On a rank that is not in
-    the set, or is alone in it, it returns what it was given.
+    the same dtypes and shapes, in a graph or eagerly. A rank that is not in the
+    set keeps its own gradients.
+
+    On any rank, one that is alone or not in the set too, `tf.IndexedSlices`
+    have each index once, or are made dense: see Note [Repeated rows] in
+    tfring/_ops/slices.py.
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`.
@@ -90,41 +96,55 @@ def reduce_gradients(
         stays `tf.IndexedSlices`.
 
     Raises:
+        NotImplementedError: `tf.IndexedSlices` have no such reduction.
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     count_call()
     result = list(gradients)
     op, process_set = options.op, options.process_set
-    if is_alone(process_set) or not process_set.included():
-        return result
+    is_included = process_set.included()
+    travels = is_included and not is_alone(process_set)
     names = [name_of(v, i) for i, v in enumerate(variables)]
     backpropagation = Backpropagation()
+    make_dense = options.sparse_as_dense or traced_for_xla()
     order = []
     for i in backpropagation.order(result):
-        if variables[i] not in options.local_variables:
+        if is_included and variables[i] not in options.local_variables:
             order.append(i)
-        elif options.scale_local_gradients:
+            continue
+        result[i] = _with_each_index_once(result[i], make_dense, options)
+        if travels and options.scale_local_gradients:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
     dense_compression, wire_dtype = split_engine_cast(options.compression, op)
-    make_dense = options.sparse_as_dense or traced_for_xla()
     before: dict[int, tuple[Any, tf.DType]] = {}  # being compressed
     dense: list[int] = []
     sparse: list[int] = []
     averages_of_integers: list[int] = []  # which a compressor has made
     for i in order:
         if isinstance(result[i], tf.IndexedSlices) and not make_dense:
+            with on_device(options.device_sparse):
+                result[i] = checked_slices("gradients", result[i], op)
             sparse.append(i)
         else:
             with on_device(options.device_dense):
                 tensor = made_dense(result[i], variables[i], names[i])
+                if not travels and dense_compression is not Compression.none:
+                    # No compressor is called, which may make another dtype.
+                    result[i] = tensor
+                    continue
                 result[i], context = compress(
                     "gradients", dense_compression, tensor
                 )
+                checked_tensor("gradients", result[i])
                 check_reduction("gradients", op, result[i].dtype)
                 before[i] = context, tensor.dtype
             is_integer = result[i].dtype.is_integer
             apart = op is ReduceOp.Average and is_integer
             (averages_of_integers if apart else dense).append(i)
+    if not travels:
+        for i in sparse:
+            result[i] = _with_each_index_once(result[i], make_dense, options)
+        return result
 
     if options.groups is None:
         tensors = [result[i] for i in dense]
@@ -160,10 +180,7 @@ def reduce_gradients(
             with on_device(options.device_sparse):
                 slices = start_slices(
                     "gradients",
-                    [
-                        checked_slices("gradients", result[i], op)
-                        for i in indices
-                    ],
+                    [result[i] for i in indices],
                     op=op,
                     factor=1.0,
                     compression=options.compression,
@@ -247,6 +264,19 @@ def _in_turn(
         if bucket is not None:
             result.append((bucket, False))
     return result
+
+
+def _with_each_index_once(
+    gradient: _Gradient, make_dense: bool, options: GradientOptions
+) -> _Gradient:
+    """A gradient that stays on this rank, in the form of reduced ones."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    if make_dense:
+        with on_device(options.device_dense):
+            return tf.convert_to_tensor(gradient)
+    with on_device(options.device_sparse):
+        return summed_by_index(gradient)
 
 
 def made_dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:

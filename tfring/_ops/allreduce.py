@@ -63,8 +63,9 @@ def allreduce(
     Collective: every rank must call it, with the same dtype, shape, `op`,
     factors, `compression` and `name`.
 
-    `tf.IndexedSlices` are gathered, not added up: the result has the slices of
-    every rank. Under `jit_compile=True` they are made dense.
+    `tf.IndexedSlices` are gathered, and rows of one index are added up: the
+    result has each index of any rank once. Under `jit_compile=True` they are
+    made dense.
 
     Args:
         tensor: A tensor of any shape, or what `tf.convert_to_tensor` makes

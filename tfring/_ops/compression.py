@@ -23,9 +23,9 @@ class Compressor:
     make such of one dtype and shape on every rank. It is called in graphs and
     under `jit_compile=True`, too, so it consists of TensorFlow's operations.
 
-    `tf.IndexedSlices` are not reduced but gathered, and travel as they are, but
-    for `Compression.fp16` and `bf16`. On one rank nothing travels, and no
-    compressor is called.
+    `tf.IndexedSlices` are gathered, and reduced where they arrive. They travel
+    as they are, but for `Compression.fp16` and `bf16`. On one rank nothing
+    travels, and no compressor is called.
 
     Example:
 

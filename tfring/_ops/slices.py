@@ -1,7 +1,16 @@
-"""Reductions of `tf.IndexedSlices`: rows are gathered, not added.
+"""Reductions of `tf.IndexedSlices`: each rank gathers the rows of all ranks.
 
-Every rank gets the rows of all ranks, as many as there are, and whoever applies
-them adds up those of one index.
+Note [Repeated rows]: where a step looks a row up twice, its gradient has two
+rows of that index. Their sum counts, but Keras's optimizers square each row by
+itself, and so do its norms for clipping. So a result has each index once, like
+a dense gradient. Each rank adds up its rows before they travel, to save bytes,
+and all ranks' rows after.
+
+Note [Order of sums]: all ranks must get the same bits, and a GPU adds up the
+rows of a segment in any order. So the gathered rows are added rank by rank: a
+rank has one row of an index at most. Integers need neither, as their sums are
+exact. They travel unsummed, since a sum may be beyond their range and an
+average within it.
 """
 
 from __future__ import annotations
@@ -81,11 +90,24 @@ def start_slices(
         previous: The start before.
         last: Whether that ends the chain.
     """
+    slices = [
+        summed_by_index(each) if each.values.dtype.is_floating else each
+        for each in slices
+    ]
     compression = compressor_for_rows(compression)
     compressed = [compress(function, compression, s.values) for s in slices]
+    # The dtype of indices, so that they travel in one request.
+    is_int32 = any(each.indices.dtype == tf.int32 for each in slices)
+    row_counts = [
+        tf.size(each.indices, tf.int32 if is_int32 else tf.int64)
+        for each in slices
+    ]
     gathering = start_gather(
-        [values for values, _ in compressed]
-        + [each.indices for each in slices],
+        [
+            *(values for values, _ in compressed),
+            *(each.indices for each in slices),
+            tf.stack([row_counts]),
+        ],
         name=name,
         previous=previous,
         last=last,
@@ -93,6 +115,7 @@ def start_slices(
         tensor_names=[
             *tensor_names,
             *(each and f"{each}/indices" for each in tensor_names),
+            "numbers of rows",
         ],
     )
     contexts = [context for _, context in compressed]
@@ -103,11 +126,8 @@ def start_slices(
 
 def finish_slices(in_flight: SlicesInFlight) -> list[tf.IndexedSlices]:
     """The results of `start_slices`."""
-    slices, op, factor = in_flight.slices, in_flight.op, in_flight.factor
-    gathered, contributors = finish_gather(in_flight.gathering)
-    ratio = tf.constant(factor, tf.float64)
-    if op is ReduceOp.Average:
-        ratio /= tf.cast(contributors, tf.float64)
+    slices, op = in_flight.slices, in_flight.op
+    (*gathered, row_counts), contributors = finish_gather(in_flight.gathering)
     results = []
     for i, (each, context) in enumerate(
         zip(slices, in_flight.contexts, strict=True)
@@ -119,34 +139,94 @@ def finish_slices(in_flight: SlicesInFlight) -> list[tf.IndexedSlices]:
             context,
             each.values.dtype,
         )
-        indices = gathered[len(slices) + i]
-        if op is ReduceOp.Average or factor != 1:
-            if values.dtype.is_integer:
-                divisor = contributors if op is ReduceOp.Average else 1
-                values, indices = _summed_by_index(
-                    values, indices, divisor, factor
-                )
-            else:
-                values = _scaled(values, ratio)
+        values, indices = _summed_by_index(
+            values,
+            gathered[len(slices) + i],
+            row_counts[:, i],
+            contributors if op is ReduceOp.Average else 1,
+            in_flight.factor,
+        )
         results.append(tf.IndexedSlices(values, indices, each.dense_shape))
     return results
 
 
+def summed_by_index(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up the rows of each index; see Note [Repeated rows]."""
+    values, indices = _summed_by_index(
+        tf.convert_to_tensor(slices.values),
+        tf.convert_to_tensor(slices.indices),
+    )
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
 def _summed_by_index(
-    values: tf.Tensor, indices: tf.Tensor, divisor: Any, factor: float
+    values: tf.Tensor,
+    indices: tf.Tensor,
+    row_counts: tf.Tensor | None = None,
+    divisor: Any = 1,
+    factor: float = 1.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Integers, which are rounded when all rows of an index are together."""
+    """The scaled sums of the rows of each index, and the indices.
+
+    Sums are rounded to the dtype of the values once. See Note [Order of sums].
+
+    Args:
+        values: The rows.
+        indices: Their indices.
+        row_counts: How many of them each rank has, in order.
+        divisor: Divides the sums.
+        factor: Multiplies them.
+    """
     unique, numbers = tf.unique(indices)
-    sums = [
-        tf.math.unsorted_segment_sum(part, numbers, tf.size(unique))
-        for part in summands(values)
-    ]
-    return quotient(sums, divisor, factor, values.dtype), unique
+    dtype = values.dtype
+    if not dtype.is_floating:
+        sums = [
+            tf.math.unsorted_segment_sum(part, numbers, tf.size(unique))
+            for part in summands(values)
+        ]
+        if dtype == tf.bool:  # an "or", which no factor changes
+            factor = 1.0
+        return quotient(sums, divisor, factor, dtype), unique
+    if dtype.size < tf.float32.size:
+        values = tf.cast(values, tf.float32)
+    if row_counts is None:
+        total = tf.math.unsorted_segment_sum(values, numbers, tf.size(unique))
+    else:
+        total = _summed_rank_by_rank(
+            values, numbers, tf.size(unique), row_counts
+        )
+    if factor != 1 or not isinstance(divisor, int):
+        ratio = tf.constant(factor, tf.float64) / tf.cast(divisor, tf.float64)
+        scaled = tf.cast(total, tf.float64) * ratio
+        total = tf.cast(scaled, total.dtype)  # as the engine rounds
+    return tf.cast(total, dtype), unique
 
 
-def _scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    # The engine computes in the same types.
-    product = tf.cast(tensor, tf.float64) * factor
-    if tensor.dtype in (tf.float16, tf.bfloat16):
-        product = tf.cast(product, tf.float32)
-    return tf.cast(product, tensor.dtype)
+def _summed_rank_by_rank(
+    values: tf.Tensor,
+    numbers: tf.Tensor,
+    count: tf.Tensor,
+    row_counts: tf.Tensor,
+) -> tf.Tensor:
+    """`unsorted_segment_sum` in one order; see Note [Order of sums]."""
+    # TensorFlow refuses to add rows that have no elements.
+    has_elements = tf.reduce_all(tf.shape(values) > 0)
+    row_counts *= tf.cast(has_elements, row_counts.dtype)
+
+    def add(rank: Any, begin: Any, total: tf.Tensor) -> tuple[Any, ...]:
+        end = begin + row_counts[rank]
+        total = tf.tensor_scatter_nd_add(
+            total, numbers[begin:end, tf.newaxis], values[begin:end]
+        )
+        return rank + 1, end, total
+
+    shape = tf.concat([[count], tf.shape(values)[1:]], axis=0)
+    start = tf.constant(0), tf.constant(0, row_counts.dtype)
+    *_, total = tf.while_loop(
+        lambda rank, *_: rank < tf.size(row_counts),
+        add,
+        [*start, tf.zeros(shape, values.dtype)],
+        parallel_iterations=1,
+    )
+    total.set_shape(tf.TensorShape([None]).concatenate(values.shape[1:]))
+    return total

@@ -73,9 +73,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             ranks.
         sparse_as_dense: If true, gradients of embeddings, `tf.IndexedSlices`,
             are made dense. Worth it where most rows are used in every step.
-            Must agree across ranks. Under `jit_compile` they always are. Dense
-            gradients are clipped by their true norm; in `tf.IndexedSlices`
-            Keras counts repeated rows one by one.
+            Must agree across ranks. Under `jit_compile` they always are. The
+            results are the same: on any number of ranks, repeated rows are
+            added up before Keras squares or clips them. Plain Keras takes each
+            of them by itself.
         backward_passes_per_step: How many batches are accumulated for each
             update, by Keras's `gradient_accumulation_steps`. So `iterations`
             and schedules count updates, where Horovod's count batches.
