@@ -13,6 +13,7 @@ from tfring._gradients.options import GradientOptions, gradient_options
 from tfring._memory.options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
+from tfring._training.fit import watch_fits
 from tfring._training.optimizer_class import (
     accumulates_as_keras,
     distribute,
@@ -166,6 +167,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     )
     if shard_states:
         check_can_be_sharded(optimizer, options)
+        watch_fits()  # also of one rank, for callbacks that it refuses
     return _distributed(
         optimizer,
         options,
