@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -122,6 +124,60 @@ def test_evaluation_is_that_of_one_process(kind, given, data, rank, size):
         )
     everyones = tfring.allgather_object(repr(together))
     assert len(set(everyones)) == 1
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+# Forms of the input that Keras takes, and how a model makes a tensor of each.
+INPUTS = {
+    "tensor": (tf.constant, lambda x: x),
+    "tf.SparseTensor": (tf.sparse.from_dense, tf.sparse.to_dense),
+    "scipy": (
+        lambda x: pytest.importorskip("scipy.sparse").csr_matrix(x),
+        tf.sparse.to_dense,
+    ),
+    "ragged": (tf.RaggedTensor.from_tensor, lambda x: x.to_tensor()),
+    "named tuple": (lambda x: Pair(x, (x,)), lambda x: x[0] + x[1][0]),
+    "dictionary": (lambda x: {"a": [x, x]}, lambda x: x["a"][1]),
+}
+
+
+class AnyInput(keras.Model):
+    def __init__(self, dense_of, output_of=lambda y: y):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.dense_of = dense_of
+        self.output_of = output_of
+
+    def call(self, x):
+        dense = tf.ensure_shape(self.dense_of(x), [None, 4])
+        return self.output_of(self.dense(dense))
+
+
+@pytest.mark.parametrize("given", INPUTS)
+def test_inputs_that_keras_takes(given, data, rank, size):
+    form, dense_of = INPUTS[given]
+    model = AnyInput(dense_of)
+    model.compile(loss="mse")
+    x, y, _ = data
+    model.predict(form(x), verbose=0)  # builds it
+    tfring.broadcast_variables(model.variables, 0)
+    alone = model.predict(form(x), verbose=0)
+    loss = model.evaluate(form(x), y, verbose=0)
+    own = parts(size, "none")[rank]
+    together = tfring.metrics.predict(
+        model, form(x[own]), verbose=0, order="blocks"
+    )
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    results = tfring.metrics.evaluate(model, form(x[own]), y[own], verbose=0)
+    np.testing.assert_allclose(results["loss"], loss, rtol=1e-5)
+
+
+def test_outputs_in_a_class_that_cannot_travel(data):
+    local = collections.namedtuple("Local", "first second")
+    model = AnyInput(lambda x: x, lambda y: local(y, y))
+    with pytest.raises(TypeError, match="'Local' cannot be pickled"):
+        tfring.metrics.predict(model, data[0], verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -62,8 +63,8 @@ def predict(
     Raises:
         Exception: What `model.predict` raises on this rank.
         RuntimeError: It raised an error on another rank.
-        TypeError: An output is ragged, or of a dtype that `allgather` does not
-            take.
+        TypeError: An output is ragged or sparse, or of a dtype that `allgather`
+            does not take, or the outputs are in a class that cannot be pickled.
         ValueError: `order` is neither of these; or, on every rank, none has
             data, the outputs of ranks do not fit together, or ranks do not have
             as many samples as if they had been dealt out.
@@ -151,8 +152,17 @@ def _described(outputs: Any) -> tuple[Any, list[Any], int]:
             f"{_FUNCTION}: the outputs have different numbers of rows, "
             f"{sorted(counts)}. Each needs one for every sample."
         )
+    structure = keras.tree.map_structure(lambda _: 0, outputs)
+    try:
+        pickle.dumps(structure)
+    except Exception as error:  # as the others wait
+        raise TypeError(
+            f"{_FUNCTION}: the outputs' {type(outputs).__name__!r} cannot be "
+            f"pickled for ranks without data: {error}. Define the classes of "
+            "outputs in a module."
+        ) from error
     return (
-        keras.tree.map_structure(lambda _: 0, outputs),
+        structure,
         [(str(leaf.dtype), leaf.shape[1:]) for leaf in leaves],
         counts.pop(),
     )
