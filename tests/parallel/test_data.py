@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -125,10 +127,17 @@ def test_infinite(size):
     assert everyones(list(mine.take(9).as_numpy_iterator())).shape == (size, 9)
 
 
+Pair = collections.namedtuple("Pair", "first second")
+
+
 @pytest.mark.parametrize(
     "element",
     [
         lambda x: (x,),
+        lambda x: Pair(x, -x),
+        lambda x: (Pair((x,), Pair(x, x)), {"label": Pair(x, x)}),
+        lambda x: (x, None, {"weight": x}),
+        lambda x: Pair(tf.sparse.from_dense([x, 0]), tf.ragged.range([x, 1])),
         lambda x: (x, {"label": -x}),
         lambda x: {"image": tf.fill([x], x), "name": tf.strings.as_string(x)},
         lambda x: tf.RaggedTensor.from_row_lengths(tf.range(x), [x, 0]),
@@ -141,6 +150,7 @@ def test_every_kind_of_element(element, rank, size):
         tfring.data.shard(dataset, seed=None, remainder="pad"),
     ):
         assert mine.element_spec == dataset.element_spec
+        assert type(mine.element_spec) is type(dataset.element_spec)
         assert len(list(mine)) >= 2
     if size > 1:
         last = list(mine)[-1]  # the one that is left over, on every rank

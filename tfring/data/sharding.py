@@ -186,13 +186,27 @@ def _one_of_each(
 
     Without batches of elements, which may differ in shape.
     """
-    is_tuple = isinstance(dataset.element_spec, tuple)
+    spec = dataset.element_spec
+    are_none: list[bool] = []
 
-    def element(*window: Any) -> tf.data.Dataset:
-        elements = tf.data.Dataset.zip(window if is_tuple else window[0])
-        return elements.repeat().skip(rank).take(1)
+    def components(*element: Any) -> tuple[Any, ...]:
+        # A window has no None, and unpacks tuples, but not those with names.
+        flat = tf.nest.flatten(element)
+        are_none[:] = [each is None for each in flat]
+        return tuple(each for each in flat if each is not None)
 
-    return dataset.window(size, drop_remainder=drop_remainder).flat_map(element)
+    def element_of(*components: Any) -> Any:
+        left = iter(components)
+        flat = [None if is_none else next(left) for is_none in are_none]
+        return tf.nest.pack_sequence_as(spec, flat)
+
+    def own(*window: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.zip(window).repeat().skip(rank).take(1)
+
+    windows = dataset.map(components).window(
+        size, drop_remainder=drop_remainder
+    )
+    return windows.flat_map(own).map(element_of)
 
 
 def _cardinality_name(cardinality: int) -> str | int:
