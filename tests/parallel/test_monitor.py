@@ -188,6 +188,17 @@ def test_a_port_that_is_taken_is_a_warning(
         assert "another TFRING_METRICS_PORT" in warnings[0]
 
 
+def test_who_is_still_to_join_has_no_port(monkeypatch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = taken.getsockname()
+        monkeypatch.setattr(
+            monitor.settings, "metrics_endpoint", lambda: endpoint
+        )
+        monkeypatch.setattr(monitor.runtime, "is_beside", lambda: True)
+        monitor.serve_where_asked()
+    assert not caplog.records
+
+
 def test_the_callback(rank, size, tmp_path):
     port = free_ports(size)
     keras.utils.set_random_seed(0)

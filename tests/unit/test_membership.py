@@ -56,6 +56,7 @@ def aborted(monkeypatch):
 @pytest.fixture
 def rendezvous(monkeypatch):
     rendezvous = Rendezvous()
+    monkeypatch.setattr(native, "_elastic_variables", {})
     for name, value in rendezvous.environment().items():
         monkeypatch.setenv(name, value)
     return rendezvous
@@ -92,6 +93,10 @@ def test_it_says_who_it_is(rendezvous, member):
     assert worker["worker"] == "w7"
     assert worker["pid"] == os.getpid()
     assert pulse == {"role": "pulse", "worker": "w7"}
+    # A program that it starts would take itself for the worker.
+    assert native.is_elastic_over_tcp()
+    assert "TFRING_ELASTIC_RENDEZVOUS" not in os.environ
+    assert "TFRING_ELASTIC_TOKEN" not in os.environ
 
 
 def test_a_generation_forms(rendezvous, member):

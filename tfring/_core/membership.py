@@ -80,11 +80,11 @@ class Membership:
             RuntimeError: A variable is missing.
             OSError: The rendezvous cannot be reached.
         """
-        self.worker = _variable("TFRING_ELASTIC_WORKER")
-        self.token = _variable("TFRING_ELASTIC_TOKEN")
-        self.interface = _variable("TFRING_ELASTIC_INTERFACE")
-        host, _, port = _variable("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
-        self.node = _variable("TFRING_ELASTIC_HOST")
+        self.worker = _needed("TFRING_ELASTIC_WORKER", os.environ.get)
+        self.token = _needed("TFRING_ELASTIC_TOKEN")
+        self.interface = _needed("TFRING_ELASTIC_INTERFACE", os.environ.get)
+        host, _, port = _needed("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
+        self.node = _needed("TFRING_ELASTIC_HOST", os.environ.get)
         self._state = threading.Condition()
         self._form: Form | None = None
         self._stopped: dict[int, str] = {}
@@ -268,8 +268,11 @@ class Membership:
             self._state.notify_all()
 
 
-def _variable(name: str) -> str:
-    value = os.environ.get(name, "")
+def _needed(
+    name: str,
+    variable: Callable[[str], str | None] = native.elastic_variable,
+) -> str:
+    value = variable(name)
     if not value:
         raise RuntimeError(
             f"tfring.init: {name} is not set. Start elastic jobs with "

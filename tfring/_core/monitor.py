@@ -206,7 +206,8 @@ def serve_where_asked() -> None:
     """Serves if rank 0's settings say so, until `shutdown`. Collective."""
     global _server
     endpoint = runtime.job().agreed(settings.metrics_endpoint())
-    if endpoint is not None:
+    # A rank that is still to join has no place on its machine yet.
+    if endpoint is not None and not runtime.is_beside():
         _server = serve(*endpoint)
 
 

@@ -23,10 +23,23 @@ CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
 
 _forked = False
 
+# By name, what the launcher of an elastic job has told this process.
+_elastic_variables: dict[str, str] = {}
+
+
+def elastic_variable(name: str) -> str:
+    """Takes one out of the environment, and keeps it; "" if it is not set.
+
+    A program that this process starts would take itself for the worker.
+    """
+    if name in os.environ:
+        _elastic_variables[name] = os.environ.pop(name)
+    return _elastic_variables.get(name, "")
+
 
 def is_elastic_over_tcp() -> bool:
     """Tells if this process is a worker of an elastic job without MPI."""
-    return bool(os.environ.get("TFRING_ELASTIC_RENDEZVOUS"))
+    return bool(elastic_variable("TFRING_ELASTIC_RENDEZVOUS"))
 
 
 def no_mpi() -> RuntimeError:
