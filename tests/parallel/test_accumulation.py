@@ -126,7 +126,9 @@ def of_one_process():
     return fit(make_model(plain()), 0, 1, epochs=2)
 
 
-@pytest.mark.parametrize("shard_states", [False, True])
+@pytest.mark.parametrize(
+    "shard_states", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize(
     "how", [second_fit, joined, backup, saved, committed, broadcast]
 )
