@@ -22,6 +22,7 @@
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/nccl/launch_order.h"
 #include "tfring_ops/runtime/device_lane.h"
+#include "tfring_ops/runtime/kept_memory.h"
 #include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 #include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/tcp/tcp.h"
@@ -237,6 +238,7 @@ absl::Status AddProcessSetOver(
 
 absl::Status StartWorld(int32_t comm) {
   TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
+  KeepFreedMemory();
   ProcessSet process_set;
   const auto order = std::make_shared<LaunchOrder>();
   process_set.make_device_lane = MakesDeviceLane(order, kWorldId);
@@ -250,6 +252,7 @@ absl::Status StartWorld(int32_t comm) {
 
 absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks) {
   TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
+  KeepFreedMemory();
   ProcessSet process_set;
   process_set.make_device_lane = NoDeviceLane;
   TFRING_ASSIGN_OR_RETURN(std::shared_ptr<Engine> engine,
