@@ -38,14 +38,22 @@ def compression(request):
 def wires(monkeypatch):
     """The dtypes of what has been sent."""
     wires = []
-    start_allreduce = chains.start_allreduce
+    start_allreduce, allreduce_now = (
+        chains.start_allreduce,
+        chains.allreduce_now,
+    )
 
-    def recording(tensors, **arguments):
+    def starting(tensors, **arguments):
         wires.append(arguments["wire_dtype"])
         return start_allreduce(tensors, **arguments)
 
-    monkeypatch.setattr(chains, "start_allreduce", recording)
-    monkeypatch.setattr(allreduce, "start_allreduce", recording)
+    def now(tensor, name, attributes):
+        wires.append(attributes["wire_dtype"])
+        return allreduce_now(tensor, name, attributes)
+
+    monkeypatch.setattr(chains, "start_allreduce", starting)
+    monkeypatch.setattr(allreduce, "start_allreduce", starting)
+    monkeypatch.setattr(allreduce, "allreduce_now", now)
     return wires
 
 

@@ -10,11 +10,13 @@ brought what; the job may go on afterwards.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops import gradients as gradients  # registers them
 from tfring._ops.arguments import (
@@ -28,7 +30,13 @@ from tfring._ops.arguments import (
     checked_tensors,
 )
 from tfring._ops.autograph import not_converted
-from tfring._ops.chains import finish, start_allreduce
+from tfring._ops.chains import (
+    Attributes,
+    allreduce_attributes,
+    allreduce_now,
+    finish,
+    start_allreduce,
+)
 from tfring._ops.compression import (
     AnyCompressor,
     Compression,
@@ -39,8 +47,8 @@ from tfring._ops.compression import (
 from tfring._ops.devices import checked_device, on_device
 from tfring._ops.groups import in_order, requests_of
 from tfring._ops.integer_averages import Reduction
-from tfring._ops.ordering import traced_for_xla
-from tfring._ops.reductions import ReduceOp
+from tfring._ops.ordering import is_eager_tensor, traced_for_xla
+from tfring._ops.reductions import SUPPORTED_DTYPES, ReduceOp
 from tfring._ops.slices import checked_slices, finish_slices, start_slices
 
 
@@ -126,6 +134,21 @@ def allreduce(
     assert total.numpy().tolist() == [tfring.size()] * 3
     ```
     """
+    if average is None and is_eager_tensor(tensor):
+        attributes = _attributes(
+            tensor.dtype,
+            device_dense,
+            device_sparse,
+            compression,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+        if attributes is not None:
+            if name is not None:
+                name = checked_name("allreduce", name, ignore_name_scope)
+            return allreduce_now(tensor, name or "", attributes)
     check_process_set("allreduce", process_set)
     checked_device("allreduce", "device_dense", device_dense)
     checked_device("allreduce", "device_sparse", device_sparse)
@@ -166,6 +189,63 @@ def allreduce(
             tensor_names=[name],
         )
     return result
+
+
+# Note [Eager allreduce of one tensor]
+#
+# Each operation, and what Python does around it, takes longer than a small
+# collective. So where nothing but the tensor and its name is new, the checks
+# are not made again; and where nothing is to be done but the reduction, it is
+# one operation.
+def _attributes(*arguments: Any) -> Attributes | None:
+    """Returns `_attributes_in` of this job; None if they cannot be kept."""
+    process_set = arguments[-1]
+    try:
+        runtime.check_joined()
+        set_id = process_set.process_set_id
+        return _attributes_in(runtime.starts(), set_id, *arguments)
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return None  # Something is wrong, or is no key: a compressor may be.
+
+
+# By type, too: Decimal(2) equals 2.0, and is no factor.
+@functools.lru_cache(maxsize=1000, typed=True)
+def _attributes_in(
+    job: int,
+    process_set_id: int,
+    dtype: tf.DType,
+    device_dense: str,
+    device_sparse: str,
+    compression: AnyCompressor,
+    op: ReduceOp | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Attributes | None:
+    """The attributes of an eager allreduce that is one operation.
+
+    Returns:
+        None, if there is more to do, or something may be wrong.
+    """
+    del job, process_set_id  # With another one the checks are made again.
+    check_process_set("allreduce", process_set)
+    compression = checked_compression("allreduce", compression, process_set)
+    op = checked_op("allreduce", op, None)
+    check_reduction("allreduce", op, dtype)
+    left, wire_dtype = split_engine_cast(compression, op)
+    if (device_dense, device_sparse) != ("", ""):
+        return None
+    if left is not Compression.none or dtype not in SUPPORTED_DTYPES:
+        return None
+    if op is ReduceOp.Average and dtype.is_integer:
+        return None
+    return allreduce_attributes(
+        op=op,
+        prescale_factor=checked_factor("allreduce", prescale_factor),
+        postscale_factor=checked_factor("allreduce", postscale_factor),
+        wire_dtype=wire_dtype(dtype),
+        process_set=process_set,
+    )
 
 
 @not_converted

@@ -7,7 +7,7 @@ dones of a chain come after its last start: see tfring/_ops/ordering.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,12 +17,34 @@ from tfring._core.process_sets import ProcessSet, checked_id, global_process_set
 from tfring._ops.ordering import (
     Started,
     add_to_chain,
+    count_eager_start,
     handle_before,
     keep_done,
     last_handle,
     traced_for_xla,
 )
 from tfring._ops.reductions import ReduceOp
+
+Attributes = Mapping[str, Any]
+
+
+def allreduce_attributes(
+    *,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    wire_dtype: tf.DType,
+    process_set: ProcessSet,
+) -> Attributes:
+    """The attributes of an allreduce's operation but for names."""
+    return {
+        "process_set_id": checked_id(process_set),
+        "reduce_op": op.value,
+        "wire_dtype": wire_dtype,
+        # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
+        "prescale_factor": repr(float(prescale_factor)),
+        "postscale_factor": repr(float(postscale_factor)),
+    }
 
 
 def start_allreduce(
@@ -62,16 +84,30 @@ def start_allreduce(
         x=tensors,
         prev=handle_before(previous),
         request_name=request_name,
-        process_set_id=checked_id(process_set),
         tensor_names=tensor_names,
-        reduce_op=op.value,
-        wire_dtype=wire_dtype or tensors[0].dtype,
-        # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
-        prescale_factor=repr(float(prescale_factor)),
-        postscale_factor=repr(float(postscale_factor)),
+        **allreduce_attributes(
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            wire_dtype=wire_dtype or tensors[0].dtype,
+            process_set=process_set,
+        ),
     )
     return list(result.buf), add_to_chain(
         result.handle, process_set, previous, last=last
+    )
+
+
+def allreduce_now(
+    tensor: tf.Tensor, request_name: str, attributes: Attributes
+) -> tf.Tensor:
+    """The result of a chain of one allreduce; no function is being traced.
+
+    One operation, where a start and its done are two.
+    """
+    count_eager_start()
+    return native.ops().tfring_allreduce(
+        x=tensor, request_name=request_name, **attributes
     )
 
 

@@ -54,6 +54,12 @@ def _allreduce_gradient(op: Any, *gradients: Any) -> list[Any]:
     return [*reduced, None]
 
 
+@tf.RegisterGradient("TfringAllreduce")
+def _eager_allreduce_gradient(op: Any, gradient: Any) -> tf.Tensor:
+    [reduced, _] = _allreduce_gradient(op, gradient, None)
+    return reduced
+
+
 @tf.RegisterGradient("TfringReducescatterStart")
 def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
     reduce_op = _differentiable("reducescatter", op)

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
 from tfring._core import runtime
@@ -45,6 +47,15 @@ class Started:
     handle: tf.Tensor
     chain: _Chain
     process_set_id: int
+
+
+def is_eager_tensor(value: Any) -> bool:
+    """Tells if it is a tensor with a value, and no function is being traced."""
+    return (
+        isinstance(value, ops.EagerTensor)
+        and tf.executing_eagerly()
+        and not ops.get_default_graph().building_function
+    )
 
 
 def handle_before(previous: Started | None) -> tf.Tensor:
@@ -92,6 +103,12 @@ def add_to_chain(
     chain.last_handle = handle
     chain.open = not last
     return Started(handle, chain, checked_id(process_set))
+
+
+def count_eager_start() -> None:
+    """Counts a start while no function is being traced."""
+    global _starts
+    _starts += 1
 
 
 def count_of_starts() -> int:

@@ -48,7 +48,7 @@ class BarrierStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kBarrier) {}
 
   void Compute(OpKernelContext* context) override {
-    Start(context, /*index=*/0, NewEntry(context), nullptr);
+    Start(context, /*index=*/0, NewEntry(context, request()), nullptr);
   }
 };
 
@@ -66,7 +66,7 @@ class JoinStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kJoin) {}
 
   void Compute(OpKernelContext* context) override {
-    TensorEntry entry = NewEntry(context);
+    TensorEntry entry = NewEntry(context, request());
     auto tensors = std::make_shared<EntryTensors>();
     tensors->gathered.resize(1);
     entry.on_joined = [tensors](int last_rank) {

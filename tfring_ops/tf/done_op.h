@@ -15,8 +15,8 @@
 
 namespace tfring {
 
-// REQUIRES of subclasses: input number N is the handle; 0 without that
-// attribute.
+// REQUIRES of subclasses: input number N is the handle, 0 without that
+// attribute, unless they override ComputeAsync.
 class CollectOp : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectOp(tensorflow::OpKernelConstruction* context)
@@ -28,7 +28,15 @@ class CollectOp : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(tensorflow::OpKernelContext* context,
                     DoneCallback done) override {
-    const Handle handle = context->input(count_).scalar<int64_t>()();
+    Collect(context, context->input(count_).scalar<int64_t>()(),
+            std::move(done));
+  }
+
+ protected:
+  int count() const { return count_; }
+
+  void Collect(tensorflow::OpKernelContext* context, Handle handle,
+               DoneCallback done) {
     auto finish = [this, context, done = std::move(done)](Outcome outcome) {
       if (outcome.status.ok()) {
         SetOutputs(context, std::move(outcome));
@@ -42,9 +50,6 @@ class CollectOp : public tensorflow::AsyncOpKernel {
         handle, gpu.has_value() ? gpu->stream : nullptr, finish);
     if (outcome.has_value()) finish(*std::move(outcome));
   }
-
- protected:
-  int count() const { return count_; }
 
  private:
   virtual void SetOutputs(tensorflow::OpKernelContext* context,

@@ -4,9 +4,12 @@
 #include <memory>
 #include <utility>
 
+#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/runtime/handles.h"
 #include "tfring_ops/tf/done_op.h"
 #include "tfring_ops/tf/dtypes.h"
 #include "tfring_ops/tf/op_definitions.h"
+#include "tfring_ops/tf/request.h"
 #include "tfring_ops/tf/start_op.h"
 
 namespace tfring {
@@ -35,6 +38,21 @@ REGISTER_OP("TfringAllreduceStart")
     .Attr("postscale_factor: string = '1.0'")
     .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
+
+// A chain of one start, of one tensor, with its done: for eager calls, which
+// wait at once.
+REGISTER_OP("TfringAllreduce")
+    .Input("x: T")
+    .Output("y: T")
+    .Attr(TFRING_DTYPES)
+    .Attr("wire_dtype: type")
+    .Attr("request_name: string")
+    .Attr("process_set_id: int = 0")
+    .Attr("reduce_op: {" TFRING_REDUCTIONS "'adasum'}")
+    .Attr("prescale_factor: string = '1.0'")
+    .Attr("postscale_factor: string = '1.0'")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
 REGISTER_OP("TfringBroadcastStart")
     .Input("x: N * T")
@@ -95,7 +113,6 @@ REGISTER_OP("TfringDone")
     .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
-// In place where nobody else holds the input.
 template <CollectiveKind kind>
 class InPlaceStartOp : public StartOp {
  public:
@@ -103,22 +120,11 @@ class InPlaceStartOp : public StartOp {
       : StartOp(context, kind) {}
 
   void Compute(OpKernelContext* context) override {
-    TensorEntry entry = NewEntry(context);
     auto tensors = std::make_shared<EntryTensors>();
-    for (int i = 0; i < count(); ++i) {
-      // No Tensor of ours may hold the input while it is offered for
-      // forwarding.
-      const void* input = context->input(i).data();
-      const TensorShape shape = context->input(i).shape();
-      Tensor* output = nullptr;
-      int forwarded_input = -1;
-      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
-                                  {i}, i, shape, &output, &forwarded_input));
-      if (forwarded_input < 0) tensors->in_use.push_back(context->input(i));
-      tensors->in_use.push_back(*output);
-      entry.buffers.push_back({input, output->data()});
-    }
-    Start(context, /*index=*/count(), std::move(entry), std::move(tensors));
+    absl::StatusOr<TensorEntry> entry =
+        NewInPlaceEntry(context, request(), *tensors);
+    OP_REQUIRES_OK(context, entry.status());
+    Start(context, /*index=*/count(), *std::move(entry), std::move(tensors));
   }
 };
 
@@ -138,6 +144,38 @@ class DoneOp : public CollectOp {
   }
 };
 
+// A start and its done.
+class AllreduceOp : public CollectOp {
+ public:
+  explicit AllreduceOp(OpKernelConstruction* context) : CollectOp(context) {
+    absl::StatusOr<CollectiveRequest> request =
+        ReadRequest(context, CollectiveKind::kAllreduce);
+    OP_REQUIRES_OK(context, request.status());
+    request_ = *std::move(request);
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const absl::StatusOr<Handle> handle = Start(context);
+    OP_REQUIRES_OK_ASYNC(context, handle.status(), done);
+    Collect(context, *handle, std::move(done));
+  }
+
+ private:
+  absl::StatusOr<Handle> Start(OpKernelContext* context) const {
+    auto tensors = std::make_shared<EntryTensors>();
+    TFRING_ASSIGN_OR_RETURN(TensorEntry entry,
+                            NewInPlaceEntry(context, request_, *tensors));
+    return Submit(context, std::move(entry), kNoHandle, std::move(tensors));
+  }
+
+  // They have been since the start.
+  void SetOutputs(OpKernelContext* /*context*/, Outcome /*outcome*/) override {}
+
+  CollectiveRequest request_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfringAllreduce").Device(DEVICE_CPU),
+                        AllreduceOp);
 REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE_CPU),
                         InPlaceStartOp<CollectiveKind::kAllreduce>);
 REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE_CPU),
@@ -149,6 +187,10 @@ REGISTER_KERNEL_BUILDER(Name("TfringGatherInPlaceStart").Device(DEVICE_CPU),
 REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE_CPU), DoneOp);
 
 #define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)                                  \
+  REGISTER_KERNEL_BUILDER(Name("TfringAllreduce")                            \
+                              .Device(tensorflow::DEVICE_GPU)                \
+                              .TypeConstraint<TYPE>("T"),                    \
+                          AllreduceOp);                                      \
   REGISTER_KERNEL_BUILDER(                                                   \
       TFRING_START_ON_GPU("TfringAllreduceStart").TypeConstraint<TYPE>("T"), \
       InPlaceStartOp<CollectiveKind::kAllreduce>);                           \

@@ -35,6 +35,21 @@ absl::StatusOr<T> Attribute(tensorflow::OpKernelConstruction* context,
   return value;
 }
 
+// Those of a list of tensors; a single one has the name of its request.
+absl::StatusOr<std::vector<std::string>> TensorNames(
+    tensorflow::OpKernelConstruction* context,
+    const std::string& request_name) {
+  if (!context->HasAttr("N")) return std::vector<std::string>{request_name};
+  TFRING_ASSIGN_OR_RETURN(
+      std::vector<std::string> names,
+      Attribute<std::vector<std::string>>(context, "tensor_names"));
+  TFRING_ASSIGN_OR_RETURN(const int count, Attribute<int>(context, "N"));
+  if (static_cast<int>(names.size()) == count) return names;
+  return absl::InvalidArgumentError(absl::StrCat("'", request_name, "' has ",
+                                                 count, " tensors and ",
+                                                 names.size(), " names."));
+}
+
 // An attribute of type float would round to 32 bits, so it is text.
 absl::StatusOr<double> DoubleAttribute(
     tensorflow::OpKernelConstruction* context, absl::string_view name) {
@@ -124,15 +139,8 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
   TFRING_ASSIGN_OR_RETURN(const auto dtype,
                           Attribute<tensorflow::DataType>(context, "T"));
   TFRING_ASSIGN_OR_RETURN(request.dtype, FromTensorFlow(dtype));
-  TFRING_ASSIGN_OR_RETURN(
-      const auto tensor_names,
-      Attribute<std::vector<std::string>>(context, "tensor_names"));
-  TFRING_ASSIGN_OR_RETURN(const int count, Attribute<int>(context, "N"));
-  if (static_cast<int>(tensor_names.size()) != count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", request.name, "' has ", count, " tensors and ",
-                     tensor_names.size(), " names."));
-  }
+  TFRING_ASSIGN_OR_RETURN(const std::vector<std::string> tensor_names,
+                          TensorNames(context, request.name));
   for (const std::string& name : tensor_names) {
     request.tensors.push_back(TensorInfo{name, {}});
   }

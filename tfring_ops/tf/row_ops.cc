@@ -73,7 +73,7 @@ class AllgatherStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kAllgather) {}
 
   void Compute(OpKernelContext* context) override {
-    TensorEntry entry = NewEntry(context);
+    TensorEntry entry = NewEntry(context, request());
     auto tensors = std::make_shared<EntryTensors>();
     for (int i = 0; i < count(); ++i) {
       const Tensor& input = context->input(i);
@@ -137,7 +137,7 @@ class ReducescatterStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kReduceScatter) {}
 
   void Compute(OpKernelContext* context) override {
-    TensorEntry entry = NewEntry(context);
+    TensorEntry entry = NewEntry(context, request());
     const auto found = EngineOf(entry.request.process_set_id);
     OP_REQUIRES_OK(context, found.status());
     const Engine& engine = **found;
@@ -223,7 +223,7 @@ class AlltoallStartOp : public StartOp {
       : StartOp(context, CollectiveKind::kAlltoall) {}
 
   void Compute(OpKernelContext* context) override {
-    TensorEntry entry = NewEntry(context);
+    TensorEntry entry = NewEntry(context, request());
     const auto found = EngineOf(entry.request.process_set_id);
     OP_REQUIRES_OK(context, found.status());
     const Engine& engine = **found;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/allocator.h"
+#include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/tf/gpu_stream.h"
 #include "tfring_ops/tf/request.h"
 
@@ -29,13 +30,44 @@ StartOp::StartOp(OpKernelConstruction* context, CollectiveKind kind)
   request_ = *std::move(request);
 }
 
-TensorEntry StartOp::NewEntry(OpKernelContext* context) const {
+TensorEntry NewEntry(OpKernelContext* context,
+                     const CollectiveRequest& request) {
   TensorEntry entry;
-  entry.request = request_;
-  for (int i = 0; i < count(); ++i) {
-    entry.request.tensors[i].dims = Dims(context->input(i).shape());
+  entry.request = request;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const Tensor& input = context->input(static_cast<int>(i));
+    entry.request.tensors[i].dims = Dims(input.shape());
   }
   return entry;
+}
+
+absl::StatusOr<TensorEntry> NewInPlaceEntry(OpKernelContext* context,
+                                            const CollectiveRequest& request,
+                                            EntryTensors& tensors) {
+  TensorEntry entry = NewEntry(context, request);
+  const auto count = static_cast<int>(request.tensors.size());
+  for (int i = 0; i < count; ++i) {
+    // No Tensor of ours may hold the input while it is offered for forwarding.
+    const void* const input = context->input(i).data();
+    const TensorShape shape = context->input(i).shape();
+    Tensor* output = nullptr;
+    int forwarded_input = -1;
+    TFRING_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
+        {i}, i, shape, &output, &forwarded_input));
+    if (forwarded_input < 0) tensors.in_use.push_back(context->input(i));
+    tensors.in_use.push_back(*output);
+    entry.buffers.push_back({input, output->data()});
+  }
+  return entry;
+}
+
+absl::StatusOr<Handle> Submit(OpKernelContext* context, TensorEntry entry,
+                              Handle previous,
+                              std::shared_ptr<EntryTensors> tensors) {
+  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<StreamOrder> order,
+                          StreamOrderOf(context, entry));
+  return Handles::Global().Start(std::move(entry), previous, std::move(tensors),
+                                 std::move(order));
 }
 
 void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
@@ -43,12 +75,9 @@ void StartOp::Start(OpKernelContext* context, int index, TensorEntry entry,
   Tensor* output = nullptr;
   OP_REQUIRES_OK(context,
                  context->allocate_output(index, TensorShape({}), &output));
-  absl::StatusOr<std::shared_ptr<StreamOrder>> order =
-      StreamOrderOf(context, entry);
-  OP_REQUIRES_OK(context, order.status());
   const Handle previous = context->input(count()).scalar<int64_t>()();
-  absl::StatusOr<Handle> handle = Handles::Global().Start(
-      std::move(entry), previous, std::move(tensors), *std::move(order));
+  const absl::StatusOr<Handle> handle =
+      Submit(context, std::move(entry), previous, std::move(tensors));
   OP_REQUIRES_OK(context, handle.status());
   output->scalar<int64_t>()() = *handle;
 }

@@ -10,6 +10,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/engine/tensor_entry.h"
+#include "tfring_ops/runtime/handles.h"
 #include "tfring_ops/tf/entry_tensors.h"
 
 namespace tfring {
@@ -17,14 +18,28 @@ namespace tfring {
 // "broadcast of 'x'"; a request that the engine will name has no name yet.
 std::string What(const CollectiveRequest& request, int index);
 
+// A collective's request, with the shapes of the kernel's inputs.
+TensorEntry NewEntry(tensorflow::OpKernelContext* context,
+                     const CollectiveRequest& request);
+
+// The same for results of the inputs' shapes, the kernel's first outputs: in
+// place where nobody else holds the input.
+absl::StatusOr<TensorEntry> NewInPlaceEntry(
+    tensorflow::OpKernelContext* context, const CollectiveRequest& request,
+    EntryTensors& tensors);
+
+// Hands the entry to the engine, on the kernel's device.
+absl::StatusOr<Handle> Submit(tensorflow::OpKernelContext* context,
+                              TensorEntry entry, Handle previous,
+                              std::shared_ptr<EntryTensors> tensors);
+
 class StartOp : public tensorflow::OpKernel {
  public:
   StartOp(tensorflow::OpKernelConstruction* context, CollectiveKind kind);
 
  protected:
   int count() const { return static_cast<int>(request_.tensors.size()); }
-
-  TensorEntry NewEntry(tensorflow::OpKernelContext* context) const;
+  const CollectiveRequest& request() const { return request_; }
 
   // Makes the handle output, number `index`.
   // REQUIRES: all other outputs have been allocated, as far as they are now.
