@@ -556,6 +556,24 @@ def test_who_joins_later_builds_beside_the_others_first():
     assert job.got("w1", "waiting")["workers"] == 1
 
 
+def test_one_who_hangs_while_it_builds_is_replaced():
+    job = Job({"a": 2}, minimum=1, maximum=2, start_seconds=100)
+    job.start(["w1", "w2"])
+    job.exited("w2", 137, "killed by SIGKILL")
+    job.be_ready("w1", 1, steps=3)
+    job.formed("w1", 2)
+    job.wait(90)
+    job.be_ready("w3", building=True)
+    assert job.got("w3", "beside") is not None
+    job.wait(99)
+    assert "w3" not in job.killed
+    job.wait(2)
+    assert "w3" in job.killed
+    assert "did not build what it trains in 100 s" in "".join(job.said)
+    job.exited("w3", 137, "killed by SIGKILL")
+    assert job.host_of["w4"] == "a"
+
+
 def test_a_spare_builds_beside_the_others_and_then_takes_a_place():
     job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
     for worker in ("w1", "w2", "w3"):
@@ -564,10 +582,12 @@ def test_a_spare_builds_beside_the_others_and_then_takes_a_place():
     for worker in job.names():
         job.formed(worker, 1)
     assert job.got(spare, "beside")
-    # It takes as long as it takes.
-    job.wait(1000)
+    # It has its time, and waits for a place as long as that takes.
+    job.wait(590)
     assert spare not in job.killed
     job.be_ready(spare)
+    job.wait(1000)
+    assert spare not in job.killed
     lost, left = sorted(job.names())
     job.exited(lost, 137, "killed")
     job.be_ready(left, 1, 4)

@@ -87,6 +87,25 @@ def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
     assert job.membership.first_failure is None
 
 
+@pytest.mark.parametrize("maximum", [None, 4])
+def test_fewer_slots_are_those_of_their_host(maximum):
+    job = Job({"a": 2, "b": 2}, minimum=1, maximum=maximum)
+    job.start(["w1", "w2", "w3", "w4"])
+    job.table.update({"a": 1, "b": 2})
+    job.hosts_changed()
+    assert job.got("w1", "waiting")["workers"] == 0
+    for name in ("w1", "w2", "w3", "w4"):
+        job.be_ready(name, 1, steps=5)
+    hosts = [job.host_of[name] for name in job.names()]
+    assert sorted(hosts) == ["a", "b", "b"]
+    assert job.ended is None
+    # It is not started again.
+    assert job.got("w3", "end")["status"] == 0
+    job.exited("w3", 0, "exit status 0")
+    job.wait(10)
+    assert "w5" not in job.host_of
+
+
 def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
     job = Job({"a": 1}, minimum=1)
     job.start(["w1"])

@@ -327,6 +327,7 @@ class Generations:
         """Has a joiner build before it is taken: the others would wait."""
         worker.ready = None
         worker.is_beside = True
+        worker.beside_since = self._clock()
         self._send(worker, {"kind": "beside"})
 
     def _form(self, members: list[Worker]) -> None:

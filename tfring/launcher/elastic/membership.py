@@ -245,12 +245,14 @@ class Membership(Generations):
                 worker.proven = True
                 self.hosts.progress(worker.host)
         for worker in list(self.workers.values()):
-            late = now - worker.started >= self.limits.start_seconds
-            waits = worker.generation == 0 and worker.ready is None
-            if late and waits and not worker.is_beside:
+            if worker.generation > 0 or worker.ready is not None:
+                continue
+            seconds = self.limits.start_seconds
+            if worker.is_beside and now - worker.beside_since >= seconds:
                 self._lose(
                     worker,
-                    "it did not join the job in "
-                    f"{self.limits.start_seconds:g} s",
+                    f"it did not build what it trains in {seconds:g} s",
                 )
+            elif not worker.is_beside and now - worker.started >= seconds:
+                self._lose(worker, f"it did not join the job in {seconds:g} s")
         self._go_on()

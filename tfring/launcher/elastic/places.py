@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -29,8 +30,8 @@ def choose(
 ) -> list[Worker]:
     """Chooses who trains on.
 
-    Members whose host has been taken away leave, unless the newest state would
-    go with them, or too few would be left.
+    Members whose host has been taken away, or has fewer slots now, leave,
+    unless the newest state would go with them, or too few would be left.
 
     Args:
         members: Of the generation that has ended, or is about to.
@@ -41,8 +42,15 @@ def choose(
         maximum: How many there may be in any case.
     """
     both = sorted([*members, *joiners], key=_newest_first)
-    staying = [each for each in both if each.host in hosts]
-    leaving = [each for each in both if each.host not in hosts]
+    staying: list[Worker] = []
+    leaving: list[Worker] = []
+    taken: collections.Counter[str] = collections.Counter()
+    for worker in both:
+        taken[worker.host] += 1
+        has_slot = worker.host in hosts and taken[worker.host] <= hosts.slots(
+            worker.host
+        )
+        (staying if has_slot else leaving).append(worker)
     newest = max(map(_steps, both), default=0)
     if leaving and not any(_steps(each) == newest for each in staying):
         # It gives the others its state, and leaves the next time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 
@@ -18,7 +19,8 @@ class Limits:
         replacement_seconds: How long there may be no generation at all.
         ready_seconds: How long a member may take to leave a generation.
         forming_seconds: How long all may take to connect to one another.
-        start_seconds: How long a new worker may take.
+        start_seconds: How long a new worker may take to join, and then to build
+            what it trains beside the others.
         gather_seconds: The first generation goes without those that come later
             than this after the one before.
         progress_seconds: A generation that has lasted for so long clears its
@@ -94,6 +96,7 @@ class Worker:
         ready: Its last `ready`, while it waits for a place.
         generation: The last one that it was told to form.
         is_beside: It builds beside the others, and is ready afterwards.
+        beside_since: When it was told to.
         proven: It has trained for a while.
         run: How many functions of `tfring.elastic.run` it has begun.
         training: It is in one.
@@ -112,6 +115,7 @@ class Worker:
     started: float
     ready: dict[str, Any] | None = None
     is_beside: bool = False
+    beside_since: float = math.inf
     generation: int = 0
     rank: int | None = None
     formed: bool = False
