@@ -23,8 +23,8 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .NOTPARALLEL:
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
-  parallel-4 gpu gpu-schedule gpu-validation gpu-archive standalone jobs network \
-  chaos bazel compat
+  parallel-4 trainings gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
+  network chaos bazel compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ demo: build
 # does what `test` has it do.
 GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
-  parallel-2 parallel-3 parallel-4 gpu gpu-schedule jobs network chaos bazel
+  parallel-2 parallel-3 parallel-4 trainings gpu gpu-schedule jobs network chaos bazel
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
 test-all: build
@@ -138,8 +138,9 @@ unit: build
 # long and go the same way on any number of ranks.  On one, what one rank has to
 # itself; on three what depends on their number; on four, which follow three, the
 # collectives and process sets.
-WHOLE := data_service docs fit_agreement large loading local_variables offload \
-  training undistributed user_scripts xla_stress
+WHOLE := accumulation data_service docs fit_agreement large loading \
+  local_variables offload random_trainings training undistributed user_scripts \
+  xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   elastic_fit join_callback process_sets set_collectives shard_states \
   training_sets whole_states
@@ -148,12 +149,18 @@ LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors \
   optimizer runtime seeds sessions state timeline whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
+# The others are `trainings`.
+LEFT_OUT_2 := $(if $(EXTENT),,random_trainings)
 # In the gate, on three: what is no power of two, or has a rank between others.
 GATE_3 := collectives reducescatter_alltoall set_collectives join topology
 parallel-1 parallel-2 parallel-3 parallel-4: parallel-%: build
 	$(TFRINGRUN) -np $* $(PYTEST) $(if $(and $(EXTENT),$(GATE_$*)),\
 	  $(GATE_$*:%=tests/parallel/test_%.py),\
 	  tests/parallel $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py))
+
+# All trainings that are drawn at random; the gate has a few of them.
+trainings: build
+	$(TFRINGRUN) -np 2 $(PYTEST) tests/parallel/test_random_trainings.py
 
 # For the custom calls under JAX, where there is no TensorFlow.
 JAX_VENV := build/jax-venv
@@ -172,10 +179,11 @@ $(JAX_VENV)/.ready:
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
-ON_HOST := autograph callbacks consistency data data_service docs elastic \
-  elastic_fit fit_agreement join_callback large loading metric_average metrics \
-  monitor names not_broadcast objects runtime seeds sessions shard_states \
-  timeline topology undistributed user_scripts whole_states xla xla_stress
+ON_HOST := accumulation autograph callbacks consistency data data_service docs \
+  elastic elastic_fit fit_agreement global_mean join_callback large loading \
+  metric_average metrics monitor names not_broadcast objects random_trainings \
+  runtime seeds sessions shard_states timeline topology undistributed \
+  user_scripts whole_states xla xla_stress
 SETS_ON_GPU := tests/parallel/test_process_sets.py
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\
   $(wildcard tests/parallel/test_*.py))
