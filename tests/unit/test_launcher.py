@@ -338,7 +338,7 @@ class TestUsage:
             (["--num-proc", "two", "echo"], "a whole number from 1, got 'two'"),
             (["-x", "A B", "echo"], "NAME or NAME=VALUE, got 'A B'"),
             (["--fusion-threshold-mb", "x", "echo"], "whole number from 1"),
-            (["-H", "a:0", "echo"], "at least one slot, got 'a:0'"),
+            (["-H", "a:0", "echo"], "1 to 1024 slots, got 'a:0'"),
             (["-H", "a", "--hostfile", "b", "echo"], "not allowed with"),
             (["--nonsense", "echo"], "--nonsense"),
         ],

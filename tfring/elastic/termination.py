@@ -13,8 +13,8 @@ from types import FrameType
 from tfring._core import runtime
 
 _is_asked = False
-# The process whose handler it is; its forked children have it, too.
-_worker = 0
+# By thread, the signals that were blocked before it forked.
+_before_fork = threading.local()
 
 
 @contextlib.contextmanager
@@ -22,7 +22,8 @@ def goes_with_a_commit() -> Iterator[None]:
     """Within it, SIGTERM lets this worker go on until its next commit.
 
     Only in jobs elastic over TCP, which have another take its place, and where
-    the script has no handler of its own.
+    the script has no handler of its own. Children that it forks end by SIGTERM,
+    as `multiprocessing` expects of them.
     """
     is_ours = (
         runtime.may_grow()
@@ -32,8 +33,6 @@ def goes_with_a_commit() -> Iterator[None]:
     if not is_ours:
         yield
         return
-    global _worker
-    _worker = os.getpid()
     signal.signal(signal.SIGTERM, _ask)
     try:
         yield
@@ -43,20 +42,7 @@ def goes_with_a_commit() -> Iterator[None]:
 
 def _ask(number: int, frame: FrameType | None) -> None:
     global _is_asked
-    if os.getpid() == _worker:
-        _is_asked = True
-    else:  # A child that has been terminated before it was itself.
-        _be_a_child()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _be_a_child() -> None:
-    """Ends by SIGTERM, as `multiprocessing` expects of its processes."""
-    if signal.getsignal(signal.SIGTERM) is _ask:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-os.register_at_fork(after_in_child=_be_a_child)
+    _is_asked = True
 
 
 def leave_if_asked() -> None:
@@ -64,3 +50,28 @@ def leave_if_asked() -> None:
     if _is_asked:
         runtime.say_goodbye()
         sys.exit(0)
+
+
+def _hold_back() -> None:
+    """Has a SIGTERM wait until a child is itself: Python would forget it."""
+    if signal.getsignal(signal.SIGTERM) is _ask:
+        _before_fork.mask = signal.pthread_sigmask(
+            signal.SIG_BLOCK, [signal.SIGTERM]
+        )
+
+
+def _let_go() -> None:
+    mask = _before_fork.__dict__.pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _be_a_child() -> None:
+    if signal.getsignal(signal.SIGTERM) is _ask:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let_go()
+
+
+os.register_at_fork(
+    before=_hold_back, after_in_parent=_let_go, after_in_child=_be_a_child
+)
