@@ -113,7 +113,8 @@ class OwnNumbers(keras.callbacks.Callback):
         logs.update(self.logs)
 
 
-def test_an_evaluation_in_a_callback_before_changes_nothing(rank):
+@pytest.mark.parametrize("validates", [False, True])
+def test_an_evaluation_in_a_callback_before_changes_nothing(rank, validates):
     def history(evaluates):
         model = small_model(0.0, METRICS)
         x, y = data(3)
@@ -124,7 +125,7 @@ def test_an_evaluation_in_a_callback_before_changes_nothing(rank):
 
         return model.fit(
             *data(rank),
-            validation_data=data(rank),
+            validation_data=data(rank) if validates else None,
             verbose=0,
             callbacks=[
                 keras.callbacks.LambdaCallback(on_epoch_end=evaluate),
