@@ -107,6 +107,48 @@ def test_a_broadcast_leaves_local_variables_and_their_states(rank, size):
         assert all((o != everyones_own[0]).any() for o in everyones_own[1:])
 
 
+def test_accumulators_of_local_variables_stay_each_ranks_own(rank, size):
+    """`fit` ends in the middle of an update; local layers differ in shape."""
+    own = keras.layers.Dense(2 + rank, "tanh", kernel_initializer="ones")
+    shared = keras.layers.Dense(1, kernel_initializer="ones")
+    inputs = keras.Input((3,))
+    mean = keras.ops.mean(own(inputs), axis=-1, keepdims=True)
+    model = keras.Model(inputs, shared(mean))
+    optimizer = tfring.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=own, backward_passes_per_step=2
+    )
+    model.compile(optimizer, "mse", jit_compile=False)
+
+    def accumulated(variable):
+        return optimizer._accumulated_gradients[
+            optimizer._get_variable_index(variable)
+        ]
+
+    class Before(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.of_kernel = accumulated(own.kernel).numpy()
+
+    before = Before()
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 1))
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[before])
+    assert before.of_kernel.any()
+
+    def check():
+        kept = accumulated(own.kernel)
+        np.testing.assert_array_equal(kept, before.of_kernel)
+        shared_ones = everyones(accumulated(shared.kernel))
+        assert (shared_ones == shared_ones[0]).all()
+
+    check()
+    with tfring.whole_states(model):
+        check()
+    tfring.elastic.TensorFlowKerasState(model).commit()
+    check()
+    tfring.broadcast_variables(optimizer._accumulated_gradients)
+    check()
+
+
 def test_partial_tape(rank, size):
     own, shared = keras.layers.Dense(1), keras.layers.Dense(1)
     with tfring.PartialDistributedGradientTape(

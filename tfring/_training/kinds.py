@@ -104,7 +104,10 @@ def accumulators_by_optimizer(
     """The accumulators among variables, with the optimizer of each."""
     found: dict[int, tuple[Any, list[Any]]] = {}
     for variable in variables:
-        if kind_of(variable) is Kind.ACCUMULATED:
-            owner = variable._tfring_accumulated_by
+        if kind_of(variable) is not Kind.ACCUMULATED:
+            continue
+        owner = variable._tfring_accumulated_by
+        local = owner._tfring_options.local_variables
+        if kind_of(variable, [local]) is not Kind.OWN:
             found.setdefault(id(owner), (owner, []))[1].append(variable)
     yield from found.values()
