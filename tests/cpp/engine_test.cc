@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -330,6 +332,45 @@ TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
     EXPECT_TRUE(last.Wait().ok());
     EXPECT_EQ(data, std::vector<float>(10, size() * size() * size() * size()));
   });
+}
+
+// Where nobody else is waited for, so that it does not depend on time.
+TEST(SmallRequestTest, RunsOnTheThreadThatSubmitsIt) {
+  Job job(1);
+  const auto is_run_here = [&](int64_t count) {
+    std::vector<float> data(count, 1.0F);
+    Completion outcome;
+    std::thread::id thread;
+    TensorEntry entry;
+    entry.request.name = "x";
+    entry.request.tensors = {{"x", {count}}};
+    entry.buffers = {{data.data(), data.data()}};
+    entry.done = [&](const absl::Status& status) {
+      thread = std::this_thread::get_id();
+      outcome.Done(status);
+    };
+    job.engine(0).Submit(std::move(entry));
+    EXPECT_TRUE(outcome.Wait().ok());
+    return thread == std::this_thread::get_id();
+  };
+  // The engine's thread may be looking for messages.
+  int run_here = 0;
+  for (int i = 0; i < 100; ++i) run_here += is_run_here(10);
+  EXPECT_GT(run_here, 50);
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(is_run_here(100'000));
+}
+
+// One that nobody else has submitted is the engine's, and does not keep its
+// caller.
+TEST(SmallRequestTest, LeavesWhatOthersLackToTheEngine) {
+  Job job(2);
+  for (int i = 0; i < 20; ++i) {
+    const Entries entries = MakeEntries(2, "x", 10);
+    entries[0]->SubmitTo(job.engine(0));
+    EXPECT_EQ(entries[0]->outcome.calls(), 0);
+    entries[1]->SubmitTo(job.engine(1));
+    ExpectSums(entries);
+  }
 }
 
 TEST_P(EngineTest, AnIdleEngineSleepsAndSoonLooksSeldom) {

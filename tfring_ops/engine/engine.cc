@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/broadcast.h"
 #include "tfring_ops/base/backoff.h"
 #include "tfring_ops/base/clock.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
+#include "tfring_ops/engine/driver_seat.h"
 #include "tfring_ops/engine/error_messages.h"
 #include "tfring_ops/engine/execution/bucket_task.h"
 #include "tfring_ops/engine/execution/lanes.h"
@@ -39,8 +41,11 @@ constexpr int kCoordinatorRank = Negotiator::kCoordinatorRank;
 constexpr std::chrono::seconds kLongIdle{1};
 // The same while workers are busy, which wake it when they are free.
 constexpr std::chrono::microseconds kBusyPoll{250};
-// A bucket of fewer bytes is not worth the way to a worker.
+// A bucket of fewer bytes is not worth the way to a worker, nor from its caller
+// to the engine's thread.
 constexpr int64_t kWorkerBytes = 64 << 10;
+// How long the thread that submits such a request waits for the other ranks.
+constexpr std::chrono::microseconds kBriefWait{20};
 
 class RingEngine final : public Engine {
  public:
@@ -75,9 +80,11 @@ class RingEngine final : public Engine {
     absl::Status status =
         CollectiveOf(entry.request.kind).Check(members_, entry.request);
     if (status.ok()) status = lanes_.CheckDevice(entry.request);
+    const bool may_drive = is_one_node_ && IsSmall(entry.request);
     if (status.ok()) status = submissions_.Add(entry);
     if (!status.ok()) return entry.done(status);
     StartThread();
+    if (!may_drive || !DriveBriefly()) submissions_.Wake();
   }
 
   void Shutdown() override {
@@ -114,9 +121,9 @@ class RingEngine final : public Engine {
       std::vector<std::unique_ptr<Transport>> channels) {
     for (std::unique_ptr<Transport>& channel : channels) {
       channel = MakePollingTransport(std::move(channel), [this] {
-        // While a worker has it, this thread attends by itself; the worker
+        // While a worker has it, the driver attends by itself; the worker
         // need not wait for a bucket whose neighbour has failed.
-        return std::this_thread::get_id() == id_ ? Poll() : AbortReason();
+        return seat_.IsMine() ? Poll() : AbortReason();
       });
     }
     return channels;
@@ -148,24 +155,70 @@ class RingEngine final : public Engine {
     return std::nullopt;
   }
 
+  // See Note [The thread that submits a small request runs it].  Returns true
+  // if nothing is left for the engine's thread.
+  bool DriveBriefly() {
+    if (!seat_.TryTake()) return false;
+    const bool is_done = !finished_ && poll_status_.ok() && RunSmallRequests();
+    seat_.Leave();
+    return is_done;
+  }
+
+  bool RunSmallRequests() {
+    if (!in_flight_.empty() || !lanes_.idle()) return false;
+    const auto end = std::chrono::steady_clock::now() + kBriefWait;
+    for (Backoff backoff;; backoff.Pause()) {
+      if (!Poll().ok()) return false;
+      for (const auto& [name, waiting] : in_flight_) {
+        if (!IsSmall(waiting.entry.request)) return false;
+      }
+      // The engine's thread meets an error again, and ends everything; one that
+      // a Poll has met stays, also where it was for something that may fail.
+      poll_status_.Update(RunNext());
+      if (!poll_status_.ok() || finished_) return false;
+      if (in_flight_.empty()) return !negotiator_.HasNext();
+      if (std::chrono::steady_clock::now() >= end) return false;
+    }
+  }
+
+  static bool IsSmall(const CollectiveRequest& request) {
+    return !OnDevice(request) && request.kind != CollectiveKind::kJoin &&
+           SizeInBytes(request) <= kWorkerBytes;
+  }
+
   void Run() {
-    id_ = std::this_thread::get_id();
+    enum class Next { kStep, kAwaitLanes, kAwaitWork, kPause };
+    Next next = Next::kStep;
     Backoff backoff;
     absl::Status status;
-    while (status.ok() && !finished_) {
+    while (true) {
+      seat_.Take();
       progressed_ = false;
-      status = Step();
-      if (progressed_) {
-        backoff = Backoff();
-      } else if (!lanes_.idle()) {
-        WaitForLanes(backoff);
-      } else if (in_flight_.empty() && !negotiator_.HasNext()) {
-        submissions_.WaitFor(IdlePoll(), clock_);
-        backoff = Backoff();
-      } else {
+      if (!finished_) status = Step();
+      if (!status.ok() || finished_) break;
+      next = progressed_                                    ? Next::kStep
+             : !lanes_.idle()                               ? Next::kAwaitLanes
+             : in_flight_.empty() && !negotiator_.HasNext() ? Next::kAwaitWork
+                                                            : Next::kPause;
+      const bool on_device = lanes_.launched() > 0;
+      const std::chrono::microseconds idle_poll = IdlePoll();
+      seat_.Leave();
+      if (next == Next::kAwaitWork) {
+        submissions_.WaitFor(idle_poll, clock_);
+      } else if (next == Next::kAwaitLanes) {
+        WaitForLanes(on_device, backoff);
+      } else if (next == Next::kPause) {
         backoff.Pause();
       }
+      if (next == Next::kStep || next == Next::kAwaitWork) backoff = Backoff();
     }
+    finished_ = true;
+    Conclude(status);
+    seat_.Leave();
+  }
+
+  // The last thing that a driver does.
+  void Conclude(absl::Status status) {
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
       Abort(status);  // for workers that wait
@@ -201,6 +254,11 @@ class RingEngine final : public Engine {
   // One look at everything that may have happened.
   absl::Status Step() {
     TFRING_RETURN_IF_ERROR(Poll());
+    return RunNext();
+  }
+
+  // What has been agreed next, if anything has.
+  absl::Status RunNext() {
     // Until then what becomes ready may share a message.
     if (lanes_.HasRoom()) {
       TFRING_ASSIGN_OR_RETURN(std::optional<Negotiator::Decision> decision,
@@ -332,15 +390,14 @@ class RingEngine final : public Engine {
   absl::Status WaitUntil(const Condition& condition) {
     for (Backoff backoff; !condition();) {
       TFRING_RETURN_IF_ERROR(Poll());
-      WaitForLanes(backoff);
+      WaitForLanes(lanes_.launched() > 0, backoff);
     }
     return AbortReason();  // of a worker that has become idle
   }
 
   // A worker wakes this thread, a device does not.
-  void WaitForLanes(Backoff& backoff) {
-    lanes_.launched() > 0 ? backoff.Pause()
-                          : submissions_.WaitFor(kBusyPoll, clock_);
+  void WaitForLanes(bool on_device, Backoff& backoff) {
+    on_device ? backoff.Pause() : submissions_.WaitFor(kBusyPoll, clock_);
   }
 
   void Finish(const std::string& name, const absl::Status& status) {
@@ -388,6 +445,8 @@ class RingEngine final : public Engine {
   ProcessSet process_set_;
   const Clock& clock_ = *process_set_.clock;
   const Members members_;
+  // A thread that submits does not wait for a network.
+  const bool is_one_node_ = Layout::Of(*process_set_.control).nodes == 1;
   Submissions submissions_;
   std::mutex join_mutex_;
   std::mutex abort_mutex_;
@@ -395,7 +454,8 @@ class RingEngine final : public Engine {
   std::mutex start_mutex_;
   std::atomic<bool> started_{false};  // thread_, under start_mutex_
 
-  // The rest belongs to the engine's thread.
+  // The rest belongs to the driver.
+  DriverSeat seat_;
   Negotiator negotiator_;
   SilenceWatch silence_watch_;
   Lanes lanes_;
@@ -408,7 +468,6 @@ class RingEngine final : public Engine {
   bool progressed_ = false;
   bool finished_ = false;
 
-  std::thread::id id_;  // of the engine's thread
   std::thread thread_;  // last: it uses all of the above
 };
 

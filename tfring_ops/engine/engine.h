@@ -1,12 +1,13 @@
 // The engine: takes tensor entries in any order, agrees with the other ranks
 // on what is ready everywhere, and runs it, on threads of its own: one, or one
-// more for each lane (lanes.h) where there are several.
+// more for each lane (lanes.h) where there are several.  A small one may run on
+// the thread that submits it.
 //
 // Thread-safe.
 //
 // Invariants:
-// - Only the engine's threads talk to the transports, and to each only one at a
-//   time.
+// - Only one thread at a time talks to each transport: the driver, which is the
+//   engine's or one that submits, or the worker of a lane.
 // - Every `done` is called exactly once, also at shutdown and when a peer dies.
 // - The order of execution comes from the negotiation alone.
 // - An error that every rank received leaves the engine as it was; after a
@@ -39,8 +40,12 @@ class Engine {
   // Shuts down.
   virtual ~Engine() = default;
 
-  // Never blocks.  InvalidArgument (by `done`) if an entry of the same name is
-  // in flight on this rank.
+  // Never waits for a rank to submit something, but for a moment.  A small one
+  // may be done when it returns, and `done` be called on this thread: once all
+  // ranks have it, this may take as long as the collective does.
+  // REQUIRES: the caller holds no lock that a `done` takes.
+  // InvalidArgument (by `done`) if an entry of the same name is in flight on
+  // this rank.
   virtual void Submit(TensorEntry entry) = 0;
 
   // Tells the other ranks that this one has finished, fails what is still in

@@ -31,7 +31,6 @@ absl::Status Submissions::Add(TensorEntry& entry) {
     if (entry.chain != nullptr) TakePlace(entry);
     added_.push_back(std::move(entry));
   }
-  changed_.notify_one();
   return absl::OkStatus();
 }
 

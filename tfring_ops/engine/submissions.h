@@ -33,7 +33,8 @@ namespace tfring {
 
 class Submissions {
  public:
-  // Puts `entry` in flight.  An error leaves it with the caller:
+  // Puts `entry` in flight, and wakes nobody.  An error leaves it with the
+  // caller:
   // InvalidArgument for a name that is in flight, or what Close was told.
   // A request without a name gets one by the order of calls, "allreduce 7".
   absl::Status Add(TensorEntry& entry);

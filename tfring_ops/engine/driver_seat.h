@@ -1,0 +1,49 @@
+// Who has an engine's state: one thread at a time, the driver.
+//
+// Thread-safe.
+//
+// Note [The thread that submits a small request runs it]
+// To wake the engine's thread takes several times as long as a small collective
+// within a machine.  So there the driver is the engine's thread or, while
+// nothing else is in flight, for a moment the thread that submits a small
+// request.  If the other ranks have not come by then, the engine's thread is
+// woken.  Between machines it always is: the network takes longer than that.
+#ifndef TFRING_OPS_ENGINE_DRIVER_SEAT_H_
+#define TFRING_OPS_ENGINE_DRIVER_SEAT_H_
+
+#include <atomic>
+#include <thread>
+
+#include "tfring_ops/base/backoff.h"
+
+namespace tfring {
+
+class DriverSeat {
+ public:
+  // A mutex that its own thread may fail to take once more: a `done` that the
+  // driver calls may submit.
+  bool TryTake() {
+    if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
+    driver_ = std::this_thread::get_id();
+    return true;
+  }
+
+  void Take() {
+    for (Backoff backoff; !TryTake();) backoff.Pause();
+  }
+
+  void Leave() {
+    driver_ = std::thread::id();
+    is_taken_.store(false, std::memory_order_release);
+  }
+
+  bool IsMine() const { return driver_ == std::this_thread::get_id(); }
+
+ private:
+  std::atomic<bool> is_taken_{false};
+  std::atomic<std::thread::id> driver_;
+};
+
+}  // namespace tfring
+
+#endif  // TFRING_OPS_ENGINE_DRIVER_SEAT_H_
