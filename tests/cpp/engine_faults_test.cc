@@ -2,9 +2,12 @@
 // undone, none is done twice, and nothing hangs.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -12,6 +15,8 @@
 #include "tests/cpp/engines.h"
 #include "tests/cpp/faulty_transport.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/engine/idle_watch.h"
+#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -204,6 +209,40 @@ TEST_P(EngineFaultTest, MayComeWhileCostsAreMeasured) {
   const bool failed = Run(/*failing_operation=*/20, AllreduceAlgorithm::kAuto);
   // The costs are measured on the first data channel.
   EXPECT_TRUE(failed || std::get<Channel>(GetParam()) != Channel::kData);
+}
+
+// Looks for a lost rank only when it is asked to make progress, as transports
+// do that look now and then otherwise.
+class LateToNotice final : public ForwardingTransport {
+ public:
+  LateToNotice(std::unique_ptr<Transport> inner, const std::atomic<bool>& lost)
+      : ForwardingTransport(std::move(inner)), lost_(lost) {}
+  absl::Status Progress() override {
+    return lost_ ? absl::UnavailableError("a rank is lost")
+                 : ForwardingTransport::Progress();
+  }
+
+ private:
+  const std::atomic<bool>& lost_;
+};
+
+// With the engine's own thread and, until it is used, without.
+TEST(IdleEngineTest, SeesThatARankIsLost) {
+  for (const bool has_watch : {false, true}) {
+    std::atomic<bool> lost{false};
+    IdleWatch watch;
+    Job job(2, [&](int, ProcessSet& process_set) {
+      process_set.control =
+          std::make_unique<LateToNotice>(std::move(process_set.control), lost);
+      if (has_watch) process_set.idle_watch = &watch;
+    });
+    lost = true;
+    for (int rank = 0; rank < job.size(); ++rank) {
+      EXPECT_TRUE(Await([&] { return !job.engine(rank).ended().ok(); }));
+      EXPECT_EQ(job.engine(rank).ended(),
+                absl::UnavailableError("a rank is lost"));
+    }
+  }
 }
 
 }  // namespace

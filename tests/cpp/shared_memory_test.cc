@@ -147,6 +147,16 @@ TEST_P(SharedMemoryTest, AnAbortReachesWhoWaitsForAnother) {
   });
 }
 
+// An idle engine looks only now and then.
+TEST_P(SharedMemoryTest, ProgressSeesAnAbortAtOnce) {
+  for (const int aborts : {1, 2}) {
+    transports_ = MakeTransports(GetParam(), 3);
+    EXPECT_EQ(rank(0).Progress(), absl::OkStatus());
+    rank(aborts).Abort(absl::UnavailableError("end"));
+    EXPECT_EQ(rank(0).Progress(), absl::UnavailableError("end"));
+  }
+}
+
 // Messages of an aborted transport are never touched again.
 TEST_P(SharedMemoryTest, BuffersAreFreeAfterAnAbort) {
   auto sent = std::make_unique<std::string>(100'000, 's');

@@ -147,7 +147,8 @@ class RingEngine final : public Engine {
     const absl::StatusOr<bool> progressed =
         negotiator_.Progress({}, /*shutdown=*/false);
     poll_status_ = progressed.status();
-    if (progressed.ok() && !*progressed) {
+    poll_status_.Update(process_set_.control->Progress());
+    if (poll_status_.ok() && !*progressed) {
       return IdleWatch::Period(negotiator_.heartbeat_look());
     }
     lock.unlock();
@@ -194,6 +195,11 @@ class RingEngine final : public Engine {
     while (true) {
       seat_.Take();
       progressed_ = false;
+      if (next == Next::kAwaitWork) {
+        // Otherwise it would take many looks until a lost rank is seen, and
+        // the GPU may be waiting for it.
+        poll_status_.Update(process_set_.control->Progress());
+      }
       if (!finished_) status = Step();
       if (!status.ok() || finished_) break;
       next = progressed_                                    ? Next::kStep

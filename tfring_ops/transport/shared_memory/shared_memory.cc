@@ -107,6 +107,7 @@ class SharedMemoryTransport final : public Transport {
 
   absl::Status Progress() override {
     MoveAll();
+    CheckForAbort();
     return broken_;
   }
 
@@ -141,7 +142,7 @@ class SharedMemoryTransport final : public Transport {
     std::deque<OperationId> sends, receives;
   };
 
-  // An abort by another rank need not be noticed at once.
+  // A wait looks often, and need not notice an abort by another rank at once.
   static constexpr int kMovesPerAbortCheck = 64;
 
   Operation& At(OperationId request) { return operations_[request - 1]; }
@@ -184,13 +185,16 @@ class SharedMemoryTransport final : public Transport {
       MoveSends(peer);
       MoveReceives(peer);
     }
-    const bool check_for_abort = ++moves_ % kMovesPerAbortCheck == 0;
-    if (passed_count_ > 0 || check_for_abort) {
-      if (absl::Status status = others_->Progress(); !status.ok()) {
-        return Break(status);
-      }
+    if (++moves_ % kMovesPerAbortCheck == 0) return CheckForAbort();
+    if (passed_count_ == 0) return;
+    if (absl::Status status = others_->Progress(); !status.ok()) Break(status);
+  }
+
+  void CheckForAbort() {
+    if (!broken_.ok()) return;
+    if (absl::Status status = others_->Progress(); !status.ok()) {
+      return Break(status);
     }
-    if (!check_for_abort) return;
     for (const Peer& peer : linked_) {
       if (absl::Status reason = peer.in.closed(); !reason.ok()) {
         return Break(reason);
