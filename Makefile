@@ -205,6 +205,11 @@ gpu: build
 	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(PYTEST:%.xml=%_own.xml) \
 	  tests/gpu/own_gpu.py
 	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
+	for backend in ring nccl; do \
+	  FAKE_CUDA_DEVICES=3 TFRING_GPU_BACKEND=$$backend \
+	    $(TFRINGRUN) -np 3 --elastic --min-np 2 --max-np 3 \
+	    $(BIN)/python tests/gpu/lost_rank.py || exit; \
+	done
 	$(BIN)/python tests/gpu/validate.py --parts=tensorflow --ranks=1
 	FAKE_CUDA_OWN_GPUS=1 $(BIN)/python benchmarks/gpu.py --bytes=1m
 	TFRING_GPU_BACKEND=nccl FAKE_CUDA_OWN_GPUS=1 FAKE_CUDA_QUEUES=2 \

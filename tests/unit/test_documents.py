@@ -61,6 +61,7 @@ def test_every_setting_is_described():
     # From tfringrun to its ranks.
     read -= {
         "TFRING_ELASTIC_RENDEZVOUS",
+        "TFRING_ELASTIC_SLOT",
         "TFRING_REPORTS",
     }
     described = re.findall(

@@ -55,6 +55,12 @@ def test_by_local_rank(choose):
     assert choose(Devices(4), 0, 1) == (["gpu 0"], None)
 
 
+def test_by_slot_where_others_come_and_go(choose):
+    gpus.os.environ["TFRING_ELASTIC_SLOT"] = "2"
+    assert choose(Devices(4), 0, 1) == (["gpu 2"], None)
+    assert choose(Devices(2), 1, 2) == (["gpu 0"], None)
+
+
 def test_more_ranks_than_gpus_share_and_grow(choose):
     assert choose(Devices(2), 5, 6) == (["gpu 1"], "true")
     assert choose(Devices(1), 1, 2) == (["gpu 0"], "true")

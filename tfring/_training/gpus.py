@@ -14,9 +14,11 @@ def choose_gpu() -> None:
     """Makes the rank's GPU the only one that TensorFlow uses.
 
     By the place among the ranks of its machine, round and round if there are
-    more ranks than GPUs; TensorFlow then takes memory as it grows, or the first
-    rank would leave the others none. A script that makes fewer GPUs visible has
-    chosen, before this or after it.
+    more ranks than GPUs. In a job elastic over TCP, where that changes while
+    TensorFlow's devices do not, by the slot of the machine that the process has
+    for its life. With more ranks than GPUs TensorFlow takes memory as it grows,
+    or the first rank would leave the others none. A script that makes fewer
+    GPUs visible has chosen, before this or after it.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -25,9 +27,10 @@ def choose_gpu() -> None:
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if len(tf.config.get_visible_devices("GPU")) != len(gpus):
         return
-    gpu = gpus[runtime.local_rank() % len(gpus)]
+    slot = os.environ.get("TFRING_ELASTIC_SLOT", runtime.local_rank())
+    number = int(slot) % len(gpus)
     try:
-        tf.config.set_visible_devices(gpu, "GPU")
+        tf.config.set_visible_devices(gpus[number], "GPU")
     except RuntimeError:
         logging.warning(
             "tfring: TensorFlow has made its devices before tfring.init, so "
@@ -35,5 +38,5 @@ def choose_gpu() -> None:
             "the other ranks of this machine that do so. Call tfring.init() "
             "before anything of TensorFlow's, or choose with "
             "tf.config.set_visible_devices.",
-            runtime.local_rank() % len(gpus),
+            number,
         )

@@ -169,15 +169,6 @@ void SetLaunchOrder(std::shared_ptr<LaunchOrder> order) {
   registry.launch_order = std::move(order);
 }
 
-// Fails on every rank alike.
-absl::StatusOr<Lane> NoDeviceLane(const Options& /*options*/,
-                                  int32_t /*device*/, Transport& /*data*/) {
-  return absl::UnimplementedError(
-      "a job that is elastic over TCP has no collectives on the memory of "
-      "GPUs yet. Train on the CPU, or leave --min-np, --max-np, --spares and "
-      "--host-discovery-script out: `tfringrun --elastic` alone has them");
-}
-
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const Options& options, ProcessSet process_set,
     const MakeTransport& make_transport) {
@@ -211,18 +202,38 @@ void Register(int32_t id, Registered registered, int64_t generation) {
   registry.sets[id] = std::move(registered);
 }
 
-absl::Status AddProcessSetOver(
-    int32_t id, std::vector<int32_t> ranks,
-    const std::function<MakeTransport(const Options& options)>& over,
-    decltype(ProcessSet::make_device_lane) make_device_lane) {
+// What makes the channels of a process set.
+using Over = std::function<MakeTransport(const Options& options)>;
+
+absl::Status StartWorldOver(int64_t generation, const Over& over) {
+  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
+  KeepFreedMemory();
+  ProcessSet process_set;
+  const auto order = std::make_shared<LaunchOrder>();
+  process_set.make_device_lane = MakesDeviceLane(order, kWorldId);
+  TFRING_ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> engine,
+      StartEngine(options, std::move(process_set), over(options)));
+  SetLaunchOrder(order);
+  Register(kWorldId, {{}, std::move(engine)}, generation);
+  return absl::OkStatus();
+}
+
+absl::Status AddProcessSetOver(int32_t id, std::vector<int32_t> ranks,
+                               const Over& over) {
   TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> world,
                           EngineOf(kWorldId));
+  const std::shared_ptr<LaunchOrder> order = CurrentLaunchOrder();
+  if (!order->begun() &&
+      world->options().gpu_backend != Options::GpuBackend::kRing) {
+    TFRING_RETURN_IF_ERROR(OrderLaunches(*world, order));
+  }
   std::unique_ptr<Engine> engine;
   if (Members(id, ranks).RankOf(world->rank()) >= 0) {
     ProcessSet process_set;
     process_set.id = id;
     process_set.world_ranks = ranks;
-    process_set.make_device_lane = std::move(make_device_lane);
+    process_set.make_device_lane = MakesDeviceLane(order, id);
     // Leaked, like the registry.
     static auto* const idle_watch = new IdleWatch;
     process_set.idle_watch = idle_watch;
@@ -237,54 +248,29 @@ absl::Status AddProcessSetOver(
 }  // namespace
 
 absl::Status StartWorld(int32_t comm) {
-  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
-  KeepFreedMemory();
-  ProcessSet process_set;
-  const auto order = std::make_shared<LaunchOrder>();
-  process_set.make_device_lane = MakesDeviceLane(order, kWorldId);
-  TFRING_ASSIGN_OR_RETURN(
-      std::unique_ptr<Engine> engine,
-      StartEngine(options, std::move(process_set), OverMpi(options, comm)));
-  Register(kWorldId, {{}, std::move(engine)}, /*generation=*/0);
-  SetLaunchOrder(order);
-  return absl::OkStatus();
+  return StartWorldOver(
+      /*generation=*/0,
+      [comm](const Options& options) { return OverMpi(options, comm); });
 }
 
 absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks) {
-  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
-  KeepFreedMemory();
-  ProcessSet process_set;
-  process_set.make_device_lane = NoDeviceLane;
-  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<Engine> engine,
-                          StartEngine(options, std::move(process_set),
-                                      OverSockets(options, generation, ranks)));
-  Register(kWorldId, {{}, engine}, generation);
-  return absl::OkStatus();
+  return StartWorldOver(generation, [&](const Options& options) {
+    return OverSockets(options, generation, ranks);
+  });
 }
 
 absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
                            int32_t comm) {
-  TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> world,
-                          EngineOf(kWorldId));
-  const std::shared_ptr<LaunchOrder> order = CurrentLaunchOrder();
-  if (!order->begun() &&
-      world->options().gpu_backend != Options::GpuBackend::kRing) {
-    TFRING_RETURN_IF_ERROR(OrderLaunches(*world, order));
-  }
   return AddProcessSetOver(
       id, std::move(ranks),
-      [comm](const Options& options) { return OverMpi(options, comm); },
-      MakesDeviceLane(order, id));
+      [comm](const Options& options) { return OverMpi(options, comm); });
 }
 
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
                                     const SocketRanks& connected) {
-  return AddProcessSetOver(
-      id, std::move(ranks),
-      [&](const Options& options) {
-        return OverSockets(options, Generation(), connected);
-      },
-      NoDeviceLane);
+  return AddProcessSetOver(id, std::move(ranks), [&](const Options& options) {
+    return OverSockets(options, Generation(), connected);
+  });
 }
 
 void AbortGeneration(int64_t generation, const std::string& reason) {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -43,6 +44,7 @@ LAST_WORDS_SECONDS = 3.0
 class _Worker:
     process: subprocess.Popen[bytes]
     forwarder: threading.Thread
+    slot: int
     kill_at: float = math.inf
     # Since when each look has found it stopped.
     stopped_at: float = math.inf
@@ -211,6 +213,8 @@ class Supervisor:
                     worker.process.terminate()
 
     def _start(self, name: str, environment: dict[str, str]) -> None:
+        taken = {worker.slot for worker in self._workers.values()}
+        slot = next(n for n in itertools.count() if n not in taken)
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
@@ -219,6 +223,7 @@ class Supervisor:
                     **self._environment,
                     **environment,
                     "TFRING_ELASTIC_WORKER": name,
+                    "TFRING_ELASTIC_SLOT": str(slot),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -233,7 +238,7 @@ class Supervisor:
             target=self._forward, args=(name, process), daemon=True
         )
         forwarder.start()
-        self._workers[name] = _Worker(process, forwarder)
+        self._workers[name] = _Worker(process, forwarder, slot)
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on what a worker writes; a thread for each worker."""
