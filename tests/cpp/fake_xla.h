@@ -4,9 +4,11 @@
 #define TESTS_CPP_FAKE_XLA_H_
 
 #include <cstdint>
+#include <future>
 #include <map>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +23,9 @@ struct XLA_FFI_ExecutionContext {
   void* stream;
   int32_t device;
 };
+struct XLA_FFI_Future {
+  std::promise<XLA_FFI_Error*> error;  // null if there is none
+};
 
 namespace tfring {
 
@@ -30,7 +35,9 @@ struct XlaBuffer {
   std::vector<int64_t> dims;
 };
 
-// What XLA serves its handlers with, as far as those of a GPU ask for it.
+using XlaAttribute = std::variant<std::string, int64_t>;
+
+// What XLA serves its handlers with, as far as ours ask for it.
 inline const XLA_FFI_Api& FakeXlaApi() {
   static const XLA_FFI_Api api = [] {
     XLA_FFI_Api made{};
@@ -57,16 +64,32 @@ inline const XLA_FFI_Api& FakeXlaApi() {
       args->device_ordinal = args->ctx->device;
       return nullptr;
     };
+    made.XLA_FFI_Future_Create =
+        [](XLA_FFI_Future_Create_Args* args) -> XLA_FFI_Error* {
+      args->future = new XLA_FFI_Future;
+      return nullptr;
+    };
+    made.XLA_FFI_Future_SetAvailable =
+        [](XLA_FFI_Future_SetAvailable_Args* args) -> XLA_FFI_Error* {
+      args->future->error.set_value(nullptr);
+      return nullptr;
+    };
+    made.XLA_FFI_Future_SetError =
+        [](XLA_FFI_Future_SetError_Args* args) -> XLA_FFI_Error* {
+      args->future->error.set_value(args->error);
+      return nullptr;
+    };
     return made;
   }();
   return api;
 }
 
-// Calls `handler` as a program would that has come to it.
+// Calls `handler` as a program would that has come to it, and waits for its
+// future.
 inline absl::Status CallHandler(
     XLA_FFI_Handler* handler, void* stream, int32_t device,
     std::vector<XlaBuffer> args, std::vector<XlaBuffer> rets,
-    const std::map<std::string, std::string>& attributes) {
+    const std::map<std::string, XlaAttribute>& attributes) {
   XLA_FFI_ExecutionContext context{stream, device};
   const auto described = [](std::vector<XlaBuffer>& buffers) {
     std::vector<XLA_FFI_Buffer> result;
@@ -88,15 +111,28 @@ inline absl::Status CallHandler(
   std::vector<void*> ret_pointers = pointers(ret_buffers);
   std::vector<XLA_FFI_ArgType> arg_types(args.size(), XLA_FFI_ArgType_BUFFER);
   std::vector<XLA_FFI_RetType> ret_types(rets.size(), XLA_FFI_RetType_BUFFER);
-  std::vector<XLA_FFI_ByteSpan> names, values;
-  for (const auto& [name, value] : attributes) {
-    names.push_back({name.data(), name.size()});
-    values.push_back({value.data(), value.size()});
-  }
+  std::vector<XLA_FFI_ByteSpan> names, texts;
+  std::vector<XLA_FFI_Scalar> numbers;
+  names.reserve(attributes.size());
+  texts.reserve(attributes.size());
+  numbers.reserve(attributes.size());
   std::vector<XLA_FFI_ByteSpan*> name_pointers;
-  for (XLA_FFI_ByteSpan& name : names) name_pointers.push_back(&name);
-  std::vector<void*> value_pointers = pointers(values);
-  std::vector<XLA_FFI_AttrType> types(values.size(), XLA_FFI_AttrType_STRING);
+  std::vector<void*> values;
+  std::vector<XLA_FFI_AttrType> types;
+  for (const auto& [name, value] : attributes) {
+    name_pointers.push_back(
+        &names.emplace_back(XLA_FFI_ByteSpan{name.data(), name.size()}));
+    if (const auto* const text = std::get_if<std::string>(&value)) {
+      types.push_back(XLA_FFI_AttrType_STRING);
+      values.push_back(
+          &texts.emplace_back(XLA_FFI_ByteSpan{text->data(), text->size()}));
+    } else {
+      types.push_back(XLA_FFI_AttrType_SCALAR);
+      int64_t* const number = const_cast<int64_t*>(&std::get<int64_t>(value));
+      values.push_back(
+          &numbers.emplace_back(XLA_FFI_Scalar{XLA_FFI_DataType_S64, number}));
+    }
+  }
 
   XLA_FFI_CallFrame frame{};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
@@ -114,8 +150,12 @@ inline absl::Status CallHandler(
                  static_cast<int64_t>(attributes.size()),
                  types.data(),
                  name_pointers.data(),
-                 value_pointers.data()};
-  XLA_FFI_Error* const error = handler(&frame);
+                 values.data()};
+  XLA_FFI_Error* error = handler(&frame);
+  if (frame.future != nullptr) {
+    error = frame.future->error.get_future().get();
+    delete frame.future;
+  }
   if (error == nullptr) return absl::OkStatus();
   const absl::Status status(static_cast<absl::StatusCode>(error->code),
                             error->message);

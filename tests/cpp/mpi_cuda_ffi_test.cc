@@ -1,10 +1,12 @@
 // XLA's custom calls on a GPU, called as a program of XLA's is enqueued: the
-// host waits for nothing on the stream.
+// host waits for nothing on the stream.  And what they have in common with
+// those on the host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <deque>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -54,19 +56,31 @@ class MpiCudaFfiTest : public testing::Test {
   // Never read nor written.
   static XlaBuffer Handle() { return {XLA_FFI_DataType_S64, nullptr, {}}; }
 
-  // On XLA's stream.
-  absl::Status Start(const std::string& name, const XlaBuffer& buffer,
-                     const std::string& place) {
+  static std::string Request(const std::string& name) {
     std::string request(1000, '\0');
     request.resize(tfring_encode_allreduce(
         name.c_str(), 1, static_cast<int32_t>(DataType::kFloat32),
         static_cast<int32_t>(ReduceOp::kSum), request.data(),
         static_cast<int64_t>(request.size())));
-    return CallHandler(tfring_cuda_start, stream_, 0, {buffer, Handle()},
-                       {buffer, Handle()},
-                       {{"place", place}, {"request", request}});
+    return request;
+  }
+
+  // On XLA's stream.
+  absl::Status Start(const std::string& name, const XlaBuffer& buffer,
+                     const std::string& place) {
+    return Start(name, buffer, buffer, place);
+  }
+  absl::Status Start(const std::string& name, const XlaBuffer& operand,
+                     const XlaBuffer& result, const std::string& place) {
+    return CallHandler(tfring_cuda_start, stream_, 0, {operand, Handle()},
+                       {result, Handle()},
+                       {{"place", place}, {"request", Request(name)}});
   }
   absl::Status Done(const XlaBuffer& buffer) { return Done(buffer, stream_); }
+  absl::Status Done(const XlaBuffer& operand, const XlaBuffer& result) {
+    return CallHandler(tfring_cuda_done, stream_, 0,
+                       {operand, Handle(), Handle()}, {result, Handle()}, {});
+  }
   absl::Status Done(const XlaBuffer& buffer, void* stream) {
     return CallHandler(tfring_cuda_done, stream, 0,
                        {buffer, Handle(), Handle()}, {buffer, Handle()}, {});
@@ -201,13 +215,113 @@ TEST_F(MpiCudaFfiTest, ABufferThatHasMovedIsAnError) {
   ASSERT_EQ(Start("moved", Buffer(here, 10), "first"), absl::OkStatus());
   EXPECT_THAT(std::string(Done(Buffer(there, 10)).message()),
               HasSubstr("XLA moved a tensor in the middle of a reduction"));
-  EXPECT_EQ(Done(Buffer(here, 10)), absl::OkStatus());
   EXPECT_THAT(std::string(CallHandler(tfring_cuda_start, device_->stream(), 0,
                                       {Buffer(here, 10), Handle()},
                                       {Buffer(there, 10), Handle()},
                                       {{"place", "first"}, {"request", ""}})
                               .message()),
               testing::Not(testing::IsEmpty()));
+}
+
+// In each way in which it can be seen that XLA has moved something: its stream
+// waits for all of the chain, whose memory XLA then gives to others.
+enum class Moved { kDone, kResultOfDone, kResultOfStart };
+class MpiCudaFfiMovedTest : public MpiCudaFfiTest,
+                            public testing::WithParamInterface<Moved> {};
+INSTANTIATE_TEST_SUITE_P(Moves, MpiCudaFfiMovedTest,
+                         testing::Values(Moved::kDone, Moved::kResultOfDone,
+                                         Moved::kResultOfStart));
+
+TEST_P(MpiCudaFfiMovedTest, ItsErrorWaitsForTheChain) {
+  constexpr int64_t kCount = 20'000;  // see OnlyADoneWaitsForAReduction
+  const auto own = Equal(kCount, 1);
+  const DeviceElements first(*device_, own), second(*device_, own),
+      there(*device_, own);
+  const XlaBuffer a = Buffer(first, kCount), b = Buffer(second, kCount),
+                  moved = Buffer(there, kCount);
+  ASSERT_EQ(Start("before", a, "first"), absl::OkStatus());
+  ASSERT_EQ(Done(a), absl::OkStatus());
+  ASSERT_EQ(device_->Finish(), absl::OkStatus());
+  stream_ = nullptr;
+  {
+    const WithFakeCuda held(&fake_cuda::Options::held,
+                            fake_cuda::kUrgentStream);
+    ASSERT_EQ(Start("a", a, "first"), absl::OkStatus());
+    ASSERT_EQ(Start("b", b, ""), absl::OkStatus());
+    EXPECT_TRUE(Ends());
+    const absl::Status status = GetParam() == Moved::kDone ? Done(moved)
+                                : GetParam() == Moved::kResultOfDone
+                                    ? Done(a, moved)
+                                    : Start("c", moved, a, "");
+    EXPECT_THAT(std::string(status.message()), HasSubstr("XLA moved"));
+    EXPECT_TRUE(IsHeld());
+  }
+  EXPECT_TRUE(Ends());
+  ASSERT_EQ(Start("after", a, "first"), absl::OkStatus());
+  ASSERT_EQ(Done(a), absl::OkStatus());
+}
+
+// What was started before may still be in flight: no reason to fail.
+TEST_F(MpiCudaFfiTest, AWriteElsewhereCopiesTheWhole) {
+  std::vector<float> whole = {1, 2, 3, 4, 5}, there(5), share = {7, 8};
+  const auto buffer = [](std::vector<float>& data) {
+    return XlaBuffer{
+        XLA_FFI_DataType_F32, data.data(), {static_cast<int64_t>(data.size())}};
+  };
+  for (std::vector<float>* const result : {&there, &whole}) {
+    ASSERT_EQ(CallHandler(tfring_host_write, nullptr, 0,
+                          {buffer(whole), buffer(share)}, {buffer(*result)},
+                          {{"begin", int64_t{2}}}),
+              absl::OkStatus());
+    EXPECT_EQ(*result, (std::vector<float>{1, 2, 7, 8, 5}));
+  }
+}
+
+// Of which the other ranks make the last start only when this one has failed.
+TEST_F(MpiCudaFfiTest, OnTheHostTooAnErrorWaitsForTheChain) {
+  std::vector<float> first(10, 1), second(10, 1), there(10, 1);
+  int64_t none = 0, last = 0, handle_of_a = 0, handle_of_b = 0;
+  const auto buffer = [](std::vector<float>& data) {
+    return XlaBuffer{XLA_FFI_DataType_F32, data.data(), {10}};
+  };
+  const auto handle = [](int64_t& number) {
+    return XlaBuffer{XLA_FFI_DataType_S64, &number, {}};
+  };
+  const auto start = [&](const std::string& name, std::vector<float>& data,
+                         int64_t& previous, int64_t& own) {
+    return CallHandler(
+        tfring_host_start, nullptr, 0, {buffer(data), handle(previous)},
+        {buffer(data), handle(own)}, {{"request", Request(name)}});
+  };
+  const auto done = [&](std::vector<float>& data, int64_t& own) {
+    return CallHandler(tfring_host_done, nullptr, 0,
+                       {buffer(data), handle(own), handle(handle_of_b)},
+                       {buffer(data), handle(last)}, {});
+  };
+  ASSERT_EQ(start("host a", first, none, handle_of_a), absl::OkStatus());
+  std::future<absl::Status> failed;
+  if (rank_ == 0) {
+    ASSERT_EQ(start("host b", second, handle_of_a, handle_of_b),
+              absl::OkStatus());
+    failed = std::async(std::launch::async,
+                        [&] { return done(there, handle_of_a); });
+    if (size_ > 1) {
+      EXPECT_EQ(failed.wait_for(std::chrono::seconds(0)),
+                std::future_status::timeout);
+    }
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank_ == 0) {
+    ASSERT_EQ(failed.wait_for(std::chrono::minutes(1)),
+              std::future_status::ready);
+    EXPECT_THAT(std::string(failed.get().message()), HasSubstr("XLA moved"));
+  } else {
+    ASSERT_EQ(start("host b", second, handle_of_a, handle_of_b),
+              absl::OkStatus());
+    EXPECT_EQ(done(first, handle_of_a), absl::OkStatus());
+  }
+  EXPECT_EQ(done(second, handle_of_b), absl::OkStatus());
+  EXPECT_EQ(second, std::vector<float>(10, static_cast<float>(size_)));
 }
 
 }  // namespace

@@ -13,7 +13,9 @@
 //   lowering has seen that it is the first of a chain.
 // - A reduction is in place, so a Done has the buffers of its Start, and no
 //   other that is in flight has them.
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -66,7 +68,7 @@ class InFlight {
   void Add(void* stream, const Pointers& buffers, Handle handle) {
     std::lock_guard<std::mutex> lock(mutex_);
     last_[stream] = handle;
-    by_buffers_[buffers].push_back(handle);
+    by_buffers_[buffers].push_back({stream, handle});
   }
 
   // Takes the newest Start with these buffers: an earlier one belonged to a
@@ -75,7 +77,7 @@ class InFlight {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = by_buffers_.find(buffers);
     if (found == by_buffers_.end()) return std::nullopt;
-    const Handle handle = found->second.back();
+    const Handle handle = found->second.back().handle;
     found->second.pop_back();
     if (found->second.empty()) by_buffers_.erase(found);
     if (const auto last = last_.find(stream);
@@ -85,11 +87,43 @@ class InFlight {
     return handle;
   }
 
+  // Takes all Starts on `stream`, whose program fails.
+  std::vector<Handle> TakeAll(void* stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_.erase(stream);
+    std::vector<Handle> taken;
+    for (auto next = by_buffers_.begin(); next != by_buffers_.end();) {
+      std::vector<Started>& started = next->second;
+      const auto others = std::stable_partition(
+          started.begin(), started.end(),
+          [&](const Started& one) { return one.stream != stream; });
+      for (auto one = others; one != started.end(); ++one) {
+        taken.push_back(one->handle);
+      }
+      started.erase(others, started.end());
+      next = started.empty() ? by_buffers_.erase(next) : std::next(next);
+    }
+    return taken;
+  }
+
  private:
+  struct Started {
+    void* stream;
+    Handle handle;
+  };
+
   std::mutex mutex_;
   std::unordered_map<void*, Handle> last_;
-  std::map<Pointers, std::vector<Handle>> by_buffers_;
+  std::map<Pointers, std::vector<Started>> by_buffers_;
 };
+
+// The program of a call that fails for `reason` ends, and its buffers with it.
+absl::Status Fail(const absl::Status& reason, void* stream) {
+  for (const Handle handle : InFlight::Global().TakeAll(stream)) {
+    FailAfterChain(reason, handle, stream).IgnoreError();  // It is `reason`.
+  }
+  return reason;
+}
 
 // The ordinal of the GPU in the process.  XLA does not pass it before
 // TensorFlow 2.19; it is then the first GPU, which tfringrun gives each rank.
@@ -130,8 +164,10 @@ ffi::Error Start(void* stream, Device device, ffi::RemainingArgs args,
   absl::StatusOr<CollectiveRequest> request =
       DecodeRequest(std::string(request_bytes));
   if (!request.ok()) return ToXla(request.status());
-  return ToXla(Submit(stream, DeviceOrdinal::Of(device), *std::move(request),
-                      place_in_chain == kFirstOfChain, args, rets));
+  const absl::Status status =
+      Submit(stream, DeviceOrdinal::Of(device), *std::move(request),
+             place_in_chain == kFirstOfChain, args, rets);
+  return ToXla(status.ok() ? status : Fail(status, stream));
 }
 
 // Waits until the engine has asked its stream for everything, and has XLA's
@@ -144,15 +180,16 @@ absl::Status Collect(void* stream, ffi::RemainingArgs args,
   const std::optional<Handle> handle =
       InFlight::Global().Take(stream, call.Addresses());
   if (!handle.has_value()) {
-    return absl::InternalError(
+    const absl::Status status = absl::InternalError(
         "XLA moved a tensor in the middle of a reduction on a GPU. Please "
         "report it, with your version of TensorFlow; jit_compile=False avoids "
         "it.");
+    return Fail(status, stream);
   }
   absl::Notification done;
   Outcome late;
   std::optional<Outcome> outcome =
-      Handles::Global().Take(*handle, stream, [&](Outcome taken) {
+      call.Collect(*handle, stream, [&](Outcome taken) {
         late = std::move(taken);
         done.Notify();
       });
@@ -160,7 +197,7 @@ absl::Status Collect(void* stream, ffi::RemainingArgs args,
     done.WaitForNotification();
     outcome = std::move(late);
   }
-  return CheckInPlace(*outcome, call.Addresses());
+  return outcome->status;
 }
 
 ffi::Error Done(void* stream, ffi::RemainingArgs args,

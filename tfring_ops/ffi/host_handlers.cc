@@ -25,15 +25,11 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-absl::Status Submit(CollectiveRequest request, ffi::RemainingArgs args,
-                    ffi::RemainingRets rets) {
-  TFRING_ASSIGN_OR_RETURN(InPlaceCall call, InPlaceCall::Decode(args, rets));
+absl::StatusOr<Handle> Submit(CollectiveRequest request,
+                              const InPlaceCall& call) {
   TFRING_ASSIGN_OR_RETURN(TensorEntry entry, call.Entry(std::move(request)));
-  TFRING_ASSIGN_OR_RETURN(
-      *call.result, Handles::Global().Start(std::move(entry), *call.handles[0],
-                                            /*memory=*/nullptr,
-                                            /*order=*/nullptr));
-  return absl::OkStatus();
+  return Handles::Global().Start(std::move(entry), *call.handles[0],
+                                 /*memory=*/nullptr, /*order=*/nullptr);
 }
 
 ffi::Error Start(ffi::RemainingArgs args, ffi::RemainingRets rets,
@@ -41,7 +37,15 @@ ffi::Error Start(ffi::RemainingArgs args, ffi::RemainingRets rets,
   absl::StatusOr<CollectiveRequest> request =
       DecodeRequest(std::string(request_bytes));
   if (!request.ok()) return ToXla(request.status());
-  return ToXla(Submit(*std::move(request), args, rets));
+  const absl::StatusOr<InPlaceCall> call = InPlaceCall::Decode(args, rets);
+  if (!call.ok()) return ToXla(call.status());
+  const absl::StatusOr<Handle> handle = Submit(*std::move(request), *call);
+  if (!handle.ok()) {
+    return ToXla(FailAfterChain(handle.status(), *call->handles[0],
+                                /*stream=*/nullptr));
+  }
+  *call->result = *handle;
+  return ffi::Error::Success();
 }
 
 void Fulfil(ffi::Promise& promise, const absl::Status& status) {
@@ -63,17 +67,13 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
     return future;
   }
   *call->result = kNoHandle;
-  auto callback = [promise,
-                   addresses = call->Addresses()](const Outcome& outcome) {
+  auto callback = [promise](const Outcome& outcome) {
     Continuations::Global().Schedule(
-        [promise, status = CheckInPlace(outcome, addresses)] {
-          Fulfil(*promise, status);
-        });
+        [promise, status = outcome.status] { Fulfil(*promise, status); });
   };
-  std::optional<Outcome> outcome = Handles::Global().Take(
-      *call->handles[0], /*stream=*/nullptr, std::move(callback));
-  if (outcome.has_value())
-    Fulfil(*promise, CheckInPlace(*outcome, call->Addresses()));
+  const std::optional<Outcome> outcome =
+      call->Collect(*call->handles[0], /*stream=*/nullptr, std::move(callback));
+  if (outcome.has_value()) Fulfil(*promise, outcome->status);
   return future;
 }
 
@@ -96,13 +96,15 @@ ffi::Error Read(ffi::AnyBuffer whole, ffi::Result<ffi::AnyBuffer> share,
   return ffi::Error::Success();
 }
 
+// In place, unless XLA has moved the whole.
 ffi::Error Write(ffi::AnyBuffer whole, ffi::AnyBuffer share,
                  ffi::Result<ffi::AnyBuffer> result, int64_t begin) {
-  const absl::Status status =
-      CheckInPlace(whole.untyped_data(), result->untyped_data());
-  if (!status.ok()) return ToXla(status);
-  const absl::StatusOr<std::byte*> place = Place(whole, share, begin);
+  const absl::StatusOr<std::byte*> place = Place(*result, share, begin);
   if (!place.ok()) return ToXla(place.status());
+  if (whole.untyped_data() != result->untyped_data()) {
+    std::memcpy(result->untyped_data(), whole.untyped_data(),
+                whole.size_bytes());
+  }
   std::memcpy(*place, share.untyped_data(), share.size_bytes());
   return ffi::Error::Success();
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
 #include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
@@ -11,20 +12,34 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-template <typename T>
-absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
-  if (value.has_value()) return *value;
-  return absl::InternalError(value.error().message());
-}
-
-}  // namespace
-
+// An error if XLA gave a result another place than the operand that it aliases.
 absl::Status CheckInPlace(const void* operand, const void* result) {
   if (operand == result) return absl::OkStatus();
   return absl::InternalError(
       "XLA moved a tensor in the middle of a reduction. Please report it, with "
       "your version of TensorFlow; jit_compile=False avoids it.");
 }
+
+template <typename T>
+absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
+  if (value.has_value()) return *value;
+  return absl::InternalError(value.error().message());
+}
+
+// Of a Done: the engine writes to `outputs`, and XLA goes on with the data at
+// `addresses`.
+absl::Status CheckAllInPlace(const std::vector<const void*>& outputs,
+                             const std::vector<const void*>& addresses) {
+  if (outputs.size() != addresses.size()) {
+    return absl::InternalError("Done of other tensors than were started.");
+  }
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    TFRING_RETURN_IF_ERROR(CheckInPlace(outputs[i], addresses[i]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 // The numbers of the codes are the same, gRPC's.
 ffi::Error ToXla(const absl::Status& status) {
@@ -39,7 +54,7 @@ absl::StatusOr<InPlaceCall> InPlaceCall::Decode(
   for (size_t i = 0; i < count; ++i) {
     TFRING_ASSIGN_OR_RETURN(auto input, FromXla(args.get<ffi::AnyBuffer>(i)));
     TFRING_ASSIGN_OR_RETURN(auto output, FromXla(rets.get<ffi::AnyBuffer>(i)));
-    TFRING_RETURN_IF_ERROR(
+    call.moved.Update(
         CheckInPlace(input.untyped_data(), output->untyped_data()));
     call.buffers.push_back(input);
   }
@@ -56,6 +71,7 @@ absl::StatusOr<InPlaceCall> InPlaceCall::Decode(
 
 absl::StatusOr<TensorEntry> InPlaceCall::Entry(
     CollectiveRequest request) const {
+  TFRING_RETURN_IF_ERROR(moved);
   if (buffers.size() != request.tensors.size()) {
     return absl::InternalError("Start of other tensors than were requested.");
   }
@@ -70,16 +86,25 @@ absl::StatusOr<TensorEntry> InPlaceCall::Entry(
   return entry;
 }
 
-absl::Status CheckInPlace(const Outcome& outcome,
-                          const std::vector<const void*>& addresses) {
-  TFRING_RETURN_IF_ERROR(outcome.status);
-  if (outcome.outputs.size() != addresses.size()) {
-    return absl::InternalError("Done of other tensors than were started.");
-  }
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    TFRING_RETURN_IF_ERROR(CheckInPlace(outcome.outputs[i], addresses[i]));
-  }
-  return absl::OkStatus();
+std::optional<Outcome> InPlaceCall::Collect(Handle handle, void* stream,
+                                            Handles::Callback callback) const {
+  return Handles::Global().Take(
+      handle, stream, std::move(callback),
+      [this](const std::vector<const void*>& outputs) {
+        TFRING_RETURN_IF_ERROR(moved);
+        return CheckAllInPlace(outputs, Addresses());
+      });
+}
+
+absl::Status FailAfterChain(const absl::Status& reason, Handle handle,
+                            void* stream) {
+  if (handle == kNoHandle) return reason;
+  absl::Notification over;
+  const std::optional<Outcome> outcome = Handles::Global().Take(
+      handle, stream, [&](const Outcome& /*outcome*/) { over.Notify(); },
+      [&](const std::vector<const void*>& /*outputs*/) { return reason; });
+  if (!outcome.has_value()) over.WaitForNotification();
+  return reason;
 }
 
 std::vector<const void*> InPlaceCall::Addresses() const {

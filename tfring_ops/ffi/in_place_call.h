@@ -2,6 +2,7 @@
 #ifndef TFRING_OPS_FFI_IN_PLACE_CALL_H_
 #define TFRING_OPS_FFI_IN_PLACE_CALL_H_
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,22 +23,28 @@ struct InPlaceCall {
   // The entry of a Start.
   absl::StatusOr<TensorEntry> Entry(CollectiveRequest request) const;
 
+  // Collects a Done's `handle`; see Handles::Take.  An error if XLA has moved a
+  // buffer, now or since the Start.
+  std::optional<Outcome> Collect(Handle handle, void* stream,
+                                 Handles::Callback callback) const;
+
   // Where the buffers lie.
   std::vector<const void*> Addresses() const;
 
+  // An error if XLA gave a result another place than the operand that it
+  // aliases.
+  absl::Status moved;
   std::vector<xla::ffi::AnyBuffer> buffers;  // valid in the call alone
   // In the platform's memory.
   std::vector<const Handle*> handles;
   Handle* result;
 };
 
-// An error if XLA gave a result another place than the operand that it aliases.
-absl::Status CheckInPlace(const void* operand, const void* result);
-
-// The status of a Done, once the engine has written to `outcome.outputs` and
-// XLA goes on with the data at `addresses`.
-absl::Status CheckInPlace(const Outcome& outcome,
-                          const std::vector<const void*>& addresses);
+// Returns `reason`, for which a call fails, when the chain of `handle` is over:
+// XLA then frees the program's buffers.  See Note [A failure waits for its
+// chain] in runtime/handles.cc.
+absl::Status FailAfterChain(const absl::Status& reason, Handle handle,
+                            void* stream);
 
 }  // namespace tfring
 

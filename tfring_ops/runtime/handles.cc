@@ -78,7 +78,8 @@ struct Handles::Pending {
   std::atomic<bool> is_over = false;  // as `complete`, without the mutex
   bool complete = false;
   Outcome outcome;
-  void* stream = nullptr;      // of who collects it
+  absl::Status refusal;        // of who collects it, though all went well
+  void* stream = nullptr;      // and theirs
   Callback callback;           // set once collected
   int64_t waits_since_ns = 0;  // and then, if the timeline records
 };
@@ -169,7 +170,7 @@ void Handles::WaitBriefly(Handle handle) {
 }
 
 std::optional<Outcome> Handles::Take(Handle handle, void* stream,
-                                     Callback callback) {
+                                     Callback callback, const Check& check) {
   WaitBriefly(handle);
   std::unique_lock<std::mutex> lock(mutex_);
   auto it = pending_.find(handle);
@@ -184,6 +185,8 @@ std::optional<Outcome> Handles::Take(Handle handle, void* stream,
   std::shared_ptr<Pending> pending = it->second;
   Forget(handle);
   pending->stream = stream;
+  if (check) pending->refusal = check(pending->outcome.outputs);
+  if (pending->outcome.status.ok()) pending->outcome.status = pending->refusal;
   if (pending->Deliverable()) {
     lock.unlock();
     return HandOut(*pending);
@@ -206,7 +209,7 @@ void Handles::Complete(const std::shared_ptr<Pending>& pending,
     Chain& chain = *pending->chain;
     pending->complete = true;
     pending->is_over.store(true, std::memory_order_release);
-    pending->outcome.status = status;
+    pending->outcome.status = status.ok() ? pending->refusal : status;
     if (on_gpu) on_gpu_.push_back(pending);
     if (--chain.in_flight == 0) deliverable.swap(chain.failed);
     if (pending->callback) {
@@ -237,7 +240,8 @@ Outcome Handles::HandOut(Pending& pending) {
     }
   }
   if (own != nullptr) {
-    outcome.status = own->Await(pending.stream);
+    const absl::Status status = own->Await(pending.stream);
+    if (outcome.status.ok()) outcome.status = status;
     if (outcome.memory != nullptr) outcome.memory->Release();
   }
   for (const std::shared_ptr<StreamOrder>& order : abandoned) {

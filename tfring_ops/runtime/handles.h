@@ -57,6 +57,9 @@ struct Outcome {
 class Handles {
  public:
   using Callback = std::function<void(Outcome)>;
+  // Whether who collects a collective can use its outputs, which lie there.
+  using Check =
+      std::function<absl::Status(const std::vector<const void*>& outputs)>;
 
   // Lives for ever.
   static Handles& Global();
@@ -75,10 +78,13 @@ class Handles {
 
   // Collects: returns the outcome if there is one already; else it goes to
   // `callback`, usually on a thread of the engine's.  If it is of a GPU,
-  // `stream` there has been made to wait until it is whole.
+  // `stream` there has been made to wait until it is whole.  An error of
+  // `check` is a failure like those of the engine's.
   //
-  // REQUIRES: the last start of the chain has been made.
-  std::optional<Outcome> Take(Handle handle, void* stream, Callback callback);
+  // REQUIRES: the last start of the chain has been made; with `check`, the
+  // outputs are not allocated by the engine.
+  std::optional<Outcome> Take(Handle handle, void* stream, Callback callback,
+                              const Check& check = nullptr);
 
  private:
   struct Chain;
