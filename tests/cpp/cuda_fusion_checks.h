@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -30,8 +31,11 @@ class GpuFusion {
         context_(options, transport, device.kernels(), CostSource::kTypical,
                  Memory::kDevice) {}
 
-  // Reduces so many tensors, small enough to be packed, one after the other.
-  void CheckAllreduce(const SolvedAllreduce& c, int64_t tensors) {
+  // Reduces so many tensors, small enough to be packed, one after the other;
+  // calls `begin` when they are on the GPU.
+  void CheckAllreduce(
+      const SolvedAllreduce& c, int64_t tensors,
+      const std::function<void()>& begin = [] {}) {
     const DeviceElements data(
         device_, AllreduceInput(c.dtype, c.op, c.count, transport_.rank()));
     TensorEntry entry;
@@ -45,6 +49,7 @@ class GpuFusion {
       entry.request.tensors.push_back({"", {end - begin}});
       entry.buffers.push_back({tensor, tensor});
     }
+    begin();
     status_ = RunCollective(context_, entry);
     if (!status_.ok()) return transport_.Abort(status_);
     ASSERT_TRUE(data.Download() == c.expected)

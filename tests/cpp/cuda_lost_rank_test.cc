@@ -3,7 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -49,7 +54,10 @@ struct Rank {
   Rank(Transport& host, Way way, int gpu)
       : device(CudaDevice::ForOrdinal(gpu).value()),
         transport(MakeCudaTransport(*device, host, OptionsFor(way)).value()),
-        scratch(device->kernels()) {}
+        scratch(device->kernels()) {
+    // A rank whose streams are held waits for them before it gets any memory.
+    EXPECT_TRUE(scratch.AtLeast(64 << 10).ok());
+  }
 
   // Returns when it is enqueued.
   absl::Status Allreduce(const SolvedAllreduce& c, const DeviceElements& data) {
@@ -62,6 +70,40 @@ struct Rank {
   std::unique_ptr<CudaDevice> device;
   std::unique_ptr<Transport> transport;
   Workspace scratch;
+};
+
+constexpr std::chrono::seconds kPatience{60};
+
+// Ends the test if this takes too long, as a wait of the driver's that does not
+// end cannot be left otherwise.
+class Deadline {
+ public:
+  Deadline()
+      : watch_([this] {
+          std::unique_lock<std::mutex> lock(mutex_);
+          if (ended_.wait_for(lock, kPatience, [this] { return has_ended_; })) {
+            return;
+          }
+          std::fprintf(stderr, "A rank still waits after %d s.\n",
+                       static_cast<int>(kPatience.count()));
+          std::abort();
+        }) {}
+  ~Deadline() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      has_ended_ = true;
+    }
+    ended_.notify_all();
+    watch_.join();
+  }
+  Deadline(const Deadline&) = delete;
+  Deadline& operator=(const Deadline&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
+  std::thread watch_;
 };
 
 // The parameters are the number of ranks, and the way between them.
@@ -134,8 +176,136 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
   (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
 }
 
+// The host asks for much in one tensor; the lost rank's goes on until the end.
+TEST_P(CudaLostRankTest, NorDoesAQueueOfTheGpuRunFull) {
+  const int size = std::get<0>(GetParam());
+  const Way way = std::get<1>(GetParam());
+  const Deadline deadline;
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda devices(&FakeOptions::devices, 2);
+  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 100'000}, size);
+  auto hosts = MakeInProcessTransports(std::vector<int>(size));
+  std::atomic<int> ready{0}, ended{0};
+  const int lost = size - 1;
+  static auto* const killed = new std::vector<
+      std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
+  const WithFakeCuda restored(&FakeOptions::depth, 0);
+  OnThreads(size, [&](int number) {
+    Transport& host = *hosts[number];
+    auto rank = std::make_unique<Rank>(host, way, number == lost ? 1 : 0);
+    auto data = std::make_unique<DeviceElements>(
+        *rank->device, AllreduceInput(c.dtype, c.op, c.count, number));
+    ++ready;
+    Wait(ready, size);
+    if (number == lost) {
+      FakeCuda()->held_device = 1;
+      FakeCuda()->depth = 500;
+      ++ready;
+      std::thread notice([&] {
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        host.Abort(absl::UnavailableError("a rank is lost"));
+      });
+      rank->Allreduce(c, *data).IgnoreError();
+      notice.join();
+      Wait(ended, size - 1);
+      killed->emplace_back(std::move(rank), std::move(data));
+      return;
+    }
+    Wait(ready, size + 1);
+    EXPECT_EQ(rank->Allreduce(c, *data),
+              absl::UnavailableError("a rank is lost"));
+    EXPECT_FALSE(rank->transport->HasAbandoned());
+    data.reset();
+    rank.reset();
+    ++ended;
+  });
+  FakeCuda()->held_device = -1;
+  (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+}
+
+// What the host may do after work is enqueued that waits for the lost rank, and
+// for which the driver waits.
+enum class Call { kUpload, kAdasum, kAllocate, kFree };
+
+class CudaLostRankCallTest
+    : public testing::TestWithParam<std::tuple<int, Call>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Calls, CudaLostRankCallTest,
+    testing::Combine(testing::Values(2, 3),
+                     testing::Values(Call::kUpload, Call::kAdasum,
+                                     Call::kAllocate, Call::kFree)));
+
+void Make(Call call, const Rank& rank, const DeviceElements& data,
+          int64_t count, void* memory) {
+  const Kernels& kernels = rank.device->kernels();
+  const std::vector<std::byte> zeros(1 << 10);
+  switch (call) {
+    case Call::kUpload:
+      kernels.Upload(memory, zeros.data(), zeros.size());
+      EXPECT_EQ(kernels.Synchronize().code(), absl::StatusCode::kUnavailable);
+      break;
+    case Call::kAdasum:
+      kernels.Adasum(data.data(), data.data(), data.data(), count,
+                     DataType::kFloat32);
+      EXPECT_EQ(kernels.Synchronize().code(), absl::StatusCode::kUnavailable);
+      break;
+    case Call::kAllocate:
+      EXPECT_EQ(kernels.Allocate(1 << 10).status().code(),
+                absl::StatusCode::kUnavailable);
+      break;
+    case Call::kFree:
+      break;
+  }
+  kernels.Free(memory);
+}
+
+TEST_P(CudaLostRankCallTest, TheDriverDoesNotWaitForIt) {
+  const auto [size, call] = GetParam();
+  const Deadline deadline;
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda devices(&FakeOptions::devices, 2);
+  const WithFakeCuda waits(&FakeOptions::waits, 1);
+  // So little that nobody waits for the GPU before it is enqueued.
+  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 1023}, size);
+  auto hosts = MakeInProcessTransports(std::vector<int>(size));
+  std::atomic<int> ready{0}, asked{0}, ended{0};
+  const int lost = size - 1;
+  static auto* const killed = new std::vector<
+      std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
+  OnThreads(size, [&, size = size, call = call](int number) {
+    auto rank = std::make_unique<Rank>(*hosts[number], Way::kIpc,
+                                       number == lost ? 1 : 0);
+    auto data = std::make_unique<DeviceElements>(
+        *rank->device, AllreduceInput(c.dtype, c.op, c.count, number));
+    void* const memory = rank->device->kernels().Allocate(1 << 10).value();
+    ++ready;
+    Wait(ready, size);
+    if (number == lost) FakeCuda()->held_device = 1;
+    ++ready;
+    Wait(ready, 2 * size);
+    EXPECT_EQ(rank->Allreduce(c, *data), absl::OkStatus());
+    ++asked;
+    if (number == lost) {
+      Wait(asked, size);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      hosts[number]->Abort(absl::UnavailableError("a rank is lost"));
+      Wait(ended, size - 1);
+      killed->emplace_back(std::move(rank), std::move(data));
+      return;
+    }
+    Make(call, *rank, *data, c.count, memory);
+    EXPECT_FALSE(rank->transport->HasAbandoned());
+    data.reset();
+    rank.reset();
+    ++ended;
+  });
+  FakeCuda()->held_device = -1;
+  (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+}
+
 // Launches fail when so many have succeeded since all ranks have come here:
-// making the transports takes some.
+// making the transports takes some.  From the first failure on nobody gets
+// memory on the GPU.
 void FailLaunches(int left, std::atomic<int>& ready, int size) {
   if (++ready == size) {
     FakeCuda()->launches_left = left;
@@ -163,14 +333,15 @@ TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
   OnGpus(size, OptionsFor(way), way,
          [&, size = size](const CudaDevice& device, Transport& transport,
                           Transport&) {
-           FailLaunches(size == 1 ? 0 : 3 * size, ready, size);
            GpuRank gpu(device, transport, kSegmentBytes);
            const Elements input =
                AllreduceInput(c.dtype, c.op, c.count, gpu.rank());
            // On one rank nothing is reduced; but scaled.
            AllreduceCase scaled = c;
            if (size == 1) scaled.postscale = 0.5;
-           const auto result = gpu.Allreduce(scaled, input, /*in_place=*/true);
+           const auto result = gpu.Allreduce(
+               scaled, input, /*in_place=*/true,
+               [&] { FailLaunches(size == 1 ? 0 : 3 * size, ready, size); });
            EXPECT_NE(result.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
                      absl::string_view::npos)
                << result.status();
@@ -188,9 +359,8 @@ TEST(CudaFailingPackTest, ItsErrorReachesAllRanks) {
   const Options options = OptionsFor(Way::kIpc);
   OnGpus(3, options, Way::kIpc,
          [&](const CudaDevice& device, Transport& transport, Transport&) {
-           FailLaunches(20, ready, 3);
            GpuFusion fusion(device, transport, options);
-           fusion.CheckAllreduce(c, 10);
+           fusion.CheckAllreduce(c, 10, [&] { FailLaunches(20, ready, 3); });
            EXPECT_NE(fusion.status().message().find("CUDA_ERROR_LAUNCH_FAILED"),
                      absl::string_view::npos)
                << fusion.status();

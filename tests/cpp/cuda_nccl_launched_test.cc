@@ -39,6 +39,15 @@ class CudaNcclLaunchedTest : public testing::Test {
     return options;
   }
 
+  // The ring's, without NCCL, whatever it costs.
+  static Options ByIpc() {
+    Options options = MakeOptions();
+    options.gpu_backend = Options::GpuBackend::kRing;
+    options.cuda_ipc = true;
+    options.allreduce = AllreduceAlgorithm::kRing;
+    return options;
+  }
+
   // With lanes, and a fusion buffer.
   void StartJob(const Options& options = MakeOptions()) {
     job_ = MakeNcclJob(kSize, options, clocks_);
@@ -318,10 +327,7 @@ TEST_F(CudaNcclLaunchedTest, TheTimelineShowsWhatTheGpuDoes) {
 // By CUDA's IPC a bucket is done when it is launched.
 TEST_F(CudaNcclLaunchedTest, TheRingDoesNotWaitForTheGpuEither) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  Options options = MakeOptions();
-  options.gpu_backend = Options::GpuBackend::kRing;
-  options.cuda_ipc = true;
-  StartJob(options);
+  StartJob(ByIpc());
   const WithFakeCuda hold(&FakeOptions::held, 1);
   for (const char* const name : {"a", "b", "c", "d"}) Submit(name);
   for (const auto& tensor : tensors_) {
@@ -332,6 +338,40 @@ TEST_F(CudaNcclLaunchedTest, TheRingDoesNotWaitForTheGpuEither) {
 }
 
 // ---- Errors ----
+
+// An allgather's output is allocated while its stream waits for a rank that is
+// lost; the driver would wait for the stream.
+TEST_F(CudaNcclLaunchedTest, NoOutputIsAllocatedWhileTheRingWaits) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  const WithFakeCuda waits(&FakeOptions::waits, 0);
+  StartJob(ByIpc());
+  std::vector<std::unique_ptr<StreamedTensor>> reduced;
+  for (int rank = 0; rank < kSize; ++rank) {
+    reduced.push_back(std::make_unique<StreamedTensor>(rank, rank, 100));
+    tensors_.push_back(std::make_unique<StreamedTensor>(rank, rank, 100));
+    tensors_.back()->change = [](TensorEntry& entry) {
+      entry.request.kind = CollectiveKind::kAllgather;
+      entry.allocate_output = [](int, const std::vector<int64_t>&) {
+        FakeCuda()->waits = 1;
+        return OpenGpu(0)->kernels().Allocate(1);
+      };
+    };
+  }
+  const int lost = kSize - 1;
+  const WithFakeCuda hold(&FakeOptions::held_device, lost);
+  for (int rank = 0; rank < kSize; ++rank) {
+    reduced[rank]->SubmitTo(job_->engine(rank), "reduced");
+    tensors_[rank]->SubmitTo(job_->engine(rank), "gathered");
+  }
+  for (const auto& tensor : reduced) {
+    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  job_->engine(lost).Abort(absl::UnavailableError("rank 2 is lost"));
+  ExpectAllFail("rank 2 is lost");
+  FakeCuda()->held_device = -1;
+  FakeCuda()->waits = 0;
+}
 
 TEST_F(CudaNcclLaunchedTest, AnErrorIsOfAllThatTheGpuHasNotDone) {
   for (int rank = 0; rank < kSize; ++rank) {

@@ -124,13 +124,16 @@ TEST(CudaNodeSlotsTest, WhoCannotPinSlotsFailsOnAllRanks) {
     // Two for each of two ranks, before.
     const WithFakeCuda failing(&FakeOptions::pins_left, 4 + slots);
     const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 1003}, 2);
-    std::atomic<int> failed{0};
+    std::atomic<int> ready{0}, failed{0};
     OnGpus(2, OptionsFor(Way::kStaged), Way::kStaged,
            [&](const CudaDevice& device, Transport& transport, Transport&) {
              GpuRank gpu(device, transport, kSegmentBytes);
              const auto sum = gpu.Allreduce(
                  c, AllreduceInput(c.dtype, c.op, c.count, gpu.rank()),
-                 /*in_place=*/false);
+                 /*in_place=*/false, [&] {
+                   ++ready;
+                   while (ready < 2) std::this_thread::yield();
+                 });
              EXPECT_NE(sum.status().message().find("TFRING_SHARED_MEMORY=0"),
                        absl::string_view::npos)
                  << sum.status();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tests/cpp/elements.h"
@@ -27,13 +28,16 @@ class GpuRank {
   int rank() const { return context_.transport.rank(); }
   int size() const { return context_.transport.size(); }
 
-  // Returns the sum, out of place or in place.
-  absl::StatusOr<Elements> Allreduce(const AllreduceCase& c,
-                                     const Elements& input, bool in_place) {
+  // Returns the sum, out of place or in place; calls `begin` when the tensors
+  // are on the GPU.
+  absl::StatusOr<Elements> Allreduce(
+      const AllreduceCase& c, const Elements& input, bool in_place,
+      const std::function<void()>& begin = [] {}) {
     const DeviceElements source(device_, input);
     const DeviceElements output(device_,
                                 Elements(input.size(), std::byte{0x5a}));
     const DeviceElements& result = in_place ? source : output;
+    begin();
     const absl::Status status = RingAllreduce(
         context_,
         {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale});

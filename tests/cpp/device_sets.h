@@ -18,6 +18,7 @@
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/nccl/launch_order.h"
+#include "tfring_ops/runtime/device_lane.h"
 
 namespace tfring {
 
@@ -46,7 +47,7 @@ class DeviceSet {
           set.make_device_lane =
               [place = LaunchPlace{orders[ranks_[index]], id_, set.clock}](
                   const Options& of_rank_0, int32_t device, Transport& data) {
-                return MakeNcclLane(of_rank_0, device, data, place);
+                return MakeDeviceLane(of_rank_0, device, data, place);
               };
         });
   }

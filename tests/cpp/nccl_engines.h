@@ -19,32 +19,12 @@
 #include "tests/cpp/fake_gpu.h"
 #include "tests/cpp/nccl_ranks.h"
 #include "tfring_ops/base/status_macros.h"
-#include "tfring_ops/engine/lane.h"
 #include "tfring_ops/engine/process_set.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
-#include "tfring_ops/nccl/launch_order.h"
+#include "tfring_ops/runtime/device_lane.h"
 
 namespace tfring {
-
-// Makes a lane as MakeDeviceLane does.
-inline absl::StatusOr<Lane> MakeNcclLane(const Options& options, int32_t device,
-                                         Transport& data,
-                                         const LaunchPlace& place = {}) {
-  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> cuda,
-                          CudaDevice::ForOrdinal(device));
-  Lane lane;
-  lane.await_turn = TakesTurns(place, data, options.stall_shutdown_seconds);
-  TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<void> turn, lane.await_turn());
-  TFRING_ASSIGN_OR_RETURN(lane.transport,
-                          MakeCudaTransport(*cuda, data, options));
-  TFRING_ASSIGN_OR_RETURN(lane.collectives,
-                          MakeNcclCollectives(*cuda, data, options, place));
-  lane.kernels = &cuda->kernels();
-  lane.stream = cuda->stream();
-  lane.finish = [cuda] { return cuda->Finish(); };
-  return lane;
-}
 
 // A tensor on a rank's GPU, which the null stream writes before the collective,
 // and another one reads after it.
@@ -120,7 +100,7 @@ inline std::unique_ptr<Job> MakeNcclJob(int size, const Options& options,
         place.clock = set.clock;
         set.make_device_lane = [place](const Options& of_rank_0, int32_t device,
                                        Transport& data) {
-          return MakeNcclLane(of_rank_0, device, data, place);
+          return MakeDeviceLane(of_rank_0, device, data, place);
         };
       });
 }

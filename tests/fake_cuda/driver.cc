@@ -34,28 +34,6 @@ int FromEnvironment(const char* name, int otherwise) {
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 
-// What is null is no memory of the GPU's.
-int Copy(std::byte* to, const std::byte* from, size_t bytes, void* handle) {
-  Stream* stream = nullptr;
-  RETURN_IF_ERROR(Check());
-  RETURN_IF_ERROR(FindStream(handle, &stream));
-  if (bytes == 0) return kSuccess;
-  if (to == nullptr || from == nullptr) return kInvalidValue;
-  Enqueue(stream, [=] {
-    std::memcpy(to, from, bytes);
-    return kSuccess;
-  });
-  return kSuccess;
-}
-
-// Memory of the host, pinned or not.
-template <typename T>
-T* Host(T* memory, size_t bytes) {
-  const uint64_t address = Address(memory);
-  auto* const found = reinterpret_cast<T*>(OnHost(address, bytes));
-  return found == nullptr || Address(found) == address ? memory : nullptr;
-}
-
 }  // namespace
 
 namespace tfring::fake_cuda {
@@ -77,7 +55,9 @@ Options& GetOptions() {
                   {FromEnvironment("FAKE_CUDA_NO_CODE", 0)},
                   {FromEnvironment("FAKE_CUDA_BLIND_KERNELS", 0)},
                   {FromEnvironment("FAKE_CUDA_PINS_LEFT", -1)},
-                  {FromEnvironment("FAKE_CUDA_QUEUES", 0)}};
+                  {FromEnvironment("FAKE_CUDA_QUEUES", 0)},
+                  {FromEnvironment("FAKE_CUDA_WAITS", 0)},
+                  {FromEnvironment("FAKE_CUDA_DEPTH", 0)}};
   return *options;
 }
 
@@ -321,6 +301,7 @@ ENTRY cuEventElapsedTime(float* ms, void* begin, void* end) {
 ENTRY cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   RETURN_IF_ERROR(Check());
   if (bytes == 0) return kInvalidValue;
+  MayWaitUntilAllIdle();
   *address = Allocate(bytes);
   return *address == 0 ? kOutOfMemory : kSuccess;
 }
@@ -330,6 +311,7 @@ ENTRY cuMemFree_v2(uint64_t address) {
 }
 ENTRY cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
   RETURN_IF_ERROR(Check());
+  MayWaitUntilAllIdle();
   *memory = AllocatePinned(bytes);
   return kSuccess;
 }
@@ -344,6 +326,7 @@ ENTRY cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
     if (left == 0) return kNotSupported;
     if (pins_left.compare_exchange_weak(left, left - 1)) break;
   }
+  MayWaitUntilAllIdle();
   return Register(memory, bytes);
 }
 ENTRY cuMemHostUnregister(void* memory) {
@@ -355,20 +338,6 @@ ENTRY cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
   *address = Address(memory);
   return OnHost(*address, 1) == memory ? kSuccess : kInvalidValue;
 }
-ENTRY cuMemcpyHtoDAsync_v2(uint64_t to, const std::byte* from, size_t bytes,
-                           void* stream) {
-  return Copy(OnHost(to, bytes), Host(from, bytes), bytes, stream);
-}
-ENTRY cuMemcpyDtoHAsync_v2(std::byte* to, uint64_t from, size_t bytes,
-                           void* stream) {
-  return Copy(Host(to, bytes), OnHost(from, bytes), bytes, stream);
-}
-ENTRY cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes,
-                           void* stream) {
-  GetCounts().copied_bytes += static_cast<int64_t>(bytes);
-  return Copy(OnHost(to, bytes), OnHost(from, bytes), bytes, stream);
-}
-
 ENTRY cuIpcGetMemHandle(Handle* handle, uint64_t address) {
   RETURN_IF_ERROR(Check());
   auto& left = GetOptions().exports_left;
@@ -382,6 +351,7 @@ struct IpcHandle {
 };
 ENTRY cuIpcOpenMemHandle_v2(uint64_t* address, IpcHandle handle, unsigned) {
   RETURN_IF_ERROR(Check());
+  MayWaitUntilAllIdle();
   return Import(handle.handle, *address);
 }
 ENTRY cuIpcCloseMemHandle(uint64_t address) {

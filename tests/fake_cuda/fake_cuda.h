@@ -48,6 +48,13 @@
 //                  they get by turns. A task waits for all that has come into
 //                  its queue before it, also for other streams', as it may with
 //                  n CUDA_DEVICE_MAX_CONNECTIONS; 0: each stream has its own
+//   WAITS          1: waits for the GPU wherever the driver may: for all of
+//                  the context's streams where memory is allocated, pinned or
+//                  opened and kernels are loaded or unloaded, for the copy's
+//                  where memory of the host is copied that is not pinned.  0:
+//                  only where it surely does, to free, unpin and close memory
+//   DEPTH          n: a stream of GPU 0 holds n tasks, and who has another one
+//                  for it waits; 0: any number
 #ifndef TESTS_FAKE_CUDA_FAKE_CUDA_H_
 #define TESTS_FAKE_CUDA_FAKE_CUDA_H_
 
@@ -62,7 +69,7 @@ namespace tfring::fake_cuda {
 struct Options {
   std::atomic<int> delay_us, ignore_waits, held, open_own, no_ipc, exports_left,
       launches_left, devices, own_gpus, held_device, no_compiler, capability,
-      no_code, blind_kernels, pins_left, queues;
+      no_code, blind_kernels, pins_left, queues, waits, depth;
 };
 Options& GetOptions();
 
@@ -215,6 +222,8 @@ void Enqueue(Stream* stream, std::function<int()> task);
 void WaitUntilIdle(Stream* stream);
 // All of the current context: another GPU's are not waited for.
 void WaitUntilAllIdle();
+// The same, where the driver may do so or not.
+void MayWaitUntilAllIdle();
 
 // ---- events.cc ----
 

@@ -183,6 +183,7 @@ int LaunchCopyPieces(const Function& function, void** parameters,
 ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned options,
                          const int* names, void** values) {
   RETURN_IF_ERROR(Check());
+  MayWaitUntilAllIdle();
   const auto* const bytes = static_cast<const char*>(image);
   const bool assembled = std::memcmp(bytes, ELFMAG, SELFMAG) == 0;
   if (assembled) {
@@ -207,6 +208,7 @@ ENTRY cuModuleLoadDataEx(void** module, const void* image, unsigned options,
 }
 ENTRY cuModuleUnload(Module* module) {
   RETURN_IF_ERROR(Check());
+  MayWaitUntilAllIdle();
   const std::lock_guard<std::mutex> lock(modules_mutex);
   if (Modules().erase(module) == 0) return kInvalidHandle;
   if (module->context != CurrentContext()) return kInvalidContext;

@@ -120,7 +120,13 @@ class Stream : public std::enable_shared_from_this<Stream> {
 namespace {
 
 void Queue::Enqueue(std::shared_ptr<Stream> stream, std::function<int()> task) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto is_full = [&] {
+    const int depth = context_->device == 0 ? GetOptions().depth.load() : 0;
+    return depth > 0 && tasks_.size() >= static_cast<size_t>(depth) &&
+           context_->error == 0;
+  };
+  while (is_full()) changed_.wait_for(lock, std::chrono::milliseconds(1));
   if (tasks_.empty()) ++GetCounts().busy_queues;
   tasks_.push_back({std::move(stream), std::move(task)});
   changed_.notify_all();
@@ -292,6 +298,10 @@ void WaitUntilAllIdle() {
   }
   // Other threads go on meanwhile: a stream may wait for one of theirs.
   for (const auto& queue : queues) queue->WaitUntilIdle();
+}
+
+void MayWaitUntilAllIdle() {
+  if (GetOptions().waits != 0) WaitUntilAllIdle();
 }
 
 }  // namespace tfring::fake_cuda

@@ -67,6 +67,8 @@ class CpuKernelsImpl final : public Kernels {
 
   absl::Status Synchronize() const override { return absl::OkStatus(); }
 
+  absl::Status AwaitWork() const override { return absl::OkStatus(); }
+
   absl::StatusOr<void*> Allocate(int64_t bytes) const override {
     constexpr size_t kPageBytes = 4096;
     const size_t pages =

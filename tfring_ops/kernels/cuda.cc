@@ -50,6 +50,10 @@ class CudaDeviceImpl final : public CudaDevice {
 
   // At the end of a process the driver may be gone already, and says so.
   ~CudaDeviceImpl() override {
+    if (kernels_ != nullptr && kernels_->is_abandoned()) {
+      kernels_.release();  // NOLINT(bugprone-unused-return-value)
+      return;
+    }
     kernels_.reset();
     if (context_ == nullptr) return;
     {
@@ -102,6 +106,11 @@ class CudaDeviceImpl final : public CudaDevice {
     TFRING_RETURN_IF_ERROR(kernels_->Synchronize());
     return driver_.cuStreamSynchronize(stream_);
   }
+
+  void WaitBy(std::function<absl::Status()> wait) const override {
+    kernels_->WaitBy(std::move(wait));
+  }
+  void Abandon() const override { kernels_->Abandon(); }
 
  private:
   const CudaDriver& driver_;

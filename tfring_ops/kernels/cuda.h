@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -33,8 +34,25 @@ absl::StatusOr<int> CudaDeviceCount();
 // one.  Unavailable, with the reason, where there is no driver.
 absl::StatusOr<int> CudaDeviceInUse();
 
-// A GPU and one stream on it.  Thread-safe but for kernels(), which belong to
-// the thread that owns the stream.
+// Note [Waits of the driver]
+//
+// The driver waits for the GPU in more calls than those that say so.  To free
+// or unpin memory, to close another process's and to unload kernels waits for
+// all streams of the context, and to allocate or pin memory may; a copy from or
+// to memory that is not pinned may wait for what its stream has to do before
+// it. None of these waits has a deadline, and a stream that waits for another
+// rank, which is lost, goes on only when this rank's host ends that wait.
+//
+// So a thread whose streams may wait for other ranks calls none of these before
+// they have come to their end, which it waits for with a deadline and an eye on
+// the ranks (CudaDevice::WaitBy).  Streams of other threads, as those of other
+// process sets or of the framework, come to theirs without this thread: who
+// owns them does the same, and so is not in such a call while they wait.
+//
+// To destroy a stream or an event waits for nothing.
+
+// A GPU and one stream on it.  Thread-safe but for kernels(), WaitBy and
+// Abandon, which belong to the thread that owns the stream.
 class CudaDevice {
  public:
   // Unavailable, with the reason, where there is no driver or no such GPU.
@@ -55,7 +73,7 @@ class CudaDevice {
   virtual const Kernels& kernels() const = 0;
 
   // Between host memory and the GPU's, in the order of the stream.  Return when
-  // it is done.
+  // it is done, and have no deadline: for a stream that waits for no rank.
   virtual absl::Status Upload(void* device, const void* host,
                               int64_t bytes) const = 0;
   virtual absl::Status Download(void* host, const void* device,
@@ -64,8 +82,19 @@ class CudaDevice {
   // Returns OK if some of its memory can be exported to other processes.
   virtual absl::Status TryExport() const = 0;
 
-  // Returns when the stream has done everything.
+  // Returns when the stream has done everything, without a deadline: for one
+  // that waits for no rank, or whose transport has been aborted and has
+  // abandoned nothing.
   virtual absl::Status Finish() const = 0;
+
+  // From now on the stream may wait for other ranks, and `wait` returns when
+  // its work and that of the streams beside it has ended, or an error if it
+  // cannot: then they do not wait for ranks any more, or Abandon has been
+  // called.  Null: it no longer does.  See Note [Waits of the driver].
+  virtual void WaitBy(std::function<absl::Status()> wait) const = 0;
+  // The stream may never come to its end: nothing is freed from now on, also
+  // with the device.
+  virtual void Abandon() const = 0;
 };
 
 // A moment in the order of a stream, for other streams and the host to wait
@@ -91,7 +120,8 @@ class CudaEvent {
   absl::Status Await(void* stream) const;
   // Returns true if that moment has come.
   absl::StatusOr<bool> Done() const;
-  // Returns when that moment has come, and sleeps until then.
+  // Returns when that moment has come, and sleeps until then: not for a thread
+  // whose streams may wait for other ranks; see Note [Waits of the driver].
   absl::Status Wait() const;
   // How much later that moment has come than the one of `other`.
   // REQUIRES: both have come, and are timed.
@@ -135,7 +165,8 @@ class CudaCopyStream {
 // Pinned memory of the host, for copies to and from any GPU.  GPU `ordinal` may
 // be any one that is in use; its primary context is kept for ever.
 absl::StatusOr<void*> AllocatePinned(int ordinal, int64_t bytes);
-// Waits until GPUs have done what they have been asked for.
+// Waits until GPUs have done what they have been asked for: not for a thread
+// whose streams may wait for other ranks; see Note [Waits of the driver].
 void FreePinned(int ordinal, void* memory);
 
 }  // namespace tfring

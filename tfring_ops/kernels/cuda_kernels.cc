@@ -206,6 +206,7 @@ void CudaKernels::Copy(void* dst, const void* src, int64_t bytes) const {
 void CudaKernels::Upload(void* dst, const void* host, int64_t bytes) const {
   if (bytes == 0) return;
   Do([&] {
+    TFRING_RETURN_IF_ERROR(AwaitWork());
     TFRING_RETURN_IF_ERROR(
         driver_.cuMemcpyHtoDAsync(DeviceAddress(dst), host, bytes, stream_));
     return driver_.cuStreamSynchronize(stream_);
@@ -222,6 +223,7 @@ absl::Status CudaKernels::AdasumOnHost(void* dst, const void* a, const void* b,
                                        int64_t count, DataType dtype) const {
   const int64_t bytes = count * SizeInBytes(dtype);
   std::vector<std::byte> host_a(bytes), host_b(bytes);
+  TFRING_RETURN_IF_ERROR(AwaitWork());
   TFRING_RETURN_IF_ERROR(driver_.cuMemcpyDtoHAsync(
       host_a.data(), DeviceAddress(a), bytes, stream_));
   TFRING_RETURN_IF_ERROR(driver_.cuMemcpyDtoHAsync(
@@ -233,9 +235,14 @@ absl::Status CudaKernels::AdasumOnHost(void* dst, const void* a, const void* b,
   return driver_.cuStreamSynchronize(stream_);
 }
 
+absl::Status CudaKernels::AwaitWork() const {
+  return wait_ == nullptr ? absl::OkStatus() : wait_();
+}
+
 absl::StatusOr<void*> CudaKernels::Allocate(int64_t bytes) const {
   const CudaScope scope(driver_, context_);
   TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_RETURN_IF_ERROR(AwaitWork());
   CUdeviceptr address = 0;
   TFRING_RETURN_IF_ERROR(driver_.cuMemAlloc(&address, bytes));
   return DeviceMemory(address);
@@ -244,6 +251,8 @@ absl::StatusOr<void*> CudaKernels::Allocate(int64_t bytes) const {
 // The driver waits for what still uses it.
 void CudaKernels::Free(void* memory) const {
   const CudaScope scope(driver_, context_);
+  AwaitWork().IgnoreError();  // Where it fails, nothing waits any more.
+  if (is_abandoned_) return;
   driver_.cuMemFree.Result(DeviceAddress(memory));
 }
 

@@ -3,7 +3,8 @@
 // Behaviour that kernels.h does not specify:
 // - All work is enqueued in the order of the stream: Synchronize does not wait.
 //   The first error is kept, and makes later calls do nothing.
-// - Upload waits for the stream.
+// - Upload waits for the stream, and so do Allocate and Free: see
+//   Note [Waits of the driver] in cuda.h.
 // - Adasum is computed on the host, and waits: it needs two whole tensors, and
 //   its bits must not depend on the shape of a grid.
 #ifndef TFRING_OPS_KERNELS_CUDA_KERNELS_H_
@@ -11,7 +12,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -46,8 +49,14 @@ class CudaKernels final : public Kernels {
   void Adasum(void* dst, const void* a, const void* b, int64_t count,
               DataType dtype) const override;
   absl::Status Synchronize() const override { return status_; }
+  absl::Status AwaitWork() const override;
   absl::StatusOr<void*> Allocate(int64_t bytes) const override;
   void Free(void* memory) const override;
+
+  // See CudaDevice.
+  void WaitBy(std::function<absl::Status()> wait) { wait_ = std::move(wait); }
+  void Abandon() { is_abandoned_ = true; }
+  bool is_abandoned() const { return is_abandoned_; }
 
  private:
   CudaKernels(const CudaDriver& driver, CUcontext context, CUstream stream)
@@ -79,6 +88,8 @@ class CudaKernels final : public Kernels {
   // Conversions from one type to another, where supported.
   std::array<std::array<CUfunction, kDataTypeCount>, kDataTypeCount> convert_{};
   mutable absl::Status status_;
+  std::function<absl::Status()> wait_;
+  bool is_abandoned_ = false;
 };
 
 }  // namespace tfring

@@ -67,6 +67,11 @@ class Kernels {
   // wait.  Returns the first error so far.
   virtual absl::Status Synchronize() const = 0;
 
+  // Before somebody else asks for memory of the device: returns when no work
+  // enqueued so far waits for other ranks, or an error if it goes on to.  See
+  // Note [Waits of the driver] in cuda.h; on the host there is none.
+  virtual absl::Status AwaitWork() const = 0;
+
   // Memory that the kernels work on fastest.  ResourceExhausted if there is no
   // more.
   virtual absl::StatusOr<void*> Allocate(int64_t bytes) const = 0;

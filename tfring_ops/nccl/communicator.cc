@@ -130,6 +130,8 @@ NcclCommunicator::~NcclCommunicator() {
   if (place_.order != nullptr) place_.order->Forget(launched_);
   if (comm_ == nullptr) return;
   const CudaScope scope(driver_, device_.context());
+  // Settled, it has nothing left to wait for; and an abort ends its kernels by
+  // a flag that they look at, whatever the other ranks do.
   absl::Status status = nccl_.ncclCommFinalize(comm_);
   if (status.ok()) status = Settle();
   if (status.ok()) {

@@ -36,6 +36,11 @@ class Alltoall final : public Collective {
       received_splits.push_back(of_rank[rank]);
     }
     entry.on_received_splits(received_splits);
+    struct Part {
+      void* output;
+      std::vector<int64_t> sent_bytes, received_bytes;
+    };
+    std::vector<Part> parts;
     for (size_t i = 0; i < request.tensors.size(); ++i) {
       TensorInfo rows = request.tensors[i];
       const auto bytes_of = [&](const std::vector<int64_t>& rows_of_rank) {
@@ -46,16 +51,19 @@ class Alltoall final : public Collective {
         }
         return bytes;
       };
-      const std::vector<int64_t> sent_bytes = bytes_of(splits[rank]);
-      const std::vector<int64_t> received_bytes = bytes_of(received_splits);
+      Part part;
+      part.sent_bytes = bytes_of(splits[rank]);
+      part.received_bytes = bytes_of(received_splits);
       rows.dims[0] = std::accumulate(received_splits.begin(),
                                      received_splits.end(), int64_t{0});
       TFRING_ASSIGN_OR_RETURN(
-          void* const output,
-          entry.allocate_output(static_cast<int>(i), rows.dims));
-      TFRING_RETURN_IF_ERROR(RingAlltoall(context.ring(),
-                                          entry.buffers[i].input, output,
-                                          sent_bytes, received_bytes));
+          part.output, entry.allocate_output(static_cast<int>(i), rows.dims));
+      parts.push_back(std::move(part));
+    }
+    for (size_t i = 0; i < parts.size(); ++i) {
+      TFRING_RETURN_IF_ERROR(
+          RingAlltoall(context.ring(), entry.buffers[i].input, parts[i].output,
+                       parts[i].sent_bytes, parts[i].received_bytes));
     }
     return absl::OkStatus();
   }

@@ -60,6 +60,10 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
                 is_launched ? &lane.track : nullptr);
   // Before `done`, after which this rank goes on.
   if (first().kind == CollectiveKind::kJoin) submissions_.RestartNames();
+  // The framework may ask the driver for memory of the outputs.
+  if (entries_.front()->allocate_output) {
+    TFRING_RETURN_IF_ERROR(lane.lane.kernels->AwaitWork());
+  }
   void* const stream = lane.lane.stream;
   for (const TensorEntry* entry : entries_) {
     if (entry->on_start) TFRING_RETURN_IF_ERROR(entry->on_start(stream));

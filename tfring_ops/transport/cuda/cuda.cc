@@ -18,12 +18,17 @@ using Clock = std::chrono::steady_clock;
 
 class CudaTransport final : public Transport {
  public:
-  CudaTransport(std::unique_ptr<CudaLinks> ways, double timeout_seconds)
+  CudaTransport(std::unique_ptr<CudaLinks> ways, const CudaDevice& device,
+                double timeout_seconds)
       : links_(std::move(ways)),
+        device_(device),
         host_(links_->context().host),
-        timeout_seconds_(timeout_seconds) {}
+        timeout_seconds_(timeout_seconds) {
+    device_.WaitBy([this] { return WaitForStreams(); });
+  }
 
   ~CudaTransport() override {
+    device_.WaitBy(nullptr);
     const CudaScope scope(links_->context().driver, links_->context().context);
     if (broken_.ok()) Note(links_->Quiesce());
     links_.reset();
@@ -152,6 +157,15 @@ class CudaTransport final : public Transport {
     if (broken_.ok()) Note(links_->Flush());
   }
 
+  // See Note [Waits of the driver] in kernels/cuda.h.
+  absl::Status WaitForStreams() {
+    if (broken_.ok()) {
+      const Scope scope(*links_);
+      Note(tfring::WaitForStreams(links_->context()));
+    }
+    return broken_;
+  }
+
   // The first error counts.
   void Note(const absl::Status& status) {
     if (broken_.ok() && !status.ok()) Abort(status);
@@ -186,6 +200,7 @@ class CudaTransport final : public Transport {
   }
 
   std::unique_ptr<CudaLinks> links_;
+  const CudaDevice& device_;
   Transport& host_;
   const double timeout_seconds_;
   std::deque<CudaMessage> messages_;
@@ -200,7 +215,7 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeCudaTransport(
     const CudaDevice& device, Transport& host, const Options& options) {
   TFRING_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinks> ways,
                           CudaLinks::Negotiate(device, host, options));
-  return std::make_unique<CudaTransport>(std::move(ways),
+  return std::make_unique<CudaTransport>(std::move(ways), device,
                                          options.transport_timeout_seconds());
 }
 

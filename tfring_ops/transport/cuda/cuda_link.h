@@ -45,6 +45,12 @@ inline absl::Status FlushNumbers(const CudaLinkContext& context) {
 // Waits until `stream` has completed all work enqueued so far, unless the
 // host's transport fails meanwhile: the work may wait for a rank that is lost.
 absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream);
+// The same for a moment of a stream's.
+class CudaMark;
+absl::Status WaitForMark(const CudaLinkContext& context, const CudaMark& mark);
+// The same for all streams: what the driver waits for comes to an end then.
+// See Note [Waits of the driver] in kernels/cuda.h.
+absl::Status WaitForStreams(const CudaLinkContext& context);
 
 // An event with its owner.
 class CudaMark {

@@ -23,6 +23,9 @@ using Clock = std::chrono::steady_clock;
 // How long the GPU may take for what is enqueued when the transport ends.
 constexpr std::chrono::seconds kStopGrace{5};
 
+// Of StreamNumbers; each segment has one or two of them, and some calls more.
+constexpr int64_t kCallsBetweenMarks = 32;
+
 // All slots of a rank together, however many ranks there are.
 constexpr size_t kSlotsBytes = 256 << 20;
 
@@ -80,12 +83,10 @@ size_t PartBytes(int64_t segment_bytes, int size) {
 
 }  // namespace
 
-absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream) {
-  CudaMark asked(context);
-  TFRING_RETURN_IF_ERROR(asked.Record(stream));
+absl::Status WaitForMark(const CudaLinkContext& context, const CudaMark& mark) {
   const Clock::time_point begin = Clock::now();
   for (Backoff backoff;; backoff.Pause()) {
-    TFRING_ASSIGN_OR_RETURN(const bool done, asked.Done());
+    TFRING_ASSIGN_OR_RETURN(const bool done, mark.Done());
     if (done) return absl::OkStatus();
     TFRING_RETURN_IF_ERROR(context.host.Progress());
     const std::chrono::duration<double> waited = Clock::now() - begin;
@@ -96,6 +97,20 @@ absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream) {
                        context.timeout_seconds, " s"));
     }
   }
+}
+
+absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream) {
+  CudaMark asked(context);
+  TFRING_RETURN_IF_ERROR(asked.Record(stream));
+  return WaitForMark(context, asked);
+}
+
+absl::Status WaitForStreams(const CudaLinkContext& context) {
+  for (const CUstream stream :
+       {context.stream, context.outgoing, context.incoming}) {
+    TFRING_RETURN_IF_ERROR(WaitForStream(context, stream));
+  }
+  return absl::OkStatus();
 }
 
 CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
@@ -110,15 +125,17 @@ CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
                host,
                PartBytes(options.device_segment_bytes, host.size()),
                options.transport_timeout_seconds()},
+      device_(device),
       links_(host.size()) {}
 
 absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
     const CudaDevice& device, Transport& host, const Options& options) {
   TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
-  std::unique_ptr<CudaLinks> ways(
-      new CudaLinks(*driver, device, host, options));
+  // First, as links that fail end in the context, too.
   const CudaScope scope(*driver, device.context());
   TFRING_RETURN_IF_ERROR(scope.status());
+  std::unique_ptr<CudaLinks> ways(
+      new CudaLinks(*driver, device, host, options));
   TFRING_RETURN_IF_ERROR(ways->OpenStreams());
 
   // Host memory carries what MPI does not.
@@ -173,6 +190,8 @@ absl::Status CudaLinks::OpenStreams() {
   context_.numbers = std::make_unique<StreamNumbers>(driver, context_.stream);
   context_.outgoing_numbers =
       std::make_unique<StreamNumbers>(driver, context_.outgoing);
+  paces_.emplace_back(context_, context_.stream, *context_.numbers);
+  paces_.emplace_back(context_, context_.outgoing, *context_.outgoing_numbers);
   return CreateStream(driver, &context_.incoming);
 }
 
@@ -273,6 +292,7 @@ CudaLinks::~CudaLinks() {
   }
   links_.clear();
   marks_.clear();
+  paces_.clear();
   memory_.reset();
   for (const CUstream stream : {context_.outgoing, context_.incoming}) {
     if (stream != nullptr) context_.driver.cuStreamDestroy.Result(stream);
@@ -284,7 +304,21 @@ absl::Status CudaLinks::Flush() {
   for (const std::unique_ptr<CudaLink>& link : links_) {
     if (link != nullptr) link->SendTokens();
   }
+  for (Pace& pace : paces_) TFRING_RETURN_IF_ERROR(Keep(pace));
   return absl::OkStatus();
+}
+
+absl::Status CudaLinks::Keep(Pace& pace) const {
+  const int64_t calls = pace.numbers.calls();
+  if (calls - pace.marked_calls < kCallsBetweenMarks) return absl::OkStatus();
+  pace.marked_calls = calls;
+  if (pace.marks == 2) {
+    TFRING_RETURN_IF_ERROR(WaitForMark(context_, *pace.earlier));
+  } else {
+    ++pace.marks;
+  }
+  std::swap(pace.earlier, pace.later);
+  return pace.later->Record(pace.stream);
 }
 
 bool CudaLinks::StopWaiting() {
@@ -296,6 +330,7 @@ bool CudaLinks::StopWaiting() {
     const absl::StatusOr<bool> idle = Idle();
     if (!idle.ok() || *idle) return true;
   }
+  device_.Abandon();
   return false;
 }
 
@@ -343,9 +378,10 @@ absl::Status CudaLinks::OpenExported(
 }
 
 absl::Status CudaLinks::ExportNone() {
-  // The GPU may still be working on memory that peers have exported; and if it
-  // waits for one that is lost, the host's transport reports it.
-  TFRING_RETURN_IF_ERROR(WaitForStream(context_, context_.stream));
+  // The GPU may still be working on memory that peers have exported, and to
+  // close it waits for all streams: Note [Waits of the driver] in
+  // kernels/cuda.h.
+  TFRING_RETURN_IF_ERROR(WaitForStreams(context_));
   for (const std::unique_ptr<CudaLink>& link : links_) {
     if (link != nullptr) link->CloseExported();
   }

@@ -3,6 +3,7 @@
 #ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_LINKS_H_
 #define TFRING_OPS_TRANSPORT_CUDA_CUDA_LINKS_H_
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,16 @@
 
 namespace tfring {
 
+// Note [How far the host runs ahead]
+//
+// A queue of the GPU's holds about a thousand calls, and a call that finds it
+// full waits, without a deadline: for ever, if the stream waits for a rank that
+// is lost.  The host takes less time for a segment than the GPU does, and so
+// would come there within one large tensor.  Therefore it is never more than
+// some hundreds of calls ahead of a stream that may wait for other ranks, and
+// waits for the stream as for a rank: it makes progress meanwhile, and hears of
+// a loss.
+
 class CudaLinks {
  public:
   // Collective over the ranks of `host`.
@@ -31,10 +42,12 @@ class CudaLinks {
   const CudaLink& link(int peer) const { return *links_[peer]; }
 
   // After an abort: ends the streams' waits for peers, and returns true when
-  // the GPU has completed all enqueued work; false if that takes too long.
+  // the GPU has completed all enqueued work; false if that takes too long, and
+  // then the device is abandoned.
   bool StopWaiting();
 
-  // Before every return from the transport: FlushNumbers, and then tokens.
+  // Before every return from the transport: FlushNumbers, and then tokens.  May
+  // wait for the GPU: see Note [How far the host runs ahead].
   absl::Status Flush();
 
   // See Transport::Export.
@@ -44,9 +57,27 @@ class CudaLinks {
   absl::Status Quiesce();
 
  private:
+  // Two moments of a stream, the one kCallsBetweenMarks calls behind the other.
+  struct Pace {
+    Pace(const CudaLinkContext& context, CUstream stream,
+         const StreamNumbers& numbers)
+        : stream(stream),
+          numbers(numbers),
+          earlier(std::make_unique<CudaMark>(context)),
+          later(std::make_unique<CudaMark>(context)) {}
+
+    const CUstream stream;
+    const StreamNumbers& numbers;
+    std::unique_ptr<CudaMark> earlier, later;
+    int64_t marked_calls = 0;
+    int marks = 0;
+  };
+
   CudaLinks(const CudaDriver& driver, const CudaDevice& device, Transport& host,
             const Options& options);
   absl::Status OpenStreams();
+  // Waits while the host is too far ahead.
+  absl::Status Keep(Pace& pace) const;
   // Returns true if the GPU has completed all work enqueued before the first
   // call.
   absl::StatusOr<bool> Idle();
@@ -62,12 +93,14 @@ class CudaLinks {
   absl::Status ExportNone();
 
   CudaLinkContext context_;
+  const CudaDevice& device_;
   std::unique_ptr<IpcMemory> memory_;  // on all ranks or on none
   std::unique_ptr<NodeSlots> node_slots_;
   bool meets_at_end_ = false;  // on all ranks or on none
   bool can_export_ = true;     // more of it, agreed by all ranks
   std::vector<std::unique_ptr<CudaLink>> links_;  // by rank
   std::vector<std::unique_ptr<CudaMark>> marks_;  // of the streams, for Idle
+  std::vector<Pace> paces_;
 };
 
 }  // namespace tfring

@@ -88,15 +88,15 @@ class IpcCheck {
     if (status.ok()) {
       status = work(static_cast<std::byte*>(DeviceMemory(memory)));
     }
+    // It may also still be copying what was sent.  See Note [Waits of the
+    // driver] in kernels/cuda.h.
+    if (status.ok()) status = WaitForStreams(context_);
     if (status.ok()) {
       status = driver.cuMemcpyDtoHAsync(numbers.data(), memory, bytes,
                                         context_.stream);
     }
-    if (status.ok()) status = WaitForStream(context_, context_.stream);
-    // It may still be copying what was sent.
-    if (status.ok()) status = WaitForStream(context_, context_.outgoing);
-    if (!status.ok()) links_.StopWaiting();
-    driver.cuMemFree.Result(memory);
+    if (status.ok()) status = WaitForStreams(context_);
+    if (status.ok() || links_.StopWaiting()) driver.cuMemFree.Result(memory);
     return status;
   }
 

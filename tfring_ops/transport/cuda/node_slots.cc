@@ -107,6 +107,7 @@ class NodeLink final : public CudaLink {
 
   absl::Status StartFilling(CudaMessage& message) {
     if (own_slots_ == nullptr) {
+      // The driver may wait for the GPU, which waits for no rank here.
       auto made = PinnedSegment::Create(context_.driver, SlotsBytes());
       if (!made.ok()) return Explained(made.status());
       own_slots_ = *std::move(made);

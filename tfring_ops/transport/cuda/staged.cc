@@ -19,6 +19,8 @@ struct Slot {
 
   absl::Status Allocate() {
     if (memory != nullptr) return absl::OkStatus();
+    // By IPC the streams may wait for ranks of this node meanwhile.
+    TFRING_RETURN_IF_ERROR(WaitForStreams(context));
     return context.driver.cuMemHostAlloc(&memory, context.part_bytes,
                                          kCudaHostPortable);
   }

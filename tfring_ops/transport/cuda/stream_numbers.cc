@@ -6,6 +6,7 @@ namespace tfring {
 
 absl::Status StreamNumbers::Flush() {
   if (kept_.empty()) return absl::OkStatus();
+  ++calls_;
   std::vector<CudaStreamOperation> kept;
   kept.swap(kept_);
   const absl::Status status = driver_.cuStreamBatchMemOp(

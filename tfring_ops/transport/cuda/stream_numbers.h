@@ -35,11 +35,14 @@ class StreamNumbers {
   }
 
   absl::Status Flush();
+  // The number of calls of the driver's so far.
+  int64_t calls() const { return calls_; }
 
  private:
   const CudaDriver& driver_;
   const CUstream stream_;
   std::vector<CudaStreamOperation> kept_;
+  int64_t calls_ = 0;
 };
 
 }  // namespace tfring
