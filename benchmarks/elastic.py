@@ -16,8 +16,8 @@ and is harmed again and again, each time when it is whole:
 The last two take root: their hosts are network namespaces of this machine
 (tools/host_network.py), with a rank each. `survivor` is the time from the fault
 to the next step of another worker; `joiner`, to the first step of the one that
-takes the lost one's place, less what that took from its process's start to the
-end of `tfring.init`, which is mostly imports.
+takes the lost one's place, less `imports`: what its process took from its start
+until its script had imported Keras and tfring. A spare has done so before.
 
 Let the ranks be no more than the cores, or they wait for one another.
 """
@@ -25,30 +25,20 @@ Let the ranks be no more than the cores, or they wait for one another.
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import random
 import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from absl import app, flags
+from elastic_jobs import HostNetwork, Job, Worker, missing
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-from host_network import HostNetwork, missing  # noqa: E402
-
+SCRIPT = Path(__file__).with_name("elastic_training.py")
 BETWEEN_HOSTS = ("lost_host", "cut")
 CUT_SECONDS = 6
-PATIENCE_SECONDS = 100
-# From when a spare has joined its own job to when it has nothing to do.
-SPARE_SECONDS = 5
 
 KINDS = flags.DEFINE_list(
     "kinds", ["kill", "spare", "stop", *BETWEEN_HOSTS], "Kinds of faults."
@@ -73,44 +63,14 @@ TURNS = flags.DEFINE_integer("turns", 1, "How many of each.")
 JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 
-class Step(NamedTuple):
-    """A step, and the job in which it was: the worker's n-th, and its size."""
-
-    starts: int
-    size: int
-    time: float
-
-
-@dataclasses.dataclass
-class Worker:
-    """What a worker has recorded."""
-
-    host: str = ""
-    pid: int = 0
-    started: float = 0.0
-    built: float = math.inf
-    steps: list[Step] = dataclasses.field(default_factory=list)
-
-    def trains(self) -> bool:
-        """Tells if it has just done a step of all ranks."""
-        return (
-            bool(self.steps)
-            and self.steps[-1].size == RANKS.value
-            and self.steps[-1].time > time.monotonic() - 1
-        )
-
-    def waits(self) -> bool:
-        """Tells if it is a spare that is ready, as far as can be seen."""
-        return not self.steps and self.built < time.monotonic() - SPARE_SECONDS
-
-
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What one has cost, in seconds; a joiner was there before if a spare."""
+    """What one has cost, in seconds; see above."""
 
     kind: str
     survivor: float
     joiner: float
+    imports: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,102 +85,31 @@ class Turn:
         return self.disturbed / self.undisturbed
 
 
-class Job:
-    """A job over TCP that trains until it is closed."""
+class HarmedJob(Job):
+    """A job without end, to which faults happen."""
 
     def __init__(self, kind: str, network: HostNetwork | None) -> None:
-        self.network = network
-        self._spares = int(kind == "spare")
-        self._files = tempfile.TemporaryDirectory()
-        self._folder = Path(self._files.name)
-        self._lines: dict[str, int] = {}
-        self.workers: dict[str, Worker] = {}
-        start = network.popen if network else subprocess.Popen
-        slots = f"localhost:{RANKS.value + self._spares}"
-        model = (LAYERS.value, WIDTH.value, BATCH_SIZE.value)
-        self._process = start(
-            [
-                *(sys.executable, "-m", "tfring.run", "--elastic"),
-                *("-H", network.slots(1) if network else slots),
-                *("-np", str(RANKS.value), "--min-np", "1"),
-                *("--max-np", str(RANKS.value)),
-                *(("--spares", "1") if self._spares else ()),
-                *(sys.executable, str(ROOT / "benchmarks/elastic_training.py")),
-                *map(str, (self._folder, *model)),
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "TF_NUM_INTRAOP_THREADS": "1",
-                # One host may lose so many.
-                "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
-            },
-            stdin=subprocess.DEVNULL,
+        super().__init__(
+            SCRIPT,
+            (LAYERS.value, WIDTH.value, BATCH_SIZE.value),
+            ranks=RANKS.value,
+            spares=int(kind == "spare"),
+            network=network,
         )
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._files.cleanup()
-
-    def look(self) -> None:
-        """Reads what the workers have recorded since the last time."""
-        for path in self._folder.iterdir():
-            # Its writer may be in the middle of a line.
-            lines = path.read_text().split("\n")[:-1]
-            worker = self.workers.setdefault(path.name, Worker())
-            for line in lines[self._lines.get(path.name, 0) :]:
-                match line.split():
-                    case ["process", host, pid, _, at]:
-                        worker.host, worker.pid = host, int(pid)
-                        worker.started = float(at)
-                    case ["built", at]:
-                        worker.built = float(at)
-                    case ["step", starts, size, at]:
-                        step = Step(int(starts), int(size), float(at))
-                        worker.steps.append(step)
-            self._lines[path.name] = len(lines)
-
-    def wait_until_whole(self) -> None:
-        """Waits for all ranks to train, and spares to wait, for a while."""
-        while True:
-            self._wait_for(self._is_whole)
-            time.sleep(REST_SECONDS.value)
-            self.look()
-            if self._is_whole():
-                return
-
-    def _is_whole(self) -> bool:
-        workers = self.workers.values()
-        return (
-            sum(worker.trains() for worker in workers) == RANKS.value
-            and sum(worker.waits() for worker in workers) >= self._spares
-        )
-
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        self.look()
-        while not condition():
-            if self._process.poll() is not None:
-                raise RuntimeError("the job has ended.")
-            if time.monotonic() > end:
-                raise TimeoutError(f"the job hangs: {self.workers}")
-            time.sleep(0.05)
-            self.look()
 
     def suffer(self, kind: str, dice: random.Random) -> Fault:
         """Has a fault happen to a worker, and waits for what follows."""
-        self.look()
+        self.wait_until_whole(REST_SECONDS.value)
         others = {
-            name: worker.steps[-1].starts
-            for name, worker in self.workers.items()
-            if worker.trains()
+            name: self.workers[name].steps[-1].starts
+            for name in self.training()
         }
         name = dice.choice(sorted(others))
         del others[name]
         trained = {name for name, w in self.workers.items() if w.steps}
+        waited = {name for name, w in self.workers.items() if w.waits()}
         at = time.monotonic()
+        self.lost.add(name)
         self._harm(kind, self.workers[name])
 
         def survivors() -> list[float]:
@@ -232,20 +121,24 @@ class Job:
                 if step.starts > starts
             ]
 
-        def joiners() -> list[Worker]:
+        def joiners() -> list[str]:
             return [
-                worker
+                name
                 for name, worker in self.workers.items()
                 if name not in trained and worker.steps
             ]
 
-        self._wait_for(lambda: bool(survivors() and joiners()))
-        joiner = min(joiners(), key=lambda worker: worker.steps[0].time)
-        imports = joiner.built - joiner.started if joiner.started > at else 0
+        self.wait_for(lambda: bool(survivors() and joiners()))
+        first = min(
+            joiners(), key=lambda name: self.workers[name].steps[0].time
+        )
+        joiner = self.workers[first]
+        imports = 0.0 if first in waited else joiner.import_seconds
         return Fault(
             kind,
             min(survivors()) - at,
             joiner.steps[0].time - at - imports,
+            imports,
         )
 
     def _harm(self, kind: str, victim: Worker) -> None:
@@ -279,7 +172,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(kind: str) -> Iterator[Job]:
+def job(kind: str) -> Iterator[HarmedJob]:
     """A job for faults of a kind, once it is whole."""
     with contextlib.ExitStack() as stack:
         network = None
@@ -289,8 +182,8 @@ def job(kind: str) -> Iterator[Job]:
             network = stack.enter_context(
                 HostNetwork(RANKS.value, rate="1gbit")
             )
-        made = stack.enter_context(contextlib.closing(Job(kind, network)))
-        made.wait_until_whole()
+        made = stack.enter_context(contextlib.closing(HarmedJob(kind, network)))
+        made.wait_until_whole(REST_SECONDS.value)
         yield made
 
 
@@ -299,7 +192,7 @@ def measure_steps(kind: str, dice: random.Random) -> list[Fault]:
     with job(kind) as harmed:
         for number in range(FAULTS.value):
             if number:
-                harmed.wait_until_whole()
+                harmed.wait_until_whole(REST_SECONDS.value)
             faults.append(harmed.suffer(kind, dice))
     return faults
 
@@ -311,7 +204,7 @@ def measure_throughput(dice: random.Random) -> list[Turn]:
             undisturbed = harmed.rate(lambda: None)
             disturbed = harmed.rate(lambda: harmed.suffer("kill", dice))
             turns.append(Turn(undisturbed, disturbed))
-            harmed.wait_until_whole()
+            harmed.wait_until_whole(REST_SECONDS.value)
     return turns
 
 
@@ -319,7 +212,7 @@ def print_steps(faults: Sequence[Fault]) -> None:
     print(f"{'':10} {'':8} {'median':>8} {'least':>8} {'most':>8}")
     for kind in dict.fromkeys(fault.kind for fault in faults):
         of_kind = [fault for fault in faults if fault.kind == kind]
-        for who in ("survivor", "joiner"):
+        for who in ("survivor", "joiner", "imports"):
             seconds = [getattr(fault, who) for fault in of_kind]
             print(
                 f"{kind:10} {who:8} {statistics.median(seconds):6.2f} s "

@@ -2,9 +2,10 @@
 
     elastic_training.py FOLDER LAYERS WIDTH BATCH_SIZE
 
-Lines of FOLDER/WORKER: "process HOST PID START", "built", and for each step
-"step STARTS SIZE", all with the seconds of the clock that all processes of a
-machine share. STARTS is how many jobs the process has been a member of.
+Lines of FOLDER/records/WORKER: "process HOST PID START" once all is imported,
+"built", and for each step "step STARTS SIZE", all with the seconds of the clock
+that all processes of a machine share. START is on it, too; STARTS is how many
+jobs the process has been a member of.
 """
 
 import os
@@ -39,8 +40,10 @@ FEATURES = 32
 class Record(keras.callbacks.Callback):
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        path = folder / os.environ["TFRING_ELASTIC_WORKER"]
+        path = folder / "records" / os.environ["TFRING_ELASTIC_WORKER"]
         self._file = path.open("a", buffering=1, encoding="ascii")
+
+        self.note("process", os.uname().nodename, os.getpid(), STARTED)
 
     def note(self, *words: object) -> None:
         print(*words, time.monotonic(), file=self._file)
@@ -53,7 +56,6 @@ def main() -> None:
     folder = Path(sys.argv[1])
     layers, width, batch_size = map(int, sys.argv[2:])
     record = Record(folder)
-    record.note("process", os.uname().nodename, os.getpid(), STARTED)
     tfring.init()
     record.note("built")
     keras.utils.set_random_seed(0)

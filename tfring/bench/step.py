@@ -79,8 +79,8 @@ def measure_step(
         progress: Called after each round.
     """
     world = native.mpi().COMM_WORLD
-    together = _trainer(model, batch_size, jit_compile, distributed=True)
-    apart = _trainer(model, batch_size, jit_compile, distributed=False)
+    together = trainer(model, batch_size, jit_compile, distributed=True)
+    apart = trainer(model, batch_size, jit_compile, distributed=False)
     # Each of those copies trains alone, as it shall.
     warnings.simplefilter("ignore", tfring.NotDistributedWarning)
     for _ in range(_WARM_UP_STEPS):
@@ -135,9 +135,17 @@ def _wait_for_all(world: Any) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _trainer(
+def trainer(
     name: str, batch_size: int, jit_compile: bool, *, distributed: bool
 ) -> Callable[[], Any]:
+    """Returns what does a training step on this rank, with its own batch.
+
+    Args:
+        name: "mlp" or "cnn".
+        batch_size: This rank's.
+        jit_compile: If True, XLA compiles the step.
+        distributed: Whether gradients are averaged.
+    """
     keras.utils.set_random_seed(0)
     layers = keras.layers
     if name == "mlp":  # 40 MB of gradients

@@ -1,0 +1,158 @@
+"""The test accuracy of training to which faults happen, and without any.
+
+  .venv/bin/python benchmarks/elastic_accuracy.py --faults=20 --seeds=0,1,2
+
+A small CNN learns handwritten digits by `tfring.elastic.fit` to the end, once
+undisturbed and once with faults: with each seed, of the weights, the order of
+the images, and the faults, which are
+
+  kill       a worker is killed
+  stop       a worker is stopped
+  terminate  a worker gets SIGTERM, and leaves with its next commit
+  exception  a worker's step raises an error
+
+each when the job has been whole for up to two seconds. A rank that is left
+trains on alone, on smaller batches, until another has joined. Steps are made
+longer, so that there is time for all faults; the undisturbed ones need not be.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+from elastic_jobs import Job
+
+SCRIPT = Path(__file__).with_name("elastic_digits.py")
+# Until training has come to its end after the last fault.
+END_SECONDS = 600
+
+SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Each is a pair of jobs.")
+RANKS = flags.DEFINE_integer("ranks", 2, "How many workers train.")
+FAULTS = flags.DEFINE_integer("faults", 20, "In each job that is disturbed.")
+KINDS = flags.DEFINE_list(
+    "kinds", ["kill", "stop", "terminate", "exception"], "Kinds of faults."
+)
+EPOCHS = flags.DEFINE_integer("epochs", 40, "Passes over the images.")
+STEP_SECONDS = flags.DEFINE_float(
+    "step_seconds", 0.1, "By how much steps are longer where there are faults."
+)
+JSON = flags.DEFINE_string("json", None, "A file for all figures.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a job has come to, the same on all ranks."""
+
+    accuracy: float
+    loss: float
+    steps: int
+    weights: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The results with a seed, and how often each kind of fault happened."""
+
+    seed: int
+    undisturbed: Result
+    disturbed: Result
+    faults: dict[str, int]
+
+
+def train(seed: int, faults: Sequence[str], dice: random.Random) -> Result:
+    """Has a job train to the end, with faults one after the other."""
+    step_seconds = STEP_SECONDS.value if faults else 0
+    with contextlib.closing(
+        Job(SCRIPT, (seed, EPOCHS.value, step_seconds), ranks=RANKS.value)
+    ) as job:
+        for number, kind in enumerate(faults):
+            try:
+                job.wait_until_whole(dice.uniform(0, 2))
+            except RuntimeError as error:
+                raise app.UsageError(
+                    f"the training was over after {number} faults; give more "
+                    "epochs."
+                ) from error
+            harm(job, kind, dice.choice(job.training()))
+        status = job.process.wait(END_SECONDS)
+        if status != 0:
+            raise RuntimeError(f"the job has ended with status {status}.")
+        results = {
+            Result(**json.loads(path.read_text()))
+            for path in (job.folder / "results").iterdir()
+        }
+    if len(results) != 1:
+        raise RuntimeError(f"the ranks have different results: {results}")
+    return results.pop()
+
+
+def harm(job: Job, kind: str, victim: str) -> None:
+    job.lost.add(victim)
+    pid = job.workers[victim].pid
+    match kind:
+        case "kill":
+            os.kill(pid, signal.SIGKILL)
+        case "stop":
+            os.kill(pid, signal.SIGSTOP)
+        case "terminate":
+            os.kill(pid, signal.SIGTERM)
+        case "exception":
+            (job.folder / "faults" / victim).touch()
+        case _:
+            raise app.UsageError(f"{kind} is no kind of fault.")
+
+
+def measure(seed: int) -> Pair:
+    dice = random.Random(seed)
+    faults = dice.choices(KINDS.value, k=FAULTS.value)
+    return Pair(
+        seed,
+        train(seed, (), dice),
+        train(seed, faults, dice),
+        dict(Counter(faults)),
+    )
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    lines = [f"{'seed':>4}  {'undisturbed':>18}  {'disturbed':>18}  faults"]
+    for pair in pairs:
+        of_jobs = "  ".join(
+            f"{each.accuracy:7.2%} {each.steps:4} steps"
+            for each in (pair.undisturbed, pair.disturbed)
+        )
+        kinds = ", ".join(f"{n} {kind}" for kind, n in pair.faults.items())
+        lines.append(f"{pair.seed:4}  {of_jobs}  {kinds}")
+    means = "  ".join(
+        f"{statistics.mean(each.accuracy for each in of_kind):7.2%}{'':11}"
+        for of_kind in (
+            [pair.undisturbed for pair in pairs],
+            [pair.disturbed for pair in pairs],
+        )
+    )
+    return "\n".join([*lines, f"mean  {means}"])
+
+
+def main(arguments: Sequence[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
+    pairs = [measure(seed) for seed in map(int, SEEDS.value)]
+    print(table(pairs))
+    if JSON.value:
+        content = {
+            "ranks": RANKS.value,
+            "epochs": EPOCHS.value,
+            "pairs": [dataclasses.asdict(pair) for pair in pairs],
+        }
+        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)
