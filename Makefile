@@ -204,7 +204,6 @@ gpu: build
 	done
 	FAKE_CUDA_DEVICES=2 $(TFRINGRUN) -np 3 $(PYTEST:%.xml=%_own.xml) \
 	  tests/gpu/own_gpu.py
-	$(TFRINGRUN) -np 3 --elastic $(BIN)/python tests/gpu/lost_rank.py
 	for backend in ring nccl; do \
 	  FAKE_CUDA_DEVICES=3 TFRING_GPU_BACKEND=$$backend \
 	    $(TFRINGRUN) -np 3 --elastic --min-np 2 --max-np 3 \

@@ -1,10 +1,11 @@
-"""Training goes on without a rank that is killed.
+"""Training goes on when a rank is killed.
 
     tfringrun -np 3 --elastic python examples/elastic.py --kill_in_epoch 2
 
 The ranks commit their state every few batches. When one of them is lost, the
 others go back to the last commit, share out the data anew and train on, all in
-the same processes. Without --elastic the job would end with the rank.
+the same processes, and another joins them. Without --elastic the job would end
+with the rank.
 """
 
 import hashlib
@@ -40,11 +41,30 @@ class Kill(keras.callbacks.Callback):
     def __init__(self, state):
         super().__init__()
         self.state = state
+        self.is_due = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # Whoever comes in its place comes later in the epoch.
+        is_begin = self.state.taken == 0
+        self.is_due = is_begin and self.state.epoch + 1 == _KILL_IN_EPOCH.value
 
     def on_train_batch_begin(self, batch, logs=None):
-        now = self.state.epoch + 1 == _KILL_IN_EPOCH.value
-        if now and batch == self.params["steps"] // 2:
+        if self.is_due and batch == self.params["steps"] // 2:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountImages(keras.callbacks.Callback):
+    """Keeps how many images of the epoch all ranks have taken."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.state.taken += _BATCH_SIZE.value * tfring.size()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.state.taken = 0
 
 
 def load_data():
@@ -77,13 +97,12 @@ def rest_of_epoch(count, state):
     """Which images this rank has yet to see in this epoch, in what order.
 
     All ranks shuffle alike, and each takes every size-th image of what is left.
-    Where the ranks were more before, some images come twice in that epoch.
     """
     rank, size = tfring.rank(), tfring.size()
     a_step = _BATCH_SIZE.value * size
     order = np.random.default_rng(state.epoch).permutation(count)
-    begin, end = state.batch * a_step, count // a_step * a_step
-    return order[begin + rank : end : size]
+    steps = (count - state.taken) // a_step
+    return order[state.taken :][rank : steps * a_step : size]
 
 
 @tfring.elastic.run
@@ -93,12 +112,15 @@ def train(state, x, y, callbacks):
     state.model.optimizer.learning_rate = _RATE.value * tfring.size()
     if tfring.rank() == 0:
         print(
-            f"from epoch {state.epoch + 1}, batch {state.batch + 1}, "
+            f"from epoch {state.epoch + 1}, image {state.taken + 1}, "
             f"on {tfring.size()} ranks",
             flush=True,
         )
     while state.epoch < _EPOCHS.value:
         rest = rest_of_epoch(len(x), state)
+        if len(rest) == 0:  # Fewer are left than a step of all ranks takes.
+            state.epoch, state.taken = state.epoch + 1, 0
+            continue
         state.model.fit(
             x[rest],
             y[rest],
@@ -115,10 +137,10 @@ def main(_):
     keras.utils.set_random_seed(tfring.rank())
     model = make_model()
     # `train` begins with rank 0's state: no other callback gives the weights.
-    state = tfring.elastic.KerasState(model, epoch=0, batch=0)
+    state = tfring.elastic.KerasState(model, epoch=0, taken=0)
     callbacks = [
         tfring.elastic.UpdateEpochStateCallback(state),
-        tfring.elastic.UpdateBatchStateCallback(state),
+        CountImages(state),
         tfring.elastic.CommitStateCallback(state, _BATCHES_PER_COMMIT.value),
     ]
     if tfring.rank() == tfring.size() - 1:

@@ -1,8 +1,8 @@
 """A rank is killed while its GPU's work is not done; the others go on.
 
-`make gpu` runs it with `tfringrun --elastic`, by MPI, and by TCP, where
-another takes the place and the GPU of the one that is lost; on the fake GPU,
-whose streams are held from some moment on.
+`make gpu` runs it with `tfringrun --elastic`, where another takes the place and
+the GPU of the one that is lost; on the fake GPU, whose streams are held from
+some moment on.
 """
 
 from __future__ import annotations
@@ -46,23 +46,12 @@ def kill_soon() -> None:
     kill.join()
 
 
-def another_comes() -> bool:
-    """Tells if this is a job that replaces the lost rank."""
-    return "TFRING_ELASTIC_WORKER" in os.environ
-
-
-def will_be_lost() -> bool:
-    """Tells if it is this rank that is killed."""
-    if another_comes():
-        return os.environ["TFRING_ELASTIC_WORKER"] == "w2"
-    return tfring.rank() == tfring.size() - 1 == 2
-
-
 @elastic.run
 def train(state: elastic.TensorFlowState) -> None:
     """Adds up the totals of some steps, and goes on until another has come."""
-    while state.step < _STEPS or (another_comes() and tfring.size() < 3):
-        if state.step == _LAST_OF_ALL and will_be_lost():
+    while state.step < _STEPS or tfring.size() < 3:
+        worker = os.environ["TFRING_ELASTIC_WORKER"]
+        if state.step == _LAST_OF_ALL and worker == "w2":
             kill_soon()
         state.variables[0].assign_add(total())
         state.ranks += tfring.size()
@@ -87,13 +76,10 @@ def main() -> None:
         raise AssertionError(f"{set(variable.numpy())} is not {state.ranks}")
     if state.ranks == 3 * state.step:
         raise AssertionError("no rank was lost")
-    if tfring.size() != (3 if another_comes() else 2):
-        raise AssertionError(f"there are {tfring.size()} ranks at the end")
-    if another_comes():
-        slot = int(os.environ["TFRING_ELASTIC_SLOT"])
-        slots = sorted(tfring.allgather(tf.constant([slot])).numpy())
-        if slots != [0, 1, 2]:
-            raise AssertionError(f"the ranks have the slots {slots}")
+    slot = int(os.environ["TFRING_ELASTIC_SLOT"])
+    slots = sorted(tfring.allgather(tf.constant([slot])).numpy())
+    if slots != [0, 1, 2]:
+        raise AssertionError(f"the ranks have the slots {slots}")
     print("the others have gone on")
 
 

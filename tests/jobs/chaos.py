@@ -1,6 +1,6 @@
 """A training loop of a few numbers in which one rank comes to harm.
 
-    chaos.py VICTIM STEP HARM [elastic]
+    chaos.py VICTIM STEP HARM
 
 It is what `test_chaos.py` starts; it imports as little as it can.
 """
@@ -61,8 +61,6 @@ def main():
             state.commit()
 
     state = tfring.elastic.ObjectState(tfring.broadcast_object, step=0)
-    if "elastic" in sys.argv:
-        train = tfring.elastic.run(train)
     train(state)
     print(f"done on {tfring.size()}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Launches of elastic jobs over TCP whose workers train nothing."""
+"""Launches of elastic jobs whose workers train nothing."""
 
 import contextlib
 import os

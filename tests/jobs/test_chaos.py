@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 from jobs import JOB_SECONDS, TFRINGRUN, running
-from test_elastic import _GOES_ON
 
 _RANKS = 3
 _SEED = int(os.environ.get("TFRING_CHAOS_SEED", "1"))
@@ -26,37 +25,26 @@ _ROUNDS = int(os.environ.get("TFRING_CHAOS_ROUNDS", "1"))
 _SHARED_MEMORY = Path("/dev/shm")
 _PROGRAM = Path(__file__).with_name("chaos.py")
 
-# The harm, whether the job is elastic, and the status; None is any but 0, and
-# "any" may also be 0.
+# The harm, and the status; None is any but 0, and "any" may also be 0.
 _KINDS = [
-    ("none", False, 0),
-    ("kill", False, 137),
-    ("crash", False, 139),
-    ("stop", False, None),
-    ("exception", False, 1),
-    ("exit_with_3", False, 3),
-    ("exit_with_-1", False, 255),
-    ("end_with_7", False, 7),
-    ("exit_before_init", False, 4),
-    ("bad_setting", False, 1),
-    ("few_files", False, "any"),
-    ("full_tmp", False, "any"),
-    ("full_shm", False, "any"),
-    ("none", True, 0),
-    ("kill", True, 0),
-    ("crash", True, 0),
-    ("exception", True, 1),
-    ("exit_with_3", True, 3),
-    ("exit_with_-1", True, 255),
-    ("end_with_7", True, 7),
-    ("bad_setting", True, 1),
+    ("none", 0),
+    ("kill", 137),
+    ("crash", 139),
+    ("stop", None),
+    ("exception", 1),
+    ("exit_with_3", 3),
+    ("exit_with_-1", 255),
+    ("end_with_7", 7),
+    ("exit_before_init", 4),
+    ("bad_setting", 1),
+    ("few_files", "any"),
+    ("full_tmp", "any"),
+    ("full_shm", "any"),
 ]
 # Cases that a default run leaves out, for time; it has similar ones.
 _SELDOM = {
-    *(("crash", False), ("exit_with_-1", False), ("none", True)),
-    *(("crash", True), ("exception", True), ("exit_with_3", True)),
-    *(("end_with_7", True), ("bad_setting", True), ("few_files", False)),
-    *(("full_tmp", False), ("none", False), ("exit_before_init", False)),
+    *("crash", "exit_with_-1", "few_files", "full_tmp", "none"),
+    "exit_before_init",
 }
 
 
@@ -81,29 +69,23 @@ def _with_mounts(harm, folder, shared):
 
 def _cases():
     for number in range(_ROUNDS):
-        for harm, elastic, status in _KINDS:
-            if _ROUNDS == 1 and (harm, elastic) in _SELDOM:
+        for harm, status in _KINDS:
+            if _ROUNDS == 1 and harm in _SELDOM:
                 continue
-            name = f"{harm}{'-elastic' * elastic}-{number}"
-            yield pytest.param(harm, elastic, status, number, id=name)
+            yield pytest.param(harm, status, number, id=f"{harm}-{number}")
 
 
-@pytest.mark.parametrize(
-    ("harm", "elastic", "status", "number"), list(_cases())
-)
-def test_one_rank_comes_to_harm(start, tmp_path, harm, elastic, status, number):
-    if elastic and not _GOES_ON:
-        pytest.skip("this MPI ends with any of its ranks")
-    dice = random.Random(f"{_SEED} {harm} {elastic} {number}")
+@pytest.mark.parametrize(("harm", "status", "number"), list(_cases()))
+def test_one_rank_comes_to_harm(start, tmp_path, harm, status, number):
+    dice = random.Random(f"{_SEED} {harm} {number}")
     victim, step = dice.randrange(_RANKS), dice.randrange(10)
     # The program's folder, so short that Open MPI's socket has a short path.
     folder = Path("/tmp", f"chaos{uuid.uuid4().hex[:8]}")
     folder.mkdir()
     marker = uuid.uuid4().hex
     command = [
-        *(*TFRINGRUN, *(["--elastic"] * elastic), "-np", _RANKS),
+        *(*TFRINGRUN, "-np", _RANKS),
         *(sys.executable, _PROGRAM, victim, step, harm),
-        *(["elastic"] * elastic),
     ]
     full = harm in ("full_tmp", "full_shm")
     shared = _SHARED_MEMORY / folder.name
@@ -135,8 +117,7 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, elastic, status, number):
     elif status != "any":
         assert job.returncode == status, said
     if job.returncode == 0:
-        survivors = _RANKS - (elastic and harm in ("kill", "crash"))
-        assert output.count(f"done on {survivors}") == survivors, said
+        assert output.count(f"done on {_RANKS}") == _RANKS, said
     elif harm == "stop":
         assert f"for rank {victim}" in output, said
     elif harm == "bad_setting":

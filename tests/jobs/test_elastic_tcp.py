@@ -1,4 +1,4 @@
-"""Jobs elastic over TCP: lost workers are replaced, and training goes on."""
+"""Elastic jobs: lost workers are replaced, and training goes on."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Elastic jobs over TCP on several hosts; the workers train nothing."""
+"""Elastic jobs on several hosts; the workers train nothing."""
 
 import sys
 import time

@@ -73,7 +73,8 @@ def test_the_elastic_job_is_one():
     program, *arguments = container["command"]
     assert program == "tfringrun"
     options = options_lib.parser("").parse_args(arguments)
-    assert options_lib.is_elastic_over_tcp(options)
+    options_lib.check_elastic(options)
+    assert options.elastic
     # How Kubernetes calls the pod of index 0.
     assert options.rendezvous == (f"{name}-0.{pod['subdomain']}", 29500)
     slots = job["spec"]["completions"] * options.slots_per_host

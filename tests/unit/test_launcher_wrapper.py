@@ -10,8 +10,8 @@ from tfring.launcher import wrapper
 from tfring.launcher.wrapper import RankStates, Report, describe
 
 
-def _first_failure(reports, elastic=False):
-    states = RankStates(3, elastic)
+def _first_failure(reports):
+    states = RankStates()
     for report in reports:
         states.take(report)
     failure = states.first_failure
@@ -32,44 +32,14 @@ FAILED_0 = Report(0, "failed", 1, "b")
         ([Report(1, "leaving", 3, "a"), FAILED_0, EXIT_3], (1, 3)),
         # It has caught its SystemExit.
         (
-            [Report(1, "leaving", 3), Report(1, "exit", 0), FAILED_0],
+            [Report(1, "leaving", 3, "a"), Report(1, "exit", 0, "a"), FAILED_0],
             (0, 1),
         ),
-        ([Report(rank, "exit", 0) for rank in range(3)], None),
+        ([Report(rank, "exit", 0, "a") for rank in range(3)], None),
     ],
 )
 def test_who_failed_first(reports, expected):
     assert _first_failure(reports) == expected
-
-
-@pytest.mark.parametrize(
-    ("reports", "expected"),
-    [
-        ([Report(1, "started"), KILLED], None),
-        ([KILLED], (1, 137)),
-        ([Report(1, "started"), EXIT_3], (1, 3)),
-        ([Report(1, "started"), Report(1, "exit", 255)], (1, 255)),
-        # By sys.exit, not by a signal.
-        ([Report(1, "started"), Report(1, "ending"), KILLED], (1, 137)),
-    ],
-)
-def test_who_fails_an_elastic_job(reports, expected):
-    assert _first_failure(reports, elastic=True) == expected
-
-
-def test_an_elastic_job_with_no_rank_left():
-    started = [Report(rank, "started") for rank in range(3)]
-    killed = [Report(rank, "exit", 137) for rank in (2, 0, 1)]
-    assert _first_failure(started + killed[:2], elastic=True) is None
-    assert _first_failure(started + killed, elastic=True) == (2, 137)
-
-
-def test_the_end_of_all_ranks():
-    states = RankStates(2, elastic=True)
-    states.take(Report(0, "ending"))
-    assert not states.all_end()
-    states.take(KILLED)
-    assert states.all_end()
 
 
 def test_description():
@@ -90,7 +60,7 @@ def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
     program = (
         "import os, sys; from tfring._core import reports;"
         "os.dup2(os.open('/dev/null', os.O_WRONLY), 2);"
-        "reports.tell('started');"
+        "reports.tell('failed 1 a');"
         "fd = os.environ.get('PMI_FD'); fd and os.write(int(fd), b'to mpirun');"
         "print(*sys.argv[1:]); sys.exit(3)"
     )
@@ -109,7 +79,7 @@ def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
     os.close(writer)
     host = os.uname().nodename.encode()
     assert ended.stdout == b"a b $c\n"
-    assert ended.stderr == b"\x1estarted\x1f\n\x1eexit 3 %b\x1f\n" % host
+    assert ended.stderr == b"\x1efailed 1 a\x1f\n\x1eexit 3 %b\x1f\n" % host
     assert ended.returncode == 3
     assert os.read(reader, 100) == (b"to mpirun" if pmi_fd else b"")
     os.close(reader)

@@ -94,7 +94,7 @@ def test_it_says_who_it_is(rendezvous, member):
     assert worker["pid"] == os.getpid()
     assert pulse == {"role": "pulse", "worker": "w7"}
     # A program that it starts would take itself for the worker.
-    assert native.is_elastic_over_tcp()
+    assert native.is_elastic()
     assert "TFRING_ELASTIC_RENDEZVOUS" not in os.environ
     assert "TFRING_ELASTIC_TOKEN" not in os.environ
 

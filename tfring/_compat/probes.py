@@ -15,7 +15,7 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Tells if the ranks talk through MPI: not in jobs elastic over TCP."""
+    """Tells if the ranks talk through MPI: not in elastic jobs."""
     return not runtime.may_grow()
 
 
@@ -23,7 +23,7 @@ def mpi_threads_supported() -> bool:
     """Tells whether MPI may be called from several threads at once.
 
     True after `init`, which refuses an MPI that says otherwise: mpi4py and
-    tfring may be used side by side. False in jobs elastic over TCP, which do
+    tfring may be used side by side. False in elastic jobs, which do
     not start MPI.
 
     Raises:

@@ -215,26 +215,6 @@ class _Running(_Done):
             self.error = error
 
 
-def run_within(limit: float, work: Callable[[], _T], message: str) -> _T:
-    """Runs `work`, which waits for other ranks, in another thread.
-
-    Raises:
-        TimeoutError: It takes more than `limit` seconds, 0 for never; it is
-            running still.
-        Exception: `work` raised it.
-    """
-    running = _Running(work)
-    begin = time.monotonic()
-    while not running.is_over():
-        if limit and time.monotonic() - begin > limit:
-            raise TimeoutError(message)
-        time.sleep(0.001)
-    if running.error is not None:
-        raise running.error
-    result: _T = running.result
-    return result
-
-
 def _send(comm: Any, message: Any, rank: int, tag: int) -> None:
     MPI = native.mpi()  # noqa: N806
     try:

@@ -1,4 +1,4 @@
-"""This worker's place in a job that is elastic over TCP.
+"""This worker's place in a job that is elastic.
 
 The rendezvous in the launcher alone decides who belongs to which generation of
 the job. A thread of this process hears what it says, whatever the script does:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import atexit
 import ctypes
 import os
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfring import _build_info
 from tfring._core import agreement, native, settings
@@ -18,10 +16,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _T = TypeVar("_T")
-
-# How often a rank looks whether the others have come.
-_LOOK_SECONDS = 0.001
-_RESTART_SECONDS = 600.0
 
 # Why this process can join no job any more.
 _unusable: str | None = None
@@ -65,16 +59,11 @@ class MpiJob(Job):
     def leave(self) -> None:
         if native.is_disowned():  # The job is this process's parent's.
             return
-        if outlives_lost_ranks() and self._comm.Get_failed().size > 0:
-            self._comm.Revoke()
-        else:
-            self._comm.Free()
+        self._comm.Free()
 
     def next(self, steps: int) -> MpiJob:
-        # The old one is not freed: a lost rank would have to take part.
-        left = _ranks_left(self._comm)
-        job = join(left)
-        left.Free()
+        job = join(self._comm)
+        self._comm.Free()
         return job
 
 
@@ -100,8 +89,6 @@ def join(comm: Any) -> MpiJob:
             _unusable = str(error)
             atexit.register(world.Abort, 1)
         raise
-    if outlives_lost_ranks():
-        native.finalize_alone()
     return job
 
 
@@ -195,50 +182,6 @@ def _part_of_the_world(ranks: Sequence[int]) -> MPI.Intracomm:
         world.Get_group().Incl(list(ranks))
     )
     return part
-
-
-def _ranks_left(before: MPI.Intracomm) -> MPI.Intracomm:
-    limit = settings.seconds(
-        "TFRING_STALL_SHUTDOWN_TIME_SECONDS", _RESTART_SECONDS
-    )
-    too_late = (
-        f"tfring: to start again takes all {before.size} ranks that are not "
-        f"lost, and some have not come for {limit:g} s."
-    )
-    begin = time.monotonic()
-    outlives = outlives_lost_ranks()
-    if outlives:
-        # Who waits for a rank that comes here gets an error.
-        before.Revoke()
-        request = before.Iagree(array.array("i", [1]))
-    else:
-        request = before.Ibarrier()
-    while not _is_over(request):
-        if limit and time.monotonic() - begin > limit:
-            raise TimeoutError(too_late)
-        time.sleep(_LOOK_SECONDS)
-    # Open MPI 5.0's Ishrink fails.
-    left: Any = agreement.run_within(
-        limit, before.Shrink if outlives else before.Dup, too_late
-    )
-    return cast("MPI.Intracomm", left)
-
-
-def _is_over(request: MPI.Request) -> bool:
-    MPI = native.mpi()  # noqa: N806
-    try:
-        return bool(request.Test())
-    except MPI.Exception as error:
-        # It completes without the ranks that are lost, with this error.
-        if error.error_class != MPI.ERR_PROC_FAILED:
-            raise
-        return True
-
-
-def outlives_lost_ranks() -> bool:
-    """Returns True if MPI goes on when a rank is killed: Open MPI can."""
-    name = "OMPI_MCA_mpi_ft_enable"
-    return os.environ.get(name) == "1"
 
 
 # Variables by which launchers give the number of tasks, their launcher, and how

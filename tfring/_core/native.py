@@ -37,18 +37,15 @@ def elastic_variable(name: str) -> str:
     return _elastic_variables.get(name, "")
 
 
-def is_elastic_over_tcp() -> bool:
-    """Tells if this process is a worker of an elastic job without MPI."""
+def is_elastic() -> bool:
+    """Tells if this process is a worker of an elastic job."""
     return bool(elastic_variable("TFRING_ELASTIC_RENDEZVOUS"))
 
 
 def no_mpi() -> RuntimeError:
     """The error of whoever needs MPI in such a worker."""
     return RuntimeError(
-        "tfring: this job is elastic over TCP and has no MPI: there is no "
-        "communicator. `tfringrun --elastic` without --min-np, --max-np, "
-        "--spares, --host-discovery-script and --rendezvous starts one over "
-        "MPI."
+        "tfring: this job is elastic and has no MPI: there is no communicator."
     )
 
 
@@ -59,7 +56,7 @@ def mpi() -> Any:
     Raises:
         RuntimeError: The job has no MPI.
     """
-    if is_elastic_over_tcp():
+    if is_elastic():
         raise no_mpi()
     # There may be several, of which mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
@@ -106,16 +103,6 @@ def check_settings() -> None:
 def _finalize() -> None:
     if not _forked and not mpi().Is_finalized():
         mpi().Finalize()
-
-
-def finalize_alone() -> None:
-    """Makes `MPI_Finalize` of this process wait for no other rank.
-
-    Open MPI's would: for ever where one is lost.
-    """
-    flag = _open_mpi_global(ctypes.c_bool, "ompi_async_mpi_finalize")
-    if flag is not None:
-        flag.value = True
 
 
 def disown() -> None:
@@ -173,7 +160,7 @@ def _ops() -> Any:
     import tensorflow as tf
 
     # MPI comes first: the library then finds the same libmpi by its soname.
-    if is_elastic_over_tcp():
+    if is_elastic():
         # It is only loaded, and no part of a job.
         ctypes.CDLL(str(abi.mpi_library()))
     else:

@@ -42,7 +42,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
             return False
         native.check_not_forked()
         join: Callable[[Any], Job] = tcp_job.join
-        if not native.is_elastic_over_tcp():
+        if not native.is_elastic():
             native.mpi()  # Before the process's hooks, which come before its.
             join = mpi_job.join
         _install_process_hooks()
@@ -57,9 +57,6 @@ def _begin(job: Job) -> None:
     _job = job
     _starts += 1
     answers.compare()
-    # For `tfringrun --elastic`: from here on the others notice if this rank is
-    # killed.
-    reports.tell("started")
     logging.debug("tfring: rank %d of %d", job.topology.rank, job.topology.size)
 
 
@@ -117,8 +114,8 @@ def restart(steps: int = -1) -> None:
 
 
 def may_grow() -> bool:
-    """Tells if this is a worker of a job that is elastic over TCP."""
-    return native.is_elastic_over_tcp()
+    """Tells if this is a worker of an elastic job."""
+    return native.is_elastic()
 
 
 @answers.noted
@@ -290,8 +287,7 @@ def _leave_at_exit() -> None:
     shutdown()
     if native.is_disowned():
         return
-    reports.tell("ending")
-    if native.is_elastic_over_tcp():
+    if native.is_elastic():
         tcp_job.leave(status)
     elif status != 0 and native.mpi().COMM_WORLD.size > 1:
         # MPI_Finalize would wait for the others, which are not done, and the
@@ -306,7 +302,7 @@ def _is_another_gone() -> bool:
 
 def _end_job(status: int, text: str) -> None:
     """Ends the other ranks, where they cannot do without this one."""
-    if native.is_elastic_over_tcp():
+    if native.is_elastic():
         tcp_job.fail(text)
         return
     world = native.mpi().COMM_WORLD

@@ -1,4 +1,4 @@
-"""The job that is elastic over TCP: one object for each of its generations."""
+"""The job that is elastic: one object for each of its generations."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def join(comm: Any) -> TcpJob:
     global _membership, _mesh
     if comm is not None:
         raise RuntimeError(
-            "tfring.init: comm must be None in a job that is elastic over TCP: "
+            "tfring.init: comm must be None in a job that is elastic: "
             "its launcher alone decides who belongs to it."
         )
     native.check_settings()

@@ -14,7 +14,7 @@ def choose_gpu() -> None:
     """Makes the rank's GPU the only one that TensorFlow uses.
 
     By the place among the ranks of its machine, round and round if there are
-    more ranks than GPUs. In a job elastic over TCP, where that changes while
+    more ranks than GPUs. In a elastic job, where that changes while
     TensorFlow's devices do not, by the slot of the machine that the process has
     for its life. With more ranks than GPUs TensorFlow takes memory as it grows,
     or the first rank would leave the others none. A script that makes fewer

@@ -1,10 +1,8 @@
 """Training that goes on when a rank is lost, with Horovod's elastic API.
 
-Under `tfringrun --elastic --min-np N` a rank that is lost, in whatever way, is
-replaced by another, and hosts may come and go: all ranks start again from the
-last commit. Under `tfringrun --elastic` alone, where MPI is Open MPI 5, the
-ranks that are left do so when one is killed. Elsewhere a killed rank ends the
-job; `run` then serves what leaves all ranks alive.
+Under `tfringrun --elastic` a rank that is lost, in whatever way, is replaced by
+another, and hosts may come and go: all ranks start again from the last commit.
+In any other job a lost rank ends the job.
 """
 
 from tfring._core.errors import (

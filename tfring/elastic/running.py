@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import logging
 
-from tfring._core import native, runtime
+from tfring._core import runtime
 from tfring._core.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
@@ -19,27 +19,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: a training function that goes on when a rank is lost.
 
     All ranks take rank 0's state, and call the function. Where a collective
-    fails in it because a rank is lost, has left the job, or MPI has failed,
-    each rank that is still there goes back to its last commit, and they start
-    again among themselves: new ranks and size, rank 0's state, the callbacks of
-    `State.register_reset_callbacks`, the function once more. The function
-    returns when it has ended on all ranks.
+    fails in it because a rank is lost, each rank that is still there goes back
+    to its last commit, and they start again among themselves: new ranks and
+    size, rank 0's state, the callbacks of `State.register_reset_callbacks`, the
+    function once more. The function returns when it has ended on all ranks.
 
     After a start process sets are gone: the function adds them again.
     A `tf.function` keeps the `tfring.size()` of the time when it was traced;
     the functions of a `TensorFlowKerasState`'s model are traced anew.
 
-    Ranks are lost without ending the job under `tfringrun --elastic` (or
-    `mpirun --with-ft ulfm` of Open MPI 5). One that is lost while the others
-    start again, and a machine that is lost, end it. So does an exception of any
-    other kind.
-
-    With `tfringrun --elastic --min-np N` none of these ends the job: others are
-    started, and join with the state of a rank that has most commits. Who
-    waits to join is let in at a commit, by a new start of all. A worker that
-    gets SIGTERM leaves with its next commit. Until the function has ended on
-    all ranks, a worker that ends is lost, whatever its exit status; after that
-    nobody is replaced or killed. See the guide on elastic training.
+    Under `tfringrun --elastic` lost ranks and machines do not end the job:
+    others are started, and join with the state of a rank that has most commits.
+    Who waits to join is let in at a commit, by a new start of all. A worker
+    that gets SIGTERM leaves with its next commit. Until the function has ended
+    on all ranks, a worker that ends is lost, whatever its exit status; after
+    that nobody is replaced or killed. See the guide on elastic training.
 
     Collective: every rank must call the function.
 
@@ -48,10 +42,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns:
         A function that returns what `func` does.
-
-    Raises:
-        TimeoutError: When the others start again, a rank does not come in
-            `TFRING_STALL_SHUTDOWN_TIME_SECONDS`.
 
     Example:
 
@@ -121,20 +111,6 @@ def _run(train: Callable[[], Any], state: State) -> Any:
 
 def _is_of_the_job(error: Exception) -> bool:
     """Returns True if the job has failed, and not `func`."""
-    if isinstance(error, HorovodInternalError):
-        return True
-    if not runtime.may_grow() and _is_of_mpi(error):
-        return True
-    return runtime.is_initialized() and runtime.reason_of_end() is not None
-
-
-def _is_of_mpi(error: Exception) -> bool:
-    MPI = native.mpi()  # noqa: N806
-    if isinstance(error, MPI.Exception):
-        # From what is not the engine's, such as `add_process_set`.
-        return error.error_class in (
-            MPI.ERR_PROC_FAILED,
-            MPI.ERR_PROC_FAILED_PENDING,
-            MPI.ERR_REVOKED,
-        )
-    return False
+    return isinstance(error, HorovodInternalError) or (
+        runtime.is_initialized() and runtime.reason_of_end() is not None
+    )

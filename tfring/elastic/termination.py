@@ -21,7 +21,7 @@ _before_fork = threading.local()
 def goes_with_a_commit() -> Iterator[None]:
     """Within it, SIGTERM lets this worker go on until its next commit.
 
-    Only in jobs elastic over TCP, which have another take its place, and where
+    Only in elastic jobs, which have another take its place, and where
     the script has no handler of its own. Children that it forks end by SIGTERM,
     as `multiprocessing` expects of them.
     """

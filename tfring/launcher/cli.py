@@ -63,14 +63,14 @@ def _run(options: argparse.Namespace) -> int:
         terminals=frozenset(filter(os.isatty, (1, 2))),
         verbose=options.verbose,
     )
-    if options_lib.is_elastic_over_tcp(options):
+    options_lib.check_elastic(options)
+    if options.elastic:
         return _run_elastic(options, hosts, view)
     job = prepare(
         _command(options),
         ranks=options.ranks,
         hosts=hosts,
         view=view,
-        elastic=options.elastic,
         exports=options.exports,
         settings=options_lib.settings(options),
     )

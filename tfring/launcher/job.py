@@ -19,9 +19,6 @@ from tfring.launcher.output import Marks, Screen, StreamReader, View
 FAILURE_GRACE_SECONDS = 3.0
 # After its own news of a failure the launcher has this long to end.
 LAUNCHER_GRACE_SECONDS = 5.0
-# Once all ranks of an elastic job have left it, their processes have this long
-# to end.
-END_GRACE_SECONDS = 60.0
 # After a signal the launcher has this long to end the ranks on all hosts.
 STOP_GRACE_SECONDS = 5.0
 
@@ -42,7 +39,6 @@ class RunningJob:
         marks: Marks,
         ranks: int,
         *,
-        elastic: bool,
         one_machine: bool,
         view: View,
         lifeline: int | None = None,
@@ -50,13 +46,12 @@ class RunningJob:
         self._command = command
         self._environment = environment
         self._marks = marks
-        self._elastic = elastic
         self._one_machine = one_machine
         # A descriptor; the job ends when it comes to its end.
         self._lifeline = lifeline
         self.orphaned = False
         self.ranks = ranks
-        self._states = wrapper.RankStates(ranks, elastic)
+        self._states = wrapper.RankStates()
         self._screen = Screen(self._write, view)
         self._held = HeldLines(self._screen.show_lines, verbose=view.verbose)
         # The last words of the rank that failed first.
@@ -65,7 +60,6 @@ class RunningJob:
         self._stop_signal: int | None = None
         self._stop_at = float("inf")
         self._kill_at = float("inf")
-        self._end_by = float("inf")
         self._stopping = False
         self._process: subprocess.Popen[bytes]
         self._readers: dict[int, StreamReader] = {}
@@ -204,12 +198,6 @@ class RunningJob:
         if self._job_failed():
             self._held.expect_failure()
             self._stop_at = min(self._stop_at, now + LAUNCHER_GRACE_SECONDS)
-        # Ranks of Open MPI 5 may sleep for ever in MPI_Finalize once one is
-        # lost.
-        if self._elastic and self._states.all_end():
-            self._end_by = min(self._end_by, now + END_GRACE_SECONDS)
-            if now >= self._end_by:
-                self._stop_at = min(self._stop_at, now)
         if now >= self._stop_at and not self._stopping:
             self._stopping = True
             self._kill_at = min(self._kill_at, now + STOP_GRACE_SECONDS)
@@ -255,14 +243,7 @@ class RunningJob:
             ],
             under_way=any(r.heard_ranks for r in self._readers.values()),
         )
-        if host is not None:
-            return f"tfringrun: {host}"
-        if self._stopping and self._end_by < float("inf"):
-            return (
-                "tfringrun: all ranks have left the job, and their processes "
-                f"did not end in {END_GRACE_SECONDS:g} s."
-            )
-        return ""
+        return "" if host is None else f"tfringrun: {host}"
 
     def _write(self, stream: int, data: bytes) -> None:
         view = memoryview(data)

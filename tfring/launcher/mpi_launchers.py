@@ -51,7 +51,6 @@ class Job:
         hosts: The machines in order; none leaves the choice to the launcher.
         oversubscribe: There may be more ranks than slots or cores.
         cores_per_rank: How many cores to bind a rank to, or 0.
-        elastic: The job goes on when a rank is killed.
         exported: The names of the environment variables that other machines
             need; those of this machine inherit all.
         one_machine: All ranks run here.
@@ -62,7 +61,6 @@ class Job:
     hosts: Sequence[Host] = ()
     oversubscribe: bool = False
     cores_per_rank: int = 0
-    elastic: bool = False
     exported: Sequence[str] = ()
     one_machine: bool = False
 
@@ -139,22 +137,10 @@ def identify(path: Path) -> MpiLauncher | None:
 
 
 def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
-    """The whole command line that starts `job`.
-
-    Raises:
-        ValueError: The job is elastic, and with this launcher none is.
-    """
-    if job.elastic and not (
-        launcher.family is Family.OPEN_MPI and launcher.major >= 5
-    ):
-        raise ValueError(
-            "--elastic needs an MPI that goes on when a rank is killed: Open "
-            f"MPI 5 or later. This is {launcher.family.value} "
-            f"{launcher.version}."
-        )
+    """The whole command line that starts `job`."""
     if launcher.family is Family.OPEN_MPI:
         options = _open_mpi_options(launcher, job)
-        shell = wrapper.OF_ELASTIC_JOB if job.elastic else wrapper.OF_OPEN_MPI
+        shell = wrapper.OF_OPEN_MPI
     else:
         options = _hydra_options(job)
         shell = wrapper.OF_HYDRA
@@ -209,8 +195,6 @@ def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
         options += ["--output", "tag:raw"]
     else:
         options += ["--tag-output"]
-    if job.elastic:
-        options += ["--with-ft", "ulfm"]
     for name in job.exported:
         options += ["-x", name]
     return options

@@ -97,8 +97,8 @@ def parser(version: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--elastic",
         action="store_true",
-        help="do not end the job when a rank is killed: tfring.elastic.run "
-        "goes on with the others; takes Open MPI 5, or one of these options",
+        help="do not end the job when ranks or machines are lost: "
+        "tfring.elastic.run goes on with the others, and new ones join",
     )
     _add_elastic(parser)
     parser.add_argument(
@@ -129,12 +129,11 @@ def parser(version: str) -> argparse.ArgumentParser:
 
 def _add_elastic(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "elastic jobs over TCP",
-        "With --elastic: lost ranks and machines are replaced, and new ones "
-        "join. The ranks use no MPI.",
+        "elastic jobs",
+        "With --elastic. The ranks use no MPI.",
     )
     for option, meaning in (
-        ("min", "the fewest ranks to train with; by default -np, or 1"),
+        ("min", "the fewest ranks to train with; by default 1"),
         ("max", "the most ranks; by default one for each slot"),
     ):
         group.add_argument(
@@ -173,11 +172,11 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def is_elastic_over_tcp(options: argparse.Namespace) -> bool:
-    """Tells if the options ask for an elastic job without MPI.
+def check_elastic(options: argparse.Namespace) -> None:
+    """Checks the options of elastic jobs.
 
     Raises:
-        ValueError: They do, and not for an elastic job.
+        ValueError: They are for an elastic job, and this is none.
     """
     asked = [
         name
@@ -200,7 +199,6 @@ def is_elastic_over_tcp(options: argparse.Namespace) -> bool:
         raise ValueError(
             f"{asked[0]} is for elastic jobs: pass --elastic, too."
         )
-    return bool(asked)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,6 @@ def prepare(
     ranks: int | None,
     hosts: Sequence[Host],
     view: View,
-    elastic: bool = False,
     exports: Sequence[tuple[str, str | None]] = (),
     settings: Mapping[str, str] | None = None,
     lifeline: int | None = None,
@@ -50,7 +49,6 @@ def prepare(
         ranks: How many; None is one for each slot of the hosts.
         hosts: The machines in order; none is this one, or the batch system's.
         view: How the ranks' output is shown.
-        elastic: The job goes on when a rank is killed.
         exports: Names of environment variables that every rank shall have, each
             with its value, or None for the one here.
         settings: More environment variables.
@@ -59,7 +57,6 @@ def prepare(
     Raises:
         UsageError: There is no number of ranks, or no value for a variable.
         LauncherNotFoundError: No MPI launcher fits.
-        ValueError: This launcher has no elastic jobs.
     """
     launcher = find_launcher()
     environment = make_environment(exports, settings or {})
@@ -68,7 +65,6 @@ def prepare(
         hosts,
         command,
         environment,
-        elastic=elastic,
         exports=[name for name, _ in exports],
     )
     environment = {**mpi_launchers.environment(launcher, job), **environment}
@@ -82,7 +78,6 @@ def prepare(
         environment,
         mpi_launchers.marks(launcher),
         job.ranks,
-        elastic=job.elastic,
         one_machine=job.one_machine,
         view=view,
         lifeline=lifeline,
@@ -124,7 +119,6 @@ def _describe(
     command: Sequence[str],
     environment: Mapping[str, str],
     *,
-    elastic: bool,
     exports: Sequence[str],
 ) -> mpi_launchers.Job:
     slots = sum(host.slots for host in hosts)
@@ -165,7 +159,6 @@ def _describe(
         hosts=hosts,
         oversubscribe=oversubscribe,
         cores_per_rank=cores_per_rank,
-        elastic=elastic,
         exported=sorted(exported),
         one_machine=not elsewhere,
     )

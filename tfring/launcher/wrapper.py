@@ -7,10 +7,8 @@ control characters RS and US. The rank itself reports by the same pipe (see
 `tfring/_core/reports.py`), which the shell keeps open for it under another
 number:
 
-- `started`: it is past `tfring.init`;
 - `failed 1 node1`: an exception is about to end the job;
-- `leaving 3 node1`: it leaves the job, and means to exit with this status;
-- `ending`: it has left the job, and Python ends.
+- `leaving 3 node1`: it leaves the job, and means to exit with this status.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ _BEGIN = (
 _RUN = r'eval "\"\$@\" $reports>&2"; status=$?; '
 _RUN_WITHOUT_INPUT = r'eval "\"\$@\" $reports>&2 </dev/null"; status=$?; '
 _REPORT = r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&2; '
-# For MPI to see that a rank was killed. 128 + the highest signal is 192.
-_DIE_ALIKE = "[ $status -gt 128 ] && [ $status -le 192 ] && kill -KILL $$; "
 _END = "exit $status"
 
 OF_HYDRA = (
@@ -41,18 +37,9 @@ OF_HYDRA = (
     "tfringrun",
 )
 OF_OPEN_MPI = ("/bin/sh", "-c", _BEGIN + _RUN + _REPORT + _END, "tfringrun")
-OF_ELASTIC_JOB = (
-    "/bin/sh",
-    "-c",
-    _BEGIN + _RUN + _REPORT + _DIE_ALIKE + _END,
-    "tfringrun",
-)
 
 # A part of the pattern that `output` looks for.
-REPORT_PATTERN = (
-    rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*|started|ending)"
-    rb"\x1f\n"
-)
+REPORT_PATTERN = rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +48,21 @@ class Report:
 
     Attributes:
         rank: Which one.
-        word: `exit`, `failed`, `leaving`, `started` or `ending`.
-        status: The exit status, 0 where there is none yet.
-        host: Where the rank runs, "" where that is not said.
+        word: `exit`, `failed` or `leaving`.
+        status: The exit status.
+        host: Where the rank runs.
     """
 
     rank: int
     word: str
-    status: int = 0
-    host: str = ""
+    status: int
+    host: str
 
     @classmethod
     def parse(cls, rank: int, text: bytes) -> Report:
         word, _, rest = text.decode(errors="replace").partition(" ")
         status, _, host = rest.partition(" ")
-        return cls(rank, word, int(status or 0), host)
+        return cls(rank, word, int(status), host)
 
     def signal_name(self) -> str | None:
         """The signal that ended the rank, as far as the status tells."""
@@ -85,53 +72,19 @@ class Report:
 class RankStates:
     """The state of the job by all reports together."""
 
-    def __init__(self, ranks: int, elastic: bool) -> None:
-        self._ranks = ranks
-        self._elastic = elastic
-        self._started: set[int] = set()
-        self._ending: set[int] = set()
+    def __init__(self) -> None:
         self._leaving: dict[int, Report] = {}  # in the order of their news
-        self._exits: dict[int, Report] = {}
         self.first_failure: Report | None = None
 
     def take(self, report: Report) -> None:
-        if report.word == "started":
-            self._started.add(report.rank)
-        elif report.word == "ending":
-            self._ending.add(report.rank)
-        elif report.word == "leaving":
+        if report.word == "leaving":
             # Not a failure yet: it may have caught its SystemExit.
             self._leaving[report.rank] = report
-            return
-        elif report.word == "exit":
-            self._exits[report.rank] = report
-            if report.status == 0:
-                self._leaving.pop(report.rank, None)
-        if report.status == 0 or self.first_failure is not None:
-            return
-        if not self._is_survived(report):
+        elif report.status == 0:
+            self._leaving.pop(report.rank, None)
+        elif self.first_failure is None:
             # The others fail as that one leaves, perhaps before it has ended.
-            earlier = next(iter(self._leaving.values()), report)
-            self.first_failure = earlier
-        elif len(self._exits) == self._ranks and all(
-            exit_report.status for exit_report in self._exits.values()
-        ):
-            # None is left to go on.
-            self.first_failure = next(iter(self._exits.values()))
-
-    def all_end(self) -> bool:
-        """Tells if every rank has ended, or only its process has to end."""
-        return len(self._ending | set(self._exits)) == self._ranks
-
-    def _is_survived(self, report: Report) -> bool:
-        """Tells if the others go on: an elastic job, and a rank was killed."""
-        return (
-            self._elastic
-            and report.word == "exit"
-            and report.signal_name() is not None
-            and report.rank in self._started
-            and report.rank not in self._ending
-        )
+            self.first_failure = next(iter(self._leaving.values()), report)
 
 
 def describe(failure: Report, exception: str, last_line: str) -> str:

@@ -1,4 +1,4 @@
-"""Elastic jobs over TCP: `tfringrun --elastic --min-np 2 --max-np 8 ...`.
+"""Elastic jobs: `tfringrun --elastic ...`.
 
 `driver` runs a job in the launcher: `membership` has the rules by which workers
 belong to it, over `hosts`, `workers` and `places`, which are data; `server` has

@@ -58,7 +58,7 @@ def make(
     Args:
         command: The program and its arguments.
         ranks: `-np`, for how many the first generation waits.
-        minimum: `--min-np`; by default `ranks`, or 1.
+        minimum: `--min-np`; by default 1.
         maximum: `--max-np`; by default one for each slot.
         spares: `--spares`.
         hosts: `-H` or `--hostfile`.
@@ -90,7 +90,7 @@ def make(
             "it executable, and its path right, as in ./hosts.sh?"
         )
     if minimum is None:
-        minimum = ranks or 1
+        minimum = 1
     if maximum is not None and maximum < minimum:
         raise ValueError(f"--max-np {maximum} is less than {minimum} workers.")
     if ranks is not None and not (minimum <= ranks <= (maximum or math.inf)):

@@ -354,8 +354,8 @@ class MpiTransport final : public Transport {
   absl::Status CheckForAbort() {
     if (abort_request_ == MPI_REQUEST_NULL) return absl::OkStatus();
     int complete = 0;
-    // A receive from any rank, which includes a lost one: if MPI survives the
-    // loss, as Open MPI does with --with-ft ulfm, it is reported here.
+    // A receive from any rank, which includes a lost one: an MPI that survives
+    // the loss reports it here.
     if (const absl::Status status =
             FromMpi(MPI_Test(&abort_request_, &complete, MPI_STATUS_IGNORE),
                     "a rank is lost: MPI_Test");
