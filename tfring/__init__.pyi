@@ -33,19 +33,21 @@ from tfring._core.errors import (
     NotInitializedError as NotInitializedError,
     SameDrawsWarning as SameDrawsWarning,
 )
+from tfring._core.place import (
+    cross_rank as cross_rank,
+    cross_size as cross_size,
+    local_rank as local_rank,
+    local_size as local_size,
+    rank as rank,
+    size as size,
+)
 from tfring._core.process_sets import (
     ProcessSet as ProcessSet,
     global_process_set as global_process_set,
 )
 from tfring._core.runtime import (
-    cross_rank as cross_rank,
-    cross_size as cross_size,
     is_initialized as is_initialized,
-    local_rank as local_rank,
-    local_size as local_size,
-    rank as rank,
     shutdown as shutdown,
-    size as size,
 )
 from tfring._core.timeline import (
     start_timeline as start_timeline,

@@ -66,6 +66,7 @@ def main():
         epochs=100_000,
         callbacks=[steps],
         verbose=0,
+        keep_traces=True,
     )
     weights = b"".join(each.tobytes() for each in model.get_weights())
     result = {

@@ -113,8 +113,8 @@ class Worker:
         self.ready(generation, building=True)
         while True:
             message = self.receive(None)
-            if message["kind"] == "beside":
-                print("builds beside the others", flush=True)
+            if message["kind"] == "build":
+                print("builds while the others train", flush=True)
                 self.ready(generation)
             if message["kind"] != "form":
                 continue

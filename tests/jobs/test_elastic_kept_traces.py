@@ -1,4 +1,4 @@
-"""After a loss, and when another joins, nobody waits for a trace."""
+"""With `keep_traces=True` a step is traced once, whatever the size."""
 
 import json
 import re
@@ -31,6 +31,5 @@ def test_a_step_is_traced_once_whatever_the_size(start):
     assert first["sizes"] == [2, 1, 2]
     assert joiner["sizes"] == [2]
     assert first["weights"] == joiner["weights"]
-    # The one that joined, while the first one trained without it.
     assert set(first["traced in"]) == {1}
-    assert set(joiner["traced in"]) == {1}
+    assert len(set(joiner["traced in"])) == 1

@@ -145,8 +145,8 @@ def test_a_model_and_its_optimizer(rank, size, monkeypatch):
         np.testing.assert_array_equal(now, then)
     # What is traced for this rank of so many holds.
     assert model.train_function is traced
-    larger = dataclasses.replace(state._place, size=size + 1)
-    monkeypatch.setattr(state, "_place", larger)
+    larger = dataclasses.replace(state._traced_at, size=size + 1)
+    monkeypatch.setattr(state, "_traced_at", larger)
     state.on_reset()
     assert model.train_function is None
     model.fit(x, y, batch_size=2, verbose=0)

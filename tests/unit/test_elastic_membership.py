@@ -540,7 +540,7 @@ def test_one_who_does_not_join_is_lost():
     assert "w1" not in job.killed
 
 
-def test_who_joins_later_builds_beside_the_others_first():
+def test_who_joins_later_builds_first_while_the_others_train():
     job = Job({"a": 3}, minimum=2, maximum=3)
     for worker in ("w1", "w2"):
         job.be_ready(worker, building=True)
@@ -549,7 +549,7 @@ def test_who_joins_later_builds_beside_the_others_first():
     for worker in ("w1", "w2"):
         job.formed(worker, 1)
     job.be_ready("w3", building=True)
-    assert job.got("w3", "beside")
+    assert job.got("w3", "build")
     job.wait(1)
     assert job.got("w1", "waiting") is None
     job.be_ready("w3")
@@ -564,7 +564,7 @@ def test_one_who_hangs_while_it_builds_is_replaced():
     job.formed("w1", 2)
     job.wait(90)
     job.be_ready("w3", building=True)
-    assert job.got("w3", "beside") is not None
+    assert job.got("w3", "build")
     job.wait(99)
     assert "w3" not in job.killed
     job.wait(2)
@@ -574,14 +574,41 @@ def test_one_who_hangs_while_it_builds_is_replaced():
     assert job.host_of["w4"] == "a"
 
 
-def test_a_spare_builds_beside_the_others_and_then_takes_a_place():
+def test_who_builds_is_told_the_place_that_it_has_in_the_end():
+    job = Job({"a": 2, "b": 2}, minimum=1, maximum=4)
+    job.start(["w1", "w2", "w3", "w4"])
+    for lost in ("w1", "w3"):
+        job.exited(lost, 137, "killed by SIGKILL")
+    for left in ("w2", "w4"):
+        job.be_ready(left, 1, steps=3)
+    for left in ("w2", "w4"):
+        job.formed(left, 2)
+    # Both are told of a job of four, though they may come one after the other.
+    told = {}
+    for joiner in ("w5", "w6"):
+        job.be_ready(joiner, building=True)
+        message = job.got(joiner, "build")
+        told[joiner] = message["rank"]
+        assert sorted(message["nodes"]) == ["a", "a", "b", "b"]
+        assert message["nodes"][told[joiner]] == job.host_of[joiner]
+    for joiner in ("w5", "w6"):
+        job.be_ready(joiner)
+    for left in ("w2", "w4"):
+        job.be_ready(left, 2, steps=4)
+    for joiner, rank in told.items():
+        form = job.got(joiner, "form")
+        assert (form["rank"], len(form["members"])) == (rank, 4)
+
+
+def test_a_spare_builds_while_the_others_train_and_then_takes_a_place():
     job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
     for worker in ("w1", "w2", "w3"):
         job.be_ready(worker, building=True)
     [spare] = {"w1", "w2", "w3"} - job.names()
     for worker in job.names():
         job.formed(worker, 1)
-    assert job.got(spare, "beside")
+    told = job.got(spare, "build")
+    assert (told["rank"], told["nodes"]) == (1, ["a", "a"])
     # It has its time, and waits for a place as long as that takes.
     job.wait(590)
     assert spare not in job.killed

@@ -93,7 +93,7 @@ class Fleet:
                 self.inside[worker] = message["generation"]
                 self.state[worker] = "in"
                 job.formed(worker, message["generation"])
-            elif kind == "beside":
+            elif kind == "build":
                 job.be_ready(worker)
             elif kind in ("stop", "waiting") and self.state[worker] == "in":
                 self.go(worker)

@@ -127,11 +127,14 @@ def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
     assert member.wait_for_form(after=4).generation == 5
 
 
-def test_who_joins_later_builds_beside_the_others(rendezvous, member):
+def test_who_joins_later_builds_and_knows_its_place(rendezvous, member):
     member.ready(0, ("127.0.0.1", 80), -1, building=True)
     assert rendezvous.channel.receive(60)["building"] is True
-    rendezvous.channel.send({"kind": "beside"})
-    assert member.wait_for_form_or_beside(after=0) is None
+    rendezvous.channel.send(
+        {"kind": "build", "rank": 1, "nodes": ["a", "b", "b"]}
+    )
+    place = member.wait_for_form_or_place(after=0)
+    assert (place.rank, place.size, place.local_size) == (1, 3, 2)
     member.ready(0, ("127.0.0.1", 80), -1)
     assert "building" not in rendezvous.channel.receive(60)
     rendezvous.channel.send(form_message(4))

@@ -104,4 +104,4 @@ def is_homogeneous() -> bool:
     Raises:
         NotInitializedError: `init` has not been called.
     """
-    return runtime.is_homogeneous()
+    return runtime.place().is_homogeneous

@@ -55,10 +55,15 @@ class Job(abc.ABC):
     """The ranks that this process runs collectives with, until it leaves.
 
     Attributes:
-        topology: Where this rank stands.
+        topology: Where this rank stands, among those that collectives reach.
     """
 
     topology: Topology
+
+    @property
+    def place(self) -> Topology:
+        """What a script is told; see Note [A place to come]."""
+        return self.topology
 
     @property
     @abc.abstractmethod

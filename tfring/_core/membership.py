@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tfring._core import native
+from tfring._core.job import Topology
 from tfring.rendezvous import wire
 
 _PULSE_SECONDS = 0.5
@@ -89,7 +90,7 @@ class Membership:
         self._form: Form | None = None
         self._stopped: dict[int, str] = {}
         self._has_waiting = False
-        self._is_beside = False
+        self._place: Topology | None = None
         self._is_leaving = False
         hello = {
             "role": "worker",
@@ -129,7 +130,7 @@ class Membership:
             address: Where it listens to the others.
             steps: How many commits are in its state; -1: it has none.
             building: It has yet to build what it trains. Where the others
-                train already, it is told to do so beside them.
+                train already, it is told its place to come, and does so.
         """
         message = {
             "kind": "ready",
@@ -147,18 +148,19 @@ class Membership:
 
         The rendezvous has the limits of time, and ends this process then.
         """
-        form = self.wait_for_form_or_beside(after, or_beside=False)
-        assert form is not None
+        form = self._wait_for_form(after, or_place=False)
+        assert isinstance(form, Form)
         return form
 
-    def wait_for_form_or_beside(
-        self, after: int, *, or_beside: bool = True
-    ) -> Form | None:
-        """The same; None if this worker is to build beside the others."""
+    def wait_for_form_or_place(self, after: int) -> Form | Topology:
+        """The same; or, if this worker is to build first, its place to come."""
+        return self._wait_for_form(after, or_place=True)
+
+    def _wait_for_form(self, after: int, *, or_place: bool) -> Form | Topology:
         with self._state:
             while self._form is None or self._form.generation <= after:
-                if self._is_beside and or_beside:
-                    return None
+                if or_place and self._place is not None:
+                    return self._place
                 self._state.wait(_LOOK_SECONDS)
             self._has_waiting = False
             return self._form
@@ -254,8 +256,9 @@ class Membership:
             generation, why = message["generation"], message["why"]
             native.capi().tfring_abort(generation, why.encode())
             self._change(lambda: self._stopped.setdefault(generation, why))
-        elif kind == "beside":
-            self._change(lambda: setattr(self, "_is_beside", True))
+        elif kind == "build":
+            place = Topology.of_nodes(message["rank"], message["nodes"])
+            self._change(lambda: setattr(self, "_place", place))
         elif kind == "waiting":
             self._change(lambda: setattr(self, "_has_waiting", True))
         elif kind == "end":

@@ -174,7 +174,6 @@ def checked_id(process_set: ProcessSet) -> int:
 
 def check_added(process_set: ProcessSet) -> None:
     """Raises ValueError if a set is not part of the job."""
-    # Without its size: see Note [Traces that outlive a job].
     if process_set is global_process_set:
         runtime.check_joined()
     else:
@@ -183,8 +182,7 @@ def check_added(process_set: ProcessSet) -> None:
 
 def is_alone(process_set: ProcessSet) -> bool:
     """Tells if a set has one rank for good; raises if it is not of the job."""
-    # Not by its size, likewise.
-    if process_set is global_process_set:
+    if process_set is global_process_set:  # others may join it
         return runtime.is_alone()
     return process_set.size() == 1
 

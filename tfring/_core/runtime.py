@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from tfring._core import answers, failure, mpi_job, native, reports, tcp_job
+from tfring._core import failure, mpi_job, native, reports, tcp_job
 from tfring._core.errors import NotInitializedError
-from tfring._core.job import Job
+from tfring._core.job import Job, Topology
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,8 +24,6 @@ _after_shutdown_hooks: list[Callable[[], None]] = []
 _after_restart_hooks: list[Callable[[], None]] = []
 # How many jobs this process has joined.
 _starts = 0
-# The ranks that there were at `join_job`.
-_first_size = 0
 _lock = threading.Lock()
 _process_hooks_installed = False
 
@@ -36,7 +34,7 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
     Returns:
         False if it has joined one already.
     """
-    global _job, _first_size
+    global _job
     with _lock:
         if _job is not None:
             return False
@@ -47,7 +45,6 @@ def join_job(comm: MPI.Intracomm | Sequence[int] | None) -> bool:
             join = mpi_job.join
         _install_process_hooks()
         _begin(join(comm))
-        _first_size = size()
         return True
 
 
@@ -56,7 +53,6 @@ def _begin(job: Job) -> None:
     global _job, _starts
     _job = job
     _starts += 1
-    answers.compare()
     logging.debug("tfring: rank %d of %d", job.topology.rank, job.topology.size)
 
 
@@ -118,12 +114,6 @@ def may_grow() -> bool:
     return native.is_elastic()
 
 
-@answers.noted
-def changes_size() -> bool:
-    """Tells if the job may have another size than the script began with."""
-    return may_grow() or _joined().topology.size < _first_size
-
-
 def say_goodbye() -> None:
     """Tells an elastic job that this worker ends, and another may come."""
     tcp_job.leave(0, preempted=True)
@@ -177,7 +167,6 @@ def after_restart(hook: Callable[[], None]) -> Callable[[], None]:
     return hook
 
 
-@answers.noted
 def job() -> Job:
     """The job, for what is not the engine's."""
     native.check_not_forked()
@@ -194,62 +183,42 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-@answers.noted
+def place() -> Topology:
+    """What a script is told; see Note [A place to come]."""
+    return _joined().place
+
+
 def rank() -> int:
-    """This process's number in the job, from 0 to `size() - 1`."""
+    """This process's number among those that collectives reach."""
     return _joined().topology.rank
 
 
-@answers.noted
 def size() -> int:
-    """The number of processes in the job."""
+    """The number of processes that collectives reach."""
     return _joined().topology.size
 
 
-@answers.noted
 def is_alone() -> bool:
     """Tells if the job has one process alone, and others cannot join it."""
     return _joined().topology.size == 1 and not may_grow()
 
 
-@answers.noted
 def local_rank() -> int:
     """This process's number on its machine: which GPU it takes."""
     return _joined().topology.local_rank
 
 
-@answers.noted
 def local_size() -> int:
     """The number of the job's processes on this machine."""
     return _joined().topology.local_size
 
 
-@answers.noted
-def cross_rank() -> int:
-    """This machine's number among those that have this `local_rank`."""
-    return _joined().topology.cross_rank
-
-
-@answers.noted
-def cross_size() -> int:
-    """The number of machines that have a process with this `local_rank`."""
-    return _joined().topology.cross_size
-
-
-@answers.noted
-def is_homogeneous() -> bool:
-    """Returns True if all nodes of the job have the same number of ranks."""
-    return _joined().topology.is_homogeneous
-
-
-@answers.noted
 def fusion_threshold_bytes() -> int:
     """The bucket size of gradients, in bytes: rank 0's, on every rank."""
     _joined()
     return int(native.capi().tfring_fusion_threshold_bytes())
 
 
-@answers.noted
 def overlap() -> bool:
     """Returns rank 0's setting: True if backpropagation waits for starts."""
     _joined()

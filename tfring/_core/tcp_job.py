@@ -22,27 +22,28 @@ _T = TypeVar("_T")
 
 
 class TcpJob(Job):
-    """A generation, in which this worker is a member.
-
-    Attributes:
-        is_beside: True for a worker by itself, which builds what it trains
-            while the others train without it.
-    """
+    """A generation, in which this worker is a member."""
 
     def __init__(
         self,
         membership: Membership,
         mesh: Mesh,
         form: Form,
-        *,
-        is_beside: bool = False,
+        place: Topology | None = None,
     ) -> None:
         """Connects with the other members, and starts the engine. Collective.
+
+        Args:
+            membership: This worker's.
+            mesh: What it listens to.
+            form: The members.
+            place: For a worker by itself, which builds what it trains while
+                the others train without it: its place to come.
 
         Raises:
             OSError: A member cannot be reached, or the generation is over.
         """
-        self.is_beside = is_beside
+        self._place = place
         self._membership = membership
         self._mesh = mesh
         self._form = form
@@ -62,6 +63,15 @@ class TcpJob(Job):
         connections.raise_error()
         if error is not None:
             raise ConnectionError(error.decode())
+
+    @property
+    def place(self) -> Topology:
+        return self._place or self.topology
+
+    @property
+    def is_beside(self) -> bool:
+        """Tells if this worker builds by itself, and has yet to join."""
+        return self._place is not None
 
     @property
     def generation(self) -> int:
@@ -214,13 +224,12 @@ def join(comm: Any) -> TcpJob:
         )
     left = _generation  # Not 0 after a shutdown.
     _membership.ready(left, _mesh.address, -1, building=left == 0)
-    form = _membership.wait_for_form_or_beside(after=left)
-    if form is None:
-        logging.info("tfring: this worker builds beside the others")
-        own = Member(_membership.worker, _mesh.address, _membership.node, -1)
-        alone = Form(1, 0, (own,))
-        return TcpJob(_membership, _mesh, alone, is_beside=True)
-    return _join_from(_membership, _mesh, form, -1)
+    form = _membership.wait_for_form_or_place(after=left)
+    if isinstance(form, Form):
+        return _join_from(_membership, _mesh, form, -1)
+    logging.info("tfring: this worker builds while the others train")
+    own = Member(_membership.worker, _mesh.address, _membership.node, -1)
+    return TcpJob(_membership, _mesh, Form(1, 0, (own,)), form)
 
 
 def _join_from(

@@ -22,7 +22,6 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
-from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, checked_id
 
 # The attribute of a graph under which the dones of its chains are kept, until
@@ -94,10 +93,6 @@ def add_to_chain(
     """The start that has given `handle`; `last` if no other follows it."""
     global _starts
     _starts += 1
-    if tf.executing_eagerly():
-        # In the middle of a trace its result may become a constant there: see
-        # Note [Traces that outlive a job].
-        runtime.job()
     chain = _Chain() if previous is None else previous.chain
     assert chain.open, "a start after the last of its chain"
     chain.last_handle = handle

@@ -216,7 +216,7 @@ def _checked_sets(asked: list[list[int]]) -> list[list[int]]:
             )
     for old in added():
         # Those that are left may be the very ranks of a set.
-        if old is global_process_set and runtime.changes_size():
+        if old is global_process_set and runtime.may_grow():
             continue
         if old.ranks in sets:
             raise ValueError(

@@ -121,7 +121,8 @@ def shard(
         dataset = dataset.skip(skip)
         if cardinality >= 0:
             cardinality = max(cardinality - skip, 0)
-    rank, size = runtime.rank(), runtime.size()
+    place = runtime.place()
+    rank, size = place.rank, place.size
     if size == 1:
         return dataset
     if remainder == "keep" or cardinality == tf.data.INFINITE_CARDINALITY:

@@ -11,29 +11,10 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfring._core import runtime
-from tfring._core.process_sets import global_process_set
 from tfring._training.epochs import STEPS_BEFORE
-from tfring._training.weights import mark_compared
 from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
-
-# What runs before a function is traced: of a model, and of callbacks.
-_MAKE_FUNCTIONS = (
-    "fit",
-    "make_train_function",
-    "make_test_function",
-)
-_BEFORE_A_STEP = (
-    "set_params",
-    "set_model",
-    "on_train_begin",
-    "on_epoch_begin",
-    "on_batch_begin",
-    "on_train_batch_begin",
-    "on_test_begin",
-    "on_test_batch_begin",
-)
 
 
 def fit(
@@ -50,6 +31,7 @@ def fit(
     batches_per_commit: int = 1,
     reset_callbacks: Iterable[Callable[[], None]] = (),
     same_seeds: bool = False,
+    keep_traces: bool = False,
     **options: Any,
 ) -> dict[str, list[Any]]:
     """Trains a model, and goes on where it was when ranks are lost or join.
@@ -64,9 +46,7 @@ def fit(
 
     After a new start, callbacks begin as at the beginning of training, on which
     `EarlyStopping` forgets what it has seen, and the metrics of that epoch are
-    those of what was left of it. A worker that joins the others later has done
-    a step on the first data before, by itself and without callbacks, so that it
-    has been traced. Collective: every rank must call it.
+    those of what was left of it. Collective: every rank must call it.
 
     Args:
         model: A Keras model, compiled with a `tfring.DistributedOptimizer`, or
@@ -94,6 +74,7 @@ def fit(
             next: as many are done again, at most, when a rank is lost.
         reset_callbacks: See `State.register_reset_callbacks`.
         same_seeds: See `TensorFlowKerasState`.
+        keep_traces: See `TensorFlowKerasState`.
         **options: What else `model.fit` takes, such as `validation_data`.
 
     Returns:
@@ -176,15 +157,14 @@ def fit(
         )
     data = sources.source(x, y, batch_size, seed if shuffle else None)
     state: Any = KerasState(
-        model, same_seeds=same_seeds, epoch=0, taken=0, history={}
+        model,
+        same_seeds=same_seeds,
+        keep_traces=keep_traces,
+        epoch=0,
+        taken=0,
+        history={},
     )
-    resets = list(reset_callbacks)
-    state.register_reset_callbacks(resets)
-    if not resets and not _changes_traces(model, callbacks or ()):
-        state.no_own_code()
-    if runtime.is_beside() and state.keeps_traces():
-        _try_a_step(model, data, class_weight, options)
-        state.save()  # With variables that have come by it.
+    state.register_reset_callbacks(reset_callbacks)
 
     @run
     def train(state: Any) -> None:
@@ -225,47 +205,6 @@ def fit(
 
     train(state)
     return {name: list(values) for name, values in state.history.items()}
-
-
-def _try_a_step(
-    model: Any, data: sources.Source, class_weight: Any, options: Any
-) -> None:
-    """Has a step traced while the others train, who need not wait for it.
-
-    Its results are replaced by their state, when this worker joins them.
-    """
-    # A comparison with nobody would be a part of the trace, and outdate it.
-    mark_compared(model.trainable_variables, global_process_set)
-    model.fit(
-        _Untuned(_Rest(data, 0, 0), class_weight),
-        steps_per_epoch=1,
-        shuffle=False,
-        verbose=0,
-        **{
-            name: value
-            for name, value in options.items()
-            if not name.startswith("validation_")
-        },
-    )
-    model.reset_metrics()
-
-
-def _changes_traces(
-    model: Any, callbacks: Iterable[keras.callbacks.Callback]
-) -> bool:
-    """Tells if code of the user's may run between a new start and a trace.
-
-    It may ask for the rank or the size, and leave the answer where functions
-    find it while they are traced. Data are not expected to.
-    """
-    methods = [getattr(model, name) for name in _MAKE_FUNCTIONS]
-    for callback in callbacks:
-        methods += [getattr(callback, name) for name in _BEFORE_A_STEP]
-    return any(
-        (getattr(method, "__module__", None) or "").partition(".")[0]
-        not in ("keras", "tfring")
-        for method in methods
-    )
 
 
 class _Rest(keras.utils.PyDataset):

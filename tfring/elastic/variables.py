@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._core import answers, runtime
+from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._training.kinds import split_off_shares
@@ -130,7 +130,7 @@ class TensorFlowKerasState(ObjectState):
     Gradients that ranks have accumulated become their mean in each commit, so
     that a lost rank takes none with it. After a new start in which this
     process has another place in the job, or the job another size, the model's
-    functions are traced again, as these may be in them. With an
+    functions are traced again, as these may be constants in them. With an
     optimizer that has `shard_states=True`, each rank's commit has the whole
     state, so that a lost rank takes none with it; to make one, as to make this
     object, is then collective.
@@ -142,6 +142,11 @@ class TensorFlowKerasState(ObjectState):
         backend: Accepted as Horovod's. Without effect, as Keras 3 has no
             sessions.
         same_seeds: If true, all ranks have rank 0's seeds.
+        keep_traces: If true, the functions are kept in a job of another size,
+            too. They must then be the same for every rank and size: averages of
+            gradients are, by a `DistributedOptimizer` or a tape; `allgather`,
+            `alltoall`, `reducescatter`, `broadcast`, and what asks for the rank
+            or the size, are not.
         **kwargs: See `ObjectState`. `UpdateBatchStateCallback` and
             `UpdateEpochStateCallback` count `batch` and `epoch`.
 
@@ -167,6 +172,7 @@ class TensorFlowKerasState(ObjectState):
         optimizer: Any = None,
         backend: Any = None,
         same_seeds: bool = False,
+        keep_traces: bool = False,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
@@ -186,8 +192,8 @@ class TensorFlowKerasState(ObjectState):
             )
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        self._runs_own_code = True
-        self._mark_traces()
+        self._keeps_traces = keep_traces
+        self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
     def _snapshot(self) -> dict[str, Any]:
@@ -220,38 +226,17 @@ class TensorFlowKerasState(ObjectState):
 
     def reset(self) -> None:
         if not self._traces_hold():
-            self._mark_traces()
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
+        self._traced_at = runtime.job().topology
         if self._is_sharded():
             cut_for_ranks(self.optimizer, self._saved[_STATES])
-
-    def no_own_code(self) -> None:
-        """Says that what is traced depends on the job by questions alone.
-
-        That is, there is no code of the user's that asks for the rank or the
-        size after a new start, and leaves an answer where a trace finds it. So
-        functions are traced again only where an answer has changed that they
-        got themselves.
-        """
-        self._runs_own_code = False
-
-    def keeps_traces(self) -> bool:
-        """Tells if what is traced now may be right in a job of another size."""
-        return not self._runs_own_code and not self._is_sharded()
 
     def _traces_hold(self) -> bool:
         """Tells if the model's functions are right in the new job."""
         if self._is_sharded() or were_added():  # Sets are gone.
             return False
-        if answers.times_outdated() != self._outdated:
-            return False
-        place = runtime.job().topology
-        return not self._runs_own_code or place == self._place
-
-    def _mark_traces(self) -> None:
-        self._place = runtime.job().topology
-        self._outdated = answers.times_outdated()
+        return self._keeps_traces or runtime.job().topology == self._traced_at
 
     def _is_sharded(self) -> bool:
         return any(sharded_optimizers(self.optimizer))

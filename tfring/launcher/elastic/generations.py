@@ -323,12 +323,20 @@ class Generations:
             self._accused.clear()
             self._lose(worker, "others cannot reach it")
 
-    def _put_beside(self, worker: Worker) -> None:
+    def _let_build(self, worker: Worker) -> None:
         """Has a joiner build before it is taken: the others would wait."""
         worker.ready = None
-        worker.is_beside = True
-        worker.beside_since = self._clock()
-        self._send(worker, {"kind": "beside"})
+        worker.building_since = self._clock()
+        rank, nodes = places.to_come(
+            worker,
+            [
+                each
+                for each in (*self._members, *self.workers.values())
+                if each.host in self.hosts
+            ],
+            self._places(),
+        )
+        self._send(worker, {"kind": "build", "rank": rank, "nodes": nodes})
 
     def _form(self, members: list[Worker]) -> None:
         if self._newest_steps >= 0 and places.newest_steps(members) < 0:
@@ -377,7 +385,7 @@ class Generations:
             )
         for worker in self._joiners():
             if worker.ready and worker.ready.get("building"):
-                self._put_beside(worker)
+                self._let_build(worker)
         self._say(
             f"generation {self.generation}: {len(members)} workers on "
             f"{len({worker.host for worker in members})} hosts."

@@ -55,7 +55,7 @@ class Membership(Generations):
             return
         forms = bool(self._members) and not self.stopped
         if message.get("building") and (self._ever_formed or forms):
-            self._put_beside(worker)
+            self._let_build(worker)
             return
         worker.ready = message
         worker.formed = False
@@ -248,11 +248,10 @@ class Membership(Generations):
             if worker.generation > 0 or worker.ready is not None:
                 continue
             seconds = self.limits.start_seconds
-            if worker.is_beside and now - worker.beside_since >= seconds:
-                self._lose(
-                    worker,
-                    f"it did not build what it trains in {seconds:g} s",
-                )
-            elif not worker.is_beside and now - worker.started >= seconds:
-                self._lose(worker, f"it did not join the job in {seconds:g} s")
+            if worker.building_since is None:
+                since, what = worker.started, "join the job"
+            else:
+                since, what = worker.building_since, "build what it trains"
+            if now - since >= seconds:
+                self._lose(worker, f"it did not {what} in {seconds:g} s")
         self._go_on()

@@ -6,7 +6,6 @@ import collections
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tfring.launcher.elastic.hosts import HostTable
 from tfring.launcher.elastic.workers import Worker
@@ -74,10 +73,31 @@ def in_order(workers: Iterable[Worker]) -> list[Worker]:
     by_state = sorted(workers, key=_newest_first)
     if (kept := _in_their_places(by_state)) is not None:
         return kept
-    nodes: dict[Any, list[Worker]] = {}
+    nodes: dict[str, list[Worker]] = {}
     for worker in by_state:
-        nodes.setdefault(_node(worker), []).append(worker)
+        nodes.setdefault(worker.host, []).append(worker)
     return [worker for node in nodes.values() for worker in node]
+
+
+def to_come(
+    worker: Worker, workers: Iterable[Worker], places: int
+) -> tuple[int, list[str]]:
+    """The place of a worker once all that are starting have joined.
+
+    Args:
+        worker: It has yet to join.
+        workers: All of the job, the members first, and then by age.
+        places: How many of them train. Who is left waits for a lost one's
+            place, and is told the last.
+
+    Returns:
+        Its rank, and the host of each rank.
+    """
+    chosen = list(dict.fromkeys(workers))[:places]
+    if worker not in chosen:
+        chosen[-1] = worker
+    ordered = in_order(chosen)
+    return ordered.index(worker), [each.host for each in ordered]
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
@@ -92,21 +112,17 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
     for rank in range(len(workers)):
         worker = old.get(rank)
         if worker is None:
-            beside = [_node(each) for each in places[-1:]]
-            worker = min(new, key=lambda each: _node(each) not in beside)
+            beside = [each.host for each in places[-1:]]
+            worker = min(new, key=lambda each: each.host not in beside)
             new.remove(worker)
         places.append(worker)
     # Of those with the newest state the first has the first place.
     first = places.index(workers[0])
     if _steps(places[0]) < _steps(workers[0]):
         places[0], places[first] = places[first], places[0]
-    nodes = [_node(each) for each in places]
+    nodes = [each.host for each in places]
     runs = 1 + sum(a != b for a, b in itertools.pairwise(nodes))
     return places if runs == len(set(nodes)) else None
-
-
-def _node(worker: Worker) -> object:
-    return (worker.ready or {}).get("node")
 
 
 def _newest_first(worker: Worker) -> tuple[float, float, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 
@@ -15,12 +14,12 @@ class Limits:
         minimum: No generation has fewer members.
         maximum: None has more; None is one for each slot, but for spares.
         first: The first generation waits for so many; None is for all.
-        spares: So many workers wait beside.
+        spares: So many workers more wait for a place.
         replacement_seconds: How long there may be no generation at all.
         ready_seconds: How long a member may take to leave a generation.
         forming_seconds: How long all may take to connect to one another.
         start_seconds: How long a new worker may take to join, and then to build
-            what it trains beside the others.
+            what it trains while the others train.
         gather_seconds: The first generation goes without those that come later
             than this after the one before.
         progress_seconds: A generation that has lasted for so long clears its
@@ -95,8 +94,8 @@ class Worker:
     Attributes:
         ready: Its last `ready`, while it waits for a place.
         generation: The last one that it was told to form.
-        is_beside: It builds beside the others, and is ready afterwards.
-        beside_since: When it was told to.
+        building_since: When it was told to build while the others train, if
+            it was.
         proven: It has trained for a while.
         run: How many functions of `tfring.elastic.run` it has begun.
         training: It is in one.
@@ -114,8 +113,7 @@ class Worker:
     host: str
     started: float
     ready: dict[str, Any] | None = None
-    is_beside: bool = False
-    beside_since: float = math.inf
+    building_since: float | None = None
     generation: int = 0
     rank: int | None = None
     formed: bool = False
