@@ -117,6 +117,47 @@ train(tfring.elastic.ObjectState(tfring.broadcast_object))
         assert job.stdout.count(line) == 2, job.stdout
 
 
+def test_who_comes_later_joins_the_training_that_the_others_are_in(run_job):
+    job = run_job(
+        2,
+        """
+import os, signal, time
+import tfring
+
+tfring.init()
+worker = os.environ["TFRING_ELASTIC_WORKER"]
+
+@tfring.elastic.run
+def first(state):
+    state.sum = float(tfring.allreduce(1.0, op=tfring.Sum))
+    state.commit()
+    return [state.sum]
+
+@tfring.elastic.run
+def second(state):
+    while state.steps < 3 or tfring.size() < 2:
+        if worker == "w2" and state.steps == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.total += float(tfring.allreduce(1.0))
+        state.steps += 1
+        state.commit()
+    return None
+
+sums = first(tfring.elastic.ObjectState(tfring.broadcast_object, sum=0))
+state = tfring.elastic.ObjectState(
+    tfring.broadcast_object, steps=0, total=sums[0] if worker != "w3" else 99
+)
+second(state)
+print(worker, sums, state.total - state.steps)
+""",
+        options=["--elastic"],
+        env=PATIENT,
+    )
+    assert job.returncode == 0, job.stdout
+    for worker in ("w1", "w3"):
+        assert f"{worker} [2.0] 2.0" in job.stdout, job.stdout
+
+
 def test_a_rank_that_does_not_come_back(run_job):
     job = run_job(
         2,

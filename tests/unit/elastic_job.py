@@ -51,8 +51,8 @@ class Job:
     def __getattr__(self, name):
         event = getattr(self.membership, name)
 
-        def call(*arguments):
-            event(*arguments)
+        def call(*arguments, **more):
+            event(*arguments, **more)
             self.act()
 
         return call

@@ -621,6 +621,57 @@ def test_a_spare_builds_while_the_others_train_and_then_takes_a_place():
     assert job.names() == {left, spare}
 
 
+def test_who_comes_later_leaves_out_what_the_others_have_ended():
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    for worker in ("w1", "w2", "w3"):
+        job.training(worker, "begun", function="pretrain")
+        job.training(worker, "done", result="[1.5]")
+        job.training(worker, "begun", function="tune")
+    job.exited("w3", 137, "killed by SIGKILL")
+    for worker in ("w1", "w2"):
+        job.be_ready(worker, 1, steps=7)
+    for worker in ("w1", "w2"):
+        job.formed(worker, 2)
+    job.be_ready("w4", building=True)
+    job.training("w4", "begun", function="pretrain")
+    job.be_ready("w4")
+    assert job.got("w4", "over") == {"kind": "over", "result": "[1.5]"}
+    job.training("w4", "done", result="[1.5]")
+    job.wait(1)
+    assert job.got("w1", "waiting") is None
+    job.training("w4", "begun", function="tune")
+    job.be_ready("w4")
+    assert job.got("w1", "waiting")["workers"] == 1
+
+
+def test_who_was_at_the_end_with_the_others_goes_on_with_them():
+    """Its news that the generation has failed comes before theirs."""
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    for worker in ("w1", "w2", "w3"):
+        job.training(worker, "begun", function="pretrain")
+    job.exited("w3", 137, "killed by SIGKILL")
+    job.be_ready("w2", 1, steps=9)
+    job.training("w1", "done", result="null")
+    assert job.got("w2", "over")
+    for worker in ("w1", "w2"):
+        job.training(worker, "begun", function="tune")
+        # Of another state, which has no commits yet.
+        job.be_ready(worker, 1, steps=0)
+    assert job.names() == {"w1", "w2"}
+    assert job.got("w2", "form")["generation"] == 2
+
+
+def test_who_is_in_another_function_than_the_others_fails_alone():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.training("w1", "begun", function="train")
+    job.training("w2", "begun", function="evaluate")
+    assert job.killed == ["w2"]
+    assert "'evaluate', and the others' is 'train'" in job.said[-1]
+
+
 def test_the_first_generation_waits_for_hosts_that_come_by_themselves():
     job = Job({"a": 1}, minimum=1, first=2, may_grow=True)
     job.be_ready("w1")

@@ -133,7 +133,7 @@ def test_who_joins_later_builds_and_knows_its_place(rendezvous, member):
     rendezvous.channel.send(
         {"kind": "build", "rank": 1, "nodes": ["a", "b", "b"]}
     )
-    place = member.wait_for_form_or_place(after=0)
+    place = member.wait_for_place(after=0)
     assert (place.rank, place.size, place.local_size) == (1, 3, 2)
     member.ready(0, ("127.0.0.1", 80), -1)
     assert "building" not in rendezvous.channel.receive(60)

@@ -64,6 +64,17 @@ class Form:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Over:
+    """The others have ended what this worker would join.
+
+    Attributes:
+        result: What it returned, as JSON; None if JSON cannot hold it.
+    """
+
+    result: str | None
+
+
 class Membership:
     """Talks to the rendezvous, for as long as this process is in the job.
 
@@ -91,6 +102,7 @@ class Membership:
         self._stopped: dict[int, str] = {}
         self._has_waiting = False
         self._place: Topology | None = None
+        self._over: Over | None = None
         self._is_leaving = False
         hello = {
             "role": "worker",
@@ -143,23 +155,27 @@ class Membership:
             message["building"] = True
         self._say(message)
 
-    def wait_for_form(self, after: int) -> Form:
+    def wait_for_form(self, after: int) -> Form | Over:
         """Returns who belongs to the next generation, once that is decided.
 
-        The rendezvous has the limits of time, and ends this process then.
+        Or that the others have ended what this worker is in. The rendezvous has
+        the limits of time, and ends this process then.
         """
-        form = self._wait_for_form(after, or_place=False)
-        assert isinstance(form, Form)
-        return form
+        with self._state:
+            while True:
+                if self._over is not None:
+                    over, self._over = self._over, None
+                    return over
+                if self._form is not None and self._form.generation > after:
+                    self._has_waiting = False
+                    return self._form
+                self._state.wait(_LOOK_SECONDS)
 
-    def wait_for_form_or_place(self, after: int) -> Form | Topology:
+    def wait_for_place(self, after: int) -> Form | Topology:
         """The same; or, if this worker is to build first, its place to come."""
-        return self._wait_for_form(after, or_place=True)
-
-    def _wait_for_form(self, after: int, *, or_place: bool) -> Form | Topology:
         with self._state:
             while self._form is None or self._form.generation <= after:
-                if or_place and self._place is not None:
+                if self._place is not None:
                     return self._place
                 self._state.wait(_LOOK_SECONDS)
             self._has_waiting = False
@@ -207,14 +223,15 @@ class Membership:
         with self._state:
             return self._has_waiting
 
-    def training(self, phase: str) -> None:
+    def training(self, phase: str, **more: Any) -> None:
         """Says where this worker is in its training.
 
         Args:
             phase: "begun"; "done", if all ranks have come to its end; "left",
                 if it ends for another reason.
+            **more: With "begun" the `function`; with "done" its `result`.
         """
-        self._say({"kind": "training", "phase": phase})
+        self._say({"kind": "training", "phase": phase, **more})
 
     def error(self, text: str) -> None:
         """Says why this worker ends, the last that it says."""
@@ -259,6 +276,9 @@ class Membership:
         elif kind == "build":
             place = Topology.of_nodes(message["rank"], message["nodes"])
             self._change(lambda: setattr(self, "_place", place))
+        elif kind == "over":
+            over = Over(message["result"])
+            self._change(lambda: setattr(self, "_over", over))
         elif kind == "waiting":
             self._change(lambda: setattr(self, "_has_waiting", True))
         elif kind == "end":

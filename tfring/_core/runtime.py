@@ -13,6 +13,7 @@ from absl import logging
 from tfring._core import failure, mpi_job, native, reports, tcp_job
 from tfring._core.errors import NotInitializedError
 from tfring._core.job import Job, Topology
+from tfring._core.membership import Over
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -79,7 +80,7 @@ def shutdown() -> None:
         left.leave()
 
 
-def restart(steps: int = -1) -> None:
+def restart(steps: int = -1) -> Over | None:
     """Leaves the job, and joins it again with the ranks that there are then.
 
     A rank that is not lost must call it: what the others submit fails once one
@@ -91,6 +92,10 @@ def restart(steps: int = -1) -> None:
     Args:
         steps: How many commits are in this rank's state; -1: it has none. Where
             ranks join the job, rank 0 is one that has most.
+
+    Returns:
+        None; or, in an elastic job, that the others have ended what this rank
+        would go on with. Then it is by itself, until the next call.
 
     Raises:
         TimeoutError: Another rank has not come in as long as a collective may
@@ -107,6 +112,7 @@ def restart(steps: int = -1) -> None:
         _begin(before.next(steps))
         for hook in _after_restart_hooks:
             hook()
+        return _job.over if isinstance(_job, tcp_job.TcpJob) else None
 
 
 def may_grow() -> bool:
@@ -119,15 +125,17 @@ def say_goodbye() -> None:
     tcp_job.leave(0, preempted=True)
 
 
-def tell_of_training(phase: str) -> None:
+def tell_of_training(phase: str, **more: Any) -> None:
     """Tells the launcher of an elastic job where this worker is.
 
     Args:
         phase: "begun"; "done", if all ranks have come to the end of the
             training; "left", if this one ends it for another reason.
+        **more: With "begun" the `function`'s name; with "done" its `result` as
+            JSON, or None.
     """
     if isinstance(_job, tcp_job.TcpJob):
-        _job.training(phase)
+        _job.training(phase, **more)
 
 
 def is_beside() -> bool:

@@ -11,7 +11,7 @@ from absl import logging
 
 from tfring._core import native
 from tfring._core.job import Job, Topology
-from tfring._core.membership import Form, Member, Membership
+from tfring._core.membership import Form, Member, Membership, Over
 from tfring._core.mesh import Mesh, UnreachableError
 from tfring.rendezvous import wire
 
@@ -22,7 +22,12 @@ _T = TypeVar("_T")
 
 
 class TcpJob(Job):
-    """A generation, in which this worker is a member."""
+    """A generation, in which this worker is a member.
+
+    Attributes:
+        over: Why this worker is by itself, if it was in a training that the
+            others have ended.
+    """
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class TcpJob(Job):
         Raises:
             OSError: A member cannot be reached, or the generation is over.
         """
+        self.over: Over | None = None
         self._place = place
         self._membership = membership
         self._mesh = mesh
@@ -111,14 +117,22 @@ class TcpJob(Job):
         pass
 
     def next(self, steps: int) -> TcpJob:
-        left = 0 if self.is_beside else self.generation
-        self._membership.ready(left, self._mesh.address, steps)
-        form = self._membership.wait_for_form(after=left)
-        return _join_from(self._membership, self._mesh, form, steps)
+        global _was_let_off
+        self._membership.ready(_generation, self._mesh.address, steps)
+        form = self._membership.wait_for_form(after=_generation)
+        if isinstance(form, Form):
+            joined = _join_from(self._membership, self._mesh, form, steps)
+            if isinstance(joined, TcpJob):
+                return joined
+            form = joined
+        _was_let_off = True
+        alone = _alone(self._membership, self._mesh, self.place)
+        alone.over = form
+        return alone
 
-    def training(self, phase: str) -> None:
+    def training(self, phase: str, **more: Any) -> None:
         """Tells the launcher where this worker is in its training."""
-        self._membership.training(phase)
+        self._membership.training(phase, **more)
 
     def has_waiting(self) -> bool:
         """Tells if the job is to form anew at the next commit."""
@@ -198,6 +212,8 @@ class _Connections:
 _membership: Membership | None = None
 _mesh: Mesh | None = None
 _generation = 0
+# The others have ended a training that this worker was in, or would have been.
+_was_let_off = False
 # It has said why it ends.
 _has_left = False
 
@@ -224,17 +240,26 @@ def join(comm: Any) -> TcpJob:
         )
     left = _generation  # Not 0 after a shutdown.
     _membership.ready(left, _mesh.address, -1, building=left == 0)
-    form = _membership.wait_for_form_or_place(after=left)
+    form = _membership.wait_for_place(after=left)
     if isinstance(form, Form):
-        return _join_from(_membership, _mesh, form, -1)
+        job = _join_from(_membership, _mesh, form, -1)
+        assert isinstance(job, TcpJob)  # It is in no training yet.
+        return job
     logging.info("tfring: this worker builds while the others train")
-    own = Member(_membership.worker, _mesh.address, _membership.node, -1)
-    return TcpJob(_membership, _mesh, Form(1, 0, (own,)), form)
+    return _alone(_membership, _mesh, form)
+
+
+def _alone(membership: Membership, mesh: Mesh, place: Topology) -> TcpJob:
+    """A job of this worker by itself, until it joins the others again."""
+    own = Member(membership.worker, mesh.address, membership.node, -1)
+    # Not a generation that has been aborted.
+    form = Form(_generation + 1, 0, (own,))
+    return TcpJob(membership, mesh, form, place=place)
 
 
 def _join_from(
     membership: Membership, mesh: Mesh, form: Form, steps: int
-) -> TcpJob:
+) -> TcpJob | Over:
     """Joins a generation, or the first after it that comes to stand."""
     global _generation
     while True:
@@ -252,7 +277,10 @@ def _join_from(
                 )
             membership.wait_until_stopped(generation)
             membership.ready(generation, mesh.address, steps)
-            form = membership.wait_for_form(after=generation)
+            next_form = membership.wait_for_form(after=generation)
+            if isinstance(next_form, Over):
+                return next_form
+            form = next_form
             continue
         membership.formed(generation)
         _generation = generation
@@ -269,7 +297,8 @@ def leave(status: int, *, preempted: bool = False) -> None:
     global _has_left
     if _membership is None or _has_left:
         return
-    if _generation == 0 and status == 0 and not preempted:
+    has_joined = _generation > 0 or _was_let_off
+    if not has_joined and status == 0 and not preempted:
         # Its end says that the training is not over.
         fail(
             "the script has ended before it joined the others: its training "

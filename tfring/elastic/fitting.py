@@ -167,7 +167,7 @@ def fit(
     state.register_reset_callbacks(reset_callbacks)
 
     @run
-    def train(state: Any) -> None:
+    def train(state: Any) -> dict[str, list[Any]]:
         while state.epoch < epochs:
             rest = _Rest(data, state.epoch, state.taken)
             if len(rest) == 0 and state.taken == 0:
@@ -202,9 +202,10 @@ def fit(
             if model.stop_training:
                 state.epoch = epochs
                 state.commit()
+        return {name: list(values) for name, values in state.history.items()}
 
-    train(state)
-    return {name: list(values) for name, values in state.history.items()}
+    history: dict[str, list[Any]] = train(state)
+    return history
 
 
 class _Rest(keras.utils.PyDataset):

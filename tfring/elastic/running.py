@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from tfring._core import runtime
 from tfring._core.errors import HorovodInternalError, HostsUpdatedInterrupt
+from tfring._core.membership import Over
 from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
 from tfring.elastic.termination import goes_with_a_commit
+
+
+# In bytes, as JSON.
+_LONGEST_RESULT = 1 << 20
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,10 +42,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     on all ranks, a worker that ends is lost, whatever its exit status; after
     that nobody is replaced or killed. See the guide on elastic training.
 
+    A script may have several such functions, one after the other. A worker that
+    comes later leaves out those that the others have ended: they return at once
+    what they returned there, and the next one gives it the others' state.
+
     Collective: every rank must call the function.
 
     Args:
-        func: Its first argument is a `State`; the others are passed on.
+        func: Its first argument is a `State`; the others are passed on. It
+            returns None, or what JSON can hold, if there are several.
 
     Returns:
         A function that returns what `func` does.
@@ -67,46 +79,89 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        runtime.tell_of_training("begun")
+        runtime.tell_of_training("begun", function=func.__qualname__)
         try:
             with goes_with_a_commit():
                 result = _run(lambda: func(state, *args, **kwargs), state)
         except Exception:  # not SystemExit, which ends in the training
             runtime.tell_of_training("left")
             raise
-        runtime.tell_of_training("done")
+        runtime.tell_of_training("done", result=_as_json(result))
         return result
 
     return wrapper
 
 
+# This rank has come to the end of a function with the others: it brings their
+# state to the next one.
+_has_trained = False
+
+
 def _run(train: Callable[[], Any], state: State) -> Any:
-    skip_sync = False
+    global _has_trained
+    if _has_trained:
+        state.has_begun()
+    skip_sync = goes_back = has_ended = False
     is_new_start = runtime.is_beside()
+    result = None
     while True:
         try:
             if is_new_start:
-                runtime.restart(state.commits)
+                over = runtime.restart(state.commits)
+                if over is not None:
+                    _has_trained |= has_ended
+                    return result if has_ended else _result_of_others(over)
                 is_new_start = False
+                if goes_back:
+                    state.restore()
                 state.on_reset()
             if not skip_sync:
                 state.share()
+            has_ended = False
             result = train()
+            has_ended = True
             # Not to be gone when another rank needs this one to start.
             barrier()
+            _has_trained = True
             return result
         except HostsUpdatedInterrupt as interrupt:
             # Others may join, who have no state.
             skip_sync = interrupt.skip_sync and not runtime.may_grow()
+            goes_back = False
         except Exception as error:
             if is_new_start or not _is_of_the_job(error):
                 raise
             # TensorFlow's error is a page about the graph.
             reason = runtime.reason_of_end() or error
             logging.warning("tfring: back to the last commit: %s", reason)
-            state.restore()
+            goes_back = True
             skip_sync = False
         is_new_start = True
+
+
+def _as_json(result: Any) -> str | None:
+    """For those who come when the function is over; None if it is not JSON."""
+    try:
+        text = json.dumps(result, default=_as_list)
+    except (TypeError, ValueError):
+        return None
+    return text if len(text) <= _LONGEST_RESULT else None
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError
+
+
+def _result_of_others(over: Over) -> Any:
+    if over.result is None:
+        raise RuntimeError(
+            "tfring.elastic.run: the others have ended this function before "
+            "this worker came, and JSON cannot hold what it returned. Return "
+            "None, numbers, strings, or lists and dicts of these."
+        )
+    return json.loads(over.result)
 
 
 def _is_of_the_job(error: Exception) -> bool:

@@ -55,6 +55,10 @@ class State:
         """How many commits are in it; -1 before `run` has shared it."""
         return self._commits
 
+    def has_begun(self) -> None:
+        """Says that it has the state of a training that goes on with it."""
+        self._commits = max(self._commits, 0)
+
     def share(self) -> None:
         """Gives every rank rank 0's state, and its number of commits.
 

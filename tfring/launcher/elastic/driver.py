@@ -301,7 +301,12 @@ class Driver:
                 str(message["why"]),
             )
         elif kind == "training":
-            self._membership.training(name, str(message["phase"]))
+            self._membership.training(
+                name,
+                str(message["phase"]),
+                function=str(message.get("function", "")),
+                result=message.get("result"),
+            )
         elif kind == "bye":
             self._membership.bye(
                 name,

@@ -59,8 +59,11 @@ class Generations:
         self._told: list[Worker] = []
         # A member has ended of its own will.
         self._some_done = False
-        # The last function of `tfring.elastic.run` that all have ended.
+        # The last function of `tfring.elastic.run` that all have ended; the
+        # names of those that were begun, and what the ended ones returned.
         self._trained_run = 0
+        self._functions: dict[int, str] = {}
+        self._results: dict[int, str | None] = {}
         self._over_since: float | None = None
         # Lost when others had said that the training is over.
         self._lost_at_end: Worker | None = None
@@ -322,6 +325,14 @@ class Generations:
             worker = self.workers[max(guilty)[-1]]
             self._accused.clear()
             self._lose(worker, "others cannot reach it")
+
+    def _let_off(self, worker: Worker) -> None:
+        """Has a worker leave out a function that the others have ended."""
+        worker.ready = None
+        worker.building_since = self._clock()
+        self._send(
+            worker, {"kind": "over", "result": self._results[worker.run]}
+        )
 
     def _let_build(self, worker: Worker) -> None:
         """Has a joiner build before it is taken: the others would wait."""

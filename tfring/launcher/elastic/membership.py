@@ -57,6 +57,9 @@ class Membership(Generations):
         if message.get("building") and (self._ever_formed or forms):
             self._let_build(worker)
             return
+        if 0 < worker.run <= self._trained_run:
+            self._let_off(worker)
+            return
         worker.ready = message
         worker.formed = False
         now = self._last_ready = self._clock()
@@ -90,7 +93,14 @@ class Membership(Generations):
             self._stop(f"{worker} cannot reach {accused}: {why}")
         self._go_on()
 
-    def training(self, name: str, phase: str) -> None:
+    def training(
+        self,
+        name: str,
+        phase: str,
+        *,
+        function: str = "",
+        result: str | None = None,
+    ) -> None:
         """Takes note of where a worker is in its training.
 
         Until it is over any end is a loss. After it nobody is replaced or
@@ -100,6 +110,10 @@ class Membership(Generations):
             name: The worker.
             phase: "begun"; "done", if all members have come to its end; or
                 "left" for another reason.
+            function: The name of what it begins. It must be the others', who
+                have begun as many.
+            result: What it returned, as JSON, for those who come later; None if
+                JSON cannot hold it.
         """
         worker = self.workers.get(name)
         if worker is None:
@@ -108,8 +122,21 @@ class Membership(Generations):
         worker.trained = phase == "done"
         if worker.training:
             worker.run += 1
-        if worker.trained:
-            self._trained_run = max(self._trained_run, worker.run)
+            others = self._functions.setdefault(worker.run, function)
+            if function != others:
+                self._lose(
+                    worker,
+                    f"its training {worker.run} is '{function}', and the "
+                    f"others' is '{others}'",
+                )
+        if worker.trained and worker.run > self._trained_run:
+            self._trained_run = worker.run
+            self._results[worker.run] = result
+            # Of the next one: what all bring to it.
+            self._newest_steps = 0
+            for other in self.workers.values():
+                if other.ready and 0 < other.run <= self._trained_run:
+                    self._let_off(other)
         self._go_on()
 
     def bye(self, name: str, status: int, preempted: bool) -> None:
