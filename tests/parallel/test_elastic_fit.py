@@ -300,6 +300,67 @@ def test_callbacks_know_the_place_in_the_epoch(rank, size, tmp_path):
     assert epochs in ([], ["epoch", "0", "1", "2"])
 
 
+class Ends(keras.callbacks.Callback):
+    """Notes the epochs that end, and their logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.ended = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ended.append((epoch, sorted(logs)))
+
+
+def test_an_epoch_ends_also_without_a_step_for_all_ranks(size):
+    """As where more ranks share out a rest that was a step of fewer."""
+    fails, ends = FailsOnce(1, 2), Ends()
+
+    def left(epoch, taken):
+        x, y = np.ones((4 * size, 2)), np.ones((4 * size, 1))
+        rows = tf.data.Dataset.from_tensor_slices((x, y))
+        rest = 0 if epoch == 1 and taken > 0 else 4
+        return rows.take(rest).batch(1)
+
+    history = elastic.fit(
+        small_model(),
+        left,
+        batch_size=1,
+        epochs=3,
+        callbacks=[
+            fails,
+            tfring.callbacks.MetricAverageCallback(),
+            tfring.callbacks.LearningRateWarmupCallback(1e-3, 2),
+            ends,
+        ],
+        validation_data=(np.ones((4, 2)), np.ones((4, 1))),
+        verbose=0,
+    )
+    names = ["learning_rate", "loss", "val_loss"]
+    assert ends.ended == [(epoch, names) for epoch in range(3)]
+    assert all(len(history[name]) == 3 for name in names)
+    assert history["loss"][0] > history["loss"][1] > history["loss"][2] > 0
+
+
+def test_callbacks_are_made_anew_at_each_new_start(rank, size):
+    fails, made = FailsOnce(1, 2), []
+
+    def callbacks():
+        made.append(Ends())
+        return [fails, made[-1]]
+
+    x, y = rows_to_fit(size)
+    elastic.fit(
+        small_model(),
+        *(x, y),
+        batch_size=BATCH,
+        epochs=3,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    ended = [[epoch for epoch, _ in each.ended] for each in made]
+    assert ended == [[0], [1, 2]]
+
+
 def test_a_fit_that_stops_early(size):
     model = small_model()
     x, y = np.ones((4 * size, 2)), np.ones((4 * size, 1))

@@ -12,9 +12,12 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfring._core import runtime
 from tfring._training.epochs import STEPS_BEFORE
+from tfring._training.metric_averages import MetricAverages
 from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
+
+_Callbacks = Sequence[keras.callbacks.Callback]
 
 
 def fit(
@@ -26,7 +29,7 @@ def fit(
     epochs: int = 1,
     shuffle: bool = True,
     seed: int = 0,
-    callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    callbacks: _Callbacks | Callable[[], _Callbacks] | None = None,
     verbose: int | str = "auto",
     batches_per_commit: int = 1,
     reset_callbacks: Iterable[Callable[[], None]] = (),
@@ -68,7 +71,9 @@ def fit(
             `on_epoch_end` is not called: who joins has not seen those before.
             A `tf.data.Dataset` has the order that it has.
         seed: Of these orders.
-        callbacks: Keras callbacks, as for `model.fit`.
+        callbacks: Keras callbacks, as for `model.fit`; or a function that makes
+            them, which is called after each new start. Callbacks of rank 0
+            alone need the function: with a list they are lost with that rank.
         verbose: As for `model.fit`; on rank 0, and 0 elsewhere.
         batches_per_commit: How many steps there are from one commit to the
             next: as many are done again, at most, when a rank is lost.
@@ -138,16 +143,8 @@ def fit(
             "tfring.elastic.fit: sample_weight is not taken. Pass batches that "
             "are tuples of inputs, targets and weights."
         )
-    if any(
-        isinstance(each, keras.callbacks.BackupAndRestore)
-        for each in callbacks or ()
-    ):
-        raise ValueError(
-            "tfring.elastic.fit: BackupAndRestore would go back to its last "
-            "epoch at each new start, and lose the steps since then. Leave it "
-            "out: ranks that are left have the state, and save the model with "
-            "keras.callbacks.ModelCheckpoint."
-        )
+    if not callable(callbacks):
+        _check_callbacks(callbacks or ())
     class_weight = options.pop("class_weight", None)
     if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
         raise ValueError(
@@ -162,12 +159,15 @@ def fit(
         keep_traces=keep_traces,
         epoch=0,
         taken=0,
+        logs={},
         history={},
     )
     state.register_reset_callbacks(reset_callbacks)
 
     @run
     def train(state: Any) -> dict[str, list[Any]]:
+        made = callbacks() if callable(callbacks) else callbacks or ()
+        _check_callbacks(made)
         while state.epoch < epochs:
             rest = _Rest(data, state.epoch, state.taken)
             if len(rest) == 0 and state.taken == 0:
@@ -176,14 +176,14 @@ def fit(
                     f"{runtime.size()} ranks, of which each takes "
                     f"{data.per_rank} {data.unit}. Take smaller batches."
                 )
-            if len(rest) == 0:  # Of the last ones, with fewer ranks before.
-                state.epoch, state.taken = state.epoch + 1, 0
-                continue
-            for callback in callbacks or ():
+            for callback in made:
                 if isinstance(callback, keras.callbacks.CSVLogger):
                     # It goes on with its file, of whichever worker.
                     callback.append |= state.epoch > 0
             position = _Position(state, rest, batches_per_commit)
+            if len(rest) == 0:  # The rest was a step of fewer ranks.
+                _end_epoch(model, state, [*made, position], epochs, options)
+                continue
             done = state.taken // rest.taken_in_step
             model.fit(
                 _Untuned(rest, class_weight),
@@ -194,7 +194,7 @@ def fit(
                 verbose=0,
                 callbacks=[
                     _Progress(verbose, done, epochs),
-                    *(callbacks or ()),
+                    *made,
                     position,
                 ],
                 **options,
@@ -206,6 +206,59 @@ def fit(
 
     history: dict[str, list[Any]] = train(state)
     return history
+
+
+def _check_callbacks(callbacks: _Callbacks) -> None:
+    if any(
+        isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks
+    ):
+        raise ValueError(
+            "tfring.elastic.fit: BackupAndRestore would go back to its last "
+            "epoch at each new start, and lose the steps since then. Leave it "
+            "out: ranks that are left have the state, and save the model with "
+            "keras.callbacks.ModelCheckpoint."
+        )
+
+
+def _end_epoch(
+    model: Any,
+    state: Any,
+    callbacks: _Callbacks,
+    epochs: int,
+    options: dict[str, Any],
+) -> None:
+    """Ends an epoch of which all ranks together have no step left.
+
+    Its logs are those of the last commit, which all ranks have from one.
+    """
+    logs = dict(state.logs)
+    called = keras.callbacks.CallbackList(
+        [each for each in callbacks if not isinstance(each, MetricAverages)],
+        model=model,
+        epochs=epochs,
+        steps=1,  # not none, which would be an unknown number
+        verbose=0,
+    )
+    called.on_train_begin()
+    called.on_epoch_begin(state.epoch)
+    validation = options.get("validation_data")
+    if validation is not None and model._should_eval(
+        state.epoch, options.get("validation_freq", 1)
+    ):
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
+        results = model.evaluate(
+            x,
+            y,
+            sample_weight=weights,
+            batch_size=options.get("validation_batch_size"),
+            steps=options.get("validation_steps"),
+            callbacks=called,
+            return_dict=True,
+            verbose=0,
+        )
+        logs |= {f"val_{name}": value for name, value in results.items()}
+    called.on_epoch_end(state.epoch, logs)
+    called.on_train_end(logs)
 
 
 class _Rest(keras.utils.PyDataset):
@@ -294,15 +347,21 @@ class _Position(keras.callbacks.Callback):
             and steps - self._committed_steps >= self._batches_per_commit
         ):
             self._committed_steps = steps
+            self._state.logs = _as_values(logs)
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        for name, value in (logs or {}).items():
-            if np.ndim(value) == 0:
-                value = float(value)
+        for name, value in _as_values(logs).items():
             self._state.history.setdefault(name, []).append(value)
         self._state.epoch, self._state.taken = epoch + 1, 0
         self._state.commit()
+
+
+def _as_values(logs: Any) -> dict[str, Any]:
+    return {
+        name: float(value) if np.ndim(value) == 0 else np.asarray(value)
+        for name, value in (logs or {}).items()
+    }
 
 
 class _Progress(keras.callbacks.ProgbarLogger):

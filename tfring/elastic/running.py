@@ -17,7 +17,6 @@ from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
 from tfring.elastic.termination import goes_with_a_commit
 
-
 # In bytes, as JSON.
 _LONGEST_RESULT = 1 << 20
 
