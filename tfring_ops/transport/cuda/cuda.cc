@@ -166,9 +166,12 @@ class CudaTransport final : public Transport {
     return broken_;
   }
 
-  // The first error counts.
+  // The first error counts.  A rank that ends says so before it takes back
+  // memory that others may be about to open: its reason is the first then.
   void Note(const absl::Status& status) {
-    if (broken_.ok() && !status.ok()) Abort(status);
+    if (!broken_.ok() || status.ok()) return;
+    const absl::Status ended = host_.Progress();
+    Abort(ended.ok() ? status : ended);
   }
 
   // All links, not only the one that is waited for: that peer may be waiting
