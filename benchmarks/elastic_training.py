@@ -77,6 +77,7 @@ def main() -> None:
         epochs=1_000_000,
         callbacks=[record],
         verbose=0,
+        keep_traces=True,
     )
 
 
