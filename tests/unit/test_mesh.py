@@ -204,3 +204,16 @@ def test_a_member_that_cannot_be_reached():
 )
 def test_topology_of_nodes(nodes, rank, expected):
     assert Topology.of_nodes(rank, nodes) == expected
+
+
+def test_topology_compares_no_two_nodes():
+    class Node(str):
+        def __eq__(self, other):
+            raise AssertionError("nodes are looked up")
+
+        __hash__ = str.__hash__
+
+    nodes = [node for node in map(Node, "abcdefgh") for _ in range(8)]
+    assert Topology.of_nodes(9, nodes) == Topology(
+        9, 64, 1, 8, 1, 8, is_homogeneous=True
+    )

@@ -29,10 +29,9 @@ class Topology:
     @classmethod
     def of_nodes(cls, rank: int, nodes: Sequence[object]) -> Topology:
         """Returns that of `rank`, where `nodes` has the node of each rank."""
-        peers = {
-            node: [r for r, of_rank in enumerate(nodes) if of_rank == node]
-            for node in nodes
-        }
+        peers: dict[object, list[int]] = {}
+        for each, node in enumerate(nodes):
+            peers.setdefault(node, []).append(each)
         local_rank = peers[nodes[rank]].index(rank)
         # One rank of each node that has so many.
         cross = sorted(
