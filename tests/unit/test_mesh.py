@@ -1,8 +1,10 @@
 """Connections between the workers of an elastic job."""
 
 import os
+import resource
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -191,6 +193,36 @@ def test_a_member_that_cannot_be_reached():
                 form, "world/1", [0, 1], lambda: None, seconds=0.5
             )
     assert raised.value.rank == 0
+
+
+def test_ranks_do_not_all_begin_with_the_same_one(monkeypatch):
+    workers, reached = Workers(4), []
+
+    def connect(form, channel, rank, check):
+        reached.append(rank)
+        return socket.socket()
+
+    monkeypatch.setattr(workers.meshes[3], "_connect", connect)
+    for descriptor in workers.meshes[3].connect(
+        workers.form(1, 3), "world/1", range(4), lambda: None
+    )[:3]:
+        os.close(descriptor)
+    assert reached == [2, 1, 0]
+
+
+def test_too_few_descriptors_are_an_error_that_says_how_many(monkeypatch):
+    workers = Workers(2)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 10, used + 10))
+    with pytest.raises(RuntimeError) as raised:
+        workers.meshes[1].connect(
+            workers.form(1, 1), "world/1", [0, 1], lambda: None
+        )
+    assert f"its limit is {used + 10}, and 1 more are needed to connect" in str(
+        raised.value
+    )
+    assert "TFRING_BUCKETS_IN_FLIGHT" in str(raised.value)
+    assert "ulimit -n" in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import random
+import resource
 import select
 import socket
 import struct
@@ -13,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -320,27 +322,155 @@ def test_the_slow_are_closed_in_time(listener, clock):
 
 def test_ours_get_through_among_many_who_say_nothing(listener):
     # Their time does not end: the clock stands still.
+    listener._most_handshakes = 64
     with accepting(listener) as accepted:
         silent = [stranger(listener) for _ in range(300)]
         for number in range(10):
             connect(listener, {"number": number}).close()
         until(lambda: len(accepted) == 10)
-        until(lambda: listener.refused == 300 + 1 - wire.MOST_HANDSHAKES)
+        until(lambda: listener.refused == 300 + 1 - 64)
         assert all(is_closed(sock) for sock in silent[:200])
         for sock in silent:
             sock.close()
 
 
 def test_many_who_come_do_not_keep_accept_from_returning(listener):
-    strangers = [stranger(listener) for _ in range(3 * wire.MOST_HANDSHAKES)]
+    strangers = [stranger(listener) for _ in range(3 * wire.ACCEPTED_AT_ONCE)]
     assert listener.accept(0) is None
     greeted = sum(map(is_readable, strangers))
-    assert greeted <= wire.MOST_HANDSHAKES
+    assert greeted <= wire.ACCEPTED_AT_ONCE
     until(
         lambda: listener.accept(0) is None and all(map(is_readable, strangers))
     )
     for sock in strangers:
         sock.close()
+
+
+def test_all_workers_of_a_job_may_come_at_once(listener):
+    # All connect before the first hello.
+    workers = [stranger(listener) for _ in range(300)]
+    until(lambda: listener.accept(0) is None and all(map(is_readable, workers)))
+    for sock in workers:
+        sock.sendall(handshake.Connecting(TOKEN, HELLO).answer(sock.recv(32)))
+    accepted = [listener.accept(SECONDS) for _ in workers]
+    assert all(hello == HELLO for _, hello in accepted)
+    assert listener.refused == 0
+    for sock in [*workers, *(sock for sock, _ in accepted)]:
+        sock.close()
+
+
+def test_who_makes_room_for_others_is_told_to_come_again(listener):
+    listener._most_handshakes = 1
+    first, second = stranger(listener), stranger(listener)
+    until(lambda: listener.accept(0) is None and listener.refused == 1)
+    hello = handshake.Connecting(TOKEN, HELLO)
+    with contextlib.suppress(ConnectionError):
+        first.sendall(hello.answer(first.recv(32)))
+    with pytest.raises(handshake.BusyError, match="too many connections"):
+        hello.check(first.recv(32))
+    first.close()
+    second.close()
+
+
+class BusyServer:
+    """A listener of this job that is overloaded at first."""
+
+    def __init__(self, refusals):
+        self.refusals = refusals
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = self.server.getsockname()
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self):
+        for _ in range(self.refusals):
+            with self.server.accept()[0] as sock:
+                sock.sendall(handshake.BUSY)
+        with self.server, self.server.accept()[0] as sock:
+            accepting_side = handshake.Accepting(TOKEN)
+            sock.sendall(accepting_side.greeting)
+            while (proof := accepting_side.feed(sock.recv(4096))) is None:
+                pass
+            sock.sendall(proof)
+
+
+def test_who_is_told_to_come_again_does_while_there_is_time(monkeypatch):
+    monkeypatch.setattr(wire, "_LONGEST_WAIT_SECONDS", 0.01)
+    server = BusyServer(refusals=20)
+    wire.connect(server.address, TOKEN, HELLO, SECONDS).close()
+    server.thread.join(SECONDS)
+
+
+def test_one_that_is_too_busy_is_not_of_another_job():
+    server = BusyServer(refusals=1)
+    with pytest.raises(TimeoutError, match="too many connections come"):
+        wire.connect(server.address, TOKEN, HELLO, wire._WAIT_SECONDS)
+    wire.connect(server.address, TOKEN, HELLO, SECONDS).close()
+    server.thread.join(SECONDS)
+
+
+def test_a_hello_that_came_in_time_is_taken_by_one_that_is_late(
+    listener, clock
+):
+    sock = stranger(listener)
+    until(lambda: listener.accept(0) is None and is_readable(sock))
+    sock.sendall(handshake.Connecting(TOKEN, HELLO).answer(sock.recv(32)))
+    clock.now = 10 * wire.HANDSHAKE_SECONDS
+    accepted, hello = listener.accept(0)
+    assert hello == HELLO
+    accepted.close()
+    sock.close()
+
+
+def test_an_attempt_that_was_given_up_is_not_taken(listener):
+    sock = stranger(listener)
+    until(lambda: listener.accept(0) is None and is_readable(sock))
+    sock.sendall(handshake.Connecting(TOKEN, HELLO).answer(sock.recv(32)))
+    sock.close()
+    assert listener.accept(0) is None
+    assert listener.refused == 1
+
+
+@contextlib.contextmanager
+def no_descriptors():
+    """Takes all that this process may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in taken:
+            os.close(each)
+
+
+def test_a_listener_without_descriptors_says_so(listener):
+    first, second = stranger(listener), stranger(listener)
+    with no_descriptors():
+        for _ in range(2):
+            assert listener.accept(0) is None
+    assert listener.refused == 2
+    # Nor is the work that is left to be seen for ever.
+    assert not is_readable(listener)
+    for sock in (first, second):
+        with pytest.raises(handshake.BusyError, match="ulimit -n"):
+            handshake.Connecting(TOKEN, HELLO).answer(sock.recv(32))
+        sock.close()
+
+
+def test_a_listener_raises_the_limit_of_descriptors():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] // 2, limits[1]))
+    try:
+        wire.Listener("127.0.0.1", TOKEN).close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limits[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfring._core.membership import Form
-from tfring.rendezvous import wire
+from tfring.rendezvous import descriptors, wire
 
 # A connection of a lost generation is given up so soon.
 _LOOK_SECONDS = 0.2
@@ -97,7 +97,14 @@ class Mesh:
         Raises:
             UnreachableError: A member cannot be reached.
             ConnectionError: The generation is over.
+            RuntimeError: So many connections are over this process's limit.
         """
+        descriptors.check(
+            len(ranks) - 1,
+            f"to connect rank {form.rank} with {len(ranks) - 1} others in one "
+            "of its channels, which are 1 + TFRING_BUCKETS_IN_FLIGHT, and as "
+            "many for each process set",
+        )
         deadline = time.monotonic() + seconds
         connected: dict[int, socket.socket] = {}
 
@@ -109,7 +116,8 @@ class Mesh:
                 raise UnreachableError(rank, str(error))
 
         try:
-            for rank in ranks:
+            # The nearest first: all begin at another rank.
+            for rank in reversed(ranks):
                 if rank < form.rank:
                     connected[rank] = self._connect(form, channel, rank, check)
             for rank in ranks:

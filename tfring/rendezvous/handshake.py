@@ -4,7 +4,9 @@ The side that accepts sends a nonce. The side that connects answers with one
 frame: a nonce of its own, an HMAC-SHA256 of both nonces and of its hello, and
 the hello, which is JSON. The side that accepts proves itself by an HMAC of its
 own, or closes the connection. Each HMAC names its direction and has both
-nonces, so that no proof serves twice, or for the other side.
+nonces, so that no proof serves twice, or for the other side. A busy
+listener sends a word that proves nothing in place of its nonce or its proof,
+and its peer tries again.
 
 What follows on the connection is neither encrypted nor signed: the network
 between the hosts of a job is trusted not to alter what it carries.
@@ -21,12 +23,19 @@ from tfring.rendezvous import frames
 TOKEN_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+# The last words of an overloaded listener, as long as a nonce or a proof.
+BUSY = b"tfring: busy".ljust(PROOF_BYTES)
+NO_DESCRIPTORS = b"tfring: no descriptors".ljust(PROOF_BYTES)
 # Of a hello; what comes before the proof is from anyone.
 HELLO_BYTES = 64 << 10
 
 
 class HandshakeError(ConnectionError):
     """The other side is not of this job, or does not talk as it does."""
+
+
+class BusyError(ConnectionError):
+    """The other side has too much to do; it may be of this job."""
 
 
 def make_token() -> str:
@@ -57,6 +66,16 @@ def _key(token: str) -> bytes:
     return key
 
 
+def _check_not_busy(word: bytes) -> None:
+    if word == BUSY:
+        raise BusyError("too many connections come at once.")
+    if word == NO_DESCRIPTORS:
+        raise BusyError(
+            "the process there has no descriptor left: raise its limit of "
+            "open files (`ulimit -n`, also the hard one)."
+        )
+
+
 def _proof(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"".join(parts), "sha256")
 
@@ -84,7 +103,12 @@ class Connecting:
         self._server_nonce = b""
 
     def answer(self, greeting: bytes) -> bytes:
-        """Returns what to send once the other side's nonce has come."""
+        """Returns what to send once the other side's nonce has come.
+
+        Raises:
+            BusyError: It is no nonce.
+        """
+        _check_not_busy(greeting)
         self._server_nonce = greeting
         proof = _proof(
             self._key,
@@ -99,8 +123,10 @@ class Connecting:
         """Checks the other side's proof.
 
         Raises:
+            BusyError: The listener is busy, and has sent no proof.
             HandshakeError: It does not have the token.
         """
+        _check_not_busy(proof)
         expected = _proof(
             self._key,
             b"tfring accept",

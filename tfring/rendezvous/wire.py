@@ -12,10 +12,13 @@ holds one would hide the death of its parent.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import errno
 import math
+import os
+import random
 import select
 import selectors
 import socket
@@ -24,11 +27,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfring.rendezvous import frames
+from tfring.rendezvous import descriptors, frames
 from tfring.rendezvous.handshake import (
+    BUSY,
+    NO_DESCRIPTORS,
     NONCE_BYTES,
     PROOF_BYTES,
     Accepting,
+    BusyError,
     Connecting,
     HandshakeError,
 )
@@ -37,8 +43,13 @@ Address = tuple[str, int]
 
 # All of a handshake takes at most so long.
 HANDSHAKE_SECONDS = 5.0
-# So many connections may be in a handshake at once; the oldest makes room.
-MOST_HANDSHAKES = 64
+# So many connections may be in a handshake at once, of all workers of a job at
+# its start; the oldest makes room. The kernel keeps as many more.
+MOST_HANDSHAKES = 4096
+# Handshakes may take so much of this process's descriptors.
+_SHARE_OF_DESCRIPTORS = 4
+# After so many new connections the handshakes go on.
+ACCEPTED_AT_ONCE = 64
 # Of a message on a channel: the members of a generation with 1000s of workers.
 MESSAGE_BYTES = 4 << 20
 # As between workers (tfring_ops/transport/tcp/tcp.h, Note [What TCP is told]):
@@ -47,9 +58,11 @@ MESSAGE_BYTES = 4 << 20
 # seconds is no reason.
 UNACKNOWLEDGED_MILLISECONDS = 5000
 
-# A listener that has too many strangers may drop one of ours.
+# A connection may be cut for another reason than the token.
 _ATTEMPTS = 3
-_ATTEMPT_WAIT_SECONDS = 0.1
+# Before the next attempt; doubled each time, up to the longest.
+_WAIT_SECONDS = 0.1
+_LONGEST_WAIT_SECONDS = 1.0
 
 
 class ChannelClosedError(ConnectionError):
@@ -86,24 +99,33 @@ def connect(
 
     Raises:
         OSError: The other side cannot be reached (ConnectionRefusedError:
-            nobody listens there), or is too slow (TimeoutError).
+            nobody listens there), or is too slow or too busy (TimeoutError).
         HandshakeError: It is not of this job.
         ValueError: The token is none, or the hello is too long.
     """
     deadline = time.monotonic() + timeout_seconds
-    attempt = 1
+    wait = _WAIT_SECONDS
+    cuts = 0
     while True:
         try:
             return _connect_once(address, Connecting(token, hello), deadline)
+        except BusyError as error:
+            if time.monotonic() + wait >= deadline:
+                raise TimeoutError(
+                    f"{address[0]}:{address[1]} takes no connection within "
+                    f"{timeout_seconds:g} s: {error}"
+                ) from None
         except ConnectionResetError:
-            if attempt == _ATTEMPTS or time.monotonic() >= deadline:
+            cuts += 1
+            if cuts == _ATTEMPTS or time.monotonic() >= deadline:
                 raise HandshakeError(
                     f"{address[0]}:{address[1]} closes the connection: it is "
-                    "of another job, with another TFRING_ELASTIC_TOKEN, or has "
-                    "too many connections."
+                    "of another job, with another TFRING_ELASTIC_TOKEN, or it "
+                    "is about to end."
                 ) from None
-        attempt += 1
-        time.sleep(_ATTEMPT_WAIT_SECONDS)
+        # Chance spreads the attempts of many workers.
+        time.sleep(wait * random.uniform(0.5, 1.0))
+        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
 def _connect_once(
@@ -114,10 +136,10 @@ def _connect_once(
         configure(sock)
         greeting = _receive_exactly(sock, NONCE_BYTES, deadline)
         sock.settimeout(_left(deadline))
-        try:
-            sock.sendall(handshake.answer(greeting))
-        except BrokenPipeError:
-            raise ConnectionResetError from None
+        hello = handshake.answer(greeting)
+        # The listener may have said why it closes it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(hello)
         handshake.check(_receive_exactly(sock, PROOF_BYTES, deadline))
         sock.settimeout(None)
     except BaseException:
@@ -155,9 +177,12 @@ class Listener:
     """Accepts connections of this job, and no others.
 
     Strangers who say nothing, too little or the wrong thing are closed, and do
-    not keep others waiting. It has a `fileno`, which a selector may wait for;
-    then, and a few times a second in any case, call `accept(0)` until there is
-    no more. Not thread-safe.
+    not keep others waiting. A connection that is closed for want of room is
+    told to try again. The process gets the highest limit of descriptors.
+
+    It has a `fileno`, which a selector may wait for; then, and a few times a
+    second in any case, call `accept(0)` until there is no more. Not
+    thread-safe.
 
     Attributes:
         address: The host and the port.
@@ -178,7 +203,13 @@ class Listener:
         """
         self._token = token
         self._clock = clock
+        # The oldest first.
         self._handshakes: dict[int, _Handshake] = {}
+        self._done: collections.deque[tuple[socket.socket, dict[str, Any]]] = (
+            collections.deque()
+        )
+        most = descriptors.raise_limit() // _SHARE_OF_DESCRIPTORS
+        self._most_handshakes = min(most, MOST_HANDSHAKES)
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -186,7 +217,7 @@ class Listener:
         try:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._sock.bind(address)
-            self._sock.listen(1024)
+            self._sock.listen(MOST_HANDSHAKES)
             self._sock.setblocking(False)
         except BaseException:
             self._sock.close()
@@ -196,6 +227,8 @@ class Listener:
         self.refused = 0
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)
+        # Closed to accept, and refuse, a connection when no other is left.
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is work."""
@@ -211,34 +244,40 @@ class Listener:
             there is none in this time.
         """
         deadline = self._clock() + timeout_seconds
-        while True:
-            now = self._clock()
-            self._drop_slow(now)
-            wait = max(0.0, min(deadline - now, 0.2))
+        while not self._done:
+            wait = max(0.0, min(deadline - self._clock(), 0.2))
             for key, _ in self._selector.select(wait):
                 if key.fd == self._sock.fileno():
                     self._take_new()
-                elif (done := self._go_on(key.fd)) is not None:
-                    return done
+                else:
+                    self._go_on(key.fd)
+            now = self._clock()
+            # After the reads: this process may be the slow one.
+            self._drop_slow(now)
             # Also where strangers come without end.
-            if self._clock() >= deadline:
-                return None
+            if now >= deadline:
+                break
+        return self._done.popleft() if self._done else None
 
     def close(self) -> None:
         """Closes all that is not accepted."""
         for fd in list(self._handshakes):
             self._drop(fd)
+        for sock, _ in self._done:
+            sock.close()
         self._selector.close()
         self._sock.close()
+        if self._spare >= 0:
+            os.close(self._spare)
 
     def _take_new(self) -> None:
         # A bounded number: `accept` has others to attend.
-        for _ in range(MOST_HANDSHAKES):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._make_room()
+                    self._refuse_one()
                 return
             try:
                 configure(sock)
@@ -248,50 +287,78 @@ class Listener:
             except OSError:  # It is gone already.
                 sock.close()
                 continue
-            if len(self._handshakes) >= MOST_HANDSHAKES:
-                self._make_room()
+            if len(self._handshakes) >= self._most_handshakes:
+                self._drop(next(iter(self._handshakes)), BUSY)
             deadline = self._clock() + HANDSHAKE_SECONDS
             self._handshakes[sock.fileno()] = _Handshake(
                 sock, handshake, deadline
             )
             self._selector.register(sock, selectors.EVENT_READ)
 
-    def _go_on(self, fd: int) -> tuple[socket.socket, dict[str, Any]] | None:
+    def _refuse_one(self) -> None:
+        """Closes a handshake, or else the next connection."""
+        if self._handshakes:
+            self._drop(next(iter(self._handshakes)), NO_DESCRIPTORS)
+            return
+        if self._spare >= 0:
+            os.close(self._spare)
+        with contextlib.suppress(OSError):
+            sock, _ = self._sock.accept()
+            self.refused += 1
+            with sock:
+                sock.send(NO_DESCRIPTORS)
+        self._spare = -1
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _go_on(self, fd: int) -> None:
         each = self._handshakes.get(fd)
         if each is None:  # It made room for another.
-            return None
+            return
         try:
             data = each.sock.recv(1 << 16)
             if not data:
                 raise ConnectionResetError
             proof = each.handshake.feed(data)
             if proof is None:
-                return None
+                return
+            with contextlib.suppress(BlockingIOError):
+                if not each.sock.recv(1, socket.MSG_PEEK):
+                    raise ConnectionResetError  # It has given the attempt up.
             each.sock.send(proof)
         except BlockingIOError:
-            return None
+            return
         except OSError:
             self._drop(fd)
-            return None
+            return
         self._selector.unregister(each.sock)
         del self._handshakes[fd]
         each.sock.setblocking(True)
-        return each.sock, each.handshake.hello
+        self._done.append((each.sock, each.handshake.hello))
 
     def _drop_slow(self, now: float) -> None:
-        for fd, each in list(self._handshakes.items()):
-            if now >= each.deadline:
-                self._drop(fd)
+        while self._handshakes:
+            fd, oldest = next(iter(self._handshakes.items()))
+            if now < oldest.deadline:
+                return
+            self._drop(fd, BUSY)
 
-    def _make_room(self) -> None:
-        if self._handshakes:
-            self._drop(next(iter(self._handshakes)))
-
-    def _drop(self, fd: int) -> None:
+    def _drop(self, fd: int, word: bytes = b"") -> None:
+        """Closes a connection, with a last word to who may be of this job."""
         each = self._handshakes.pop(fd)
         self._selector.unregister(each.sock)
+        if word:
+            with contextlib.suppress(OSError):
+                each.sock.send(word)
+                # Unread bytes would make it an abrupt end.
+                each.sock.recv(1 << 16)
         each.sock.close()
         self.refused += 1
+
+
+def encoded(message: dict[str, Any]) -> bytes:
+    """Returns a message as `Channel.start_send` takes it."""
+    return frames.encode(frames.to_json(message))
 
 
 class Channel:
@@ -306,6 +373,8 @@ class Channel:
         self._sock = sock
         self._frames = frames.Decoder(MESSAGE_BYTES)
         self._lock = threading.Lock()
+        # Frames, and the rest of one, in order.
+        self._unsent: collections.deque[memoryview] = collections.deque()
         # Why nothing more is received.
         self._ended = ""
 
@@ -323,23 +392,50 @@ class Channel:
         Raises:
             ChannelClosedError: The other side is gone, or takes nothing.
         """
-        data = memoryview(frames.encode(frames.to_json(message)))
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
-            while data:
-                try:
-                    data = data[self._sock.send(data) :]
-                except BlockingIOError:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        # The rest of the frame cannot follow any more.
-                        self.shutdown()
-                        raise ChannelClosedError(
-                            f"nothing was taken for {timeout_seconds:g} s."
-                        ) from None
-                    _wait(self._sock, select.POLLOUT, left)
-                except OSError as error:
-                    raise ChannelClosedError(str(error)) from None
+            self._unsent.append(memoryview(encoded(message)))
+            while not self._flush():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    # The rest of the frame cannot follow any more.
+                    self.shutdown()
+                    raise ChannelClosedError(
+                        f"nothing was taken for {timeout_seconds:g} s."
+                    )
+                _wait(self._sock, select.POLLOUT, left)
+
+    def start_send(self, frame: bytes = b"") -> bool:
+        """Sends as much as the connection takes now, and keeps the rest.
+
+        Args:
+            frame: An encoded message, behind all that is kept.
+
+        Returns:
+            True if nothing is left; call it again otherwise, once the
+            descriptor is writable.
+
+        Raises:
+            ChannelClosedError: The other side is gone.
+        """
+        with self._lock:
+            if frame:
+                self._unsent.append(memoryview(frame))
+            return self._flush()
+
+    def _flush(self) -> bool:
+        try:
+            while self._unsent:
+                sent = self._sock.send(self._unsent[0])
+                if sent == len(self._unsent[0]):
+                    self._unsent.popleft()
+                else:
+                    self._unsent[0] = self._unsent[0][sent:]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+        return True
 
     def receive(self, timeout_seconds: float | None) -> dict[str, Any] | None:
         """Returns the next message.
