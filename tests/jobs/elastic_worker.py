@@ -122,9 +122,9 @@ class Worker:
             members = message["members"]
             newest = max(member["steps"] for member in members)
             assert members[0]["steps"] == newest, members
-            assert members[message["rank"]]["worker"] == NAME
+            rank = [each["worker"] for each in members].index(NAME)
             print(
-                f"generation {generation}: rank {message['rank']} of "
+                f"generation {generation}: rank {rank} of "
                 f"{len(members)}, from step {newest}",
                 flush=True,
             )

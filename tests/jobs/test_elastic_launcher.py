@@ -58,7 +58,7 @@ def test_a_lost_worker_is_replaced(elastic, what, said):
     assert sizes[0] == "3"
     assert sizes[-1] == "3"
     # Its replacement did not keep the others waiting.
-    assert "] builds beside the others" in job.output
+    assert "] builds while the others train" in job.output
     # Each generation begins where the one before has ended.
     steps = [int(s) for s in re.findall(r"from step (-?\d+)", job.output)]
     assert max(steps) >= 10

@@ -30,6 +30,8 @@ class Job:
         self.killed = []
         self.said = []
         self.ended = None
+        # More events come before the rules are followed.
+        self.is_behind = False
         self.membership.tick()
         self.act()
 
@@ -39,7 +41,8 @@ class Job:
                 self.host_of[action.worker] = action.host
                 self.inbox[action.worker] = []
             elif isinstance(action, Send):
-                self.inbox[action.worker].append(action.message)
+                for worker in action.workers:
+                    self.inbox[worker].append(action.message)
             elif isinstance(action, Kill):
                 self.killed.append(action.worker)
             elif isinstance(action, Say):
@@ -53,7 +56,8 @@ class Job:
 
         def call(*arguments, **more):
             event(*arguments, **more)
-            self.act()
+            if not self.is_behind:
+                self.act()
 
         return call
 

@@ -3,7 +3,9 @@
 import pytest
 from elastic_job import Job
 
+from tfring.launcher.elastic import places
 from tfring.launcher.elastic.hosts import MOST_STRIKES
+from tfring.launcher.elastic.workers import Send
 
 
 def test_the_first_generation_waits_for_all_that_are_started():
@@ -16,8 +18,8 @@ def test_the_first_generation_waits_for_all_that_are_started():
     form = job.got("w1", "form")
     # Those of a host have neighbouring ranks.
     assert [m["worker"] for m in form["members"]] == ["w1", "w2", "w3"]
-    assert form["rank"] == 0
-    assert job.got("w3", "form")["rank"] == 2
+    # It is encoded once.
+    assert job.got("w3", "form") is form
 
 
 def test_np_says_for_how_many_the_first_generation_waits():
@@ -61,8 +63,10 @@ def test_a_loss_stops_the_generation_and_the_newest_state_is_rank_0():
     assert job.got("w2", "form") is None
     job.be_ready("w3", 1, steps=8)
     form = job.got("w2", "form")
-    assert form["rank"] == 1
-    assert [m["steps"] for m in form["members"]] == [8, 7]
+    assert [(m["worker"], m["steps"]) for m in form["members"]] == [
+        ("w3", 8),
+        ("w2", 7),
+    ]
     job.formed("w2", 2)
     job.formed("w3", 2)
     job.be_ready("w4")
@@ -596,8 +600,9 @@ def test_who_builds_is_told_the_place_that_it_has_in_the_end():
     for left in ("w2", "w4"):
         job.be_ready(left, 2, steps=4)
     for joiner, rank in told.items():
-        form = job.got(joiner, "form")
-        assert (form["rank"], len(form["members"])) == (rank, 4)
+        members = job.got(joiner, "form")["members"]
+        assert [each["worker"] for each in members].index(joiner) == rank
+        assert len(members) == 4
 
 
 def test_a_spare_builds_while_the_others_train_and_then_takes_a_place():
@@ -689,3 +694,46 @@ def test_the_first_generation_does_not_wait_for_them_for_ever():
     job.be_ready("w1")
     job.wait(31)
     assert job.names() == {"w1"}
+
+
+def count_calls(monkeypatch, module, name):
+    calls = []
+    function = getattr(module, name)
+    monkeypatch.setattr(
+        module,
+        name,
+        lambda *args, **kw: calls.append(0) or function(*args, **kw),
+    )
+    return calls
+
+
+def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
+    size = 200
+    job = Job({f"host{i}": 8 for i in range(size // 8)}, minimum=2)
+    choices = count_calls(monkeypatch, places, "choose")
+    keys = count_calls(monkeypatch, places, "_newest_first")
+    for worker, host in job.host_of.items():
+        job.membership.ready(
+            worker,
+            {
+                "generation": 0,
+                "address": ["127.0.0.1", 1],
+                "node": host,
+                "steps": -1,
+            },
+        )
+    actions = job.membership.take_actions()
+    [form] = [each for each in actions if isinstance(each, Send)]
+    assert len(form.workers) == len(form.message["members"]) == size
+    assert len(choices) == 1
+    assert len(keys) <= 10 * size
+    for worker in form.workers:
+        job.membership.formed(worker, 1)
+    job.membership.take_actions()
+    job.membership.disconnected("w1")
+    [_, stop] = [
+        each for each in job.membership.take_actions() if isinstance(each, Send)
+    ]
+    assert stop.message["kind"] == "stop"
+    assert len(stop.workers) == size - 1
+    assert len(choices) <= 2

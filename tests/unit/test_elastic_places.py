@@ -19,7 +19,8 @@ def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
     job.silent("w3", "silent")
     job.be_ready("w1", 1, steps=3)
     assert job.names() == {"w1", "w2"}
-    assert job.got("w2", "form")["rank"] == 1
+    form = job.got("w2", "form")
+    assert [m["worker"] for m in form["members"]] == ["w1", "w2"]
 
 
 @pytest.mark.parametrize(

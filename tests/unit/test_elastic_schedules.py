@@ -36,6 +36,8 @@ class Fleet:
         self.runs = chance.random() < 0.7
         self.generation = 0
         self.target = 10**9
+        # How often the launcher takes more events before it acts.
+        self.behind = chance.choice([0.0, 0.5, 0.9])
 
     def alive(self):
         return [w for w in self.job.host_of if w not in self.gone]
@@ -53,7 +55,7 @@ class Fleet:
                     continue
                 names = [m["worker"] for m in message["members"]]
                 assert len(set(names)) == len(names)
-                assert names[message["rank"]] == worker
+                assert worker in names
                 assert len(names) <= self.maximum
                 if not rules._finishing:
                     assert len(names) >= self.minimum
@@ -199,6 +201,7 @@ class Fleet:
         for _ in range(moves):
             if self.job.ended is not None:
                 return
+            self.job.is_behind = self.chance.random() < self.behind
             if self.chance.random() < harm:
                 self.harm()
             elif alive := self.alive():

@@ -74,15 +74,14 @@ def member(rendezvous, aborted):
     rendezvous.channel.close()
 
 
-def form_message(generation, rank=0):
+def form_message(generation, names=("w7", "w8")):
     workers = [
         {"worker": name, "address": ["host", 9], "node": "n", "steps": 4}
-        for name in ("w7", "w8")
+        for name in names
     ]
     return {
         "kind": "form",
         "generation": generation,
-        "rank": rank,
         "members": workers,
     }
 
@@ -110,10 +109,10 @@ def test_a_generation_forms(rendezvous, member):
         "steps": 5,
     }
     rendezvous.channel.send({"kind": "unknown"})
-    rendezvous.channel.send(form_message(4, rank=1))
+    rendezvous.channel.send(form_message(4, ["w8", "w7"]))
     form = member.wait_for_form(after=3)
     assert (form.generation, form.rank) == (4, 1)
-    assert form.members[1] == membership.Member("w8", ("host", 9), "n", 4)
+    assert form.members[0] == membership.Member("w8", ("host", 9), "n", 4)
     member.formed(4)
     assert rendezvous.channel.receive(60) == {"kind": "formed", "generation": 4}
 

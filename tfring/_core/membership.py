@@ -47,21 +47,19 @@ class Form:
     members: tuple[Member, ...]
 
     @classmethod
-    def of(cls, message: dict[str, Any]) -> Form:
-        """Reads the message."""
-        return cls(
-            message["generation"],
-            message["rank"],
-            tuple(
-                Member(
-                    each["worker"],
-                    (each["address"][0], each["address"][1]),
-                    each["node"],
-                    each["steps"],
-                )
-                for each in message["members"]
-            ),
+    def of(cls, message: dict[str, Any], worker: str) -> Form:
+        """Reads the message, which is one and the same for all members."""
+        members = tuple(
+            Member(
+                each["worker"],
+                (each["address"][0], each["address"][1]),
+                each["node"],
+                each["steps"],
+            )
+            for each in message["members"]
         )
+        rank = [member.worker for member in members].index(worker)
+        return cls(message["generation"], rank, members)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +265,7 @@ class Membership:
     def _take(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "form":
-            form = Form.of(message)
+            form = Form.of(message, self.worker)
             self._change(lambda: setattr(self, "_form", form))
         elif kind == "stop":
             generation, why = message["generation"], message["why"]

@@ -126,7 +126,6 @@ class Driver:
         self._server.pause_output(self._screen.writer.is_full())
         for event in self._server.poll(_TICK_SECONDS):
             self._take(event)
-            self._act()
         self._take_exits()
         self._act()
         self._look_after_agents()
@@ -340,9 +339,9 @@ class Driver:
                 )
             elif isinstance(action, Send):
                 if action.message["kind"] == "form":
-                    rank = action.message["rank"]
-                    self._prefixes[_number(action.worker)] = str(rank)
-                self._server.send("worker", action.worker, action.message)
+                    for rank, name in enumerate(action.workers):
+                        self._prefixes[_number(name)] = str(rank)
+                self._server.send_all("worker", action.workers, action.message)
             elif isinstance(action, Say):
                 self._screen.say(action.text)
             elif isinstance(action, Finish):

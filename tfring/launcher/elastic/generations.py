@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfring.launcher.elastic import places
@@ -44,6 +44,8 @@ class Generations:
         self.hosts = hosts
         self._clock = clock
         self._actions: list[Action] = []
+        # Events have changed the state since the rules were followed.
+        self._has_changed = False
         self._count = 0
         self.generation = 0
         # Of the current generation, in the order of their ranks.
@@ -80,7 +82,13 @@ class Generations:
         self._last_ready = clock()
 
     def take_actions(self) -> list[Action]:
-        """Returns what is to be done, in order; each once."""
+        """Returns what is to be done, in order; each once.
+
+        Each call looks at all workers, so it should follow many events at once.
+        """
+        if self._has_changed:
+            self._has_changed = False
+            self._follow_rules()
         actions, self._actions = self._actions, []
         return actions
 
@@ -155,12 +163,15 @@ class Generations:
         self._stop_at = self._formed_by = math.inf
         self._short_since = now
         self._ready_by = now + self.limits.ready_seconds
-        for worker in self._members:
-            if worker.ready is None and not worker.done:
-                self._send(
-                    worker,
-                    {"kind": "stop", "generation": self.generation, "why": why},
-                )
+        message = {"kind": "stop", "generation": self.generation, "why": why}
+        self._send_all(
+            (
+                worker
+                for worker in self._members
+                if worker.ready is None and not worker.done
+            ),
+            message,
+        )
 
     def _waited_for(self) -> list[Worker]:
         """The members that have not left the generation yet."""
@@ -183,6 +194,10 @@ class Generations:
         return all(worker.is_over for worker in self._members)
 
     def _go_on(self) -> None:
+        """Has the rules followed with the next `take_actions`."""
+        self._has_changed = True
+
+    def _follow_rules(self) -> None:
         if self.finished:
             return
         if self._finishing and self._is_over():
@@ -220,11 +235,13 @@ class Generations:
         missing = min(wanted, self.hosts.capacity()) - sum(
             worker.host in self.hosts for worker in self.workers.values()
         )
+        occupied = self._occupied()
         while missing > 0:
-            host = self.hosts.free(self._occupied())
+            host = self.hosts.free(occupied)
             if host is None:
                 return
             missing -= 1
+            occupied[host] += 1
             self._count += 1
             worker = Worker(f"w{self._count}", self._count, host, self._clock())
             self.workers[worker.name] = worker
@@ -246,11 +263,12 @@ class Generations:
         )
 
     def _joiners(self) -> list[Worker]:
+        members = set(self._members)
         return [
             worker
             for worker in self.workers.values()
             if worker.ready
-            and worker not in self._members
+            and worker not in members
             and worker.host in self.hosts
         ]
 
@@ -259,11 +277,12 @@ class Generations:
         if self._formed_at is None:
             return
         chosen = self._choose(self._members)
-        if chosen != self._told and set(chosen) != set(self._members):
-            joiners = [each for each in chosen if each not in self._members]
-            message = {"kind": "waiting", "workers": len(joiners)}
-            for worker in self._members:
-                self._send(worker, message)
+        members = set(self._members)
+        if chosen != self._told and set(chosen) != members:
+            joiners = len(set(chosen) - members)
+            self._send_all(
+                self._members, {"kind": "waiting", "workers": joiners}
+            )
         self._told = chosen
 
     def _choose(self, members: list[Worker]) -> list[Worker]:
@@ -356,8 +375,9 @@ class Generations:
             )
             return
         now = self._clock()
+        chosen = set(members)
         for worker in self._members:
-            if worker not in members and not worker.is_over:
+            if worker not in chosen and not worker.is_over:
                 if worker.host in self.hosts:
                     why = "there are more workers than places"
                 else:
@@ -385,15 +405,15 @@ class Generations:
             worker.formed = False
             worker.rank = rank
             worker.generation = self.generation
-            self._send(
-                worker,
-                {
-                    "kind": "form",
-                    "generation": self.generation,
-                    "rank": rank,
-                    "members": described,
-                },
-            )
+        # Each finds itself in it: a message for all is encoded once.
+        self._send_all(
+            members,
+            {
+                "kind": "form",
+                "generation": self.generation,
+                "members": described,
+            },
+        )
         for worker in self._joiners():
             if worker.ready and worker.ready.get("building"):
                 self._let_build(worker)
@@ -440,7 +460,13 @@ class Generations:
         self._actions.append(Finish(text))
 
     def _send(self, worker: Worker, message: dict[str, Any]) -> None:
-        self._actions.append(Send(worker.name, message))
+        self._send_all((worker,), message)
+
+    def _send_all(
+        self, workers: Iterable[Worker], message: dict[str, Any]
+    ) -> None:
+        names = tuple(worker.name for worker in workers)
+        self._actions.append(Send(names, message))
 
     def _say(self, text: str) -> None:
         self._actions.append(Say(text))

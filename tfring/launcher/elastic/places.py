@@ -108,13 +108,19 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
         workers
     ):
         return None
+    waiting = dict.fromkeys(new)
+    of_node: dict[object, collections.deque[Worker]] = {}
+    for each in new:
+        of_node.setdefault(each.host, collections.deque()).append(each)
     places: list[Worker] = []
     for rank in range(len(workers)):
         worker = old.get(rank)
         if worker is None:
-            beside = [each.host for each in places[-1:]]
-            worker = min(new, key=lambda each: each.host not in beside)
-            new.remove(worker)
+            # One of the node before it, or else the first.
+            beside = of_node.get(places[-1].host) if places else None
+            worker = beside[0] if beside else next(iter(waiting))
+            of_node[worker.host].popleft()
+            del waiting[worker]
         places.append(worker)
     # Of those with the newest state the first has the first place.
     first = places.index(workers[0])

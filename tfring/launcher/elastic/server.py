@@ -7,6 +7,7 @@ import dataclasses
 import selectors
 import socket
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from tfring.launcher.elastic.pulses import Pulses
@@ -45,6 +46,8 @@ class _Connection:
     name: str
     sock: socket.socket
     channel: wire.Channel | None
+    # A message is on its way.
+    is_sending: bool = False
 
 
 class Server:
@@ -83,15 +86,32 @@ class Server:
 
     def send(self, role: str, name: str, message: dict[str, Any]) -> None:
         """Sends a message; one that cannot be delivered ends its connection."""
-        connection = self._connections.get((role, name))
-        if connection is None or connection.channel is None:
+        self.send_all(role, (name,), message)
+
+    def send_all(
+        self, role: str, names: Iterable[str], message: dict[str, Any]
+    ) -> None:
+        """Sends a message to several, encoded once for all."""
+        frame = wire.encoded(message)
+        for name in names:
+            if (connection := self._connections.get((role, name))) is not None:
+                self._send(connection, frame)
+
+    def _send(self, connection: _Connection, frame: bytes = b"") -> None:
+        """Sends what is taken now, and the rest in `poll`: others wait, too."""
+        if connection.channel is None:
             return
         try:
-            # No wait: the others' messages are not to be late.
-            connection.channel.send(message, timeout_seconds=0)
+            is_sending = not connection.channel.start_send(frame)
         except wire.ChannelClosedError:
             # `poll` reads the end.
             connection.channel.shutdown()
+            is_sending = False
+        if is_sending != connection.is_sending:
+            connection.is_sending = is_sending
+            events = selectors.EVENT_READ
+            events |= selectors.EVENT_WRITE if is_sending else 0
+            self._selector.modify(connection.sock, events, connection)
 
     def drop(self, role: str, name: str) -> None:
         """Closes a connection, without an event."""
@@ -125,9 +145,13 @@ class Server:
         ready = self._selector.select(0 if unread else timeout_seconds)
         for connection in unread:
             self._read(connection, events)
-        for key, _ in ready:
-            if isinstance(key.data, _Connection) and key.data not in unread:
+        for key, mask in ready:
+            if not isinstance(key.data, _Connection):
+                continue
+            if mask & selectors.EVENT_READ and key.data not in unread:
                 self._read(key.data, events)
+            if mask & selectors.EVENT_WRITE and self._is_current(key.data):
+                self._send(key.data)
         # In any case: it also closes those who are too slow.
         for listener in self._listeners.values():
             while (accepted := listener.accept(0)) is not None:
@@ -174,9 +198,13 @@ class Server:
             self._selector.register(sock, selectors.EVENT_READ, connection)
         events.append(Event(role, name, {**hello, "kind": "hello"}))
 
+    def _is_current(self, connection: _Connection) -> bool:
+        key = connection.role, connection.name
+        return self._connections.get(key) is connection
+
     def _read(self, connection: _Connection, events: list[Event]) -> None:
         role, name = connection.role, connection.name
-        if self._connections.get((role, name)) is not connection:
+        if not self._is_current(connection):
             return  # It was dropped.
         try:
             if connection.channel is None:

@@ -64,9 +64,9 @@ class Kill:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Send a message to a worker, if it can be reached."""
+    """Send a message to workers, if they can be reached."""
 
-    worker: str
+    workers: tuple[str, ...]
     message: dict[str, Any]
 
 

@@ -1,0 +1,70 @@
+"""Messages of the rendezvous to its workers."""
+
+import socket
+import threading
+
+import pytest
+
+from tfring.launcher.elastic.server import Server
+from tfring.rendezvous import frames, wire
+from tfring.rendezvous.handshake import make_token
+
+TOKEN = make_token()
+
+
+@pytest.fixture
+def server():
+    made = Server(TOKEN, silence_seconds=0)
+    yield made
+    made.close()
+
+
+def join(server, count):
+    """Returns the workers' ends of as many connections."""
+    address, channels = server.listen("127.0.0.1"), []
+
+    def connect():
+        for number in range(count):
+            hello = {"role": "worker", "worker": f"w{number}"}
+            channels.append(
+                wire.Channel(wire.connect(address, TOKEN, hello, 60))
+            )
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    while not all(server.is_connected("worker", f"w{i}") for i in range(count)):
+        assert not [e for e in server.poll(0.1) if e.message is None]
+    thread.join(60)
+    return channels
+
+
+def test_a_message_for_all_is_encoded_once(server, monkeypatch):
+    channels = join(server, 5)
+    encoded = []
+    to_json = frames.to_json
+    monkeypatch.setattr(
+        frames, "to_json", lambda each: encoded.append(each) or to_json(each)
+    )
+    message = {"kind": "form", "members": list(range(1000))}
+    server.send_all("worker", [f"w{i}" for i in range(5)], message)
+    assert encoded == [message]
+    for channel in channels:
+        assert channel.receive(60) == message
+        channel.close()
+
+
+def test_a_message_that_is_not_taken_at_once_follows(server):
+    [channel] = join(server, 1)
+    # The buffer of a slow network.
+    server._connections["worker", "w0"].sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
+    )
+    messages = [{"number": i, "text": "x" * (1 << 19)} for i in range(3)]
+    for message in messages:
+        server.send("worker", "w0", message)
+    for message in messages:
+        while (received := channel.receive(0)) is None:
+            assert server.poll(0.01) == []
+        assert received == message
+    assert server.poll(0) == []
+    channel.close()
