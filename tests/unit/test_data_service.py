@@ -1,143 +1,73 @@
-"""The data service's registry and servers, with strangers about."""
+"""The data service's files, and its servers with strangers about."""
 
-import resource
 import socket
-import threading
 import time
 
 import pytest
 import tensorflow as tf
 
-from tfring.data import _loopback, _registry, compute_service
-from tfring.data._registry import ComputeClient, ComputeService
+from tfring.data import _loopback
+from tfring.data.compute_service import TfDataServiceConfig, tf_data_service
 
 # Whoever takes longer hangs, however much else the machine has to do.
 WAIT_SECONDS = 60
 
 
 @pytest.fixture
-def service():
-    service = ComputeService(1, 1, b"key")
-    yield service
-    service.shutdown()
+def configfile(tmp_path):
+    return tmp_path / "config.json"
 
 
-class Timers:
-    """Timers that go off when a test says so."""
-
-    def __init__(self):
-        self.made = 0
-        self.running = []
-
-    def __call__(self, seconds, function):
-        self.made += 1
-        return _Timer(self.running, function)
-
-
-class _Timer:
-    def __init__(self, running, function):
-        self._running = running
-        self.function = function
-
-    def start(self):
-        self._running.append(self)
-
-    def cancel(self):
-        self._running.remove(self)
+def test_a_config_in_a_file(configfile, tmp_path, monkeypatch):
+    config = TfDataServiceConfig(
+        2, 3, "compute", ["grpc://a:1", "grpc://b:2"], str(configfile), 5, True
+    )
+    monkeypatch.setattr(time, "sleep", lambda seconds: config.write())
+    assert TfDataServiceConfig.read(str(configfile), True) == config
+    assert configfile.stat().st_mode & 0o777 == 0o600
+    moved = configfile.rename(tmp_path / "moved.json")
+    client = TfDataServiceConfig.read(str(moved)).compute_client()
+    client.shutdown()
+    client.shutdown()  # as two ranks may
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="dispatcher_side must be"):
+        TfDataServiceConfig(1, 1, "both", [], "unused")
 
 
-@pytest.fixture
-def timers(monkeypatch):
-    timers = Timers()
-    monkeypatch.setattr(_registry, "_Timer", timers)
-    return timers
-
-
-def until(condition):
-    end = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def client_of(service):
-    return ComputeClient(service.addresses(), b"key")
-
-
-def stranger_at(service):
-    [[address]] = service.addresses().values()
-    return socket.create_connection(address, WAIT_SECONDS)
-
-
-def test_a_stranger_who_says_nothing_is_hung_up_on(service, timers):
-    with stranger_at(service) as stranger:
-        assert b"#CHALLENGE#" in stranger.recv(4096)
-        [timer] = timers.running
-        timer.function()
-        assert b"" in iter(lambda: stranger.recv(4096), None)
-    client_of(service).register_dispatcher(0, "grpc://a:1")
-
-
-def test_a_stranger_who_says_too_much_is_hung_up_on(service):
-    with stranger_at(service) as stranger:
-        # The length of a message, which would be 2 GB.
-        stranger.sendall(b"\x7f\xff\xff\xff")
-        assert list(iter(lambda: stranger.recv(4096), b""))
-    client_of(service).register_dispatcher(0, "grpc://a:1")
-
-
-def test_a_known_client_may_wait_for_longer(service, timers):
-    answers = []
-    thread = threading.Thread(
-        target=lambda: answers.append(
-            client_of(service).wait_for_dispatcher_registration(0, None)
+def test_a_job_that_is_gone(configfile):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"grpc://127.0.0.1:{unused.getsockname()[1]}"
+        config = TfDataServiceConfig(
+            2, 1, "compute", [address] * 2, str(configfile)
         )
+        with (
+            pytest.raises(ConnectionError, match=f"answers at {address}"),
+            tf_data_service(config, 1),
+        ):
+            pass
+    with (
+        pytest.raises(IndexError, match="rank 2 has none of the 2 dispatchers"),
+        tf_data_service(config, 2),
+    ):
+        pass
+
+
+def test_workers_that_do_not_come(configfile):
+    config = TfDataServiceConfig(
+        1, 1, "training", [], str(configfile), timeout=0
     )
-    thread.start()
-    # One on each side, while they prove themselves and it asks.
-    until(lambda: timers.made == 2 and not timers.running)
-    client_of(service).register_dispatcher(0, "grpc://a:1")
-    thread.join(WAIT_SECONDS)
-    assert answers == ["grpc://a:1"]
-
-
-def test_what_does_not_come_in_time_is_an_error(service):
-    with pytest.raises(TimeoutError, match=r"did not come within 0\.1 s"):
-        client_of(service).wait_for_dispatcher_registration(0, 0.1)
-
-
-def test_a_silent_service_is_given_up(monkeypatch):
-    monkeypatch.setattr(_registry, "_HANDSHAKE_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        addresses = {socket.gethostname(): [silent.getsockname()]}
-        with pytest.raises(ConnectionError, match="hung up, or said nothing"):
-            ComputeClient(addresses, b"key").shutdown()
-
-
-def test_the_registry_outlives_a_lack_of_descriptors(service, monkeypatch):
-    accept_has_failed = threading.Event()
-    monkeypatch.setattr(
-        _registry, "_sleep", lambda seconds: accept_has_failed.set()
-    )
-    [[address]] = service.addresses().values()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as stranger:
-        # Only those of the standard streams, which are all in use.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        try:
-            stranger.connect(address)
-            assert accept_has_failed.wait(WAIT_SECONDS)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    client_of(service).register_dispatcher(0, "grpc://a:1")
-
-
-def test_another_machine_is_told_why_nobody_answers(service):
-    [[(ip, port)]] = service.addresses().values()
-    service.shutdown()
-    client = ComputeClient({"elsewhere": [(ip, port)]}, b"key")
-    with pytest.raises(ConnectionError, match="serves elsewhere alone, and"):
-        client.shutdown()
+    with (
+        pytest.raises(TimeoutError, match="workers did not appear within 0 s"),
+        tf_data_service(config, 0),
+    ):
+        pass
+    # Workers that come now know that dispatcher.
+    with (
+        pytest.raises(RuntimeError, match="Start the compute job anew"),
+        tf_data_service(config, 0),
+    ):
+        pass
 
 
 def test_a_server_is_bound_to_the_loopback_interface():
@@ -173,7 +103,7 @@ def test_no_server_to_bind():
             _loopback.bind_to_loopback(unused.getsockname()[1])
 
 
-def test_no_server_stays_where_none_can_be_bound(service, monkeypatch):
+def test_no_server_stays_where_none_can_be_bound(configfile, monkeypatch):
     """An interface that does not exist stands in for a kernel that refuses."""
     monkeypatch.setattr(_loopback, "_INTERFACE", b"absent")
     started = []
@@ -184,12 +114,10 @@ def test_no_server_stays_where_none_can_be_bound(service, monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(tf.data.experimental.service, "DispatchServer", note)
-    config = compute_service.TfDataServiceConfig(
-        1, 1, "training", service.addresses(), b"key", timeout=1
-    )
+    config = TfDataServiceConfig(1, 1, "training", [], str(configfile))
     with (
         pytest.raises(RuntimeError, match="cannot be kept to this machine"),
-        compute_service.tf_data_service(config, 0),
+        tf_data_service(config, 0),
     ):
         pass
     [server] = started

@@ -12,17 +12,10 @@ do then.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from tfring._core import runtime
-from tfring._ops.objects import broadcast_object
 from tfring._training.init import init
-from tfring.data._registry import ComputeService, make_key
-from tfring.data.compute_service import (
-    TfDataServiceConfig,
-    check_machines,
-    compute_worker_fn,
-)
+from tfring.data.compute_service import TfDataServiceConfig, compute_worker_fn
 
 
 def main(
@@ -43,6 +36,7 @@ def main(
 
     Raises:
         RuntimeError: The servers cannot be kept to this machine.
+        TimeoutError: The training side has started no dispatcher in time.
         ValueError: The ranks cannot be shared out among the dispatchers, or are
             on several machines, and the network is not trusted.
     """
@@ -53,29 +47,17 @@ def main(
             f"compute_worker: {size} ranks cannot be shared out among "
             f"{dispatchers} dispatchers. Start a multiple of them."
         )
-    check_machines(trusted_network)
-    if runtime.rank() != 0:
-        compute_worker_fn(broadcast_object())
-        return
-    key = make_key()
-    service = ComputeService(
-        dispatchers, size // dispatchers, key, trusted_network
-    )
-    try:
-        config = TfDataServiceConfig(
+    compute_worker_fn(
+        TfDataServiceConfig(
             dispatchers,
             size // dispatchers,
             dispatcher_side,
-            service.addresses(),
-            key,
+            (),
+            configfile,
             timeout,
             trusted_network,
         )
-        config.write(configfile)
-        compute_worker_fn(broadcast_object(config))
-    finally:
-        service.shutdown()
-        Path(configfile).unlink(missing_ok=True)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout",
         type=int,
         default=60,
-        help="seconds that each waits for the others to come",
+        help="seconds that each rank waits for a file of another",
     )
     parser.add_argument(
         "--trusted-network",
@@ -109,11 +91,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    _options = _parser().parse_args()
-    main(
-        _options.dispatchers,
-        _options.dispatcher_side,
-        _options.configfile,
-        _options.timeout,
-        _options.trusted_network,
-    )
+    main(**vars(_parser().parse_args()))
