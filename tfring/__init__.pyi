@@ -56,7 +56,7 @@ from tfring._core.timeline import (
 from tfring._memory.activations import (
     offload_activations as offload_activations,
 )
-from tfring._memory.options import (
+from tfring._memory.offload_options import (
     FeatureMap as FeatureMap,
     Offload as Offload,
     OffloadStatistics as OffloadStatistics,
@@ -104,15 +104,15 @@ from tfring._ops.topology import (
     rank_op as rank_op,
     size_op as size_op,
 )
+from tfring._training.broadcast_variables import (
+    broadcast_ as broadcast_,
+    broadcast_variables as broadcast_variables,
+)
 from tfring._training.init import init as init
 from tfring._training.loading import load_model as load_model
 from tfring._training.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedOptimizer as PartialDistributedOptimizer,
-)
-from tfring._training.state import (
-    broadcast_ as broadcast_,
-    broadcast_variables as broadcast_variables,
 )
 from tfring._training.sync_batch_norm import (
     SyncBatchNormalization as SyncBatchNormalization,

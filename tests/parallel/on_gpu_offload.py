@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import native
-from tfring._memory import options
+from tfring._memory import offload_options
 
 LAYERS = 12
 WIDTH = 32
@@ -151,7 +151,7 @@ def test_dtypes(slow_streams, dtype):
     host = (np.arange(1001) % 2).astype(dtype.as_numpy_dtype)
     tensor = tf.identity(tf.constant(host))
     ops = native.ops()
-    plan = next(options._plans)
+    plan = next(offload_options._plans)
 
     @tf.function
     def there_and_back(x):

@@ -1,6 +1,6 @@
 """An elastic job whose workers are played by a test."""
 
-from tfring.launcher.elastic.hosts import HostTable
+from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.workers import (
     Finish,

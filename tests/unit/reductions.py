@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfring._gradients import reducer
-from tfring._gradients.options import GradientOptions
+from tfring._gradients.gradient_options import GradientOptions
 from tfring._ops.allgather import Gathering
 from tfring._ops.ordering import Started
 from tfring._ops.slices import SlicesInFlight

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tfring.launcher import options as options_lib
+from tfring.launcher import command_line
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 SCHEMA = json.loads(
@@ -72,8 +72,8 @@ def test_the_elastic_job_is_one():
     [container] = pod["containers"]
     program, *arguments = container["command"]
     assert program == "tfringrun"
-    options = options_lib.parser("").parse_args(arguments)
-    options_lib.check_elastic(options)
+    options = command_line.parser("").parse_args(arguments)
+    command_line.check_elastic(options)
     assert options.elastic
     # How Kubernetes calls the pod of index 0.
     assert options.rendezvous == (f"{name}-0.{pod['subdomain']}", 29500)

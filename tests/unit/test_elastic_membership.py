@@ -4,7 +4,7 @@ import pytest
 from elastic_job import Job
 
 from tfring.launcher.elastic import places
-from tfring.launcher.elastic.hosts import MOST_STRIKES
+from tfring.launcher.elastic.host_table import MOST_STRIKES
 from tfring.launcher.elastic.workers import Send
 
 

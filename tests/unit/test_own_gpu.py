@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._training import gpus
+from tfring._training import choose_gpu
 
 
 class Devices:
@@ -43,10 +43,12 @@ def choose(monkeypatch):
             monkeypatch.setattr(tf.config, name, getattr(devices, name))
         monkeypatch.setattr(runtime, "local_rank", lambda: local_rank)
         monkeypatch.setattr(runtime, "local_size", lambda: local_size)
-        gpus.choose_gpu()
-        return devices.visible, gpus.os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+        choose_gpu.choose_gpu()
+        return devices.visible, choose_gpu.os.environ.get(
+            "TF_FORCE_GPU_ALLOW_GROWTH"
+        )
 
-    monkeypatch.setattr(gpus.os, "environ", {})
+    monkeypatch.setattr(choose_gpu.os, "environ", {})
     return run
 
 
@@ -56,7 +58,7 @@ def test_by_local_rank(choose):
 
 
 def test_by_slot_where_others_come_and_go(choose):
-    gpus.os.environ["TFRING_ELASTIC_SLOT"] = "2"
+    choose_gpu.os.environ["TFRING_ELASTIC_SLOT"] = "2"
     assert choose(Devices(4), 0, 1) == (["gpu 2"], None)
     assert choose(Devices(2), 1, 2) == (["gpu 0"], None)
 
@@ -64,7 +66,7 @@ def test_by_slot_where_others_come_and_go(choose):
 def test_more_ranks_than_gpus_share_and_grow(choose):
     assert choose(Devices(2), 5, 6) == (["gpu 1"], "true")
     assert choose(Devices(1), 1, 2) == (["gpu 0"], "true")
-    gpus.os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "false"
+    choose_gpu.os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "false"
     assert choose(Devices(2), 5, 6) == (["gpu 1"], "false")
 
 
@@ -79,7 +81,9 @@ def test_what_the_script_has_made_visible_is_left_alone(choose):
 def test_too_late_is_a_warning(choose, monkeypatch):
     said = []
     monkeypatch.setattr(
-        gpus.logging, "warning", lambda text, *rest: said.append(text % rest)
+        choose_gpu.logging,
+        "warning",
+        lambda text, *rest: said.append(text % rest),
     )
     devices = Devices(2)
     devices.made = True

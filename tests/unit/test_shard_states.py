@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._gradients import shares
-from tfring._gradients.options import GradientOptions
+from tfring._gradients.gradient_options import GradientOptions
 
 SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2), (99, 333)]
 DTYPES = ["float32", "float16", "float32", "float64", *["float32"] * 4]

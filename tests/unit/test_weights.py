@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfring._training.agreement import check_alike
+from tfring._training.fit_agreement import check_alike
 from tfring._training.weights import all_in_one, fingerprints
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfring import _build_info
-from tfring._core import agreement, native, settings
+from tfring._core import joint_steps, native, settings
 from tfring._core.job import Job, Topology
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def join(comm: Any) -> MpiJob:
     return job
 
 
-def _party_of(comm: Any) -> tuple[agreement.Party, Exception | None]:
+def _party_of(comm: Any) -> tuple[joint_steps.Party, Exception | None]:
     """The ranks that join, and what keeps this one from it.
 
     Raises:
@@ -112,11 +112,11 @@ def _party_of(comm: Any) -> tuple[agreement.Party, Exception | None]:
                 f"tfring.init: this process, rank {world.rank} of the world, "
                 f"is not in comm={list(comm)}. Call it on these ranks alone."
             )
-        party = agreement.Party(world, comm, limit)
+        party = joint_steps.Party(world, comm, limit)
     elif isinstance(comm, MPI.Intracomm):
-        party = agreement.Party(comm, range(comm.size), limit)
+        party = joint_steps.Party(comm, range(comm.size), limit)
     else:
-        party = agreement.Party(world, range(world.size), limit)
+        party = joint_steps.Party(world, range(world.size), limit)
     try:
         _check_before_start(comm)
     except Exception as failed:

@@ -30,8 +30,8 @@ from tfring._gradients.buckets import (
     cut_by_groups,
     cut_into_buckets,
 )
+from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
-from tfring._gradients.options import GradientOptions
 from tfring._gradients.overlap import Backpropagation
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce

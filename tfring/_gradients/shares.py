@@ -33,8 +33,8 @@ from tfring._gradients.buckets import (
     cut_by_groups,
     cut_into_buckets,
 )
+from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
-from tfring._gradients.options import GradientOptions
 from tfring._gradients.reducer import group_numbers, name_of
 from tfring._ops.ordering import traced_for_xla
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._memory.options import Offload, checked_offload
+from tfring._memory.offload_options import Offload, checked_offload
 from tfring._memory.rewrite import rewrite
 from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfring._memory.options import FeatureMap, Offload
+from tfring._memory.offload_options import FeatureMap, Offload
 from tfring._memory.schedule import Schedule
 
 # Operations whose output has the memory of their first input.

@@ -43,7 +43,7 @@ import tensorflow as tf
 from tfring._core import native, runtime
 from tfring._memory import feature_maps
 from tfring._memory.feature_maps import Found, Use
-from tfring._memory.options import Offload
+from tfring._memory.offload_options import Offload
 from tfring._memory.schedule import Schedule
 
 _OPAQUE = {tf.resource, tf.variant}

@@ -1,4 +1,4 @@
-"""broadcast of a tensor; tfring/_training/state.py broadcasts variables."""
+"""broadcast of a tensor; `broadcast_variables` is for variables."""
 
 from __future__ import annotations
 

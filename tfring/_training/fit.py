@@ -31,13 +31,13 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._ops.agreement import gather_json
-from tfring._training.agreement import (
+from tfring._ops.gather_json import gather_json
+from tfring._training.data_seeds import seeds_of, warn_of_same_draws
+from tfring._training.fit_agreement import (
     Agreement,
     Terms,
     check_alike,
 )
-from tfring._training.data_seeds import seeds_of, warn_of_same_draws
 from tfring._training.metric_averages import MetricAverages, MetricNotes
 from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers

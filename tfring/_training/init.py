@@ -16,8 +16,8 @@ from tfring._ops.process_set_registry import (
     add_process_set,
     add_unless_known,
 )
+from tfring._training.choose_gpu import choose_gpu
 from tfring._training.fit import watch_fits
-from tfring._training.gpus import choose_gpu
 from tfring._training.undistributed import watch_models
 
 if TYPE_CHECKING:

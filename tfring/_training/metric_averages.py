@@ -13,10 +13,10 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._ops.agreement import gather_json
 from tfring._ops.allgather import allgather
 from tfring._ops.allreduce import allreduce
 from tfring._ops.devices import on_device
+from tfring._ops.gather_json import gather_json
 from tfring._ops.reductions import ReduceOp
 from tfring._training.metric_states import (
     State,

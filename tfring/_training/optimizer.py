@@ -9,8 +9,8 @@ import keras
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
-from tfring._gradients.options import GradientOptions, gradient_options
-from tfring._memory.options import Offload
+from tfring._gradients.gradient_options import GradientOptions, gradient_options
+from tfring._memory.offload_options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
 from tfring._training.fit import watch_fits

@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfring._core.process_sets import by_id
-from tfring._gradients.options import GradientOptions
+from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfring._gradients.options import GradientOptions
+from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.scatter import (
     gather_shares,
     scatter_gradients,

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet, global_process_set
-from tfring._gradients.options import GradientOptions, gradient_options
+from tfring._gradients.gradient_options import GradientOptions, gradient_options
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
-from tfring._memory.options import Offload
+from tfring._memory.offload_options import Offload
 from tfring._ops.autograph import not_converted
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp

@@ -18,8 +18,8 @@ from tfring._core.process_sets import (
     is_alone,
 )
 from tfring._gradients.local_variables import LocalVariables
-from tfring._ops.agreement import gather_json
 from tfring._ops.autograph import not_converted
+from tfring._ops.gather_json import gather_json
 
 # Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096

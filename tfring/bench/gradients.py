@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfring
-from tfring._gradients.options import GradientOptions
+from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
 from tfring.bench.collectives import EmptyFunction, InPlace
 from tfring.bench.measure import Contestant, Simple

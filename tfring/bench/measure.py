@@ -183,7 +183,7 @@ def cpu_seconds() -> float:
 def _gathered(value: Any) -> list[Any]:
     """The values of all ranks, in any job, also one that has no MPI."""
     # It brings TensorFlow, which flags and --help need not wait for.
-    from tfring._ops.agreement import gather_json
+    from tfring._ops.gather_json import gather_json
 
     return gather_json(value, name="tfring-bench")
 

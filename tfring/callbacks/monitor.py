@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfring._core import monitor, runtime
-from tfring._ops.agreement import gather_json
+from tfring._ops.gather_json import gather_json
 
 
 class MonitorCallback(keras.callbacks.Callback):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._ops.agreement import gather_json
+from tfring._ops.gather_json import gather_json
 
 # The seed that TensorFlow combines with an operation's where `tf.random` has
 # none. So one has the order of `Dataset.shuffle(buffer_size, seed)`.

@@ -10,13 +10,13 @@ import tensorflow as tf
 from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
+from tfring._training.broadcast_variables import broadcast_variables
 from tfring._training.kinds import split_off_shares
 from tfring._training.model_state import (
     local_variables_of,
     shared_variables,
     without_metrics,
 )
-from tfring._training.state import broadcast_variables
 from tfring._training.whole_states import (
     assign_whole_values,
     average_all_accumulated,

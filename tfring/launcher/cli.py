@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 
 from tfring.launcher import (
+    command_line,
     gpus,
     hosts as hosts_lib,
     mpi_launchers,
-    options as options_lib,
 )
-from tfring.launcher.elastic import job as elastic_job, tasks
+from tfring.launcher.elastic import elastic_job, tasks
 from tfring.launcher.elastic.driver import Driver
 from tfring.launcher.output import View
 from tfring.launcher.prepare import UsageError, make_environment, prepare
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `tfringrun`; returns its exit status."""
     from tfring import __version__
 
-    options = options_lib.parser(__version__).parse_args(arguments)
+    options = command_line.parser(__version__).parse_args(arguments)
     if options.check_build:
         return _check_build()
     try:
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         terminals=frozenset(filter(os.isatty, (1, 2))),
         verbose=options.verbose,
     )
-    options_lib.check_elastic(options)
+    command_line.check_elastic(options)
     if options.elastic:
         return _run_elastic(options, hosts, view)
     job = prepare(
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
         hosts=hosts,
         view=view,
         exports=options.exports,
-        settings=options_lib.settings(options),
+        settings=command_line.settings(options),
     )
     status = job.run()
     if line := job.failure():
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_elastic(
     options: argparse.Namespace, hosts: Sequence[hosts_lib.Host], view: View
 ) -> int:
-    settings = options_lib.settings(options)
+    settings = command_line.settings(options)
     environment = make_environment(options.exports, settings)
     exported = {
         *mpi_launchers.exported_names(environment),

@@ -14,8 +14,8 @@ from tfring.launcher import (
     mpi_launchers,
 )
 from tfring.launcher.hosts import Host
-from tfring.launcher.job import RunningJob
 from tfring.launcher.output import View
+from tfring.launcher.running_job import RunningJob
 
 
 class UsageError(Exception):

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
-from tfring._ops.agreement import gather_json
 from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_process_set
+from tfring._ops.gather_json import gather_json
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
 from tfring._training.metric_states import (

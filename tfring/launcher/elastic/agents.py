@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfring.launcher import processes
-from tfring.launcher.elastic.job import ElasticJob
+from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 

@@ -12,8 +12,8 @@ from tfring.launcher import processes, wrapper
 from tfring.launcher.elastic import agents
 from tfring.launcher.elastic.agents import Agent
 from tfring.launcher.elastic.discovery import Discovery
-from tfring.launcher.elastic.hosts import HostTable
-from tfring.launcher.elastic.job import ElasticJob
+from tfring.launcher.elastic.elastic_job import ElasticJob
+from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfring.launcher.elastic import places
-from tfring.launcher.elastic.hosts import HostTable
+from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import (
     Action,
     Finish,

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from tfring.launcher.elastic.hosts import HostTable
+from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import Worker
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tfring.launcher.elastic import supervisor
 from tfring.launcher.elastic.driver import Driver
-from tfring.launcher.elastic.job import ElasticJob
+from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.output import View
 from tfring.rendezvous import handshake, wire
 

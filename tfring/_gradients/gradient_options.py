@@ -17,7 +17,7 @@ from tfring._gradients.local_variables import (
     checked_layers,
     variable_key,
 )
-from tfring._memory.options import Offload, checked_offload
+from tfring._memory.offload_options import Offload, checked_offload
 from tfring._ops.arguments import checked_factor
 from tfring._ops.compression import AnyCompressor, Compression, checked
 from tfring._ops.devices import checked_device
