@@ -103,7 +103,7 @@ TEST_F(ChainNegotiationTest, WhoHasLeftAStalledExecutionDoesNotGetItsFailure) {
   Add(0, 1);
   Add(1, 1);
   now_ += std::chrono::seconds(601);
-  coordinator_.CheckStalls(now_);
+  EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
   EXPECT_EQ(TakeFailures(), std::vector<Ranks>({{0, 1}}));
   Add(2, 2);
   EXPECT_TRUE(TakeFailures().empty());
@@ -116,7 +116,7 @@ TEST_F(ChainNegotiationTest, WhoComesToAStalledExecutionLaterGetsItsFailure) {
   Add(0, 2);
   Add(1, 2);
   now_ += std::chrono::seconds(601);
-  coordinator_.CheckStalls(now_);
+  EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
   TakeFailures();
   for (const int64_t execution : {1, 2}) {
     Add(2, execution);

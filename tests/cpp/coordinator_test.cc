@@ -46,7 +46,7 @@ class CoordinatorTest : public testing::Test {
   }
   void Pass(int seconds) {
     now_ += std::chrono::seconds(seconds);
-    coordinator_.CheckStalls(now_);
+    EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
   }
   // The names in the buckets of the next response list, which has nothing else.
   Names TakeBuckets() {
@@ -192,14 +192,40 @@ TEST_F(CoordinatorTest, AStallIsReportedOnceAndThenFails) {
             absl::string_view::npos);
 }
 
+TEST(CoordinatorOptionsTest, ARankThatHangsEndsAJobThatReplacesIt) {
+  Options options;
+  options.replaces_ranks = true;
+  Coordinator coordinator(options, Members(3));
+  Coordinator::Time now;
+  coordinator.Add(0, MakeRequest("a"), now);
+  coordinator.Add(2, MakeRequest("a"), now);
+  EXPECT_TRUE(coordinator.CheckStalls(now + std::chrono::seconds(599)).ok());
+  const absl::Status status =
+      coordinator.CheckStalls(now + std::chrono::seconds(600));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find("'a' has waited 600 s for rank 1"),
+            absl::string_view::npos);
+}
+
+TEST(CoordinatorOptionsTest, RanksThatWaitForOneAnotherAreNotReplaced) {
+  Options options;
+  options.replaces_ranks = true;
+  Coordinator coordinator(options, Members(2));
+  Coordinator::Time now;
+  coordinator.Add(0, MakeRequest("a"), now);
+  coordinator.Add(1, MakeRequest("b"), now);
+  EXPECT_TRUE(coordinator.CheckStalls(now + std::chrono::seconds(600)).ok());
+  EXPECT_EQ(coordinator.TakeResponses().errors.size(), 2u);
+}
+
 TEST_F(CoordinatorTest, AStallOfSilentRanksAloneIsNoNews) {
   Add(0, MakeRequest("a"));
   now_ += std::chrono::seconds(30);
-  coordinator_.CheckStalls(now_, /*silent=*/{1, 2});
+  EXPECT_TRUE(coordinator_.CheckStalls(now_, /*silent=*/{1, 2}).ok());
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
   Add(0, MakeRequest("b"));
   now_ += std::chrono::seconds(30);
-  coordinator_.CheckStalls(now_, /*silent=*/{2});
+  EXPECT_TRUE(coordinator_.CheckStalls(now_, /*silent=*/{2}).ok());
   EXPECT_EQ(coordinator_.TakeResponses().reports.size(), 1u);
 }
 
@@ -304,7 +330,7 @@ TEST(CoordinatorOptionsTest, ZeroSecondsIsNever) {
   Coordinator coordinator(options, Members(2));
   Coordinator::Time now;
   coordinator.Add(0, MakeRequest("a"), now);
-  coordinator.CheckStalls(now + std::chrono::hours(1000));
+  EXPECT_TRUE(coordinator.CheckStalls(now + std::chrono::hours(1000)).ok());
   EXPECT_TRUE(coordinator.TakeResponses().empty());
 }
 

@@ -50,7 +50,7 @@ class JoinNegotiationTest : public testing::Test {
   void Join(int rank) { Add(rank, "join", CollectiveKind::kJoin); }
   void Pass(int seconds) {
     now_ += std::chrono::seconds(seconds);
-    coordinator_.CheckStalls(now_);
+    EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
   }
 
   Coordinator::Time now_;

@@ -3,6 +3,7 @@
 TFRING_TEST_FAULTS is a JSON list of [worker, step, fault].
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -70,6 +71,9 @@ class Faults(keras.callbacks.Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                # The interpreter with all of its threads.
+                ctypes.PyDLL(None).sleep(1000)
             case "exception":
                 raise ArithmeticError("as the test wants it")
             case "exit":

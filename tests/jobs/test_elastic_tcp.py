@@ -73,12 +73,23 @@ def train(start, faults, marker, silence):
             *([["w3", 24, "stop"]], ["nothing was heard of it for 2 s"]),
             marks=pytest.mark.thorough,
         ),
+        pytest.param(
+            [["w1", 24, "hang"]],
+            ["has waited 20 s for rank", "did not leave its generation in 20"],
+            marks=pytest.mark.thorough,
+        ),
     ],
-    ids=["lost", "leaving", "silent"],
+    ids=["lost", "leaving", "silent", "hung"],
 )
 def test_lost_workers_are_replaced(start, faults, reasons, request):
     marker = f"elastic-tcp-{request.node.callspec.id}"
     silence = IMPATIENT if "silent" in marker else PATIENT
+    if "hung" in marker:
+        silence = {
+            **silence,
+            "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "20",
+            "TFRING_ELASTIC_STOP_SECONDS": "20",
+        }
     status, output, results = train(start, faults, marker, silence)
     assert status == 0, output
     for reason in reasons:

@@ -47,6 +47,9 @@ struct Options {
   // TFRING_STALL_SHUTDOWN_TIME_SECONDS: and fails after this long, as does the
   // job after the silence of a rank; 0 is never.
   double stall_shutdown_seconds = 600;
+  // No setting: a rank that is lost is replaced, and so is one that keeps the
+  // others waiting for stall_shutdown_seconds.
+  bool replaces_ranks = false;
   // TFRING_OVERLAP: backpropagation in a graph waits for the starts of the
   // buckets that are ready.  See Note [Control dependencies on starts] in
   // tfring/_gradients/overlap.py.

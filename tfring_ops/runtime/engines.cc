@@ -206,7 +206,8 @@ void Register(int32_t id, Registered registered, int64_t generation) {
 using Over = std::function<MakeTransport(const Options& options)>;
 
 absl::Status StartWorldOver(int64_t generation, const Over& over) {
-  TFRING_ASSIGN_OR_RETURN(const Options options, Options::FromEnvironment());
+  TFRING_ASSIGN_OR_RETURN(Options options, Options::FromEnvironment());
+  options.replaces_ranks = generation > 0;
   KeepFreedMemory();
   ProcessSet process_set;
   const auto order = std::make_shared<LaunchOrder>();

@@ -275,7 +275,16 @@ void Coordinator::CheckDeadlock(Time now) {
   responses_.reports.push_back({{ranks.begin(), ranks.end()}, deadlock_});
 }
 
-void Coordinator::CheckStalls(Time now, const std::vector<int32_t>& silent) {
+bool Coordinator::OneHangs(const std::vector<int32_t>& ranks) const {
+  return std::any_of(ranks.begin(), ranks.end(), [this](int32_t rank) {
+    return std::none_of(waiting_.begin(), waiting_.end(), [=](const auto& one) {
+      return one.second.submitted[rank];
+    });
+  });
+}
+
+absl::Status Coordinator::CheckStalls(Time now,
+                                      const std::vector<int32_t>& silent) {
   CheckDeadlock(now);
   const double report = options_.stall_check_seconds;
   const double end = options_.stall_shutdown_seconds;
@@ -292,6 +301,9 @@ void Coordinator::CheckStalls(Time now, const std::vector<int32_t>& silent) {
       }
     }
     if (end > 0 && waited >= end) {
+      if (options_.replaces_ranks && OneHangs(missing)) {
+        return absl::UnavailableError(DescribeStall(waiting, now));
+      }
       failed[name] = absl::DeadlineExceededError(DescribeStall(waiting, now));
     }
   }
@@ -304,6 +316,7 @@ void Coordinator::CheckStalls(Time now, const std::vector<int32_t>& silent) {
                       std::move(waiting.request)});
     waiting_.erase(found);
   }
+  return absl::OkStatus();
 }
 
 // Note [Requests that share a message]

@@ -53,7 +53,10 @@ class Coordinator {
   // that have waited too long.  Ranks that wait for one another are reported
   // sooner; see deadlock.h.  The `silent` ones have been
   // reported already.
-  void CheckStalls(Time now, const std::vector<int32_t>& silent = {});
+  //
+  // Where ranks are replaced, an error ends the job of these: others have
+  // waited too long for a rank that waits for nothing itself, and so hangs.
+  absl::Status CheckStalls(Time now, const std::vector<int32_t>& silent = {});
 
   // Returns the decisions since the last call.  If they begin a cached
   // schedule, the coordinator forgets all requests that wait; ranks send them
@@ -106,6 +109,8 @@ class Coordinator {
   // The ranks that have not submitted `waiting`: those that may yet, or those
   // that have joined.
   std::vector<int32_t> Missing(const Waiting& waiting, bool joined) const;
+  // Returns true if one of `ranks` has submitted nothing that waits.
+  bool OneHangs(const std::vector<int32_t>& ranks) const;
   std::string DescribeStall(const Waiting& waiting, Time now) const;
   // In the order in which they came.
   std::vector<PendingRequest> Pending() const;

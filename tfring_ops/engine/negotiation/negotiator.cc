@@ -78,7 +78,7 @@ absl::StatusOr<bool> Negotiator::ProgressMessages(Clock::time_point now) {
   TFRING_ASSIGN_OR_RETURN(const bool received, coordinator_
                                                    ? ReceiveRequests()
                                                    : ReceiveResponses());
-  if (coordinator_) Decide(now);
+  if (coordinator_) TFRING_RETURN_IF_ERROR(Decide(now));
   return progressed || received;
 }
 
@@ -149,20 +149,20 @@ absl::StatusOr<bool> Negotiator::ReceiveResponses() {
   return true;
 }
 
-void Negotiator::Decide(Clock::time_point now) {
+absl::Status Negotiator::Decide(Clock::time_point now) {
   if (now - last_look_ > kLookPeriod) {
     last_look_ = now;
     std::vector<int32_t> silent;
     for (const Heartbeats::Silent& one : heartbeats_.silent()) {
       silent.push_back(one.rank);
     }
-    coordinator_->CheckStalls(now, silent);
+    TFRING_RETURN_IF_ERROR(coordinator_->CheckStalls(now, silent));
   }
   // One list at a time: what becomes ready while this rank runs the last one
   // can share a message.
-  if (!decisions_.empty()) return;
+  if (!decisions_.empty()) return absl::OkStatus();
   ResponseList response_list = coordinator_->TakeResponses();
-  if (response_list.empty()) return;
+  if (response_list.empty()) return absl::OkStatus();
   const auto message =
       std::make_shared<const std::string>(Encode(response_list));
   for (int peer = 0; peer < members_.size(); ++peer) {
@@ -171,6 +171,7 @@ void Negotiator::Decide(Clock::time_point now) {
   // The coordinator's rank takes what it has sent, like any other, so that all
   // run the same in the same order.
   Accept(std::move(response_list));
+  return absl::OkStatus();
 }
 
 void Negotiator::Accept(ResponseList response_list) {

@@ -106,7 +106,7 @@ class Negotiator {
   absl::StatusOr<bool> ReceiveRequests();
   absl::StatusOr<bool> ReceiveResponses();
   // Rank 0.
-  void Decide(Clock::time_point now);
+  absl::Status Decide(Clock::time_point now);
   // Queues a response list for Next.
   void Accept(ResponseList response_list);
 
