@@ -81,6 +81,9 @@ class Worker:
         if message is not None and message["kind"] == "end":
             print(f"end: {message['why']}", flush=True)
             os._exit(message["status"])
+        if message is not None and message["kind"] == "probe":
+            reached = [name for name, _, _ in message["workers"]]
+            self.channel.send({"kind": "probed", "reached": reached})
         return message
 
     def fault(self):

@@ -27,6 +27,9 @@ class Job:
         self.host_of = {}
         # By worker: the messages that it has got and not read.
         self.inbox = {}
+        # Pairs of workers that cannot connect.
+        self.cut = set()
+        self.answers_probes = True
         self.killed = []
         self.said = []
         self.ended = None
@@ -43,6 +46,10 @@ class Job:
             elif isinstance(action, Send):
                 for worker in action.workers:
                     self.inbox[worker].append(action.message)
+                    if action.message["kind"] == "probe" and (
+                        self.answers_probes
+                    ):
+                        self.answer_probe(worker, action.message["workers"])
             elif isinstance(action, Kill):
                 self.killed.append(action.worker)
             elif isinstance(action, Say):
@@ -50,6 +57,13 @@ class Job:
             elif isinstance(action, Finish):
                 assert self.ended is None
                 self.ended = action.text
+
+    def answer_probe(self, worker, others):
+        names = [name for name, _, _ in others]
+        cut = [name for name in names if {worker, name} in self.cut]
+        reached = [name for name in names if name not in cut]
+        failed = cut[0] if cut else ""
+        self.probed(worker, reached, failed, f"it cannot reach {failed}")
 
     def __getattr__(self, name):
         event = getattr(self.membership, name)

@@ -117,6 +117,18 @@ def test_a_generation_forms(rendezvous, member):
     assert rendezvous.channel.receive(60) == {"kind": "formed", "generation": 4}
 
 
+def test_it_says_whom_it_reaches(rendezvous, member):
+    workers = [["w1", "a", 1], ["w2", "b", 2], ["w3", "c", 3]]
+    member.probe_by(lambda worker, address: "w2" in worker and str(address))
+    rendezvous.channel.send({"kind": "probe", "workers": workers})
+    assert rendezvous.channel.receive(60) == {
+        "kind": "probed",
+        "reached": ["w1"],
+        "failed": "w2",
+        "why": "('b', 2)",
+    }
+
+
 def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
     rendezvous.channel.send(form_message(4))
     assert member.wait_for_form(after=3).generation == 4

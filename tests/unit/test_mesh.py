@@ -225,6 +225,22 @@ def test_too_few_descriptors_are_an_error_that_says_how_many(monkeypatch):
     assert "ulimit -n" in str(raised.value)
 
 
+def test_a_probe_connects_both_ways(monkeypatch):
+    workers = Workers(2)
+    monkeypatch.setattr(meshes, "_CONNECT_SECONDS", 0.0)
+    prober, other = workers.meshes
+    assert prober.probe("w1", other.address) == ""
+    # Another worker listens there.
+    assert "it cannot reach w2" in prober.probe("w2", other.address)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        why = prober.probe("w1", nobody.getsockname())
+        assert "it cannot reach w1: " in why
+        prober.address = nobody.getsockname()
+        why = prober.probe("w1", other.address)
+        assert "w1 cannot reach it: " in why
+
+
 @pytest.mark.parametrize(
     ("nodes", "rank", "expected"),
     [

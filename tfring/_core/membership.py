@@ -102,6 +102,7 @@ class Membership:
         self._place: Topology | None = None
         self._over: Over | None = None
         self._is_leaving = False
+        self._probe: Callable[[str, wire.Address], str] | None = None
         hello = {
             "role": "worker",
             "worker": self.worker,
@@ -178,6 +179,15 @@ class Membership:
                 self._state.wait(_LOOK_SECONDS)
             self._has_waiting = False
             return self._form
+
+    def probe_by(self, probe: Callable[[str, wire.Address], str]) -> None:
+        """Has the rendezvous find out to whom this worker can connect.
+
+        Args:
+            probe: Tries that with a worker at an address, and returns why it
+                cannot be; "" if it can.
+        """
+        self._probe = probe
 
     def formed(self, generation: int) -> None:
         """Says that this worker is connected with all others."""
@@ -277,11 +287,26 @@ class Membership:
         elif kind == "over":
             over = Over(message["result"])
             self._change(lambda: setattr(self, "_over", over))
+        elif kind == "probe":
+            threading.Thread(
+                target=self._probe_all, args=[message["workers"]], daemon=True
+            ).start()
         elif kind == "waiting":
             self._change(lambda: setattr(self, "_has_waiting", True))
         elif kind == "end":
             self._is_leaving = True
             _end(message["status"], f"this worker ends: {message['why']}")
+
+    def _probe_all(self, workers: list[list[Any]]) -> None:
+        reached: list[str] = []
+        answer: dict[str, Any] = {"kind": "probed", "reached": reached}
+        assert self._probe is not None
+        for worker, host, port in workers:
+            if why := self._probe(worker, (host, port)):
+                answer |= {"failed": worker, "why": why}
+                break
+            reached.append(worker)
+        self._say(answer)
 
     def _change(self, change: Callable[[], Any]) -> None:
         with self._state:

@@ -4,6 +4,9 @@ Each worker listens at one address for as long as it lives. In a channel every
 two members have a connection: the one with the higher rank connects. A hello
 says the generation, the channel and the ranks, and proves that it is of this
 job; all else is refused.
+
+A worker that is still to join probes the others: it connects to each, which
+connects back.
 """
 
 from __future__ import annotations
@@ -178,6 +181,51 @@ class Mesh:
                 sock.close()
             check(rank, "it has not connected")
 
+    def probe(self, worker: str, address: wire.Address) -> str:
+        """Connects to another worker, and has it connect to this one.
+
+        Returns:
+            Why one of them cannot, after many attempts; "" if both can.
+        """
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while (why := self._probe_once(worker, address)) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(_LOOK_SECONDS)
+        return why
+
+    def _probe_once(self, worker: str, address: wire.Address) -> str:
+        hello = {
+            "role": "probe",
+            "worker": self._worker,
+            "to": worker,
+            "address": list(self.address),
+        }
+        try:
+            sock = wire.connect(address, self._token, hello, _ATTEMPT_SECONDS)
+            channel = wire.Channel(sock)
+            answer = channel.receive(2 * _ATTEMPT_SECONDS)
+            channel.close()
+        except OSError as error:
+            return f"it cannot reach {worker}: {error}"
+        return f"{worker} does not answer" if answer is None else answer["why"]
+
+    def _answer(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        why = ""
+        host, port = hello["address"]
+        # The other one's listener takes the proof, and closes the connection.
+        back = {"role": "answer", "worker": self._worker}
+        try:
+            wire.connect(
+                (host, port), self._token, back, _ATTEMPT_SECONDS
+            ).close()
+        except OSError as error:
+            why = f"{self._worker} cannot reach it: {error}"
+        channel = wire.Channel(sock)
+        with contextlib.suppress(wire.ChannelClosedError):
+            channel.send({"why": why})
+        channel.close()
+
     def _accept(self) -> None:
         while True:
             with contextlib.suppress(OSError):
@@ -186,6 +234,11 @@ class Mesh:
                     self._take(*accepted)
 
     def _take(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        if hello.get("role") == "probe" and hello.get("to") == self._worker:
+            threading.Thread(
+                target=self._answer, args=(sock, hello), daemon=True
+            ).start()
+            return
         generation = hello.get("generation")
         channel, rank = hello.get("channel"), hello.get("rank")
         worker = hello.get("worker")

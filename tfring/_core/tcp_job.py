@@ -238,6 +238,7 @@ def join(comm: Any) -> TcpJob:
         _mesh = Mesh(
             _membership.interface, _membership.worker, _membership.token
         )
+        _membership.probe_by(_mesh.probe)
     left = _generation  # Not 0 after a shutdown.
     _membership.ready(left, _mesh.address, -1, building=left == 0)
     form = _membership.wait_for_place(after=left)

@@ -299,6 +299,13 @@ class Driver:
                 str(message["worker"]),
                 str(message["why"]),
             )
+        elif kind == "probed":
+            self._membership.probed(
+                name,
+                [str(each) for each in message["reached"]],
+                str(message.get("failed", "")),
+                str(message.get("why", "")),
+            )
         elif kind == "training":
             self._membership.training(
                 name,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfring.launcher.elastic import places
+from tfring.launcher.elastic import accusations, places
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import (
     Action,
@@ -72,10 +72,11 @@ class Generations:
         self.finished = False
         self.first_failure: Worker | None = None
         self._failed_in = -1
-        # By worker: the generations in which another could not reach it.
-        self._accused: dict[str, set[tuple[int, str]]] = {}
+        # Two members that could not connect, and in which generation.
+        self._unconnected: set[accusations.Accusation] = set()
         self._short_since = clock()
         self._stop_at = math.inf
+        self._stop_why = ""
         self._ready_by = math.inf
         self._formed_by = math.inf
         self._late = 0
@@ -111,11 +112,11 @@ class Generations:
         self._actions.append(Kill(worker.name, worker.host, grace_seconds))
         if tell:
             self._tell_of_loss(worker)
-        self._accused.pop(worker.name, None)
-        for accusations in self._accused.values():
-            accusations -= {
-                each for each in accusations if each[1] == worker.name
-            }
+        self._unconnected = {
+            (generation, pair)
+            for generation, pair in self._unconnected
+            if worker.name not in pair
+        }
         counts = strike and not worker.proven
         if counts and self.hosts.strike(
             worker.host, worker.started, self._clock()
@@ -173,6 +174,11 @@ class Generations:
             message,
         )
 
+    def _stop_soon(self, seconds: float, why: str) -> None:
+        """Stops the generation then, unless it is to stop earlier."""
+        if self._clock() + seconds < self._stop_at:
+            self._stop_at, self._stop_why = self._clock() + seconds, why
+
     def _waited_for(self) -> list[Worker]:
         """The members that have not left the generation yet."""
         return [
@@ -203,6 +209,7 @@ class Generations:
         if self._finishing and self._is_over():
             return
         if not self._finishing:
+            self._probe_joiners()
             self._start_missing()
             self._tell_of_waiting()
         self._form_if_possible()
@@ -262,7 +269,8 @@ class Generations:
             for worker in (*self.workers.values(), *self._ending.values())
         )
 
-    def _joiners(self) -> list[Worker]:
+    def _waiting(self) -> list[Worker]:
+        """The workers that would join."""
         members = set(self._members)
         return [
             worker
@@ -271,6 +279,37 @@ class Generations:
             and worker not in members
             and worker.host in self.hosts
         ]
+
+    def _joiners(self) -> list[Worker]:
+        """Those that can: nobody is to stop for one that cannot connect."""
+        joiners: list[Worker] = []
+        for worker in self._waiting():
+            if not self._not_reached(worker, joiners):
+                joiners.append(worker)
+        return joiners
+
+    def _not_reached(
+        self, worker: Worker, joiners: list[Worker]
+    ) -> list[Worker]:
+        """With whom it is yet to connect, to join them and these joiners."""
+        if not self._ever_formed:
+            return []  # Nobody trains, who would stop for it.
+        members = [each for each in self._members if not each.is_over]
+        return [
+            each
+            for each in (*members, *joiners)
+            if each.name not in worker.reached
+        ]
+
+    def _probe_joiners(self) -> None:
+        before: list[Worker] = []
+        for worker in self._waiting():
+            others = self._not_reached(worker, before)
+            before.append(worker)
+            if others and worker.probing_since is None:
+                worker.probing_since = self._clock()
+                workers = [[each.name, *each.address] for each in others]
+                self._send(worker, {"kind": "probe", "workers": workers})
 
     def _tell_of_waiting(self) -> None:
         """Has the members leave at the next commit, if others would train."""
@@ -333,17 +372,11 @@ class Generations:
         )
 
     def _lose_unreachable(self) -> None:
-        """Gives up a worker that could not be reached in two generations."""
-        guilty = [
-            (len(accusations), self.workers[name].number, name)
-            for name, accusations in self._accused.items()
-            if name in self.workers
-            and len({generation for generation, _ in accusations}) > 1
-        ]
-        if guilty:
-            worker = self.workers[max(guilty)[-1]]
-            self._accused.clear()
-            self._lose(worker, "others cannot reach it")
+        """Gives up who could not connect to others, one after the other."""
+        while (
+            worker := accusations.to_blame(self._members, self._unconnected)
+        ) is not None:
+            self._lose(worker, "it and others cannot connect to each other")
 
     def _let_off(self, worker: Worker) -> None:
         """Has a worker leave out a function that the others have ended."""
@@ -414,7 +447,7 @@ class Generations:
                 "members": described,
             },
         )
-        for worker in self._joiners():
+        for worker in self._waiting():
             if worker.ready and worker.ready.get("building"):
                 self._let_build(worker)
         self._say(

@@ -18,6 +18,8 @@ from tfring.launcher.elastic.workers import Worker
 
 # By another, and not by an error of its own: 128 + the signal.
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+# The members find at nearly the same time that one cannot connect.
+_ACCUSING_SECONDS = 2.0
 
 
 class Membership(Generations):
@@ -61,12 +63,14 @@ class Membership(Generations):
             self._let_off(worker)
             return
         worker.ready = message
+        host, port = message["address"]
+        worker.address = (host, port)
         worker.formed = False
-        now = self._last_ready = self._clock()
+        self._last_ready = self._clock()
         self._newest_steps = max(self._newest_steps, message["steps"])
         if worker in self._members and not self.stopped:
             # The others leave as well, or have to be told.
-            self._stop_at = min(self._stop_at, now + 1.0)
+            self._stop_soon(1.0, "a member has left it")
         self._go_on()
 
     def formed(self, name: str, generation: int) -> None:
@@ -78,6 +82,8 @@ class Membership(Generations):
         if not self.stopped and all(each.formed for each in self._members):
             self._formed_at = self._clock()
             self._formed_by = math.inf
+            for each in self._members:
+                each.connected = True
             self._ever_formed = True
             self._late = 0
         self._go_on()
@@ -88,9 +94,33 @@ class Membership(Generations):
         accused = self.workers.get(other)
         if worker not in self._members or generation != self.generation:
             return
-        if accused in self._members and accused is not None:
-            self._accused.setdefault(other, set()).add((generation, name))
-            self._stop(f"{worker} cannot reach {accused}: {why}")
+        if accused in self._members and accused not in (None, worker):
+            self._unconnected.add((generation, frozenset((name, other))))
+            # Who is to blame is seen from what the others say.
+            self._stop_soon(
+                _ACCUSING_SECONDS, f"{worker} cannot reach {accused}: {why}"
+            )
+        self._go_on()
+
+    def probed(
+        self, name: str, reached: list[str], failed: str, why: str
+    ) -> None:
+        """Takes note of whom a worker can connect to, before it joins.
+
+        Args:
+            name: The worker.
+            reached: They can connect to each other.
+            failed: The next one, with which it cannot; "" if there is none.
+            why: Why it cannot.
+        """
+        worker = self.workers.get(name)
+        if worker is None:
+            return
+        worker.probing_since = None
+        worker.reached.update(reached)
+        # Not if the other one is lost.
+        if failed in self.workers and worker not in self._members:
+            self._lose(worker, why)
         self._go_on()
 
     def training(
@@ -248,7 +278,7 @@ class Membership(Generations):
         now = self._clock()
         self.hosts.tick(now)
         if now >= self._stop_at:
-            self._stop("a member has left it")
+            self._stop(self._stop_why)
         if now >= self._ready_by:
             self._ready_by = math.inf
             for worker in self._waited_for():
@@ -267,10 +297,21 @@ class Membership(Generations):
             self._formed_at is not None
             and now >= self._formed_at + self.limits.progress_seconds
         ):
-            self._accused.clear()
+            self._unconnected.clear()
             for worker in self._members:
                 worker.proven = True
                 self.hosts.progress(worker.host)
+        for worker in self._waiting():
+            since = worker.probing_since
+            if since is not None and (
+                now - since >= self.limits.forming_seconds
+            ):
+                self._lose(
+                    worker,
+                    "it did not say in "
+                    f"{self.limits.forming_seconds:g} s if it can connect to "
+                    "the others",
+                )
         for worker in list(self.workers.values()):
             if worker.generation > 0 or worker.ready is not None:
                 continue

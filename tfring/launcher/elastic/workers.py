@@ -96,6 +96,11 @@ class Worker:
         generation: The last one that it was told to form.
         building_since: When it was told to build while the others train, if
             it was.
+        address: Where it listens to the others.
+        reached: The workers that it can connect to, and they to it.
+        probing_since: When it was told to find out to whom it can connect,
+            while it does.
+        connected: It has been in a generation that was connected.
         proven: It has trained for a while.
         run: How many functions of `tfring.elastic.run` it has begun.
         training: It is in one.
@@ -117,6 +122,10 @@ class Worker:
     generation: int = 0
     rank: int | None = None
     formed: bool = False
+    address: tuple[str, int] = ("", 0)
+    reached: set[str] = dataclasses.field(default_factory=set)
+    probing_since: float | None = None
+    connected: bool = False
     proven: bool = False
     run: int = 0
     training: bool = False

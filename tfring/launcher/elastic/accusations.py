@@ -1,0 +1,45 @@
+"""Who is to blame where members of a generation cannot connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tfring.launcher.elastic.workers import Worker
+
+# Two members that could not connect, after the number of their generation.
+Accusation = tuple[int, frozenset[str]]
+
+
+def to_blame(
+    members: Sequence[Worker], unconnected: Iterable[Accusation]
+) -> Worker | None:
+    """Returns who is to be given up, if there is one.
+
+    A new worker is blamed before one that has been connected. Otherwise it
+    takes two accusations: of two members, or in two generations. The last one
+    that has the state is never given up.
+
+    Args:
+        members: Of the generation that could not be formed, each with its
+            `ready`.
+        unconnected: The accusations in it, and in those before it.
+    """
+    by_name = {each.name: each for each in members}
+    with_state = [
+        each for each in members if each.ready and each.ready["steps"] >= 0
+    ]
+    accused: dict[Worker, set[tuple[int, Worker]]] = {}
+    for generation, pair in unconnected:
+        if pair <= by_name.keys():
+            one, other = (by_name[name] for name in pair)
+            accused.setdefault(one, set()).add((generation, other))
+            accused.setdefault(other, set()).add((generation, one))
+    guilty = []
+    for worker, found in accused.items():
+        others = {other for _, other in found}
+        is_newer = not worker.connected and any(
+            other.connected for other in others
+        )
+        if (is_newer or len(found) > 1) and with_state != [worker]:
+            guilty.append((is_newer, len(others), worker.number, worker))
+    return max(guilty)[-1] if guilty else None
