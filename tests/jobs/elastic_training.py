@@ -1,6 +1,7 @@
 """Training whose workers fail as they are told, for test_elastic_tcp.py.
 
-TFRING_TEST_FAULTS is a JSON list of [worker, step, fault].
+TFRING_TEST_FAULTS is a JSON list of [worker, step, fault]; at step -1 a worker
+has another model.
 """
 
 import ctypes
@@ -25,12 +26,12 @@ def data():
     return x, (x[:, :1] - 2 * x[:, 1:2]).astype("float32")
 
 
-def make_model(optimizer):
+def make_model(optimizer, units=32):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((FEATURES,)),
-            keras.layers.Dense(32, activation="tanh"),
+            keras.layers.Dense(units, activation="tanh"),
             keras.layers.Dense(1),
         ]
     )
@@ -44,6 +45,16 @@ def order_of(epoch, ranks):
     return order[: BATCHES * BATCH_SIZE * ranks]
 
 
+def own_faults():
+    """By step: the faults of this worker."""
+    worker = os.environ["TFRING_ELASTIC_WORKER"]
+    return {
+        step: fault
+        for name, step, fault in json.loads(os.environ["TFRING_TEST_FAULTS"])
+        if name == worker
+    }
+
+
 class Faults(keras.callbacks.Callback):
     """Fails where the test wants it, and counts the steps that are begun."""
 
@@ -52,14 +63,7 @@ class Faults(keras.callbacks.Callback):
         self.state = state
         self.begun = 0
         self.first = None
-        worker = os.environ["TFRING_ELASTIC_WORKER"]
-        self.faults = {
-            step: fault
-            for name, step, fault in json.loads(
-                os.environ["TFRING_TEST_FAULTS"]
-            )
-            if name == worker
-        }
+        self.faults = own_faults()
 
     def on_train_batch_begin(self, batch, logs=None):
         self.begun += 1
@@ -103,7 +107,8 @@ def main():
     began_with = tfring.size()
     x, y = data()
     model = make_model(
-        tfring.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+        tfring.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)),
+        units=33 if -1 in own_faults() else 32,
     )
     state = tfring.elastic.KerasState(model, epoch=0, batch=0)
     faults = Faults(state)

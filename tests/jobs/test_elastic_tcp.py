@@ -57,8 +57,16 @@ def train(start, faults, marker, silence):
     ("faults", "reasons"),
     [
         (
-            [["w2", 13, "kill"], ["w4", 37, "exception"]],
-            ["killed by SIGKILL", "ArithmeticError: as the test wants it"],
+            [
+                ["w2", 13, "kill"],
+                ["w4", 37, "exception"],
+                ["w5", -1, "another model"],
+            ],
+            [
+                "killed by SIGKILL",
+                "ArithmeticError: as the test wants it",
+                "its state has float32 (16, 33) kernel where the members' has",
+            ],
         ),
         # Rank 0, whose state all others would take, among them.
         (

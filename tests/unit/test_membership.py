@@ -129,6 +129,15 @@ def test_it_says_whom_it_reaches(rendezvous, member):
     }
 
 
+def test_it_says_which_state_it_has(rendezvous, member, monkeypatch):
+    monkeypatch.setattr(membership, "_MOST_PARTS", 1)
+    member.state([("int64 ()", "step"), ("int64 ()", "epoch")])
+    assert rendezvous.channel.receive(60) == {
+        "kind": "state",
+        "parts": [["int64 ()", "step"]],
+    }
+
+
 def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
     rendezvous.channel.send(form_message(4))
     assert member.wait_for_form(after=3).generation == 4

@@ -24,6 +24,8 @@ _PULSE_SECONDS = 0.5
 # A wait that is so long can be interrupted, by signals, at least so often.
 _LOOK_SECONDS = 1.0
 _CONNECT_SECONDS = 30.0
+# Of a state that are compared. More would be too long for a message.
+_MOST_PARTS = 10_000
 # A rendezvous that has heard of a failure ends the generation sooner.
 _STOP_SECONDS = 120.0
 
@@ -240,6 +242,14 @@ class Membership:
             **more: With "begun" the `function`; with "done" its `result`.
         """
         self._say({"kind": "training", "phase": phase, **more})
+
+    def state(self, parts: list[tuple[str, str]]) -> None:
+        """Says which state this worker has; one with another cannot join.
+
+        Args:
+            parts: What all workers must have, in order, each with its name.
+        """
+        self._say({"kind": "state", "parts": parts[:_MOST_PARTS]})
 
     def error(self, text: str) -> None:
         """Says why this worker ends, the last that it says."""

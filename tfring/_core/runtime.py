@@ -138,6 +138,23 @@ def tell_of_training(phase: str, **more: Any) -> None:
         _job.training(phase, **more)
 
 
+def tell_of_state(
+    describe: Callable[[], list[tuple[str, str]] | None],
+) -> None:
+    """Tells the launcher of an elastic job which state the workers have.
+
+    Args:
+        describe: Returns its parts, each with its name; None if they are
+            unknown. Called on rank 0 alone, as all ranks have the same, and in
+            a worker that builds beside the others.
+    """
+    if not isinstance(_job, tcp_job.TcpJob) or _job.topology.rank != 0:
+        return
+    parts = describe()
+    if parts is not None:
+        _job.state(parts)
+
+
 def is_beside() -> bool:
     """Tells if this worker is still to join the others, which train."""
     return isinstance(_job, tcp_job.TcpJob) and _job.is_beside

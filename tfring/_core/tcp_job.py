@@ -134,6 +134,10 @@ class TcpJob(Job):
         """Tells the launcher where this worker is in its training."""
         self._membership.training(phase, **more)
 
+    def state(self, parts: list[tuple[str, str]]) -> None:
+        """Tells the launcher of what its state consists."""
+        self._membership.state(parts)
+
     def has_waiting(self) -> bool:
         """Tells if the job is to form anew at the next commit."""
         return self._membership.has_waiting()

@@ -79,6 +79,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         runtime.tell_of_training("begun", function=func.__qualname__)
+        runtime.tell_of_state(state._describe)
         try:
             with goes_with_a_commit():
                 result = _run(lambda: func(state, *args, **kwargs), state)

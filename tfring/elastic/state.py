@@ -49,6 +49,8 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         # Commits in it since the job began; -1 until it has the job's state.
         self._commits = -1
+        # The launcher has heard of it since the last new start.
+        self._is_told = False
 
     @property
     def commits(self) -> int:
@@ -65,6 +67,7 @@ class State:
         Collective; `run` calls it.
         """
         self.sync()
+        self._is_told = False
         commits = max(self._commits, 0)
         if runtime.may_grow():
             # Others may have more, or none.
@@ -123,6 +126,9 @@ class State:
         self.save()
         if self._commits >= 0:
             self._commits += 1
+        if not self._is_told:  # Only a step may make some variables.
+            self._is_told = True
+            runtime.tell_of_state(self._describe)
         leave_if_asked()
         if update is not None:
             raise update
@@ -170,6 +176,13 @@ class State:
     def sync(self) -> None:
         """Gives every rank rank 0's state, and saves it. Collective."""
         raise NotImplementedError
+
+    def _describe(self) -> list[tuple[str, str]] | None:
+        """What must be alike on all ranks, and its name; None: it is unknown.
+
+        A worker with another state cannot join.
+        """
+        return None
 
     def reset(self) -> None:
         """Makes ready what depends on the ranks, before the callbacks."""
@@ -222,6 +235,9 @@ class ObjectState(State):
     def sync(self) -> None:
         self._share_values()
         self._saved = self._snapshot()
+
+    def _describe(self) -> list[tuple[str, str]] | None:
+        return [(f"attribute {name!r}", "") for name in sorted(self._names)]
 
     def _snapshot(self) -> dict[str, Any]:
         """The state, in copies: a value may be changed in place, like a list.

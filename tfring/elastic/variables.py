@@ -93,6 +93,9 @@ class TensorFlowState(ObjectState):
             broadcast_object_fn(session=self.session), runtime.rank, **kwargs
         )
 
+    def _describe(self) -> list[tuple[str, str]] | None:
+        return _described(super()._describe(), self.variables)
+
     def _snapshot(self) -> dict[str, Any]:
         if self.session is None:
             average_all_accumulated(self.variables)
@@ -196,6 +199,11 @@ class TensorFlowKerasState(ObjectState):
         self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
+    def _describe(self) -> list[tuple[str, str]] | None:
+        # The shape of a share is each rank's own.
+        shared, _ = split_off_shares(self._shared_variables())
+        return _described(super()._describe(), shared)
+
     def _snapshot(self) -> dict[str, Any]:
         with whole_states(self.optimizer):
             states = (
@@ -216,12 +224,16 @@ class TensorFlowKerasState(ObjectState):
             _assign(self.optimizer.variables, snapshot[_STATES])
         super()._assign(snapshot)
 
-    def _share_values(self) -> None:
-        variables = shared_variables(
+    def _shared_variables(self) -> list[Any]:
+        return shared_variables(
             [*without_metrics(self.model), *self.optimizer.variables],
             local_variables_of(self.optimizer),
         )
-        broadcast_variables(variables, 0, same_seeds=self._same_seeds)
+
+    def _share_values(self) -> None:
+        broadcast_variables(
+            self._shared_variables(), 0, same_seeds=self._same_seeds
+        )
         super()._share_values()
 
     def reset(self) -> None:
@@ -265,3 +277,20 @@ def _values(variables: Iterable[Any]) -> list[Any]:
 def _assign(variables: Iterable[Any], values: Iterable[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def _described(
+    attributes: list[tuple[str, str]] | None, variables: Iterable[Any]
+) -> list[tuple[str, str]]:
+    """Names are for messages alone: Keras numbers layers by process."""
+    return [
+        *(attributes or []),
+        *(
+            (
+                f"{tf.as_dtype(each.dtype).base_dtype.name} "
+                f"{tf.TensorShape(each.shape)}",
+                each.name,
+            )
+            for each in variables
+        ),
+    ]

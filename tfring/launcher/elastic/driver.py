@@ -306,6 +306,9 @@ class Driver:
                 str(message.get("failed", "")),
                 str(message.get("why", "")),
             )
+        elif kind == "state":
+            parts = [(str(part), str(of)) for part, of in message["parts"]]
+            self._membership.state(name, parts)
         elif kind == "training":
             self._membership.training(
                 name,

@@ -21,6 +21,7 @@ from tfring.launcher.elastic.workers import (
     Say,
     Send,
     Start,
+    State,
     Worker,
 )
 
@@ -72,6 +73,8 @@ class Generations:
         self.finished = False
         self.first_failure: Worker | None = None
         self._failed_in = -1
+        # The members', as one of them has told.
+        self._state: State | None = None
         # Two members that could not connect, and in which generation.
         self._unconnected: set[accusations.Accusation] = set()
         self._short_since = clock()
@@ -209,6 +212,7 @@ class Generations:
         if self._finishing and self._is_over():
             return
         if not self._finishing:
+            self._lose_misfits()
             self._probe_joiners()
             self._start_missing()
             self._tell_of_waiting()
@@ -284,9 +288,19 @@ class Generations:
         """Those that can: nobody is to stop for one that cannot connect."""
         joiners: list[Worker] = []
         for worker in self._waiting():
-            if not self._not_reached(worker, joiners):
+            # The members will tell which state they have.
+            is_early = worker.state and not self._state and not self.stopped
+            if not is_early and not self._not_reached(worker, joiners):
                 joiners.append(worker)
         return joiners
+
+    def _lose_misfits(self) -> None:
+        """Gives up joiners that have another state than the members."""
+        for worker in self._waiting():
+            if worker.state and self._state:
+                why = worker.state.difference_from(self._state)
+                if why:
+                    self._lose(worker, why)
 
     def _not_reached(
         self, worker: Worker, joiners: list[Worker]

@@ -14,7 +14,7 @@ import signal
 from typing import Any
 
 from tfring.launcher.elastic.generations import Generations
-from tfring.launcher.elastic.workers import Worker
+from tfring.launcher.elastic.workers import State, Worker
 
 # By another, and not by an error of its own: 128 + the signal.
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
@@ -121,6 +121,16 @@ class Membership(Generations):
         # Not if the other one is lost.
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
+        self._go_on()
+
+    def state(self, name: str, parts: list[tuple[str, str]]) -> None:
+        """Takes the parts of a worker's state: a joiner's, or the members'."""
+        worker = self.workers.get(name)
+        if worker is None:
+            return
+        worker.state = State(worker.run, parts)
+        if worker in self._members:
+            self._state = worker.state
         self._go_on()
 
     def training(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 
@@ -87,6 +88,34 @@ class Finish:
 Action = Start | Kill | Send | Say | Finish
 
 
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What all workers must have alike.
+
+    Attributes:
+        run: In which function of `tfring.elastic.run`.
+        parts: Each part, and its name, which may differ.
+    """
+
+    run: int
+    parts: list[tuple[str, str]]
+
+    def difference_from(self, others: State) -> str:
+        """Tells where it differs from the others' state; "" if it does not."""
+        if self.run != others.run:
+            return ""  # Nobody knows.
+        for own, other in itertools.zip_longest(
+            self.parts, others.parts, fillvalue=("nothing", "")
+        ):
+            if own[0] != other[0]:
+                return (
+                    f"its state has {' '.join(own).strip()} where the members' "
+                    f"has {' '.join(other).strip()}. Its host may have an "
+                    "older script, or an older file for it"
+                )
+        return ""
+
+
 @dataclasses.dataclass(eq=False)
 class Worker:
     """A worker, from its start to its loss or its end.
@@ -101,6 +130,7 @@ class Worker:
         probing_since: When it was told to find out to whom it can connect,
             while it does.
         connected: It has been in a generation that was connected.
+        state: The parts of its state, as it said itself.
         proven: It has trained for a while.
         run: How many functions of `tfring.elastic.run` it has begun.
         training: It is in one.
@@ -126,6 +156,7 @@ class Worker:
     reached: set[str] = dataclasses.field(default_factory=set)
     probing_since: float | None = None
     connected: bool = False
+    state: State | None = None
     proven: bool = False
     run: int = 0
     training: bool = False

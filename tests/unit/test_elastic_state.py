@@ -1,0 +1,69 @@
+"""What a worker of an elastic job tells of its state before it joins."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring._core import runtime
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    tfring.init()
+
+
+def make_model(make_optimizer, units=1):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
+    model.compile(make_optimizer(model), "mse")
+    return model
+
+
+def parts_of(model):
+    state = tfring.elastic.KerasState(model, epoch=0, batch=0)
+    return [part for part, _ in state._describe()]
+
+
+def test_attributes_variables_and_those_of_the_optimizer():
+    parts = parts_of(make_model(lambda _: keras.optimizers.SGD(momentum=0.9)))
+    weights = ["float32 (2, 1)", "float32 (1,)"]
+    assert parts[:4] == ["attribute 'batch'", "attribute 'epoch'", *weights]
+    # Iterations and the learning rate, then momenta.
+    assert parts[4:] == ["int64 ()", "float32 ()", *weights]
+
+
+def test_layers_that_a_process_has_numbered_otherwise_are_alike():
+    models = [make_model(lambda _: keras.optimizers.Adam()) for _ in range(2)]
+    assert parts_of(models[0]) == parts_of(models[1])
+
+
+def test_each_ranks_own_variables_may_differ():
+    def local(model):
+        return tfring.PartialDistributedOptimizer(
+            keras.optimizers.Adam(), local_layers=model.layers[-1]
+        )
+
+    parts = [parts_of(make_model(local, units)) for units in (1, 3)]
+    assert parts[0] == parts[1]
+
+
+def test_a_list_of_variables():
+    variables = [tf.Variable([1, 2]), keras.Variable([1.0])]
+    state = tfring.elastic.TensorFlowState(variables)
+    assert [part for part, _ in state._describe()] == [
+        "int32 (2,)",
+        "float32 (1,)",
+    ]
+
+
+def test_it_is_told_once_after_each_start(monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        runtime, "tell_of_state", lambda get: told.append(get())
+    )
+    state = tfring.elastic.ObjectState(tfring.broadcast_object, step=0)
+    for starts in (1, 2):
+        state.share()
+        for _ in range(3):
+            state.commit()
+        assert told == starts * [[("attribute 'step'", "")]]
