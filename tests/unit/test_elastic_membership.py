@@ -819,8 +819,6 @@ def test_who_comes_later_leaves_out_what_the_others_have_ended():
     job.start(["w1", "w2", "w3"])
     for worker in ("w1", "w2", "w3"):
         job.training(worker, "begun", function="pretrain")
-        job.training(worker, "done", result="[1.5]")
-        job.training(worker, "begun", function="tune")
     job.exited("w3", 137, "killed by SIGKILL")
     for worker in ("w1", "w2"):
         job.be_ready(worker, 1, steps=7)
@@ -828,14 +826,35 @@ def test_who_comes_later_leaves_out_what_the_others_have_ended():
         job.formed(worker, 2)
     job.be_ready("w4", building=True)
     job.training("w4", "begun", function="pretrain")
+    for worker in ("w1", "w2"):
+        job.training(worker, "done", result="[1.5]")
     job.be_ready("w4")
+    job.wait(1)
+    assert job.got("w4", "over") is None  # The script may be at its end.
+    job.training("w1", "begun", function="tune")
     assert job.got("w4", "over") == {"kind": "over", "result": "[1.5]"}
+    job.training("w2", "begun", function="tune")
     job.training("w4", "done", result="[1.5]")
     job.wait(1)
     assert job.got("w1", "waiting") is None
     job.training("w4", "begun", function="tune")
     job.be_ready("w4")
     assert job.got("w1", "waiting")["workers"] == 1
+
+
+def test_who_comes_when_the_last_training_is_over_only_ends():
+    job = Job({"a": 2}, minimum=1, maximum=2)
+    job.start(["w1", "w2"])
+    job.training("w1", "begun", function="train")
+    job.exited("w2", 137, "killed by SIGKILL")
+    job.be_ready("w1", 1, steps=3)
+    job.formed("w1", 2)
+    job.training("w1", "done", result="null")
+    job.training("w3", "begun", function="train")
+    job.be_ready("w3")
+    assert job.inbox["w3"] == []
+    job.bye("w1", 0, False)
+    assert [each["kind"] for each in job.inbox["w3"]] == ["end"]
 
 
 def test_who_was_at_the_end_with_the_others_goes_on_with_them():

@@ -47,7 +47,7 @@ class Fleet:
         job, rules = self.job, self.job.membership
         members = rules._members
         assert len(set(self.job.names())) == len(members)
-        if not rules.stopped:
+        if rules._is_under_way():
             assert len(members) <= self.maximum
         for worker in self.alive():
             for message in job.inbox[worker]:

@@ -375,8 +375,7 @@ class Driver:
                     name,
                     {"kind": "end", "status": status, "why": why},
                 )
-        # Nobody is started, or lost, any more.
-        self._membership.finished = True
+        self._membership.finish()
         # Whose connection has ended, its supervisor will say how.
         if self._reason and not stopped:
             self._wait_for(self._knows_first_status, _LAST_MESSAGE_SECONDS)

@@ -1,0 +1,50 @@
+"""The functions of `tfring.elastic.run` that a job's workers go through."""
+
+from __future__ import annotations
+
+from tfring.launcher.elastic.workers import State, Worker
+
+
+class Trainings:
+    """Which were begun, and what those that are over have returned.
+
+    Attributes:
+        ended: How many all members have come to the end of.
+        newest_steps: The most commits of any worker's state in the current one;
+            -1 if none has a state.
+        state: The members' state, as one of them has told.
+    """
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.newest_steps = -1
+        self.state: State | None = None
+        self._functions: dict[int, str] = {}
+        self._results: dict[int, str | None] = {}
+
+    def begin(self, worker: Worker, function: str) -> str:
+        """Notes what a worker begins; returns why it may not, or ""."""
+        worker.run += 1
+        others = self._functions.setdefault(worker.run, function)
+        if function == others:
+            return ""
+        return (
+            f"its training {worker.run} is '{function}', and the others' is "
+            f"'{others}'"
+        )
+
+    def end(self, worker: Worker, result: str | None) -> None:
+        """Notes that all have ended a worker's function."""
+        if worker.run > self.ended:
+            self.ended = worker.run
+            self._results[worker.run] = result
+            # All bring to the next one what they have.
+            self.newest_steps = 0
+
+    def has_ended(self, worker: Worker) -> bool:
+        """Tells if the others have ended the function that a worker is in."""
+        return 0 < worker.run <= self.ended
+
+    def result_of(self, worker: Worker) -> str | None:
+        """What it returned to the others, as JSON."""
+        return self._results[worker.run]
