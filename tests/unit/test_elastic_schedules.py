@@ -137,6 +137,7 @@ class Fleet:
                 "silent",
                 "host",
                 "suspect",
+                "cut",
                 "term",
                 "go",
                 "exit",
@@ -172,6 +173,8 @@ class Fleet:
         elif what == "suspect" and self.inside.get(worker):
             other = chance.choice(alive)
             job.suspect(worker, self.inside[worker], other, "no route")
+        elif what == "cut":
+            job.cut.add(frozenset((worker, chance.choice(alive))))
         elif what == "term":
             job.bye(worker, 0, True)
         elif what == "exit" and self.runs:
@@ -183,6 +186,8 @@ class Fleet:
             job.formed(worker, chance.randint(0, 99))
             job.be_ready(worker, 999)
             job.suspect(worker, 999, "w1", "")
+            job.probed(worker, ["w1"], chance.choice(["", "w2"]), "")
+            job.state(worker, [("part", chance.choice("ab"))])
 
     def pass_time(self):
         job = self.job
@@ -198,6 +203,7 @@ class Fleet:
         job.tick()
 
     def run(self, moves, harm):
+        self.job.cut.clear()
         for _ in range(moves):
             if self.job.ended is not None:
                 return
