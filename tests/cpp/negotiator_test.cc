@@ -71,7 +71,8 @@ TEST(NegotiatorTest, TheNextBucketIsAgreedOnWhileOneIsOnTheWire) {
       options);
   waits = 0;
   before = std::numeric_limits<int>::max();
-  const Entries first = MakeEntries(kSize, "first", 10'000);
+  // So large that no engine has it run by the thread that submits it, this one.
+  const Entries first = MakeEntries(kSize, "first", 100'000);
   const Entries second = MakeEntries(kSize, "second", 10);
   job.Submit(first);
   while (waits < kSize) std::this_thread::yield();
