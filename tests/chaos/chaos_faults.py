@@ -16,6 +16,10 @@ KINDS = {
     "terminate": 2,
     "step exception": 3,
     "step exit": 1,
+    "step leave": 1,
+    "step hang": 1,
+    "step cut": 4,
+    "pause": 4,
     "commit kill": 3,
     "save kill": 2,
     "save exception": 1,
@@ -30,7 +34,13 @@ KINDS = {
     "supervisor kill": 2,
     "cut": 4,
     "flap": 3,
+    "fewer slots": 3,
+    "validation kill": 2,
+    "validation exception": 1,
 }
+# Those that a job must be made for.
+OF_SCRIPTS = ("fewer slots",)
+OF_FIT = ("validation kill", "validation exception")
 # By then it is known who has been lost.
 _DETECTION_SECONDS = 4.0
 AT_THE_END = ("none", "end kill", "end exception", "end stop", "kill")
@@ -115,6 +125,7 @@ class Faults:
                 | "leaving host"
                 | "cut"
                 | "flap"
+                | "fewer slots"
                 | "supervisor kill"
             ):
                 self._dice.shuffle(hosts)
@@ -177,10 +188,27 @@ class Faults:
                     self._after(at, lambda: self._job.network.mend(first))
                     at += self._dice.uniform(0.1, 1.0)
                 self._harm_host(first, at)
-            case _ if where in ("step", "commit", "save", "end"):
+            case "fewer slots":
+                slots = dict(self._job.slots)
+                self._job.write_hosts({**slots, first: slots[first] - 1})
+                self._harm_host(
+                    first,
+                    self._dice.uniform(2, 6),
+                    lambda: self._job.write_hosts(slots),
+                )
+            case "pause":
+                # For longer than a silence, or not.
+                seconds = self._dice.choice([0.3, 1.0, 3.5])
+                self._signal(first, signal.SIGSTOP)
+                self._after(
+                    seconds, lambda: self._signal(first, signal.SIGCONT)
+                )
+            case _ if where in ("step", "commit", "save", "end", "validation"):
                 self._order(first, kind)
         if first in survivors or "joiner" in kind:
             self._harmed.update(victims)
+        if kind in ("pause", "step cut"):  # which it may survive
+            self._after(8, lambda: self._harmed.difference_update(victims))
 
     def _order(self, name, what):
         path = self._job.folder / "faults" / name

@@ -33,6 +33,15 @@ class Note:
     size: int
 
 
+def write_hosts(folder, slots):
+    """Writes what a discovery script prints, which is `cat FOLDER/hosts`."""
+    lines = [f"{host}:{number}\n" for host, number in slots.items() if number]
+    for name, text in (("slots", json.dumps(slots)), ("hosts", "".join(lines))):
+        draft = folder / f".{name}"
+        draft.write_text(text)
+        draft.rename(folder / name)
+
+
 def listening(proc):
     """(address, port, inode) of what listens in a process's network."""
     for line in (proc / "net/tcp").read_text().splitlines()[1:]:
@@ -96,7 +105,7 @@ class Records:
 class ChaosJob:
     """A job over TCP on the hosts of a network, in a folder of its own."""
 
-    def __init__(self, network, folder, options, optimizer):
+    def __init__(self, network, folder, options, *training):
         self.network = network
         self.folder = folder
         self.marker = f"TFRING_TEST_MARKER={uuid.uuid4().hex}"
@@ -108,7 +117,7 @@ class ChaosJob:
         self.process = network.popen(
             [
                 *(*TFRINGRUN, "--elastic", *options),
-                *(sys.executable, SCRIPT, folder, optimizer),
+                *(sys.executable, SCRIPT, folder, *training),
             ],
             directory=folder / "work",
             env={
@@ -117,6 +126,8 @@ class ChaosJob:
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TMPDIR": str(folder / "tmp"),
+                # So that one that hangs is found.
+                "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "20",
                 # One host may lose so many.
                 "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
             },
@@ -129,6 +140,15 @@ class ChaosJob:
         self.lines = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def slots(self):
+        """By host, what a discovery script prints."""
+        return json.loads((self.folder / "slots").read_text())
+
+    def write_hosts(self, slots):
+        """Has the discovery script print other hosts."""
+        write_hosts(self.folder, slots)
 
     def _read(self):
         for line in self.process.stdout:

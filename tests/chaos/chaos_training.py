@@ -1,18 +1,25 @@
 """Training that comes to harm, for test_chaos_training.py.
 
-    chaos_training.py FOLDER OPTIMIZER
+    chaos_training.py FOLDER OPTIMIZER run|fit
 
-Each step is on the same rows, whatever the number of ranks, so that the weights
-are those of an undisturbed run. A worker writes what it does to
-`FOLDER/progress/NAME`, looks for harm in `FOLDER/faults/NAME`, as in "commit
-kill", and trains until there is a file `FOLDER/enough`.
+By `tfring.elastic.run` each step is on the same rows, whatever the number of
+ranks, so that the weights are those of an undisturbed run. By
+`tfring.elastic.fit` there is a validation after each of its short epochs. The
+script trains twice, and what matters is the second time. It forks children.
+
+A worker writes what it does to `FOLDER/progress/NAME`, looks for harm in
+`FOLDER/faults/NAME`, as in "commit kill", and trains until there is a file
+`FOLDER/enough`.
 """
 
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -23,11 +30,17 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import tcp_job
+from tfring.elastic import fitting
 
 # All numbers of ranks up to eight divide it.
 STEP_ROWS = 840
 EPOCH_STEPS = 40
 FEATURES = 16
+# By `fit`, of each rank; and the steps of an epoch of five ranks.
+FIT_BATCH, FIT_STEPS = 24, 12
+# Of the first training, in steps or epochs.
+FIRST = {"run": 8, "fit": 1}
+_STEPS_PER_CHILD = 7
 _NAME = os.environ.get("TFRING_ELASTIC_WORKER", "")
 
 
@@ -96,15 +109,47 @@ class Harm:
                 raise ArithmeticError("as the test wants it")
             case "exit":
                 sys.exit(3)
+            case "leave":
+                sys.exit(0)
+            case "hang":
+                time.sleep(10_000)
+            case "cut":
+                cut_a_connection()
+
+
+def cut_a_connection():
+    """Ends one of this process's connections, and says nothing."""
+    open_ones = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not path.is_socket():
+                continue
+            found = socket.socket(fileno=os.dup(int(path.name)))
+            if found.family == socket.AF_INET:
+                found.getpeername()  # or it is none
+                open_ones.append(found)
+    random.choice(open_ones).shutdown(socket.SHUT_RDWR)
+    for each in open_ones:
+        each.close()
+
+
+def fork_a_child():
+    """One that is ended by SIGTERM, as data loaders end theirs."""
+    child = multiprocessing.get_context("fork").Process(
+        target=time.sleep, args=(10_000,)
+    )
+    child.start()
+    child.terminate()
+    child.join()
 
 
 class State(tfring.elastic.KerasState):
-    def __init__(self, model, harm):
-        self.harm = harm
-        super().__init__(model, epoch=0, batch=0, is_over=False)
+    """Comes to harm in its commits, and notes those that were made."""
+
+    harm: Harm
 
     def steps(self):
-        return self.epoch * EPOCH_STEPS + self.batch
+        return int(self.model.optimizer.iterations)
 
     def save(self):
         self.harm.at("commit")
@@ -134,20 +179,27 @@ class State(tfring.elastic.KerasState):
 class Steps(keras.callbacks.Callback):
     """Says when a step begins, and ends the training for all at once."""
 
-    def __init__(self, state, enough):
+    def __init__(self, harm, is_enough, end):
         super().__init__()
-        self._state = state
-        self._enough = enough
+        self._harm = harm
+        self._is_enough = is_enough
+        self._end = end
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._state.harm.note("begun", self._state.steps())
-        self._state.harm.at("step")
+        self._harm.note("begun", int(self.model.optimizer.iterations))
+        self._harm.at("step")
 
     def on_train_batch_end(self, batch, logs=None):
-        enough = tf.constant(float(self._enough.exists()))
+        done = int(self.model.optimizer.iterations)
+        if done % _STEPS_PER_CHILD == 0:
+            fork_a_child()
+        enough = tf.constant(float(self._is_enough(done)))
         if tfring.allreduce(enough, op=tfring.Max) > 0:
-            self._state.is_over = True
+            self._end()
             self.model.stop_training = True
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._harm.at("validation")
 
 
 class Position(keras.callbacks.Callback):
@@ -164,25 +216,56 @@ class Position(keras.callbacks.Callback):
         self._state.commit()
 
 
-@tfring.elastic.run
-def train(state, x, y, enough):
-    rank, size = tfring.rank(), tfring.size()
-    while not state.is_over:
-        begin = state.batch * STEP_ROWS
-        own = order_of(state.epoch)[begin + rank :: size]
-        state.model.fit(
-            x[own],
-            y[own],
-            STEP_ROWS // size,
-            shuffle=False,
-            callbacks=[Steps(state, enough), Position(state)],
-            verbose=0,
-        )
-    state.harm.at("end")
+def train_by_run(model, harm, is_enough, epoch, batch):
+    """Trains from a step of an epoch on, and returns the next one."""
+    x, y = data()
+    state = State(model, epoch=epoch, batch=batch, is_over=False)
+    state.register_reset_callbacks([lambda: harm.at("reset")])
+
+    def end():
+        state.is_over = True
+
+    @tfring.elastic.run
+    def train(state):
+        rank, size = tfring.rank(), tfring.size()
+        while not state.is_over:
+            begin = state.batch * STEP_ROWS
+            own = order_of(state.epoch)[begin + rank :: size]
+            state.model.fit(
+                x[own],
+                y[own],
+                STEP_ROWS // size,
+                shuffle=False,
+                callbacks=[Steps(harm, is_enough, end), Position(state)],
+                verbose=0,
+            )
+        harm.at("end")
+        return [state.epoch, state.batch]
+
+    return train(state)
+
+
+def train_by_fit(model, harm, is_enough, epochs):
+    x, y = (each[: 5 * FIT_BATCH * FIT_STEPS] for each in data())
+    return tfring.elastic.fit(
+        model,
+        x,
+        y,
+        batch_size=FIT_BATCH,
+        epochs=epochs,
+        seed=3,
+        validation_data=(x[:FIT_BATCH], y[:FIT_BATCH]),
+        callbacks=lambda: [
+            Steps(harm, is_enough, lambda: None),
+            tfring.callbacks.MetricAverageCallback(),
+        ],
+        reset_callbacks=[lambda: harm.at("reset")],
+        verbose=0,
+    )
 
 
 def main():
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    folder, kind, how = Path(sys.argv[1]), *sys.argv[2:]
     harm = Harm(folder)
     harm.note("started", 0)
     harm.at("import")
@@ -193,17 +276,22 @@ def main():
             make_optimizer(kind), shard_states=kind == "shards"
         )
     )
-    state = State(model, harm)
-    state.register_reset_callbacks([lambda: harm.at("reset")])
     harm.note("built", 0)
-    train(state, *data(), folder / "enough")
+    enough = folder / "enough"
+    State.harm = harm
+    fitting.KerasState = State
+    if how == "run":
+        first = train_by_run(model, harm, lambda n: n >= FIRST[how], 0, 0)
+        train_by_run(model, harm, lambda n: enough.exists(), *first)
+    else:
+        train_by_fit(model, harm, lambda n: False, FIRST[how])
+        train_by_fit(model, harm, lambda n: enough.exists(), 10_000)
     weights = b"".join(each.tobytes() for each in model.get_weights())
     result = {
         "worker": _NAME,
         "rank": tfring.rank(),
         "size": tfring.size(),
-        "steps": state.steps(),
-        "iterations": int(model.optimizer.iterations),
+        "steps": int(model.optimizer.iterations),
         "digest": hashlib.sha256(weights).hexdigest(),
         "weights": weights.hex() if tfring.rank() == 0 else "",
     }

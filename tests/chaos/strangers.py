@@ -16,11 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from tfring.rendezvous import wire
+from tfring.rendezvous import handshake, wire
 
 # Hosts may be frozen, and links cut, for some of it.
 _SECONDS = 40
-_GREETING_BYTES = 32
+# A greeting, and why it hangs up.
+_WORDS_BYTES = handshake.NONCE_BYTES + max(
+    len(handshake.BUSY), len(handshake.NO_DESCRIPTORS)
+)
 
 
 def is_closed(sock, may_come):
@@ -44,7 +47,7 @@ def send_garbage(address, dice):
     with socket.create_connection(address, _SECONDS) as sock:
         with contextlib.suppress(OSError):
             sock.sendall(text)
-        return is_closed(sock, _GREETING_BYTES)
+        return is_closed(sock, _WORDS_BYTES)
 
 
 def connect_with_another_token(address):
