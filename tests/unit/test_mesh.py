@@ -10,7 +10,7 @@ import pytest
 
 from tfring._core import mesh as meshes
 from tfring._core.job import Topology
-from tfring._core.membership import Form, Member
+from tfring._core.launcher_link import Form, Member
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import make_token
 

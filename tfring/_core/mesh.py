@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfring._core.membership import Form
+from tfring._core.launcher_link import Form
 from tfring.rendezvous import descriptors, wire
 
 # A connection of a lost generation is given up so soon.

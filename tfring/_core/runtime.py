@@ -13,7 +13,7 @@ from absl import logging
 from tfring._core import failure, mpi_job, native, reports, tcp_job
 from tfring._core.errors import NotInitializedError
 from tfring._core.job import Job, Topology
-from tfring._core.membership import Over
+from tfring._core.launcher_link import Over
 
 if TYPE_CHECKING:
     from mpi4py import MPI

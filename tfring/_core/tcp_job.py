@@ -11,7 +11,7 @@ from absl import logging
 
 from tfring._core import native
 from tfring._core.job import Job, Topology
-from tfring._core.membership import Form, Member, Membership, Over
+from tfring._core.launcher_link import Form, LauncherLink, Member, Over
 from tfring._core.mesh import Mesh, UnreachableError
 from tfring.rendezvous import wire
 
@@ -31,7 +31,7 @@ class TcpJob(Job):
 
     def __init__(
         self,
-        membership: Membership,
+        launcher: LauncherLink,
         mesh: Mesh,
         form: Form,
         place: Topology | None = None,
@@ -39,7 +39,7 @@ class TcpJob(Job):
         """Connects with the other members, and starts the engine. Collective.
 
         Args:
-            membership: This worker's.
+            launcher: The connection to it.
             mesh: What it listens to.
             form: The members.
             place: For a worker by itself, which builds what it trains while
@@ -50,12 +50,15 @@ class TcpJob(Job):
         """
         self.over: Over | None = None
         self._place = place
-        self._membership = membership
+        self._launcher = launcher
         self._mesh = mesh
         self._form = form
         self._pair_names = 0
         nodes = [member.node for member in form.members]
-        self._nodes = [nodes.index(node) for node in nodes]
+        firsts: dict[str, int] = {}  # the first rank of each node
+        self._nodes = [
+            firsts.setdefault(n, rank) for rank, n in enumerate(nodes)
+        ]
         self.topology = Topology.of_nodes(form.rank, nodes)
         size = len(nodes)
         connections = _Connections(self._connector("world", range(size)))
@@ -118,33 +121,33 @@ class TcpJob(Job):
 
     def next(self, steps: int) -> TcpJob:
         global _was_let_off
-        self._membership.ready(_generation, self._mesh.address, steps)
-        form = self._membership.wait_for_form(after=_generation)
+        self._launcher.ready(_generation, self._mesh.address, steps)
+        form = self._launcher.wait_for_form(after=_generation)
         if isinstance(form, Form):
-            joined = _join_from(self._membership, self._mesh, form, steps)
+            joined = _join_from(self._launcher, self._mesh, form, steps)
             if isinstance(joined, TcpJob):
                 return joined
             form = joined
         _was_let_off = True
-        alone = _alone(self._membership, self._mesh, self.place)
+        alone = _alone(self._launcher, self._mesh, self.place)
         alone.over = form
         return alone
 
     def training(self, phase: str, **more: Any) -> None:
         """Tells the launcher where this worker is in its training."""
-        self._membership.training(phase, **more)
+        self._launcher.training(phase, **more)
 
     def state(self, parts: list[tuple[str, str]]) -> None:
         """Tells the launcher of what its state consists."""
-        self._membership.state(parts)
+        self._launcher.state(parts)
 
     def has_waiting(self) -> bool:
         """Tells if the job is to form anew at the next commit."""
-        return self._membership.has_waiting()
+        return self._launcher.has_waiting()
 
     def why_stopped(self) -> str | None:
         """Why this generation is over; None while it is not."""
-        return self._membership.why_stopped(self.generation)
+        return self._launcher.why_stopped(self.generation)
 
     def next_pair_name(self, what: str) -> str:
         """Returns a name for `pair`, another one each time.
@@ -213,7 +216,7 @@ class _Connections:
             raise self.error
 
 
-_membership: Membership | None = None
+_launcher: LauncherLink | None = None
 _mesh: Mesh | None = None
 _generation = 0
 # The others have ended a training that this worker was in, or would have been.
@@ -230,40 +233,38 @@ def join(comm: Any) -> TcpJob:
         ValueError: A setting is unusable.
         OSError: The rendezvous cannot be reached.
     """
-    global _membership, _mesh
+    global _launcher, _mesh
     if comm is not None:
         raise RuntimeError(
             "tfring.init: comm must be None in a job that is elastic: "
             "its launcher alone decides who belongs to it."
         )
     native.check_settings()
-    if _membership is None or _mesh is None:
-        _membership = Membership()
-        _mesh = Mesh(
-            _membership.interface, _membership.worker, _membership.token
-        )
-        _membership.probe_by(_mesh.probe)
+    if _launcher is None or _mesh is None:
+        _launcher = LauncherLink()
+        _mesh = Mesh(_launcher.interface, _launcher.worker, _launcher.token)
+        _launcher.probe_by(_mesh.probe)
     left = _generation  # Not 0 after a shutdown.
-    _membership.ready(left, _mesh.address, -1, building=left == 0)
-    form = _membership.wait_for_place(after=left)
+    _launcher.ready(left, _mesh.address, -1, building=left == 0)
+    form = _launcher.wait_for_place(after=left)
     if isinstance(form, Form):
-        job = _join_from(_membership, _mesh, form, -1)
+        job = _join_from(_launcher, _mesh, form, -1)
         assert isinstance(job, TcpJob)  # It is in no training yet.
         return job
     logging.info("tfring: this worker builds while the others train")
-    return _alone(_membership, _mesh, form)
+    return _alone(_launcher, _mesh, form)
 
 
-def _alone(membership: Membership, mesh: Mesh, place: Topology) -> TcpJob:
+def _alone(launcher: LauncherLink, mesh: Mesh, place: Topology) -> TcpJob:
     """A job of this worker by itself, until it joins the others again."""
-    own = Member(membership.worker, mesh.address, membership.node, -1)
+    own = Member(launcher.worker, mesh.address, launcher.node, -1)
     # Not a generation that has been aborted.
     form = Form(_generation + 1, 0, (own,))
-    return TcpJob(membership, mesh, form, place=place)
+    return TcpJob(launcher, mesh, form, place=place)
 
 
 def _join_from(
-    membership: Membership, mesh: Mesh, form: Form, steps: int
+    launcher: LauncherLink, mesh: Mesh, form: Form, steps: int
 ) -> TcpJob | Over:
     """Joins a generation, or the first after it that comes to stand."""
     global _generation
@@ -271,23 +272,23 @@ def _join_from(
         generation = form.generation
         mesh.begin(generation)
         try:
-            job = TcpJob(membership, mesh, form)
+            job = TcpJob(launcher, mesh, form)
         except OSError as error:
             why = f"generation {generation} could not be formed: {error}"
             logging.info("tfring: %s", why)
             native.capi().tfring_abort(generation, why.encode())
             if isinstance(error, UnreachableError):
-                membership.suspect(
+                launcher.suspect(
                     generation, form.members[error.rank].worker, str(error)
                 )
-            membership.wait_until_stopped(generation)
-            membership.ready(generation, mesh.address, steps)
-            next_form = membership.wait_for_form(after=generation)
+            launcher.wait_until_stopped(generation)
+            launcher.ready(generation, mesh.address, steps)
+            next_form = launcher.wait_for_form(after=generation)
             if isinstance(next_form, Over):
                 return next_form
             form = next_form
             continue
-        membership.formed(generation)
+        launcher.formed(generation)
         _generation = generation
         return job
 
@@ -300,7 +301,7 @@ def leave(status: int, *, preempted: bool = False) -> None:
         preempted: True if the training goes on without it.
     """
     global _has_left
-    if _membership is None or _has_left:
+    if _launcher is None or _has_left:
         return
     has_joined = _generation > 0 or _was_let_off
     if not has_joined and status == 0 and not preempted:
@@ -312,16 +313,16 @@ def leave(status: int, *, preempted: bool = False) -> None:
         )
     else:
         _has_left = True
-        _membership.bye(status, preempted=preempted)
+        _launcher.bye(status, preempted=preempted)
 
 
 def fail(text: str) -> None:
     """Tells all others why this process ends, which the job outlives."""
     global _has_left
     _has_left = True
-    if _membership is not None:
-        _membership.error(text)
-        why = f"worker {_membership.worker} has failed: {text}"
+    if _launcher is not None:
+        _launcher.error(text)
+        why = f"worker {_launcher.worker} has failed: {text}"
         native.capi().tfring_abort(_generation, why.encode())
 
 
@@ -332,5 +333,5 @@ def has_left() -> bool:
 
 def disown() -> None:
     """Leaves the job to the parent, in a child that it has forked."""
-    if _membership is not None:
-        _membership.disown()
+    if _launcher is not None:
+        _launcher.disown()

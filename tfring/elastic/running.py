@@ -12,7 +12,7 @@ from absl import logging
 
 from tfring._core import runtime
 from tfring._core.errors import HorovodInternalError, HostsUpdatedInterrupt
-from tfring._core.membership import Over
+from tfring._core.launcher_link import Over
 from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
 from tfring.elastic.termination import goes_with_a_commit

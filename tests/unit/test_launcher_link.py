@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from tfring._core import membership, native
+from tfring._core import launcher_link, native
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import make_token
 
@@ -66,7 +66,7 @@ def rendezvous(monkeypatch):
 def member(rendezvous, aborted):
     accepting = threading.Thread(target=rendezvous.accept)
     accepting.start()
-    member = membership.Membership()
+    member = launcher_link.LauncherLink()
     accepting.join(60)
     yield member
     # Its end would be this process's.
@@ -112,7 +112,7 @@ def test_a_generation_forms(rendezvous, member):
     rendezvous.channel.send(form_message(4, ["w8", "w7"]))
     form = member.wait_for_form(after=3)
     assert (form.generation, form.rank) == (4, 1)
-    assert form.members[0] == membership.Member("w8", ("host", 9), "n", 4)
+    assert form.members[0] == launcher_link.Member("w8", ("host", 9), "n", 4)
     member.formed(4)
     assert rendezvous.channel.receive(60) == {"kind": "formed", "generation": 4}
 
@@ -130,7 +130,7 @@ def test_it_says_whom_it_reaches(rendezvous, member):
 
 
 def test_it_says_which_state_it_has(rendezvous, member, monkeypatch):
-    monkeypatch.setattr(membership, "_MOST_PARTS", 1)
+    monkeypatch.setattr(launcher_link, "_MOST_PARTS", 1)
     member.state([("int64 ()", "step"), ("int64 ()", "epoch")])
     assert rendezvous.channel.receive(60) == {
         "kind": "state",
@@ -173,7 +173,7 @@ def test_a_stop_aborts_the_generation(rendezvous, member, aborted):
 
 
 def test_a_stop_that_does_not_come(member, monkeypatch):
-    monkeypatch.setattr(membership, "_STOP_SECONDS", 0.1)
+    monkeypatch.setattr(launcher_link, "_STOP_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match="generation 4"):
         member.wait_until_stopped(4)
 
@@ -218,16 +218,16 @@ def test_what_else_it_says(rendezvous, member, message, expected):
 def test_a_variable_that_is_missing(rendezvous, monkeypatch, name):
     monkeypatch.delenv(name)
     with pytest.raises(RuntimeError, match=f"{name} is not set"):
-        membership.Membership()
+        launcher_link.LauncherLink()
 
 
 _WORKER = """
     import os, time, types
-    from tfring._core import membership, native
+    from tfring._core import launcher_link, native
 
     native.capi = lambda: types.SimpleNamespace(
         tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor))
-    membership.Membership()
+    launcher_link.LauncherLink()
     time.sleep(60)
 """
 

@@ -1,4 +1,4 @@
-"""This worker's place in a job that is elastic.
+"""A worker's connection to the launcher of its elastic job.
 
 The rendezvous in the launcher alone decides who belongs to which generation of
 the job. A thread of this process hears what it says, whatever the script does:
@@ -75,7 +75,7 @@ class Over:
     result: str | None
 
 
-class Membership:
+class LauncherLink:
     """Talks to the rendezvous, for as long as this process is in the job.
 
     Attributes:
