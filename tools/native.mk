@@ -216,6 +216,8 @@ CHECKED_tsan := $(filter-out core,$(CHECKED_asan))
 # Those of `make test`: CONTRIBUTING.md, The two suites.
 ifeq ($(EXTENT),gate)
 CHECKED_plain := $(filter-out timing,$(GROUPS))
+# Each waits for seconds until a queue of the fake GPU is full.
+FILTER_plain := -*NorDoesAQueueOfTheGpuRunFull*
 CHECKED_tsan := engine transport
 # As the same threads do on fewer ranks, or with less in a tensor.
 FILTER_tsan := -InATree/*:*EngineFaultTest*:*HugeMessages*:$(subst $() ,:,$(patsubst \
