@@ -1,4 +1,4 @@
-"""The job that is elastic: one object for each of its generations."""
+"""An elastic job: one object for each of its generations."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class _Connections:
 
 _launcher: LauncherLink | None = None
 _mesh: Mesh | None = None
-_generation = 0
+_generation = 0  # the last that this worker was told to form
 # The others have ended a training that this worker was in, or would have been.
 _was_let_off = False
 # It has said why it ends.
@@ -236,8 +236,8 @@ def join(comm: Any) -> TcpJob:
     global _launcher, _mesh
     if comm is not None:
         raise RuntimeError(
-            "tfring.init: comm must be None in a job that is elastic: "
-            "its launcher alone decides who belongs to it."
+            "tfring.init: comm must be None in an elastic job: its launcher "
+            "alone decides who belongs to it."
         )
     native.check_settings()
     if _launcher is None or _mesh is None:
@@ -269,7 +269,7 @@ def _join_from(
     """Joins a generation, or the first after it that comes to stand."""
     global _generation
     while True:
-        generation = form.generation
+        generation = _generation = form.generation
         mesh.begin(generation)
         try:
             job = TcpJob(launcher, mesh, form)
@@ -289,7 +289,6 @@ def _join_from(
             form = next_form
             continue
         launcher.formed(generation)
-        _generation = generation
         return job
 
 

@@ -1,4 +1,4 @@
-"""A timeline's recordings in a job that is elastic.
+"""A timeline's recordings of an elastic job.
 
 Ranks come and go, and so nothing is agreed on before the end: then each rank
 that is there gives rank 0 its recording, by a connection of its own with it.

@@ -47,7 +47,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     The same from `init` to `shutdown`: the environment variable
     `TFRING_TIMELINE=FILE`.
 
-    In a job that is elastic it goes on from one generation to the
+    In an elastic job it goes on from one generation to the
     next, and the file has what those have recorded that are there at the end,
     each by its last rank. A worker that joins later records from its own call
     of this function on. Rank 0 waits a minute for the others.
