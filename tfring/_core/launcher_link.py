@@ -1,9 +1,9 @@
 """A worker's connection to the launcher of its elastic job.
 
-The rendezvous in the launcher alone decides who belongs to which generation of
-the job. A thread of this process hears what it says, whatever the script does:
-it aborts the collectives of a generation that is over, and ends this process
-with the launcher.
+The launcher decides who belongs to which generation of the job. A thread of
+this process listens to it, whatever the script does. The thread aborts the
+collectives of a generation that is over, and ends this process with the
+launcher.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Over:
-    """The others have ended what this worker would join.
+    """The members have ended this worker's function.
 
     Attributes:
-        result: What it returned, as JSON; None if JSON cannot hold it.
+        result: Its result as JSON; None if JSON cannot hold it.
     """
 
     result: str | None
@@ -142,8 +142,8 @@ class LauncherLink:
             generation: The one that it has left, 0 if it was in none.
             address: Where it listens to the others.
             steps: How many commits are in its state; -1: it has none.
-            building: It has yet to build what it trains. Where the others
-                train already, it is told its place to come, and does so.
+            building: It has no model yet. If a generation trains already, the
+                launcher tells it its place to come, and it builds first.
         """
         message = {
             "kind": "ready",
@@ -159,8 +159,8 @@ class LauncherLink:
     def wait_for_form(self, after: int) -> Form | Over:
         """Returns who belongs to the next generation, once that is decided.
 
-        Or that the others have ended what this worker is in. The rendezvous has
-        the limits of time, and ends this process then.
+        Or that the members have ended this worker's function. The launcher has
+        the time limits, and ends this process then.
         """
         with self._state:
             while True:

@@ -1,11 +1,10 @@
-"""Who is who in the job, as a script asks.
+"""Ranks and sizes, as the user's script sees them.
 
-Note [A place to come]: a worker of an elastic job that is started while others
-train builds alone until it joins them, and collectives are its own meanwhile.
-To a script that asks, it answers with the place that it has once all workers
-that are starting have joined: what a script derives from the rank or the size
-is then that of the others. Where it gets another place in the end, as ranks
-have been lost meanwhile, it hears of that as all ranks do, by a new start.
+Note [A place to come]: a new worker of an elastic job builds alone while the
+members train. Its collectives reach nobody else. Its script is told the rank
+and the size that it will have once all starting workers have joined, so a
+learning rate by the size is the members' learning rate. If more ranks are lost
+meanwhile, its place changes as every rank's does: by a new start.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ _T = TypeVar("_T")
 
 
 class TcpJob(Job):
-    """A generation, in which this worker is a member.
+    """A generation of which this worker is a member.
 
     Attributes:
-        over: Why this worker is by itself, if it was in a training that the
-            others have ended.
+        over: Set if the members have ended this worker's training, so that it
+            is alone now.
     """
 
     def __init__(
@@ -39,11 +39,10 @@ class TcpJob(Job):
         """Connects with the other members, and starts the engine. Collective.
 
         Args:
-            launcher: The connection to it.
-            mesh: What it listens to.
+            launcher: The connection to the launcher.
+            mesh: This worker's connections with others.
             form: The members.
-            place: For a worker by itself, which builds what it trains while
-                the others train without it: its place to come.
+            place: The place to come of a worker that is alone until it joins.
 
         Raises:
             OSError: A member cannot be reached, or the generation is over.
@@ -92,8 +91,8 @@ class TcpJob(Job):
         raise native.no_mpi()
 
     def agreed(self, value: _T) -> _T:
-        # The launcher has given all workers one environment, and who joins
-        # later has not been there when the others agreed.
+        # All workers have the launcher's environment. One that joins later
+        # could not take part in an agreement.
         return value
 
     def add_process_set(
@@ -138,7 +137,7 @@ class TcpJob(Job):
         self._launcher.training(phase, **more)
 
     def state(self, parts: list[tuple[str, str]]) -> None:
-        """Tells the launcher of what its state consists."""
+        """Tells the launcher the parts of this worker's state."""
         self._launcher.state(parts)
 
     def has_waiting(self) -> bool:
@@ -219,7 +218,7 @@ class _Connections:
 _launcher: LauncherLink | None = None
 _mesh: Mesh | None = None
 _generation = 0  # the last that this worker was told to form
-# The others have ended a training that this worker was in, or would have been.
+# The members have ended a training of this worker.
 _was_let_off = False
 # It has said why it ends.
 _has_left = False
@@ -256,7 +255,7 @@ def join(comm: Any) -> TcpJob:
 
 
 def _alone(launcher: LauncherLink, mesh: Mesh, place: Topology) -> TcpJob:
-    """A job of this worker by itself, until it joins the others again."""
+    """A job of this worker alone, until it joins the members."""
     own = Member(launcher.worker, mesh.address, launcher.node, -1)
     # Not a generation that has been aborted.
     form = Form(_generation + 1, 0, (own,))
@@ -266,7 +265,7 @@ def _alone(launcher: LauncherLink, mesh: Mesh, place: Topology) -> TcpJob:
 def _join_from(
     launcher: LauncherLink, mesh: Mesh, form: Form, steps: int
 ) -> TcpJob | Over:
-    """Joins a generation, or the first after it that comes to stand."""
+    """Joins a generation, or the first later one that is formed."""
     global _generation
     while True:
         generation = _generation = form.generation
@@ -297,7 +296,7 @@ def leave(status: int, *, preempted: bool = False) -> None:
 
     Args:
         status: Its exit status.
-        preempted: True if the training goes on without it.
+        preempted: True if the training continues without it.
     """
     global _has_left
     if _launcher is None or _has_left:
@@ -316,7 +315,7 @@ def leave(status: int, *, preempted: bool = False) -> None:
 
 
 def fail(text: str) -> None:
-    """Tells all others why this process ends, which the job outlives."""
+    """Tells the launcher why this process ends; the job goes on."""
     global _has_left
     _has_left = True
     if _launcher is not None:
@@ -326,7 +325,7 @@ def fail(text: str) -> None:
 
 
 def has_left() -> bool:
-    """Tells if this worker has said that it ends, apart from the others."""
+    """Tells if this worker has told the launcher that it ends."""
     return _has_left
 
 

@@ -1,8 +1,8 @@
-"""Training that goes on when a rank is lost, with Horovod's elastic API.
+"""Training that survives lost ranks, with Horovod's elastic API.
 
-Under `tfringrun --elastic` a rank that is lost, in whatever way, is replaced by
-another, and hosts may come and go: all ranks start again from the last commit.
-In any other job a lost rank ends the job.
+Under `tfringrun --elastic` lost ranks are replaced, and hosts may come and go.
+All ranks then start again from the last commit. In any other job a lost rank
+ends the job.
 """
 
 from tfring._core.errors import (

@@ -12,8 +12,8 @@ from tfring.elastic.state import State
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits the state after batches, and after each epoch.
 
-    Put it after those that change the state. Collective: pass it on every rank,
-    all with equally many batches.
+    Put it after all callbacks that change the state. Collective: pass it on
+    every rank, all with equally many batches.
 
     Args:
         state: A `State`.
@@ -61,9 +61,9 @@ class CommitStateCallback(keras.callbacks.Callback):
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Counts in `state.batch` the batches that are done in this epoch.
 
-    After a new start `fit` begins where the state is: pass it what is left of
-    the epoch, `dataset.skip(state.batch)`. The count goes on from there, and is
-    0 at the epoch's end.
+    After a new start pass `fit` the rest of the epoch,
+    `dataset.skip(state.batch)`. The callback continues its count, and sets it
+    to 0 at the end of the epoch.
 
     Args:
         state: A `State` with an attribute `batch`.
@@ -87,8 +87,8 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Counts in `state.epoch` the epochs that are done.
 
-    It goes on from where the state is, whether `fit` has begun to count at 0 or
-    at its `initial_epoch`.
+    It adds to the state's number, so `initial_epoch` of `fit` makes no
+    difference.
 
     Args:
         state: A `State` with an attribute `epoch`.

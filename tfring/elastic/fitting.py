@@ -1,4 +1,4 @@
-"""fit: Keras's `fit` that goes on when ranks are lost, or join."""
+"""fit: Keras's `fit`, continued when ranks are lost or join."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def fit(
     keep_traces: bool = False,
     **options: Any,
 ) -> dict[str, list[Any]]:
-    """Trains a model, and goes on where it was when ranks are lost or join.
+    """Trains a model, and continues when ranks are lost or join.
 
     It is `run` around `model.fit`, with a state of the model, its optimizer,
     the epoch, and the place in the data. All ranks have the same data, in the
     same order; in each step they take those that are next: `batch_size` rows
-    each, or a batch each. After a new start they share out what is left of the
-    epoch anew, however many they are: no row is trained on twice in an epoch
-    but those of the steps since the last commit, and none is left out but the
-    last ones that make no step for all ranks. The progress bar goes on, too.
+    each, or a batch each. After a new start they shard the rest of the epoch
+    again. Only the rows of the steps since the last commit are trained on twice
+    in an epoch. Only the rows at its end that are too few for a step of all
+    ranks are left out. The progress bar continues.
 
-    After a new start, callbacks begin as at the beginning of training, on which
-    `EarlyStopping` forgets what it has seen, and the metrics of that epoch are
-    those of what was left of it. Collective: every rank must call it.
+    After a new start callbacks begin anew: `EarlyStopping` forgets earlier
+    epochs, and the metrics of that epoch cover its rest alone. Collective:
+    every rank must call it.
 
     Args:
-        model: A Keras model, compiled with a `tfring.DistributedOptimizer`, or
-            whose `train_step` uses a `DistributedGradientTape`.
+        model: A Keras model. It is compiled with a
+            `tfring.DistributedOptimizer`, or its `train_step` uses a
+            `DistributedGradientTape`.
         x: The inputs: an array, or a list or dict of arrays, of as many rows.
-            Or batches, with their targets: a `keras.utils.PyDataset`, of which
-            each rank asks for its own alone; or a `tf.data.Dataset` of known
+            Or batches, with their targets: a `keras.utils.PyDataset`, which
+            each rank asks for its own batches; or a `tf.data.Dataset` of known
             cardinality, which every rank reads as a whole, and which must come
             in the same order on every rank and each time it is read. Or a
             function that makes this rank's dataset of batches: it gets the
@@ -64,27 +65,27 @@ def fit(
             example.
         y: The targets, likewise, for arrays; or None.
         batch_size: The rows of each rank in a step: 32 for arrays. With a
-            function, those of its batches; batches need none.
+            function, the rows of its batches; batches need none.
         epochs: How often to go through all data.
-        shuffle: If true, the rows of arrays, or the batches of a `PyDataset`,
-            come in another order in each epoch, the same on every rank. Its
-            `on_epoch_end` is not called: who joins has not seen those before.
-            A `tf.data.Dataset` has the order that it has.
-        seed: Of these orders.
+        shuffle: If true, each epoch shuffles the rows of arrays, or the batches
+            of a `PyDataset`, alike on every rank. The `PyDataset`'s
+            `on_epoch_end` is not called, because a rank that joins has missed
+            earlier calls. A `tf.data.Dataset` keeps its order.
+        seed: The seed of these orders.
         callbacks: Keras callbacks, as for `model.fit`; or a function that makes
             them, which is called after each new start. Callbacks of rank 0
             alone need the function: with a list they are lost with that rank.
-        verbose: As for `model.fit`; on rank 0, and 0 elsewhere.
+        verbose: See `model.fit`; on rank 0, and 0 elsewhere.
         batches_per_commit: How many steps there are from one commit to the
             next: as many are done again, at most, when a rank is lost.
         reset_callbacks: See `State.register_reset_callbacks`.
         same_seeds: See `TensorFlowKerasState`.
         keep_traces: See `TensorFlowKerasState`.
-        **options: What else `model.fit` takes, such as `validation_data`.
+        **options: Further options of `model.fit`, such as `validation_data`.
 
     Returns:
-        The logs of all epochs, as `history` of what `model.fit` returns; of
-        epochs that were over before this worker joined, too.
+        The logs of all epochs, like `History.history` of Keras; also of the
+        epochs before this worker joined.
 
     Raises:
         TypeError: An option is one that `fit` decides itself, or the data
@@ -178,7 +179,7 @@ def fit(
                 )
             for callback in made:
                 if isinstance(callback, keras.callbacks.CSVLogger):
-                    # It goes on with its file, of whichever worker.
+                    # It continues the file, whichever worker began it.
                     callback.append |= state.epoch > 0
             position = _Position(state, rest, batches_per_commit)
             if len(rest) == 0:  # The rest was a step of fewer ranks.
@@ -187,7 +188,7 @@ def fit(
             done = state.taken // rest.taken_in_step
             model.fit(
                 _Untuned(rest, class_weight),
-                # The rest of an epoch is shorter than the others.
+                # Keras takes epochs of one length: the rest is a fit alone.
                 epochs=state.epoch + 1 if state.taken else epochs,
                 initial_epoch=state.epoch,
                 shuffle=False,
@@ -227,9 +228,9 @@ def _end_epoch(
     epochs: int,
     options: dict[str, Any],
 ) -> None:
-    """Ends an epoch of which all ranks together have no step left.
+    """Ends an epoch whose rest is too short for a step of all ranks.
 
-    Its logs are those of the last commit, which all ranks have from one.
+    The logs come from the last commit, so all ranks have the same.
     """
     logs = dict(state.logs)
     called = keras.callbacks.CallbackList(
@@ -321,7 +322,7 @@ class _Position(keras.callbacks.Callback):
         self._state = state
         self._rest = rest
         self._batches_per_commit = batches_per_commit
-        # Of the epoch, by the time that this `fit` began it.
+        # Rows of the epoch before this `fit`.
         self._taken_before = 0
         self._committed_steps = 0
 

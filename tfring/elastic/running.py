@@ -22,37 +22,38 @@ _LONGEST_RESULT = 1 << 20
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: a training function that goes on when a rank is lost.
+    """Decorates a training function, which then survives lost ranks.
 
-    All ranks take rank 0's state, and call the function. Where a collective
-    fails in it because a rank is lost, each rank that is still there goes back
-    to its last commit, and they start again among themselves: new ranks and
-    size, rank 0's state, the callbacks of `State.register_reset_callbacks`, the
-    function once more. The function returns when it has ended on all ranks.
+    All ranks take rank 0's state, and call the function. If a rank is lost,
+    collectives fail in it. The remaining ranks then restore their last commit
+    and start again: with new ranks and size, the callbacks of
+    `State.register_reset_callbacks`, rank 0's state, and another call of the
+    function. It returns when it has ended on all ranks.
 
     After a start process sets are gone: the function adds them again.
     A `tf.function` keeps the `tfring.size()` of the time when it was traced;
     the functions of a `TensorFlowKerasState`'s model are traced anew.
 
-    Under `tfringrun --elastic` lost ranks and machines do not end the job:
-    others are started, and join with the state of a rank that has most commits.
-    Who waits to join is let in at a commit, by a new start of all. A worker
-    that gets SIGTERM leaves with its next commit. Until the function has ended
-    on all ranks, a worker that ends is lost, whatever its exit status; after
-    that nobody is replaced or killed. See the guide on elastic training.
+    Under `tfringrun --elastic` lost ranks and machines are replaced. A new
+    worker joins at a commit, by a new start of all, and gets the state of a
+    rank with most commits. A worker that gets SIGTERM leaves at its next
+    commit. Until the function has ended on all ranks, a worker that ends is
+    lost, whatever its exit status; after that nobody is replaced or killed. See
+    the guide on elastic training.
 
-    A script may have several such functions, one after the other. A worker that
-    comes later leaves out those that the others have ended: they return at once
-    what they returned there, and the next one gives it the others' state.
+    A script may call several such functions in turn. A worker that joins later
+    skips the functions that are over: each returns the result of the other
+    ranks. The next function gives the worker their state.
 
     Collective: every rank must call the function.
 
     Args:
-        func: Its first argument is a `State`; the others are passed on. It
-            returns None, or what JSON can hold, if there are several.
+        func: Its first argument is a `State`; all arguments are passed on. If
+            the script has several such functions, it must return None or a
+            value that JSON can hold.
 
     Returns:
-        A function that returns what `func` does.
+        A function with the result of `func`.
 
     Example:
 
@@ -92,8 +93,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-# This rank has come to the end of a function with the others: it brings their
-# state to the next one.
+# This rank has ended a function together with the other ranks, so it has the
+# job's state at the start of the next one.
 _has_trained = False
 
 
@@ -140,7 +141,7 @@ def _run(train: Callable[[], Any], state: State) -> Any:
 
 
 def _as_json(result: Any) -> str | None:
-    """For those who come when the function is over; None if it is not JSON."""
+    """The result for workers that join later; None if JSON cannot hold it."""
     try:
         text = json.dumps(result, default=_as_list)
     except (TypeError, ValueError):

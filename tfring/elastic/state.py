@@ -58,7 +58,7 @@ class State:
         return self._commits
 
     def has_begun(self) -> None:
-        """Says that it has the state of a training that goes on with it."""
+        """Marks it as the job's state, from a function that has ended."""
         self._commits = max(self._commits, 0)
 
     def share(self) -> None:
@@ -95,9 +95,9 @@ class State:
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Asks for a new start at the next commit, from where that is.
 
-        In Horovod the elastic launcher calls it. Here whoever knows that hosts
-        come or go: a signal handler, for example. Rank 0's calls count. Where
-        the launcher starts workers, `commit` hears of them without it.
+        In Horovod the elastic launcher calls it. Here a script may call it, in
+        a signal handler for example. Only rank 0's calls count. `commit` hears
+        of workers that the launcher starts without it.
 
         Args:
             timestamp: When; one that is not later than the last is ignored.
@@ -109,7 +109,7 @@ class State:
     def commit(self) -> None:
         """Saves the state, and checks whether to start again.
 
-        Where a rank is lost meanwhile, the state is that of the commit before.
+        If a rank is lost meanwhile, the commit before remains.
 
         It copies the state, and broadcasts a small object: once in some batches
         may be enough. Collective: every rank must call it.
@@ -117,9 +117,8 @@ class State:
         Raises:
             HostsUpdatedInterrupt: See `check_host_updates`.
         """
-        # A GPU that waits for a lost rank is told to go on, with values that
-        # mean nothing: what has been computed when the ranks still hear of
-        # each other afterwards is sound.
+        # A GPU that waits for a lost rank is released, with undefined values.
+        # If the ranks hear of each other after its work, the values are sound.
         if tf.executing_eagerly():
             tf.test.experimental.sync_devices()
         update = self._take_update()
@@ -170,7 +169,7 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what `save` remembered."""
+        """Restores the state that `save` has copied."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -178,14 +177,14 @@ class State:
         raise NotImplementedError
 
     def _describe(self) -> list[tuple[str, str]] | None:
-        """What must be alike on all ranks, and its name; None: it is unknown.
+        """Parts that all ranks must have alike, with names; None if unknown.
 
         A worker with another state cannot join.
         """
         return None
 
     def reset(self) -> None:
-        """Makes ready what depends on the ranks, before the callbacks."""
+        """Adapts to the new ranks, before the callbacks."""
 
 
 class ObjectState(State):
@@ -250,7 +249,7 @@ class ObjectState(State):
         }
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
-        """Makes the state that of a snapshot."""
+        """Takes the values of a snapshot."""
         for name in self._names:
             setattr(self, name, copy.deepcopy(snapshot[name]))
 

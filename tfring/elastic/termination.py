@@ -1,4 +1,4 @@
-"""SIGTERM in an elastic job: the worker goes with its next commit."""
+"""SIGTERM in an elastic job: the worker ends at its next commit."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tfring.elastic.state import ObjectState
 
 # In a commit; no attribute has such a name.
 _VARIABLES, _STATES = "variables of a model", "states of an optimizer"
-# What Keras has traced of a model.
+# The functions that Keras traces.
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
@@ -131,17 +131,17 @@ class TensorFlowKerasState(ObjectState):
     rank, as with `tfring.broadcast_variables`. Local variables of a
     `tfring.PartialDistributedOptimizer` are saved, and remain each rank's own.
     Gradients that ranks have accumulated become their mean in each commit, so
-    that a lost rank takes none with it. After a new start in which this
-    process has another place in the job, or the job another size, the model's
-    functions are traced again, as these may be constants in them. With an
+    that a lost rank takes none with it. The model's functions may have the
+    rank and the size as constants, so they are traced again after a new start
+    that changes one of them. With an
     optimizer that has `shard_states=True`, each rank's commit has the whole
     state, so that a lost rank takes none with it; to make one, as to make this
     object, is then collective.
 
     Args:
         model: A Keras model that has been built.
-        optimizer: By default that with which the model was compiled. It is
-            built if need be.
+        optimizer: By default the optimizer of `model.compile`. It is built if
+            need be.
         backend: Accepted as Horovod's. Without effect, as Keras 3 has no
             sessions.
         same_seeds: If true, all ranks have rank 0's seeds.

@@ -1,10 +1,10 @@
-"""Who belongs to an elastic job: the rules, without clocks or sockets.
+"""The rules of an elastic job: its workers, generations and losses.
 
-Events come in as calls and actions go out by `take_actions`; the time comes
-from outside. A *generation* is a set of workers that train together, its
-*members*; there is one at a time. Its end is decided here alone: the first loss
-stops it, all members that are left must say that they have left it (`ready`),
-and only then is the next formed. So no worker is ever in two.
+No clocks and no sockets. Events are calls, `take_actions` returns the actions,
+and the caller passes a clock. A *generation* is a set of workers that train
+together, its *members*; there is one at a time. The first loss stops it. All
+remaining members must say that they have left it (`ready`) before the next one
+is formed, so no worker is ever in two.
 
 | phase    | ends when                                | of `Limits`          |
 |----------|------------------------------------------|----------------------|
@@ -59,11 +59,11 @@ class Membership:
     Events of unknown and of lost workers are ignored.
 
     Attributes:
-        workers: By name, those that are alive as far as is known.
+        workers: The living workers, by name.
         generation: The number of the current generation; 0 before the first.
-        phase: Where it is.
-        first_failure: The worker that failed first, of the last generation in
-            which one did.
+        phase: See the table above.
+        first_failure: The first worker that failed, in the latest generation
+            with a failure.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class Membership:
         self._ever_formed = False
         # How many in a row were not connected in time.
         self._late = 0
-        # Who would train next, as the members were told.
+        # The next members, as the current ones were told.
         self._told: list[Worker] = []
-        # Two members that could not connect, and in which generation.
+        # Pairs of members that could not connect, with their generations.
         self._unconnected: set[accusations.Accusation] = set()
 
         self._trainings = Trainings()
         # A member has ended of its own will.
         self._some_done = False
         self._over_since: float | None = None
-        # Lost when others had said that the training is over.
+        # A member that was lost when others had ended the training.
         self._lost_at_end: Worker | None = None
         self.first_failure: Worker | None = None
         self._failed_in = -1
@@ -168,12 +168,12 @@ class Membership:
                 self._trainings.newest_steps, message["steps"]
             )
         if worker in self._members:
-            # The others leave as well, or have to be told.
+            # The other members leave as well, or must be told.
             self._stop_soon(1.0, "a member has left it")
         self._go_on()
 
     def formed(self, name: str, generation: int) -> None:
-        """Takes note that a member is connected to all others."""
+        """Takes note that a member has all its connections."""
         worker = self.workers.get(name)
         if worker is None or generation != worker.generation or worker.ready:
             return
@@ -196,7 +196,7 @@ class Membership:
             return
         if accused in self._members and accused not in (None, worker):
             self._unconnected.add((generation, frozenset((name, other))))
-            # Who is to blame is seen from what the others say.
+            # The accusations of all members show who is to blame.
             self._stop_soon(
                 _ACCUSING_SECONDS, f"{worker} cannot reach {accused}: {why}"
             )
@@ -205,20 +205,20 @@ class Membership:
     def probed(
         self, name: str, reached: list[str], failed: str, why: str
     ) -> None:
-        """Takes note of whom a worker can connect to, before it joins.
+        """Takes note of a joiner's connections, before it joins.
 
         Args:
             name: The worker.
             reached: They can connect to each other.
-            failed: The next one, with which it cannot; "" if there is none.
-            why: Why it cannot.
+            failed: A worker that it cannot connect to; "" for none.
+            why: The reason.
         """
         worker = self.workers.get(name)
         if worker is None:
             return
         worker.probing_since = None
         worker.reached.update(reached)
-        # Not if the other one is lost.
+        # A lost worker is no reason.
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
         self._go_on()
@@ -250,9 +250,9 @@ class Membership:
             name: The worker.
             phase: "begun"; "done", if all members have come to its end; or
                 "left" for another reason.
-            function: The name of what it begins. It must be the others', who
-                have begun as many.
-            result: What it returned, as JSON, for those who come later; None if
+            function: The name of the function that begins. All workers must
+                begin the same functions in the same order.
+            result: Its result as JSON, for workers that join later; None if
                 JSON cannot hold it.
         """
         worker = self.workers.get(name)
@@ -374,7 +374,7 @@ class Membership:
         self._say(f"{worker} ended after its training: {why}.")
 
     def tick(self) -> None:
-        """Does what is due; call it a few times a second."""
+        """Applies the time limits; call it a few times a second."""
         now = self._clock()
         self.hosts.tick(now)
         lasted = now - self._since
@@ -608,7 +608,7 @@ class Membership:
         )
 
     def _occupied(self) -> collections.Counter[str]:
-        """The workers of each host, also those that are still ending."""
+        """The workers of each host, including ending ones."""
         return collections.Counter(
             worker.host
             for worker in (*self.workers.values(), *self._ending.values())
@@ -627,7 +627,7 @@ class Membership:
         ]
 
     def _joiners(self) -> list[Worker]:
-        """Those that can: nobody is to stop for one that cannot connect."""
+        """The waiting workers that can connect to the members."""
         joiners: list[Worker] = []
         for worker in self._waiting():
             # The members will tell which state they have.
@@ -672,7 +672,7 @@ class Membership:
                 self._send(worker, {"kind": "probe", "workers": workers})
 
     def _tell_of_waiting(self) -> None:
-        """Has the members leave at the next commit, if others would train."""
+        """Has the members leave at the next commit if their choice changes."""
         if self.phase is not Phase.TRAINING:
             return
         chosen = self._choose(self._members)
@@ -721,7 +721,7 @@ class Membership:
         if count >= (self._places() if first is None else first):
             return True
         waits = self._last_ready + self.limits.gather_seconds > self._clock()
-        # The user has said how many to wait for, also from hosts to come.
+        # `-np` also counts workers of hosts to come.
         may_come = first is not None and self.limits.may_grow
         return not (waits and (may_come or self._may_come()))
 
@@ -732,17 +732,17 @@ class Membership:
         )
 
     def _lose_unreachable(self) -> None:
-        """Gives up who could not connect to others, one after the other."""
+        """Loses workers that could not connect, one at a time."""
         while (
             worker := accusations.to_blame(self._members, self._unconnected)
         ) is not None:
             self._lose(worker, "it and others cannot connect to each other")
 
     def _let_off(self) -> None:
-        """Has workers leave out what the others have ended.
+        """Has workers skip a function that the members have ended.
 
-        A joiner only when there is more for it to join: the script may be at
-        its end.
+        A joiner skips it when a member begins the next one; until then the
+        script may be at its end.
         """
         begun = max((each.run for each in self._members), default=0)
         for worker in self.workers.values():
@@ -755,7 +755,7 @@ class Membership:
                 self._send(worker, {"kind": "over", "result": result})
 
     def _let_build(self, worker: Worker) -> None:
-        """Has a joiner build before it is taken: the others would wait."""
+        """Has a joiner build before it joins, so that nobody waits for it."""
         worker.ready = None
         worker.building_since = self._clock()
         rank, nodes = places.to_come(

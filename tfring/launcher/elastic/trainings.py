@@ -6,10 +6,10 @@ from tfring.launcher.elastic.workers import State, Worker
 
 
 class Trainings:
-    """Which were begun, and what those that are over have returned.
+    """The functions that were begun, and the results of the ended ones.
 
     Attributes:
-        ended: How many all members have come to the end of.
+        ended: The number of functions that all members have ended.
         newest_steps: The most commits of any worker's state in the current one;
             -1 if none has a state.
         state: The members' state, as one of them has told.
@@ -23,7 +23,7 @@ class Trainings:
         self._results: dict[int, str | None] = {}
 
     def begin(self, worker: Worker, function: str) -> str:
-        """Notes what a worker begins; returns why it may not, or ""."""
+        """Counts a worker's function; returns an error, or ""."""
         worker.run += 1
         others = self._functions.setdefault(worker.run, function)
         if function == others:
@@ -38,13 +38,13 @@ class Trainings:
         if worker.run > self.ended:
             self.ended = worker.run
             self._results[worker.run] = result
-            # All bring to the next one what they have.
+            # The members start the next one with this state.
             self.newest_steps = 0
 
     def has_ended(self, worker: Worker) -> bool:
-        """Tells if the others have ended the function that a worker is in."""
+        """Tells if the members have ended a worker's function."""
         return 0 < worker.run <= self.ended
 
     def result_of(self, worker: Worker) -> str | None:
-        """What it returned to the others, as JSON."""
+        """The result of a worker's function, as JSON."""
         return self._results[worker.run]
