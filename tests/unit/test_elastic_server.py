@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tfring.launcher.elastic.server import Server
+from tfring.launcher.elastic.supervisor import Output
 from tfring.rendezvous import frames, wire
 from tfring.rendezvous.handshake import make_token
 
@@ -68,3 +69,42 @@ def test_a_message_that_is_not_taken_at_once_follows(server):
         assert received == message
     assert server.poll(0) == []
     channel.close()
+
+
+def test_output_goes_on_by_another_connection(server, monkeypatch):
+    """Where a cut link has ended the first, whoever of the two hears it."""
+    address, came = server.listen("127.0.0.1"), []
+
+    def take():
+        came.extend(
+            event.message["number"]
+            for event in server.poll(0.01)
+            if event.message and "number" in event.message
+        )
+
+    def in_a_thread(call, *args):
+        """Runs what takes a server that listens meanwhile."""
+        results = []
+        thread = threading.Thread(target=lambda: results.append(call(*args)))
+        thread.start()
+        while thread.is_alive():
+            take()
+        return results[0]
+
+    def closed(message, timeout_seconds):
+        raise wire.ChannelClosedError
+
+    output = in_a_thread(Output, address, TOKEN, "a")
+    for number in range(40):
+        output.send({"number": number})
+    # Unheard by the launcher, which has yet to read what came before.
+    monkeypatch.setattr(output._channel, "send", closed)
+    in_a_thread(output.send, {"number": 40})
+    while 40 not in came:
+        take()
+    assert came == list(range(41))
+    # Given up by the launcher: only what was on its way then is lost.
+    server.drop("output", "a")
+    while len(came) == 41:
+        in_a_thread(output.send, {"number": 41})
+    assert set(came[41:]) == {41}

@@ -125,6 +125,7 @@ def test_connections_of_earlier_generations_are_refused():
         {"role": "worker"},
         {"to": "w1"},
         {"generation": "2"},
+        {"generation": 0},
         {"channel": None},
         {"rank": None},
         {"worker": 3},

@@ -60,7 +60,7 @@ class Mesh:
         self._listener = wire.Listener(interface, token)
         self.address = self._listener.address
         self._state = threading.Condition()
-        self._generation = 0
+        self._generation = 1  # Earlier ones are refused.
         # Of members that were faster than this worker.
         self._came: dict[_Key, tuple[str, socket.socket]] = {}
         threading.Thread(

@@ -179,6 +179,12 @@ class Server:
         if not (isinstance(role, str) and isinstance(name, str)):
             sock.close()
             return
+        if role == "output" and (role, name) in self._connections:
+            # The one before has been cut, which is not heard yet.
+            old = self._connections[role, name]
+            while self._read(old, events):
+                pass
+            self.drop(role, name)
         if (role, name) in self._connections:
             if role == "supervisor":
                 _refuse(sock, name)
@@ -202,10 +208,11 @@ class Server:
         key = connection.role, connection.name
         return self._connections.get(key) is connection
 
-    def _read(self, connection: _Connection, events: list[Event]) -> None:
+    def _read(self, connection: _Connection, events: list[Event]) -> bool:
+        """Reads some of what has come; tells if there may be more."""
         role, name = connection.role, connection.name
         if not self._is_current(connection):
-            return  # It was dropped.
+            return False  # It was dropped.
         try:
             if connection.channel is None:
                 while connection.sock.recv(4096):
@@ -215,14 +222,16 @@ class Server:
             for _ in range(16):
                 message = connection.channel.receive(0)
                 if message is None:
-                    return
+                    return False
                 events.append(Event(role, name, message))
             self._unread.append(connection)
+            return True
         except BlockingIOError:
-            return
+            return False
         except OSError:
             self.drop(role, name)
             events.append(Event(role, name, None))
+            return False
 
 
 def _refuse(sock: socket.socket, host: str) -> None:

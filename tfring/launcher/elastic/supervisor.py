@@ -50,6 +50,43 @@ class _Worker:
     stopped_at: float = math.inf
 
 
+class Output:
+    """The connection for the workers' output. Any thread may send."""
+
+    def __init__(self, address: wire.Address, token: str, host: str) -> None:
+        """Connects to the rendezvous.
+
+        Raises:
+            OSError: It cannot be reached.
+        """
+        self._address = address
+        self._token = token
+        self._hello = {"role": "output", "host": host}
+        self._lock = threading.Lock()
+        self._channel = self._connect()
+
+    def _connect(self) -> wire.Channel:
+        sock = wire.connect(self._address, self._token, self._hello, 30.0)
+        # The launcher may be told to wait by whoever reads what it writes.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        return wire.Channel(sock)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; by a new connection if a cut link ended the old.
+
+        Raises:
+            OSError: The rendezvous cannot be reached.
+        """
+        channel = self._channel
+        try:
+            channel.send(message, math.inf)
+        except wire.ChannelClosedError:
+            with self._lock:
+                if self._channel is channel:
+                    self._channel = self._connect()
+            self._channel.send(message, math.inf)
+
+
 class Supervisor:
     """The workers of one host."""
 
@@ -75,14 +112,9 @@ class Supervisor:
         if "slots" in configuration:
             hello["slots"] = configuration["slots"]
         control = wire.connect(address, token, hello, 30.0)
-        output = wire.connect(
-            address, token, {"role": "output", "host": host}, 30.0
-        )
-        # The launcher may be told to wait by whoever reads what it writes.
-        output.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         interface = configuration["interface"] or control.getsockname()[0]
         self._control = wire.Channel(control)
-        self._output = wire.Channel(output)
+        self._output = Output(address, token, host)
         self._environment = {
             **os.environ,
             **configuration["environment"],
@@ -263,8 +295,8 @@ class Supervisor:
                         "data": data.decode("latin-1"),
                     }
                     try:
-                        self._output.send(message, math.inf)
-                    except wire.ChannelClosedError:
+                        self._output.send(message)
+                    except OSError:
                         connected = False
         process.stdout.close()
         process.stderr.close()
