@@ -155,10 +155,11 @@ class State(tfring.elastic.KerasState):
         self.harm.at("commit")
         super().save()
 
-    def _snapshot(self):
-        snapshot = super()._snapshot()
+    def _snapshot(self, is_collective=True):
+        snapshot = super()._snapshot(is_collective)
         # In `commit` this is in its middle, in `sync` at its end.
-        self.harm.at("save")
+        if is_collective:
+            self.harm.at("save")
         return snapshot
 
     def sync(self):

@@ -337,19 +337,69 @@ def test_elastic_commits_have_the_whole_state(rank):
         np.testing.assert_array_equal(expected[str(number)], value)
 
 
-def test_elastic_ranks_cut_anew(monkeypatch):
-    """As those that are left do it: each is alone here."""
-    model = fit(small_model(jit_compile=False))
-    optimizer = model.optimizer
-    state = elastic.TensorFlowKerasState(model)
-    state.restore()
-    for module in (shares, state_shares):
-        monkeypatch.setattr(module, "place_in", lambda _: (0, 1))
-    state.on_reset()
+@pytest.fixture
+def alone(monkeypatch):
+    """Leaves each rank alone when it is called, as if others were lost."""
+
+    def lose_others():
+        for module in (shares, state_shares):
+            monkeypatch.setattr(module, "place_in", lambda _: (0, 1))
+
+    return lose_others
+
+
+def whole(optimizer):
     saved = {}
-    optimizer.save_own_variables(saved)  # There is but one rank.
-    for number, value in enumerate(state._saved[_STATES]):
-        np.testing.assert_array_equal(saved[str(number)], value)
+    with tfring.whole_states(optimizer):
+        optimizer.save_own_variables(saved)
+    return saved
+
+
+def check_whole_alone(optimizer, expected):
+    saved = {}
+    optimizer.save_own_variables(saved)
+    assert saved.keys() == expected.keys()
+    for number, value in expected.items():
+        np.testing.assert_array_equal(saved[number], value)
+
+
+def test_elastic_ranks_cut_anew(alone):
+    model = fit(small_model(jit_compile=False))
+    state = elastic.TensorFlowKerasState(model)
+    state.sync()
+    expected = whole(model.optimizer)
+    fit(model)
+    alone()
+    state.restore()
+    state.on_reset()
+    check_whole_alone(model.optimizer, expected)
     variables = model.trainable_variables
-    optimizer.apply([tf.ones(v.shape) for v in variables], variables)
+    model.optimizer.apply([tf.ones(v.shape) for v in variables], variables)
     check_same_on_all_ranks(variables)
+
+
+@pytest.mark.parametrize("begins", ["anew", "loaded", "after a training"])
+def test_a_rank_is_lost_before_an_elastic_state_is_shared(begins, alone):
+    model = small_model(jit_compile=False)
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    if begins == "loaded":
+        before = fit(small_model(jit_compile=False)).optimizer
+        optimizer.load_own_variables(whole(before))
+    elif begins == "after a training":
+        fit(model)
+        elastic.TensorFlowKerasState(model).commit()
+    expected = whole(optimizer)
+    state = elastic.TensorFlowKerasState(model)
+    alone()
+    state.restore()
+    state.on_reset()
+    check_whole_alone(optimizer, expected)
+
+
+def test_a_trained_share_is_lost_before_an_elastic_state_is_shared(alone):
+    model = fit(small_model(jit_compile=False))
+    state = elastic.TensorFlowKerasState(model)
+    alone()
+    with pytest.raises(RuntimeError, match="before the first commit"):
+        state.on_reset()

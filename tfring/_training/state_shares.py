@@ -69,6 +69,8 @@ class WholeStates(_Optimizer):
     _tfring_whole: tuple[_Gathered, ...] = ()
     # By the numbers of `_plain` what has been loaded.
     _tfring_loaded: dict[int, np.ndarray] | None = None
+    # What has been gathered for the last commit of an elastic job.
+    _tfring_kept: _Gathered | None = None
 
     def save_own_variables(self, store: Any) -> None:
         if not self.built:
@@ -122,8 +124,12 @@ class WholeStates(_Optimizer):
     def _plain_count(self) -> int:
         return len(self._plain())
 
-    def _cut_anew(self, values: Sequence[Any]) -> None:
-        """Builds it again for the ranks that there are, of whole values."""
+    def _cut_anew(self, values: Sequence[Any] | None) -> None:
+        """Builds it again for the ranks that there are, of whole values.
+
+        Args:
+            values: None for those that it begins with.
+        """
         for variable in list(self._variables):
             if (
                 variable is not self._iterations
@@ -132,7 +138,36 @@ class WholeStates(_Optimizer):
                 self._untrack_variable(variable)
         self.built = False
         self.build(list(self._trainable_variables))
-        self._assign_whole(values)
+        if values is not None:
+            self._assign_whole(values)
+
+    def _cut_known_anew(self) -> None:
+        """Cuts anew what this rank knows as a whole, without the others.
+
+        Raises:
+            RuntimeError: It has a part alone.
+        """
+        iterations = int(self._iterations)
+        kept = self._tfring_kept
+        if self._has_loaded():
+            known = self._tfring_loaded
+        elif self._tfring_layout.size == 1:
+            known = self._gathered()
+        elif kept is not None and kept.iterations == iterations:
+            known = kept.values
+        elif iterations == 0:
+            self._cut_anew(None)
+            return
+        else:
+            raise RuntimeError(
+                f"The optimizer '{self.name}' has shard_states=True, and was "
+                f"trained for {iterations} steps before the elastic state was "
+                "made: a rank with a part of its states was lost before the "
+                "first commit. Save it before, and load it where the script "
+                "begins."
+            )
+        assert known is not None
+        self._cut_anew(self._with_slots(known))
 
     # ---- Whole values ----
 
@@ -205,11 +240,17 @@ class WholeStates(_Optimizer):
         )
 
     def _whole_values(self) -> list[Any]:
-        whole = self._known_whole()
+        return self._with_slots(self._known_whole())
+
+    def _with_slots(self, whole: dict[int, np.ndarray]) -> list[Any]:
         return [
             whole[number] if isinstance(entry, _Slot) else entry.numpy()
             for number, entry in enumerate(self._plain())
         ]
+
+    def _keep_gathered(self) -> None:
+        """Keeps what is gathered, until the next commit or load."""
+        self.__dict__["_tfring_kept"] = self._tfring_whole[-1]
 
     # ---- Loading ----
 
@@ -223,6 +264,7 @@ class WholeStates(_Optimizer):
             else:
                 entry.assign(value)
         self.__dict__["_tfring_loaded"] = loaded
+        self.__dict__.pop("_tfring_kept", None)
         self._take_shares()
 
     def _take_whole(self, values: Sequence[Any]) -> None:
@@ -241,6 +283,7 @@ class WholeStates(_Optimizer):
         loaded = dict(self._tfring_loaded or {})
         loaded[number] = self._checked(self._plain()[number], value)
         self.__dict__["_tfring_loaded"] = loaded
+        self.__dict__.pop("_tfring_kept", None)
         self._take_shares(number)
 
     def _checked(self, entry: _Slot, value: Any) -> np.ndarray:

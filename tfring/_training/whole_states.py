@@ -125,12 +125,26 @@ def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
                 variable.assign(rest.pop(0))
 
 
-def cut_for_ranks(optimizer: Any, values: Sequence[Any]) -> None:
-    """Cuts shares anew, of `whole_values`, if ranks are others than before."""
-    if any(
-        each._is_for_other_ranks() for each in sharded_optimizers(optimizer)
-    ):
+def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
+    """Cuts shares anew, if ranks are others than before.
+
+    Args:
+        optimizer: Of whatever kind.
+        values: `whole_values`; None for those that this rank knows.
+
+    Raises:
+        RuntimeError: It knows them not.
+    """
+    others = [
+        each
+        for each in sharded_optimizers(optimizer)
+        if each._is_for_other_ranks()
+    ]
+    if others and values is not None:
         assign_whole_values(optimizer, values)
+        return
+    for each in others:
+        each._cut_known_anew()
 
 
 @functools.cache

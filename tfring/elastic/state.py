@@ -222,7 +222,8 @@ class ObjectState(State):
         self._names = tuple(kwargs)
         for name, value in kwargs.items():
             setattr(self, name, value)
-        self._saved = self._snapshot()
+        # A rank may be lost now, and only `run` survives that.
+        self._saved = self._snapshot(is_collective=False)
 
     def save(self) -> None:
         # All or nothing: a failure leaves the commit before it whole.
@@ -238,11 +239,14 @@ class ObjectState(State):
     def _describe(self) -> list[tuple[str, str]] | None:
         return [(f"attribute {name!r}", "") for name in sorted(self._names)]
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
         """The state, in copies: a value may be changed in place, like a list.
 
-        Subclasses add to it, under names that are no attributes'. May be
-        collective.
+        Subclasses add to it, under names that are no attributes'.
+
+        Args:
+            is_collective: If true, the ranks put together what each has a part
+                of.
         """
         return {
             name: copy.deepcopy(getattr(self, name)) for name in self._names

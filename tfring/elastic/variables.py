@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -96,13 +97,14 @@ class TensorFlowState(ObjectState):
     def _describe(self) -> list[tuple[str, str]] | None:
         return _described(super()._describe(), self.variables)
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
         if self.session is None:
-            average_all_accumulated(self.variables)
+            if is_collective:
+                average_all_accumulated(self.variables)
             values = _values(self.variables)
         else:
             values = self.session.run(self.variables)
-        return super()._snapshot() | {_VARIABLES: values}
+        return super()._snapshot(is_collective) | {_VARIABLES: values}
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
         values = snapshot[_VARIABLES]
@@ -135,8 +137,7 @@ class TensorFlowKerasState(ObjectState):
     rank and the size as constants, so they are traced again after a new start
     that changes one of them. With an
     optimizer that has `shard_states=True`, each rank's commit has the whole
-    state, so that a lost rank takes none with it; to make one, as to make this
-    object, is then collective.
+    state, so that a lost rank takes none with it.
 
     Args:
         model: A Keras model that has been built.
@@ -204,24 +205,28 @@ class TensorFlowKerasState(ObjectState):
         shared, _ = split_off_shares(self._shared_variables())
         return _described(super()._describe(), shared)
 
-    def _snapshot(self) -> dict[str, Any]:
-        with whole_states(self.optimizer):
-            states = (
-                whole_values(self.optimizer)
-                if self._is_sharded()
-                else _values(self.optimizer.variables)
-            )
-        return super()._snapshot() | {
+    def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
+        with whole_states(self.optimizer) if is_collective else nullcontext():
+            if not self._is_sharded():
+                states = _values(self.optimizer.variables)
+            elif is_collective:
+                states = whole_values(self.optimizer)
+                for each in sharded_optimizers(self.optimizer):
+                    each._keep_gathered()
+            else:
+                states = None  # This rank has a part of them.
+        return super()._snapshot(is_collective) | {
             _VARIABLES: _values(without_metrics(self.model)),
             _STATES: states,
         }
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
         _assign(without_metrics(self.model), snapshot[_VARIABLES])
-        if self._is_sharded():
-            assign_whole_values(self.optimizer, snapshot[_STATES])
-        else:
-            _assign(self.optimizer.variables, snapshot[_STATES])
+        states = snapshot[_STATES]
+        if not self._is_sharded():
+            _assign(self.optimizer.variables, states)
+        elif states is not None:
+            assign_whole_values(self.optimizer, states)
         super()._assign(snapshot)
 
     def _shared_variables(self) -> list[Any]:
@@ -241,8 +246,7 @@ class TensorFlowKerasState(ObjectState):
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
         self._traced_at = runtime.job().topology
-        if self._is_sharded():
-            cut_for_ranks(self.optimizer, self._saved[_STATES])
+        cut_for_ranks(self.optimizer, self._saved[_STATES])
 
     def _traces_hold(self) -> bool:
         """Tells if the model's functions are right in the new job."""
