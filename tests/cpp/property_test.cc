@@ -71,7 +71,8 @@ class Schedule {
   void MakeJobs() {
     constexpr Medium kMedia[] = {Medium::kInProcess,  Medium::kSharedMemory,
                                  Medium::kNodesOfTwo, Medium::kTwoNodes,
-                                 Medium::kTwoNodes,   Medium::kTcp};
+                                 Medium::kTwoNodes,   Medium::kTcp,
+                                 Medium::kTcpLater};
     constexpr AllreduceAlgorithm kAlgorithms[] = {AllreduceAlgorithm::kRing,
                                                   AllreduceAlgorithm::kAuto};
     const Medium medium = OneOf(random_, kMedia);
@@ -83,7 +84,8 @@ class Schedule {
     options.allreduce = OneOf(random_, kAlgorithms);
     std::vector<Job::Transports> channels;
     for (int i = 0; i < 4; ++i) {
-      channels.push_back(MakeTransports(medium, size_));
+      channels.push_back(
+          MakeTransports(i == 0 ? ControlBeside(medium) : medium, size_));
     }
     if (fault_ == Fault::kTransport) {
       auto& faulty = channels[Below(random_, 4)][faulty_rank_];
@@ -105,8 +107,8 @@ class Schedule {
         subset_ranks_.push_back(rank);
       }
       subset_ = std::make_unique<Job>(
-          MakeTransports(medium, size_ - 1), MakeTransports(medium, size_ - 1),
-          options, /*id=*/1, subset_ranks_,
+          MakeTransports(ControlBeside(medium), size_ - 1),
+          MakeTransports(medium, size_ - 1), options, /*id=*/1, subset_ranks_,
           /*on_lost=*/nullptr,
           [this](int, ProcessSet& set) { set.idle_watch = &idle_watch_; });
     }

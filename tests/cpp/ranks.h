@@ -39,6 +39,8 @@ enum class Medium {
   kTwoNodes,    // even ranks are a node, odd ranks another
   // TCP on the loopback interface, each rank on a node of its own.
   kTcp,
+  // The same, connected when that is needed: for data.
+  kTcpLater,
   // Shared memory within a node, else TCP.
   kTcpOneNode,
   kTcpNodesOfTwo,
@@ -52,10 +54,16 @@ inline int NodeOf(Medium medium, int rank) {
     case Medium::kTwoNodes:
       return rank % 2;
     case Medium::kTcp:
+    case Medium::kTcpLater:
       return rank;
     default:
       return 0;
   }
+}
+
+// That of the channel of control, where `data` is that of others.
+inline Medium ControlBeside(Medium data) {
+  return data == Medium::kTcpLater ? Medium::kTcp : data;
 }
 
 // The ring of a channel, so small that messages are cut and wrap round.
@@ -73,7 +81,22 @@ inline std::vector<std::unique_ptr<Transport>> MakeTcpTransports(
   return transports;
 }
 
-// The same with the memory of nodes, on which the ranks agree.
+inline std::vector<std::unique_ptr<Transport>> MakeLateTcpTransports(
+    const std::vector<int>& nodes, double timeout_seconds) {
+  const int size = static_cast<int>(nodes.size());
+  const auto sockets = std::make_shared<LateSockets>();
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) {
+    transports.push_back(
+        MakeTcpTransport(rank, nodes, std::vector<int>(size, kNotYet),
+                         timeout_seconds, SteadyClock(),
+                         [=](int peer) { return sockets->Connect(rank, peer); })
+            .value());
+  }
+  return transports;
+}
+
+// With the memory of nodes, on which the ranks agree.
 inline std::vector<std::unique_ptr<Transport>> MakeTcpNodeTransports(
     const std::vector<int>& nodes, double timeout_seconds) {
   auto transports = MakeTcpTransports(nodes, timeout_seconds);
@@ -95,6 +118,9 @@ inline std::vector<std::unique_ptr<Transport>> MakeTransports(
   }
   if (medium == Medium::kTcp) {
     return MakeTcpTransports(nodes, timeout_seconds);
+  }
+  if (medium == Medium::kTcpLater) {
+    return MakeLateTcpTransports(nodes, timeout_seconds);
   }
   if (medium == Medium::kTcpOneNode || medium == Medium::kTcpNodesOfTwo) {
     return MakeTcpNodeTransports(nodes, timeout_seconds);

@@ -44,14 +44,15 @@ class TcpEngineTest : public testing::TestWithParam<std::tuple<Medium, int>> {
         return std::move(more[taken[rank]++][rank]);
       };
     };
-    return Job(MakeTransports(medium(), size()),
+    return Job(MakeTransports(ControlBeside(medium()), size()),
                MakeTransports(medium(), size()), Job::ShortOptions(), /*id=*/0,
                /*world_ranks=*/{}, /*on_lost=*/nullptr, add_channels);
   }
 };
 INSTANTIATE_TEST_SUITE_P(
     Media, TcpEngineTest,
-    testing::Combine(testing::Values(Medium::kTcp, Medium::kTcpOneNode,
+    testing::Combine(testing::Values(Medium::kTcp, Medium::kTcpLater,
+                                     Medium::kTcpOneNode,
                                      Medium::kTcpNodesOfTwo),
                      testing::Values(1, 2, 3, 4)));
 

@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 
+#include "tfring_ops/transport/tcp/tcp.h"
+
 namespace tfring {
 namespace {
 
@@ -36,6 +38,21 @@ std::vector<std::vector<int>> ConnectedSockets(int size) {
   }
   close(listener);
   return sockets;
+}
+
+int LateSockets::Connect(int rank, int peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (rank > peer) {
+    const auto sockets = ConnectedSockets(2);
+    made_[{peer, rank}] = sockets[0][1];
+    return sockets[1][0];
+  }
+  const auto node = made_.extract({rank, peer});
+  return node ? node.mapped() : kNotYet;
+}
+
+LateSockets::~LateSockets() {
+  for (const auto& [ranks, socket] : made_) close(socket);
 }
 
 }  // namespace tfring

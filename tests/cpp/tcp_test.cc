@@ -257,6 +257,68 @@ TEST_F(TcpTest, AChildDoesNotHoldTheSockets) {
   }
 }
 
+// Two ranks that connect when it is needed; rank 1 is to ask.
+class LateTcpTest : public testing::Test {
+ protected:
+  Transport& rank(int rank) { return *transports_[rank]; }
+
+  std::vector<std::unique_ptr<Transport>> transports_ =
+      MakeTransports(Medium::kTcpLater, 2);
+};
+
+TEST_F(LateTcpTest, WhatIsStartedBeforeTheConnectionGoesByIt) {
+  std::vector<int64_t> sent(1000, 5), received(1000), nothing;
+  const OperationId first = rank(0).StartSend(1, BytesOf(sent));
+  const OperationId second = rank(0).StartSend(1, {});
+  EXPECT_FALSE(rank(0).Test(first).value());
+  EXPECT_EQ(rank(0).Progress(), absl::OkStatus());
+  const OperationId receive = rank(1).StartRecv(0, BytesOf(received));
+  EXPECT_EQ(rank(0).Wait(second), absl::OkStatus());
+  EXPECT_EQ(rank(1).Wait(receive), absl::OkStatus());
+  EXPECT_EQ(received, sent);
+  EXPECT_EQ(rank(1).Wait(rank(1).StartRecv(0, BytesOf(nothing))),
+            absl::OkStatus());
+}
+
+TEST_F(LateTcpTest, AnAbortFreesWhatWaitsForTheConnection) {
+  std::vector<int64_t> data(1000);
+  const OperationId receive = rank(0).StartRecv(1, BytesOf(data));
+  const absl::Status reason = absl::AbortedError("enough");
+  rank(0).Abort(reason);
+  EXPECT_EQ(rank(0).Wait(receive), reason);
+  EXPECT_EQ(rank(0).Wait(rank(0).StartSend(1, BytesOf(data))), reason);
+  EXPECT_EQ(rank(0).Progress(), reason);
+}
+
+// As an engine has it, whose channel of control has heard of the loss.
+TEST_F(LateTcpTest, AnAttendantEndsTheWaitForAConnection) {
+  const absl::Status lost = absl::UnavailableError("rank 1 is lost");
+  rank(0).SetAttendant([&] { return lost; });
+  std::vector<int64_t> never(1);
+  EXPECT_EQ(rank(0).Wait(rank(0).StartRecv(1, BytesOf(never))), lost);
+}
+
+TEST(LateTcpErrorsTest, APeerThatCannotBeConnectedIsLost) {
+  const auto transport =
+      MakeTcpTransport(1, {0, 1}, {kNotYet, kNotYet}, 0, SteadyClock(),
+                       [](int) { return absl::UnavailableError("no route"); })
+          .value();
+  const absl::Status status = transport->Wait(transport->StartSend(0, Bytes()));
+  EXPECT_EQ(status,
+            absl::UnavailableError("rank 0 cannot be reached: no route"));
+}
+
+TEST(LateTcpErrorsTest, AWaitForAConnectionHasALimit) {
+  const ManualClock clock(/*per_reading=*/std::chrono::seconds(1));
+  const auto transport =
+      MakeTcpTransport(0, {0, 1}, {kNotYet, kNotYet}, /*timeout_seconds=*/20,
+                       clock, [](int) { return kNotYet; })
+          .value();
+  std::vector<int64_t> never(1);
+  EXPECT_TRUE(
+      IsTimeout(transport->Wait(transport->StartRecv(1, BytesOf(never)))));
+}
+
 TEST(MakeTcpTransportTest, TakesConnectionsOnly) {
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);

@@ -1,9 +1,9 @@
 """Connections between the workers of an elastic job, by generation and channel.
 
-Each worker listens at one address for as long as it lives. In a channel every
-two members have a connection: the one with the higher rank connects. A hello
-says the generation, the channel and the ranks, and proves that it is of this
-job; all else is refused.
+Each worker listens at one address for as long as it lives. Of two members the
+one with the higher rank connects: in a channel of control at once, and in one
+for data when it first needs the other. A hello says the generation, the channel
+and the ranks, and proves that it is of this job; all else is refused.
 
 A worker that is still to join probes the others: it connects to each, which
 connects back.
@@ -82,7 +82,7 @@ class Mesh:
         why_stopped: Callable[[], str | None],
         seconds: float = _CONNECT_SECONDS,
     ) -> list[int]:
-        """Connects this worker with others in one channel.
+        """Connects this worker with all others of one channel.
 
         Collective over `ranks`.
 
@@ -104,9 +104,8 @@ class Mesh:
         """
         descriptors.check(
             len(ranks) - 1,
-            f"to connect rank {form.rank} with {len(ranks) - 1} others in one "
-            "of its channels, which are 1 + TFRING_BUCKETS_IN_FLIGHT, and as "
-            "many for each process set",
+            f"to connect rank {form.rank} with {len(ranks) - 1} others; each "
+            "process set takes as many again",
         )
         deadline = time.monotonic() + seconds
         connected: dict[int, socket.socket] = {}
@@ -124,8 +123,12 @@ class Mesh:
                 if rank < form.rank:
                     connected[rank] = self._connect(form, channel, rank, check)
             for rank in ranks:
-                if rank > form.rank:
-                    connected[rank] = self._wait_for(form, channel, rank, check)
+                while rank > form.rank and rank not in connected:
+                    came = self._take(form, channel, rank, _LOOK_SECONDS)
+                    if came is not None:
+                        connected[rank] = came
+                    else:
+                        check(rank, "it has not connected")
         except BaseException:
             for each in connected.values():
                 each.close()
@@ -134,6 +137,30 @@ class Mesh:
             connected[rank].detach() if rank in connected else -1
             for rank in ranks
         ]
+
+    def connect_when_needed(
+        self,
+        form: Form,
+        channel: str,
+        rank: int,
+        why_stopped: Callable[[], str | None],
+    ) -> int | None:
+        """Connects this worker with another one, which need not wait for it.
+
+        Returns:
+            As `connect`; None if the other one has the higher rank, and has
+            not connected yet.
+
+        Raises:
+            UnreachableError: See `connect`.
+            ConnectionError: See `connect`.
+            RuntimeError: See `connect`.
+        """
+        if rank < form.rank:
+            pair = [rank, form.rank]
+            return self.connect(form, channel, pair, why_stopped)[0]
+        came = self._take(form, channel, rank, 0)
+        return None if came is None else came.detach()
 
     def _connect(
         self,
@@ -162,24 +189,18 @@ class Mesh:
                 check(rank, error)
                 time.sleep(_LOOK_SECONDS)
 
-    def _wait_for(
-        self,
-        form: Form,
-        channel: str,
-        rank: int,
-        check: Callable[[int, object], None],
-    ) -> socket.socket:
+    def _take(
+        self, form: Form, channel: str, rank: int, seconds: float
+    ) -> socket.socket | None:
+        """The connection that a higher rank has made, if it has."""
         key = (form.generation, channel, rank)
-        while True:
-            with self._state:
-                self._state.wait_for(lambda: key in self._came, _LOOK_SECONDS)
-                came = self._came.pop(key, None)
-            if came is not None:
-                worker, sock = came
-                if worker == form.members[rank].worker:
-                    return sock
-                sock.close()
-            check(rank, "it has not connected")
+        with self._state:
+            self._state.wait_for(lambda: key in self._came, seconds)
+            worker, sock = self._came.pop(key, ("", None))
+        if sock is not None and worker != form.members[rank].worker:
+            sock.close()
+            return None
+        return sock
 
     def probe(self, worker: str, address: wire.Address) -> str:
         """Connects to another worker, and has it connect to this one.
@@ -231,9 +252,9 @@ class Mesh:
             with contextlib.suppress(OSError):
                 accepted = self._listener.accept(60.0)
                 if accepted is not None:
-                    self._take(*accepted)
+                    self._admit(*accepted)
 
-    def _take(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+    def _admit(self, sock: socket.socket, hello: dict[str, Any]) -> None:
         if hello.get("role") == "probe" and hello.get("to") == self._worker:
             threading.Thread(
                 target=self._answer, args=(sock, hello), daemon=True

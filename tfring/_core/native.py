@@ -19,7 +19,7 @@ INIT_SECONDS = 600.0
 _OMPI_MPI_STATE_FINALIZE_COMPLETED = 5
 
 # tfring_ops/capi/capi.h: tfring_connect.
-CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
+CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
 
 _forked = False
 

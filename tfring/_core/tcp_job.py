@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import logging
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _T = TypeVar("_T")
+
+# What the C library takes in place of a socket.
+_NOT_YET, _FAILED = -1, -2
 
 
 class TcpJob(Job):
@@ -53,6 +56,7 @@ class TcpJob(Job):
         self._mesh = mesh
         self._form = form
         self._pair_names = 0
+        self._made: list[_Connections] = []
         nodes = [member.node for member in form.members]
         firsts: dict[str, int] = {}  # the first rank of each node
         self._nodes = [
@@ -60,7 +64,7 @@ class TcpJob(Job):
         ]
         self.topology = Topology.of_nodes(form.rank, nodes)
         size = len(nodes)
-        connections = _Connections(self._connector("world", range(size)))
+        connections = self._connections("world", range(size))
         error = native.capi().tfring_init_sockets(
             form.generation,
             form.rank,
@@ -99,9 +103,7 @@ class TcpJob(Job):
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:
         own = self.topology.rank
-        connections = _Connections(
-            self._connector(f"set {process_set_id}", ranks)
-        )
+        connections = self._connections(f"set {process_set_id}", ranks)
         error = native.capi().tfring_add_process_set_sockets(
             process_set_id,
             (ctypes.c_int32 * len(ranks))(*ranks),
@@ -114,6 +116,12 @@ class TcpJob(Job):
         if isinstance(failed, bytes):
             return failed.decode()
         return None if failed is None else str(failed)
+
+    def _connections(self, name: str, ranks: Sequence[int]) -> _Connections:
+        made = _Connections(self._launcher, self._mesh, self._form, name, ranks)
+        # Engines call it as long as they live, which is shorter than this does.
+        self._made.append(made)
+        return made
 
     def leave(self) -> None:
         pass
@@ -175,40 +183,58 @@ class TcpJob(Job):
         )
         return wire.Channel(socket.socket(fileno=max(found)))
 
-    def _connector(
-        self, name: str, ranks: Sequence[int]
-    ) -> Callable[[], list[int]]:
-        made = 0
-
-        def connect() -> list[int]:
-            nonlocal made
-            made += 1
-            return self._mesh.connect(
-                self._form,
-                f"{name}/{made}",
-                ranks,
-                self.why_stopped,
-            )
-
-        return connect
-
 
 class _Connections:
-    """Connects on behalf of the C library."""
+    """Connects the ranks of a process set on behalf of the C library."""
 
-    def __init__(self, connect: Callable[[], list[int]]) -> None:
-        self._connect = connect
+    def __init__(
+        self,
+        launcher: LauncherLink,
+        mesh: Mesh,
+        form: Form,
+        name: str,
+        ranks: Sequence[int],
+    ) -> None:
+        self._launcher = launcher
+        self._mesh = mesh
+        self._form = form
+        self._name = name
+        self._ranks = ranks
+        self._control: list[int] = []
         self.error: Exception | None = None
         self.callback = native.CONNECT(self._call)
 
-    def _call(self, sockets: Any) -> int:
+    def _call(self, channel: int, peer: int) -> int:
         try:
-            for place, descriptor in enumerate(self._connect()):
-                sockets[place] = descriptor
+            return self._connect(channel, peer)
         except Exception as error:
             self.error = error
-            return 1
-        return 0
+            if channel > 0:
+                self._end_generation(error)
+            return _FAILED
+
+    def _connect(self, channel: int, peer: int) -> int:
+        name = f"{self._name}/{channel}"
+        if channel == 0:
+            self._control = self._control or self._mesh.connect(
+                self._form, name, self._ranks, self._why_stopped
+            )
+            return self._control[peer]
+        found = self._mesh.connect_when_needed(
+            self._form, name, self._ranks[peer], self._why_stopped
+        )
+        return _NOT_YET if found is None else found
+
+    def _why_stopped(self) -> str | None:
+        return self._launcher.why_stopped(self._form.generation)
+
+    def _end_generation(self, error: Exception) -> None:
+        """Ends it: what needs the connection hears of it by no other way."""
+        if isinstance(error, UnreachableError):
+            _suspect(self._launcher, self._form, error)
+        if isinstance(error, RuntimeError):  # It would be so again.
+            fail(str(error))
+        native.capi().tfring_abort(self._form.generation, str(error).encode())
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -277,9 +303,7 @@ def _join_from(
             logging.info("tfring: %s", why)
             native.capi().tfring_abort(generation, why.encode())
             if isinstance(error, UnreachableError):
-                launcher.suspect(
-                    generation, form.members[error.rank].worker, str(error)
-                )
+                _suspect(launcher, form, error)
             launcher.wait_until_stopped(generation)
             launcher.ready(generation, mesh.address, steps)
             next_form = launcher.wait_for_form(after=generation)
@@ -289,6 +313,14 @@ def _join_from(
             continue
         launcher.formed(generation)
         return job
+
+
+def _suspect(
+    launcher: LauncherLink, form: Form, error: UnreachableError
+) -> None:
+    launcher.suspect(
+        form.generation, form.members[error.rank].worker, str(error)
+    )
 
 
 def leave(status: int, *, preempted: bool = False) -> None:

@@ -17,18 +17,21 @@
 
 namespace {
 
+// What tfring_connect returns if that cannot be.
+constexpr int32_t kCannotConnect = -2;
+
 tfring::SocketRanks SocketRanksOf(int32_t rank, int32_t size,
                                   const int32_t* nodes,
                                   tfring_connect connect) {
   tfring::SocketRanks ranks;
   ranks.rank = rank;
   ranks.nodes.assign(nodes, nodes + size);
-  ranks.connect = [=]() -> absl::StatusOr<std::vector<int>> {
-    std::vector<int32_t> sockets(size, -1);
-    if (connect(sockets.data()) != 0) {
-      return absl::UnavailableError("the ranks could not be connected");
+  ranks.connect = [=](int channel, int peer) -> absl::StatusOr<int> {
+    const int32_t socket = connect(channel, peer);
+    if (socket == kCannotConnect) {
+      return absl::UnavailableError("it could not be connected");
     }
-    return std::vector<int>(sockets.begin(), sockets.end());
+    return socket;
   };
   return ranks;
 }

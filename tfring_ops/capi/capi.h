@@ -18,16 +18,15 @@ TFRING_EXPORT const char* tfring_check_options();
 // handle `comm` (mpi4py's `comm.py2f()`).  Collective over that communicator.
 TFRING_EXPORT const char* tfring_init(int32_t comm);
 
-// Connects this rank with each of the others of a set by one more channel:
-// writes connected sockets to `sockets`, by rank of the set, where there is
-// room for each; they are the caller's then.  Returns 0, or what is not 0 if
-// that cannot be.  Collective.
-typedef int32_t (*tfring_connect)(int32_t* sockets);
+// Connects this rank with another of a set by a channel: returns a socket,
+// which is the caller's then, or -1 while the peer has yet to do its part, or
+// -2 if that cannot be.  In channel 0 it waits for the peer.
+typedef int32_t (*tfring_connect)(int32_t channel, int32_t peer);
 
 // The same without MPI, for the job of this generation, which is positive and
 // higher than that of any job before: this process is `rank` of `size` ranks,
-// which are on the machines `nodes`.  `connect` is called once for each channel
-// that is needed, before this returns.
+// which are on the machines `nodes`.  `connect` is called before this returns,
+// and until tfring_shutdown by any thread.
 TFRING_EXPORT const char* tfring_init_sockets(int64_t generation, int32_t rank,
                                               int32_t size,
                                               const int32_t* nodes,

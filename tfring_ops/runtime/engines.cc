@@ -91,9 +91,10 @@ absl::Status CheckNotAborted(int64_t generation) {
   return registry.abort_reason;
 }
 
-// What makes one channel after the other.
-using MakeTransport =
-    std::function<absl::StatusOr<std::unique_ptr<Transport>>()>;
+// What makes the channels of a process set: 0, which is that of control, and
+// has no other; and those for data, from 1 on, with that of control.
+using MakeTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
+    int channel, Transport* control)>;
 
 SharedMemory SharedMemoryOf(const Options& options) {
   return options.shared_memory ? SharedMemory::kWithinNodes
@@ -102,7 +103,8 @@ SharedMemory SharedMemoryOf(const Options& options) {
 
 MakeTransport OverMpi(const Options& options, int32_t comm) {
   return [comm, timeout = options.transport_timeout_seconds(),
-          shared_memory = SharedMemoryOf(options)] {
+          shared_memory = SharedMemoryOf(options)](int /*channel*/,
+                                                   Transport* /*control*/) {
     return MakeNodeTransport(comm, timeout, shared_memory);
   };
 }
@@ -110,19 +112,27 @@ MakeTransport OverMpi(const Options& options, int32_t comm) {
 MakeTransport OverSockets(const Options& options, int64_t generation,
                           const SocketRanks& ranks) {
   return [=, timeout = options.transport_timeout_seconds(),
-          shared_memory = SharedMemoryOf(
-              options)]() -> absl::StatusOr<std::unique_ptr<Transport>> {
+          shared_memory = SharedMemoryOf(options)](
+             int channel,
+             Transport* control) -> absl::StatusOr<std::unique_ptr<Transport>> {
     TFRING_RETURN_IF_ERROR(CheckNotAborted(generation));
-    TFRING_ASSIGN_OR_RETURN(const std::vector<int> sockets, ranks.connect());
+    std::vector<int> sockets(ranks.nodes.size(), kNotYet);
+    // See Note [Connections that come later].
+    for (int peer = 0; control == nullptr && peer < ranks.size(); ++peer) {
+      if (peer == ranks.rank) continue;
+      TFRING_ASSIGN_OR_RETURN(sockets[peer], ranks.connect(channel, peer));
+    }
     TFRING_ASSIGN_OR_RETURN(
         std::unique_ptr<Transport> transport,
-        MakeTcpTransport(ranks.rank, ranks.nodes, sockets, timeout));
+        MakeTcpTransport(
+            ranks.rank, ranks.nodes, sockets, timeout, SteadyClock(),
+            [=](int peer) { return ranks.connect(channel, peer); }));
     // Until the engine, which Abort reaches, takes the transport over.
     const auto check = [generation] { return CheckNotAborted(generation); };
     transport->SetAttendant(check);
-    TFRING_ASSIGN_OR_RETURN(
-        transport,
-        ShareWithinNodes(std::move(transport), timeout, shared_memory));
+    TFRING_ASSIGN_OR_RETURN(transport,
+                            ShareWithinNodes(std::move(transport), timeout,
+                                             shared_memory, control));
     transport->SetAttendant(check);
     return transport;
   };
@@ -172,14 +182,19 @@ void SetLaunchOrder(std::shared_ptr<LaunchOrder> order) {
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const Options& options, ProcessSet process_set,
     const MakeTransport& make_transport) {
-  TFRING_ASSIGN_OR_RETURN(process_set.control, make_transport());
-  absl::StatusOr<std::unique_ptr<Transport>> data = make_transport();
+  TFRING_ASSIGN_OR_RETURN(process_set.control,
+                          make_transport(/*channel=*/0, /*control=*/nullptr));
+  Transport* const control = process_set.control.get();
+  absl::StatusOr<std::unique_ptr<Transport>> data =
+      make_transport(/*channel=*/1, control);
   if (!data.ok()) {
     process_set.control->Abort(data.status());  // Peers may wait for this rank.
     return data.status();
   }
   process_set.data = *std::move(data);
-  process_set.make_data = make_transport;
+  process_set.make_data = [=, channel = 1]() mutable {
+    return make_transport(++channel, control);
+  };
   process_set.on_lost = AbortAll;
   return Engine::Start(options, std::move(process_set), CpuKernels());
 }

@@ -30,17 +30,18 @@ absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
 
 // The ranks of a process set that are connected by TCP.
 struct SocketRanks {
+  int size() const { return static_cast<int>(nodes.size()); }
+
   int rank = 0;            // this one's
   std::vector<int> nodes;  // by rank: the machine that it is on
-  // Connects each rank with each other one by one more channel: returns the
-  // sockets by rank, with anything for this rank itself.  They are the
-  // caller's.  Collective.
-  std::function<absl::StatusOr<std::vector<int>>()> connect;
+  // Returns a connection to a peer by a channel: see ConnectPeer in
+  // transport/tcp/tcp.h.  In channel 0 it waits for the peer, and is called for
+  // each before anything else; in the others by the threads that need them.
+  std::function<absl::StatusOr<int>(int channel, int peer)> connect;
 };
 
 // The same without MPI, of whose kind a process can have one job after the
-// other, each of a higher generation; also while a rank is lost.  Connections
-// are made before this returns, and never later.
+// other, each of a higher generation; also while a rank is lost.
 //
 // The number of a job whose rank is lost is never used again.
 // REQUIRES: `generation` is positive.

@@ -80,7 +80,7 @@ class Node {
 
   // Collective over the node.  `shared` says how it went on this rank; it is OK
   // at one that only suffers from another's failure.
-  absl::Status Share(Transport& others, absl::Status& shared) {
+  absl::Status Share(Transport& control, absl::Status& shared) {
     const size_t bytes = (members_.size() - 1) * ChannelBytes();
     std::vector<SegmentAddress> addresses(members_.size());
     // A channel's ring is allocated by its first send.
@@ -96,11 +96,11 @@ class Node {
     for (size_t i = 0; i < members_.size(); ++i) {
       if (i == place_) continue;
       operations.push_back(
-          others.StartRecv(members_[i], BytesOf(addresses[i])));
+          control.StartRecv(members_[i], BytesOf(addresses[i])));
       operations.push_back(
-          others.StartSend(members_[i], BytesOf(addresses[place_])));
+          control.StartSend(members_[i], BytesOf(addresses[place_])));
     }
-    TFRING_RETURN_IF_ERROR(WaitForAll(others, operations));
+    TFRING_RETURN_IF_ERROR(WaitForAll(control, operations));
     for (size_t i = 0; i < members_.size() && shared.ok(); ++i) {
       if (i == place_ || addresses[i].process == 0) continue;
       if (auto opened = SharedSegment::Open(addresses[i], bytes); opened.ok()) {
@@ -184,14 +184,14 @@ absl::StatusOr<bool> AgreeOn(const absl::Status& own, Transport& transport) {
 }
 
 // Returns true if `node` has memory that all its ranks share.
-absl::StatusOr<bool> Agree(Transport& others, SharedMemory shared_memory,
+absl::StatusOr<bool> Agree(Transport& control, SharedMemory shared_memory,
                            Node& node) {
   int32_t wanted = shared_memory == SharedMemory::kWithinNodes;
-  TFRING_RETURN_IF_ERROR(BroadcastFromZero(others, wanted));
+  TFRING_RETURN_IF_ERROR(BroadcastFromZero(control, wanted));
   if (!wanted) return false;
   absl::Status shared;
-  if (!node.alone()) TFRING_RETURN_IF_ERROR(node.Share(others, shared));
-  TFRING_ASSIGN_OR_RETURN(const bool all, AgreeOn(shared, others));
+  if (!node.alone()) TFRING_RETURN_IF_ERROR(node.Share(control, shared));
+  TFRING_ASSIGN_OR_RETURN(const bool all, AgreeOn(shared, control));
   node.CloseDescriptor();
   return all && !node.alone();
 }
@@ -200,11 +200,13 @@ absl::StatusOr<bool> Agree(Transport& others, SharedMemory shared_memory,
 
 absl::StatusOr<std::unique_ptr<Transport>> ShareWithinNodes(
     std::unique_ptr<Transport> others, double timeout_seconds,
-    SharedMemory shared_memory) {
+    SharedMemory shared_memory, Transport* control) {
+  if (control == nullptr) control = others.get();
   Node node(*others);
-  const absl::StatusOr<bool> shared = Agree(*others, shared_memory, node);
+  const absl::StatusOr<bool> shared = Agree(*control, shared_memory, node);
   if (!shared.ok()) {
     others->Abort(shared.status());
+    control->Abort(shared.status());
     return shared.status();
   }
   if (!*shared) return others;

@@ -16,12 +16,13 @@ enum class SharedMemory { kNever, kWithinNodes };
 // does, and rank 0 warns.  `timeout_seconds` is as for
 // MakeSharedMemoryTransport.
 //
-// The ranks agree by messages of `others`, which is aborted where that fails.
-// Collective over its ranks.  Rank 0's `shared_memory` holds for all.
-// REQUIRES: nothing else is in flight on `others`.
+// The ranks agree by messages of `control`, by default `others` itself; both
+// are aborted where that fails.  Collective over its ranks.  Rank 0's
+// `shared_memory` holds for all.
+// REQUIRES: nothing else is in flight on it.
 absl::StatusOr<std::unique_ptr<Transport>> ShareWithinNodes(
     std::unique_ptr<Transport> others, double timeout_seconds,
-    SharedMemory shared_memory);
+    SharedMemory shared_memory, Transport* control = nullptr);
 
 }  // namespace tfring
 

@@ -30,6 +30,8 @@ constexpr int kLooks = 16;
 // And then for as long at a time, unless data comes.
 constexpr int kSleepMilliseconds = 1;
 constexpr int kMaxEvents = 64;
+// A peer that is still to be connected is asked for so often.
+constexpr std::chrono::milliseconds kAskPeriod{1};
 constexpr size_t kMaxReasonBytes = 64 << 10;
 // How many messages one system call takes.
 constexpr size_t kMessagesOfCall = 8;
@@ -82,11 +84,12 @@ class TcpTransport final : public Transport {
  public:
   TcpTransport(int rank, std::vector<int> nodes,
                const std::vector<int>& sockets, double timeout_seconds,
-               const Clock& clock)
+               const Clock& clock, ConnectPeer connect)
       : rank_(rank),
         nodes_(std::move(nodes)),
         timeout_seconds_(timeout_seconds),
         clock_(clock),
+        connect_(std::move(connect)),
         peers_(sockets.size()) {
     for (size_t peer = 0; peer < sockets.size(); ++peer) {
       if (static_cast<int>(peer) != rank) peers_[peer].socket = sockets[peer];
@@ -113,16 +116,8 @@ class TcpTransport final : public Transport {
     if (epoll_ < 0) {
       return absl::InternalError(absl::StrCat("epoll: ", SystemError(errno)));
     }
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      const int socket = peers_[i].socket;
-      if (socket < 0) continue;
-      TFRING_RETURN_IF_ERROR(SetUpSocket(socket));
-      epoll_event event{};
-      event.events = peers_[i].events;
-      event.data.u32 = static_cast<uint32_t>(i);
-      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket, &event) != 0) {
-        return absl::InternalError(absl::StrCat("epoll: ", SystemError(errno)));
-      }
+    for (int peer = 0; peer < size(); ++peer) {
+      if (IsConnected(peer)) TFRING_RETURN_IF_ERROR(SetUp(peer));
     }
     return absl::OkStatus();
   }
@@ -136,7 +131,7 @@ class TcpTransport final : public Transport {
     const OperationId id =
         Add(peer, peers_[peer].sends, const_cast<std::byte*>(data.data()),
             data.size());
-    if (broken_.ok() && peers_[peer].sends.size() == 1) Send(peer);
+    if (IsConnected(peer) && peers_[peer].sends.size() == 1) Send(peer);
     return id;
   }
 
@@ -207,7 +202,51 @@ class TcpTransport final : public Transport {
     std::deque<Operation> sends, receives;
     int64_t moved_bytes = 0;
     bool has_ended = false;  // and there is something to be read
+    // While there is no connection:
+    bool is_wanted = false;
+    Clock::time_point next_ask;
   };
+
+  // Never after Break.
+  bool IsConnected(int peer) const { return peers_[peer].socket >= 0; }
+
+  // REQUIRES: IsConnected(index).
+  absl::Status SetUp(int index) {
+    const Peer& peer = peers_[index];
+    TFRING_RETURN_IF_ERROR(SetUpSocket(peer.socket));
+    epoll_event event{};
+    event.events = peer.events;
+    event.data.u32 = static_cast<uint32_t>(index);
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, peer.socket, &event) != 0) {
+      return absl::InternalError(absl::StrCat("epoll: ", SystemError(errno)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Asks for a connection, if there is none and it is time.  Returns true if
+  // there is one.
+  bool Connect(int index) {
+    Peer& peer = peers_[index];
+    if (IsConnected(index)) return true;
+    const Clock::time_point now = clock_.Now();
+    if (!broken_.ok() || now < peer.next_ask) return false;
+    peer.next_ask = now + kAskPeriod;
+    const absl::StatusOr<int> socket = connect_(index);
+    if (!socket.ok()) {
+      Unreachable(index, std::string(socket.status().message()));
+      return false;
+    }
+    if (*socket == kNotYet) return false;
+    peer.socket = *socket;
+    if (absl::Status status = SetUp(index); !status.ok()) Break(status);
+    return IsConnected(index);
+  }
+
+  // Has MoveAll look for the connection, unless it is here.
+  void Want(int index) {
+    if (Connect(index) || std::exchange(peers_[index].is_wanted, true)) return;
+    wanted_.push_back(index);
+  }
 
   OperationId Add(int peer, std::deque<Operation>& operations, std::byte* data,
                   size_t size) {
@@ -215,11 +254,13 @@ class TcpTransport final : public Transport {
     if (broken_.ok()) {
       in_flight_.emplace(last_id_, peer);
       operations.push_back({last_id_, data, size, size});
+      if (!IsConnected(peer)) Want(peer);
     }
     return last_id_;
   }
 
   void Move(int peer) {
+    if (!Connect(peer)) return;
     Send(peer);
     if (broken_.ok()) Receive(peer);
   }
@@ -338,6 +379,13 @@ class TcpTransport final : public Transport {
 
   // Moves what can be moved, after `milliseconds` at the latest.
   void MoveAll(int milliseconds) {
+    const auto is_here = [this](int peer) {
+      Move(peer);
+      return !broken_.ok() || IsConnected(peer);
+    };
+    wanted_.erase(std::remove_if(wanted_.begin(), wanted_.end(), is_here),
+                  wanted_.end());
+    if (!broken_.ok()) return;
     std::array<epoll_event, kMaxEvents> events;
     const int count =
         epoll_wait(epoll_, events.data(), kMaxEvents, milliseconds);
@@ -404,8 +452,8 @@ class TcpTransport final : public Transport {
     bytes.resize(std::min(bytes.size(), kMaxReasonBytes));
     uint64_t size = bytes.size() | kAbort;
     for (Peer& peer : peers_) {
-      if (peer.socket < 0) continue;
-      if (peer.sends.empty() || peer.sends.front().moved == 0) {
+      if (peer.socket >= 0 &&
+          (peer.sends.empty() || peer.sends.front().moved == 0)) {
         std::array<iovec, 2> parts{iovec{&size, sizeof(size)},
                                    iovec{bytes.data(), bytes.size()}};
         msghdr message{};
@@ -413,10 +461,13 @@ class TcpTransport final : public Transport {
         message.msg_iovlen = parts.size();
         sendmsg(peer.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
       }
-      const linger at_once{1, 0};
-      setsockopt(peer.socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
-      close(peer.socket);
-      peer.socket = -1;
+      if (peer.socket >= 0) {
+        const linger at_once{1, 0};
+        setsockopt(peer.socket, SOL_SOCKET, SO_LINGER, &at_once,
+                   sizeof(at_once));
+        close(peer.socket);
+        peer.socket = -1;
+      }
       peer.sends.clear();
       peer.receives.clear();
     }
@@ -426,7 +477,9 @@ class TcpTransport final : public Transport {
   const std::vector<int> nodes_;  // by rank
   const double timeout_seconds_;
   const Clock& clock_;
+  const ConnectPeer connect_;
   std::vector<Peer> peers_;
+  std::vector<int> wanted_;  // what is in flight waits for a connection
   int epoll_ = -1;
   std::function<absl::Status()> attend_;
   OperationId last_id_ = kNoOperation;
@@ -439,9 +492,10 @@ class TcpTransport final : public Transport {
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeTcpTransport(
     int rank, std::vector<int> nodes, const std::vector<int>& sockets,
-    double timeout_seconds, const Clock& clock) {
-  auto transport = std::make_unique<TcpTransport>(
-      rank, std::move(nodes), sockets, timeout_seconds, clock);
+    double timeout_seconds, const Clock& clock, ConnectPeer connect) {
+  auto transport = std::make_unique<TcpTransport>(rank, std::move(nodes),
+                                                  sockets, timeout_seconds,
+                                                  clock, std::move(connect));
   TFRING_RETURN_IF_ERROR(transport->Open());
   return transport;
 }

@@ -4,7 +4,15 @@
 // A rank that is lost is heard at once if its machine lives, and within some
 // seconds if that, or the way to it, is gone: also where nothing is in flight
 // to or from it.  Abort fails every other rank; the end of a transport fails
-// only those that wait for its rank.
+// only those that wait for its rank.  All this is for ranks that are connected.
+//
+// Note [Connections that come later]
+// Of many ranks one talks to a few: the next in the ring, those at a distance
+// of a power of two.  So a channel for data has no connections at first, and
+// makes one where the first message is to go or to come.  Until then a rank
+// hears nothing of the other by this channel; who waits for a rank that is
+// lost, or that has aborted, hears of it by the attendant, from the channel of
+// control.
 //
 // Note [What TCP is told]
 // Data that nobody acknowledges for kUnacknowledgedMilliseconds ends the
@@ -16,10 +24,12 @@
 #ifndef TFRING_OPS_TRANSPORT_TCP_TCP_H_
 #define TFRING_OPS_TRANSPORT_TCP_TCP_H_
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tfring_ops/base/clock.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -27,14 +37,21 @@ namespace tfring {
 
 inline constexpr int kUnacknowledgedMilliseconds = 5000;
 
-// Takes `sockets`: by peer, a connection to it; nothing for this rank itself.
-// Rank i is on machine `nodes[i]`.  A wait ends with TimedOut when its data has
-// not moved for `timeout_seconds` of `clock`; 0 is never.
+// Returns a connection to a peer, which is the caller's then; kNotYet if the
+// peer has yet to do its part.  Never waits for what the peer computes.
+using ConnectPeer = std::function<absl::StatusOr<int>(int peer)>;
+inline constexpr int kNotYet = -1;
+
+// Takes `sockets`: by peer, a connection to it; nothing for this rank itself,
+// and kNotYet where `connect` is to be asked for it, when it is needed. Rank i
+// is on machine `nodes[i]`.  A wait ends with TimedOut when its data has not
+// moved for `timeout_seconds` of `clock`; 0 is never.
 //
 // Unavailable or Internal if a socket cannot be set up; they are closed then.
 absl::StatusOr<std::unique_ptr<Transport>> MakeTcpTransport(
     int rank, std::vector<int> nodes, const std::vector<int>& sockets,
-    double timeout_seconds, const Clock& clock = SteadyClock());
+    double timeout_seconds, const Clock& clock = SteadyClock(),
+    ConnectPeer connect = nullptr);
 
 }  // namespace tfring
 
