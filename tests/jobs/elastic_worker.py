@@ -66,7 +66,6 @@ class Worker:
                 "kind": "ready",
                 "generation": generation,
                 "address": self.listener.address,
-                "node": socket.gethostname(),
                 "steps": self.steps,
                 "building": building,
             }
@@ -107,8 +106,8 @@ class Worker:
         elif what == "term":
             self.bye(preempted=True)
 
-    def bye(self, **more):
-        self.channel.send({"kind": "bye", "status": 0, **more})
+    def bye(self, preempted=False):
+        self.channel.send({"kind": "bye", "status": 0, "preempted": preempted})
         sys.exit(0)
 
     def run(self):

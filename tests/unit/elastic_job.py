@@ -76,15 +76,7 @@ class Job:
         return call
 
     def be_ready(self, worker, generation=0, steps=-1, *, building=False):
-        message = {
-            "generation": generation,
-            "address": ["127.0.0.1", 1],
-            "node": self.host_of[worker],
-            "steps": steps,
-        }
-        if building:
-            message["building"] = True
-        self.ready(worker, message)
+        self.ready(worker, generation, ("127.0.0.1", 1), steps, building)
 
     def wait(self, seconds):
         for _ in range(int(seconds * 2)):

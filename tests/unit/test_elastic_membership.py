@@ -919,16 +919,8 @@ def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
     job = Job({f"host{i}": 8 for i in range(size // 8)}, minimum=2)
     choices = count_calls(monkeypatch, places, "choose")
     keys = count_calls(monkeypatch, places, "_newest_first")
-    for worker, host in job.host_of.items():
-        job.membership.ready(
-            worker,
-            {
-                "generation": 0,
-                "address": ["127.0.0.1", 1],
-                "node": host,
-                "steps": -1,
-            },
-        )
+    for worker in job.host_of:
+        job.membership.ready(worker, 0, ("127.0.0.1", 1), -1, False)
     actions = job.membership.take_actions()
     [form] = [each for each in actions if isinstance(each, Send)]
     assert len(form.workers) == len(form.message["members"]) == size
@@ -938,7 +930,7 @@ def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
         job.membership.formed(worker, 1)
     job.membership.take_actions()
     job.membership.disconnected("w1")
-    [_, stop] = [
+    [stop] = [
         each for each in job.membership.take_actions() if isinstance(each, Send)
     ]
     assert stop.message["kind"] == "stop"

@@ -105,12 +105,7 @@ class LauncherLink:
         self._over: Over | None = None
         self._is_leaving = False
         self._probe: Callable[[str, wire.Address], str] | None = None
-        hello = {
-            "role": "worker",
-            "worker": self.worker,
-            "host": self.node,
-            "pid": os.getpid(),
-        }
+        hello = {"role": "worker", "worker": self.worker}
         rendezvous = (host, int(port))
         self._socket = wire.connect(
             rendezvous, self.token, hello, _CONNECT_SECONDS
@@ -149,11 +144,9 @@ class LauncherLink:
             "kind": "ready",
             "generation": generation,
             "address": list(address),
-            "node": self.node,
             "steps": steps,
+            "building": building,
         }
-        if building:
-            message["building"] = True
         self._say(message)
 
     def wait_for_form(self, after: int) -> Form | Over:
@@ -258,10 +251,7 @@ class LauncherLink:
     def bye(self, status: int, *, preempted: bool = False) -> None:
         """Says that this worker ends of its own will."""
         self._is_leaving = True
-        message: dict[str, Any] = {"kind": "bye", "status": status}
-        if preempted:
-            message["preempted"] = True
-        self._say(message)
+        self._say({"kind": "bye", "status": status, "preempted": preempted})
 
     def disown(self) -> None:
         """Leaves the connection to the parent, in a forked child."""

@@ -20,14 +20,11 @@ def to_blame(
     that has the state is never given up.
 
     Args:
-        members: Of the generation that could not be formed, each with its
-            `ready`.
+        members: Of the generation that could not be formed, all ready.
         unconnected: The accusations in it, and in those before it.
     """
     by_name = {each.name: each for each in members}
-    with_state = [
-        each for each in members if each.ready and each.ready["steps"] >= 0
-    ]
+    with_state = [each for each in members if each.steps >= 0]
     accused: dict[Worker, set[tuple[int, Worker]]] = {}
     for generation, pair in unconnected:
         if pair <= by_name.keys():

@@ -23,7 +23,6 @@ from tfring.launcher.elastic.workers import (
     Say,
     Send,
     Start,
-    checked_ready,
 )
 from tfring.launcher.output import View
 from tfring.rendezvous import handshake
@@ -289,7 +288,14 @@ class Driver:
     def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "ready":
-            self._membership.ready(name, checked_ready(message))
+            host, port = message["address"]
+            self._membership.ready(
+                name,
+                int(message["generation"]),
+                (str(host), int(port)),
+                int(message["steps"]),
+                bool(message["building"]),
+            )
         elif kind == "formed":
             self._membership.formed(name, int(message["generation"]))
         elif kind == "suspect":
@@ -320,7 +326,7 @@ class Driver:
             self._membership.bye(
                 name,
                 int(message["status"]),
-                bool(message.get("preempted", False)),
+                bool(message["preempted"]),
             )
         elif kind == "error":
             self._membership.error(name, str(message["text"]))

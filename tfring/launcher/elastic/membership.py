@@ -73,8 +73,6 @@ class Membership:
         self.hosts = hosts
         self._clock = clock
         self._actions: list[Action] = []
-        # Events have changed the state since the rules were followed.
-        self._has_changed = False
 
         self.workers: dict[str, Worker] = {}
         # Lost, but their processes may still be there.
@@ -110,9 +108,7 @@ class Membership:
 
         Each call looks at all workers, so it should follow many events at once.
         """
-        if self._has_changed:
-            self._has_changed = False
-            self._follow_rules()
+        self._follow_rules()
         actions, self._actions = self._actions, []
         return actions
 
@@ -128,7 +124,6 @@ class Membership:
             gone = worker.host not in self.hosts
             if gone and worker not in self._members and not worker.done:
                 self._end(worker, f"host {worker.host} is no longer there")
-        self._go_on()
 
     def host_lost(self, host: str, why: str) -> None:
         """Takes note that a supervisor is gone, and its workers with it."""
@@ -145,32 +140,41 @@ class Membership:
         if left_out:
             how_long = self.hosts.left_out_for(host)
             self._say(f"host {host} is left out {how_long}: {why}.")
-        self._go_on()
 
-    def ready(self, name: str, message: dict[str, Any]) -> None:
-        """Takes a worker's `ready`: it has left its generation, and waits."""
+    def ready(
+        self,
+        name: str,
+        generation: int,
+        address: tuple[str, int],
+        steps: int,
+        building: bool,
+    ) -> None:
+        """Takes note that a worker has left its generation, and waits.
+
+        Args:
+            name: The worker.
+            generation: The one that it has left.
+            address: Where it listens to the others.
+            steps: How many commits are in its state; -1: it has none.
+            building: It has yet to build what it trains.
+        """
         worker = self.workers.get(name)
-        if worker is None or message["generation"] != worker.generation:
+        if worker is None or generation != worker.generation:
             return
-        is_later = self._ever_formed or self.phase is not Phase.STOPPED
-        if message.get("building") and is_later:
-            self._let_build(worker)
-            return
-        worker.ready = message
-        host, port = message["address"]
-        worker.address = (host, port)
+        worker.ready = True
+        worker.address, worker.steps = address, steps
+        worker.building = building
         worker.formed = False
         self._last_ready = self._clock()
         if self._trainings.has_ended(worker):
             self._let_off()
         else:
             self._trainings.newest_steps = max(
-                self._trainings.newest_steps, message["steps"]
+                self._trainings.newest_steps, steps
             )
         if worker in self._members:
             # The other members leave as well, or must be told.
             self._stop_soon(1.0, "a member has left it")
-        self._go_on()
 
     def formed(self, name: str, generation: int) -> None:
         """Takes note that a member has all its connections."""
@@ -186,7 +190,6 @@ class Membership:
                 each.connected = True
             self._ever_formed = True
             self._late = 0
-        self._go_on()
 
     def suspect(self, name: str, generation: int, other: str, why: str) -> None:
         """Takes note that a member cannot reach another one."""
@@ -200,7 +203,6 @@ class Membership:
             self._stop_soon(
                 _ACCUSING_SECONDS, f"{worker} cannot reach {accused}: {why}"
             )
-        self._go_on()
 
     def probed(
         self, name: str, reached: list[str], failed: str, why: str
@@ -221,7 +223,6 @@ class Membership:
         # A lost worker is no reason.
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
-        self._go_on()
 
     def state(self, name: str, parts: list[tuple[str, str]]) -> None:
         """Takes the parts of a worker's state: a joiner's, or the members'."""
@@ -231,7 +232,6 @@ class Membership:
         worker.state = State(worker.run, parts)
         if worker in self._members:
             self._trainings.state = worker.state
-        self._go_on()
 
     def training(
         self,
@@ -267,27 +267,26 @@ class Membership:
         if worker.trained:
             self._trainings.end(worker, result)
         self._let_off()
-        self._go_on()
 
     def bye(self, name: str, status: int, preempted: bool) -> None:
         """Takes note that a worker leaves of its own will."""
         worker = self.workers.get(name)
         if worker is None:
             return
+        grace = self.limits.ending_seconds
         if preempted:
             worker.preempted = True
-            self._lose_ending(
-                worker, "it was asked to end (SIGTERM)", strike=False
+            self._lose(
+                worker, "it was asked to end (SIGTERM)", grace, strike=False
             )
         elif worker.trained:
             worker.done = True  # Its process will say with which status.
         elif worker.training or status != 0:
             # How it ends is told when it has.
-            self._lose_ending(worker, f"exit status {status}", tell=False)
+            self._lose(worker, f"exit status {status}", grace, tell=False)
         elif worker in self._members:
             worker.done = True
             self._some_done = True
-        self._go_on()
 
     def error(self, name: str, text: str) -> None:
         """Takes the exception that ends a worker."""
@@ -295,48 +294,23 @@ class Membership:
         if worker is not None:
             worker.error = text
             if not worker.trained:
-                self._lose_ending(worker, text)
-            self._go_on()
+                self._lose(worker, text, self.limits.ending_seconds)
         elif name in self._ending:
             self._ending[name].error = text
-
-    def _lose_ending(
-        self,
-        worker: Worker,
-        why: str,
-        *,
-        tell: bool = True,
-        strike: bool = True,
-    ) -> None:
-        """Goes on without one that ends by itself, which may take seconds."""
-        self._lose(
-            worker,
-            why,
-            tell=tell,
-            strike=strike,
-            ends_itself=True,
-            grace_seconds=self.limits.ending_seconds,
-        )
 
     def silent(self, name: str, why: str) -> None:
         """Takes note that nothing is heard of a worker."""
         worker = self.workers.get(name)
         if worker is not None and not worker.is_over:
             self._lose(worker, why)
-            self._go_on()
 
     def disconnected(self, name: str) -> None:
         """Takes note that a worker's connection has ended."""
         worker = self.workers.get(name)
         if worker is not None and not worker.is_over:
             # Its process is about to end, and its supervisor to say how.
-            self._lose(
-                worker,
-                "its connection has ended",
-                tell=False,
-                grace_seconds=self.limits.exit_seconds,
-            )
-            self._go_on()
+            grace = self.limits.exit_seconds
+            self._lose(worker, "its connection has ended", grace, tell=False)
 
     def exited(self, name: str, status: int, how: str) -> None:
         """Takes note that a worker's process is gone.
@@ -366,7 +340,6 @@ class Membership:
             else:
                 self._lose(worker, how)
                 del self._ending[name]
-        self._go_on()
 
     def _say_goodbye_to(self, worker: Worker, why: str) -> None:
         """Does without one that had nothing left to do but to end."""
@@ -375,59 +348,45 @@ class Membership:
 
     def tick(self) -> None:
         """Applies the time limits; call it a few times a second."""
-        now = self._clock()
+        limits, now = self.limits, self._clock()
         self.hosts.tick(now)
         lasted = now - self._since
         if now >= self._stop_at:
             self._stop(self._stop_why)
-        elif (
-            self.phase is Phase.STOPPED and lasted >= self.limits.ready_seconds
-        ):
+        elif self.phase is Phase.STOPPED and lasted >= limits.ready_seconds:
             for worker in self._waited_for():
-                self._lose(
-                    worker,
-                    "it did not leave its generation in "
-                    f"{self.limits.ready_seconds:g} s",
+                self._lose_late(
+                    worker, "leave its generation", limits.ready_seconds
                 )
-        elif (
-            self.phase is Phase.FORMING
-            and lasted >= self.limits.forming_seconds
-        ):
+        elif self.phase is Phase.FORMING and lasted >= limits.forming_seconds:
             self._late += 1
             self._stop(
                 "not all members were connected in "
-                f"{self.limits.forming_seconds:g} s"
+                f"{limits.forming_seconds:g} s"
             )
-        elif (
-            self.phase is Phase.TRAINING
-            and lasted >= self.limits.progress_seconds
-        ):
+        elif self.phase is Phase.TRAINING and lasted >= limits.progress_seconds:
             self._unconnected.clear()
             for worker in self._members:
                 worker.proven = True
                 self.hosts.progress(worker.host)
-        for worker in self._waiting():
-            since = worker.probing_since
-            if since is not None and (
-                now - since >= self.limits.forming_seconds
-            ):
-                self._lose(
-                    worker,
-                    "it did not say in "
-                    f"{self.limits.forming_seconds:g} s if it can connect to "
-                    "the others",
-                )
         for worker in list(self.workers.values()):
-            if worker.generation > 0 or worker.ready is not None:
+            since, what, seconds = (
+                worker.building_since,
+                "build what it trains",
+                limits.start_seconds,
+            )
+            if worker.probing_since is not None:
+                since, what, seconds = (
+                    worker.probing_since,
+                    "say if it can connect to the others",
+                    limits.forming_seconds,
+                )
+            elif worker.ready or worker.generation > 0:
                 continue
-            seconds = self.limits.start_seconds
-            if worker.building_since is None:
+            elif since is None:
                 since, what = worker.started, "join the job"
-            else:
-                since, what = worker.building_since, "build what it trains"
             if now - since >= seconds:
-                self._lose(worker, f"it did not {what} in {seconds:g} s")
-        self._go_on()
+                self._lose_late(worker, what, seconds)
 
     # Rules
 
@@ -435,17 +394,19 @@ class Membership:
         self,
         worker: Worker,
         why: str,
+        grace_seconds: float = 0.0,
         *,
         strike: bool = True,
         tell: bool = True,
-        ends_itself: bool = False,
-        grace_seconds: float = 0.0,
     ) -> None:
+        """Goes on without a worker; in its grace it ends by itself."""
         del self.workers[worker.name]
         self._ending[worker.name] = worker
         worker.why = why
-        self._note_failure(worker)
-        if not ends_itself:
+        if not worker.preempted and self.generation > self._failed_in:
+            self._failed_in = self.generation
+            self.first_failure = worker
+        if not grace_seconds:
             self._send(worker, {"kind": "end", "status": 1, "why": why})
         self._actions.append(Kill(worker.name, worker.host, grace_seconds))
         if tell:
@@ -472,16 +433,13 @@ class Membership:
         if not (worker.is_over and self._members and self._are_over()):
             self._stop(f"{worker} is lost: {why}")
 
+    def _lose_late(self, worker: Worker, what: str, seconds: float) -> None:
+        self._lose(worker, f"it did not {what} in {seconds:g} s")
+
     def _tell_of_loss(self, worker: Worker) -> None:
         if not worker.told:
             worker.told = True
             self._say(f"{worker} is lost: {worker.error or worker.why}.")
-
-    def _note_failure(self, worker: Worker) -> None:
-        if worker.preempted or self.generation <= self._failed_in:
-            return
-        self._failed_in = self.generation
-        self.first_failure = worker
 
     def _end(self, worker: Worker, why: str) -> None:
         """Ends a worker that is not needed; that is no failure."""
@@ -502,7 +460,7 @@ class Membership:
             (
                 worker
                 for worker in self._members
-                if worker.ready is None and not worker.done
+                if not worker.ready and not worker.done
             ),
             message,
         )
@@ -528,7 +486,7 @@ class Membership:
         return [
             worker
             for worker in self._members
-            if worker.ready is None and not worker.is_over
+            if not worker.ready and not worker.is_over
         ]
 
     @property
@@ -543,13 +501,10 @@ class Membership:
         """Tells if no member trains any more."""
         return all(worker.is_over for worker in self._members)
 
-    def _go_on(self) -> None:
-        """Has the rules followed with the next `take_actions`."""
-        self._has_changed = True
-
     def _follow_rules(self) -> None:
         if self.phase is Phase.FINISHED:
             return
+        self._let_build()
         if self._finishing and self._is_over():
             return
         if not self._finishing:
@@ -749,25 +704,30 @@ class Membership:
             if not worker.ready or not self._trainings.has_ended(worker):
                 continue
             if worker in self._members or worker.run < begun:
-                worker.ready = None
+                worker.ready = False
                 worker.building_since = self._clock()
                 result = self._trainings.result_of(worker)
                 self._send(worker, {"kind": "over", "result": result})
 
-    def _let_build(self, worker: Worker) -> None:
-        """Has a joiner build before it joins, so that nobody waits for it."""
-        worker.ready = None
-        worker.building_since = self._clock()
-        rank, nodes = places.to_come(
-            worker,
-            [
-                each
-                for each in (*self._members, *self.workers.values())
-                if each.host in self.hosts
-            ],
+    def _let_build(self) -> None:
+        """Has joiners build before they join, so that nobody waits for them."""
+        building = [
+            worker
+            for worker in self.workers.values()
+            if worker.ready and worker.building
+        ]
+        if not building or not (self._ever_formed or self._is_under_way()):
+            return
+        for worker in building:
+            worker.ready = False
+            worker.building_since = self._clock()
+        workers = (*self._members, *self.workers.values())
+        for worker, rank, nodes in places.to_come(
+            building,
+            [each for each in workers if each.host in self.hosts],
             self._places(),
-        )
-        self._send(worker, {"kind": "build", "rank": rank, "nodes": nodes})
+        ):
+            self._send(worker, {"kind": "build", "rank": rank, "nodes": nodes})
 
     def _form(self, members: list[Worker]) -> None:
         if self._trainings.newest_steps >= 0 > places.newest_steps(members):
@@ -791,16 +751,15 @@ class Membership:
         described = [
             {
                 "worker": worker.name,
-                **{
-                    key: (worker.ready or {}).get(key)
-                    for key in ("address", "node", "steps")
-                },
+                "address": worker.address,
+                "node": worker.host,
+                "steps": worker.steps,
             }
             for worker in members
         ]
         for rank, worker in enumerate(members):
-            worker.ready = None
-            worker.formed = False
+            worker.ready = worker.formed = False
+            worker.probing_since = None
             worker.rank = rank
             worker.generation = self.generation
         # Each finds itself in it: a message for all is encoded once.
@@ -812,9 +771,6 @@ class Membership:
                 "members": described,
             },
         )
-        for worker in self._waiting():
-            if worker.ready and worker.ready.get("building"):
-                self._let_build(worker)
         self._say(
             f"generation {self.generation}: {len(members)} workers on "
             f"{len({worker.host for worker in members})} hosts."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import Worker
@@ -13,9 +13,7 @@ from tfring.launcher.elastic.workers import Worker
 
 def newest_steps(workers: Iterable[Worker]) -> int:
     """Returns the newest state that any of the workers has; -1 for none."""
-    return max(
-        (each.ready["steps"] for each in workers if each.ready), default=-1
-    )
+    return max((each.steps for each in workers if each.ready), default=-1)
 
 
 def choose(
@@ -62,7 +60,7 @@ def choose(
 
 def _steps(worker: Worker) -> float:
     """The state that it has; members that still train have the newest."""
-    return math.inf if worker.ready is None else worker.ready["steps"]
+    return worker.steps if worker.ready else math.inf
 
 
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
@@ -80,24 +78,28 @@ def in_order(workers: Iterable[Worker]) -> list[Worker]:
 
 
 def to_come(
-    worker: Worker, workers: Iterable[Worker], places: int
-) -> tuple[int, list[str]]:
-    """The place of a worker once all that are starting have joined.
+    joiners: Iterable[Worker], workers: Iterable[Worker], places: int
+) -> Iterator[tuple[Worker, int, list[str]]]:
+    """Yields the places of workers once all that are starting have joined.
 
     Args:
-        worker: It has yet to join.
+        joiners: They have yet to join.
         workers: All of the job, the members first, and then by age.
         places: How many of them train. Who is left waits for a lost one's
             place, and is told the last.
 
-    Returns:
-        Its rank, and the host of each rank.
+    Yields:
+        A joiner, its rank, and the host of each rank.
     """
     chosen = list(dict.fromkeys(workers))[:places]
-    if worker not in chosen:
-        chosen[-1] = worker
     ordered = in_order(chosen)
-    return ordered.index(worker), [each.host for each in ordered]
+    ranks = {worker: rank for rank, worker in enumerate(ordered)}
+    for worker in joiners:
+        own = ordered
+        if worker not in ranks:
+            own = in_order([*chosen[:-1], worker])
+        rank = ranks[worker] if own is ordered else own.index(worker)
+        yield worker, rank, [each.host for each in own]
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:

@@ -121,7 +121,9 @@ class Worker:
     """A worker, from its start to its loss or its end.
 
     Attributes:
-        ready: Its last `ready`, while it waits for a place.
+        ready: It waits for a place.
+        steps: How many commits were in its state when it was last ready.
+        building: It had yet to build what it trains then.
         generation: The last one that it was told to form.
         building_since: When it was told to build while the others train, if
             it was.
@@ -147,7 +149,9 @@ class Worker:
     number: int
     host: str
     started: float
-    ready: dict[str, Any] | None = None
+    ready: bool = False
+    steps: int = -1
+    building: bool = False
     building_since: float | None = None
     generation: int = 0
     rank: int | None = None
@@ -176,20 +180,3 @@ class Worker:
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}, "
         return f"worker {self.name} ({rank}host {self.host})"
-
-
-def checked_ready(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a worker's `ready` with all that it has to say.
-
-    Raises:
-        KeyError, TypeError, ValueError: It lacks something.
-    """
-    host, port = message["address"]
-    return {
-        "generation": int(message["generation"]),
-        "address": [str(host), int(port)],
-        "node": str(message["node"]),
-        "steps": int(message["steps"]),
-        # It has yet to build what it trains.
-        "building": bool(message.get("building", False)),
-    }
