@@ -1,5 +1,6 @@
 """Messages of the rendezvous to its workers."""
 
+import math
 import socket
 import threading
 
@@ -15,7 +16,7 @@ TOKEN = make_token()
 
 @pytest.fixture
 def server():
-    made = Server(TOKEN, silence_seconds=0)
+    made = Server(TOKEN, silence_seconds=math.inf)
     yield made
     made.close()
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tfring.launcher.elastic.pulses import Pulses
 from tfring.rendezvous import wire
 
 _ROLES = {
@@ -20,6 +19,9 @@ _ROLES = {
     "worker": "worker",
     "pulse": "worker",
 }
+
+# The longest that the clock of the pulses moves from one look to the next.
+_LONGEST_STEP_SECONDS = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,12 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[str, wire.Listener] = {}
         self._connections: dict[tuple[str, str], _Connection] = {}
-        self._pulses = Pulses(silence_seconds)
+        self._silence_seconds = silence_seconds
+        # By worker: when its pulse was heard last, by a clock of this process's
+        # own. No pulse is late because this one did not run, or was busy.
+        self._heard: dict[str, float] = {}
+        self._clock = 0.0
+        self._looked = time.monotonic()
         self._paused = False
         # They have said more than was read at once.
         self._unread: list[_Connection] = []
@@ -83,6 +90,10 @@ class Server:
     def is_connected(self, role: str, name: str) -> bool:
         """Tells if there is this connection."""
         return (role, name) in self._connections
+
+    def connected(self, role: str) -> list[str]:
+        """Returns who has a connection of this role."""
+        return [name for each, name in self._connections if each == role]
 
     def send(self, role: str, name: str, message: dict[str, Any]) -> None:
         """Sends a message; one that cannot be delivered ends its connection."""
@@ -118,7 +129,7 @@ class Server:
         connection = self._connections.pop((role, name), None)
         if connection is not None:
             if role == "worker":
-                self._pulses.forget(name)
+                self._heard.pop(name, None)
             with contextlib.suppress(KeyError):  # Paused.
                 self._selector.unregister(connection.sock)
             connection.sock.close()
@@ -156,10 +167,14 @@ class Server:
         for listener in self._listeners.values():
             while (accepted := listener.accept(0)) is not None:
                 self._add(*accepted, events)
-        for name in self._pulses.silent(time.monotonic()):
-            self.drop("pulse", name)
-            self._pulses.forget(name)
-            events.append(Event("pulse", name, None, silent=True))
+        now = time.monotonic()
+        self._clock += min(now - self._looked, _LONGEST_STEP_SECONDS)
+        self._looked = now
+        for name, heard in list(self._heard.items()):
+            if self._clock - heard >= self._silence_seconds:
+                self.drop("pulse", name)
+                del self._heard[name]
+                events.append(Event("pulse", name, None, silent=True))
         return events
 
     def close(self) -> None:
@@ -196,7 +211,7 @@ class Server:
         if role == "pulse":
             sock.setblocking(False)
             connection = _Connection(role, name, sock, None)
-            self._pulses.beat(name)
+            self._heard[name] = self._clock
         else:
             connection = _Connection(role, name, sock, wire.Channel(sock))
         self._connections[role, name] = connection
@@ -216,7 +231,7 @@ class Server:
         try:
             if connection.channel is None:
                 while connection.sock.recv(4096):
-                    self._pulses.beat(name)
+                    self._heard[name] = self._clock
                 raise wire.ChannelClosedError("the pulse has ended.")
             # A bounded number: others wait, too.
             for _ in range(16):
