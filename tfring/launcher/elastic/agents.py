@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tfring.launcher import processes
 from tfring.launcher.elastic.elastic_job import ElasticJob
@@ -31,14 +31,9 @@ _AGENTS_OF_MPI = (
 _SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10 --"
 
 
-def is_local(host: str) -> bool:
-    """Tells if a host is this machine."""
-    return Host(host, 1).is_local()
-
-
 def _command(host: str, environment: Mapping[str, str]) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
-    if is_local(host):
+    if Host(host, 1).is_local():
         return program
     agent = environment.get("TFRING_ELASTIC_AGENT")
     for name in _AGENTS_OF_MPI:
@@ -52,45 +47,13 @@ def _command(host: str, environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def configuration(
-    host: str,
-    job: ElasticJob,
-    token: str,
-    listen: Callable[[str], wire.Address],
-) -> dict[str, Any]:
-    """Returns what a supervisor is told.
-
-    Args:
-        host: Where it runs.
-        job: Its job.
-        token: The job's.
-        listen: Has the rendezvous listen at an address of this machine, and
-            returns where.
-    """
-    local = is_local(host)
-    address = _address_for(host, job)
-    names = () if local else job.exported
-    return {
-        "token": token,
-        "address": listen(address),
-        "host": host,
-        "command": list(job.command),
-        "directory": str(Path.cwd()),
-        "silence_seconds": job.silence_seconds,
-        "interface": address if local else None,
-        "environment": dict(job.environment)
-        if local
-        else {name: job.environment[name] for name in names},
-    }
-
-
 def _address_for(host: str, job: ElasticJob) -> str:
     """The address of this machine at which a host reaches it."""
     if job.interface:
         return job.interface
     remote = host
-    if is_local(host):
-        others = [each.name for each in job.hosts if not is_local(each.name)]
+    if Host(host, 1).is_local():
+        others = [each.name for each in job.hosts if not each.is_local()]
         if not others and not job.script:
             return "127.0.0.1"
         remote = others[0] if others else socket.gethostname()
@@ -103,18 +66,42 @@ def _address_for(host: str, job: ElasticJob) -> str:
 
 
 class Agent:
-    """A supervisor's process, or that of the ssh by which it runs."""
+    """A supervisor's process, or that of the ssh by which it runs.
 
-    def __init__(self, host: str, configuration: Mapping[str, Any]) -> None:
+    Attributes:
+        connect_by: When the supervisor must be connected.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        job: ElasticJob,
+        token: str,
+        listen: Callable[[str], wire.Address],
+        connect_by: float,
+    ) -> None:
         """Starts a supervisor.
 
         Args:
             host: Where.
-            configuration: What it is told by its standard input.
+            job: Its job.
+            token: The job's.
+            listen: Has the rendezvous listen at an address of this machine, and
+                returns where.
+            connect_by: See the attribute.
 
         Raises:
-            OSError: There is no such program.
+            OSError: There is no such program, or no such host.
         """
+        self.connect_by = connect_by
+        address = _address_for(host, job)
+        configuration = job.configuration(host, token, listen(address))
+        if Host(host, 1).is_local():
+            configuration["interface"] = address
+        else:
+            configuration["environment"] = {
+                name: job.environment[name] for name in job.exported
+            }
         # Its last line says why a host cannot be reached.
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(

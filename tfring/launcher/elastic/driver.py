@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tfring.launcher import processes, wrapper
-from tfring.launcher.elastic import agents
 from tfring.launcher.elastic.agents import Agent
 from tfring.launcher.elastic.discovery import Discovery
 from tfring.launcher.elastic.elastic_job import ElasticJob
@@ -71,9 +70,6 @@ class Driver:
         self._exits: list[tuple[float, str, dict[str, Any]]] = []
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
-        self._connect_by: dict[str, float] = {}
-        # The hosts that have come by themselves.
-        self._joined: set[str] = set()
         self._discovery = Discovery(job.script) if job.script else None
         self._discovery_error = ""
         self._prefixes: dict[int, str] = {}
@@ -115,20 +111,19 @@ class Driver:
         while self._reason is None and self._stop_signal is None:
             self._discover()
             self._start_supervisors()
-            self._step()
+            for event in self._poll():
+                self._take(event)
+            self._take_exits()
+            self._look_after_agents()
             self._membership.tick()
             self._act()
             if self._screen.writer.failed:  # `tfringrun ... | head`.
                 self._stop_signal = signal.SIGPIPE
 
-    def _step(self) -> None:
-        self._server.pause_output(self._screen.writer.is_full())
-        for event in self._server.poll(_TICK_SECONDS):
-            self._take(event)
-        self._take_exits()
-        self._act()
-        self._look_after_agents()
+    def _poll(self) -> list[Event]:
         self._screen.tick()
+        self._server.pause_output(self._screen.writer.is_full())
+        return self._server.poll(_TICK_SECONDS)
 
     def _discover(self) -> None:
         if self._discovery is None:
@@ -154,25 +149,21 @@ class Driver:
                 if self._server.is_connected("supervisor", host):
                     self._hosts.came_up(host)
                 continue
-            self._hosts.coming(host)
-            self._connect_by[host] = now + _CONNECT_SECONDS
             try:
                 self._agents[host] = Agent(
                     host,
-                    agents.configuration(
-                        host, self._job, self._token, self._server.listen
-                    ),
+                    self._job,
+                    self._token,
+                    self._server.listen,
+                    connect_by=now + _CONNECT_SECONDS,
                 )
             except OSError as error:
-                del self._connect_by[host]
                 self._lose_host(host, f"host {host} cannot be reached: {error}")
 
     def _look_after_agents(self) -> None:
         now = time.monotonic()
         for host, agent in list(self._agents.items()):
-            connected = self._server.is_connected("supervisor", host)
-            if connected:
-                self._connect_by.pop(host, None)
+            if self._server.is_connected("supervisor", host):
                 unused = host not in self._hosts and not any(
                     worker.host == host
                     for worker in self._membership.workers.values()
@@ -181,32 +172,21 @@ class Driver:
                     self._server.send("supervisor", host, _end_message(5.0))
             elif agent.has_ended():
                 said = agent.last_line() or "its supervisor has ended"
-                self._drop_agent(host, f"host {host} cannot be reached: {said}")
-            elif now >= self._connect_by.get(host, now):
-                self._drop_agent(
+                self._lose_host(host, f"host {host} cannot be reached: {said}")
+            elif now >= agent.connect_by:
+                self._lose_host(
                     host,
-                    f"host {host} was lost"
-                    if host not in self._connect_by
-                    else f"host {host} does not connect to the launcher in "
+                    f"host {host} does not connect to the launcher in "
                     f"{_CONNECT_SECONDS:g} s; a firewall may be in between",
                 )
 
-    def _drop_agent(self, host: str, why: str) -> None:
-        known = host in self._connect_by
-        self._connect_by.pop(host, None)
-        self._agents.pop(host).kill()
-        if known:
-            self._lose_host(host, why)
-
     def _lose_host(self, host: str, why: str) -> None:
+        if host in self._agents:
+            self._agents.pop(host).kill()
         self._server.drop("supervisor", host)
         if host in self._hosts:
             self._screen.say(f"{why}.")
         self._membership.host_lost(host, why)
-        if host in self._joined:
-            # If it comes again, it is a new one.
-            self._joined.remove(host)
-            self._hosts.remove(host)
 
     # Events
 
@@ -250,13 +230,9 @@ class Driver:
         host, message = event.name, event.message
         if message is None:
             self._take_exits(lost_host=host)
-            self._connect_by.pop(host, None)
-            if host in self._agents:
-                self._agents.pop(host).kill()
             self._lose_host(host, f"host {host} was lost")
         elif message["kind"] == "hello":
             if "slots" in message and host not in self._hosts:
-                self._joined.add(host)
                 self._hosts.add(host, int(message["slots"]))
                 self._screen.say(f"host {host} has come.")
             self._hosts.came_up(host)
@@ -375,19 +351,16 @@ class Driver:
         why = self._reason or "the job is over"
         status = 1 if self._reason else 0
         if not stopped:
-            for name in self._membership.workers:
-                self._server.send(
-                    "worker",
-                    name,
-                    {"kind": "end", "status": status, "why": why},
-                )
+            message = {"kind": "end", "status": status, "why": why}
+            self._server.send_all("worker", self._membership.workers, message)
         self._membership.finish()
         # Whose connection has ended, its supervisor will say how.
         if self._reason and not stopped:
             self._wait_for(self._knows_first_status, _LAST_MESSAGE_SECONDS)
         message = _end_message(grace, terminate=stopped, status=self._status())
-        for host in self._supervised():
-            self._server.send("supervisor", host, message)
+        self._server.send_all(
+            "supervisor", self._server.connected("supervisor"), message
+        )
         self._wait_for(self._no_supervisors, grace + _END_SECONDS)
         self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)
         for agent in self._agents.values():
@@ -400,23 +373,15 @@ class Driver:
         first = self._membership.first_failure
         return first is None or first.status is not None
 
-    def _supervised(self) -> set[str]:
-        return {*self._agents, *self._joined}
-
     def _no_supervisors(self) -> bool:
-        return not any(
-            self._server.is_connected(role, host)
-            for host in self._supervised()
-            for role in ("supervisor", "output")
-        )
+        return not any(map(self._server.connected, ("supervisor", "output")))
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
             if self._killed:
                 return
-            self._server.pause_output(self._screen.writer.is_full())
-            for event in self._server.poll(_TICK_SECONDS):
+            for event in self._poll():
                 if event.role == "output" or (
                     event.role == "supervisor"
                     and (event.message or {}).get("kind") == "exited"
@@ -424,7 +389,6 @@ class Driver:
                     self._take(event)
             self._take_exits()
             self._membership.take_actions()
-            self._screen.tick()
 
     def _status(self) -> int:
         if self._stop_signal is not None:

@@ -7,11 +7,21 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from tfring.launcher.elastic.workers import Limits
 from tfring.launcher.hosts import Host
+from tfring.rendezvous import wire
 
 _SILENCE_SECONDS = 2.0
+# By limit: the variable that says another one.
+_VARIABLES = {
+    "replacement_seconds": "TFRING_ELASTIC_TIMEOUT_SECONDS",
+    "ready_seconds": "TFRING_ELASTIC_STOP_SECONDS",
+    "start_seconds": "TFRING_ELASTIC_START_SECONDS",
+    "progress_seconds": "TFRING_ELASTIC_PROGRESS_SECONDS",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +48,27 @@ class ElasticJob:
     exported: Sequence[str]
     silence_seconds: float
     interface: str
+
+    def configuration(
+        self, host: str, token: str, address: wire.Address
+    ) -> dict[str, Any]:
+        """Returns what the supervisor of a host is told; see `Supervisor`.
+
+        Args:
+            host: Its name.
+            token: The job's.
+            address: That of the rendezvous.
+        """
+        return {
+            "token": token,
+            "address": address,
+            "host": host,
+            "command": list(self.command),
+            "directory": str(Path.cwd()),
+            "silence_seconds": self.silence_seconds,
+            "interface": None,
+            "environment": dict(self.environment),
+        }
 
 
 def make(
@@ -117,21 +148,11 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
-            replacement_seconds=_seconds(
-                "TFRING_ELASTIC_TIMEOUT_SECONDS",
-                Limits.replacement_seconds,
-            ),
-            ready_seconds=_seconds(
-                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
-            ),
-            start_seconds=_seconds(
-                "TFRING_ELASTIC_START_SECONDS", Limits.start_seconds
-            ),
-            progress_seconds=_seconds(
-                "TFRING_ELASTIC_PROGRESS_SECONDS",
-                Limits.progress_seconds,
-            ),
             may_grow=may_grow,
+            **{
+                limit: _seconds(variable, getattr(Limits, limit))
+                for limit, variable in _VARIABLES.items()
+            },
         ),
         script=script,
         environment=environment,

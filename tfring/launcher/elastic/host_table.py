@@ -23,10 +23,10 @@ LONGEST_RETRY_SECONDS = 30.0
 @dataclasses.dataclass
 class _Host:
     slots: int
+    # If it is lost and comes again, it is a new one.
+    has_come_by_itself: bool = False
     # Its supervisor is connected.
     up: bool = False
-    # Its supervisor is about to be.
-    coming: bool = False
     strikes: int = 0
     struck_at: float = -math.inf
     # A worker of it has taken part for a while.
@@ -73,11 +73,7 @@ class HostTable:
 
     def add(self, name: str, slots: int) -> None:
         """Takes a host that has come by itself."""
-        self._hosts[name] = _Host(slots)
-
-    def remove(self, name: str) -> None:
-        """Forgets a host, if there is such a one."""
-        self._hosts.pop(name, None)
+        self._hosts[name] = _Host(slots, has_come_by_itself=True)
 
     def __contains__(self, name: str) -> bool:
         return name in self._hosts
@@ -87,12 +83,11 @@ class HostTable:
         return self._hosts[name].slots
 
     def missing(self, now: float) -> list[str]:
-        """Returns the hosts whose supervisor should be started now."""
+        """Returns the hosts that should have a supervisor, and have none."""
         return [
             name
             for name, host in self._hosts.items()
-            if not (host.up or host.coming or host.left_out)
-            and now >= host.retry_at
+            if not (host.up or host.left_out) and now >= host.retry_at
         ]
 
     def tick(self, now: float) -> None:
@@ -101,15 +96,10 @@ class HostTable:
             if host.left_out and now >= host.struck_at + host.cool_down_seconds:
                 host.strikes = MOST_STRIKES - 1
 
-    def coming(self, name: str) -> None:
-        """Takes note that a host's supervisor has been started."""
-        self._hosts[name].coming = True
-
     def came_up(self, name: str) -> None:
         """Takes note that a host's supervisor is connected."""
         if name in self._hosts:
             self._hosts[name].up = True
-            self._hosts[name].coming = False
 
     def lost(self, name: str, now: float) -> bool:
         """Takes note that a host's supervisor is gone, or cannot be started.
@@ -120,7 +110,10 @@ class HostTable:
         if name not in self._hosts:
             return False
         host = self._hosts[name]
-        host.up = host.coming = host.leaving = False
+        if host.has_come_by_itself:
+            del self._hosts[name]
+            return False
+        host.up = host.leaving = False
         wait = FIRST_RETRY_SECONDS * 2 ** min(host.failures, 10)
         host.retry_at = now + min(wait, LONGEST_RETRY_SECONDS)
         host.failures += 1

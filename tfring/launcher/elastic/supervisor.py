@@ -26,12 +26,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfring.launcher import processes
+from tfring.launcher import processes, wrapper
 from tfring.rendezvous import wire
 
 # After SIGTERM the workers have this long to leave politely.
@@ -43,7 +42,6 @@ LAST_WORDS_SECONDS = 3.0
 @dataclasses.dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
-    forwarder: threading.Thread
     slot: int
     kill_at: float = math.inf
     # Since when each look has found it stopped.
@@ -126,7 +124,7 @@ class Supervisor:
         }
         self._silence_seconds: float = configuration["silence_seconds"]
         self._workers: dict[str, _Worker] = {}
-        # Of workers that have ended.
+        # Some also of workers that have ended.
         self._forwarders: list[threading.Thread] = []
         self._ending = False
         # What the rendezvous said of the job's end.
@@ -270,7 +268,8 @@ class Supervisor:
             target=self._forward, args=(name, process), daemon=True
         )
         forwarder.start()
-        self._workers[name] = _Worker(process, forwarder, slot)
+        self._forwarders.append(forwarder)
+        self._workers[name] = _Worker(process, slot)
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on what a worker writes; a thread for each worker."""
@@ -315,8 +314,6 @@ class Supervisor:
         living = {worker.process.pid for worker in self._workers.values()}
         while (pid := processes.ended_child()) and pid not in living:
             os.waitpid(pid, 0)
-        for worker in ended.values():
-            self._forwarders.append(worker.forwarder)
         self._forwarders = [
             each for each in self._forwarders if each.is_alive()
         ]
@@ -338,10 +335,7 @@ def _describe(status: int) -> tuple[int, str]:
     """The status as a shell has it, and in words."""
     if status >= 0:
         return status, f"exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
+    name = wrapper.signal_name(128 - status) or f"signal {-status}"
     return 128 - status, f"killed by {name}"
 
 
@@ -378,15 +372,14 @@ def _wait_and_clean(child: int) -> int:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
             processes.kill_descendants(grace_seconds=0.0)
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+            return _describe(os.waitstatus_to_exitcode(status))[0]
 
 
-def supervise(configure: Callable[[], dict[str, Any] | None]) -> int:
+def supervise(configuration: dict[str, Any]) -> int:
     """Runs a supervisor to its end, in a process of its own.
 
     Args:
-        configure: Returns the configuration; None if there will be none.
+        configuration: See `Supervisor`.
 
     Returns:
         Its exit status.
@@ -402,7 +395,7 @@ def supervise(configure: Callable[[], dict[str, Any] | None]) -> int:
         processes.end_with_parent()
         if os.getppid() == parent:
             processes.adopt_orphans()
-            status = _supervise(configure())
+            status = _supervise(configuration)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -410,9 +403,7 @@ def supervise(configure: Callable[[], dict[str, Any] | None]) -> int:
         os._exit(status)
 
 
-def _supervise(configuration: dict[str, Any] | None) -> int:
-    if configuration is None:
-        return 1
+def _supervise(configuration: dict[str, Any]) -> int:
     try:
         supervisor = Supervisor(configuration)
     except OSError as error:
@@ -424,20 +415,11 @@ def _supervise(configuration: dict[str, Any] | None) -> int:
         supervisor.close()
 
 
-def _from_launcher() -> dict[str, Any] | None:
-    line = b""
-    while not line.endswith(b"\n"):
-        more = os.read(0, 1 << 16)
-        if not more:
-            return None
-        line += more
-    configuration: dict[str, Any] = json.loads(line)
-    return configuration
-
-
 def main() -> int:
     """Runs the supervisor of a host that the launcher has chosen."""
-    return supervise(_from_launcher)
+    line = sys.stdin.readline()
+    # The launcher may be gone before it has said all.
+    return supervise(json.loads(line)) if line.endswith("\n") else 1
 
 
 if __name__ == "__main__":

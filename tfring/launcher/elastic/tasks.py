@@ -14,8 +14,6 @@ import os
 import socket
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from tfring.launcher.elastic import supervisor
 from tfring.launcher.elastic.driver import Driver
@@ -107,23 +105,14 @@ def _listen(
 
 def _join(job: ElasticJob, address: wire.Address, token: str) -> int:
     host = os.environ.get("TFRING_ELASTIC_HOST") or socket.gethostname()
-    configuration: dict[str, Any] = {
-        "token": token,
-        "address": address,
-        "host": host,
-        "slots": job.hosts[0].slots,
-        "command": list(job.command),
-        "directory": str(Path.cwd()),
-        "silence_seconds": job.silence_seconds,
-        "interface": None,
-        "environment": dict(job.environment),
-    }
+    configuration = job.configuration(host, token, address)
+    configuration["slots"] = job.hosts[0].slots
     print(
         f"tfringrun: host {host} joins the job at {_shown(address)}, which "
         "shows its output.",
         file=sys.stderr,
     )
-    return supervisor.supervise(lambda: configuration)
+    return supervisor.supervise(configuration)
 
 
 def _shown(address: wire.Address) -> str:
