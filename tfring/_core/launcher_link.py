@@ -52,12 +52,7 @@ class Form:
     def of(cls, message: dict[str, Any], worker: str) -> Form:
         """Reads the message, which is one and the same for all members."""
         members = tuple(
-            Member(
-                each["worker"],
-                (each["address"][0], each["address"][1]),
-                each["node"],
-                each["steps"],
-            )
+            Member(**{**each, "address": tuple(each["address"])})
             for each in message["members"]
         )
         rank = [member.worker for member in members].index(worker)
@@ -92,11 +87,11 @@ class LauncherLink:
             RuntimeError: A variable is missing.
             OSError: The rendezvous cannot be reached.
         """
-        self.worker = _needed("TFRING_ELASTIC_WORKER", os.environ.get)
+        self.worker = _needed("TFRING_ELASTIC_WORKER")
         self.token = _needed("TFRING_ELASTIC_TOKEN")
-        self.interface = _needed("TFRING_ELASTIC_INTERFACE", os.environ.get)
+        self.interface = _needed("TFRING_ELASTIC_INTERFACE")
         host, _, port = _needed("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
-        self.node = _needed("TFRING_ELASTIC_HOST", os.environ.get)
+        self.node = _needed("TFRING_ELASTIC_HOST")
         self._state = threading.Condition()
         self._form: Form | None = None
         self._stopped: dict[int, str] = {}
@@ -140,14 +135,15 @@ class LauncherLink:
             building: It has no model yet. If a generation trains already, the
                 launcher tells it its place to come, and it builds first.
         """
-        message = {
-            "kind": "ready",
-            "generation": generation,
-            "address": list(address),
-            "steps": steps,
-            "building": building,
-        }
-        self._say(message)
+        self._say(
+            {
+                "kind": "ready",
+                "generation": generation,
+                "address": address,
+                "steps": steps,
+                "building": building,
+            }
+        )
 
     def wait_for_form(self, after: int) -> Form | Over:
         """Returns who belongs to the next generation, once that is decided.
@@ -274,28 +270,30 @@ class LauncherLink:
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
-        if kind == "form":
-            form = Form.of(message, self.worker)
-            self._change(lambda: setattr(self, "_form", form))
-        elif kind == "stop":
+        if kind == "stop":
             generation, why = message["generation"], message["why"]
             native.capi().tfring_abort(generation, why.encode())
-            self._change(lambda: self._stopped.setdefault(generation, why))
-        elif kind == "build":
-            place = Topology.of_nodes(message["rank"], message["nodes"])
-            self._change(lambda: setattr(self, "_place", place))
-        elif kind == "over":
-            over = Over(message["result"])
-            self._change(lambda: setattr(self, "_over", over))
         elif kind == "probe":
             threading.Thread(
                 target=self._probe_all, args=[message["workers"]], daemon=True
             ).start()
-        elif kind == "waiting":
-            self._change(lambda: setattr(self, "_has_waiting", True))
         elif kind == "end":
             self._is_leaving = True
             _end(message["status"], f"this worker ends: {message['why']}")
+        with self._state:
+            if kind == "form":
+                self._form = Form.of(message, self.worker)
+            elif kind == "stop":
+                self._stopped.setdefault(generation, why)
+            elif kind == "build":
+                self._place = Topology.of_nodes(
+                    message["rank"], message["nodes"]
+                )
+            elif kind == "over":
+                self._over = Over(message["result"])
+            elif kind == "waiting":
+                self._has_waiting = True
+            self._state.notify_all()
 
     def _probe_all(self, workers: list[list[Any]]) -> None:
         reached: list[str] = []
@@ -308,17 +306,11 @@ class LauncherLink:
             reached.append(worker)
         self._say(answer)
 
-    def _change(self, change: Callable[[], Any]) -> None:
-        with self._state:
-            change()
-            self._state.notify_all()
 
-
-def _needed(
-    name: str,
-    variable: Callable[[str], str | None] = native.elastic_variable,
-) -> str:
-    value = variable(name)
+def _needed(name: str) -> str:
+    # With these a program that it starts would take itself for the worker.
+    is_own = name in ("TFRING_ELASTIC_RENDEZVOUS", "TFRING_ELASTIC_TOKEN")
+    value = (native.elastic_variable if is_own else os.environ.get)(name)
     if not value:
         raise RuntimeError(
             f"tfring.init: {name} is not set. Start elastic jobs with "

@@ -43,17 +43,12 @@ def make_token() -> str:
     return secrets.token_hex(TOKEN_BYTES)
 
 
-def checked(token: str) -> str:
-    """Returns a token that is one.
+def key_of(token: str) -> bytes:
+    """Returns the bytes of a token.
 
     Raises:
         ValueError: It is not 256 bits in hex.
     """
-    _key(token)
-    return token
-
-
-def _key(token: str) -> bytes:
     try:
         key = bytes.fromhex(token)
     except ValueError:
@@ -93,7 +88,7 @@ class Connecting:
         Raises:
             ValueError: The token is none, or the hello is too long.
         """
-        self._key = _key(token)
+        self._key = key_of(token)
         self._hello = frames.to_json(hello)
         if len(self._hello) > HELLO_BYTES:
             raise ValueError(
@@ -150,7 +145,7 @@ class Accepting:
 
     def __init__(self, token: str) -> None:
         """Prepares the one handshake of a connection."""
-        self._key = _key(token)
+        self._key = key_of(token)
         self.greeting = secrets.token_bytes(NONCE_BYTES)
         self.hello: dict[str, Any] = {}
         self._frames = frames.Decoder(NONCE_BYTES + PROOF_BYTES + HELLO_BYTES)
@@ -164,13 +159,10 @@ class Accepting:
         Raises:
             HandshakeError: The other side does not have the token, or talks out
                 of turn.
+            FrameError: What it says is no hello.
         """
-        try:
-            self._frames.feed(data)
-            frame = self._frames.next()
-        except frames.FrameError as error:
-            raise HandshakeError(str(error)) from None
-        if frame is None:
+        self._frames.feed(data)
+        if (frame := self._frames.next()) is None:
             return None
         if self._frames.has_more():
             raise HandshakeError("more came than a hello.")
@@ -183,8 +175,5 @@ class Accepting:
         if not hmac.compare_digest(proof, expected):
             raise HandshakeError("who connects does not have the job's token.")
         # Only now is it read: it is from a process of this job.
-        try:
-            self.hello = frames.from_json(hello)
-        except frames.FrameError as error:
-            raise HandshakeError(str(error)) from None
+        self.hello = frames.from_json(hello)
         return _proof(self._key, b"tfring accept", nonce, self.greeting, hello)

@@ -24,7 +24,7 @@ class Discovery:
         """Takes the path of a program without arguments."""
         self._script = script
         self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
+        self._output: IO[bytes]  # while it runs
         self._began = 0.0
         self._next = 0.0
         # What was wrong the last time.
@@ -40,26 +40,23 @@ class Discovery:
                 self._start(now)
             return None
         status = self._process.poll()
-        if status is None:
-            if now >= self._began + LONGEST_SECONDS:
-                self.error = f"it did not end in {LONGEST_SECONDS:g} s"
-                self.close()
-                self._next = now + INTERVAL_SECONDS
+        if status is None and now < self._began + LONGEST_SECONDS:
             return None
-        assert self._output is not None
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self.close()
         self._next = now + INTERVAL_SECONDS
-        if status != 0:
+        found = None
+        if status is None:
+            self.error = f"it did not end in {LONGEST_SECONDS:g} s"
+        elif status != 0:
             self.error = f"it ended with status {status}"
-            return None
-        try:
-            found = parse(text)
-        except ValueError as error:
-            self.error = str(error)
-            return None
-        self.error = ""
+        else:
+            try:
+                found = parse(text)
+                self.error = ""
+            except ValueError as error:
+                self.error = str(error)
         return found
 
     def close(self) -> None:
@@ -69,9 +66,7 @@ class Discovery:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
-        if self._output is not None:
             self._output.close()
-            self._output = None
 
     def _start(self, now: float) -> None:
         self._began = now
@@ -85,8 +80,8 @@ class Discovery:
                 preexec_fn=processes.end_with_parent,
             )
         except OSError as error:
+            self._output.close()
             self.error = str(error)
-            self.close()
             self._next = now + INTERVAL_SECONDS
 
 

@@ -67,7 +67,7 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
 def _token() -> str:
     token = os.environ.get("TFRING_ELASTIC_TOKEN", "")
     try:
-        return handshake.checked(token)
+        handshake.key_of(token)
     except ValueError:
         raise ValueError(
             "--rendezvous: TFRING_ELASTIC_TOKEN must be the same "
@@ -75,6 +75,7 @@ def _token() -> str:
             f"`openssl rand -hex {handshake.TOKEN_BYTES}` prints them; "
             + (f"it has {len(token)} characters." if token else "it is unset.")
         ) from None
+    return token
 
 
 def _listen(
