@@ -169,21 +169,20 @@ class HostTable:
             host.slots for host in self._hosts.values() if not host.left_out
         )
 
-    def free(self, occupied: Mapping[str, int]) -> str | None:
-        """Returns the host to start a worker on; None if there is none.
+    def free(self, occupied: Mapping[str, int], count: int) -> list[str]:
+        """Returns the hosts to start workers on, one for each.
 
         Args:
             occupied: The workers of each host.
+            count: How many are to be started, if there are places.
         """
-        free = [
-            (host.strikes, occupied.get(name, 0) - host.slots, number, name)
+        free = sorted(
+            (host.strikes, -left, number, name)
             for number, (name, host) in enumerate(self._hosts.items())
-            if host.up
-            and not host.left_out
-            and not host.leaving
-            and occupied.get(name, 0) < host.slots
-        ]
-        return min(free)[-1] if free else None
+            if host.up and not host.left_out and not host.leaving
+            for left in range(1, host.slots - occupied.get(name, 0) + 1)
+        )
+        return [name for *_, name in free[: max(count, 0)]]
 
     def cools_down(self) -> bool:
         """Tells if a host that is left out will be tried again."""

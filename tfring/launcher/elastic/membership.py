@@ -138,8 +138,7 @@ class Membership:
                 self._tell_of_loss(worker)
                 del self._ending[worker.name]
         if left_out:
-            how_long = self.hosts.left_out_for(host)
-            self._say(f"host {host} is left out {how_long}: {why}.")
+            self._say_left_out(host, f": {why}")
 
     def ready(
         self,
@@ -165,6 +164,7 @@ class Membership:
         worker.address, worker.steps = address, steps
         worker.building = building
         worker.formed = False
+        worker.due = math.inf
         self._last_ready = self._clock()
         if self._trainings.has_ended(worker):
             self._let_off()
@@ -218,8 +218,9 @@ class Membership:
         worker = self.workers.get(name)
         if worker is None:
             return
-        worker.probing_since = None
         worker.reached.update(reached)
+        if worker.ready:
+            worker.due = math.inf
         # A lost worker is no reason.
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
@@ -355,8 +356,10 @@ class Membership:
             self._stop(self._stop_why)
         elif self.phase is Phase.STOPPED and lasted >= limits.ready_seconds:
             for worker in self._waited_for():
-                self._lose_late(
-                    worker, "leave its generation", limits.ready_seconds
+                self._lose(
+                    worker,
+                    "it did not leave its generation in "
+                    f"{limits.ready_seconds:g} s",
                 )
         elif self.phase is Phase.FORMING and lasted >= limits.forming_seconds:
             self._late += 1
@@ -370,23 +373,8 @@ class Membership:
                 worker.proven = True
                 self.hosts.progress(worker.host)
         for worker in list(self.workers.values()):
-            since, what, seconds = (
-                worker.building_since,
-                "build what it trains",
-                limits.start_seconds,
-            )
-            if worker.probing_since is not None:
-                since, what, seconds = (
-                    worker.probing_since,
-                    "say if it can connect to the others",
-                    limits.forming_seconds,
-                )
-            elif worker.ready or worker.generation > 0:
-                continue
-            elif since is None:
-                since, what = worker.started, "join the job"
-            if now - since >= seconds:
-                self._lose_late(worker, what, seconds)
+            if now >= worker.due:
+                self._lose(worker, worker.overdue)
 
     # Rules
 
@@ -420,10 +408,8 @@ class Membership:
         if counts and self.hosts.strike(
             worker.host, worker.started, self._clock()
         ):
-            self._say(
-                f"host {worker.host} is left out "
-                f"{self.hosts.left_out_for(worker.host)}, as its workers fail "
-                "again and again."
+            self._say_left_out(
+                worker.host, ", as its workers fail again and again"
             )
         if worker not in self._members:
             return
@@ -433,8 +419,9 @@ class Membership:
         if not (worker.is_over and self._members and self._are_over()):
             self._stop(f"{worker} is lost: {why}")
 
-    def _lose_late(self, worker: Worker, what: str, seconds: float) -> None:
-        self._lose(worker, f"it did not {what} in {seconds:g} s")
+    def _say_left_out(self, host: str, why: str) -> None:
+        how_long = self.hosts.left_out_for(host)
+        self._say(f"host {host} is left out {how_long}{why}.")
 
     def _tell_of_loss(self, worker: Worker) -> None:
         if not worker.told:
@@ -542,17 +529,24 @@ class Membership:
         missing = min(wanted, self.hosts.capacity()) - sum(
             worker.host in self.hosts for worker in self.workers.values()
         )
-        occupied = self._occupied()
-        while missing > 0:
-            host = self.hosts.free(occupied)
-            if host is None:
-                return
-            missing -= 1
-            occupied[host] += 1
+        for host in self.hosts.free(self._occupied(), missing):
             self._count += 1
             worker = Worker(f"w{self._count}", self._count, host, self._clock())
             self.workers[worker.name] = worker
+            self._expect(worker, "join the job", self.limits.start_seconds)
             self._actions.append(Start(worker.name, host))
+
+    def _expect(self, worker: Worker, what: str, seconds: float) -> None:
+        """Loses a worker if it has not done this in so long."""
+        worker.due = self._clock() + seconds
+        worker.overdue = f"it did not {what} in {seconds:g} s"
+
+    def _expect_build(self, worker: Worker) -> None:
+        worker.ready = False
+        if worker.generation == 0:
+            self._expect(
+                worker, "build what it trains", self.limits.start_seconds
+            )
 
     def _places(self) -> int:
         """How many members there may be."""
@@ -621,8 +615,12 @@ class Membership:
         for worker in self._waiting():
             others = self._not_reached(worker, before)
             before.append(worker)
-            if others and worker.probing_since is None:
-                worker.probing_since = self._clock()
+            if others and worker.due == math.inf:
+                self._expect(
+                    worker,
+                    "say if it can connect to the others",
+                    self.limits.forming_seconds,
+                )
                 workers = [[each.name, *each.address] for each in others]
                 self._send(worker, {"kind": "probe", "workers": workers})
 
@@ -704,8 +702,7 @@ class Membership:
             if not worker.ready or not self._trainings.has_ended(worker):
                 continue
             if worker in self._members or worker.run < begun:
-                worker.ready = False
-                worker.building_since = self._clock()
+                self._expect_build(worker)
                 result = self._trainings.result_of(worker)
                 self._send(worker, {"kind": "over", "result": result})
 
@@ -719,8 +716,7 @@ class Membership:
         if not building or not (self._ever_formed or self._is_under_way()):
             return
         for worker in building:
-            worker.ready = False
-            worker.building_since = self._clock()
+            self._expect_build(worker)
         workers = (*self._members, *self.workers.values())
         for worker, rank, nodes in places.to_come(
             building,
@@ -759,7 +755,7 @@ class Membership:
         ]
         for rank, worker in enumerate(members):
             worker.ready = worker.formed = False
-            worker.probing_since = None
+            worker.due = math.inf
             worker.rank = rank
             worker.generation = self.generation
         # Each finds itself in it: a message for all is encoded once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 
@@ -125,12 +126,10 @@ class Worker:
         steps: How many commits were in its state when it was last ready.
         building: It had yet to build what it trains then.
         generation: The last one that it was told to form.
-        building_since: When it was told to build while the others train, if
-            it was.
+        due: When it must have done what it was told to do.
+        overdue: What it did not do if it has not by then.
         address: Where it listens to the others.
         reached: The workers that it can connect to, and they to it.
-        probing_since: When it was told to find out to whom it can connect,
-            while it does.
         connected: It has been in a generation that was connected.
         state: The parts of its state, as it said itself.
         proven: It has trained for a while.
@@ -152,13 +151,13 @@ class Worker:
     ready: bool = False
     steps: int = -1
     building: bool = False
-    building_since: float | None = None
+    due: float = math.inf
+    overdue: str = ""
     generation: int = 0
     rank: int | None = None
     formed: bool = False
     address: tuple[str, int] = ("", 0)
     reached: set[str] = dataclasses.field(default_factory=set)
-    probing_since: float | None = None
     connected: bool = False
     state: State | None = None
     proven: bool = False
