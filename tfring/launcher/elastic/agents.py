@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -22,8 +22,9 @@ from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# The MPI launchers' programs that are called as ssh is.
-_AGENTS_OF_MPI = (
+# Programs that are called as ssh is; also those of the MPI launchers.
+_AGENTS = (
+    "TFRING_ELASTIC_AGENT",
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -31,17 +32,16 @@ _AGENTS_OF_MPI = (
 _SSH = "ssh -x -o BatchMode=yes -o ConnectTimeout=10 --"
 
 
-def _command(host: str, environment: Mapping[str, str]) -> list[str]:
+def _command(host: str) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if Host(host, 1).is_local():
         return program
-    agent = environment.get("TFRING_ELASTIC_AGENT")
-    for name in _AGENTS_OF_MPI:
-        agent = agent or environment.get(name)
-    words = ["exec", "env", f"PYTHONPATH={environment.get('PYTHONPATH', '')}"]
+    agents = (os.environ.get(name) for name in _AGENTS)
+    agent = next(filter(None, agents), _SSH)
+    words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
-        *shlex.split(agent or _SSH),
+        *shlex.split(agent),
         host,
         f"cd {directory} && {shlex.join([*words, *program])}",
     ]
@@ -105,7 +105,7 @@ class Agent:
         # Its last line says why a host cannot be reached.
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            _command(host, os.environ),
+            _command(host),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -262,10 +263,10 @@ class Driver:
         self._exits = later
 
     def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
-        kind = message.get("kind")
+        kind, rules = message.get("kind"), self._membership
         if kind == "ready":
             host, port = message["address"]
-            self._membership.ready(
+            rules.ready(
                 name,
                 int(message["generation"]),
                 (str(host), int(port)),
@@ -273,39 +274,29 @@ class Driver:
                 bool(message["building"]),
             )
         elif kind == "formed":
-            self._membership.formed(name, int(message["generation"]))
+            rules.formed(name, int(message["generation"]))
         elif kind == "suspect":
-            self._membership.suspect(
-                name,
-                int(message["generation"]),
-                str(message["worker"]),
-                str(message["why"]),
-            )
+            generation, other = int(message["generation"]), message["worker"]
+            rules.suspect(name, generation, str(other), str(message["why"]))
         elif kind == "probed":
-            self._membership.probed(
-                name,
-                [str(each) for each in message["reached"]],
-                str(message.get("failed", "")),
-                str(message.get("why", "")),
-            )
+            reached = [str(each) for each in message["reached"]]
+            failed, why = message.get("failed", ""), message.get("why", "")
+            rules.probed(name, reached, str(failed), str(why))
         elif kind == "state":
             parts = [(str(part), str(of)) for part, of in message["parts"]]
-            self._membership.state(name, parts)
+            rules.state(name, parts)
         elif kind == "training":
-            self._membership.training(
+            rules.training(
                 name,
                 str(message["phase"]),
                 function=str(message.get("function", "")),
                 result=message.get("result"),
             )
         elif kind == "bye":
-            self._membership.bye(
-                name,
-                int(message["status"]),
-                bool(message["preempted"]),
-            )
+            status, preempted = int(message["status"]), message["preempted"]
+            rules.bye(name, status, bool(preempted))
         elif kind == "error":
-            self._membership.error(name, str(message["text"]))
+            rules.error(name, str(message["text"]))
 
     # Actions
 
@@ -320,15 +311,8 @@ class Driver:
                 }
                 self._server.send("supervisor", action.host, message)
             elif isinstance(action, Kill):
-                self._server.send(
-                    "supervisor",
-                    action.host,
-                    {
-                        "kind": "kill",
-                        "worker": action.worker,
-                        "grace_seconds": action.grace_seconds,
-                    },
-                )
+                message = {"kind": "kill", **dataclasses.asdict(action)}
+                self._server.send("supervisor", action.host, message)
             elif isinstance(action, Send):
                 if action.message["kind"] == "form":
                     for rank, name in enumerate(action.workers):
