@@ -93,7 +93,7 @@ def _run_elastic(
     job = elastic_job.make(
         gpus.share_memory(_command(options)),
         ranks=options.ranks,
-        minimum=options.min_ranks,
+        minimum=options.min_ranks or 1,
         maximum=options.max_ranks,
         spares=options.spares or 0,
         hosts=hosts,

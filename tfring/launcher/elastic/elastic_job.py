@@ -75,7 +75,7 @@ def make(
     command: Sequence[str],
     *,
     ranks: int | None,
-    minimum: int | None,
+    minimum: int,
     maximum: int | None,
     spares: int,
     hosts: Sequence[Host],
@@ -89,7 +89,7 @@ def make(
     Args:
         command: The program and its arguments.
         ranks: `-np`, for how many the first generation waits.
-        minimum: `--min-np`; by default 1.
+        minimum: `--min-np`.
         maximum: `--max-np`; by default one for each slot.
         spares: `--spares`.
         hosts: `-H` or `--hostfile`.
@@ -120,8 +120,6 @@ def make(
             f"--host-discovery-script {script}: there is no such program. Is "
             "it executable, and its path right, as in ./hosts.sh?"
         )
-    if minimum is None:
-        minimum = 1
     if maximum is not None and maximum < minimum:
         raise ValueError(f"--max-np {maximum} is less than {minimum} workers.")
     if ranks is not None and not (minimum <= ranks <= (maximum or math.inf)):

@@ -197,7 +197,7 @@ class Membership:
         accused = self.workers.get(other)
         if worker not in self._members or generation != self.generation:
             return
-        if accused in self._members and accused not in (None, worker):
+        if accused in self._members and accused is not worker:
             self._unconnected.add((generation, frozenset((name, other))))
             # The accusations of all members show who is to blame.
             self._stop_soon(

@@ -135,7 +135,7 @@ class Supervisor:
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
@@ -360,10 +360,6 @@ def _kill(name: str, pid: int) -> None:
                 os.kill(descendant, signal.SIGKILL)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Takes a signal that only has to end a wait."""
-
-
 def _wait_and_clean(child: int) -> int:
     """Waits for the process that has the workers, and kills what is left."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -409,10 +405,8 @@ def _supervise(configuration: dict[str, Any]) -> int:
     except OSError as error:
         _say(configuration, f"the launcher cannot be reached: {error}")
         return 1
-    try:
+    with contextlib.closing(supervisor):
         return supervisor.run()
-    finally:
-        supervisor.close()
 
 
 def main() -> int:
