@@ -18,11 +18,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 import fake_driver
+import helpers
 import pytest
 import tensorflow as tf
 from keras.src.trainers import trainer
@@ -113,6 +114,19 @@ def rank() -> int:
 @pytest.fixture
 def size() -> int:
     return tfring.size()
+
+
+@pytest.fixture
+def several_ranks(size: int) -> None:
+    """Of a test in which ranks wait for each other, or disagree."""
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+
+
+@pytest.fixture(params=list(helpers.MODES))
+def mode(request: pytest.FixtureRequest) -> Callable[[object], object]:
+    """A way to run a function that makes a step."""
+    return helpers.MODES[request.param]
 
 
 @pytest.fixture

@@ -5,27 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import DTYPES
 
 import tfring
 
-INTEGERS = [
-    tf.int8,
-    tf.int16,
-    tf.int32,
-    tf.int64,
-    tf.uint8,
-    tf.uint16,
-    tf.uint32,
-    tf.uint64,
-]
-MODES = ["eager", "graph", "xla"]
-
-
-@pytest.fixture(params=MODES)
-def mode(request):
-    if request.param == "eager":
-        return lambda function: function
-    return tf.function(jit_compile=request.param == "xla")
+INTEGERS = [dtype for dtype in DTYPES if dtype.is_integer]
 
 
 def values_of(rank, dtype):
@@ -146,9 +130,7 @@ def test_predivided_float16_is_divided_once(size):
 @pytest.mark.parametrize(
     "other", [tf.uint16, tf.int64], ids=["uint16", "int64"]
 )
-def test_errors_name_the_dtypes_of_integers(other, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
+def test_errors_name_the_dtypes_of_integers(other, several_ranks, rank):
     x = tf.ones([2], other if rank == 1 else tf.int16)
     for reduce in tfring.allreduce, tfring.reducescatter:
         with pytest.raises(tf.errors.FailedPreconditionError) as error:

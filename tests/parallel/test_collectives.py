@@ -8,30 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import DTYPES, MODES, values_of, without_xla
 from mpi4py import MPI
 
 import tfring
 from tfring._ops import chains
-from tfring._ops.reductions import SUPPORTED_DTYPES
 
-DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
 OPS = [op for op in tfring.ReduceOp if op is not tfring.Adasum]
-MODES = ["eager", "graph", "xla"]
-
-
-def each_mode(mode, function):
-    if mode == "eager":
-        return function
-    return tf.function(function, jit_compile=mode == "xla")
-
-
-def values_of(rank, shape, dtype=tf.float32, seed=0):
-    """A rank's contribution: small whole numbers, exact in any dtype."""
-    generator = np.random.default_rng([seed, rank])
-    if dtype == tf.bool:
-        return generator.integers(0, 2, shape).astype(bool)
-    lowest = 1 if dtype.is_unsigned else -3
-    return generator.integers(lowest, 4, shape).astype(dtype.as_numpy_dtype)
 
 
 def expected_of(op, arrays):
@@ -39,18 +22,21 @@ def expected_of(op, arrays):
     if stacked.dtype == bool:
         either = op in (tfring.Sum, tfring.Max)
         return stacked.any(axis=0) if either else stacked.all(axis=0)
-    wide = stacked.astype(np.float64)
-    return {
-        tfring.Average: lambda: wide.mean(axis=0),
-        tfring.Sum: lambda: wide.sum(axis=0),
-        tfring.Min: lambda: wide.min(axis=0),
-        tfring.Max: lambda: wide.max(axis=0),
-        tfring.Product: lambda: wide.prod(axis=0),
-    }[op]()
+    reduction = {
+        tfring.Average: np.mean,
+        tfring.Sum: np.sum,
+        tfring.Min: np.min,
+        tfring.Max: np.max,
+        tfring.Product: np.prod,
+    }[op]
+    return reduction(stacked.astype(np.float64), axis=0)
 
 
-def check(result, op, arrays):
+def check(result, op, arrays, part_of=None):
+    """Holds a result, or a rank's part of it, against NumPy's."""
     expected = expected_of(op, arrays)
+    if part_of is not None:
+        expected = part_of(expected)
     result = result.numpy()
     assert result.dtype == arrays[0].dtype
     what = f"{op} of {result.dtype}"
@@ -65,13 +51,20 @@ def check(result, op, arrays):
         np.testing.assert_allclose(
             result.astype(np.float64), expected, tolerance, err_msg=what
         )
-        # To the bit, whatever the rounding.
+    if part_of is None:  # To the bit, whatever the rounding.
         everywhere = MPI.COMM_WORLD.allgather(result.tobytes())
         assert len(set(everywhere)) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_allreduce_of_every_dtype_and_op(mode, rank, size):
+@pytest.mark.parametrize(
+    ("collective", "mode"),
+    [
+        *((tfring.allreduce, mode) for mode in MODES),
+        *((tfring.reducescatter, mode) for mode in ("eager", "graph")),
+    ],
+    indirect=["mode"],
+)
+def test_every_dtype_and_op(collective, mode, rank, size):
     cases = [
         (dtype, op)
         for dtype in DTYPES
@@ -80,19 +73,21 @@ def test_allreduce_of_every_dtype_and_op(mode, rank, size):
     ]
 
     def reduce(tensors):
-        return [tfring.allreduce(tensors[d.name], op=op) for d, op in cases]
+        return [collective(tensors[d.name], op=op) for d, op in cases]
 
+    part_of = None
+    if collective is tfring.reducescatter:
+        part_of = lambda whole: np.array_split(whole, size)[rank]  # noqa: E731
+    # No number of ranks shares out the rows evenly.
     arrays = [
-        {dtype.name: values_of(r, (3, 37), dtype) for dtype in DTYPES}
+        {dtype.name: values_of(r, (size + 1, 37), dtype) for dtype in DTYPES}
         for r in range(size)
     ]
     own = {name: tf.constant(array) for name, array in arrays[rank].items()}
-    results = each_mode(mode, reduce)(own)
-    for (dtype, op), result in zip(cases, results, strict=True):
-        check(result, op, [of_rank[dtype.name] for of_rank in arrays])
+    for (dtype, op), result in zip(cases, mode(reduce)(own), strict=True):
+        check(result, op, [of_rank[dtype.name] for of_rank in arrays], part_of)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_allreduce_of_every_size(mode, rank, size):
     shapes = [(), (0,), (0, 3), (1,), (2,), (7,), (1000,), (4097,), (786433,)]
 
@@ -103,13 +98,12 @@ def test_allreduce_of_every_size(mode, rank, size):
         [values_of(r, s, seed=i) for i, s in enumerate(shapes)]
         for r in range(size)
     ]
-    results = each_mode(mode, reduce)(*map(tf.constant, arrays[rank]))
+    results = mode(reduce)(*map(tf.constant, arrays[rank]))
     for i, result in enumerate(results):
         assert result.shape == shapes[i]
         check(result, tfring.Average, [of_rank[i] for of_rank in arrays])
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_scale_factors_keep_all_64_bits(mode, rank, size):
     before, after = np.nextafter(1 / 3, 1), np.nextafter(1e-300, 1)
 
@@ -121,7 +115,7 @@ def test_scale_factors_keep_all_64_bits(mode, rank, size):
             postscale_factor=after,
         )
 
-    result = each_mode(mode, reduce)(tf.constant([rank + 0.1], tf.float64))
+    result = mode(reduce)(tf.constant([rank + 0.1], tf.float64))
     assert result.numpy()[0] == (size - 1 + 0.1) * before * after
 
 
@@ -143,11 +137,11 @@ def test_inputs_stay_as_they_are(rank):
     np.testing.assert_array_equal(computed, np.full(5, 2 * (rank + 1.0)))
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@without_xla
 def test_allgather_of_different_lengths(mode, rank, size):
     # Rank 0 has no rows at all.
     arrays = [values_of(r, (2 * r, 3)) for r in range(size)]
-    gather = each_mode(mode, tfring.allgather)
+    gather = mode(tfring.allgather)
     result = gather(tf.constant(arrays[rank]))
     np.testing.assert_array_equal(result, np.concatenate(arrays))
 
@@ -162,7 +156,6 @@ def test_allgather_knows_its_shape_but_for_the_rows():
     gather(tf.ones([2, 3]))
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_broadcast_of_every_dtype_from_every_root(mode, rank, size):
     def broadcast(*tensors):
         return [
@@ -173,21 +166,21 @@ def test_broadcast_of_every_dtype_from_every_root(mode, rank, size):
     arrays = [
         [values_of(r, (2, 5), dtype) for dtype in DTYPES] for r in range(size)
     ]
-    results = each_mode(mode, broadcast)(*map(tf.constant, arrays[rank]))
+    results = mode(broadcast)(*map(tf.constant, arrays[rank]))
     for of_root, expected in zip(results, arrays, strict=True):
         for result, array in zip(of_root, expected, strict=True):
             assert result.dtype == array.dtype
             np.testing.assert_array_equal(result, array)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", [tfring.Average, tfring.Sum])
 def test_allreduce_of_indexed_slices(mode, op, rank, size):
     def reduce(values, indices):
         slices = tf.IndexedSlices(values, indices, tf.constant([10, 4]))
         reduced = tfring.allreduce(slices, op=op, prescale_factor=0.5)
         # Dense under XLA, where shapes are static.
-        assert isinstance(reduced, tf.IndexedSlices) == (mode != "xla")
+        is_dense = mode is MODES["xla"]
+        assert isinstance(reduced, tf.IndexedSlices) != is_dense
         return tf.convert_to_tensor(reduced)
 
     def slices_of(r):
@@ -199,7 +192,7 @@ def test_allreduce_of_indexed_slices(mode, op, rank, size):
         np.add.at(dense, indices, values * 0.5)
     if op is tfring.Average:
         dense /= size
-    result = each_mode(mode, reduce)(*map(tf.constant, slices_of(rank)))
+    result = mode(reduce)(*map(tf.constant, slices_of(rank)))
     np.testing.assert_allclose(result, dense, rtol=1e-6)
 
 
@@ -263,11 +256,9 @@ def test_chain_in_a_graph(rank, size):
                 assert np.all(tensor == scale * (bucket + 1) * ranks)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
-
+def test_failure_leaves_nothing_of_its_chain_in_flight(
+    mode, several_ranks, rank, size
+):
     # A dozen, so that XLA does not run them one after the other.
     def step(first):
         started = None
@@ -284,7 +275,7 @@ def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
             in_flight.append((buffers, started))
         return [chains.finish(*pair)[0] for pair in in_flight]
 
-    step = each_mode(mode, step)
+    step = mode(step)
     for _ in range(5):
         with pytest.raises(
             tf.errors.FailedPreconditionError, match="'failing_chain/0'"
@@ -294,25 +285,43 @@ def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
             assert np.all(result == size)
 
 
+def split_badly(first):
+    return tfring.alltoall([1.0], [first] + [0] * (tfring.size() - 1))
+
+
+OF_ROWS = tfring.allgather, tfring.reducescatter, tfring.alltoall
+SLICES = tf.IndexedSlices([[1, 2]], [0])
+COMPLEX = tf.ones(2, tf.complex64)
+
+
 @pytest.mark.parametrize(
     ("error", "words", "call"),
     [
-        (
-            TypeError,
-            "complex64",
-            lambda: tfring.allreduce(tf.ones(2, tf.complex64)),
-        ),
+        (TypeError, "complex64", lambda: tfring.allreduce(COMPLEX)),
         (TypeError, "string", lambda: tfring.broadcast(tf.constant("a"), 0)),
-        (TypeError, "string", lambda: tfring.allgather(tf.constant(["a"]))),
-        (TypeError, "tfring.Average", lambda: tfring.allreduce(1.0, op="sum")),
-        (
-            TypeError,
-            "factor",
-            lambda: tfring.allreduce(1.0, prescale_factor="2"),
+        *(
+            (TypeError, "string", lambda call=call: call(tf.constant(["a"])))
+            for call in OF_ROWS
         ),
-        (TypeError, "name", lambda: tfring.allreduce(1.0, name=3)),
-        (TypeError, "name", lambda: tfring.allreduce(1.0, name="")),
+        *(
+            (ValueError, "scalar", lambda call=call: call(1.0))
+            for call in OF_ROWS
+        ),
+        *(
+            (error, words, lambda call=call, given=given: call([1.0], **given))
+            for call in (tfring.allreduce, tfring.reducescatter)
+            for error, words, given in (
+                (TypeError, "tfring.Average", {"op": "sum"}),
+                (TypeError, "factor", {"prescale_factor": "2"}),
+                (TypeError, "factor", {"postscale_factor": "2"}),
+                (TypeError, "name", {"name": 3}),
+                (TypeError, "name", {"name": ""}),
+            )
+        ),
+        (TypeError, "name", lambda: tfring.barrier(name="")),
         (TypeError, "root_rank", lambda: tfring.broadcast(1.0, 0.0)),
+        (ValueError, "root_rank", lambda: tfring.broadcast(1.0, -1)),
+        (ValueError, "root_rank", lambda: tfring.broadcast(1.0, tfring.size())),
         (TypeError, "list", lambda: tfring.grouped_allreduce(tf.ones(2))),
         (TypeError, "list", lambda: tfring.grouped_allgather(tf.ones(2))),
         (ValueError, "scalar", lambda: tfring.grouped_allgather([[1.0], 1.0])),
@@ -322,30 +331,28 @@ def test_failure_leaves_nothing_of_its_chain_in_flight(mode, rank, size):
             lambda: tfring.allreduce(1.0, average=False, op=tfring.Sum),
         ),
         (ValueError, "Unknown", lambda: tfring.allreduce(1.0, None, "/cpux:0")),
-        (ValueError, "root_rank", lambda: tfring.broadcast(1.0, -1)),
-        (ValueError, "root_rank", lambda: tfring.broadcast(1.0, tfring.size())),
-        (ValueError, "scalar", lambda: tfring.allgather(1.0)),
         (ValueError, "bool", lambda: tfring.allreduce(tf.constant(True))),
-        (
-            NotImplementedError,
-            "IndexedSlices",
-            lambda: tfring.allreduce(
-                tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])),
-                op=tfring.Max,
-            ),
+        (ValueError, "bool", lambda: tfring.reducescatter([True])),
+        (TypeError, "integers", lambda: tfring.alltoall([1.0], [1.0])),
+        (ValueError, "negative", lambda: split_badly(-1)),
+        *(
+            (error, words, call)
+            for error in (ValueError, tf.errors.InvalidArgumentError)
+            for words, call in (
+                ("shape", lambda: tfring.alltoall([1.0], [[1]])),
+                ("1 in all", lambda: split_badly(2)),
+            )
         ),
         *(
             (
                 NotImplementedError,
                 "IndexedSlices",
-                lambda op=op, call=call: call(
-                    tf.IndexedSlices([[1, 2]], [0]), op=op
-                ),
+                lambda op=op, call=call: call(op=op),
             )
             for op in (tfring.Adasum, tfring.Max)
             for call in (
-                tfring.allreduce,
-                lambda slices, op: tfring.grouped_allreduce([slices], op=op),
+                lambda op: tfring.allreduce(SLICES, op=op),
+                lambda op: tfring.grouped_allreduce([SLICES], op=op),
             )
         ),
     ],

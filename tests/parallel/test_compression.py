@@ -9,14 +9,8 @@ from mpi4py import MPI
 
 import tfring
 from tfring import Compression
-from tfring._ops import allreduce, chains
 from tfring.compression import Compressor
 
-MODES = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": lambda function: tf.function(function, jit_compile=True),
-}
 WIRES = {Compression.fp16: tf.float16, Compression.bf16: tf.bfloat16}
 # Half the distance from 1 to the next number.
 UNIT_ROUNDOFF = {Compression.fp16: 2.0**-11, Compression.bf16: 2.0**-8}
@@ -24,37 +18,9 @@ UNIT_ROUNDOFF = {Compression.fp16: 2.0**-11, Compression.bf16: 2.0**-8}
 SMALLEST_STEP = {Compression.fp16: 2.0**-25, Compression.bf16: 2.0**-134}
 
 
-@pytest.fixture(params=list(MODES))
-def mode(request):
-    return MODES[request.param]
-
-
 @pytest.fixture(params=list(WIRES), ids=["fp16", "bf16"])
 def compression(request):
     return request.param
-
-
-@pytest.fixture
-def wires(monkeypatch):
-    """The dtypes of what has been sent."""
-    wires = []
-    start_allreduce, allreduce_now = (
-        chains.start_allreduce,
-        chains.allreduce_now,
-    )
-
-    def starting(tensors, **arguments):
-        wires.append(arguments["wire_dtype"])
-        return start_allreduce(tensors, **arguments)
-
-    def now(tensor, name, attributes):
-        wires.append(attributes["wire_dtype"])
-        return allreduce_now(tensor, name, attributes)
-
-    monkeypatch.setattr(chains, "start_allreduce", starting)
-    monkeypatch.setattr(allreduce, "start_allreduce", starting)
-    monkeypatch.setattr(allreduce, "allreduce_now", now)
-    return wires
 
 
 def values_of(rank, dtype=np.float64, count=10_007):
@@ -87,7 +53,7 @@ def check(result, arrays, op, compression):
 @pytest.mark.parametrize(
     ("op", "dtype"), [(tfring.Average, np.float32), (tfring.Sum, np.float64)]
 )
-def test_error_of_allreduce(op, dtype, compression, rank, size, wires):
+def test_error_of_allreduce(op, dtype, compression, rank, size):
     result = tfring.allreduce(
         tf.constant(values_of(rank, dtype)), op=op, compression=compression
     )
@@ -96,7 +62,6 @@ def test_error_of_allreduce(op, dtype, compression, rank, size, wires):
     if size == 1:
         np.testing.assert_array_equal(result, arrays[0])
         return
-    assert wires == [WIRES[compression]]
     check(result, arrays, op, compression)
 
 
@@ -175,7 +140,7 @@ def test_is_a_cast_by_hand(compression, mode, rank, size):
     ("groups", "compression"), [(None, Compression.fp16), (2, Compression.bf16)]
 )
 def test_gradients_are_those_of_a_cast_by_hand(
-    groups, compression, mode, rank, size, wires
+    groups, compression, mode, rank, size
 ):
     own = tensors_to_round(rank, np.float32)
     weights = [tf.Variable(tf.zeros_like(tensor)) for tensor in own]
@@ -198,11 +163,10 @@ def test_gradients_are_those_of_a_cast_by_hand(
     expected = gradients(own, ByHand(WIRES[compression]))
     results = mode(lambda own: gradients(own, compression))(own)
     if size > 1:
-        assert set(wires) == {WIRES[compression]}
         assert_as_cast_by_hand(results, expected, compression, size)
 
 
-def test_group_of_many_dtypes(mode, rank, size, wires):
+def test_group_of_many_dtypes(mode, rank, size):
     dtypes = [tf.float64, tf.int32, tf.float32, tf.bool, tf.int64, tf.float16]
 
     @mode
@@ -223,9 +187,6 @@ def test_group_of_many_dtypes(mode, rank, size, wires):
     expected = [total, total, total, True, large * size, total]
     assert [result.dtype for result in results] == dtypes
     assert [result.numpy() for result in results] == expected
-    if size > 1:
-        wire = tf.bfloat16
-        assert wires == [wire, tf.int32, wire, tf.bool, tf.int64, tf.float16]
 
 
 def test_indexed_slices(compression, rank, size):
@@ -237,20 +198,6 @@ def test_indexed_slices(compression, rank, size):
     assert result.indices.numpy().tolist() == list(range(size))
     expected = 1.0 if size > 1 else 1 + 2.0**-20
     np.testing.assert_array_equal(result.values, np.full([size, 2], expected))
-
-
-def test_gradient(mode, rank, size):
-    @mode
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tfring.allreduce(x, op=tfring.Sum, compression=Compression.fp16)
-            loss = tf.reduce_sum(y) * (rank + 1.0)
-        return tape.gradient(loss, x)
-
-    result = gradient(tf.ones([3]))
-    assert result.dtype == tf.float32
-    np.testing.assert_array_equal(result, np.full(3, size * (size + 1) / 2))
 
 
 @pytest.mark.parametrize("sparse_as_dense", [True, False])

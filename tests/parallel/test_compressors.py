@@ -9,12 +9,6 @@ import tensorflow as tf
 import tfring
 from tfring.compression import Compressor
 
-MODES = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": lambda function: tf.function(function, jit_compile=True),
-}
-
 
 class Hundredths(Compressor):
     """Integers travel; what is below a hundredth is lost."""
@@ -43,11 +37,6 @@ class NotNegative:
     def decompress(self, tensor, ctx):
         # In an average, the offset that each rank has added remains once.
         return tf.reshape(tensor - tf.cast(self.offset, tensor.dtype), ctx)
-
-
-@pytest.fixture(params=list(MODES))
-def mode(request):
-    return MODES[request.param]
 
 
 @pytest.fixture(params=["class", "instance"])
@@ -93,6 +82,16 @@ def test_what_travels_is_what_it_gives(size):
     lost = 0.001 if size > 1 else 0.0
     expected = np.float32((2.501 - lost) * size)
     np.testing.assert_allclose(result, [expected] * 2)
+
+
+def test_one_that_is_derived_is_called(several_ranks, size):
+    class Louder(tfring.Compression.fp16):
+        @classmethod
+        def compress(cls, tensor):
+            return super().compress(tensor * 2)
+
+    result = tfring.allreduce(tf.ones([2]), compression=Louder)
+    np.testing.assert_array_equal(result, [2, 2])
 
 
 def test_reducescatter(rank, size):
@@ -190,9 +189,9 @@ def compressor(compress, decompress=lambda tensor, _: tensor):
         ),
     ],
 )
-def test_compressors_that_are_wrong(error, words, compression, rank, size):
-    if size == 1:
-        pytest.skip("on one rank nothing travels")
+def test_compressors_that_are_wrong(
+    error, words, compression, several_ranks, size
+):
     with pytest.raises(error, match=words):
         tfring.allreduce(tf.ones([2]), compression=compression)
     with tfring.DistributedGradientTape(
@@ -205,9 +204,7 @@ def test_compressors_that_are_wrong(error, words, compression, rank, size):
     assert tfring.allreduce(1, op=tfring.Sum) == size
 
 
-def test_what_must_be_given_back(rank, size):
-    if size == 1:
-        pytest.skip("on one rank nothing travels")
+def test_what_must_be_given_back(several_ranks, size):
     other_dtype = compressor(lambda x: (tf.cast(x, tf.float16), None))
     with pytest.raises(TypeError, match=r"give back float32.*got float16"):
         tfring.allreduce(tf.ones([2]), compression=other_dtype)
@@ -217,9 +214,7 @@ def test_what_must_be_given_back(rank, size):
     assert tfring.allreduce(1, op=tfring.Sum) == size
 
 
-def test_ranks_that_compress_otherwise(rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
+def test_ranks_that_compress_otherwise(several_ranks, rank, size):
     own = Hundredths if rank == 1 else tfring.Compression.none
     with pytest.raises(
         tf.errors.FailedPreconditionError, match=r"dtypes differ|float32"

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import MODES
 
 import tfring
 
-MODES = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": lambda function: tf.function(function, jit_compile=True),
-}
 NAME = "disagreement"
 # No int32 in what follows: with GPUs that is in the host's memory, which would
 # be another disagreement.
@@ -131,23 +127,17 @@ WITH_XLA = ("allreduce", "grouped_allreduce", "broadcast")
     [
         (collective, mode)
         for collective in (
-            *WITH_XLA,
-            "reducescatter",
-            "grouped_reducescatter",
-            "allgather",
-            "grouped_allgather",
-            "alltoall",
-            "barrier",
+            *(*WITH_XLA, "reducescatter", "grouped_reducescatter"),
+            *("allgather", "grouped_allgather", "alltoall", "barrier"),
         )
         for mode in MODES
         if mode != "xla" or collective in WITH_XLA
     ],
+    indirect=["mode"],
 )
-def test_every_rank_learns_of_it(collective, mode, rank, size):
-    if size == 1:
-        pytest.skip("one rank agrees with itself")
+def test_every_rank_learns_of_it(collective, mode, several_ranks, rank, size):
     for what, call in disagreements(int(rank == 1))[collective].items():
-        function = MODES[mode](call)
+        function = mode(call)
         for _ in range(2):
             with pytest.raises(tf.errors.FailedPreconditionError) as error:
                 function()

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from helpers import DTYPES, values_of, without_xla
 
 import tfring
-from tfring._ops.reductions import SUPPORTED_DTYPES
-
-DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
-MODES = ["eager", "graph"]
 
 
-def each_mode(mode, function):
-    if mode == "eager":
-        return function
-    return tf.function(function, jit_compile=mode == "xla")
-
-
-def values_of(rank, shape, dtype):
-    """A rank's contribution: small whole numbers, exact in any dtype."""
-    generator = np.random.default_rng(rank)
-    return generator.integers(0, 4, shape).astype(dtype.as_numpy_dtype)
-
-
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
 def test_allreduce_of_mixed_dtypes(mode, rank, size):
     kinds = [
         (tf.float32, (3,)),
@@ -43,7 +26,7 @@ def test_allreduce_of_mixed_dtypes(mode, rank, size):
         [values_of(r, shape, dtype) for dtype, shape in kinds]
         for r in range(size)
     ]
-    results = each_mode(mode, reduce)(*map(tf.constant, arrays[rank]))
+    results = mode(reduce)(*map(tf.constant, arrays[rank]))
     for i, result in enumerate(results):
         expected = np.sum([of_rank[i] for of_rank in arrays], axis=0)
         assert result.dtype == kinds[i][0]
@@ -52,7 +35,7 @@ def test_allreduce_of_mixed_dtypes(mode, rank, size):
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@without_xla
 def test_allgather_of_every_dtype_at_once(mode, rank, size):
     # Other numbers of rows for each tensor and rank; some have none.
     arrays = [
@@ -62,7 +45,7 @@ def test_allgather_of_every_dtype_at_once(mode, rank, size):
         ]
         for r in range(size)
     ]
-    results = each_mode(mode, tfring.grouped_allgather)(
+    results = mode(tfring.grouped_allgather)(
         list(map(tf.constant, arrays[rank]))
     )
     for i, (result, dtype) in enumerate(zip(results, DTYPES * 2, strict=True)):
@@ -72,7 +55,7 @@ def test_allgather_of_every_dtype_at_once(mode, rank, size):
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@without_xla
 def test_reducescatter_of_every_dtype_at_once(mode, rank, size):
     # From no rows at all to more than there are ranks.
     shapes = [(i % (2 * size + 2), 3) for i in range(len(DTYPES))]
@@ -87,7 +70,7 @@ def test_reducescatter_of_every_dtype_at_once(mode, rank, size):
         ]
         for r in range(size)
     ]
-    results = each_mode(mode, scatter)(*map(tf.constant, arrays[rank]))
+    results = mode(scatter)(*map(tf.constant, arrays[rank]))
     for i, (result, dtype) in enumerate(zip(results, DTYPES, strict=True)):
         assert result.dtype == dtype
         total = sum(of_rank[i].astype(np.float64) for of_rank in arrays)
@@ -97,7 +80,7 @@ def test_reducescatter_of_every_dtype_at_once(mode, rank, size):
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@without_xla
 def test_allreduce_with_indexed_slices_among_tensors(mode, rank, size):
     def reduce(values, indices):
         slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
@@ -108,7 +91,7 @@ def test_allreduce_with_indexed_slices_among_tensors(mode, rank, size):
         return [tf.convert_to_tensor(each) for each in reduced]
 
     values = tf.fill([2, 2], rank + 1.0)
-    results = each_mode(mode, reduce)(values, tf.constant([3, 0]))
+    results = mode(reduce)(values, tf.constant([3, 0]))
     total = size * (size + 1) / 2
     sparse = np.array([[total] * 2, [0] * 2, [0] * 2, [total] * 2])
     for i, expected in (0, sparse), (1, np.full([2, 2], total)), (2, sparse):
@@ -125,7 +108,7 @@ def test_groups_of_nothing():
         assert grouped([]) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@without_xla
 def test_gradients_are_those_of_single_collectives(mode, rank, size):
     """The tensors are float32 and float64; no loss depends on one result."""
 
@@ -164,16 +147,13 @@ def test_gradients_are_those_of_single_collectives(mode, rank, size):
 
     x = tf.reshape(tf.range((size + 1) * 2.0), [size + 1, 2]) + rank
     y = tf.cast(x, tf.float64)[:-1]
-    for together, apart in each_mode(mode, gradients)(x, y, x):
+    for together, apart in mode(gradients)(x, y, x):
         for one, other in zip(together, apart, strict=True):
             assert np.any(one)
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_reducescatter_compresses(size):
-    if size == 1:
-        pytest.skip("one rank sends nothing")
-
+def test_reducescatter_compresses(several_ranks, size):
     @tf.function
     def scatter(x):
         # 2049 has more bits than float16.

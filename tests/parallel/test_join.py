@@ -129,12 +129,3 @@ def test_in_a_function(size):
     assert 0 <= first < size
     assert total == size
     assert 0 <= second < size
-
-
-def test_xla_is_refused():
-    @tf.function(jit_compile=True)
-    def join():
-        return tfring.join()
-
-    with pytest.raises(NotImplementedError, match="jit_compile"):
-        join()

@@ -12,14 +12,6 @@ from mpi4py import MPI
 import tfring
 from tfring._ops import chains
 
-MODES = ["eager", "graph", "xla"]
-
-
-def each_mode(mode, function):
-    if mode == "eager":
-        return function
-    return tf.function(function, jit_compile=mode == "xla")
-
 
 @pytest.fixture
 def sets():
@@ -68,7 +60,6 @@ def test_of_what_a_set_knows(halves, rank, size):
     assert 0 < ids[0] < ids[1]
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_disjoint_and_overlapping_sets_at_the_same_time(
     mode, halves, sets, rank, size
 ):
@@ -91,7 +82,7 @@ def test_disjoint_and_overlapping_sets_at_the_same_time(
     if rank > 0 and all_but_first:
         expected.append([sum(range(size))])
     expected += [[np.mean(members)], [sum(range(size))]]
-    function = each_mode(mode, step)
+    function = mode(step)
     for _ in range(3):
         results = function(tf.constant([float(rank)]))
         assert [r.numpy().tolist() for r in results] == expected
@@ -104,7 +95,6 @@ def test_nameless_collectives_count_in_their_set(halves, rank, size):
     assert allreduce(1, tfring.global_process_set) == size
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_mismatch_names_the_world_s_ranks_and_stays_in_the_set(
     mode, sets, rank, size
 ):
@@ -112,7 +102,7 @@ def test_a_mismatch_names_the_world_s_ranks_and_stays_in_the_set(
         pytest.skip("needs a set of two ranks that are not the first ones")
     [pair] = sets([size - 2, size - 1])
     length = 3 + (rank == size - 1)
-    step = each_mode(mode, lambda: allreduce(tf.ones([length]), pair, name="x"))
+    step = mode(lambda: allreduce(tf.ones([length]), pair, name="x"))
     if pair.included():
         with pytest.raises(tf.errors.FailedPreconditionError) as error:
             step()

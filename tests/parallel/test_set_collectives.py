@@ -1,14 +1,21 @@
-"""Every collective within a process set, against NumPy."""
+"""Every collective, of all ranks and of a part of them, against NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import MODES, without_xla
 
 import tfring
 
-MODES = ["eager", "graph"]
+
+@pytest.fixture(params=["half", "world"])
+def mine(request):
+    """A set with this rank in it."""
+    if request.param == "world":
+        return tfring.global_process_set
+    return request.getfixturevalue("halves")[tfring.rank() % 2]
 
 
 @pytest.fixture(scope="module")
@@ -25,36 +32,35 @@ def halves():
         tfring.remove_process_set(half)
 
 
-def rows_of(rank, size):
-    """Returns as many rows as a half has ranks, and one more."""
-    count = (size + 1 - rank % 2) // 2 + 1
-    return np.arange(count * 3.0).reshape(-1, 3) + 100 * rank
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_collective(mode, halves, rank, size):
-    half = halves[rank % 2]
-    ranks, mine, n = half.ranks, half.rank(), half.size()
-    root = ranks[-1]
-    of_rank = [rows_of(r, size) for r in ranks]
+@without_xla
+def test_every_collective(mode, mine):
+    n = mine.size()
+    own = mine.rank()
+    # As many rows as the set has ranks, and one more.
+    of_rank = [
+        np.arange((n + 1) * 3.0).reshape(-1, 3) + 100 * r for r in mine.ranks
+    ]
     total = sum(of_rank)
-    own_rows = np.array_split(total, n)[mine]
+    own_rows = np.array_split(total, n)[own]
     splits = [2] + [1] * (n - 1)
     first_rows = [0, *np.cumsum(splits)]
+    scaled = {"op": tfring.Sum, "prescale_factor": 2, "postscale_factor": 3}
 
+    @mode
     def step(x):
-        options = {"process_set": half}
-        tfring.barrier(half)
-        slices = tf.IndexedSlices(x[:1], [mine], tf.constant([n, 3]))
+        options = {"process_set": mine}
+        tfring.barrier(mine)
+        slices = tf.IndexedSlices(x[:1], [own], tf.constant([n, 3]))
         return {
             "average": tfring.allreduce(x, **options),
             "sum": tfring.allreduce(x, op=tfring.Sum, **options),
             "sparse": tf.convert_to_tensor(tfring.allreduce(slices, **options)),
             "group": tfring.grouped_allreduce([x, x], **options),
-            "gathered": tfring.allgather(x[: mine + 1], **options),
+            "gathered": tfring.allgather(x[: own + 1], **options),
             "group_gathered": tfring.grouped_allgather([x, x[:1]], **options),
-            "root": tfring.broadcast(x, root, **options),
+            "root": tfring.broadcast(x, mine.ranks[-1], **options),
             "scattered": tfring.reducescatter(x, **options),
+            "scaled": tfring.reducescatter(x, **scaled, **options),
             "group_scattered": tfring.grouped_reducescatter(
                 [x], op=tfring.Sum, **options
             ),
@@ -62,8 +68,7 @@ def test_every_collective(mode, halves, rank, size):
             "even": tfring.alltoall(x[:n], **options),
         }
 
-    function = step if mode == "eager" else tf.function(step)
-    results = function(tf.constant(of_rank[mine]))
+    results = step(tf.constant(of_rank[own]))
     expected = {
         "average": total / n,
         "sum": total,
@@ -76,14 +81,15 @@ def test_every_collective(mode, halves, rank, size):
         ],
         "root": of_rank[-1],
         "scattered": own_rows / n,
+        "scaled": 6 * own_rows,
         "group_scattered": [own_rows],
         "exchanged": [
             np.concatenate(
-                [x[first_rows[mine] :][: splits[mine]] for x in of_rank]
+                [x[first_rows[own] :][: splits[own]] for x in of_rank]
             ),
-            [splits[mine]] * n,
+            [splits[own]] * n,
         ],
-        "even": np.stack([x[mine] for x in of_rank]),
+        "even": np.stack([x[own] for x in of_rank]),
     }
     for what, value in expected.items():
         result = results[what]
@@ -93,13 +99,14 @@ def test_every_collective(mode, halves, rank, size):
             np.testing.assert_allclose(one, correct, err_msg=what)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
-def test_gradients_with_ops_and_factors(mode, halves, rank, size):
+def test_gradients_with_ops_and_factors(mode, mine):
     """Each against Note [Whose loss] in `_gradients`, of the set's ranks."""
-    half = halves[rank % 2]
-    n = half.size()
+    n = mine.size()
     weights = np.arange(1.0, n + 1)[:, np.newaxis]
-    options = {"process_set": half}
+    # Of n + 1 rows the first rank has two.
+    splits = [2] + [1] * (n - 1)
+    of_rows = np.repeat(weights, splits, axis=0)
+    options = {"process_set": mine}
     scaled = {"op": tfring.Sum, "prescale_factor": 2, "postscale_factor": 3}
     expected = {
         lambda x: tfring.allreduce(x, **options): np.mean(weights),
@@ -107,47 +114,51 @@ def test_gradients_with_ops_and_factors(mode, halves, rank, size):
         lambda x: tfring.grouped_allreduce([x, x], **scaled, **options)[1]: (
             6 * sum(weights)
         ),
-        lambda x: tfring.broadcast(x, half.ranks[-1], **options): (
-            np.mean(weights) if half.rank() == n - 1 else 0
+        lambda x: tfring.broadcast(x, mine.ranks[-1], **options): (
+            np.mean(weights) if mine.rank() == n - 1 else 0
         ),
+        lambda x: tfring.allreduce(
+            x, op=tfring.Sum, compression=tfring.Compression.fp16, **options
+        ): sum(weights),
     }
-    if mode != "xla":
+    if mode is not MODES["xla"]:
         expected |= {
             lambda x: tfring.allgather(x, **options): np.mean(weights),
             lambda x: tfring.grouped_allgather([x], **options)[0]: (
                 np.mean(weights)
             ),
-            lambda x: tfring.alltoall(x, **options): weights,
-            lambda x: tfring.reducescatter(x, **options): weights,
+            lambda x: tfring.alltoall(x, splits, **options)[0]: of_rows,
+            lambda x: tfring.reducescatter(x, **options): of_rows,
             lambda x: tfring.reducescatter(x, **scaled, **options): (
-                6 * n * weights
+                6 * n * of_rows
             ),
             lambda x: tfring.grouped_reducescatter([x], **scaled, **options)[
                 0
-            ]: 6 * n * weights,
+            ]: 6 * n * of_rows,
         }
 
+    @mode
     def gradients(x):
         results = []
         for collective in expected:
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                loss = tf.reduce_sum(collective(x)) * weights[half.rank(), 0]
+                loss = tf.reduce_sum(collective(x)) * weights[mine.rank(), 0]
             results.append(tape.gradient(loss, x))
         return results
 
-    if mode != "eager":
-        gradients = tf.function(gradients, jit_compile=mode == "xla")
-    results = gradients(tf.ones([n, 2], tf.float64))
+    results = gradients(tf.ones([n + 1, 2], tf.float64))
     for i, (result, value) in enumerate(
         zip(results, expected.values(), strict=True)
     ):
         np.testing.assert_allclose(
-            result, np.broadcast_to(value, [n, 2]), err_msg=f"collective {i}"
+            result,
+            np.broadcast_to(value, [n + 1, 2]),
+            err_msg=f"collective {i}",
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@without_xla
 def test_variables(mode, halves, rank, size):
     half = halves[rank % 2]
     variables = [tf.Variable(rank), tf.Variable([rank + 0.5])]
@@ -161,7 +172,7 @@ def test_variables(mode, halves, rank, size):
         )
         return first, value
 
-    first, value = (step if mode == "eager" else tf.function(step))()
+    first, value = mode(step)()
     assert first == half.ranks[0]
     assert value == variables[0] == half.ranks[0] + half.ranks[-1]
     assert variables[1].numpy() == half.ranks[0] + 0.5

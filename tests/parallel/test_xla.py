@@ -57,8 +57,3 @@ def test_any_name_reaches_the_engine(rank, size):
     with pytest.raises(tf.errors.FailedPreconditionError) as error:
         reduce(tf.ones([2 + rank]))
     assert ODD_NAME in error.value.message
-
-
-def test_allgather_says_that_it_cannot():
-    with pytest.raises(NotImplementedError, match="jit_compile"):
-        compiled(tfring.allgather)(tf.ones([2]))

@@ -5,8 +5,7 @@ import tensorflow as tf
 
 import tfring
 from tfring import Compression
-from tfring._ops import compression
-from tfring._ops.reductions import SUPPORTED_DTYPES, ReduceOp
+from tfring._ops.reductions import SUPPORTED_DTYPES
 
 BUILT_IN = [Compression.none, Compression.fp16, Compression.bf16]
 
@@ -23,31 +22,6 @@ def test_larger_floats_are_cast_and_cast_back(compression, wire, dtype):
     again = compression.decompress(compressed, before)
     assert again.dtype == dtype
     assert again.numpy().tolist() == [1.0, 1 + 2**-5, 1.0]
-
-
-@pytest.mark.parametrize("op", list(ReduceOp))
-def test_the_engine_casts_but_for_adasum(op):
-    split_engine_cast = compression.split_engine_cast
-    for kind in Compression.fp16, Compression.bf16, Compression.fp16():
-        rest, wire_dtype = split_engine_cast(kind, op)
-        if op is ReduceOp.Adasum:
-            assert rest is kind
-            assert wire_dtype(tf.float32) == tf.float32
-        else:
-            assert rest is Compression.none
-            assert wire_dtype(tf.float64) == kind.wire
-            assert wire_dtype(tf.int64) == tf.int64
-
-
-def test_a_compressor_that_was_derived_is_called():
-    class Louder(Compression.fp16):
-        @classmethod
-        def compress(cls, tensor):
-            return super().compress(tensor * 2)
-
-    rest, wire_dtype = compression.split_engine_cast(Louder, ReduceOp.Sum)
-    assert rest is Louder
-    assert wire_dtype(tf.float32) == tf.float32
 
 
 @pytest.mark.parametrize("compression", BUILT_IN)

@@ -1,0 +1,39 @@
+"""What many of the tests need: ways to run a step, values, comparisons."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+from tfring._ops.reductions import SUPPORTED_DTYPES
+
+# How a step is run; the fixture `mode` has each of them.
+MODES = {
+    "eager": lambda function: function,
+    "graph": tf.function,
+    "xla": lambda function: tf.function(function, jit_compile=True),
+}
+# For a test of collectives that XLA cannot compile.
+without_xla = pytest.mark.parametrize("mode", ["eager", "graph"], indirect=True)
+DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
+
+
+def values_of(rank, shape, dtype=tf.float32, seed=0):
+    """A rank's contribution: small whole numbers, exact in any dtype."""
+    generator = np.random.default_rng([seed, rank])
+    if dtype == tf.bool:
+        return generator.integers(0, 2, shape).astype(bool)
+    lowest = 1 if dtype.is_unsigned else -3
+    return generator.integers(lowest, 4, shape).astype(dtype.as_numpy_dtype)
+
+
+def bits_of(variables):
+    return [np.asarray(v).tobytes() for v in variables]
+
+
+def assert_same_on_all_ranks(variables):
+    """To the bit."""
+    of_ranks = tfring.allgather_object(bits_of(variables))
+    assert all(each == of_ranks[0] for each in of_ranks)
