@@ -142,11 +142,11 @@ WHOLE := accumulation data_service docs fit_agreement large loading \
   local_variables offload random_trainings training undistributed user_scripts \
   xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
-  elastic_fit join_callback process_sets set_collectives shard_states \
+  elastic_fit join_callback process_sets reducer set_collectives shard_states \
   training_sets whole_states
 LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors \
   data join_callback metric_average monitor names not_broadcast objects \
-  optimizer runtime seeds sessions state timeline whole_states
+  optimizer reducer runtime seeds sessions state timeline whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
 # The others are `trainings`.
@@ -182,7 +182,7 @@ GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
 ON_HOST := accumulation autograph callbacks consistency data data_service docs \
   elastic elastic_fit fit_agreement global_mean join_callback large loading \
   metric_average metrics monitor names not_broadcast objects random_trainings \
-  runtime seeds sessions shard_states timeline topology undistributed \
+  reducer runtime seeds sessions shard_states timeline topology undistributed \
   user_scripts whole_states xla xla_stress
 SETS_ON_GPU := tests/parallel/test_process_sets.py
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\

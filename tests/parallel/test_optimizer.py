@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfring
-from tfring._core import runtime
-
-MODES = {
-    "eager": lambda function: function,
-    "traced": tf.function,
-    "compiled": lambda function: tf.function(function, jit_compile=True),
-}
-
-
-@pytest.fixture(params=list(MODES))
-def mode(request):
-    return MODES[request.param]
+from tfring._core import monitor, runtime
 
 
 @pytest.fixture
@@ -80,18 +71,57 @@ def test_accumulates_before_it_averages(mode, rank, mean_rank):
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_accumulates_passes(average, rank, mean_rank):
+@pytest.mark.parametrize("clipnorm", [None, 1.0])
+def test_accumulates_passes(average, clipnorm, rank, size, mean_rank):
     sgd = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(1.0),
+        keras.optimizers.SGD(1.0, clipnorm=clipnorm),
         backward_passes_per_step=3,
         average_aggregated_gradients=average,
     )
-    gradients = [[rank, 2.0], [rank, 4.0], [rank, 3.0]]
-    values = applied(sgd, gradients * 2, tf.function)
+    gradients = [[rank, 2.0], [rank, 4.0], [rank, 3.0]] * 2
     update = np.array([-mean_rank, -3.0]) * (1 if average else 3)
-    expected = [0, 0, update, update, update, 2 * update]
-    for value, expect in zip(values, expected, strict=True):
-        np.testing.assert_allclose(value, np.broadcast_to(expect, 2), rtol=1e-6)
+    if clipnorm:
+        update /= np.linalg.norm(update)
+    monitor.start_counting()
+    before = monitor.engine_totals().requests
+    for optimizer in (sgd, copy.deepcopy(sgd)):
+        values = applied(optimizer, gradients, tf.function)
+        expected = [0 * update] * 2 + [update] * 3 + [2 * update]
+        np.testing.assert_allclose(values, expected, rtol=1e-6)
+    # Of each optimizer one for each update, and one that compares the weights.
+    requests = monitor.engine_totals().requests - before
+    assert requests == (6 if size > 1 else 0)
+
+
+def test_every_optimizer_of_a_multi_optimizer_gets_averages(mean_rank, rank):
+    multi = tfring.DistributedOptimizer(
+        keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(
+                keras.optimizers.SGD(1.0), {"b": keras.optimizers.SGD(10.0)}
+            )
+        )
+    )
+    variables = [keras.Variable([0.0], name=name) for name in "ab"]
+    multi.apply([tf.constant([float(rank)])] * 2, variables)
+    np.testing.assert_allclose(variables, [[-mean_rank], [-10 * mean_rank]])
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_built_optimizer_takes_gradients_alone(mean_rank, rank):
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    variables = [keras.Variable([0.0]), keras.Variable([0.0])]
+    sgd.build(variables)
+    sgd.apply([None, tf.constant([float(rank)])])
+    np.testing.assert_allclose(variables, [[0.0], [-mean_rank]])
+
+
+def test_plain_optimizers_are_left_alone(rank):
+    tfring.DistributedOptimizer(keras.optimizers.SGD())
+    plain = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=1.0
+    )
+    [value] = applied(plain, [[rank, 1.0]], tf.function)
+    np.testing.assert_allclose(value, [-rank, -1.0])
 
 
 @pytest.mark.parametrize("by_lists", [True, False])
@@ -120,15 +150,29 @@ def test_groups(by_lists, rank, mean_rank):
         )
 
 
-def test_skips_together_while_accumulating(mode, rank, size):
-    lso = keras.optimizers.LossScaleOptimizer(
-        tfring.DistributedOptimizer(
-            keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
-        ),
-        initial_scale=4.0,
-    )
+@pytest.mark.parametrize(
+    ("inside", "passes"), [(True, "keras"), (False, "keras"), (True, "tfring")]
+)
+def test_skips_together_while_accumulating(inside, passes, mode, rank, size):
+    optimizer, how = keras.optimizers.SGD(1.0), {}
+    if passes == "keras":
+        optimizer.gradient_accumulation_steps = 2
+    else:
+        how = {
+            "backward_passes_per_step": 2,
+            "average_aggregated_gradients": True,
+        }
+    if not inside:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer, initial_scale=4.0
+        )
+    optimizer = tfring.DistributedOptimizer(optimizer, **how)
+    if inside:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer, initial_scale=4.0
+        )
     overflow = [np.inf if rank == size - 1 else 4.0, 4.0]
-    values = applied(lso, [[8.0, 8.0], overflow, [4.0, 4.0]], mode)
+    values = applied(optimizer, [[8.0, 8.0], overflow, [4.0, 4.0]], mode)
     # The scale was 4, and is 2 after the step that all have skipped.
     np.testing.assert_allclose(values, [[0, 0], [0, 0], [-2, -2]])
 
@@ -166,27 +210,6 @@ def test_buckets_of_many_sizes_and_dtypes(mode, rank, mean_rank, monkeypatch):
         np.testing.assert_array_equal(
             np.asarray(variable.numpy(), np.float64), -(mean_rank + i)
         )
-
-
-@pytest.mark.parametrize("sparse_as_dense", [True, False])
-def test_rows_of_an_embedding(sparse_as_dense, rank, size):
-    # Rank r has r + 1 rows: ranks need not agree on their number.
-    rows = list(range(rank + 1))
-    table = keras.Variable(np.zeros((5, 2), np.float32))
-    sgd = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(float(size)), sparse_as_dense=sparse_as_dense
-    )
-    sgd.build([table])
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table.value, rows))
-        sgd.apply([tape.gradient(loss, table.value)], [table])
-
-    step()
-    expected = [-float(max(size - row, 0)) for row in range(5)]
-    np.testing.assert_allclose(table.numpy(), np.transpose([expected] * 2))
 
 
 @pytest.mark.parametrize("sparse_as_dense", [True, False])
@@ -248,9 +271,7 @@ def test_gradient_of_a_shape_known_on_one_rank_alone(rank, mean_rank):
         np.testing.assert_allclose(variable.numpy(), -mean_rank)
 
 
-def test_models_that_differ_are_named_on_every_rank(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_models_that_differ_are_named_on_every_rank(several_ranks, rank, size):
     # One rank alone: of three that differ, the first two to come are named.
     units = 3 if rank == size - 1 else 2
     head = keras.Variable(np.zeros(units, np.float32), name="head")
