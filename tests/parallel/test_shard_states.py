@@ -11,14 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_same_on_all_ranks
 
 import tfring
 
-MODES = {
-    "eager": lambda function: function,
-    "traced": tf.function,
-    "compiled": lambda function: tf.function(function, jit_compile=True),
-}
 optimizers = keras.optimizers
 OPTIMIZERS = {
     "SGD": lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
@@ -66,15 +62,6 @@ def trained(optimizer, mode, steps=4, shapes=SHAPES, gradients=gradients_of):
     return variables
 
 
-def bits_of(variables):
-    return [np.asarray(v).tobytes() for v in variables]
-
-
-def check_same_on_all_ranks(variables):
-    of_ranks = tfring.allgather_object(bits_of(variables))
-    assert all(each == of_ranks[0] for each in of_ranks)
-
-
 def state_bytes(optimizer):
     return sum(np.asarray(v).nbytes for v in optimizer.variables)
 
@@ -87,7 +74,7 @@ def compare(make, mode, exact=True, steps=4, **options):
     without = tfring.DistributedOptimizer(make(), **options)
     got = trained(with_shares, mode, steps)
     expected = trained(without, mode, steps)
-    check_same_on_all_ranks(got)
+    assert_same_on_all_ranks(got)
     for one, other in zip(got, expected, strict=True):
         if exact and tfring.size() <= 2:
             np.testing.assert_array_equal(one, other)
@@ -112,15 +99,45 @@ def test_every_optimizer(name, size):
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
+    ("name", "mode", "exact"),
     [
-        *(("SGD", "eager"), ("AdamW", "eager"), ("Nadam", "eager")),
-        ("AdamW", "compiled"),
+        *((name, "eager", True) for name in ("SGD", "AdamW", "Nadam")),
+        # It rounds a product and a sum once, where it computes them together.
+        ("AdamW", "xla", False),
     ],
+    indirect=["mode"],
 )
-def test_other_modes(name, mode):
-    # XLA rounds a product and a sum once, where it computes them together.
-    compare(OPTIMIZERS[name], MODES[mode], exact=mode == "eager")
+def test_other_modes(name, mode, exact):
+    compare(OPTIMIZERS[name], mode, exact)
+
+
+@pytest.mark.parametrize("groups", [None, 2])
+def test_variables_of_many_shapes_and_dtypes(groups):
+    shapes = [(300, 700), (5,), (), (1024,), (3, 0), (2, 2), (99, 333)]
+    dtypes = ["float32", "float16", "float32", "float64", *["float32"] * 3]
+
+    def trained_by(**options):
+        optimizer = tfring.DistributedOptimizer(
+            optimizers.SGD(0.5, momentum=0.5), groups=groups, **options
+        )
+        variables = [
+            keras.Variable(np.ones(shape), dtype=dtype)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        for step in range(2):
+            gradients = [
+                tf.cast(gradient, dtype)
+                for gradient, dtype in zip(
+                    gradients_of(step, shapes), dtypes, strict=True
+                )
+            ]
+            optimizer.apply(gradients, variables)
+        return variables
+
+    got = trained_by(shard_states=True)
+    assert_same_on_all_ranks(got)
+    for one, other in zip(got, trained_by(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
 
 
 def excluding(make, *names):
@@ -186,21 +203,23 @@ IN_THE_GATE = ("averages", "global_clipnorm", "loss scaling")
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *((name, "traced") for name in IN_THE_GATE),
+        *((name, "graph") for name in IN_THE_GATE),
         *(
-            pytest.param(name, "traced", marks=pytest.mark.thorough)
+            pytest.param(name, "graph", marks=pytest.mark.thorough)
             for name in OPTIONS
             if name not in IN_THE_GATE
         ),
         # Those with collectives inside of a condition.
-        pytest.param("loss scaling", "compiled", marks=pytest.mark.thorough),
-        pytest.param("averages", "compiled", marks=pytest.mark.thorough),
-        pytest.param("accumulation", "compiled", marks=pytest.mark.thorough),
+        *(
+            pytest.param(name, "xla", marks=pytest.mark.thorough)
+            for name in ("loss scaling", "averages", "accumulation")
+        ),
     ],
+    indirect=["mode"],
 )
 def test_options(name, mode):
     make, options, exact = OPTIONS[name]
-    compare(make, MODES[mode], exact and mode == "traced", **options)
+    compare(make, mode, exact and mode is tf.function, **options)
 
 
 def test_gradients_that_travel_as_float16():
@@ -213,7 +232,7 @@ def test_gradients_that_travel_as_float16():
         return trained(optimizer, tf.function)
 
     got = trained_by(shard_states=True)
-    check_same_on_all_ranks(got)
+    assert_same_on_all_ranks(got)
     for one, other in zip(got, trained_by(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
@@ -239,10 +258,8 @@ def test_skips_together(rank, size):
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        *("eager", "traced"),
-        pytest.param("compiled", marks=pytest.mark.thorough),
-    ],
+    ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)],
+    indirect=True,
 )
 def test_variables_without_a_gradient(mode):
     """Nothing of theirs changes, as in Keras."""
@@ -261,7 +278,7 @@ def test_variables_without_a_gradient(mode):
         optimizer.build(variables)
         for number in range(4):
             given = gradients(number, SHAPES)
-            MODES[mode](lambda given=given: optimizer.apply(given, variables))()
+            mode(lambda given=given: optimizer.apply(given, variables))()
         optimizer.apply(gradients_of(9)[:3], variables[:3])
         return optimizer, variables
 
@@ -311,13 +328,12 @@ def test_ranks_of_a_process_set(rank, size):
     tfring.remove_process_set(process_set)
 
 
-def test_xla_copies_no_large_variable(size):
+@pytest.mark.usefixtures("several_ranks")
+def test_xla_copies_no_large_variable():
     """It reduces gradients, and gathers weights, where they lie.
 
     And it makes no loop over a share in which it divides by a row's length.
     """
-    if size == 1:
-        pytest.skip("one rank has no shares")
     shape = (301, 333)
     weights = [tf.Variable(tf.ones(s)) for s in [shape, shape[::-1]]]
     optimizer = tfring.DistributedOptimizer(

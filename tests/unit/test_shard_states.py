@@ -8,128 +8,13 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring._gradients import shares
-from tfring._gradients.gradient_options import GradientOptions
 
 SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2), (99, 333)]
-DTYPES = ["float32", "float16", "float32", "float64", *["float32"] * 4]
 
 
 @pytest.fixture(autouse=True)
 def initialized():
     tfring.init()
-
-
-def made(shapes, dtypes=DTYPES):
-    rng = np.random.default_rng(0)
-    return [
-        keras.Variable(rng.normal(size=shape), dtype=dtype)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-
-
-def layouts(monkeypatch, size, variables, **options):
-    """What each of so many ranks has."""
-    result = []
-    for rank in range(size):
-        monkeypatch.setattr(
-            shares, "place_in", lambda _, rank=rank: (rank, size)
-        )
-        result.append(shares.Layout(variables, GradientOptions(**options)))
-    return result
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("groups", [None, 2])
-def test_every_element_is_one_ranks(monkeypatch, size, groups):
-    variables = made(SHAPES)
-    of_ranks = layouts(monkeypatch, size, variables, groups=groups)
-    for i, variable in enumerate(variables):
-        parts = [layout.shares[i].of(variable) for layout in of_ranks]
-        np.testing.assert_array_equal(
-            tf.concat(parts, 0), np.reshape(variable, [-1])
-        )
-        ends = [layout.shares[i].end for layout in of_ranks]
-        # The instructions for full vectors are those for the whole variable.
-        assert all(end % 16 == 0 or end == ends[-1] for end in ends)
-
-
-def share_of(tensor, rank, size):
-    """What a collective in place gives to a rank, or takes from it."""
-    flat = np.ravel(tensor)
-    count = -(-flat.size // (size * 16)) * 16
-    return flat[rank * count : (rank + 1) * count]
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("groups", [None, 2])
-def test_what_travels_comes_back(monkeypatch, size, groups):
-    """As a reducescatter and an allgather move the shares."""
-    variables = made(SHAPES)
-    of_ranks = layouts(monkeypatch, size, variables, groups=groups)
-    seen = set()
-    for number, bucket in enumerate(of_ranks[0].buckets):
-        packed = bucket.pack(variables)
-        own_packed = []
-        for rank, layout in enumerate(of_ranks):
-            scattered = []
-            for each in packed:  # What is not this rank's is not defined.
-                flat = np.full(each.shape, np.nan, each.dtype.as_numpy_dtype)
-                share_of(flat, rank, size)[...] = share_of(each, rank, size)
-                scattered.append(tf.constant(flat))
-            own = layout.buckets[number].own(scattered)
-            for i, part in own.items():
-                expected = layout.shares[i].of(variables[i])
-                np.testing.assert_array_equal(part, expected)
-            own_packed.append(layout.buckets[number].pack_own(own, variables))
-        gathered = [
-            np.concatenate(
-                [share_of(each, r, size) for r, each in enumerate(of_all)]
-            ).reshape(of_all[0].shape)
-            for of_all in zip(*own_packed, strict=True)
-        ]
-        for i, value in bucket.whole(gathered).items():
-            seen.add(i)
-            np.testing.assert_array_equal(value, variables[i])
-    assert seen == {i for i, shape in enumerate(SHAPES) if 0 not in shape}
-
-
-def test_what_has_no_gradient_travels_as_zeros(monkeypatch):
-    variables = made(SHAPES)
-    for layout in layouts(monkeypatch, 2, variables):
-        for bucket in layout.buckets:
-            none = bucket.own(bucket.pack([None] * len(variables)))
-            assert all(not np.any(part) for part in none.values())
-
-
-def test_shares_are_about_equal(monkeypatch):
-    rng = np.random.default_rng(1)
-    shapes = [(int(n),) for n in rng.integers(1, 3000, 300)]
-    variables = [tf.Variable(tf.zeros(shape)) for shape in shapes]
-    total = sum(n for (n,) in shapes)
-    for size in 2, 3, 8:
-        for layout in layouts(monkeypatch, size, variables):
-            own = sum(share.shape[0] for share in layout.shares)
-            assert own * size < total * 1.05
-            travels = sum(
-                int(tf.size(each))
-                for bucket in layout.buckets
-                for each in bucket.pack(variables)
-            )
-            assert travels < total * 1.1
-
-
-def test_large_variables_travel_as_they_are(monkeypatch):
-    shapes = [(256, 128), (1, 65536), (99, 333), (10,)]
-    variables = made(shapes, ["float32"] * 4)
-    layout, _ = layouts(monkeypatch, 2, variables)
-    [bucket] = layout.buckets
-    assert [each.shape for each in bucket.pack(variables)] == [
-        (99, 333),
-        (1, 65536),
-        (256, 128),
-        (2, 16),
-    ]
 
 
 class OfMine(keras.optimizers.Adam):
