@@ -165,8 +165,3 @@ def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
         history["table"], [[[expected, 2.0], [0.0, -expected]]]
     )
     assert history["name"] == ["no number"]
-
-
-def test_a_device_must_exist():
-    with pytest.raises(ValueError, match="MetricAverageCallback: device="):
-        tfring.callbacks.MetricAverageCallback("/gpu:77")

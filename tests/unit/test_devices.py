@@ -1,57 +1,53 @@
 """Which devices collectives can be told to run on, and that they do."""
 
-import keras
 import pytest
 import tensorflow as tf
 
 import tfring
 
-# Each call that takes a device, and by which name.
+BOTH = "device_dense", "device_sparse"
+# Each call that takes a device, and by which names.
 CALLS = {
-    "allreduce": {
-        argument: lambda **device: tfring.allreduce([1.0], **device)
-        for argument in ("device_dense", "device_sparse")
-    },
-    "grouped_allreduce": {
-        argument: lambda **device: tfring.grouped_allreduce([[1.0]], **device)
-        for argument in ("device_dense", "device_sparse")
-    },
-    "reducescatter": {
-        "device_dense": lambda **device: tfring.reducescatter([1.0], **device)
-    },
-    "grouped_reducescatter": {
-        "device_dense": lambda **device: tfring.grouped_reducescatter(
-            [[1.0]], **device
-        )
-    },
-    "DistributedOptimizer": {
-        argument: lambda **device: tfring.DistributedOptimizer(
-            keras.optimizers.SGD(), **device
-        )
-        for argument in ("device_dense", "device_sparse")
-    },
-    "DistributedGradientTape": {
-        argument: lambda **device: tfring.DistributedGradientTape(
-            tf.GradientTape(), **device
-        )
-        for argument in ("device_dense", "device_sparse")
-    },
-    "BroadcastGlobalVariablesHook": {
-        "device": lambda **device: tfring.BroadcastGlobalVariablesHook(
-            0, **device
-        )
-    },
-    "BroadcastGlobalVariablesCallback": {
-        "device": tfring.callbacks.BroadcastGlobalVariablesCallback
-    },
-    "MetricAverageCallback": {"device": tfring.callbacks.MetricAverageCallback},
+    "allreduce": (BOTH, lambda **how: tfring.allreduce([1.0], **how)),
+    "grouped_allreduce": (
+        BOTH,
+        lambda **how: tfring.grouped_allreduce([[1.0]], **how),
+    ),
+    "reducescatter": (
+        BOTH[:1],
+        lambda **how: tfring.reducescatter([1.0], **how),
+    ),
+    "grouped_reducescatter": (
+        BOTH[:1],
+        lambda **how: tfring.grouped_reducescatter([[1.0]], **how),
+    ),
+    "DistributedOptimizer": (
+        BOTH,
+        lambda **how: tfring.DistributedOptimizer("sgd", **how),
+    ),
+    "DistributedGradientTape": (
+        BOTH,
+        lambda **how: tfring.DistributedGradientTape(tf.GradientTape(), **how),
+    ),
+    "BroadcastGlobalVariablesHook": (
+        ["device"],
+        lambda **how: tfring.BroadcastGlobalVariablesHook(0, **how),
+    ),
+    "BroadcastGlobalVariablesCallback": (
+        ["device"],
+        tfring.callbacks.BroadcastGlobalVariablesCallback,
+    ),
+    "MetricAverageCallback": (
+        ["device"],
+        tfring.callbacks.MetricAverageCallback,
+    ),
 }
 EACH = pytest.mark.parametrize(
     ("function", "argument", "call"),
     [
         (function, argument, call)
-        for function, calls in CALLS.items()
-        for argument, call in calls.items()
+        for function, (arguments, call) in CALLS.items()
+        for argument in arguments
     ],
 )
 
@@ -114,7 +110,9 @@ def test_collectives_are_placed():
         return [
             tfring.allreduce(x, device_dense="/cpu:0"),
             tfring.allreduce(slices, device_sparse="/cpu:0").values,
-            *tfring.grouped_allreduce([x], device_dense="/cpu:0"),
+            *tfring.grouped_allreduce(
+                [x, slices], device_dense="/cpu:0", device_sparse="/cpu:0"
+            )[:1],
             tfring.reducescatter(x, device_dense="/cpu:0"),
             *tfring.grouped_reducescatter([x], device_dense="/cpu:0"),
         ]
