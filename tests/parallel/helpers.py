@@ -33,7 +33,12 @@ def bits_of(variables):
     return [np.asarray(v).tobytes() for v in variables]
 
 
+def assert_alike(value):
+    """All ranks have the same value."""
+    of_ranks = tfring.allgather_object(value)
+    assert of_ranks == [of_ranks[0]] * len(of_ranks)
+
+
 def assert_same_on_all_ranks(variables):
     """To the bit."""
-    of_ranks = tfring.allgather_object(bits_of(variables))
-    assert all(each == of_ranks[0] for each in of_ranks)
+    assert_alike(bits_of(variables))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from helpers import assert_same_on_all_ranks
 
 import tfring
 
@@ -43,13 +44,6 @@ def fit(model, rank, **arguments):
         batch_size=4,
         **({"verbose": 0} | arguments),
     )
-
-
-def assert_same_on_all_ranks(variables):
-    for variable in variables:
-        everyone = tfring.allgather(np.asarray(variable)[np.newaxis])
-        for other in everyone:
-            np.testing.assert_array_equal(other, variable)
 
 
 class StateBeforeTheFirstBatch(keras.callbacks.Callback):
@@ -110,9 +104,7 @@ def test_every_fit_starts_from_the_root(rank):
     assert_same_on_all_ranks(model.trainable_variables)
 
 
-def test_metrics_of_one_rank_alone_are_an_error_on_all(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_metrics_of_one_rank_alone_are_an_error_on_all(rank, several_ranks):
     logs = {"loss": 1.0}
     if rank == 0:
         logs["val_loss"] = 2.0

@@ -58,9 +58,7 @@ def test_the_same_weights_pass(rank):
     assert int(model.optimizer.iterations) == 8
 
 
-def test_one_bit_on_one_rank_is_an_error_on_all(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_one_bit_on_one_rank_is_an_error_on_all(rank, several_ranks, size):
     others = list(range(size - 1))
     model = make_model()
     with pytest.raises(RuntimeError, match="after 2 batches") as error:
@@ -96,24 +94,18 @@ def test_ranks_that_stand_by_are_not_counted(rank, size):
     assert tfring.join() > 0
 
 
-def test_epochs_are_checked_at_their_end(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_epochs_are_checked_at_their_end(rank, several_ranks):
     with pytest.raises(RuntimeError, match="at the end of epoch 1 "):
         poisoned(make_model(), rank, 0, after=4, every=None)
 
 
-def test_an_optimizer_that_is_not_distributed_is_noticed(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_an_optimizer_that_is_not_distributed_is_noticed(rank, several_ranks):
     model = make_model(keras.optimizers.SGD(0.01))
     with pytest.raises(RuntimeError, match=r"first/kernel.*Use Distributed"):
         fit(model, rank, callbacks=[ConsistencyCheckCallback(every=1)])
 
 
-def test_models_of_different_depth(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_models_of_different_depth(rank, several_ranks):
     model = keras.Sequential([keras.Input((3,))])
     for _ in range(1 + (rank == 0)):
         model.add(keras.layers.Dense(3))

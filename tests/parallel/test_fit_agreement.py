@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_alike, assert_same_on_all_ranks
 
 import tfring
 from tfring.callbacks import (
@@ -20,10 +21,7 @@ from tfring.callbacks import (
 ROWS, BATCH = 16, 4
 
 
-@pytest.fixture(autouse=True)
-def _several_ranks(size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+pytestmark = pytest.mark.usefixtures("several_ranks")
 
 
 @pytest.fixture
@@ -57,13 +55,8 @@ def steps_of(model):
     return int(model.optimizer.iterations)
 
 
-def assert_same_on_all_ranks(value):
-    everyones = tfring.allgather_object(value)
-    assert everyones == [everyones[0]] * len(everyones)
-
-
 def assert_same_weights(model):
-    assert_same_on_all_ranks([w.tolist() for w in model.get_weights()])
+    assert_same_on_all_ranks(model.weights)
 
 
 class Does(keras.callbacks.Callback):
@@ -202,7 +195,7 @@ def test_callbacks_that_decide_by_metrics_decide_alike(rank):
         # In the order in which they decide before they hear of the others.
         history = fit(model, rank, epochs=9, callbacks=callbacks() + extra)
         results.append((history, float(model.optimizer.learning_rate)))
-        assert_same_on_all_ranks(results[-1])
+        assert_alike(results[-1])
         assert_same_weights(model)
     assert results[0] == results[1]
     [(history, rate), _] = results
@@ -227,7 +220,7 @@ def test_validation_on_one_rank_alone(rank):
         model, rank, epochs=5, validation_data=data, callbacks=callbacks()
     )
     assert len(history["loss"]) == 2
-    assert_same_on_all_ranks(history["loss"])
+    assert_alike(history["loss"])
 
 
 def test_the_first_rank_writes_what_all_would(rank, size, path):
@@ -258,7 +251,7 @@ def test_the_first_rank_writes_what_all_would(rank, size, path):
     saved = keras.models.load_model(path / "2.keras")
     for one, other in zip(saved.weights, model.weights, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert_same_on_all_ranks(history)
+    assert_alike(history)
     tfring.barrier()  # before the directory goes
 
 
@@ -313,7 +306,7 @@ def test_ranks_may_be_uneven_if_they_join(rank):
     assert len(history["loss"]) == 2
     assert len(seen) == 2 * (4 + 2 * (rank == 1))
     assert_same_weights(model)
-    assert_same_on_all_ranks(history)
+    assert_alike(history)
 
 
 class ByF1(keras.callbacks.Callback):
@@ -334,7 +327,7 @@ def test_ranks_decide_by_the_same_numbers(rank):
     callbacks = [ByF1(), MetricAverageCallback(), stop]
     history = fit(make_model(), rank, epochs=4, callbacks=callbacks)
     assert len(history["f1"]) == 2
-    assert_same_on_all_ranks(history["f1"])
+    assert_alike(history["f1"])
 
 
 def test_a_metric_that_is_no_number_is_refused_at_the_first_batch(rank):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_same_on_all_ranks
 
 import tfring
 
@@ -18,13 +19,6 @@ def data_of(rank, batches):
     rng = np.random.default_rng(rank)
     x = rng.normal(size=(batches * BATCH_SIZE, 3)).astype("float32")
     return x, rng.normal(size=(len(x), 1)).astype("float32")
-
-
-def assert_same_on_all_ranks(variables):
-    for variable in variables:
-        everyone = tfring.allgather(np.asarray(variable)[np.newaxis])
-        for other in everyone:
-            np.testing.assert_array_equal(other, variable)
 
 
 def trained_alone(kernel, size):

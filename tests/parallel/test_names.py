@@ -34,10 +34,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_two_threads(what, rank, size):
+def test_two_threads(what, rank, several_ranks, size):
     """The second call fails while the first one still waits for the others."""
-    if size == 1:
-        pytest.skip("on one rank nothing waits")
     if what == "broadcast_object" and "TFRING_TEST_DEVICE" in os.environ:
         # Its integers of 64 bits are on the GPU.
         pytest.skip("there TensorFlow fails both calls: see docs/limits.md")
@@ -71,10 +69,10 @@ def test_two_threads(what, rank, size):
         assert result == 0
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_one_chain(mode, rank, size):
     """Where the first may have run to its end before the second starts."""
 
+    @mode
     def step():
         started = None
         in_flight = []
@@ -90,8 +88,6 @@ def test_one_chain(mode, rank, size):
             in_flight.append((buffers, started))
         return [chains.finish(*pair)[0] for pair in in_flight]
 
-    if mode != "eager":
-        step = tf.function(step, jit_compile=mode == "xla")
     for _ in range(20):
         with pytest.raises(
             tf.errors.InvalidArgumentError, match="'one_chain/same'"
@@ -135,9 +131,7 @@ def test_automatic_names_know_no_scopes(jit_compile, rank, size):
     assert loss == gradient == 2 * size**2
 
 
-def test_two_sessions_run_one_graph(rank, size):
-    if size == 1:
-        pytest.skip("on one rank nothing waits")
+def test_two_sessions_run_one_graph(rank, several_ranks, size):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         total = tfring.allreduce(tf.constant(1), op=tfring.Sum, name="shared")
         if rank == 0:

@@ -78,9 +78,7 @@ def test_weights_that_are_the_same_pass(how, rank):
     assert warned(step) == []
 
 
-def test_as_an_error_it_is_one_on_every_rank(rank, size):
-    if size == 1:
-        pytest.skip("nobody is warned")
+def test_as_an_error_it_is_one_on_every_rank(rank, several_ranks):
     step, (weight, _) = steps("tape")
     weight.assign([rank, rank])
     with warnings.catch_warnings():
@@ -90,9 +88,9 @@ def test_as_an_error_it_is_one_on_every_rank(rank, size):
     np.testing.assert_array_equal(weight, [rank, rank])
 
 
-def test_local_variables_and_sets_of_one_rank_are_left_out(rank, size):
-    if size == 1:
-        pytest.skip("nobody is warned")
+def test_local_variables_and_sets_of_one_rank_are_left_out(
+    rank, several_ranks, size
+):
     weight = tf.Variable([float(rank)])
     sets = [tfring.add_process_set([each]) for each in range(size)]
 

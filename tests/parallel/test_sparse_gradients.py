@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import without_xla
 from mpi4py import MPI
 
 import tfring
@@ -98,13 +99,7 @@ def test_gradients_are_exact(sparse_as_dense, jit_compile, rank, size):
     np.testing.assert_array_equal(found, expected**2)
 
 
-@pytest.fixture(params=["eager", "traced"])
-def mode(request):
-    return {"eager": lambda function: function, "traced": tf.function}[
-        request.param
-    ]
-
-
+@without_xla
 def test_rows_are_added_up_in_the_order_of_the_ranks(mode, rank, size):
     rng = np.random.default_rng(0)
     values = rng.normal(size=(size, 40, 3)).astype(np.float32)
@@ -153,6 +148,7 @@ def test_halves_are_added_in_float32(dtype, large):
     assert mean.values.numpy().tolist() == [[large + 2]]
 
 
+@without_xla
 @pytest.mark.parametrize("op", [tfring.Sum, tfring.Average])
 def test_gradient(mode, op, rank, size):
     @mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -10,24 +11,9 @@ import tensorflow as tf
 import tfring
 from tfring._core import runtime
 
-DTYPES = [
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    # Not dtypes of the engine's: they travel as bytes.
-    "complex64",
-    "float8_e4m3fn",
-]
+# And some that are not the engine's: they travel as bytes.
+DTYPES = [dtype.name for dtype in helpers.DTYPES]
+DTYPES += ["complex64", "float8_e4m3fn"]
 
 
 def values_of(rank, dtype):
@@ -70,9 +56,9 @@ def test_nothing_to_broadcast():
     tfring.broadcast_variables([])
 
 
-def test_variables_that_differ_are_named_on_every_rank(rank, size):
-    if size == 1:
-        pytest.skip("One rank agrees with itself.")
+def test_variables_that_differ_are_named_on_every_rank(
+    rank, several_ranks, size
+):
     units = 4 if rank == size - 1 else 3
     same = tf.Variable(float(rank), name="same")
     other = tf.Variable(tf.zeros([units]), name="head")
@@ -85,21 +71,19 @@ def test_variables_that_differ_are_named_on_every_rank(rank, size):
     assert same.numpy() == 0.0
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_broadcast_in_place_and_returns(mode, rank, size):
     dtypes = ["float32", "int32", "bool", "complex64", "float32"]
-    if mode == "xla":
+    if mode is helpers.MODES["xla"]:
         dtypes.remove("complex64")  # which XLA casts to no bytes
     variables = [tf.Variable(values_of(rank, dtype)[1]) for dtype in dtypes]
     variables.append(keras.Variable([float(rank)]))
 
+    @mode
     def broadcast():
         values = tfring.broadcast_(variables, size - 1, name="in_place")
         variables[0].assign_add(variables[0])
         return values
 
-    if mode != "eager":
-        broadcast = tf.function(broadcast, jit_compile=mode == "xla")
     values = broadcast()
     expected = [values_of(size - 1, dtype)[1] for dtype in dtypes]
     expected.append(tf.constant([size - 1.0]))

@@ -6,20 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_same_on_all_ranks
 
 import tfring
-
-# How a step is run: eagerly, as a tf.function, under XLA.
-MODES = {
-    "eager": lambda step: step,
-    "function": tf.function,
-    "xla": lambda step: tf.function(step, jit_compile=True),
-}
-
-
-@pytest.fixture(params=MODES)
-def traced(request):
-    return MODES[request.param]
 
 
 def batches(size, shape, mean=3.0, dtype=np.float32):
@@ -77,12 +66,11 @@ def assert_as_one_rank(
         close(tfring.allreduce(a, op=tfring.Sum), b)
     for a, b in zip(moving, expected[3], strict=True):
         close(a, b)
-        everyones = tfring.allgather(a.numpy()[np.newaxis]).numpy()
-        assert (everyones == everyones[0]).all()
+    assert_same_on_all_ranks(moving)
 
 
-def test_dense(rank, size, traced):
-    assert_as_one_rank(batches(size, (5,)), rank, traced)
+def test_dense(rank, size, mode):
+    assert_as_one_rank(batches(size, (5,)), rank, mode)
 
 
 def test_images_of_either_layout(rank, size):
@@ -109,9 +97,7 @@ def test_a_mean_far_from_zero(rank, size):
     np.testing.assert_allclose(layer.moving_variance, exact, rtol=1e-4)
 
 
-def test_a_rank_without_samples(rank, size):
-    if size == 1:
-        pytest.skip("A batch of no samples has no statistics.")
+def test_a_rank_without_samples(rank, several_ranks, size):
     [array] = batches(1, (3,))
     arrays = [array] + [array[:0]] * (size - 1)
     assert_as_one_rank(arrays, rank, lambda step: step)
@@ -183,8 +169,7 @@ def test_fit_is_that_of_one_rank(rank, size, jit_compile, tmp_path):
     )
     for weight, expected in zip(model.weights, alone.weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-4)
-        everyones = tfring.allgather(weight.numpy()[np.newaxis]).numpy()
-        assert (everyones == everyones[0]).all()
+    assert_same_on_all_ranks(model.weights)
 
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -12,13 +12,12 @@ batch in another order. With epsilon=1e-3 noise stays noise.
 from __future__ import annotations
 
 import functools
-import hashlib
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mpi4py import MPI
+from helpers import assert_same_on_all_ranks
 
 import tfring
 
@@ -119,14 +118,6 @@ def trained_together(make_model, optimizer, **how):
         callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
     )
     return model
-
-
-def assert_same_on_all_ranks(variables):
-    digest = hashlib.sha256()
-    for variable in variables:
-        digest.update(np.asarray(variable).tobytes())
-    digests = MPI.COMM_WORLD.allgather(digest.hexdigest())
-    assert len(set(digests)) == 1, digests
 
 
 def assert_close(weights, expected):

@@ -135,9 +135,7 @@ def test_a_rank_may_train_alone_if_it_says_so(kind, rank, size):
 
 
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
-def test_as_an_error_it_is_one_on_every_rank(kind, size):
-    if size == 1:
-        pytest.skip("nobody is warned")
+def test_as_an_error_it_is_one_on_every_rank(kind, several_ranks, size):
     with warnings.catch_warnings():
         warnings.simplefilter("error", tfring.NotDistributedWarning)
         with pytest.raises(tfring.NotDistributedWarning, match=f"{size} ranks"):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import user_scripts
+from helpers import assert_alike, bits_of
 
 import tfring
 
@@ -62,8 +63,7 @@ def saved(tmp_path_factory):
 
 def assert_same_on_all_ranks(*models):
     own = [v.numpy() for m in models for v in m.trainable_variables]
-    everyones = tfring.allgather_object([v.tobytes() for v in own])
-    assert all(others == everyones[0] for others in everyones)
+    assert_alike(bits_of(own))
     assert all(np.isfinite(v).all() for v in own)
 
 
@@ -135,8 +135,7 @@ def test_cnn_with_augmentation(rank, size, saved, tmp_path):
     ).history
     assert_same_on_all_ranks(model)
     assert_noise_differs(model, np.tile(x[:1], (16, 1, 1, 1)))
-    everyones = tfring.allgather_object(history)
-    assert all(others == everyones[0] for others in everyones)
+    assert_alike(history)
     best = keras.saving.load_model(folder / "best.keras")
     together = tfring.metrics.evaluate(best, x, y, verbose=0)
     np.testing.assert_allclose(
@@ -268,8 +267,7 @@ def test_vae(rank, size, saved):
     ).history
     assert_same_on_all_ranks(vae.encoder, vae.decoder)
     assert_noise_differs(lambda training: vae.encoder(x[:2] * 0)[2])
-    everyones = tfring.allgather_object(history)
-    assert all(others == everyones[0] for others in everyones)
+    assert_alike(history)
     saved("encoder", vae.encoder, x[:2])
     saved("decoder", vae.decoder, np.ones((2, 3), np.float32))
 
@@ -325,8 +323,7 @@ def test_keras_tuner(rank, size, tmp_path):
         for trial_id, trial in tuner.oracle.trials.items()
     )
     assert len(trials) == 3
-    everyones = tfring.allgather_object(trials)
-    assert all(others == everyones[0] for others in everyones)
+    assert_alike(trials)
     [best] = tuner.get_best_models()
     assert_same_on_all_ranks(best)
     together = tfring.metrics.evaluate(best, x, y, verbose=0)
@@ -379,10 +376,8 @@ def test_scikeras(rank, size):
         ),
     )
     search.fit(x[rank::size], y[rank::size])
-    everyones = tfring.allgather_object(
-        (search.best_params_, search.cv_results_["mean_test_score"].tolist())
-    )
-    assert all(others == everyones[0] for others in everyones)
+    scores = search.cv_results_["mean_test_score"].tolist()
+    assert_alike((search.best_params_, scores))
     fitted = search.best_estimator_[-1]
     assert_same_on_all_ranks(fitted.model_)
     again = pickle.loads(pickle.dumps(fitted))
