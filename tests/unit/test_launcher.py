@@ -76,33 +76,27 @@ class TestFindLauncher:
         path = fake_mpirun(self.root / "mpirun", "GNU bash, version 5.2.15")
         assert mpi_launchers.identify(path) is None
 
-    def test_beside_the_interpreter_comes_first(self):
-        ours = fake_mpirun(
-            self.root / "venv/bin/mpirun", "mpirun (Open MPI) 5.0.11"
-        )
-        built = fake_mpirun(
-            self.root / "build/bin/mpirun", "mpirun (Open MPI) 5.0.11"
-        )
-        found = mpi_launchers.find_launcher("Open MPI 5.0.11", str(built))
-        assert found.path == ours
-
-    def test_the_version_of_the_build_wins(self):
-        fake_mpirun(self.root / "venv/bin/mpirun", "mpirun (Open MPI) 5.0.11")
-        system = fake_mpirun(
-            self.root / "usr/mpirun", "mpirun (Open MPI) 4.1.4"
-        )
-        self.which["mpirun"] = str(system)
-        assert mpi_launchers.find_launcher("Open MPI 4.1.4").path == system
-
-    def test_the_builds_own_may_be_gone(self):
-        system = fake_mpirun(
-            self.root / "usr/mpirun", "mpirun (Open MPI) 5.0.8"
-        )
-        self.which["mpirun"] = str(system)
+    @pytest.mark.parametrize(
+        ("there", "built_for", "expected"),
+        [
+            # Beside the interpreter, before the build's own.
+            ({"venv/bin": "5.0.11", "build": "5.0.11"}, "5.0.11", "venv/bin"),
+            # The version of the build wins.
+            ({"venv/bin": "5.0.11", "usr": "4.1.4"}, "4.1.4", "usr"),
+            # The build's own may be gone.
+            ({"usr": "5.0.8"}, "5.0.11", "usr"),
+        ],
+    )
+    def test_which_is_taken(self, there, built_for, expected):
+        for folder, version in there.items():
+            path = self.root / folder / "mpirun"
+            fake_mpirun(path, f"mpirun (Open MPI) {version}")
+            if folder == "usr":
+                self.which["mpirun"] = str(path)
         found = mpi_launchers.find_launcher(
-            "Open MPI 5.0.11", "/tmp/build-env/bin/mpirun"
+            f"Open MPI {built_for}", str(self.root / "build/mpirun")
         )
-        assert found.path == system
+        assert found.path == self.root / expected / "mpirun"
 
     def test_another_mpi_is_not_taken(self):
         path = fake_mpirun(

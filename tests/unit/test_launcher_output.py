@@ -35,6 +35,17 @@ class FakeTerminal:
     def _write(self, stream, data):
         self.written += data
 
+    def take(self, launcher, given):
+        """Feeds (rank, text) to stdout, and waits for so many seconds."""
+        for each in given:
+            if isinstance(each, float):
+                self.wait(each)
+            else:
+                rank, text = each
+                self.out.feed(mark(launcher, rank) + text)
+        self.close()
+        return self.written
+
     def wait(self, seconds):
         self.now += seconds
         self.out.tick()
@@ -59,11 +70,29 @@ def mark(launcher, rank):
     "launcher", LAUNCHERS, ids=["openmpi4", "openmpi5", "mpich"]
 )
 class TestOutput:
-    def test_lines_get_their_rank(self, launcher):
-        terminal = FakeTerminal(launcher)
-        one, eleven = mark(launcher, 1), mark(launcher, 11)
-        terminal.out.feed(one + b"a\n" + one + b"\n" + eleven + b"[1,2] b\r\n")
-        assert terminal.written == b"[1] a\n[1] \n[11] [1,2] b\r\n"
+    @pytest.mark.parametrize(
+        ("given", "shown"),
+        [
+            (
+                [(1, b"a\n"), (1, b"\n"), (11, b"[1,2] b\r\n")],
+                b"[1] a\n[1] \n[11] [1,2] b\r\n",
+            ),
+            # Lines do not mix.
+            (
+                [(0, b"half"), (1, b"whole\n"), (0, b" line\n")],
+                b"[1] whole\n[0] half line\n",
+            ),
+            # The newline of a line that was interrupted is no line.
+            (
+                [(0, b"bar"), 0.2, (1, b"text\n"), (0, b"\n"), (0, b"next\n")],
+                b"[0] bar\n[1] text\n[0] next\n",
+            ),
+            ([(0, b"last [")], b"[0] last [\n"),
+            ([(0, b"a\0\n")], b"[0] a\n"),
+        ],
+    )
+    def test_lines_get_their_rank(self, launcher, given, shown):
+        assert FakeTerminal(launcher).take(launcher, given) == shown
 
     def test_cut_anywhere(self, launcher):
         one, two = mark(launcher, 1), mark(launcher, 2)
@@ -75,13 +104,6 @@ class TestOutput:
             assert terminal.written == (
                 b"[1] some text\n[2] and [x] more\n[1] end\n"
             ), f"cut at {cut}"
-
-    def test_lines_do_not_mix(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"half")
-        terminal.out.feed(mark(launcher, 1) + b"whole\n")
-        terminal.out.feed(mark(launcher, 0) + b" line\n")
-        assert terminal.written == b"[1] whole\n[0] half line\n"
 
     def test_progress_bar(self, launcher):
         terminal = FakeTerminal(launcher)
@@ -98,21 +120,6 @@ class TestOutput:
         terminal.err.feed(mark(launcher, 1) + b"warning\n")
         terminal.out.feed(mark(launcher, 0) + b"3/3 ===\n")
         assert terminal.written == b"\n[1] warning\n[0] \r[0] 3/3 ===\n"
-
-    def test_newline_of_an_interrupted_line(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"bar")
-        terminal.wait(0.2)
-        terminal.out.feed(mark(launcher, 1) + b"text\n")
-        terminal.out.feed(mark(launcher, 0) + b"\n")
-        terminal.out.feed(mark(launcher, 0) + b"next\n")
-        assert terminal.written == b"[0] bar\n[1] text\n[0] next\n"
-
-    def test_end_without_newline(self, launcher):
-        terminal = FakeTerminal(launcher)
-        terminal.out.feed(mark(launcher, 0) + b"last [")
-        terminal.close()
-        assert terminal.written == b"[0] last [\n"
 
     def test_the_launchers_own_words(self, launcher):
         terminal = FakeTerminal(launcher)
@@ -156,12 +163,6 @@ def test_open_mpi_gives_a_job_up(launcher, width, line, failed):
     terminal.err.feed(ruler + line[:9])
     terminal.err.feed(line[9:] + ruler)
     assert terminal.err.job_failed == failed
-
-
-def test_zero_bytes_are_dropped():
-    terminal = FakeTerminal(OPEN_MPI_5)
-    terminal.err.feed(mark(OPEN_MPI_5, 0) + b"a\0\n")
-    assert terminal.written == b"[0] a\n"
 
 
 def traceback(rank, frames=2):
@@ -320,29 +321,20 @@ class TestFile:
             b"[0] Epoch 2",
         ]
 
-    def test_a_bar_that_stands_still_is_shown_once(self):
-        file = self.file()
-        file.out.feed(mark(OPEN_MPI_5, 0) + b"\r1/2 =")
-        for _ in range(100):
-            file.wait(1)
-        file.out.feed(mark(OPEN_MPI_5, 0) + b"\n")
-        file.close()
-        assert file.written == b"[0] 1/2 =\n"
-
-    def test_other_lines_come_as_ever(self):
-        file = self.file()
-        file.out.feed(mark(OPEN_MPI_5, 0) + b"half \xff")
-        file.wait(0.2)
-        assert file.written == b"[0] half \xff"
-        file.out.feed(mark(OPEN_MPI_5, 0) + b" line\r\n")
-        assert file.written == b"[0] half \xff line\n"
-
-    def test_a_bar_after_words(self):
-        file = self.file()
-        file.out.feed(mark(OPEN_MPI_5, 0) + b"0%")
-        file.wait(0.2)
-        file.out.feed(mark(OPEN_MPI_5, 0) + b"\r50%\r100%\n")
-        assert file.written == b"[0] 0%\n[0] 100%\n"
+    @pytest.mark.parametrize(
+        ("given", "shown"),
+        [
+            # A bar that stands still is shown once.
+            ([b"\r1/2 =", *[1.0] * 100, b"\n"], b"[0] 1/2 =\n"),
+            # Other lines come as ever.
+            ([b"half \xff", 0.2, b" line\r\n"], b"[0] half \xff line\n"),
+            # A bar after words.
+            ([b"0%", 0.2, b"\r50%\r100%\n"], b"[0] 0%\n[0] 100%\n"),
+        ],
+    )
+    def test_lines(self, given, shown):
+        given = [e if isinstance(e, float) else (0, e) for e in given]
+        assert self.file().take(OPEN_MPI_5, given) == shown
 
     @pytest.mark.parametrize(
         ("text", "line"),
