@@ -31,102 +31,6 @@ def wait_until(event, *ranks):
 """
 
 
-def test_errors_that_a_job_survives(run_job):
-    """One job, since what is shown is that it goes on after each."""
-    job = run_job(
-        3,
-        JOB
-        + """
-# Before init.
-for call in (tfring.rank, tfring.size, lambda: tfring.allreduce(1.0)):
-    error = error_of(call)
-    assert isinstance(error, tfring.NotInitializedError), error
-    assert "tfring.init()" in str(error)
-tfring.shutdown()
-
-tfring.init()
-rank = tfring.rank()
-
-def sum_of_ranks():
-    return int(tfring.allreduce(tf.constant(rank), op=tfring.Sum))
-
-def jit_allreduce():
-    x = tf.ones([2 + (rank == 2)])
-    tf.function(
-        lambda x: tfring.allreduce(x, name="jit"), jit_compile=True
-    )(x)
-
-one = tf.ones([2])
-mismatches = {
-    "dtypes": lambda: tfring.allreduce(
-        tf.cast(one, tf.int32 if rank == 2 else tf.float32),
-        op=tfring.Sum, name="dtypes"),
-    "shapes": lambda: tfring.allreduce(
-        tf.ones([2, 3 + (rank == 2)]), name="shapes"),
-    "ops": lambda: tfring.allreduce(
-        one, op=tfring.Max if rank == 2 else tfring.Sum, name="ops"),
-    "factors": lambda: tfring.allreduce(
-        one, prescale_factor=1.0 + (rank == 2), name="factors"),
-    "root ranks": lambda: tfring.broadcast(one, rank // 2, name="root ranks"),
-    "collectives": lambda: (
-        tfring.allgather(one, name="collectives") if rank == 2
-        else tfring.broadcast(one, 0, name="collectives")),
-    "numbers of tensors": lambda: tfring.grouped_allreduce(
-        [one] * (2 + (rank == 2)), name="numbers of tensors"),
-    "shapes of rows": lambda: tfring.allgather(
-        tf.ones([5, 2 + (rank == 2)]), name="shapes of rows"),
-    "function": lambda: tf.function(
-        lambda: tfring.allreduce(tf.ones([2 + (rank == 2)]), name="function")
-    )(),
-    "jit": jit_allreduce,
-}
-for name, call in mismatches.items():
-    error = error_of(call)
-    # Without what TensorFlow adds about the op.
-    text = re.search("[a-z]+ of '.*every rank[.]", str(error))
-    text = text or [str(error)]
-    print(f"{name}|{type(error).__name__}|{text[0]}".replace("\\n", " "))
-    assert sum_of_ranks() == 3, name
-
-# Left, and joined again.
-tfring.shutdown()
-error = error_of(sum_of_ranks)
-assert isinstance(error, tfring.NotInitializedError), error
-assert not tfring.is_initialized()
-tfring.init()
-assert sum_of_ranks() == 3
-print("done")
-""",
-    )
-    assert job.returncode == 0, job.stdout
-    # The difference, the value of ranks 0 and 1, the value of rank 2.
-    expected = {
-        "dtypes": ("dtypes", "float32", "int32"),
-        "shapes": ("shapes", "float32 (2, 3)", "float32 (2, 4)"),
-        "ops": ("ops", "sum", "max"),
-        "factors": ("factors", "prescale 1,", "prescale 2,"),
-        "root ranks": ("root ranks", "0", "1"),
-        "collectives": ("collectives", "broadcast", "allgather"),
-        "numbers of tensors": ("numbers of tensors", "2 tensors", "3 tensors"),
-        "shapes of rows": ("shapes", "float32 (5, 2)", "float32 (5, 3)"),
-        "function": ("shapes", "float32 (2,)", "float32 (3,)"),
-        "jit": ("shapes", "float32 (2,)", "float32 (3,)"),
-    }
-    for name, (what, sent_by_most, sent_by_2) in expected.items():
-        told = re.findall(
-            rf"^\[(\d)\] {name}\|(\w+)\|(.*)$", job.stdout, re.MULTILINE
-        )
-        assert sorted(rank for rank, _, _ in told) == ["0", "1", "2"], name
-        _, kind, text = told[0]
-        assert {(kind, text)} == {(kind, text) for _, kind, text in told}
-        assert kind == "FailedPreconditionError", (name, text)
-        assert f"'{name}" in text
-        assert f"{what} differ." in text
-        assert re.search(rf"ank [01] sent {re.escape(sent_by_most)}", text)
-        assert re.search(rf"ank 2 sent {re.escape(sent_by_2)}", text)
-    assert job.stdout.count("done") == 3
-
-
 @pytest.mark.thorough
 def test_an_idle_engine_uses_no_cpu(run_job):
     job = run_job(
@@ -267,16 +171,6 @@ def test_an_exception_on_one_rank(run_job, plain_mpirun):
     assert not re.search(r"abort|mpirun|terminated", before, re.IGNORECASE)
     if not plain_mpirun:
         assert "[1] ValueError: boom" in job.stdout
-
-
-def test_a_killed_rank(run_job):
-    script = TRAINING.replace(
-        "END",
-        "if rank == 1: os.kill(os.getpid(), 9)",
-    )
-    job = run_job(2, script)
-    assert "training" in job.stdout
-    assert job.returncode == 137, job.stdout
 
 
 @pytest.mark.parametrize("plain_mpirun", [False, True])

@@ -30,17 +30,36 @@ def count(request):
 
 
 @pytest.mark.parametrize("left_over", [1, 2])
-def test_the_remainder_is_dropped(left_over, count, size):
-    n = 5 * size + left_over % size
-    mine = tfring.data.shard(count(n), seed=7, buffer_size=n)
+@pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
+def test_the_remainder(left_over, remainder, count, size):
+    left_over %= size
+    n = 5 * size + left_over
+    dataset = count(n)
+    mine = tfring.data.shard(
+        dataset, seed=7, buffer_size=n, remainder=remainder
+    )
+    more = {
+        "drop": [0] * size,
+        "pad": [left_over > 0] * size,
+        "keep": [r < left_over for r in range(size)],
+    }[remainder]
     seen = set()
     for _ in range(3):
-        parts = everyones(list(mine.as_numpy_iterator()))
-        assert parts.shape == (size, 5)
-        assert len(set(parts.flat)) == 5 * size
-        assert set(parts.flat) <= set(range(n))
-        seen.add(tuple(parts.flat))
+        [*own] = mine.as_numpy_iterator()
+        parts = tfring.allgather_object([int(i) for i in own])
+        assert [len(part) for part in parts] == [5 + m for m in more]
+        whole = [i for part in parts for i in part]
+        first = [i for part in parts for i in part[:5]]
+        assert len(set(first)) == 5 * size  # no repeats but the last
+        if remainder == "drop":
+            assert set(whole) <= set(range(n))
+        else:
+            assert set(whole) == set(range(n))
+        assert remainder == "pad" or len(set(whole)) == len(whole)
+        seen.add(tuple(whole))
     assert len(seen) == 3  # reshuffled in every epoch
+    if remainder != "keep" and dataset.cardinality() == n:
+        assert mine.cardinality() == len(own)
 
 
 @pytest.mark.parametrize(
@@ -68,38 +87,6 @@ def test_what_was_taken_is_skipped(count, size, skip, remainder):
         assert seen == rest[: len(rest) // size * size]
     else:
         assert seen[: len(rest)] == rest
-
-
-@pytest.mark.parametrize("left_over", [1, 2])
-def test_the_remainder_is_padded(left_over, count, size):
-    n = 5 * size + left_over % size
-    mine = tfring.data.shard(count(n), seed=7, buffer_size=n, remainder="pad")
-    steps = -(-n // size)
-    parts = everyones(list(mine.as_numpy_iterator()))
-    assert parts.shape == (size, steps)
-    assert set(parts.flat) == set(range(n))
-    assert len(set(parts[:, :5].flat)) == 5 * size  # no repeats but the last
-
-
-@pytest.mark.parametrize("left_over", [1, 2])
-def test_the_remainder_is_kept(left_over, count, size):
-    n = 5 * size + left_over % size
-    mine = tfring.data.shard(count(n), seed=7, buffer_size=n, remainder="keep")
-    parts = tfring.allgather_object([int(i) for i in mine])
-    assert sorted(i for part in parts for i in part) == list(range(n))
-    assert [len(part) for part in parts] == [
-        5 + (r < left_over % size) for r in range(size)
-    ]
-
-
-@pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_cardinality(remainder, size):
-    n = 5 * size + 1 % size
-    dataset = tf.data.Dataset.range(n)
-    mine = tfring.data.shard(dataset, seed=0, remainder=remainder)
-    expected = n // size if remainder == "drop" else -(-n // size)
-    assert mine.cardinality() == expected
-    assert len(list(mine)) == expected
 
 
 def test_without_a_seed_the_order_stays(rank, size, count):

@@ -172,55 +172,41 @@ def test_bits(make_model, rest):
     assert statistics.moved > 3
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("ahead", [1, 5])
-def test_bits_however_far_ahead(ahead):
-    offload = tfring.Offload(min_bytes=0, ahead=ahead)
-    check_same_bits(offload, branches_and_skips)
+OTHERWISE = {
+    "near": ({"ahead": 1}, {}),
+    "far": ({"ahead": 5}, {}),
+    "conv": ({"policy": "conv"}, {}),
+    "function": ({"policy": lambda found: found.op_type == "Relu"}, {}),
+    "disk": ({"tier": "disk"}, {}),
+    "accumulated": ({}, {"accumulated": 2}),
+    "several steps": ({}, {"rest": 3, "steps_per_execution": 3}),
+    "mixed_float16": ({}, {}),  # with loss scaling
+}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "policy", ["conv", lambda found: found.op_type == "Relu"]
-)
-def test_bits_of_the_other_policies(policy):
-    offload = tfring.Offload(policy, min_bytes=0)
-    moved = check_same_bits(offload, branches_and_skips).moved
-    assert 0 < moved < 15  # of 23
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(_ON_GPU, reason="a disk is for CPUs")
-def test_bits_that_were_on_a_disk(tmp_path):
-    offload = tfring.Offload(min_bytes=0, tier="disk", directory=tmp_path)
-    assert check_same_bits(offload, branches_and_skips).moved > 15
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.thorough
-def test_bits_under_mixed_precision():
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_bits_otherwise(name, tmp_path):
+    options, how = OTHERWISE[name]
+    if name == "disk":
+        if _ON_GPU:
+            pytest.skip("a disk is for CPUs")
+        options = {**options, "directory": tmp_path}
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")  # with loss scaling
+    if name == "mixed_float16":
+        keras.config.set_dtype_policy(name)
     try:
-        offload = tfring.Offload(min_bytes=0)
-        assert check_same_bits(offload, branches_and_skips).moved > 3
+        offload = tfring.Offload(min_bytes=0, **options)
+        statistics = check_same_bits(offload, branches_and_skips, **how)
     finally:
         keras.config.set_dtype_policy(before)
-
-
-@pytest.mark.thorough
-def test_bits_of_accumulated_gradients():
-    offload = tfring.Offload(min_bytes=0)
-    check_same_bits(offload, branches_and_skips, accumulated=2)
-
-
-@pytest.mark.thorough
-def test_bits_of_several_steps_per_execution():
-    offload = tfring.Offload(min_bytes=0)
-    statistics = check_same_bits(
-        offload, branches_and_skips, rest=3, steps_per_execution=3
-    )
-    assert statistics.steps == 2 * (STEPS + 1)
+    # All that can be are 23, or what the policy chooses.
+    if "policy" in options:
+        assert 0 < statistics.moved < 15
+    else:
+        assert statistics.moved > (15 if name == "disk" else 3)
+    assert statistics.steps == 2 * (STEPS + ("rest" in how))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bits_of_a_tape():

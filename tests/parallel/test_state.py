@@ -41,17 +41,6 @@ def test_every_dtype_from_the_last_rank(limit_bytes, rank, size, monkeypatch):
         np.testing.assert_array_equal(variable.numpy(), value.numpy())
 
 
-def test_keras_variables_and_seeds(rank):
-    keras.utils.set_random_seed(100 + rank)
-    generator = keras.random.SeedGenerator()
-    weight = keras.Variable([float(rank)])
-    tfring.broadcast_variables([generator.state, weight], same_seeds=True)
-    assert weight.numpy() == 0.0
-    drawn = keras.random.uniform((3,), seed=generator)
-    everyone = tfring.allgather(drawn[tf.newaxis])
-    np.testing.assert_array_equal(everyone, [drawn] * len(everyone))
-
-
 def test_nothing_to_broadcast():
     tfring.broadcast_variables([])
 

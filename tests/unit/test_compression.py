@@ -50,5 +50,3 @@ def test_what_is_no_compression_is_refused():
         tfring.allreduce(tf.ones([1]), compression="fp16")
     with pytest.raises(TypeError, match=f"^grouped_allreduce: .*{match}"):
         tfring.grouped_allreduce([tf.ones([1])], compression="fp16")
-    with pytest.raises(TypeError, match=f"^DistributedGradientTape: .*{match}"):
-        tfring.DistributedGradientTape(tf.GradientTape(), compression="fp16")
