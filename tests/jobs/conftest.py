@@ -78,6 +78,22 @@ def start(tmp_path):
 
 
 @pytest.fixture
+def run(start):
+    """Returns a function that runs a command line to its end.
+
+    It gives the output, of a command whose exit status is `status`.
+    """
+
+    def run(command, *, status=0, env=None):
+        process = start(command, env=env)
+        output, _ = process.communicate(timeout=JOB_SECONDS)
+        assert process.returncode == status, output
+        return output
+
+    return run
+
+
+@pytest.fixture
 def run_job(start, write_script):
     """Returns a function that runs a script on some ranks, to its end.
 

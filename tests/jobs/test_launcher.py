@@ -24,7 +24,7 @@ rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 """
 
 
-def test_output_and_arguments(start, write_script):
+def test_output_and_arguments(run, write_script):
     script = write_script(
         RANK
         + """
@@ -33,7 +33,7 @@ print("to stderr", file=sys.stderr)
 print(len(os.sched_getaffinity(0)), "cores")
 """
     )
-    process = start(
+    output = run(
         [
             *TFRINGRUN,
             *("-H", "localhost:2", "--verbose"),
@@ -41,9 +41,7 @@ print(len(os.sched_getaffinity(0)), "cores")
         ],
         env={"MY_HOME": "x;y, z"},
     )
-    output, _ = process.communicate(timeout=JOB_SECONDS)
     lines = output.splitlines()
-    assert process.returncode == 0, output
     for rank in (0, 1):
         assert (
             f"[{rank}] arguments ['-np', 'a b', '--', '--verbose'] "
@@ -146,7 +144,7 @@ def _new_hostname():
 
 
 @pytest.mark.skipif(_new_hostname() is None, reason="needs unshare -u")
-def test_several_hosts(start, write_script, tmp_path):
+def test_several_hosts(run, write_script, tmp_path):
     # In place of ssh: a new hostname and an empty environment on this machine.
     ssh = tmp_path / "ssh"
     ssh.write_text(
@@ -170,7 +168,7 @@ def test_several_hosts(start, write_script, tmp_path):
     )
     hostfile = tmp_path / "hosts"
     hostfile.write_text("node1 slots=1\nnode2 slots=2\n")
-    process = start(
+    output = run(
         [*TFRINGRUN, "--hostfile", hostfile, sys.executable, script],
         env={
             "MY_DATA": 'a b;"c",d',
@@ -179,8 +177,6 @@ def test_several_hosts(start, write_script, tmp_path):
             "HYDRA_LAUNCHER_EXEC": str(ssh),
         },
     )
-    output, _ = process.communicate(timeout=JOB_SECONDS)
-    assert process.returncode == 0, output
     lines = output.splitlines()
     assert {line for line in lines if re.match(r"\[\d\] ", line)} == {
         '[0] node1 a b;"c",d 3',
@@ -212,10 +208,8 @@ def facts_of(output):
     )
 
 
-def test_check_build(start):
-    process = start([*TFRINGRUN, "--check-build"])
-    output, _ = process.communicate(timeout=JOB_SECONDS)
-    assert process.returncode == 0, output
+def test_check_build(run):
+    output = run([*TFRINGRUN, "--check-build"])
     facts = facts_of(output)
     assert re.match(r"\d+\.\d+\.\d+ \(built with \d", facts["TensorFlow"])
     assert re.match(r"3\.\d+.*, backend tensorflow", facts["Keras"])
@@ -227,17 +221,15 @@ def test_check_build(start):
     assert re.match(r"no NCCL: libnccl.so.2|\d+\.\d+\.\d+, /", facts["NCCL"])
 
 
-def test_check_build_with_a_gpu(start):
+def test_check_build_with_a_gpu(run):
     native = Path(__file__).parents[2] / "build/native/plain/tests"
     libraries = [native / "fake_cuda", native / "fake_nccl"]
     if not all(path.is_dir() for path in libraries):
         pytest.skip("`make fake-gpu` has not built the fake driver")
-    process = start(
+    output = run(
         [*TFRINGRUN, "--check-build"],
         env={"LD_LIBRARY_PATH": ":".join(map(str, libraries))},
     )
-    output, _ = process.communicate(timeout=JOB_SECONDS)
-    assert process.returncode == 0, output
     facts = facts_of(output)
     assert facts["GPU driver"] == "for CUDA 12.1"
     assert facts["GPU 0"] == "fake GPU, 1 GiB"
@@ -245,25 +237,22 @@ def test_check_build_with_a_gpu(start):
     assert facts["NCCL"].startswith(f"2.21.5, {libraries[1]}/libnccl.so.2")
 
 
-def test_check_build_without_an_mpi(start, tmp_path):
+def test_check_build_without_an_mpi(run, tmp_path):
     library = abi.mpi_library().name
     (tmp_path / library).write_text("This is no library.")
-    process = start(
+    output = run(
         [*TFRINGRUN, "--check-build"],
+        status=1,
         env={"LD_LIBRARY_PATH": str(tmp_path)},
     )
-    output, _ = process.communicate(timeout=JOB_SECONDS)
-    assert process.returncode == 1
     [mpi] = [line for line in output.splitlines() if line.startswith("  MPI")]
     assert f"{tmp_path / library}, of " in mpi
     assert "cannot be loaded: " in mpi
     assert "Traceback" not in output
 
 
-def test_self_test(start):
-    process = start([*TFRINGRUN, "-np", "2", "--self-test"])
-    output, _ = process.communicate(timeout=JOB_SECONDS)
-    assert process.returncode == 0, output
+def test_self_test(run):
+    output = run([*TFRINGRUN, "-np", "2", "--self-test"])
     lines = [line for line in output.splitlines() if line.startswith("[0]   ")]
     checks = [line for line in lines if line.endswith(" ok")]
     assert len(checks) == 10, output

@@ -198,24 +198,3 @@ def test_indexed_slices(compression, rank, size):
     assert result.indices.numpy().tolist() == list(range(size))
     expected = 1.0 if size > 1 else 1 + 2.0**-20
     np.testing.assert_array_equal(result.values, np.full([size, 2], expected))
-
-
-@pytest.mark.parametrize("sparse_as_dense", [True, False])
-def test_tape_of_an_embedding(sparse_as_dense, compression, rank, size):
-    table = tf.Variable(tf.zeros([5]))
-
-    @tf.function
-    def gradient():
-        with tfring.DistributedGradientTape(
-            tf.GradientTape(),
-            sparse_as_dense=sparse_as_dense,
-            compression=compression,
-        ) as tape:
-            loss = tf.reduce_sum(tf.gather(table, [rank, 4]))
-        return tf.convert_to_tensor(tape.gradient(loss, table))
-
-    expected = np.zeros(5)
-    expected[:size] = 1 / size
-    expected[4] += 1.0
-    tolerance = 2 * UNIT_ROUNDOFF[compression]
-    np.testing.assert_allclose(gradient(), expected, rtol=tolerance)

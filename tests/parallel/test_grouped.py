@@ -108,51 +108,6 @@ def test_groups_of_nothing():
         assert grouped([]) == []
 
 
-@without_xla
-def test_gradients_are_those_of_single_collectives(mode, rank, size):
-    """The tensors are float32 and float64; no loss depends on one result."""
-
-    def gradients(x, y, unused):
-        groups = [
-            (tfring.grouped_allgather, tfring.allgather),
-            (tfring.grouped_reducescatter, tfring.reducescatter),
-            (
-                lambda tensors: tfring.grouped_reducescatter(
-                    tensors, op=tfring.Sum, prescale_factor=3.0
-                ),
-                lambda tensor: tfring.reducescatter(
-                    tensor, op=tfring.Sum, prescale_factor=3.0
-                ),
-            ),
-        ]
-
-        def loss_of(a, b):
-            a, b = (tf.reduce_sum(tf.cast(t, tf.float64) ** 2) for t in (a, b))
-            return (a + 2 * b) * (rank + 1)
-
-        found = []
-        for grouped, single in groups:
-            with tf.GradientTape(persistent=True) as tape:
-                tape.watch([x, y, unused])
-                a, _, b = grouped([x, unused, y])
-                together = loss_of(a, b)
-                apart = loss_of(single(x), single(y))
-            found.append(
-                (
-                    tape.gradient(together, [x, y]),
-                    tape.gradient(apart, [x, y]),
-                )
-            )
-        return found
-
-    x = tf.reshape(tf.range((size + 1) * 2.0), [size + 1, 2]) + rank
-    y = tf.cast(x, tf.float64)[:-1]
-    for together, apart in mode(gradients)(x, y, x):
-        for one, other in zip(together, apart, strict=True):
-            assert np.any(one)
-            np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
 def test_reducescatter_compresses(several_ranks, size):
     @tf.function
     def scatter(x):

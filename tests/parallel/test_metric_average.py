@@ -5,25 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from helpers import Largest
 
 import tfring
-
-
-class Largest(keras.metrics.Metric):
-    """Nothing that could be added up."""
-
-    def __init__(self):
-        super().__init__(name="largest")
-        self.largest = self.add_variable((), "zeros", name="largest")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        largest = tf.reduce_max(tf.cast(y_true, tf.float32))
-        self.largest.assign(tf.maximum(self.largest, largest))
-
-    def result(self):
-        return self.largest + 0.0
-
 
 METRICS = {
     "accuracy": lambda: keras.metrics.BinaryAccuracy(name="accuracy"),

@@ -8,26 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Largest
 
 import tfring
 
 # No multiple of 2, 3 or 4.
 ROWS = 37
-
-
-class Largest(keras.metrics.Metric):
-    """Nothing that could be added up."""
-
-    def __init__(self, name="largest"):
-        super().__init__(name=name)
-        self.largest = self.add_variable((), "zeros", name="largest")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        largest = tf.reduce_max(tf.cast(y_true, tf.float32))
-        self.largest.assign(tf.maximum(self.largest, largest))
-
-    def result(self):
-        return self.largest + 0.0
 
 
 class Bias(keras.metrics.Mean):

@@ -124,17 +124,18 @@ def test_gradients_with_ops_and_factors(mode, mine):
     if mode is not MODES["xla"]:
         expected |= {
             lambda x: tfring.allgather(x, **options): np.mean(weights),
-            lambda x: tfring.grouped_allgather([x], **options)[0]: (
-                np.mean(weights)
-            ),
+            # Of two tensors, of which the loss does not depend on one.
+            lambda x: tfring.grouped_allgather(
+                [x, tf.cast(x, tf.float32)], **options
+            )[0]: np.mean(weights),
             lambda x: tfring.alltoall(x, splits, **options)[0]: of_rows,
             lambda x: tfring.reducescatter(x, **options): of_rows,
             lambda x: tfring.reducescatter(x, **scaled, **options): (
                 6 * n * of_rows
             ),
-            lambda x: tfring.grouped_reducescatter([x], **scaled, **options)[
-                0
-            ]: 6 * n * of_rows,
+            lambda x: tfring.grouped_reducescatter(
+                [tf.cast(x, tf.float32), x], **scaled, **options
+            )[1]: 6 * n * of_rows,
         }
 
     @mode

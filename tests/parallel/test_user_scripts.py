@@ -50,8 +50,6 @@ def saved(tmp_path_factory):
         if tfring.rank() == 0:
             model.save(folder / f"{name}.keras")
             output = model(given, training=False)
-            if isinstance(output, list):
-                output = output[0]
             if not isinstance(given, dict):
                 given = {"": given}
             given = {f"in_{key}": value for key, value in given.items()}
@@ -179,47 +177,19 @@ def test_gpt(size, saved):
     saved("gpt", model, user_scripts.texts(4)[0])
 
 
-@pytest.mark.thorough
-def test_gan(rank, size, saved):
-    x, _ = user_scripts.images(64)
-    gan = user_scripts.GAN(
-        user_scripts.discriminator(), user_scripts.generator()
-    )
-    before = [v.numpy() for v in gan.trainable_variables]
-    gan.compile(
-        d_optimizer=tfring.DistributedOptimizer(keras.optimizers.Adam(0.0003)),
-        g_optimizer=tfring.DistributedOptimizer(keras.optimizers.Adam(0.0003)),
-        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
-    )
-    # As if rank 0 had loaded a checkpoint, also of the optimizers.
+def build_optimizers(wgan, loads):
+    """And gives them states, as from a checkpoint, if it `loads` one."""
     for network, optimizer in (
-        (gan.discriminator, gan.d_optimizer),
-        (gan.generator, gan.g_optimizer),
+        (wgan.critic, wgan.c_optimizer),
+        (wgan.generator, wgan.g_optimizer),
     ):
         optimizer.build(network.trainable_variables)
-        if rank == 0:
-            for momentum in optimizer.variables[2:]:
-                momentum.assign(keras.ops.full(momentum.shape, 0.5))
-    gan.fit(
-        x[rank::size],
-        batch_size=_BATCH,
-        epochs=2,
-        verbose=0,
-        callbacks=[start_from_rank_0()],
-    )
-    assert_same_on_all_ranks(gan.discriminator, gan.generator)
-    assert any(
-        (old != new.numpy()).any()
-        for old, new in zip(before, gan.trainable_variables, strict=True)
-    )
-    assert_noise_differs(
-        lambda training: keras.random.normal((4,), seed=gan.seed_generator)
-    )
-    saved("gan", gan.generator, np.ones((2, user_scripts.LATENT), np.float32))
+        for momentum in optimizer.variables[2:] if loads else ():
+            momentum.assign(keras.ops.full(momentum.shape, 0.5))
 
 
 @pytest.mark.thorough
-def test_wgan_gp(size, saved):
+def test_wgan_gp(rank, size, saved):
     def make():
         return user_scripts.WGANGP(
             user_scripts.discriminator(), user_scripts.generator()
@@ -240,36 +210,15 @@ def test_wgan_gp(size, saved):
     wgan.compile(
         tfring.DistributedOptimizer(adam()), tfring.DistributedOptimizer(adam())
     )
+    build_optimizers(wgan, loads=rank == 0)
     mine = tfring.data.shard(rows, seed=None).batch(_BATCH)
     wgan.fit(mine, epochs=2, verbose=0, callbacks=[start_from_rank_0()])
     assert_same_on_all_ranks(wgan.critic, wgan.generator)
     alone.compile(adam(), adam())
+    build_optimizers(alone, loads=True)
     alone.fit(rows.batch(_BATCH * size), epochs=2, verbose=0)
     assert_as_alone(wgan, alone)
     saved("wgan", wgan.critic, x[:2])
-
-
-@pytest.mark.thorough
-def test_vae(rank, size, saved):
-    x, _ = user_scripts.images(64)
-    x = x[rank::size]
-    vae = user_scripts.VAE()
-    vae.compile(tfring.DistributedOptimizer(keras.optimizers.Adam()))
-    history = vae.fit(
-        x,
-        batch_size=_BATCH,
-        epochs=2,
-        verbose=0,
-        callbacks=[
-            start_from_rank_0(),
-            tfring.callbacks.MetricAverageCallback(),
-        ],
-    ).history
-    assert_same_on_all_ranks(vae.encoder, vae.decoder)
-    assert_noise_differs(lambda training: vae.encoder(x[:2] * 0)[2])
-    assert_alike(history)
-    saved("encoder", vae.encoder, x[:2])
-    saved("decoder", vae.decoder, np.ones((2, 3), np.float32))
 
 
 @pytest.mark.thorough
@@ -433,7 +382,7 @@ def test_files_load_in_plain_keras(rank, saved):
     # The last one, in one process for all files.
     if rank == 0:
         files = sorted(map(str, saved.folder.glob("*.keras")))
-        assert len(files) == 7 - (sys.version_info < (3, 11))
+        assert len(files) == 4 - (sys.version_info < (3, 11))
         result = subprocess.run(
             [sys.executable, user_scripts.__file__, *files],
             capture_output=True,

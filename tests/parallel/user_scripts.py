@@ -86,54 +86,6 @@ def discriminator():
     )
 
 
-class GAN(keras.Model):
-    """As in Keras's examples: two optimizers in `compile`."""
-
-    def __init__(self, discriminator, generator):
-        super().__init__()
-        self.discriminator = discriminator
-        self.generator = generator
-        self.seed_generator = keras.random.SeedGenerator(7)
-        self.d_loss_tracker = keras.metrics.Mean(name="d_loss")
-        self.g_loss_tracker = keras.metrics.Mean(name="g_loss")
-
-    def compile(self, d_optimizer, g_optimizer, loss_fn):
-        super().compile()
-        self.d_optimizer = d_optimizer
-        self.g_optimizer = g_optimizer
-        self.loss_fn = loss_fn
-
-    @property
-    def metrics(self):
-        return [self.d_loss_tracker, self.g_loss_tracker]
-
-    def train_step(self, real):
-        batch = ops.shape(real)[0]
-        noise = keras.random.normal((batch, LATENT), seed=self.seed_generator)
-        both = ops.concatenate([self.generator(noise), real], axis=0)
-        labels = ops.concatenate([ops.ones((batch, 1)), ops.zeros((batch, 1))])
-        labels += 0.05 * keras.random.uniform(
-            ops.shape(labels), seed=self.seed_generator
-        )
-        with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.discriminator(both))
-        variables = self.discriminator.trainable_weights
-        self.d_optimizer.apply_gradients(
-            zip(tape.gradient(d_loss, variables), variables, strict=True)
-        )
-        noise = keras.random.normal((batch, LATENT), seed=self.seed_generator)
-        with tf.GradientTape() as tape:
-            predictions = self.discriminator(self.generator(noise))
-            g_loss = self.loss_fn(ops.zeros((batch, 1)), predictions)
-        variables = self.generator.trainable_weights
-        self.g_optimizer.apply_gradients(
-            zip(tape.gradient(g_loss, variables), variables, strict=True)
-        )
-        self.d_loss_tracker.update_state(d_loss)
-        self.g_loss_tracker.update_state(g_loss)
-        return {m.name: m.result() for m in self.metrics}
-
-
 class WGANGP(keras.Model):
     """With a penalty on the critic's gradient; its noise comes with the data.
 
@@ -180,54 +132,6 @@ class WGANGP(keras.Model):
         return {"c_loss": c_loss, "g_loss": g_loss}
 
 
-@keras.saving.register_keras_serializable("user_scripts")
-class Sampling(layers.Layer):
-    """Draws from the distribution that mean and logarithm of variance give."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(1337)
-
-    def call(self, inputs):
-        mean, log_var = inputs
-        noise = keras.random.normal(ops.shape(mean), seed=self.seed_generator)
-        return mean + ops.exp(0.5 * log_var) * noise
-
-
-class VAE(keras.Model):
-    def __init__(self):
-        super().__init__()
-        inputs = keras.Input((PIXELS, PIXELS, 1))
-        hidden = layers.Dense(16, "relu")(layers.Flatten()(inputs))
-        mean = layers.Dense(LATENT, name="mean")(hidden)
-        log_var = layers.Dense(LATENT, name="log_var")(hidden)
-        z = Sampling()([mean, log_var])
-        self.encoder = keras.Model(inputs, [mean, log_var, z])
-        self.decoder = generator()
-        self.trackers = [
-            keras.metrics.Mean(name=name) for name in ("loss", "kl_loss")
-        ]
-
-    @property
-    def metrics(self):
-        return self.trackers
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            mean, log_var, z = self.encoder(data)
-            squares = ops.sum((data - self.decoder(z)) ** 2, axis=(1, 2, 3))
-            kl_loss = -0.5 * (1 + log_var - mean**2 - ops.exp(log_var))
-            kl_loss = ops.mean(ops.sum(kl_loss, axis=1))
-            loss = ops.mean(squares) + kl_loss
-        grads = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply_gradients(
-            zip(grads, self.trainable_weights, strict=True)
-        )
-        for tracker, value in zip(self.trackers, (loss, kl_loss), strict=True):
-            tracker.update_state(value)
-        return {m.name: m.result() for m in self.metrics}
-
-
 def main(paths):
     largest = 0.0
     for path in paths:
@@ -242,8 +146,6 @@ def main(paths):
                 if name.startswith("in_")
             }
             output = model(given.get("", given), training=False)
-            if isinstance(output, list):  # of an encoder: its mean
-                output = output[0]
             largest = max(largest, np.abs(output - saved["output"]).max())
     assert "tfring" not in sys.modules
     print(f"{len(paths)} files, largest difference {largest}")
