@@ -67,8 +67,7 @@ if _ON_FAKE_GPU:
 # By these of its parameters a test asks for XLA, or else by its mark.
 _XLA = {
     "jit_compile": (True,),
-    "mode": ("xla", "compiled"),
-    "traced": ("xla",),
+    "mode": ("xla",),
     "how": ("compiled",),
 }
 

@@ -196,26 +196,6 @@ def test_allreduce_of_indexed_slices(mode, op, rank, size):
     np.testing.assert_allclose(result, dense, rtol=1e-6)
 
 
-def test_starts_in_any_order_on_each_rank(rank, size):
-    count = 60
-    order = random.Random(rank).sample(range(count), count)
-    started = {
-        i: chains.start_allreduce(
-            [tf.fill([i + 1], float(i * (rank + 1)))],
-            request_name=f"any_order/{i}",
-            tensor_names=[f"any_order/{i}"],
-            previous=None,
-            op=tfring.Sum,
-        )
-        for i in order
-    }
-    random.Random(rank + size).shuffle(order)
-    for i in order:
-        [result] = chains.finish(*started[i])
-        expected = i * size * (size + 1) / 2
-        np.testing.assert_array_equal(result, np.full(i + 1, expected))
-
-
 def test_calls_from_threads_in_any_order(rank, size):
     count = 24
     order = random.Random(rank).sample(range(count), count)
@@ -228,32 +208,6 @@ def test_calls_from_threads_in_any_order(rank, size):
     with ThreadPoolExecutor(count) as pool:
         for i, result in pool.map(reduce, order):
             assert result.numpy().tolist() == [i * size, sum(range(size))]
-
-
-def test_chain_in_a_graph(rank, size):
-    @tf.function
-    def step(scale):
-        started = None
-        in_flight = []
-        for bucket in range(5):
-            tensors = [tf.fill([10**i], scale * (bucket + 1)) for i in range(4)]
-            buffers, started = chains.start_allreduce(
-                tensors,
-                request_name=f"chain/{bucket}",
-                tensor_names=[f"chain/{bucket}/{i}" for i in range(4)],
-                previous=started,
-                op=tfring.Sum,
-                last=bucket == 4,
-            )
-            in_flight.append((buffers, started))
-        return [chains.finish(*pair) for pair in in_flight]
-
-    ranks = size * (size + 1) / 2
-    for scale in range(10):
-        results = step(tf.constant(float(scale * (rank + 1))))
-        for bucket, tensors in enumerate(results):
-            for tensor in tensors:
-                assert np.all(tensor == scale * (bucket + 1) * ranks)
 
 
 def test_failure_leaves_nothing_of_its_chain_in_flight(
