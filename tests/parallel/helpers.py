@@ -58,3 +58,28 @@ class Largest(keras.metrics.Metric):
 
     def result(self):
         return self.largest + 0.0
+
+
+class Pair(keras.Model):
+    """Two layers with an optimizer each, and none of `compile`."""
+
+    def __init__(self, width, **options):
+        super().__init__()
+        self.one, self.two = (keras.layers.Dense(width) for _ in range(2))
+        for layer in (self.one, self.two):
+            layer.build((None, width))
+        self.built = True
+        self.of_one = tfring.DistributedOptimizer("adam", **options)
+        self.others = [tfring.DistributedOptimizer("adam", **options)]
+
+    def parts(self):
+        return (self.one, self.of_one), (self.two, self.others[0])
+
+    def train_step(self, data):
+        x, _ = data
+        for layer, optimizer in self.parts():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((layer(x) - x) ** 2)
+            variables = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -267,7 +268,7 @@ COMPLEX = tf.ones(2, tf.complex64)
             for error, words, given in (
                 (TypeError, "tfring.Average", {"op": "sum"}),
                 (TypeError, "factor", {"prescale_factor": "2"}),
-                (TypeError, "factor", {"postscale_factor": "2"}),
+                (TypeError, "factor", {"postscale_factor": Decimal(1)}),
                 (TypeError, "name", {"name": 3}),
                 (TypeError, "name", {"name": ""}),
             )

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_alike, assert_same_on_all_ranks
+from helpers import Pair, assert_alike, assert_same_on_all_ranks
 
 import tfring
 from tfring.callbacks import (
@@ -406,26 +406,9 @@ def test_a_process_set_agrees_by_itself(rank, size):
         tfring.remove_process_set(each)
 
 
-class Pair(keras.Model):
-    """Two models with an optimizer each, and none of `compile`."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        self.optimizer_of_one = tfring.DistributedOptimizer("sgd")
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.one(x) - y) ** 2)
-        gradients = tape.gradient(loss, self.one.trainable_variables)
-        self.optimizer_of_one.apply(gradients, self.one.trainable_variables)
-        return {"loss": loss}
-
-
 def test_an_optimizer_that_is_a_models_own(rank):
     keras.utils.set_random_seed(rank)
-    model = Pair()
+    model = Pair(3)
     model.compile()
     with pytest.raises(RuntimeError, match="BroadcastGlobalVariables"):
         fit(model, rank)

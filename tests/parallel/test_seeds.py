@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_same_on_all_ranks
 
 import tfring
 from tfring import elastic
@@ -48,11 +49,6 @@ def assert_all_differ(variables):
         assert len({str(of_rank) for of_rank in value}) == len(values)
 
 
-def assert_none_differs(variables):
-    values = everyones(variables)
-    assert values == [values[0]] * len(values)
-
-
 @pytest.mark.parametrize("of_rank", [lambda rank: 0, lambda rank: rank])
 def test_fit_draws_noise_of_its_own(of_rank, rank, size):
     keras.utils.set_random_seed(1000 + of_rank(rank))
@@ -74,7 +70,7 @@ def test_fit_with_the_same_noise_if_asked_for(rank):
     keras.utils.set_random_seed(1000 + rank)
     model = noisy()
     fit(model, same_seeds=True)
-    assert_none_differs(seeds_of(model))
+    assert_same_on_all_ranks(seeds_of(model))
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -111,7 +107,7 @@ def test_a_loop_of_ones_own(traced, rank, size):
     first()
     assert [v.numpy().tolist() for v in seeds_of(model)] == own
     with_the_same()
-    assert_none_differs(seeds_of(model))
+    assert_same_on_all_ranks(seeds_of(model))
 
 
 def test_elastic_states(rank):
@@ -127,12 +123,12 @@ def test_elastic_states(rank):
     state.sync()
     assert [v.numpy().tolist() for v in seeds_of(model)] == own
     elastic.KerasState(model, same_seeds=True).sync()
-    assert_none_differs(seeds_of(model))
+    assert_same_on_all_ranks(seeds_of(model))
     generator = keras.random.SeedGenerator(rank)
     elastic.TensorFlowState([generator.state]).sync()
     assert_all_differ([generator.state])
     elastic.TensorFlowState([generator.state], same_seeds=True).sync()
-    assert_none_differs([generator.state])
+    assert_same_on_all_ranks([generator.state])
 
 
 def state_of(model):

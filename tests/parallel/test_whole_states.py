@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, bits_of
+from helpers import Pair, assert_same_on_all_ranks, bits_of
 
 import tfring
 from tfring import elastic
@@ -221,50 +221,20 @@ def test_a_callback_may_put_states_together_for_itself(rank, tmp_path):
     assert bits_of(own.variables) == bits_of(last.variables)
 
 
-class Pair(keras.Model):
-    """Two models with an optimizer each."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = (keras.layers.Dense(7) for _ in range(2))
-        self.one.build((None, 7))
-        self.two.build((None, 7))
-        self.built = True
-        make = optimizers.Adam
-        self.of_one = tfring.DistributedOptimizer(make(), shard_states=True)
-        self.others = [tfring.DistributedOptimizer(make(), shard_states=True)]
-
-    def train_step(self, data):
-        x, _ = data
-        for layer, optimizer in (
-            (self.one, self.of_one),
-            (self.two, self.others[0]),
-        ):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((layer(x) - x) ** 2)
-            variables = layer.trainable_variables
-            optimizer.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
-
-
 def test_optimizers_that_are_attributes(rank, tmp_path):
     path = f"{same_directory(tmp_path)}/pair.weights.h5"
     keras.utils.set_random_seed(0)
-    model = Pair()
+    model = Pair(7, shard_states=True)
     model.compile(jit_compile=False)
     x = np.random.default_rng(rank).normal(size=(8, 7))
     saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
     model.fit(x, x, verbose=0, callbacks=[saves])
-    again = Pair()
-    for layer, optimizer in (
-        (again.one, again.of_one),
-        (again.two, again.others[0]),
-    ):
+    again = Pair(7, shard_states=True)
+    for layer, optimizer in again.parts():
         optimizer.build(layer.trainable_variables)
     again.load_weights(path)
-    for got, expected in (
-        (again.of_one, model.of_one),
-        (again.others[0], model.others[0]),
+    for (_, got), (_, expected) in zip(
+        again.parts(), model.parts(), strict=True
     ):
         assert bits_of(got.variables) == bits_of(expected.variables)
 

@@ -1,7 +1,5 @@
 """An eager allreduce of one tensor, which is one operation where it can be."""
 
-from decimal import Decimal
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -97,41 +95,6 @@ def test_factors_and_their_types(operations):
     )
     assert third.numpy() == 3.0 * (1 / 3)
     assert set(operations) == {IN_ONE}
-
-
-def test_has_a_gradient():
-    x = tf.Variable([4.0, 6.0])
-    with tf.GradientTape() as tape:
-        y = tfring.allreduce(x * 1.0, op=tfring.Sum, prescale_factor=3.0)
-        loss = tf.reduce_sum(y * y)
-    np.testing.assert_array_equal(tape.gradient(loss, x), 18 * x)
-    with tf.GradientTape() as tape:
-        y = tfring.allreduce(x * 1.0, op=tfring.Max, name="most")
-    with pytest.raises(NotImplementedError, match="allreduce of 'most'"):
-        tape.gradient(y, x)
-
-
-@pytest.mark.parametrize(
-    ("error", "options"),
-    [
-        (TypeError, {"op": "sum"}),
-        (TypeError, {"prescale_factor": "2"}),
-        (TypeError, {"prescale_factor": Decimal(1)}),
-        (TypeError, {"compression": "fp16"}),
-        (TypeError, {"process_set": [0]}),
-        (TypeError, {"name": ""}),
-        (TypeError, {"device_dense": 0}),
-        (ValueError, {"process_set": tfring.ProcessSet([0])}),
-    ],
-)
-def test_errors_are_those_of_each_call(error, options):
-    tfring.allreduce(tf.ones([2]))
-    for _ in range(2):
-        with pytest.raises(error, match=r"^allreduce: "):
-            tfring.allreduce(tf.ones([2]), **options)
-    with pytest.raises(TypeError, match=r"^allreduce: .*string"):
-        tfring.allreduce(tf.constant("x"))
-    assert set(tfring.allreduce(tf.ones([2])).numpy()) == {1.0}
 
 
 def test_after_the_job():
