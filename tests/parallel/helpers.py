@@ -1,4 +1,4 @@
-"""What many of the tests need: ways to run a step, values, comparisons."""
+"""Shared by many tests: ways to run a step, values, comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order and buckets gradients are reduced, and what waits for them.
+"""The order and buckets of reductions, and how backpropagation waits.
 
 Graphs show it; all ranks have the same gradients, so that their averages are
 these gradients again, which shows that nothing waits for itself.
@@ -139,7 +139,7 @@ def test_none_stays_none():
 
 @pytest.fixture(params=["alone", "not in the set", "local variable"])
 def stays_here(request, rank, size):
-    """Options by which a table's gradient does not travel."""
+    """Options that keep a table's gradient on this rank."""
     if request.param == "local variable":
         local = LocalVariables()
 
@@ -316,7 +316,7 @@ def test_backpropagation_goes_on_after_a_start():
         return gradients
 
     graph, starts = traced(step)
-    # What the identities that end the function have taken in.
+    # A function ends with identities of its results.
     gradients = [result.op.inputs[0].op for result in reversed(graph.outputs)]
     waits_for = [
         [start.name in ancestors(gradient) for start in starts]
@@ -422,7 +422,7 @@ def test_no_start_waits_for_what_waits_for_it(layer, old_loops):
     @tf.function
     def step():
         gradients = gradients_of(variables, layer)
-        # With the last, the reduction comes after all of backpropagation.
+        # The last layer reduces after all of backpropagation.
         waited_for = gradients if layer is tf.tanh else []
         with tf.control_dependencies(waited_for):
             return reduce_gradients(gradients, variables)

@@ -124,7 +124,7 @@ def test_gradients_with_ops_and_factors(mode, mine):
     if mode is not MODES["xla"]:
         expected |= {
             lambda x: tfring.allgather(x, **options): np.mean(weights),
-            # Of two tensors, of which the loss does not depend on one.
+            # The loss depends on one of two tensors.
             lambda x: tfring.grouped_allgather(
                 [x, tf.cast(x, tf.float32)], **options
             )[0]: np.mean(weights),

@@ -23,7 +23,7 @@ LOADER = {"MPI_LIBRARY_SONAME": "libc.so.6", "MPI_LIBRARY_DIRS": []}
 
 @pytest.fixture
 def bend(monkeypatch, tmp_path):
-    """Makes an environment, and a build that fits it but for what is given."""
+    """Makes a build and an environment that fit, except for the arguments."""
     (tmp_path / "libmpi.so.40").touch()
     (tmp_path / "lib").mkdir()
     (tmp_path / "libtfring_ops.so").touch()

@@ -46,14 +46,14 @@ def choose(monkeypatch):
     [
         (4, 3, 4, {}, (["gpu 3"], None)),
         (4, 0, 1, {}, (["gpu 0"], None)),
-        # By its slot where others come and go.
+        # By its slot in an elastic job.
         (4, 0, 1, {SLOT: "2"}, (["gpu 2"], None)),
         (2, 1, 2, {SLOT: "2"}, (["gpu 0"], None)),
         # More ranks than GPUs share them, and grow.
         (2, 5, 6, {}, (["gpu 1"], "true")),
         (1, 1, 2, {}, (["gpu 0"], "true")),
         (2, 5, 6, {GROWTH: "false"}, (["gpu 1"], "false")),
-        # What the script has made visible is left alone.
+        # The script has chosen.
         (4, 1, 4, {"visible": ["gpu 2"]}, (["gpu 2"], None)),
         (4, 1, 4, {"visible": []}, ([], None)),
         (0, 0, 2, {}, ([], None)),
