@@ -125,11 +125,11 @@ cpp-plain cpp-tsan cpp-asan: cpp-%: build $(GTEST_READY)
 	$(NATIVE) VARIANT=$* EXTENT=$(EXTENT) -j$(CHECK_JOBS) \
 	  REPORTS=$(CURDIR)/$(REPORTS)/$@ check
 
-# Long, and not part of `test-all`: 10,000 collectives of all kinds at four ranks.
+# Long, and not part of `test-all`: schedules of collectives of all kinds.
 RANDOM_TESTS := build/native/plain/tests/cpp/random_tests
 soak: build $(GTEST_READY)
 	$(NATIVE) VARIANT=plain $(RANDOM_TESTS)
-	TFRING_SOAK=10000 TFRING_PROPERTY_SCHEDULES=2000 $(RANDOM_TESTS)
+	TFRING_PROPERTY_SCHEDULES=3000 $(RANDOM_TESTS)
 
 unit: build
 	$(PYTEST) --numprocesses 2 tests/unit

@@ -207,6 +207,7 @@ TEST(NeutralContributionTest, IsNotScaled) {
 }
 
 // ---- A job ----
+// What the others may do meanwhile is drawn in property_test.cc.
 
 constexpr int kSize = 4;
 
@@ -222,10 +223,13 @@ class JoinTest : public testing::TestWithParam<int> {
   // The rank that has joined; rank 0 is the coordinator, so it is one case.
   static int joined() { return GetParam(); }
   void Join(int rank) { joins_[rank]->SubmitTo(job_.engine(rank)); }
-  void ExpectJoined(int last) {
+  // Joined ones go on with the others when they all have.
+  void JoinOthers() {
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank != joined()) Join(rank);
+    }
     for (const auto& join : joins_) {
       ASSERT_TRUE(join->outcome.Wait().ok()) << join->outcome.Wait();
-      EXPECT_EQ(join->last_joined, last);
     }
   }
   // Every rank but joined().
@@ -248,36 +252,21 @@ class JoinTest : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(JoinedRank, JoinTest, testing::Values(0, 2));
 
-TEST_P(JoinTest, AnAverageIsOfThoseThatContribute) {
-  Join(joined());
-  const float sum = kSize * (kSize + 1) / 2 - (joined() + 1);
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
-    const Entries entries = MakeEntries(kSize, "a", 1000);
-    for (const auto& entry : entries) {
-      entry->request.op = op;
-      entry->request.prescale_factor = 2;
-      if (op == ReduceOp::kSum) {  // of small integers, which it holds
-        entry->request.wire_dtype = DataType::kBfloat16;
-      }
-    }
-    SubmitOthers(entries);
-    const float expected = 2 * (op == ReduceOp::kSum ? sum : sum / (kSize - 1));
-    OnOthers(entries, [&](FloatEntry& entry, const absl::Status& status) {
-      ASSERT_TRUE(status.ok()) << status;
-      EXPECT_EQ(entry.result(), std::vector<float>(1000, expected));
-    });
-  }
+TEST_P(JoinTest, TheLastOneMayRunAloneAndAllHearWhoItWas) {
   for (int rank = 0; rank < kSize; ++rank) {
-    if (rank != joined() && rank != 1) Join(rank);
+    if (rank != 1) Join(rank);
   }
-  FloatEntry alone("alone", {5});  // runs when all others have joined
+  FloatEntry alone("alone", {5});
   alone.request.op = ReduceOp::kAverage;
   alone.SubmitTo(job_.engine(1));
   EXPECT_TRUE(alone.outcome.Wait().ok());
   EXPECT_EQ(alone.result(), std::vector<float>{5});
   Join(1);
-  ExpectJoined(1);
-  ExpectWorks(job_, "a");
+  for (const auto& join : joins_) {
+    ASSERT_TRUE(join->outcome.Wait().ok()) << join->outcome.Wait();
+    EXPECT_EQ(join->last_joined, 1);
+  }
+  ExpectWorks(job_, "alone");
 }
 
 // Some large enough to go as they lie and some not, of odd sizes.
@@ -295,6 +284,7 @@ TEST_P(JoinTest, FactorsAreForThoseThatContribute) {
   };
   const Case cases[] = {
       {ReduceOp::kSum, 0.5, sum / 2, std::nullopt},
+      {ReduceOp::kAverage, 2, 2 * sum / (kSize - 1), std::nullopt},
       {ReduceOp::kSum, 2, 2 * sum, DataType::kFloat16},
       {ReduceOp::kSum, 1, sum, DataType::kBfloat16},
       {ReduceOp::kMin, -1, -last, std::nullopt},
@@ -332,44 +322,6 @@ TEST_P(JoinTest, FactorsAreForThoseThatContribute) {
   }
 }
 
-TEST_P(JoinTest, AnAllgatherHasNoRowsOfTheRank) {
-  Join(joined());
-  Entries entries = MakeEntries(kSize, "a", 2);
-  for (const auto& entry : entries) {
-    entry->request.kind = CollectiveKind::kAllgather;
-  }
-  SubmitOthers(entries);
-  std::vector<float> expected;
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank != joined()) expected.insert(expected.end(), 2, rank + 1.0f);
-  }
-  OnOthers(entries, [&](FloatEntry& entry, const absl::Status& status) {
-    ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(entry.result(), expected);
-  });
-}
-
-TEST_P(JoinTest, ABroadcastAndABarrierGoOnWithoutIt) {
-  Join(joined());
-  const Entries broadcast = MakeEntries(kSize, "broadcast", 300);
-  const Entries barrier = MakeEntries(kSize, "barrier", 1);
-  for (int rank = 0; rank < kSize; ++rank) {
-    broadcast[rank]->request.kind = CollectiveKind::kBroadcast;
-    broadcast[rank]->request.root_rank = 1;
-    barrier[rank]->request = MakeRequest("barrier", CollectiveKind::kBarrier);
-    barrier[rank]->request.tensors.clear();
-  }
-  SubmitOthers(broadcast);
-  OnOthers(broadcast, [&](FloatEntry& entry, const absl::Status& status) {
-    ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(entry.result(), std::vector<float>(300, 2));
-  });
-  SubmitOthers(barrier);
-  OnOthers(barrier, [&](FloatEntry&, const absl::Status& status) {
-    EXPECT_TRUE(status.ok()) << status;
-  });
-}
-
 TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
   Join(joined());
   const std::string rank = "rank " + std::to_string(joined());
@@ -397,10 +349,7 @@ TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
                EXPECT_TRUE(Contains(status.message(), expected)) << status;
              });
   }
-  for (int other = 0; other < kSize; ++other) {
-    if (other != joined()) Join(other);
-  }
-  for (const auto& join : joins_) EXPECT_TRUE(join->outcome.Wait().ok());
+  JoinOthers();
   ExpectWorks(job_);
 }
 
@@ -413,10 +362,7 @@ TEST_P(JoinTest, NamesByTheOrderOfCallsAgreeAfterwards) {
       EXPECT_TRUE(status.ok()) << status;
     });
   }
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank != joined()) Join(rank);
-  }
-  for (const auto& join : joins_) EXPECT_TRUE(join->outcome.Wait().ok());
+  JoinOthers();
   ExpectWorks(job_, "");
 }
 

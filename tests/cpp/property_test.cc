@@ -1,19 +1,23 @@
 // Schedules made at random: collectives of all kinds, types and sizes, in an
-// order of each rank's own, that repeat, that run beside those of a process
-// set, while some ranks have joined, and with something that fails on one rank.
-// In each of them, a result is right to the bit, or there is an error; there is
-// none unless something was made to fail, and then the whole job ends; and
-// nothing takes for ever.
+// order of each rank's own, that repeat with others between them, that run
+// beside those of a process set, while some ranks have joined, that differ
+// between ranks, and with something that fails on one rank.  Each rank takes
+// its own time, up to a step apart from the others. A result is right to the
+// bit, or there is an error: of a request that differs on every rank, after
+// which the job goes on; else only if something was made to fail, and then the
+// whole job ends.  Nothing takes for ever.
 //
 // TFRING_PROPERTY_SCHEDULES says how many, TFRING_PROPERTY_SEED which is the
 // first: a failure names the seed that shows it again.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <iostream>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +43,7 @@ class Schedule {
  public:
   explicit Schedule(unsigned seed)
       : random_(seed),
-        size_(2 + static_cast<int>(Below(random_, 3))),
+        size_(OneOf(random_, kSizes)),
         fault_(OneOf(random_, kFaults)),
         faulty_rank_(static_cast<int>(Below(random_, size_))) {}
 
@@ -61,10 +65,22 @@ class Schedule {
   bool failed() const { return failed_; }
 
  private:
+  static constexpr int kSizes[] = {1, 2, 2, 3, 3, 4, 4, 4, 5, 8};
   static constexpr Fault kFaults[] = {Fault::kNone, Fault::kNone,
                                       Fault::kTransport, Fault::kStart,
                                       Fault::kAllocation};
-  using Batch = std::vector<RandomCollective>;
+
+  struct Item {
+    Running* running;
+    Running* after;  // of the same name, or null
+  };
+  // What one rank submits, step by step.
+  struct Script {
+    Engine* engine;
+    bool waits;  // for all of a step, before the next
+    bool may_fail;
+    std::vector<std::vector<Item>> steps;
+  };
 
   bool Stops() const { return failed_ || testing::Test::HasFailure(); }
 
@@ -82,6 +98,8 @@ class Schedule {
         1000 + 1000 * Below(random_, 4);
     options.buckets_in_flight = 1 + Below(random_, 3);
     options.allreduce = OneOf(random_, kAlgorithms);
+    // See progress_tree.h.
+    options.max_progress_peers = Below(random_, 2) == 0 ? 1 : 32;
     std::vector<Job::Transports> channels;
     for (int i = 0; i < 4; ++i) {
       channels.push_back(
@@ -114,60 +132,122 @@ class Schedule {
     }
   }
 
-  // Some collectives, maybe more than once, maybe with some ranks that have
-  // joined.
+  // Some collectives, maybe more than once, maybe while some ranks have joined.
   void RunPhase(const std::string& name) {
-    // The first ranks go on, as the sums of those are known.
-    const int contributors = Below(random_, 3) == 0
-                                 ? 1 + static_cast<int>(Below(random_, size_))
-                                 : size_;
-    const bool joins = contributors < size_;
+    std::vector<int> ranks(size_);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    if (Below(random_, 3) == 0) {
+      Shuffle(ranks);
+      ranks.resize(1 + Below(random_, size_));
+      std::sort(ranks.begin(), ranks.end());
+    }
     std::deque<FloatEntry>& join = joins_.emplace_back();
     for (int rank = 0; rank < size_; ++rank) {
       FloatEntry& entry = join.emplace_back("join", std::vector<float>());
       entry.request.kind = CollectiveKind::kJoin;
       entry.request.tensors.clear();
-    }
-    for (int rank = contributors; rank < size_; ++rank) {
-      join[rank].SubmitTo(job_->engine(rank));
-    }
-    Batch batch = MakeBatch(name, contributors, joins);
-    Batch of_subset;
-    if (subset_) {
-      of_subset = MakeBatch(name, subset_->size(), /*joins=*/false);
-      for (RandomCollective& collective : of_subset) {
-        for (RandomCollective::Part& part : collective.of_rank) {
-          part.request.root_rank = subset_ranks_[part.request.root_rank];
-        }
+      if (std::count(ranks.begin(), ranks.end(), rank) == 0) {
+        entry.SubmitTo(job_->engine(rank));
       }
     }
-    const int64_t times = Below(random_, 2) == 0 ? 1 : 1 + Below(random_, 12);
-    is_orderly_ = Below(random_, 2) == 0;
-    for (int64_t time = 0; time < times && !Stops(); ++time) {
-      if (Below(random_, 2) == 0) Vary(batch);
-      if (Below(random_, 2) == 0) Vary(of_subset);
-      const auto mine = Submit(*job_, batch, /*may_fail=*/true);
-      const auto others = subset_
-                              ? Submit(*subset_, of_subset, /*may_fail=*/false)
-                              : std::vector<Running*>();
-      for (Running* one : mine) Take(one->request(), one->CheckIfOk());
-      for (Running* one : others) one->Check();
+    std::vector<Script> scripts;
+    AddScripts(scripts, *job_, ranks, {}, name);
+    if (subset_) {
+      std::vector<int> all(subset_->size());
+      std::iota(all.begin(), all.end(), 0);
+      AddScripts(scripts, *subset_, all, subset_ranks_, name);
     }
-    if (!joins || Stops()) return;
-    for (int rank = 0; rank < contributors; ++rank) {
-      join[rank].SubmitTo(job_->engine(rank));
+    OnThreads(static_cast<int>(scripts.size()), [&](int i) {
+      for (const std::vector<Item>& step : scripts[i].steps) {
+        for (const Item& item : step) {
+          if (item.after != nullptr) item.after->Wait();
+          item.running->SubmitTo(*scripts[i].engine);
+        }
+        for (const Item& item : step) {
+          if (scripts[i].waits) item.running->Wait();
+        }
+      }
+    });
+    for (const Script& script : scripts) {
+      for (const std::vector<Item>& step : script.steps) {
+        for (const Item& item : step) Take(*item.running, script.may_fail);
+      }
     }
+    if (Stops()) return;
+    running_.clear();
+    if (ranks.size() == join.size()) return;
+    for (const int rank : ranks) join[rank].SubmitTo(job_->engine(rank));
     for (FloatEntry& entry : join) Take(entry.request, entry.outcome.Wait());
   }
 
-  // `joins`: of those that run without all ranks.
-  Batch MakeBatch(const std::string& name, int size, bool joins) {
-    Maker maker(random_, size);
-    Batch batch;
+  // Of these engines of a job, whose ranks in the world may be others.
+  void AddScripts(std::vector<Script>& scripts, Job& job,
+                  const std::vector<int>& ranks,
+                  const std::vector<int32_t>& world_ranks,
+                  const std::string& name) {
+    const auto size = static_cast<int>(ranks.size());
+    const bool is_world = &job == job_.get();
+    const auto draw = [&](const std::string& one_name) {
+      return Draw(one_name, ranks, world_ranks, /*joins=*/size < job.size());
+    };
+    std::vector<RandomCollective> batch;
     const int64_t count = 1 + Below(random_, 8);
-    while (static_cast<int64_t>(batch.size()) < count) {
+    for (int64_t i = 0; i < count; ++i) {
+      batch.push_back(draw(name + ", " + std::to_string(i)));
+    }
+    const int64_t steps = Below(random_, 2) == 0 ? 1 : 1 + Below(random_, 12);
+    // Each time in the same order, as a training loop.
+    const bool is_orderly = Below(random_, 2) == 0;
+    const bool waits = Below(random_, 2) == 0;
+    const size_t first = scripts.size();
+    for (const int rank : ranks) {
+      scripts.push_back({&job.engine(rank), waits, is_world, {}});
+    }
+    std::vector<std::vector<Running*>> before(
+        size, std::vector<Running*>(batch.size()));
+    for (int64_t step = 0; step < steps; ++step) {
+      if (Below(random_, 2) == 0) {
+        for (RandomCollective& one : batch) Maker(random_, size).Vary(one);
+      }
+      std::vector<RandomCollective> now = batch;
+      const size_t chosen = Below(random_, count);
+      const auto wrong_rank = static_cast<int>(Below(random_, 8 * size));
+      const bool differs =
+          size > 1 && wrong_rank < size &&
+          now[chosen].of_rank[0].request.kind == CollectiveKind::kAllreduce;
+      if (differs) now[chosen].of_rank[wrong_rank].request.prescale_factor = 7;
+      if (Below(random_, 8) == 0) {
+        now.push_back(draw(name + ", besides, " + std::to_string(step)));
+      }
+      const bool shuffles = !is_orderly && Below(random_, 2) == 0;
+      for (int i = 0; i < size; ++i) {
+        std::vector<Item> items;
+        for (size_t k = 0; k < now.size(); ++k) {
+          running_.push_back(
+              std::make_unique<Running>(now[k].of_rank[i], now[k].in_place));
+          Running* const one = running_.back().get();
+          one->differs = differs && k == chosen;
+          if (is_world && k == chosen && ranks[i] == faulty_rank_) {
+            Fail(one->callbacks);
+          }
+          const bool repeats = k < batch.size();
+          items.push_back({one, repeats ? before[i][k] : nullptr});
+          if (repeats) before[i][k] = one;
+        }
+        if (now.size() > batch.size()) {
+          std::swap(items.back(), items[Below(random_, now.size())]);
+        }
+        if (shuffles) Shuffle(items);
+        scripts[first + i].steps.push_back(std::move(items));
+      }
+    }
+  }
+
+  RandomCollective Draw(const std::string& name, const std::vector<int>& ranks,
+                        const std::vector<int32_t>& world_ranks, bool joins) {
+    while (true) {
       RandomCollective one =
-          maker.Make(name + ", " + std::to_string(batch.size()));
+          Maker(random_, static_cast<int>(ranks.size())).Make(name);
       const CollectiveRequest& request = one.of_rank[0].request;
       const bool needs_all = request.kind == CollectiveKind::kReduceScatter ||
                              request.kind == CollectiveKind::kScatterInPlace ||
@@ -175,15 +255,18 @@ class Schedule {
                              request.kind == CollectiveKind::kAlltoall;
       if (joins && needs_all) continue;
       if (Below(random_, 2) == 0) Scale(one);
-      batch.push_back(std::move(one));
+      const int root = ranks[request.root_rank];
+      for (RandomCollective::Part& part : one.of_rank) {
+        part.request.root_rank = world_ranks.empty() ? root : world_ranks[root];
+      }
+      return one;
     }
-    return batch;
   }
 
-  void Vary(Batch& batch) {
-    for (RandomCollective& collective : batch) {
-      Maker maker(random_, static_cast<int>(collective.of_rank.size()));
-      maker.Vary(collective);
+  template <typename T>
+  void Shuffle(std::vector<T>& items) {
+    for (size_t i = items.size(); i > 1; --i) {
+      std::swap(items[i - 1], items[Below(random_, static_cast<int64_t>(i))]);
     }
   }
 
@@ -202,36 +285,6 @@ class Schedule {
     }
   }
 
-  std::vector<Running*> Submit(Job& job, const Batch& batch, bool may_fail) {
-    std::vector<std::vector<Running*>> of_rank(batch[0].of_rank.size());
-    std::vector<Running*> all;
-    const size_t chosen = Below(random_, batch.size());
-    for (size_t i = 0; i < batch.size(); ++i) {
-      for (size_t rank = 0; rank < of_rank.size(); ++rank) {
-        all.push_back(running_
-                          .emplace_back(std::make_unique<Running>(
-                              batch[i].of_rank[rank], batch[i].in_place))
-                          .get());
-        of_rank[rank].push_back(all.back());
-        if (may_fail && i == chosen && static_cast<int>(rank) == faulty_rank_) {
-          Fail(all.back()->callbacks);
-        }
-      }
-    }
-    const bool shuffles = !is_orderly_ && Below(random_, 2) == 0;
-    for (auto& mine : of_rank) {
-      for (size_t i = mine.size(); shuffles && i > 1; --i) {
-        std::swap(mine[i - 1], mine[Below(random_, static_cast<int64_t>(i))]);
-      }
-    }
-    for (size_t i = 0; i < batch.size(); ++i) {
-      for (size_t rank = 0; rank < of_rank.size(); ++rank) {
-        of_rank[rank][i]->SubmitTo(job.engine(static_cast<int>(rank)));
-      }
-    }
-    return all;
-  }
-
   // Some kinds of collectives never call these, and so do not fail.
   void Fail(TensorEntry& callbacks) {
     if (Below(random_, 3) != 0) return;
@@ -245,6 +298,16 @@ class Schedule {
         return absl::ResourceExhaustedError("made to fail");
       };
     }
+  }
+
+  void Take(Running& one, bool may_fail) {
+    const absl::Status status = one.CheckIfOk();
+    EXPECT_FALSE(one.differs && status.ok()) << one.request().name;
+    if (one.differs && status.code() == absl::StatusCode::kFailedPrecondition) {
+      return;
+    }
+    EXPECT_TRUE(status.ok() || may_fail) << status;
+    Take(one.request(), status);
   }
 
   // Only the operation that was made to fail does, and no rank times out.
@@ -278,7 +341,6 @@ class Schedule {
   const Fault fault_;
   const int faulty_rank_;
   bool failed_ = false;
-  bool is_orderly_ = false;  // each time in the same order, as a training loop
   // Outlive the jobs, which have their memory.
   std::deque<std::unique_ptr<Running>> running_;
   std::deque<std::deque<FloatEntry>> joins_;
@@ -290,7 +352,7 @@ class Schedule {
 };
 
 TEST(PropertyTest, EachResultIsRightOrAnError) {
-  const int64_t count = FromEnvironment("TFRING_PROPERTY_SCHEDULES", 60);
+  const int64_t count = FromEnvironment("TFRING_PROPERTY_SCHEDULES", 100);
   const auto first =
       static_cast<unsigned>(FromEnvironment("TFRING_PROPERTY_SEED", 1));
   int64_t failed = 0;

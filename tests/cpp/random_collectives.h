@@ -40,6 +40,7 @@ inline int64_t SomeCount(Random& random) {
 struct RandomCollective {
   struct Part {
     std::vector<Elements> inputs, expected;  // of each tensor
+    std::vector<int64_t> received_splits;    // of an alltoall
     CollectiveRequest request;
   };
 
@@ -119,6 +120,7 @@ class Maker {
     for (RandomCollective::Part& part : collective.of_rank) {
       part.request.tensors.clear();
       part.request.splits.clear();
+      part.received_splits.clear();
       part.inputs.clear();
       part.expected.clear();
     }
@@ -252,6 +254,7 @@ class Maker {
         const Elements run = Noise(dtype, splits.back() * kColumns);
         inputs[from].insert(inputs[from].end(), run.begin(), run.end());
         expected[rank].insert(expected[rank].end(), run.begin(), run.end());
+        to.of_rank[rank].received_splits.push_back(splits.back());
       }
     }
     for (int rank = 0; rank < size_; ++rank) {
@@ -286,6 +289,7 @@ class Running {
 
   // May be changed before it is submitted.
   TensorEntry callbacks;  // what else the entry gets
+  bool differs = false;   // on one of the ranks
 
   void SubmitTo(Engine& engine) {
     TensorEntry entry = callbacks;
@@ -307,7 +311,9 @@ class Running {
             std::byte{0x5a});
         return outputs_[index].data();
       };
-    entry.on_received_splits = [](const std::vector<int64_t>&) {};
+    entry.on_received_splits = [this](const std::vector<int64_t>& splits) {
+      received_splits_ = splits;
+    };
     entry.done = [this](const absl::Status& status) {
       // At once, so that AddressSanitizer sees who still uses it.
       if (!status.ok()) std::vector<Elements>().swap(outputs_);
@@ -316,10 +322,7 @@ class Running {
     engine.Submit(std::move(entry));
   }
 
-  void Check() {
-    const absl::Status status = CheckIfOk();
-    ASSERT_TRUE(status.ok()) << part_.request.name << ": " << status;
-  }
+  void Wait() { outcome_.Wait().IgnoreError(); }
 
   // Checks the result if there is one; returns the status that `done` got.
   absl::Status CheckIfOk() {
@@ -338,11 +341,13 @@ class Running {
     ASSERT_TRUE(outputs_ == part_.expected)
         << request.name << ": " << Name(request.kind) << " of "
         << Name(request.dtype) << ", " << Name(request.op);
+    ASSERT_EQ(received_splits_, part_.received_splits) << request.name;
   }
 
   const RandomCollective::Part part_;
   const bool in_place_;
   std::vector<Elements> outputs_;
+  std::vector<int64_t> received_splits_;
   Completion outcome_;
 };
 
