@@ -18,7 +18,6 @@
 #include "tests/cpp/cuda_ranks.h"
 #include "tests/cpp/cuda_ring_checks.h"
 #include "tests/cpp/fake_gpu.h"
-#include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/transport/forwarding.h"
@@ -54,7 +53,8 @@ struct Rank {
   Rank(Transport& host, Way way, int gpu)
       : device(CudaDevice::ForOrdinal(gpu).value()),
         transport(MakeCudaTransport(*device, host, OptionsFor(way)).value()),
-        scratch(device->kernels()) {
+        scratch(device->kernels()),
+        memory(device->kernels().Allocate(1 << 10).value()) {
     // A rank whose streams are held waits for them before it gets any memory.
     EXPECT_TRUE(scratch.AtLeast(64 << 10).ok());
   }
@@ -70,6 +70,7 @@ struct Rank {
   std::unique_ptr<CudaDevice> device;
   std::unique_ptr<Transport> transport;
   Workspace scratch;
+  void* const memory;
 };
 
 constexpr std::chrono::seconds kPatience{60};
@@ -106,6 +107,94 @@ class Deadline {
   std::thread watch_;
 };
 
+// A job whose last rank is lost before its GPU, which is its own, has done what
+// the others wait for.
+class LostRank {
+ public:
+  LostRank(int size, Way way, int64_t count)
+      : way_(way),
+        c_({DataType::kFloat32, ReduceOp::kSum, count}, size),
+        uses_(size),
+        hosts_(MakeInProcessTransports(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      hosts_[rank] =
+          std::make_unique<UseCounter>(std::move(hosts_[rank]), uses_[rank]);
+    }
+  }
+
+  const SolvedAllreduce& c() const { return c_; }
+
+  // Calls ask(rank, data) and then end(rank, data) on the others.
+  template <typename Ask, typename End>
+  void Run(const Ask& ask, const End& end, int depth = 0) {
+    const int lost = static_cast<int>(hosts_.size()) - 1;
+    const WithFakeCuda restored(&FakeOptions::depth, 0);
+    // Its process is killed, and so frees nothing.
+    static auto* const killed = new std::vector<
+        std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
+    std::atomic<int> ready{0}, asked{0}, ended{0}, gone{0};
+    OnThreads(lost + 1, [&](int number) {
+      Transport& host = *hosts_[number];
+      auto rank = std::make_unique<Rank>(host, way_, number == lost ? 1 : 0);
+      auto data = std::make_unique<DeviceElements>(
+          *rank->device, AllreduceInput(c_.dtype, c_.op, c_.count, number));
+      ++ready;
+      Wait(ready, lost + 1);
+      if (number == lost) {
+        FakeCuda()->held_device = 1;
+        FakeCuda()->depth = depth;
+        ++ready;
+        std::thread notice([&] {
+          Wait(asked, lost);
+          AwaitNothingMoves();
+          host.Abort(absl::UnavailableError("a rank is lost"));
+        });
+        rank->Allreduce(c_, *data).IgnoreError();
+        notice.join();
+        Wait(gone, lost);
+        killed->emplace_back(std::move(rank), std::move(data));
+        return;
+      }
+      Wait(ready, lost + 2);
+      ask(*rank, *data);
+      ++asked;
+      end(*rank, *data);
+      EXPECT_FALSE(rank->transport->HasAbandoned());
+      // Until then one may still copy to another's memory.
+      ++ended;
+      Wait(ended, lost);
+      data.reset();
+      rank.reset();
+      ++gone;
+    });
+    FakeCuda()->held_device = -1;
+    // The driver takes back what a killed process had.
+    (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+  }
+
+ private:
+  // The others look for messages again and again, and ask their GPUs for
+  // nothing more: neither do they wait for these in the driver.
+  void AwaitNothingMoves() {
+    const std::atomic<int64_t>& calls = FakeCudaCounts().stream_calls;
+    for (int64_t before = -1; before != calls;) {
+      before = calls;
+      for (size_t other = 0; other + 1 < uses_.size(); ++other) {
+        const int uses = uses_[other];
+        EXPECT_TRUE(Await([&] { return uses_[other] >= uses + 2; }));
+      }
+    }
+  }
+
+  const Way way_;
+  const SolvedAllreduce c_;
+  std::vector<std::atomic<int>> uses_;
+  std::vector<std::unique_ptr<Transport>> hosts_;
+  const Deadline deadline_;
+  const WithFakeCuda open_own_{&FakeOptions::open_own, 1};
+  const WithFakeCuda devices_{&FakeOptions::devices, 2};
+};
+
 // The parameters are the number of ranks, and the way between them.
 class CudaLostRankTest : public testing::TestWithParam<std::tuple<int, Way>> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -115,112 +204,34 @@ INSTANTIATE_TEST_SUITE_P(
                     std::tuple(3, Way::kStaged), std::tuple(4, Way::kStaged),
                     std::tuple(2, Way::kMessages)));
 
+void AskNothing(Rank& /*rank*/, const DeviceElements& /*data*/) {}
+
 TEST_P(CudaLostRankTest, TheOthersEnd) {
-  const int size = std::get<0>(GetParam());
-  const Way way = std::get<1>(GetParam());
-  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  const WithFakeCuda devices(&FakeOptions::devices, 2);
-  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 8191}, size);
-  std::vector<std::atomic<int>> uses(size);
-  auto hosts = MakeInProcessTransports(std::vector<int>(size));
-  for (int rank = 0; rank < size; ++rank) {
-    hosts[rank] =
-        std::make_unique<UseCounter>(std::move(hosts[rank]), uses[rank]);
-  }
-  std::atomic<int> ready{0}, ended{0};
-  // It has a GPU of its own, which does nothing from some moment on.  Its
-  // process is killed, and so frees nothing.
-  const int lost = size - 1;
-  static auto* const killed = new std::vector<
-      std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
-  OnThreads(size, [&](int number) {
-    Transport& host = *hosts[number];
-    auto rank = std::make_unique<Rank>(host, way, number == lost ? 1 : 0);
-    auto data = std::make_unique<DeviceElements>(
-        *rank->device, AllreduceInput(c.dtype, c.op, c.count, number));
-    ++ready;
-    Wait(ready, size);
-    if (number == lost) {
-      FakeCuda()->held_device = 1;
-      for (std::atomic<int>& each : uses) each = 0;
-      ++ready;
-      // When the others wait for it.
-      std::thread notice([&] {
-        for (int other = 0; other < lost; ++other) {
-          EXPECT_TRUE(Await([&] { return uses[other] > 0; }));
-        }
-        host.Abort(absl::UnavailableError("a rank is lost"));
-      });
-      rank->Allreduce(c, *data).IgnoreError();
-      notice.join();
-      Wait(ended, size - 1);
-      killed->emplace_back(std::move(rank), std::move(data));
-      return;
-    }
-    Wait(ready, size + 1);
-    absl::Status status = rank->Allreduce(c, *data);
+  const auto [size, way] = GetParam();
+  LostRank job(size, way, 8191);
+  job.Run(AskNothing, [&](Rank& rank, const DeviceElements& data) {
+    absl::Status status = rank.Allreduce(job.c(), data);
     for (; status.ok(); std::this_thread::yield()) {
-      status = rank->transport->Progress();
+      status = rank.transport->Progress();
     }
     // And not because a message has not come in time.
     EXPECT_EQ(status, absl::UnavailableError("a rank is lost"));
-    rank->transport->Abort(status);
-    EXPECT_FALSE(rank->transport->HasAbandoned());
-    EXPECT_EQ(rank->device->Finish(), absl::OkStatus());
-    data.reset();
-    rank.reset();
-    ++ended;
+    rank.transport->Abort(status);
+    EXPECT_EQ(rank.device->Finish(), absl::OkStatus());
   });
-  FakeCuda()->held_device = -1;
-  // The driver takes back what a killed process had.
-  (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
 }
 
 // The host asks for much in one tensor; the lost rank's goes on until the end.
 TEST_P(CudaLostRankTest, NorDoesAQueueOfTheGpuRunFull) {
-  const int size = std::get<0>(GetParam());
-  const Way way = std::get<1>(GetParam());
-  const Deadline deadline;
-  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  const WithFakeCuda devices(&FakeOptions::devices, 2);
-  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 100'000}, size);
-  auto hosts = MakeInProcessTransports(std::vector<int>(size));
-  std::atomic<int> ready{0}, ended{0};
-  const int lost = size - 1;
-  static auto* const killed = new std::vector<
-      std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
-  const WithFakeCuda restored(&FakeOptions::depth, 0);
-  OnThreads(size, [&](int number) {
-    Transport& host = *hosts[number];
-    auto rank = std::make_unique<Rank>(host, way, number == lost ? 1 : 0);
-    auto data = std::make_unique<DeviceElements>(
-        *rank->device, AllreduceInput(c.dtype, c.op, c.count, number));
-    ++ready;
-    Wait(ready, size);
-    if (number == lost) {
-      FakeCuda()->held_device = 1;
-      FakeCuda()->depth = 500;
-      ++ready;
-      std::thread notice([&] {
-        std::this_thread::sleep_for(std::chrono::seconds(1));
-        host.Abort(absl::UnavailableError("a rank is lost"));
-      });
-      rank->Allreduce(c, *data).IgnoreError();
-      notice.join();
-      Wait(ended, size - 1);
-      killed->emplace_back(std::move(rank), std::move(data));
-      return;
-    }
-    Wait(ready, size + 1);
-    EXPECT_EQ(rank->Allreduce(c, *data),
-              absl::UnavailableError("a rank is lost"));
-    EXPECT_FALSE(rank->transport->HasAbandoned());
-    data.reset();
-    rank.reset();
-    ++ended;
-  });
-  FakeCuda()->held_device = -1;
-  (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+  const auto [size, way] = GetParam();
+  LostRank job(size, way, 100'000);
+  job.Run(
+      AskNothing,
+      [&](Rank& rank, const DeviceElements& data) {
+        EXPECT_EQ(rank.Allreduce(job.c(), data),
+                  absl::UnavailableError("a rank is lost"));
+      },
+      /*depth=*/500);
 }
 
 // What the host may do after work is enqueued that waits for the lost rank, and
@@ -235,72 +246,39 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(Call::kUpload, Call::kAdasum,
                                      Call::kAllocate, Call::kFree)));
 
-void Make(Call call, const Rank& rank, const DeviceElements& data,
-          int64_t count, void* memory) {
-  const Kernels& kernels = rank.device->kernels();
-  const std::vector<std::byte> zeros(1 << 10);
-  switch (call) {
-    case Call::kUpload:
-      kernels.Upload(memory, zeros.data(), zeros.size());
-      EXPECT_EQ(kernels.Synchronize().code(), absl::StatusCode::kUnavailable);
-      break;
-    case Call::kAdasum:
-      kernels.Adasum(data.data(), data.data(), data.data(), count,
-                     DataType::kFloat32);
-      EXPECT_EQ(kernels.Synchronize().code(), absl::StatusCode::kUnavailable);
-      break;
-    case Call::kAllocate:
-      EXPECT_EQ(kernels.Allocate(1 << 10).status().code(),
-                absl::StatusCode::kUnavailable);
-      break;
-    case Call::kFree:
-      break;
-  }
-  kernels.Free(memory);
-}
-
 TEST_P(CudaLostRankCallTest, TheDriverDoesNotWaitForIt) {
   const auto [size, call] = GetParam();
-  const Deadline deadline;
-  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  const WithFakeCuda devices(&FakeOptions::devices, 2);
-  const WithFakeCuda waits(&FakeOptions::waits, 1);
   // So little that nobody waits for the GPU before it is enqueued.
-  const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 1023}, size);
-  auto hosts = MakeInProcessTransports(std::vector<int>(size));
-  std::atomic<int> ready{0}, asked{0}, ended{0};
-  const int lost = size - 1;
-  static auto* const killed = new std::vector<
-      std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
-  OnThreads(size, [&, size = size, call = call](int number) {
-    auto rank = std::make_unique<Rank>(*hosts[number], Way::kIpc,
-                                       number == lost ? 1 : 0);
-    auto data = std::make_unique<DeviceElements>(
-        *rank->device, AllreduceInput(c.dtype, c.op, c.count, number));
-    void* const memory = rank->device->kernels().Allocate(1 << 10).value();
-    ++ready;
-    Wait(ready, size);
-    if (number == lost) FakeCuda()->held_device = 1;
-    ++ready;
-    Wait(ready, 2 * size);
-    EXPECT_EQ(rank->Allreduce(c, *data), absl::OkStatus());
-    ++asked;
-    if (number == lost) {
-      Wait(asked, size);
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      hosts[number]->Abort(absl::UnavailableError("a rank is lost"));
-      Wait(ended, size - 1);
-      killed->emplace_back(std::move(rank), std::move(data));
-      return;
-    }
-    Make(call, *rank, *data, c.count, memory);
-    EXPECT_FALSE(rank->transport->HasAbandoned());
-    data.reset();
-    rank.reset();
-    ++ended;
-  });
-  FakeCuda()->held_device = -1;
-  (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
+  LostRank job(size, Way::kIpc, 1023);
+  const WithFakeCuda waits(&FakeOptions::waits, 1);
+  job.Run(
+      [&](Rank& rank, const DeviceElements& data) {
+        EXPECT_EQ(rank.Allreduce(job.c(), data), absl::OkStatus());
+      },
+      [&, call = call](Rank& rank, const DeviceElements& data) {
+        const Kernels& kernels = rank.device->kernels();
+        const std::vector<std::byte> zeros(1 << 10);
+        absl::Status status;
+        switch (call) {
+          case Call::kUpload:
+            kernels.Upload(rank.memory, zeros.data(), zeros.size());
+            status = kernels.Synchronize();
+            break;
+          case Call::kAdasum:
+            kernels.Adasum(data.data(), data.data(), data.data(), job.c().count,
+                           DataType::kFloat32);
+            status = kernels.Synchronize();
+            break;
+          case Call::kAllocate:
+            status = kernels.Allocate(1 << 10).status();
+            break;
+          case Call::kFree:
+            kernels.Free(rank.memory);
+            return;
+        }
+        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+        kernels.Free(rank.memory);
+      });
 }
 
 // Launches fail when so many have succeeded since all ranks have come here:
