@@ -1,6 +1,5 @@
 // Checks of every ring collective, on one rank of a job whose ranks all make
-// the same calls: threads in ring_test.cc, processes under mpirun in
-// mpi_ring_test.cc.
+// the same calls: threads, or processes under mpirun; on the host, or on GPUs.
 #ifndef TESTS_CPP_RING_CHECKS_H_
 #define TESTS_CPP_RING_CHECKS_H_
 
@@ -9,14 +8,19 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "tests/cpp/elements.h"
 #include "tfring_ops/algorithms/pairwise/alltoall.h"
 #include "tfring_ops/algorithms/ring/allgather.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/algorithms/ring/broadcast.h"
+#include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/algorithms/ring/reduce_scatter.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
@@ -40,35 +44,260 @@ struct SolvedAllreduce : AllreduceCase {
   Elements expected;
 };
 
-// Every segment size, in and out of place.
+// The host's memory, and a tensor in it.
+struct HostDevice {
+  const Kernels& kernels() const { return CpuKernels(); }
+};
+class HostElements {
+ public:
+  HostElements(const HostDevice& /*device*/, Elements elements)
+      : elements_(std::move(elements)) {}
+
+  std::byte* data() const { return elements_.data(); }
+  const Elements& Download() const { return elements_; }
+
+ private:
+  mutable Elements elements_;
+};
+
+// Byte `index` of the data of rank `rank`.
+inline std::byte ByteOf(int rank, int64_t index) {
+  return static_cast<std::byte>(RandomBits(rank, index));
+}
+
+inline Elements BytesOf(int rank, int64_t count) {
+  Elements bytes(count);
+  for (int64_t i = 0; i < count; ++i) bytes[i] = ByteOf(rank, i);
+  return bytes;
+}
+
+// One rank, with its tensors on the device.
+template <typename Device, typename Tensor>
+class RingRank {
+ public:
+  RingRank(const Device& device, Transport& transport, int64_t segment_bytes)
+      : device_(device),
+        scratch_(device.kernels()),
+        context_{transport, device.kernels(), segment_bytes, scratch_} {}
+
+  int rank() const { return context_.transport.rank(); }
+  int size() const { return context_.transport.size(); }
+
+  // Returns the result, out of place or in place; calls `begin` when the
+  // tensors are on the device.
+  template <typename Allreduce = decltype(&RingAllreduce)>
+  absl::StatusOr<Elements> Reduce(
+      const AllreduceCase& c, const Elements& input, bool in_place,
+      const Allreduce& allreduce = &RingAllreduce,
+      const std::function<void()>& begin = [] {}) {
+    const Tensor source(device_, input);
+    const Tensor output(device_, Elements(input.size(), std::byte{0x5a}));
+    const Tensor& result = in_place ? source : output;
+    begin();
+    const absl::Status status = allreduce(
+        context_,
+        {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale});
+    if (!status.ok()) {
+      context_.transport.Abort(status);
+      return status;
+    }
+    EXPECT_TRUE(in_place || source.Download() == input) << What(c);
+    return result.Download();
+  }
+
+  // In and out of place.
+  template <typename Allreduce = decltype(&RingAllreduce)>
+  void CheckAllreduce(const SolvedAllreduce& c,
+                      const Allreduce& allreduce = &RingAllreduce) {
+    const Elements input = AllreduceInput(c.dtype, c.op, c.count, rank());
+    for (const bool in_place : {false, true}) {
+      const auto result = Reduce(c, input, in_place, allreduce);
+      ASSERT_TRUE(result.ok()) << What(c) << ": " << result.status();
+      ASSERT_TRUE(*result == c.expected)
+          << What(c) << (in_place ? ", in place" : "");
+    }
+  }
+
+  // In and out of place, and alone; chunks[r] is rank r's.
+  void CheckReduceScatter(const SolvedAllreduce& c,
+                          const std::vector<Range>& chunks) {
+    const Elements input = AllreduceInput(c.dtype, c.op, c.count, rank());
+    const Range own = chunks[rank()];
+    const int64_t element_bytes = SizeInBytes(c.dtype);
+    const auto share = [&](const Elements& all) {
+      const auto begin = all.begin() + own.offset * element_bytes;
+      return Elements(begin, begin + own.count * element_bytes);
+    };
+    for (const bool in_place : {false, true}) {
+      const Tensor source(device_, input);
+      const Tensor output(device_, Elements(input.size(), std::byte{0x5a}));
+      const Tensor& result = in_place ? source : output;
+      const absl::Status status = RingReduceScatter(
+          context_,
+          {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale},
+          chunks);
+      ASSERT_TRUE(status.ok()) << What(c) << ": " << status;
+      ASSERT_TRUE(share(result.Download()) == share(c.expected))
+          << What(c) << ", scattered" << (in_place ? ", in place" : "");
+      ASSERT_TRUE(in_place || source.Download() == input) << What(c);
+    }
+    if (c.op != ReduceOp::kSum && c.op != ReduceOp::kAverage) return;
+    const Tensor source(device_, input);
+    const Tensor output(device_, Elements(own.count * element_bytes));
+    const absl::Status status = RingReduceScatterOwn(
+        context_,
+        {source.data(), output.data(), c.count, c.dtype, c.op, c.postscale},
+        chunks);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(output.Download() == share(c.expected))
+        << What(c) << ", scattered, alone";
+  }
+
+  void CheckAllgather(std::vector<int64_t> bytes_of_rank) {
+    bytes_of_rank.resize(size());
+    Elements expected;
+    for (int peer = 0; peer < size(); ++peer) {
+      const Elements run = BytesOf(peer, bytes_of_rank[peer]);
+      expected.insert(expected.end(), run.begin(), run.end());
+    }
+    const Tensor input(device_, BytesOf(rank(), bytes_of_rank[rank()]));
+    const Tensor output(device_, Elements(expected.size()));
+    const absl::Status status =
+        RingAllgather(context_, input.data(), output.data(), bytes_of_rank);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(output.Download() == expected) << "gathered on " << Where();
+  }
+
+  // bytes_of(s, r) go from rank s to rank r.
+  template <typename BytesFromTo>
+  void CheckAlltoall(const BytesFromTo& bytes_of) {
+    Elements input, expected;
+    std::vector<int64_t> sent, received;
+    for (int peer = 0; peer < size(); ++peer) {
+      sent.push_back(bytes_of(rank(), peer));
+      received.push_back(bytes_of(peer, rank()));
+      const Elements to = BytesOf(rank() * size() + peer, sent.back());
+      const Elements from = BytesOf(peer * size() + rank(), received.back());
+      input.insert(input.end(), to.begin(), to.end());
+      expected.insert(expected.end(), from.begin(), from.end());
+    }
+    const Tensor source(device_, input);
+    const Tensor output(device_, Elements(expected.size()));
+    const absl::Status status =
+        RingAlltoall(context_, source.data(), output.data(), sent, received);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(output.Download() == expected) << "alltoall on " << Where();
+  }
+
+  void CheckBroadcast(int64_t bytes, int root) {
+    const Tensor data(device_, BytesOf(rank(), bytes));
+    const absl::Status status =
+        RingBroadcast(context_, data.data(), bytes, root);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(data.Download() == BytesOf(root, bytes))
+        << bytes << " bytes of rank " << root << " on " << Where();
+  }
+
+  // All of the above, of few elements and of `many`.
+  void CheckAll(const std::vector<SolvedAllreduce>& cases,
+                int64_t many = 50'003) {
+    for (const SolvedAllreduce& c : cases) {
+      CheckAllreduce(c);
+      // By rank: equal, rising, all to one.
+      std::vector<Range> chunks, rising, all;
+      for (int64_t peer = 0; peer < size(); ++peer) {
+        chunks.push_back(ChunkOf(c.count, size(), static_cast<int>(peer)));
+        const auto begin = [&](int64_t of) {
+          return c.count * of * of / size() / size();
+        };
+        rising.push_back({begin(peer), begin(peer + 1) - begin(peer)});
+        all.push_back({peer > 1 ? c.count : 0,
+                       peer == std::min(size() - 1, 1) ? c.count : 0});
+      }
+      for (const auto* each : {&chunks, &rising, &all}) {
+        CheckReduceScatter(c, *each);
+      }
+    }
+    // By rank: all empty, one empty, one alone, equal, mixed.
+    for (const std::vector<int64_t>& bytes :
+         {std::vector<int64_t>{0, 0, 0, 0, 0, 0, 0, 0},
+          {5, 0, 7, 1, 2, 3, 4, 5},
+          {0, 0, 9, 0, 0, 0, 0, 0},
+          {640, 640, 640, 640, 640, 640, 640, 640},
+          {3, 0, many, 1, 0, many / 2, 3, 0}}) {
+      CheckAllgather(bytes);
+    }
+    // Equal ones, none, and some of every kind.
+    CheckAlltoall([](int, int) { return 40; });
+    for (const int64_t unit : {int64_t{0}, many / 50 + 1}) {
+      CheckAlltoall([&](int from, int to) {
+        return unit * ((3 * from + 5 * to + from * to) % 7);
+      });
+    }
+    for (int root = 0; root < size(); ++root) {
+      for (const int64_t bytes : {int64_t{0}, int64_t{1}, many}) {
+        CheckBroadcast(bytes, root);
+      }
+    }
+  }
+
+ protected:
+  std::string What(const AllreduceCase& c) const {
+    return absl::StrCat(Name(c.op), " of ", c.count, " ", Name(c.dtype), " on ",
+                        Where());
+  }
+  std::string Where() const {
+    return absl::StrCat("rank ", rank(), " of ", size(), ", segments of ",
+                        context_.segment_bytes, " bytes");
+  }
+
+  const Device& device_;
+  Workspace scratch_;
+  const RingContext context_;
+};
+
+class HostRank : public RingRank<HostDevice, HostElements> {
+ public:
+  HostRank(Transport& transport, int64_t segment_bytes)
+      : RingRank(Host(), transport, segment_bytes) {}
+
+ private:
+  static const HostDevice& Host() {
+    static const HostDevice host;
+    return host;
+  }
+};
+
+// Every type and op, solved for `size` ranks.
+inline std::vector<SolvedAllreduce> SolveEveryTypeAndOp(
+    int size, const std::vector<int64_t>& counts) {
+  std::vector<SolvedAllreduce> cases;
+  for (const DataType dtype : kDataTypes) {
+    for (const ReduceOp op : kReduceOps) {
+      for (const int64_t count : counts) {
+        cases.emplace_back(AllreduceCase{dtype, op, count}, size);
+      }
+    }
+  }
+  return cases;
+}
+
+// A few types and ops.
+inline std::vector<SolvedAllreduce> SolveSomeTypesAndOps(int size) {
+  return {{{DataType::kFloat32, ReduceOp::kSum, 1}, size},
+          {{DataType::kFloat32, ReduceOp::kSum, 8191}, size},
+          {{DataType::kFloat16, ReduceOp::kAverage, 1003}, size},
+          {{DataType::kInt8, ReduceOp::kMax, 4097}, size},
+          {{DataType::kFloat64, ReduceOp::kProduct, 1003, 0.25}, size}};
+}
+
+// Every segment size.
 template <typename Allreduce = decltype(&RingAllreduce)>
 void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
                     const std::vector<int64_t>& segment_sizes,
                     const Allreduce& allreduce = &RingAllreduce) {
-  const Elements input =
-      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
-  Elements source, output;
-  Workspace scratch(CpuKernels());
   for (const int64_t segment_bytes : segment_sizes) {
-    const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-    for (const bool in_place : {false, true}) {
-      source = input;
-      output.assign(input.size(), std::byte{0x5a});
-      Elements& result = in_place ? source : output;
-      const absl::Status status = allreduce(
-          context,
-          {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale});
-      const auto what = [&] {
-        return testing::Message()
-               << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
-               << " on rank " << transport.rank() << " of " << transport.size()
-               << (in_place ? " in place" : "") << ", segments of "
-               << segment_bytes << " bytes";
-      };
-      ASSERT_TRUE(status.ok()) << what() << ": " << status;
-      ASSERT_TRUE(result == c.expected) << what();
-      ASSERT_TRUE(in_place || source == input) << what() << ": input changed";
-    }
+    HostRank(transport, segment_bytes).CheckAllreduce(c, allreduce);
   }
 }
 
@@ -176,122 +405,6 @@ void CheckAllreduceIsTheSameOnAllRanks(
   ASSERT_TRUE(data == of_rank_0)
       << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
       << " differs between rank " << transport.rank() << " and rank 0";
-}
-
-// In and out of place; chunks[r] is rank r's.
-inline void CheckReduceScatter(Transport& transport, const SolvedAllreduce& c,
-                               const std::vector<Range>& chunks,
-                               int64_t segment_bytes) {
-  const Elements input =
-      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
-  const int64_t element_bytes = SizeInBytes(c.dtype);
-  const Range own = chunks[transport.rank()];
-  const auto share = [&](const Elements& all) {
-    const auto begin = all.begin() + own.offset * element_bytes;
-    return Elements(begin, begin + own.count * element_bytes);
-  };
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  for (const bool in_place : {false, true}) {
-    Elements source = input;
-    Elements output(input.size(), std::byte{0x5a});
-    Elements& result = in_place ? source : output;
-    const absl::Status status = RingReduceScatter(
-        context,
-        {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale},
-        chunks);
-    const auto what = [&] {
-      return testing::Message()
-             << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
-             << ", of which " << own.count << " go to rank " << transport.rank()
-             << " of " << transport.size() << (in_place ? ", in place" : "")
-             << ", segments of " << segment_bytes << " bytes";
-    };
-    ASSERT_TRUE(status.ok()) << what() << ": " << status;
-    ASSERT_TRUE(share(result) == share(c.expected)) << what();
-    ASSERT_TRUE(in_place || source == input) << what() << ": input changed";
-  }
-  if (c.op != ReduceOp::kSum && c.op != ReduceOp::kAverage) return;
-  Elements output(own.count * element_bytes);
-  const absl::Status status = RingReduceScatterOwn(
-      context,
-      {input.data(), output.data(), c.count, c.dtype, c.op, c.postscale},
-      chunks);
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(output == share(c.expected))
-      << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
-      << ", alone, segments of " << segment_bytes << " bytes";
-}
-
-// Byte `index` of the data of rank `rank`.
-inline std::byte ByteOf(int rank, int64_t index) {
-  return static_cast<std::byte>(RandomBits(rank, index));
-}
-
-inline Elements BytesOf(int rank, int64_t count) {
-  Elements bytes(count);
-  for (int64_t i = 0; i < count; ++i) bytes[i] = ByteOf(rank, i);
-  return bytes;
-}
-
-inline void CheckAllgather(Transport& transport,
-                           const std::vector<int64_t>& bytes_of_rank,
-                           int64_t segment_bytes) {
-  Elements expected;
-  for (int rank = 0; rank < transport.size(); ++rank) {
-    const Elements run = BytesOf(rank, bytes_of_rank[rank]);
-    expected.insert(expected.end(), run.begin(), run.end());
-  }
-  const int rank = transport.rank();
-  const Elements input = BytesOf(rank, bytes_of_rank[rank]);
-  Elements output(expected.size());
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status =
-      RingAllgather(context, input.data(), output.data(), bytes_of_rank);
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(output == expected)
-      << "rank " << rank << " of " << transport.size() << ", segments of "
-      << segment_bytes << " bytes";
-}
-
-// bytes[s][r] go from rank s to rank r.
-inline void CheckAlltoall(Transport& transport,
-                          const std::vector<std::vector<int64_t>>& bytes,
-                          int64_t segment_bytes) {
-  const int size = transport.size();
-  const int rank = transport.rank();
-  Elements input, expected;
-  std::vector<int64_t> received_bytes;
-  for (int peer = 0; peer < size; ++peer) {
-    const Elements sent = BytesOf(rank * size + peer, bytes[rank][peer]);
-    input.insert(input.end(), sent.begin(), sent.end());
-    received_bytes.push_back(bytes[peer][rank]);
-    const Elements received = BytesOf(peer * size + rank, bytes[peer][rank]);
-    expected.insert(expected.end(), received.begin(), received.end());
-  }
-  Elements output(expected.size());
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status = RingAlltoall(context, input.data(), output.data(),
-                                           bytes[rank], received_bytes);
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(output == expected)
-      << "rank " << rank << " of " << size << ", segments of " << segment_bytes
-      << " bytes";
-}
-
-inline void CheckBroadcast(Transport& transport, int64_t bytes, int root,
-                           int64_t segment_bytes) {
-  Elements data = BytesOf(transport.rank(), bytes);
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status = RingBroadcast(context, data.data(), bytes, root);
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(data == BytesOf(root, bytes))
-      << bytes << " bytes from rank " << root << " on rank " << transport.rank()
-      << " of " << transport.size() << ", segments of " << segment_bytes
-      << " bytes";
 }
 
 }  // namespace tfring

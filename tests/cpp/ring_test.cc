@@ -24,17 +24,6 @@ class RingTest : public testing::TestWithParam<std::tuple<int, Medium>> {
     tfring::OnRanks(size(), body, std::get<Medium>(GetParam()));
   }
 
-  static std::vector<AllreduceCase> EveryTypeAndOp(
-      const std::vector<int64_t>& counts) {
-    std::vector<AllreduceCase> cases;
-    for (const DataType dtype : kDataTypes) {
-      for (const ReduceOp op : kReduceOps) {
-        for (const int64_t count : counts) cases.push_back({dtype, op, count});
-      }
-    }
-    return cases;
-  }
-
   // Not every type with every operation, which takes long with many elements.
   static std::vector<AllreduceCase> EachTypeAndEachOp(
       const std::vector<int64_t>& counts) {
@@ -50,12 +39,16 @@ class RingTest : public testing::TestWithParam<std::tuple<int, Medium>> {
     return cases;
   }
 
-  void CheckAllreduces(const std::vector<AllreduceCase>& cases,
-                       const std::vector<int64_t>& segment_sizes) const {
+  std::vector<SolvedAllreduce> Solve(
+      const std::vector<AllreduceCase>& cases) const {
     std::vector<SolvedAllreduce> solved;
     for (const AllreduceCase& c : cases) solved.emplace_back(c, size());
+    return solved;
+  }
+  void CheckAllreduces(const std::vector<SolvedAllreduce>& cases,
+                       const std::vector<int64_t>& segment_sizes) const {
     OnRanks([&](Transport& transport) {
-      for (const SolvedAllreduce& c : solved) {
+      for (const SolvedAllreduce& c : cases) {
         CheckAllreduce(transport, c, segment_sizes);
       }
     });
@@ -137,21 +130,21 @@ TEST(AlignedChunkOfTest, CoversTheBufferWithBordersOfWholeLines) {
 
 // 8 bytes are one segment or many, as the dtype will have it.
 TEST_P(RingTest, AllreduceOfFewElements) {
-  CheckAllreduces(EveryTypeAndOp({0, 1, 2, 3, 7}), {8});
+  CheckAllreduces(SolveEveryTypeAndOp(size(), {0, 1, 2, 3, 7}), {8});
 }
 
 TEST_P(RingTest, AllreduceOfManyElements) {
-  CheckAllreduces(EachTypeAndEachOp({1000, 4097}), {1000, 64 << 10});
+  CheckAllreduces(Solve(EachTypeAndEachOp({1000, 4097})), {1000, 64 << 10});
 }
 
 TEST_P(RingTest, AllreduceInSegmentsOfAnySize) {
   // A segment of less than an element still carries one.
-  CheckAllreduces({{DataType::kFloat64, ReduceOp::kSum, 1000},
-                   {DataType::kInt8, ReduceOp::kMax, 1000}},
+  CheckAllreduces(Solve({{DataType::kFloat64, ReduceOp::kSum, 1000},
+                         {DataType::kInt8, ReduceOp::kMax, 1000}}),
                   {1, 13, 24, 512 << 10});
-  CheckAllreduces({{DataType::kFloat32, ReduceOp::kSum, 1},
-                   {DataType::kFloat32, ReduceOp::kSum, 7},
-                   {DataType::kFloat16, ReduceOp::kProduct, 7}},
+  CheckAllreduces(Solve({{DataType::kFloat32, ReduceOp::kSum, 1},
+                         {DataType::kFloat32, ReduceOp::kSum, 7},
+                         {DataType::kFloat16, ReduceOp::kProduct, 7}}),
                   {1, 512 << 10});
 }
 
@@ -164,7 +157,7 @@ TEST_P(RingTest, AllreduceScalesOnce) {
       cases.push_back({dtype, op, 7, /*postscale=*/3});
     }
   }
-  CheckAllreduces(cases, {1000});
+  CheckAllreduces(Solve(cases), {1000});
 }
 
 TEST_P(RingTest, AllreduceOfPieces) {
@@ -212,126 +205,36 @@ TEST_P(RingTest, AllreduceIsTheSameOnAllRanks) {
   });
 }
 
-TEST_P(RingTest, AllgatherOfDifferingLengths) {
-  // By rank: all empty, one empty, one alone, equal, rising, mixed.
-  const std::vector<std::vector<int64_t>> cases = {
-      {0, 0, 0, 0, 0, 0, 0, 0},          {5, 0, 7, 1, 2, 3, 4, 5},
-      {0, 0, 9, 0, 0, 0, 0, 0},          {64, 64, 64, 64, 64, 64, 64, 64},
-      {1, 2, 3, 4, 5, 6, 7, 8},          {100'003, 0, 1, 4096, 0, 70'000, 3, 0},
-      {0, 200'000, 8, 8, 8, 8, 8, 1'000}};
+TEST_P(RingTest, EveryCollective) {
+  const auto few = Solve({{DataType::kInt32, ReduceOp::kSum, 101},
+                          {DataType::kFloat32, ReduceOp::kAverage, 99, 0.25}});
+  auto cases = Solve(EachTypeAndEachOp({0, 1, 7, 4097}));
+  cases.emplace_back(AllreduceCase{DataType::kInt64, ReduceOp::kSum, 30'007},
+                     size());
   OnRanks([&](Transport& transport) {
-    for (std::vector<int64_t> bytes_of_rank : cases) {
-      bytes_of_rank.resize(transport.size());
-      for (const int64_t segment_bytes : {1000, 64 << 10}) {
-        CheckAllgather(transport, bytes_of_rank, segment_bytes);
-      }
-    }
-    CheckAllgather(transport, std::vector<int64_t>(transport.size(), 50), 8);
+    HostRank(transport, 8).CheckAll(few, /*many=*/503);
+    HostRank(transport, 1000).CheckAll(cases);
+    HostRank(transport, 64 << 10).CheckAll(few, /*many=*/200'003);
   });
 }
 
-TEST_P(RingTest, AlltoallOfDifferingLengths) {
-  // Equal ones, none, and some of every kind.
-  for (const int64_t unit : {40, 0, 1001}) {
-    std::vector<std::vector<int64_t>> bytes(size());
-    for (int from = 0; from < size(); ++from) {
-      for (int to = 0; to < size(); ++to) {
-        const bool equal = unit == 40;
-        bytes[from].push_back(
-            unit * (equal ? 1 : (3 * from + 5 * to + from * to) % 7));
-      }
-    }
-    OnRanks([&](Transport& transport) {
-      for (const int64_t segment_bytes : {8, 1000, 64 << 10}) {
-        CheckAlltoall(transport, bytes, segment_bytes);
-      }
-    });
+// The scratch of the ring is bounded whatever the size of the buffer; and a
+// reduction reads from shared memory itself.
+TEST(RingScratchTest, IsTwoSegmentsAndNoneInSharedMemory) {
+  for (const Medium medium : {Medium::kInProcess, Medium::kSharedMemory}) {
+    OnRanks(
+        3,
+        [&](Transport& transport) {
+          std::vector<float> data(100'000);
+          Workspace scratch(CpuKernels());
+          const RingContext context{transport, CpuKernels(), 1000, scratch};
+          const absl::Status status =
+              RingAllreduce(context, {data.data(), data.data(), 100'000});
+          EXPECT_TRUE(status.ok()) << status;
+          EXPECT_EQ(scratch.bytes(), medium == Medium::kInProcess ? 2000 : 0);
+        },
+        medium);
   }
-}
-
-TEST_P(RingTest, BroadcastFromEveryRoot) {
-  OnRanks([](Transport& transport) {
-    for (int root = 0; root < transport.size(); ++root) {
-      for (const int64_t bytes : {0, 1, 7, 1000, 100'003}) {
-        for (const int64_t segment_bytes : {1000, 64 << 10}) {
-          CheckBroadcast(transport, bytes, root, segment_bytes);
-        }
-      }
-      CheckBroadcast(transport, 100, root, 8);
-    }
-  });
-}
-
-TEST_P(RingTest, ReduceScatterInEqualChunks) {
-  std::vector<SolvedAllreduce> solved;
-  for (const AllreduceCase& c : EachTypeAndEachOp({0, 1, 7, 4097})) {
-    solved.emplace_back(c, size());
-  }
-  solved.emplace_back(
-      AllreduceCase{DataType::kFloat32, ReduceOp::kAverage, 1000, 0.25},
-      size());
-  solved.emplace_back(AllreduceCase{DataType::kInt64, ReduceOp::kSum, 30'007},
-                      size());
-  OnRanks([&](Transport& transport) {
-    for (const SolvedAllreduce& c : solved) {
-      std::vector<Range> chunks;
-      for (int rank = 0; rank < size(); ++rank) {
-        chunks.push_back(ChunkOf(c.count, size(), rank));
-      }
-      CheckReduceScatter(transport, c, chunks, 1000);
-    }
-  });
-}
-
-TEST_P(RingTest, ReduceScatterInChunksOfAnyLength) {
-  // By rank: one has all, rising, some have none.
-  const std::vector<std::vector<int64_t>> cases = {
-      {0, 3000, 0, 0, 0, 0, 0, 0},
-      {1, 2, 3, 4, 5, 6, 7, 8},
-      {700, 0, 1, 4096, 0, 70, 0, 250}};
-  for (std::vector<int64_t> lengths : cases) {
-    lengths.resize(size());
-    std::vector<Range> chunks;
-    int64_t count = 0;
-    for (const int64_t length : lengths) {
-      chunks.push_back({count, length});
-      count += length;
-    }
-    const SolvedAllreduce solved({DataType::kInt32, ReduceOp::kSum, count},
-                                 size());
-    OnRanks([&](Transport& transport) {
-      for (const int64_t segment_bytes : {8, 1000, 64 << 10}) {
-        CheckReduceScatter(transport, solved, chunks, segment_bytes);
-      }
-    });
-  }
-}
-
-// The scratch of the ring is bounded whatever the size of the buffer.
-TEST(RingScratchTest, IsTwoSegments) {
-  OnRanks(3, [](Transport& transport) {
-    std::vector<float> data(100'000);
-    Workspace scratch(CpuKernels());
-    const RingContext context{transport, CpuKernels(), 1000, scratch};
-    const absl::Status status =
-        RingAllreduce(context, {data.data(), data.data(), 100'000});
-    EXPECT_TRUE(status.ok()) << status;
-    EXPECT_EQ(scratch.bytes(), 2000);
-  });
-}
-
-// A reduction reads from shared memory itself.
-TEST(RingScratchTest, IsNoneInSharedMemory) {
-  const auto body = [](Transport& transport) {
-    std::vector<float> data(100'000);
-    Workspace scratch(CpuKernels());
-    const RingContext context{transport, CpuKernels(), 1000, scratch};
-    const absl::Status status =
-        RingAllreduce(context, {data.data(), data.data(), 100'000});
-    EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(scratch.bytes() == 0);
-  };
-  OnRanks(3, body, Medium::kSharedMemory);
 }
 
 }  // namespace
