@@ -201,39 +201,5 @@ TEST(AdasumEngineTest, IsOfEachTensorByItself) {
   }
 }
 
-TEST(AdasumEngineTest, ARankThatHasJoinedChangesNothing) {
-  Job job(3);
-  FloatEntry join("join", {});
-  join.request.kind = CollectiveKind::kJoin;
-  join.request.tensors.clear();
-  join.SubmitTo(job.engine(2));
-  Entries entries = MakeEntries(3, "a", 2);
-  for (const int rank : {0, 1}) {
-    entries[rank]->request.kind = CollectiveKind::kAdasum;
-    entries[rank]->SubmitTo(job.engine(rank));
-  }
-  for (const int rank : {0, 1}) {
-    ASSERT_TRUE(entries[rank]->outcome.Wait().ok());
-    // 1 and 2: (1 - 4 / 4) 1 + (1 - 4 / 16) 2.
-    EXPECT_EQ(entries[rank]->result(), (std::vector<float>{1.5, 1.5}));
-  }
-  job.Shutdown();
-}
-
-TEST(AdasumEngineTest, IsNoOtherAllreduce) {
-  Job job(2);
-  const Entries entries = MakeEntries(2, "a", 2);
-  entries[1]->request.kind = CollectiveKind::kAdasum;
-  job.Submit(entries);
-  for (const auto& entry : entries) {
-    const absl::Status status = entry->outcome.Wait();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_NE(status.message().find("sent allreduce; rank 1 sent adasum"),
-              absl::string_view::npos)
-        << status;
-  }
-  ExpectWorks(job);
-}
-
 }  // namespace
 }  // namespace tfring

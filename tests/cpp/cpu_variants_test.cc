@@ -117,6 +117,19 @@ class CpuVariantsTest : public testing::TestWithParam<DataType> {
     variants.pop_back();
     return variants;
   }
+
+  static void ExpectReduceToTheSame(const std::byte* a, const std::byte* b,
+                                    int64_t count, ReduceOp op, bool any_nan) {
+    const DataType dtype = GetParam();
+    Elements expected(count * SizeInBytes(dtype));
+    kCpuBaseline.reduce(expected.data(), a, b, count, dtype, op);
+    for (const CpuVariant* variant : Others()) {
+      SCOPED_TRACE(std::string(variant->name) + ", " + Name(op));
+      Elements actual(expected.size());
+      variant->reduce(actual.data(), a, b, count, dtype, op);
+      ExpectSameBits(dtype, actual.data(), expected.data(), count, any_nan);
+    }
+  }
 };
 
 std::string NameOf(const testing::TestParamInfo<DataType>& info) {
@@ -131,15 +144,8 @@ TEST_P(CpuVariantsTest, ReduceToTheSameBits) {
   const Elements a = InterestingElements(dtype, kCount, 0);
   const Elements b = InterestingElements(dtype, kCount, 1);
   for (const ReduceOp op : kReduceOps) {
-    Elements expected(a.size());
-    kCpuBaseline.reduce(expected.data(), a.data(), b.data(), kCount, dtype, op);
-    for (const CpuVariant* variant : Others()) {
-      SCOPED_TRACE(std::string(variant->name) + ", " + Name(op));
-      Elements actual(a.size());
-      variant->reduce(actual.data(), a.data(), b.data(), kCount, dtype, op);
-      // A CPU takes the first of two NaN; which that is, the compiler decides.
-      ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
-    }
+    // A CPU takes the first of two NaN; which that is, the compiler decides.
+    ExpectReduceToTheSame(a.data(), b.data(), kCount, op, /*any_nan=*/true);
   }
 }
 
@@ -208,48 +214,24 @@ TEST_P(CpuVariantsTest, AnyCountAndAlignment) {
   }
 }
 
-// Both types whole: the maximum of a number and itself widens and rounds it.
-TEST_P(CpuVariantsTest, ConvertEveryHalf) {
-  const DataType dtype = GetParam();
-  if (SizeInBytes(dtype) != 2) return;
+// Both types whole: the maximum of a number and itself widens and rounds it;
+// and products of all pairs of some come near every point where rounding
+// changes its mind.
+TEST_P(CpuVariantsTest, ConvertAndRoundEveryHalf) {
+  if (SizeInBytes(GetParam()) != 2) return;
   constexpr int64_t kCount = 1 << 16;
   std::vector<uint16_t> all(kCount);
   for (int64_t i = 0; i < kCount; ++i) all[i] = static_cast<uint16_t>(i);
   const auto* const data = reinterpret_cast<const std::byte*>(all.data());
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kSum}) {
-    Elements expected(kCount * 2);
-    kCpuBaseline.reduce(expected.data(), data, data, kCount, dtype, op);
-    for (const CpuVariant* variant : Others()) {
-      SCOPED_TRACE(variant->name);
-      Elements actual(kCount * 2);
-      variant->reduce(actual.data(), data, data, kCount, dtype, op);
-      // Here the two NaN are one, and their payload must be right too.
-      ExpectSameBits(dtype, actual.data(), expected.data(), kCount, false);
-    }
+    // Here the two NaN are one, and their payload must be right too.
+    ExpectReduceToTheSame(data, data, kCount, op, /*any_nan=*/false);
   }
-}
-
-// Products of all pairs of some numbers come near every point where rounding
-// changes its mind.
-TEST_P(CpuVariantsTest, RoundEveryHalf) {
-  const DataType dtype = GetParam();
-  if (SizeInBytes(dtype) != 2) return;
-  constexpr int64_t kCount = 1 << 16;
-  std::vector<uint16_t> all(kCount);
-  for (int64_t i = 0; i < kCount; ++i) all[i] = static_cast<uint16_t>(i);
-  const auto* const data = reinterpret_cast<const std::byte*>(all.data());
   for (int64_t i = 0; i < 64; ++i) {
     const std::vector<uint16_t> one(kCount, static_cast<uint16_t>(i * 1027));
     const auto* const other = reinterpret_cast<const std::byte*>(one.data());
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
-      Elements expected(kCount * 2);
-      kCpuBaseline.reduce(expected.data(), data, other, kCount, dtype, op);
-      for (const CpuVariant* variant : Others()) {
-        SCOPED_TRACE(variant->name);
-        Elements actual(kCount * 2);
-        variant->reduce(actual.data(), data, other, kCount, dtype, op);
-        ExpectSameBits(dtype, actual.data(), expected.data(), kCount, true);
-      }
+      ExpectReduceToTheSame(data, other, kCount, op, /*any_nan=*/true);
     }
   }
 }

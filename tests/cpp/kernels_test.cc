@@ -183,19 +183,6 @@ struct ElementName {
 };
 TYPED_TEST_SUITE(KernelsTest, Elements, ElementName);
 
-TYPED_TEST(KernelsTest, ReducesOutOfPlace) {
-  using Stored = typename TypeParam::Stored;
-  for (const ReduceOp op : kOps) {
-    for (const int64_t count : kCounts) {
-      const auto operands = this->MakeOperands(count);
-      std::vector<Stored> dst(operands.first.size());
-      this->Reduce(dst.data(), operands.first.data(), operands.second.data(),
-                   count, op);
-      this->ExpectReduced(dst, operands, op);
-    }
-  }
-}
-
 TYPED_TEST(KernelsTest, ReducesOntoEitherOperandOrBoth) {
   for (const ReduceOp op : kOps) {
     for (const int64_t count : kCounts) {
@@ -293,46 +280,6 @@ template <typename T>
 T ScaleOne(T value, DataType dtype, double factor) {
   CpuKernels().Scale(&value, 1, dtype, factor);
   return value;
-}
-
-TEST(CpuKernelsTest, IntegersWrapRound) {
-  EXPECT_EQ(ReduceOne<int8_t>(127, 1, DataType::kInt8, ReduceOp::kSum), -128);
-  EXPECT_EQ(ReduceOne<int8_t>(-128, -1, DataType::kInt8, ReduceOp::kProduct),
-            -128);
-  EXPECT_EQ(
-      ReduceOne<uint16_t>(65535, 65535, DataType::kUint16, ReduceOp::kProduct),
-      1);
-  EXPECT_EQ(ReduceOne<int32_t>(INT32_MAX, 1, DataType::kInt32, ReduceOp::kSum),
-            INT32_MIN);
-  EXPECT_EQ(
-      ReduceOne<int64_t>(INT64_MAX, 2, DataType::kInt64, ReduceOp::kProduct),
-      -2);
-}
-
-TEST(CpuKernelsTest, MinimumAndMaximumKeepNan) {
-  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
-    EXPECT_TRUE(std::isnan(ReduceOne(NAN, 1.0F, DataType::kFloat32, op)));
-    EXPECT_TRUE(std::isnan(ReduceOne(1.0F, NAN, DataType::kFloat32, op)));
-  }
-  EXPECT_EQ(ReduceOne(-1.0F, 2.0F, DataType::kFloat32, ReduceOp::kMin), -1.0F);
-  EXPECT_EQ(ReduceOne(-1.0F, 2.0F, DataType::kFloat32, ReduceOp::kMax), 2.0F);
-}
-
-TEST(CpuKernelsTest, BoolIsLogic) {
-  for (const uint8_t a : {0, 1, 2}) {
-    for (const uint8_t b : {0, 1, 4}) {
-      const int any = a != 0 || b != 0 ? 1 : 0;
-      const int all = a != 0 && b != 0 ? 1 : 0;
-      const auto reduce = [&](ReduceOp op) {
-        return ReduceOne(a, b, DataType::kBool, op);
-      };
-      EXPECT_EQ(reduce(ReduceOp::kSum), any);
-      EXPECT_EQ(reduce(ReduceOp::kAverage), any);
-      EXPECT_EQ(reduce(ReduceOp::kMax), any);
-      EXPECT_EQ(reduce(ReduceOp::kMin), all);
-      EXPECT_EQ(reduce(ReduceOp::kProduct), all);
-    }
-  }
 }
 
 TEST(CpuKernelsTest, HalfIsComputedInFloat) {

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tests/cpp/ranks.h"
@@ -82,69 +83,44 @@ class MemoryTest : public testing::Test {
   }
 };
 
-TEST_F(MemoryTest, Allreduce) {
-  for (const int64_t tensors : {1, 4096}) {
-    for (const double prescale : {1.0, 0.5}) {
-      const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
-        entry.request.prescale_factor = prescale;
-        return RunCollective(context, entry);
-      };
-      EXPECT_LE(AddedBytes(tensors, run), kMostBytes) << tensors;
-    }
-  }
-}
+struct MemoryCase {
+  CollectiveKind kind;
+  int64_t tensors = 1;
+  double prescale = 1.0;
+  std::optional<DataType> wire_dtype = {};
+};
 
-TEST_F(MemoryTest, CastAllreduce) {
-  for (const int64_t tensors : {1, 4096}) {
+TEST_F(MemoryTest, IsBounded) {
+  using Kind = CollectiveKind;
+  for (const MemoryCase& c : {MemoryCase{Kind::kAllreduce},
+                              {Kind::kAllreduce, 4096},
+                              {Kind::kAllreduce, 1, 0.5},
+                              {Kind::kAllreduce, 4096, 0.5},
+                              {Kind::kAllreduce, 1, 1.0, DataType::kFloat16},
+                              {Kind::kAllreduce, 4096, 1.0, DataType::kFloat16},
+                              {Kind::kReduceScatter},
+                              {Kind::kReduceScatter, 1, 0.5},
+                              {Kind::kAllgather},
+                              {Kind::kAlltoall},
+                              {Kind::kBroadcast}}) {
     const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
-      entry.request.wire_dtype = DataType::kFloat16;
-      return RunCollective(context, entry);
+      entry.request.kind = c.kind;
+      entry.request.prescale_factor = c.prescale;
+      entry.request.wire_dtype = c.wire_dtype;
+      entry.request.root_rank = 1;
+      Response response;
+      const int64_t rows = kTensorBytes / 4 / kSize;
+      if (c.kind == Kind::kAllgather) {
+        entry.request.tensors[0].dims = {rows};
+        response.sizes.assign(kSize, {rows});
+      } else if (c.kind == Kind::kAlltoall) {
+        response.sizes.assign(kSize, std::vector<int64_t>(kSize, rows));
+      }
+      return RunCollective(context, entry, response);
     };
-    EXPECT_LE(AddedBytes(tensors, run), kMostBytes) << tensors;
+    EXPECT_LE(AddedBytes(c.tensors, run), kMostBytes)
+        << Name(c.kind) << ", " << c.tensors << ", " << c.prescale;
   }
-}
-
-TEST_F(MemoryTest, ReduceScatter) {
-  for (const double prescale : {1.0, 0.5}) {
-    const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
-      entry.request.prescale_factor = prescale;
-      entry.request.kind = CollectiveKind::kReduceScatter;
-      return RunCollective(context, entry);
-    };
-    EXPECT_LE(AddedBytes(1, run), kMostBytes);
-  }
-}
-
-TEST_F(MemoryTest, Allgather) {
-  const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
-    const int64_t rows = kTensorBytes / 4 / kSize;
-    entry.request.tensors[0].dims = {rows};
-    entry.request.kind = CollectiveKind::kAllgather;
-    Response response;
-    response.sizes.assign(kSize, {rows});
-    return RunCollective(context, entry, response);
-  };
-  EXPECT_LE(AddedBytes(1, run), kMostBytes);
-}
-
-TEST_F(MemoryTest, Alltoall) {
-  const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
-    entry.request.kind = CollectiveKind::kAlltoall;
-    Response response;
-    response.sizes.assign(
-        kSize, std::vector<int64_t>(kSize, kTensorBytes / 4 / kSize));
-    return RunCollective(context, entry, response);
-  };
-  EXPECT_LE(AddedBytes(1, run), kMostBytes);
-}
-
-TEST_F(MemoryTest, Broadcast) {
-  const auto run = [&](ExecutionContext& context, TensorEntry& entry) {
-    entry.request.kind = CollectiveKind::kBroadcast;
-    entry.request.root_rank = 1;
-    return RunCollective(context, entry);
-  };
-  EXPECT_LE(AddedBytes(1, run), kMostBytes);
 }
 
 }  // namespace
