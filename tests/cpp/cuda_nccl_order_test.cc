@@ -1,5 +1,6 @@
 // Several process sets on the same GPUs, each with a communicator of NCCL's:
-// whatever their engines do first, all ranks launch in one order.
+// whatever their engines do first, all ranks launch in one order.  Sets that
+// share one rank, several or all are in cuda_nccl_queues_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -145,33 +146,6 @@ TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
   same.ExpectSums();
   world.Shutdown();
   same.Shutdown();
-}
-
-// Sets that share one rank, several or all, each at its own pace; and streams
-// that are late by turns.
-TEST(CudaNcclOrderTest, SetsOfAllKindsAtOnce) {
-  constexpr int kSize = 4;
-  const WithFakeCuda devices(&fake_cuda::Options::devices, kSize);
-  for (const int delay_us : {0, 2000}) {
-    const WithFakeCuda slow(&FakeOptions::delay_us, delay_us);
-    const Orders orders = MakeOrders(kSize);
-    for (const auto& order : orders) order->Begin();
-    std::vector<std::unique_ptr<DeviceSet>> sets;
-    const std::vector<std::vector<int32_t>> ranks = {
-        {0, 1, 2, 3}, {0, 1}, {1, 2, 3}, {0, 3}};
-    for (size_t id = 0; id < ranks.size(); ++id) {
-      sets.push_back(std::make_unique<DeviceSet>(
-          static_cast<int>(id), ranks[id], orders, NcclOptions()));
-    }
-    std::mt19937 random(delay_us);
-    for (int round = 0; round < 10; ++round) {
-      for (const auto& set : sets) {
-        set->Submit([&](int) { return microseconds(random() % 2000); });
-      }
-    }
-    for (const auto& set : sets) set->ExpectSums();
-    for (const auto& set : sets) set->Shutdown();
-  }
 }
 
 // The first set beside the world comes while that one works.

@@ -34,12 +34,13 @@ struct Case {
   std::vector<Options> options;  // of the process sets, by turns
 };
 
-// The parameters are the number of queues, and what the process sets go by.
+// The parameters are the number of queues, of which with 0 each stream has its
+// own, and what the process sets go by.
 class CudaQueuesTest : public testing::TestWithParam<std::tuple<int, Case>> {};
 INSTANTIATE_TEST_SUITE_P(
     , CudaQueuesTest,
     testing::Combine(
-        testing::Values(1, 2, 8),
+        testing::Values(0, 1, 2, 8),
         testing::Values(
             Case{"Ipc", {RingOptions(Way::kIpc)}},
             Case{"Staged", {RingOptions(Way::kStaged)}},
@@ -51,16 +52,19 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(std::get<0>(test.param));
     });
 
+// Sets that share one rank, several or all, each at its own pace; and streams
+// that are late by turns.
 TEST_P(CudaQueuesTest, SetsOfAllKindsAtOnce) {
-  constexpr int kSize = 3;
+  constexpr int kSize = 4;
   const auto& [queues, way] = GetParam();
   const WithFakeCuda devices(&FakeOptions::devices, kSize);
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
   const WithFakeCuda shared(&FakeOptions::queues, queues);
-  const WithFakeCuda slow(&FakeOptions::delay_us, 50);
+  const WithFakeCuda slow(&FakeOptions::delay_us, queues == 0 ? 2000 : 50);
   const Orders orders = MakeOrders(kSize);
   for (const auto& order : orders) order->Begin();
-  const std::vector<std::vector<int32_t>> ranks = {{0, 1, 2}, {0, 1}, {1, 2}};
+  const std::vector<std::vector<int32_t>> ranks = {
+      {0, 1, 2, 3}, {0, 1}, {1, 2, 3}, {0, 3}};
   std::vector<std::unique_ptr<DeviceSet>> sets;
   for (size_t id = 0; id < ranks.size(); ++id) {
     sets.push_back(
@@ -68,7 +72,7 @@ TEST_P(CudaQueuesTest, SetsOfAllKindsAtOnce) {
                                     way.options[id % way.options.size()]));
   }
   std::mt19937 random(queues);
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < (queues == 0 ? 10 : 4); ++round) {
     for (const auto& set : sets) {
       set->Submit([&](int) { return microseconds(random() % 2000); });
     }

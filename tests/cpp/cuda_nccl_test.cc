@@ -58,6 +58,15 @@ class DeviceEntry {
     entry.buffers.push_back(buffer);
   }
 
+  // All of it, also on the GPU.
+  void Run(ExecutionContext& context, StreamCollectives& collectives,
+           const Response& response = {}) {
+    absl::Status status = RunCollective(context, entry, response);
+    ASSERT_TRUE(status.ok()) << status;
+    status = collectives.Finish();
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
   Elements input(int index) const { return inputs_[index].Download(); }
   Elements output(int index) const { return outputs_[index].Download(); }
 
@@ -88,10 +97,7 @@ void CheckAllreduce(int rank, int size, ExecutionContext& context,
   for (const int64_t count : kCounts) {
     collective.Add(AllreduceInput(dtype, op, count, rank), {count});
   }
-  absl::Status status = RunCollective(context, collective.entry);
-  ASSERT_TRUE(status.ok()) << status;
-  status = collectives.Finish();
-  ASSERT_TRUE(status.ok()) << status;
+  collective.Run(context, collectives);
   int index = 0;
   for (const int64_t count : kCounts) {
     ASSERT_TRUE(collective.input(index++) ==
@@ -144,10 +150,7 @@ TEST_P(CudaNcclTest, ReduceScatter) {
           const int64_t row_bytes = kColumns * SizeInBytes(dtype);
           collective.Add(AllreduceInput(dtype, op, rows * kColumns, rank),
                          tensor.dims, own.count * row_bytes + 1);
-          absl::Status status = RunCollective(context, collective.entry);
-          ASSERT_TRUE(status.ok()) << status;
-          status = collectives.Finish();
-          ASSERT_TRUE(status.ok()) << status;
+          collective.Run(context, collectives);
           const Elements all =
               AllreduceOutput(dtype, op, rows * kColumns, size);
           Elements expected(all.begin() + own.offset * row_bytes,
@@ -190,11 +193,7 @@ TEST_P(CudaNcclTest, Allgather) {
             for (const int64_t of_rank : rows) {
               response.sizes.push_back({of_rank});
             }
-            absl::Status status =
-                RunCollective(context, collective.entry, response);
-            ASSERT_TRUE(status.ok()) << status;
-            status = collectives.Finish();
-            ASSERT_TRUE(status.ok()) << status;
+            collective.Run(context, collectives, response);
             ASSERT_TRUE(collective.output(0) == expected)
                 << Name(dtype) << " on rank " << rank << " of " << size;
           });
@@ -214,10 +213,7 @@ TEST_P(CudaNcclTest, Broadcast) {
         collective.Add(BytesOf(rank, 2 * count), {count}, 2 * count + 1);
       }
       collective.entry.request.root_rank = root;
-      absl::Status status = RunCollective(context, collective.entry);
-      ASSERT_TRUE(status.ok()) << status;
-      status = collectives.Finish();
-      ASSERT_TRUE(status.ok()) << status;
+      collective.Run(context, collectives);
       int index = 0;
       for (const int64_t count : {0, 1, 40'001}) {
         Elements expected = BytesOf(root, 2 * count);

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -111,10 +110,8 @@ struct NcclOutcome {
   bool is_right;
 };
 
-// A stream that is held back resumes when the GPUs do nothing without it; from
-// then on `time` passes.
-inline std::vector<NcclOutcome> AllreduceByNccl(int size,
-                                                Clock::duration time = {}) {
+// A stream that is held back resumes when the GPUs do nothing without it.
+inline std::vector<NcclOutcome> AllreduceByNccl(int size) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, size);
   RankClocks clocks(size);
   const std::unique_ptr<Job> job = MakeNcclJob(size, NcclOptions(), clocks);
@@ -128,13 +125,6 @@ inline std::vector<NcclOutcome> AllreduceByNccl(int size,
     EXPECT_TRUE(Await([&] { return FakeNccl()->launched >= before + size; }));
     AwaitQuietGpus();
     FakeCuda()->held = 0;
-  }
-  if (time.count() > 0) {
-    EXPECT_TRUE(Await([&] { return FakeNccl()->launched >= before + size; }));
-    std::vector<int> ranks(size);
-    std::iota(ranks.begin(), ranks.end(), 0);
-    clocks.AwaitLooks(ranks);
-    clocks.Advance(time);
   }
   std::vector<NcclOutcome> outcomes;
   for (const auto& tensor : tensors) {
