@@ -6,12 +6,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/interesting_elements.h"
 #include "tfring_ops/engine/execution/neutral_contribution.h"
 #include "tfring_ops/kernels/cuda_cubins.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -19,38 +18,12 @@
 namespace tfring {
 namespace {
 
-// All bits, and so NaN, infinity, and numbers below the normal ones.
-Elements AnyElements(DataType dtype, int64_t count, int seed) {
-  Elements elements(count * SizeInBytes(dtype));
-  for (size_t i = 0; i < elements.size(); ++i) {
-    elements[i] = static_cast<std::byte>(RandomBits(seed, i));
-  }
-  return elements;
-}
-
 // To the bit, but for the sign and payload of a NaN.
 void ExpectSame(DataType dtype, const Elements& a, const Elements& b) {
   ASSERT_EQ(a.size(), b.size());
-  VisitType(dtype, [&](auto type) {
-    using T = decltype(type);
-    const auto bytes = static_cast<int64_t>(sizeof(T));
-    for (size_t i = 0; i + bytes <= a.size(); i += bytes) {
-      if (std::equal(&a[i], &a[i] + bytes, &b[i])) continue;
-      if constexpr (!std::is_same_v<T, bool>) {
-        T x, y;
-        std::memcpy(&x, &a[i], sizeof(T));
-        std::memcpy(&y, &b[i], sizeof(T));
-        const auto is_nan = [](T value) {
-          return std::isnan(static_cast<double>(
-              static_cast<
-                  std::conditional_t<std::is_arithmetic_v<T>, T, float>>(
-                  value)));
-        };
-        if (is_nan(x) && is_nan(y)) continue;
-      }
-      FAIL() << Name(dtype) << " " << i / bytes;
-    }
-  });
+  ExpectSameBits(dtype, a.data(), b.data(),
+                 static_cast<int64_t>(a.size()) / SizeInBytes(dtype),
+                 /*any_nan=*/true);
 }
 
 class CudaKernelsTest : public testing::Test {
@@ -172,8 +145,8 @@ TEST_F(CudaKernelsTest, ReducesAsTheHostDoes) {
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
       for (const int64_t count : {0, 1, 7, 10'003}) {
-        const Elements a = AnyElements(dtype, count, 1);
-        const Elements b = AnyElements(dtype, count, 2);
+        const Elements a = InterestingElements(dtype, count, 1);
+        const Elements b = InterestingElements(dtype, count, 2);
         Elements expected(a.size());
         CpuKernels().Reduce(expected.data(), a.data(), b.data(), count, dtype,
                             op);
@@ -195,7 +168,7 @@ TEST_F(CudaKernelsTest, ScalesAsTheHostDoes) {
   for (const DataType dtype : kDataTypes) {
     for (const double factor : {1.0, 1.0 / 3, 1.0 / 49, -7.5, 1e30, HUGE_VAL}) {
       for (const int64_t count : {0, 1, 7, 1'003}) {
-        const Elements input = AnyElements(dtype, count, 3);
+        const Elements input = InterestingElements(dtype, count, 3);
         Elements expected(input.size());
         CpuKernels().Scale(expected.data(), input.data(), count, dtype, factor);
         const DeviceElements device(*gpu_, input);
@@ -216,7 +189,7 @@ TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
       if (!(CanTravelAs(from, to) || CanTravelAs(to, from))) continue;
       int64_t count = 0;
       for (int i = 0; i < kPieces; ++i) count += kCounts[i % 8];
-      const Elements input = AnyElements(from, count, 5);
+      const Elements input = InterestingElements(from, count, 5);
       const DeviceElements device_input(*gpu_, input);
       for (const double factor : {1.0, 1.0 / 3}) {
         Elements expected(count * SizeInBytes(to));
@@ -248,7 +221,7 @@ TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
 // Bytes at any distance from a vector's border, also from each other's.
 TEST_F(CudaKernelsTest, CopiesBytesFromAnywhereToAnywhere) {
   constexpr int64_t kRoom = 96;
-  const Elements input = AnyElements(DataType::kUint8, kRoom, 7);
+  const Elements input = InterestingElements(DataType::kUint8, kRoom, 7);
   const DeviceElements from(*gpu_, input);
   for (int64_t source = 0; source < 17; ++source) {
     for (int64_t target = 0; target < 17; ++target) {
@@ -288,7 +261,7 @@ TEST_F(CudaKernelsTest, AGridHas64BlocksAtMost) {
 // Nothing that the launch needs is kept until the GPU gets there.
 TEST_F(CudaKernelsTest, PiecesAreOneLaunchAndNobodyKeepsThem) {
   if (FakeCuda() == nullptr) GTEST_SKIP() << "a real GPU does not count them";
-  const Elements input = AnyElements(DataType::kUint16, 1000, 6);
+  const Elements input = InterestingElements(DataType::kUint16, 1000, 6);
   const DeviceElements from(*gpu_, input);
   const DeviceElements to(*gpu_, Elements(2000));
   const WithFakeCuda one(&fake_cuda::Options::launches_left, 1);
@@ -306,7 +279,7 @@ TEST_F(CudaKernelsTest, PiecesAreOneLaunchAndNobodyKeepsThem) {
 }
 
 TEST_F(CudaKernelsTest, CopiesInTheOrderOfTheStream) {
-  const Elements input = AnyElements(DataType::kUint8, 1001, 4);
+  const Elements input = InterestingElements(DataType::kUint8, 1001, 4);
   const DeviceElements from(*gpu_, input);
   const DeviceElements to(*gpu_, Elements(1001));
   kernels_.Copy(to.data(), from.data(), 1000);

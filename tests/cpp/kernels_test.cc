@@ -6,264 +6,227 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
-#include <random>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "tests/cpp/elements.h"
+#include "tests/cpp/interesting_elements.h"
 #include "tfring_ops/base/half.h"
 #include "tfring_ops/base/types.h"
 
 namespace tfring {
 namespace {
 
-constexpr ReduceOp kOps[] = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
-                             ReduceOp::kMax, ReduceOp::kProduct};
 constexpr int64_t kCounts[] = {0, 1, 7, 64, 1000};
 
-// A dtype, the type of its elements in memory, and the type that a person would
-// compute them in.
-template <DataType kType, typename StoredType, typename ValueType = StoredType>
-struct Element {
-  static constexpr DataType kDataType = kType;
-  using Stored = StoredType;
-  using Value = ValueType;
-};
-using Bool = Element<DataType::kBool, uint8_t, bool>;
-
+// The type that a person would compute in.
 template <typename T>
-T FromBits(uint64_t bits) {
-  T value;
-  std::memcpy(static_cast<void*>(&value), &bits, sizeof(value));
-  return value;
-}
+using Number = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
+// All pairs of the values where arithmetic goes wrong, in turn, and then random
+// bits.  Bools are random bytes, not only 0 and 1.
 template <typename T>
-std::vector<T> SpecialValues() {
-  using Limits = std::numeric_limits<T>;
+T Special(uint64_t choice) {
+  using Limits = std::numeric_limits<Number<T>>;
   if constexpr (std::is_same_v<T, bool>) {
-    return {false, true};
-  } else if constexpr (std::is_floating_point_v<T>) {
-    const std::vector<T> positive = {
-        0, Limits::denorm_min(), Limits::min(),      T{1} / 3,           1,
-        3, Limits::max(),        Limits::infinity(), Limits::quiet_NaN()};
-    std::vector<T> values = positive;
-    for (const T value : positive) values.push_back(-value);
-    return values;
+    return choice % 2 != 0;
+  } else if constexpr (std::is_integral_v<T>) {
+    const T values[] = {0,
+                        1,
+                        2,
+                        3,
+                        static_cast<T>(-1),
+                        static_cast<T>(-3),
+                        Limits::max(),
+                        static_cast<T>(Limits::max() / 2 + 1),
+                        Limits::lowest(),
+                        static_cast<T>(Limits::lowest() + 1)};
+    return values[choice % std::size(values)];
   } else {
-    return {0,
-            1,
-            2,
-            3,
-            static_cast<T>(-1),
-            static_cast<T>(-3),
-            Limits::max(),
-            Limits::max() / 2 + 1,
-            Limits::lowest(),
-            static_cast<T>(Limits::lowest() + 1)};
+    const Number<T> values[] = {
+        0, Limits::denorm_min(), Limits::min(),      Number<T>{1} / 3,   1,
+        3, Limits::max(),        Limits::infinity(), Limits::quiet_NaN()};
+    const Number<T> value = values[choice / 2 % std::size(values)];
+    return T(choice % 2 == 0 ? value : -value);
+  }
+}
+constexpr int kSpecial = 20;  // values at most
+
+struct Operands {
+  Elements a, b;
+};
+Operands MakeOperands(DataType dtype, int64_t count, int64_t first = 0) {
+  Operands operands{InterestingElements(dtype, count, 0),
+                    InterestingElements(dtype, count, 1)};
+  VisitType(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t i = 0; i < std::min<int64_t>(count, kSpecial * kSpecial);
+         ++i) {
+      const T a = Special<T>((first + i) / kSpecial);
+      const T b = Special<T>((first + i) % kSpecial);
+      std::memcpy(&operands.a[i * sizeof(T)], &a, sizeof(T));
+      std::memcpy(&operands.b[i * sizeof(T)], &b, sizeof(T));
+    }
+  });
+  return operands;
+}
+
+// Element `i`, of a bool's byte whether it is not 0.
+template <typename T>
+T At(const Elements& elements, int64_t i) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return elements[i] != std::byte{0};
+  } else {
+    T value;
+    std::memcpy(static_cast<void*>(&value), &elements[i * sizeof(T)],
+                sizeof(T));
+    return value;
   }
 }
 
-template <typename E>
-class KernelsTest : public testing::Test {
+template <typename T>
+T Expected(ReduceOp op, T a, T b) {
+  if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
+    if (IsNan(a)) return a;
+    if (IsNan(b)) return b;
+  }
+  return Reduced(op, a, b);
+}
+
+class KernelsTest : public testing::TestWithParam<DataType> {
  protected:
-  using Stored = typename E::Stored;
-  using Value = typename E::Value;
-  using Operands = std::pair<std::vector<Stored>, std::vector<Stored>>;
+  static DataType dtype() { return GetParam(); }
+  static int64_t element_bytes() { return SizeInBytes(dtype()); }
 
-  static Value Read(Stored element) { return static_cast<Value>(element); }
-  static Stored Write(Value value) { return static_cast<Stored>(value); }
-
-  // `count` pairs: those of special values first, in turn from `first` on, then
-  // random bits.  Bools are random bytes, not only 0 and 1.
-  static Operands MakeOperands(int64_t count, size_t first = 0) {
-    std::vector<Stored> special;
-    for (const auto value : SpecialValues<Value>()) {
-      special.push_back(Write(value));
-    }
-    const size_t n = special.size();
-    std::mt19937_64 random(2024);
-    Operands operands;
-    for (size_t i = first; i < first + static_cast<size_t>(count); ++i) {
-      const bool is_special = i < n * n;
-      operands.first.push_back(is_special ? special[i / n]
-                                          : FromBits<Stored>(random()));
-      operands.second.push_back(is_special ? special[i % n]
-                                           : FromBits<Stored>(random()));
-    }
-    return operands;
-  }
-
-  static Value Expected(Value a, Value b, ReduceOp op) {
-    if constexpr (std::is_floating_point_v<Value>) {
-      if (op == ReduceOp::kMin || op == ReduceOp::kMax) {
-        if (std::isnan(a) || std::isnan(b)) return NAN;
+  static void ExpectReduced(const Elements& actual, const Operands& operands,
+                            ReduceOp op) {
+    SCOPED_TRACE(Name(op));
+    const auto count = static_cast<int64_t>(actual.size()) / element_bytes();
+    VisitType(dtype(), [&](auto type) {
+      using T = decltype(type);
+      for (int64_t i = 0; i < count; ++i) {
+        const T expected =
+            Expected(op, At<T>(operands.a, i), At<T>(operands.b, i));
+        ExpectSame(actual, i, expected,
+                   op == ReduceOp::kMin || op == ReduceOp::kMax);
+        if (testing::Test::HasFailure()) return;
       }
-    }
-    // The lowest bits of a sum or product do not depend on the others, so
-    // integers of every size can be computed as the largest unsigned one.
-    using Wide = std::conditional_t<std::is_integral_v<Value>, uint64_t, Value>;
-    switch (op) {
-      case ReduceOp::kAverage:
-      case ReduceOp::kSum:
-        return static_cast<Value>(static_cast<Wide>(a) + static_cast<Wide>(b));
-      case ReduceOp::kMin:
-        return std::min(a, b);
-      case ReduceOp::kMax:
-        return std::max(a, b);
-      case ReduceOp::kProduct:
-        return static_cast<Value>(static_cast<Wide>(a) * static_cast<Wide>(b));
-    }
-    return Value{};
+    });
   }
 
-  // Equal to the bit, but that all NaN are one, and that -0 and 0 are equals
-  // for the minimum and the maximum.
-  static void ExpectSame(Stored actual, Stored expected, bool any_zero) {
-    if constexpr (std::is_floating_point_v<Value>) {
-      const Value a = Read(actual);
-      const Value e = Read(expected);
-      if (std::isnan(a) && std::isnan(e)) return;
-      if (any_zero && a == 0 && e == 0) return;
+  // Equal to the bit, but that all NaN are one, and if `any_zero`, -0 and 0.
+  template <typename T>
+  static void ExpectSame(const Elements& actual, int64_t i, T expected,
+                         bool any_zero) {
+    const T value = At<T>(actual, i);
+    if (IsNan(value) && IsNan(expected)) return;
+    const auto number = static_cast<Number<T>>(value);
+    if (any_zero && number == 0 && static_cast<Number<T>>(expected) == 0) {
+      return;
     }
-    EXPECT_EQ(std::memcmp(&actual, &expected, sizeof(Stored)), 0)
-        << "got " << +Read(actual) << ", expected " << +Read(expected);
+    EXPECT_EQ(std::memcmp(&actual[i * sizeof(T)], &expected, sizeof(T)), 0)
+        << "element " << i << ": got " << +number << ", expected "
+        << +static_cast<Number<T>>(expected);
   }
 
-  static void ExpectReduced(const std::vector<Stored>& actual,
-                            const Operands& operands, ReduceOp op) {
-    const bool any_zero = op == ReduceOp::kMin || op == ReduceOp::kMax;
-    ASSERT_EQ(actual.size(), operands.first.size());
-    for (size_t i = 0; i < actual.size(); ++i) {
-      const Value a = Read(operands.first[i]);
-      const Value b = Read(operands.second[i]);
-      SCOPED_TRACE(std::string(Name(E::kDataType)) + ", " + Name(op) + " of " +
-                   std::to_string(a) + " and " + std::to_string(b));
-      ExpectSame(actual[i], Write(Expected(a, b, op)), any_zero);
-      if (testing::Test::HasFailure()) return;
-    }
-  }
-
-  static void Reduce(Stored* dst, const Stored* a, const Stored* b,
-                     int64_t count, ReduceOp op) {
-    CpuKernels().Reduce(dst, a, b, count, E::kDataType, op);
-  }
-
-  static Stored Scaled(Stored element, double factor) {
-    // Long enough for the vectorised part and the rest; all must be the same.
-    const std::vector<Stored> source(67, element);
-    std::vector<Stored> data(67);
-    CpuKernels().Scale(data.data(), source.data(), 67, E::kDataType, factor);
-    for (const Stored& other : data) {
-      EXPECT_EQ(std::memcmp(&other, data.data(), sizeof(Stored)), 0);
-    }
-    return data[0];
+  static void Reduce(Elements& dst, const Elements& a, const Elements& b,
+                     ReduceOp op) {
+    CpuKernels().Reduce(dst.data(), a.data(), b.data(),
+                        static_cast<int64_t>(a.size()) / element_bytes(),
+                        dtype(), op);
   }
 };
+INSTANTIATE_TEST_SUITE_P(AllTypes, KernelsTest, testing::ValuesIn(kDataTypes),
+                         [](const testing::TestParamInfo<DataType>& info) {
+                           return std::string(Name(info.param));
+                         });
 
-using Elements = testing::Types<
-    Element<DataType::kFloat16, Float16, float>,
-    Element<DataType::kBfloat16, Bfloat16, float>,
-    Element<DataType::kFloat32, float>, Element<DataType::kFloat64, double>,
-    Element<DataType::kInt8, int8_t>, Element<DataType::kInt16, int16_t>,
-    Element<DataType::kInt32, int32_t>, Element<DataType::kInt64, int64_t>,
-    Element<DataType::kUint8, uint8_t>, Element<DataType::kUint16, uint16_t>,
-    Element<DataType::kUint32, uint32_t>, Element<DataType::kUint64, uint64_t>,
-    Bool>;
-
-struct ElementName {
-  template <typename E>
-  static std::string GetName(int /*index*/) {
-    return Name(E::kDataType);
-  }
-};
-TYPED_TEST_SUITE(KernelsTest, Elements, ElementName);
-
-TYPED_TEST(KernelsTest, ReducesOntoEitherOperandOrBoth) {
-  for (const ReduceOp op : kOps) {
+TEST_P(KernelsTest, ReducesOntoEitherOperandOrBoth) {
+  for (const ReduceOp op : kReduceOps) {
     for (const int64_t count : kCounts) {
-      const auto operands = this->MakeOperands(count);
-
-      auto a = operands.first;
-      this->Reduce(a.data(), a.data(), operands.second.data(), count, op);
-      this->ExpectReduced(a, operands, op);
-
-      auto b = operands.second;
-      this->Reduce(b.data(), operands.first.data(), b.data(), count, op);
-      this->ExpectReduced(b, operands, op);
-
-      auto both = operands.first;
-      this->Reduce(both.data(), both.data(), both.data(), count, op);
-      this->ExpectReduced(both, {operands.first, operands.first}, op);
+      const Operands operands = MakeOperands(dtype(), count);
+      Elements a = operands.a, b = operands.b, both = operands.a;
+      Reduce(a, a, b, op);
+      ExpectReduced(a, operands, op);
+      Reduce(b, operands.a, b, op);
+      ExpectReduced(b, operands, op);
+      Reduce(both, both, both, op);
+      ExpectReduced(both, {operands.a, operands.a}, op);
     }
   }
 }
 
 // The range is a segment somewhere in a buffer, aligned to its elements only.
-TYPED_TEST(KernelsTest, TouchesNothingBesideTheRange) {
-  using Stored = typename TypeParam::Stored;
-  const auto untouched = FromBits<Stored>(0x0101010101010101);
-  for (const ReduceOp op : kOps) {
+TEST_P(KernelsTest, TouchesNothingBesideTheRange) {
+  constexpr std::byte kUntouched{1};
+  for (const ReduceOp op : kReduceOps) {
     for (const int64_t count : kCounts) {
-      const auto operands = this->MakeOperands(count, 1);
-      std::vector<Stored> dst(static_cast<size_t>(count) + 2, untouched);
-      this->Reduce(dst.data() + 1, operands.first.data(),
-                   operands.second.data(), count, op);
-      EXPECT_EQ(std::memcmp(&dst.front(), &untouched, sizeof(Stored)), 0);
-      EXPECT_EQ(std::memcmp(&dst.back(), &untouched, sizeof(Stored)), 0);
-      this->ExpectReduced({dst.begin() + 1, dst.end() - 1}, operands, op);
+      const Operands operands = MakeOperands(dtype(), count, 1);
+      Elements dst((count + 2) * element_bytes(), kUntouched);
+      CpuKernels().Reduce(dst.data() + element_bytes(), operands.a.data(),
+                          operands.b.data(), count, dtype(), op);
+      for (int64_t i = 0; i < element_bytes(); ++i) {
+        EXPECT_EQ(dst[i], kUntouched);
+        EXPECT_EQ(dst[dst.size() - 1 - i], kUntouched);
+      }
+      ExpectReduced(
+          {dst.begin() + element_bytes(), dst.end() - element_bytes()},
+          operands, op);
     }
   }
 }
 
-TYPED_TEST(KernelsTest, NullIsLegalForNothing) {
-  for (const ReduceOp op : kOps) this->Reduce(nullptr, nullptr, nullptr, 0, op);
-  CpuKernels().Scale(nullptr, 0, TypeParam::kDataType, 0.5);
+TEST_P(KernelsTest, NullIsLegalForNothing) {
+  for (const ReduceOp op : kReduceOps) {
+    CpuKernels().Reduce(nullptr, nullptr, nullptr, 0, dtype(), op);
+  }
+  CpuKernels().Scale(nullptr, 0, dtype(), 0.5);
   CpuKernels().Copy(nullptr, nullptr, 0);
 }
 
-TYPED_TEST(KernelsTest, ScalesAsDoubleAndStaysInRange) {
-  using Stored = typename TypeParam::Stored;
-  using Value = typename TypeParam::Value;
-  using Limits = std::numeric_limits<Value>;
+TEST_P(KernelsTest, ScalesAsDoubleAndStaysInRange) {
   for (const double factor : {0.0, 0.5, 1.0 / 3, 1.5, -2.0, 1e30, -1e30}) {
-    const auto operands = this->MakeOperands(500);
-    for (const Stored element : operands.first) {
-      const Value value = this->Read(element);
-      const double product = static_cast<double>(value) * factor;
-      SCOPED_TRACE(std::to_string(value) + " * " + std::to_string(factor));
-      Stored expected;
-      if constexpr (std::is_same_v<TypeParam, Bool>) {
-        expected = element;
-      } else if constexpr (std::is_floating_point_v<Value>) {
-        expected = this->Write(static_cast<Value>(product));
-      } else if (product >= std::ldexp(1.0, Limits::digits)) {
-        expected = Limits::max();
-      } else if (product <= static_cast<double>(Limits::lowest())) {
-        expected = Limits::lowest();
-      } else {
-        expected = static_cast<Value>(std::trunc(product));
+    SCOPED_TRACE(factor);
+    const Elements input = MakeOperands(dtype(), 500).a;
+    Elements output(input.size());
+    CpuKernels().Scale(output.data(), input.data(), 500, dtype(), factor);
+    VisitType(dtype(), [&](auto type) {
+      using T = decltype(type);
+      using Limits = std::numeric_limits<T>;
+      for (int64_t i = 0; i < 500 && !HasFailure(); ++i) {
+        const T value = At<T>(input, i);
+        const double product =
+            static_cast<double>(static_cast<Number<T>>(value)) * factor;
+        T expected = value;
+        if constexpr (kIsFloat<T>) {
+          expected = T(static_cast<Number<T>>(product));
+        } else if constexpr (!std::is_same_v<T, bool>) {
+          expected = product >= std::ldexp(1.0, Limits::digits) ? Limits::max()
+                     : product <= static_cast<double>(Limits::lowest())
+                         ? Limits::lowest()
+                         : static_cast<T>(std::trunc(product));
+        } else {  // whatever its byte is
+          EXPECT_EQ(output[i], input[i]);
+          continue;
+        }
+        ExpectSame(output, i, expected, false);
       }
-      this->ExpectSame(this->Scaled(element, factor), expected, false);
-      if (testing::Test::HasFailure()) return;
-    }
+    });
   }
 }
 
-TYPED_TEST(KernelsTest, ScalingByOneChangesNoBit) {
-  using Stored = typename TypeParam::Stored;
-  const auto operands = this->MakeOperands(1000);
-  std::vector<Stored> data(1000);
-  CpuKernels().Scale(data.data(), operands.first.data(), 1000,
-                     TypeParam::kDataType, 1.0);
-  CpuKernels().Scale(data.data(), 1000, TypeParam::kDataType, 1.0);
-  EXPECT_EQ(std::memcmp(data.data(), operands.first.data(),
-                        data.size() * sizeof(Stored)),
-            0);
+TEST_P(KernelsTest, ScalingByOneChangesNoBit) {
+  const Elements input = MakeOperands(dtype(), 1000).a;
+  Elements data(input.size());
+  CpuKernels().Scale(data.data(), input.data(), 1000, dtype(), 1.0);
+  CpuKernels().Scale(data.data(), 1000, dtype(), 1.0);
+  EXPECT_EQ(data, input);
 }
 
 // The rest says in numbers what the header promises, in case the reference
