@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/tier_checks.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/kernels/cuda_kernels.h"
@@ -109,65 +110,48 @@ void ExpectOkSoon(std::future<absl::Status>& ended) {
   EXPECT_EQ(ended.get(), absl::OkStatus());
 }
 
-TEST_F(CudaCopierTest, ACopyOutWaitsForWhatMakesTheTensor) {
-  const DeviceElements tensor(*device_, Filled(1)), made(*device_, Filled(2));
-  std::future<absl::Status> ended;
-  {
-    const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
-    Enqueue(tensor, made);
-    ended = Submit(Direction::kOut, tensor, 0);
-    ExpectWaits(ended);
+// Out, for what makes the tensor; back, for whoever had the memory.
+TEST_F(CudaCopierTest, ACopyWaitsForTheFrameworksWorkBefore) {
+  for (const Direction direction : {Direction::kOut, Direction::kBack}) {
+    const DeviceElements memory(*device_, Filled(1)),
+        other(*device_, Filled(2));
+    std::memset(slots_[0]->memory(), 3, kBytes);
+    std::future<absl::Status> ended;
+    const bool is_out = direction == Direction::kOut;
+    {
+      const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
+      is_out ? Enqueue(memory, other) : Enqueue(other, memory);
+      ended = Submit(direction, memory, 0);
+      ExpectWaits(ended);
+    }
+    ExpectOkSoon(ended);
+    EXPECT_EQ(InSlot(0), Filled(is_out ? 2 : 3));
+    EXPECT_EQ(memory.Download(), Filled(is_out ? 2 : 3));
+    EXPECT_EQ(other.Download(), Filled(is_out ? 2 : 1));
   }
-  ExpectOkSoon(ended);
-  EXPECT_EQ(InSlot(0), Filled(2));
 }
 
-TEST_F(CudaCopierTest, ACopyOutIsDoneWhenItHasEnded) {
-  const DeviceElements tensor(*device_, Filled(1)), next(*device_, Filled(2));
-  std::future<absl::Status> ended;
-  {
-    const WithFakeCuda held(&fake_cuda::Options::held, kCopies);
-    ended = Submit(Direction::kOut, tensor, 0);
+// Then the memory of a tensor that is out is given out again, and who needs one
+// that is back is enqueued.
+TEST_F(CudaCopierTest, ACopyIsDoneWhenItHasEnded) {
+  for (const Direction direction : {Direction::kOut, Direction::kBack}) {
+    const DeviceElements memory(*device_, Filled(1)),
+        other(*device_, Filled(2));
+    std::memset(slots_[0]->memory(), 3, kBytes);
+    std::future<absl::Status> ended;
+    {
+      const WithFakeCuda held(&fake_cuda::Options::held, kCopies);
+      ended = Submit(direction, memory, 0);
+      FinishFramework();
+      ExpectWaits(ended);
+    }
+    ExpectOkSoon(ended);
+    const bool is_out = direction == Direction::kOut;
+    is_out ? Enqueue(memory, other) : Enqueue(other, memory);
     FinishFramework();
-    ExpectWaits(ended);
+    EXPECT_EQ(InSlot(0), Filled(is_out ? 1 : 3));
+    EXPECT_EQ(other.Download(), Filled(is_out ? 2 : 3));
   }
-  ExpectOkSoon(ended);
-  // Now its memory is given out again.
-  Enqueue(tensor, next);
-  FinishFramework();
-  EXPECT_EQ(InSlot(0), Filled(1));
-}
-
-TEST_F(CudaCopierTest, ACopyBackWaitsForWhoeverHadTheMemory) {
-  const DeviceElements memory(*device_, Filled(1)), read(*device_, Filled(0));
-  std::memset(slots_[0]->memory(), 2, kBytes);
-  std::future<absl::Status> ended;
-  {
-    const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
-    Enqueue(read, memory);
-    ended = Submit(Direction::kBack, memory, 0);
-    ExpectWaits(ended);
-  }
-  ExpectOkSoon(ended);
-  EXPECT_EQ(read.Download(), Filled(1));
-  EXPECT_EQ(memory.Download(), Filled(2));
-}
-
-TEST_F(CudaCopierTest, ACopyBackIsDoneWhenItHasEnded) {
-  const DeviceElements memory(*device_, Filled(1)), used(*device_, Filled(0));
-  std::memset(slots_[0]->memory(), 2, kBytes);
-  std::future<absl::Status> ended;
-  {
-    const WithFakeCuda held(&fake_cuda::Options::held, kCopies);
-    ended = Submit(Direction::kBack, memory, 0);
-    FinishFramework();
-    ExpectWaits(ended);
-  }
-  ExpectOkSoon(ended);
-  // Now who needs it is enqueued.
-  Enqueue(used, memory);
-  FinishFramework();
-  EXPECT_EQ(used.Download(), Filled(2));
 }
 
 TEST_F(CudaCopierTest, TheFrameworkDoesNotWaitForCopies) {
@@ -292,23 +276,11 @@ TEST(PinnedTierTest, IsPinnedAndDoesNotGrow) {
   const CudaDriver& driver = **CudaDriver::Get();
   const CudaScope scope(driver, device->context());
   const std::unique_ptr<Tier> tier = MakePinnedTier(0);
-  for (int step = 0; step < 100; ++step) {
-    std::vector<std::unique_ptr<Tier::Slot>> slots;
-    // The last batch of an epoch is smaller.
-    const int64_t rows = step % 10 == 9 ? 3 : 8;
-    for (int64_t i = 1; i <= 6; ++i) {
-      auto slot = tier->Allocate(rows * i * kBytes);
-      ASSERT_TRUE(slot.ok());
-      CUdeviceptr address = 0;
-      EXPECT_EQ(
-          driver.cuMemHostGetDevicePointer(&address, (*slot)->memory(), 0),
-          absl::OkStatus());
-      slots.push_back(*std::move(slot));
-    }
-  }
-  EXPECT_EQ(tier->use().in_use_bytes, 0);
-  EXPECT_EQ(tier->use().peak_bytes, 8 * 21 * kBytes);
-  EXPECT_LE(tier->use().reserved_bytes, tier->use().peak_bytes);
+  CheckTierDoesNotGrow(*tier, [&](Tier::Slot& slot) {
+    CUdeviceptr address = 0;
+    EXPECT_EQ(driver.cuMemHostGetDevicePointer(&address, slot.memory(), 0),
+              absl::OkStatus());
+  });
 }
 
 }  // namespace

@@ -76,21 +76,6 @@ TEST_P(CudaTransportTest, MessagesArriveInOrderAndMayBeEmpty) {
   });
 }
 
-class CudaTransportTypesTest : public testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(Ways, CudaTransportTypesTest,
-                         testing::Values(Way::kIpc, Way::kStaged,
-                                         Way::kMessages));
-
-TEST_P(CudaTransportTypesTest, AllreduceOfEveryTypeAndOp) {
-  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  const auto cases = SolveEveryTypeAndOp(2, {7, 1003});
-  OnGpus(2, OptionsFor(GetParam()), GetParam(),
-         [&](const CudaDevice& device, Transport& transport, Transport&) {
-           GpuRank gpu(device, transport, kSegmentBytes);
-           for (const SolvedAllreduce& c : cases) gpu.CheckAllreduce(c);
-         });
-}
-
 std::string WarningOf(const WithFakeCuda&) {
   const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 1003}, 3);
   testing::internal::CaptureStderr();

@@ -68,27 +68,21 @@ TEST(FusibleTest, WantsAllreducesThatDifferInTensorsAlone) {
   b.tensors = {{"b", {4, 4}}, {"c", {}}};
   EXPECT_TRUE(Fusible(a, b));
 
-  const auto fusible_after = [&](auto change) {
+  using Change = void (*)(CollectiveRequest&);
+  for (const Change change :
+       {Change([](auto& request) { request.dtype = DataType::kFloat64; }),
+        Change([](auto& request) { request.wire_dtype = DataType::kFloat16; }),
+        Change([](auto& request) { request.device = 0; }),
+        Change([](auto& request) { request.op = ReduceOp::kMax; }),
+        Change([](auto& request) { request.prescale_factor = 2; }),
+        Change([](auto& request) { request.postscale_factor = 2; }),
+        Change([](auto& request) {
+          request.kind = CollectiveKind::kBroadcast;
+        })}) {
     CollectiveRequest changed = b;
     change(changed);
-    return Fusible(a, changed) || Fusible(changed, a);
-  };
-  EXPECT_FALSE(fusible_after(
-      [](CollectiveRequest& request) { request.dtype = DataType::kFloat64; }));
-  EXPECT_FALSE(fusible_after([](CollectiveRequest& request) {
-    request.wire_dtype = DataType::kFloat16;
-  }));
-  EXPECT_FALSE(
-      fusible_after([](CollectiveRequest& request) { request.device = 0; }));
-  EXPECT_FALSE(fusible_after(
-      [](CollectiveRequest& request) { request.op = ReduceOp::kMax; }));
-  EXPECT_FALSE(fusible_after(
-      [](CollectiveRequest& request) { request.prescale_factor = 2; }));
-  EXPECT_FALSE(fusible_after(
-      [](CollectiveRequest& request) { request.postscale_factor = 2; }));
-  EXPECT_FALSE(fusible_after([](CollectiveRequest& request) {
-    request.kind = CollectiveKind::kBroadcast;
-  }));
+    EXPECT_FALSE(Fusible(a, changed) || Fusible(changed, a));
+  }
   a.kind = b.kind = CollectiveKind::kAllgather;
   EXPECT_FALSE(Fusible(a, b));
 }

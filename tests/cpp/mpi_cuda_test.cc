@@ -22,8 +22,21 @@ namespace {
 class MpiCudaTest
     : public testing::TestWithParam<std::tuple<bool, SharedMemory>> {
  protected:
+  static bool ipc() { return std::get<0>(GetParam()); }
+  static Options MakeOptions(int64_t segment_bytes) {
+    Options options;
+    options.cuda_ipc = ipc();
+    options.shared_memory =
+        std::get<1>(GetParam()) == SharedMemory::kWithinNodes;
+    options.device_segment_bytes = segment_bytes;
+    return options;
+  }
+
   // What a test has opened of other ranks' memory it has closed as often.
   void TearDown() override { EXPECT_EQ(FakeCudaCounts().open_handles, 0); }
+
+  const std::unique_ptr<Transport> host_ =
+      MakeWorldTransport(std::get<1>(GetParam()));
 };
 INSTANTIATE_TEST_SUITE_P(
     Ways, MpiCudaTest,
@@ -32,36 +45,27 @@ INSTANTIATE_TEST_SUITE_P(
                                      SharedMemory::kWithinNodes)));
 
 TEST_P(MpiCudaTest, EveryCollective) {
-  const auto [ipc, shared_memory] = GetParam();
-  const auto host = MakeWorldTransport(shared_memory);
   const auto device = OpenGpu();
-  Options options;
-  options.cuda_ipc = ipc;
-  options.shared_memory = shared_memory == SharedMemory::kWithinNodes;
-  options.device_segment_bytes = 1024;
-  const auto transport = MakeCudaTransport(*device, *host, options).value();
-  EXPECT_EQ(transport->CanPeek((host->rank() + 1) % host->size()),
-            ipc && host->size() > 1);
+  const auto transport =
+      MakeCudaTransport(*device, *host_, MakeOptions(1024)).value();
+  EXPECT_EQ(transport->CanPeek((host_->rank() + 1) % host_->size()),
+            ipc() && host_->size() > 1);
   GpuRank(*device, *transport, 2000)
-      .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
+      .CheckAll(*host_, SolveSomeTypesAndOps(host_->size()));
 }
 
 // What copies carry soundly, and kernels do not.
 TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
-  const auto [ipc, shared_memory] = GetParam();
-  const auto host = MakeWorldTransport(shared_memory);
   for (const int bytes : {1, 64 << 10, 1 << 20}) {
     const WithFakeCuda blind(&fake_cuda::Options::blind_kernels, bytes);
     const auto device = OpenGpu();
-    Options options;
-    options.cuda_ipc = ipc;
-    options.shared_memory = shared_memory == SharedMemory::kWithinNodes;
-    const auto transport = MakeCudaTransport(*device, *host, options).value();
-    for (int peer = 0; peer < host->size(); ++peer) {
+    const auto transport =
+        MakeCudaTransport(*device, *host_, MakeOptions(4 << 20)).value();
+    for (int peer = 0; peer < host_->size(); ++peer) {
       EXPECT_FALSE(transport->CanPeek(peer)) << bytes;
     }
     GpuRank(*device, *transport, 2000)
-        .CheckAll(*host, SolveSomeTypesAndOps(host->size()));
+        .CheckAll(*host_, SolveSomeTypesAndOps(host_->size()));
   }
 }
 
@@ -132,18 +136,13 @@ TEST(MpiCudaAwareTest, EveryThreadThatCallsMpiHasTheContext) {
 }
 
 TEST_P(MpiCudaTest, TheFusionBufferMayGrow) {
-  const auto [ipc, shared_memory] = GetParam();
   const WithFakeCuda delay(&fake_cuda::Options::delay_us, 300);
-  const auto host = MakeWorldTransport(shared_memory);
   const auto device = OpenGpu();
-  Options options;
-  options.cuda_ipc = ipc;
-  options.shared_memory = shared_memory == SharedMemory::kWithinNodes;
-  options.device_segment_bytes = 64 << 10;
-  const auto transport = MakeCudaTransport(*device, *host, options).value();
+  const Options options = MakeOptions(64 << 10);
+  const auto transport = MakeCudaTransport(*device, *host_, options).value();
   GpuFusion fusion(*device, *transport, options);
   const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 5000},
-                          host->size());
+                          host_->size());
   fusion.CheckAllreduce(c, 10);
   fusion.CheckReduceScatter({300'000, 700'000});
   EXPECT_EQ(fusion.status(), absl::OkStatus());

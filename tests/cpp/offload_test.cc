@@ -4,15 +4,16 @@
 #include <stdlib.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/tier_checks.h"
 #include "tfring_ops/offload/copier.h"
 #include "tfring_ops/offload/plan.h"
 #include "tfring_ops/offload/planner.h"
@@ -23,25 +24,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// Waits for a number of callbacks.
-class Countdown {
- public:
-  explicit Countdown(int count) : count_(count) {}
-  void Decrement() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (--count_ == 0) zero_.notify_all();
-  }
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    zero_.wait(lock, [this] { return count_ <= 0; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable zero_;
-  int count_;
-};
 
 TEST(CopierTest, CopiesEachByteOnceAndIsDoneOnce) {
   const int64_t sizes[] = {1, 4095, (2 << 20) + 1, 9 << 20};
@@ -99,8 +81,7 @@ TEST(CopierTest, AFailureIsToldOnceAndStopsTheCopy) {
 TEST(CopierTest, CopiesBackComeFirst) {
   std::mutex mutex;
   std::vector<char> order;
-  Countdown started(1);
-  Countdown submitted(1);
+  std::promise<void> started, submitted;
   {
     Copier copier(1);
     auto submit = [&](Copier::Direction direction, char name, bool waits) {
@@ -108,8 +89,8 @@ TEST(CopierTest, CopiesBackComeFirst) {
           direction, 1,
           [&, name, waits](int64_t, int64_t) {
             if (waits) {
-              started.Decrement();
-              submitted.Wait();
+              started.set_value();
+              submitted.get_future().wait();
             }
             std::lock_guard<std::mutex> lock(mutex);
             order.push_back(name);
@@ -118,10 +99,10 @@ TEST(CopierTest, CopiesBackComeFirst) {
           [](const absl::Status&, int64_t) {});
     };
     submit(Copier::Direction::kOut, 'a', true);
-    started.Wait();
+    started.get_future().wait();
     submit(Copier::Direction::kOut, 'b', false);
     submit(Copier::Direction::kBack, 'c', false);
-    submitted.Decrement();
+    submitted.set_value();
   }
   EXPECT_THAT(order, ElementsAre('a', 'c', 'b'));
 }
@@ -182,22 +163,7 @@ TEST(TierTest, AThousandStepsDoNotGrow) {
   auto disk = MakeDiskTier(directory);
   ASSERT_TRUE(disk.ok());
   std::unique_ptr<Tier> host = MakeHostTier();
-  for (Tier* tier : {host.get(), disk->get()}) {
-    for (int step = 0; step < 1000; ++step) {
-      std::vector<std::unique_ptr<Tier::Slot>> slots;
-      // The last batch of an epoch is smaller.
-      const int64_t rows = step % 10 == 9 ? 3 : 8;
-      for (int64_t i = 1; i <= 6; ++i) {
-        auto slot = tier->Allocate(rows * i * 4096);
-        ASSERT_TRUE(slot.ok());
-        slots.push_back(*std::move(slot));
-      }
-      while (!slots.empty()) slots.pop_back();
-    }
-    EXPECT_EQ(tier->use().in_use_bytes, 0);
-    EXPECT_EQ(tier->use().peak_bytes, 8 * 21 * 4096);
-    EXPECT_LE(tier->use().reserved_bytes, tier->use().peak_bytes);
-  }
+  for (Tier* tier : {host.get(), disk->get()}) CheckTierDoesNotGrow(*tier);
   EXPECT_EQ(rmdir(directory.c_str()), 0);
 }
 
@@ -265,7 +231,8 @@ TEST(PlanTest, AllIsMovedWithoutABudget) {
 }
 
 // A plan for two feature maps.
-std::shared_ptr<Plan> MakePlan(Tier* tier, int64_t budget_bytes) {
+std::shared_ptr<Plan> MakePlan(int64_t budget_bytes) {
+  static Tier* const tier = MakeHostTier().release();
   PlanOptions options;
   options.items = 2;
   options.budget_bytes = budget_bytes;
@@ -273,8 +240,7 @@ std::shared_ptr<Plan> MakePlan(Tier* tier, int64_t budget_bytes) {
 }
 
 TEST(PlanTest, ABudgetIsPlannedFromTheFirstStep) {
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 15);
+  const std::shared_ptr<Plan> plan = MakePlan(15);
   EXPECT_THAT(RunStep(*plan, 10), ElementsAre(true, true));
   EXPECT_THAT(RunStep(*plan, 10), ElementsAre(true, false));
   EXPECT_EQ(plan->statistics().kept, 1);
@@ -282,8 +248,7 @@ TEST(PlanTest, ABudgetIsPlannedFromTheFirstStep) {
 }
 
 TEST(PlanTest, ALargerBatchIsWithinTheBudgetAndIsForgotten) {
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 20);
+  const std::shared_ptr<Plan> plan = MakePlan(20);
   RunStep(*plan, 10);
   EXPECT_THAT(RunStep(*plan, 10), ElementsAre(false, false));
   EXPECT_THAT(RunStep(*plan, 15), ElementsAre(false, true));
@@ -293,16 +258,14 @@ TEST(PlanTest, ALargerBatchIsWithinTheBudgetAndIsForgotten) {
 }
 
 TEST(PlanTest, WhatAFailedStepDidNotNeedBackIsPlannedAsBefore) {
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 20);
+  const std::shared_ptr<Plan> plan = MakePlan(20);
   RunStep(*plan, 10);
   EXPECT_TRUE(plan->Begin(NoCount)->Moves(0, 1000));
   EXPECT_THAT(RunStep(*plan, 10), ElementsAre(false, false));
 }
 
 TEST(PlanTest, TheMeterIsReadWhenAStepHasEnded) {
-  std::unique_ptr<Tier> tier = MakeHostTier();
-  const std::shared_ptr<Plan> plan = MakePlan(tier.get(), 1);
+  const std::shared_ptr<Plan> plan = MakePlan(1);
   int64_t peak_bytes = 7;
   {
     const auto execution = plan->Begin([&] { return peak_bytes; });

@@ -3,104 +3,91 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
 #include <string>
 
 namespace tfring {
 namespace {
+
+struct Variable {
+  const char* name;
+  const char* text;
+  std::function<double(const Options&)> value;
+  double without;  // the variable
+  double with;     // that text in it
+};
+
+// The value of a member, as a number.
+template <typename T>
+std::function<double(const Options&)> Of(T Options::* member) {
+  return [member](const Options& options) {
+    return static_cast<double>(options.*member);
+  };
+}
+template <typename T>
+constexpr double As(T value) {
+  return static_cast<double>(value);
+}
+
+const Variable kVariables[] = {
+    {"TFRING_FUSION_THRESHOLD", "0", Of(&Options::fusion_threshold_bytes),
+     64 << 20, 0},
+    {"TFRING_SEGMENT_BYTES", "8", Of(&Options::segment_bytes), 128 << 10, 8},
+    {"TFRING_NETWORK_SEGMENT_BYTES", "16", Of(&Options::network_segment_bytes),
+     512 << 10, 16},
+    {"TFRING_BUCKETS_IN_FLIGHT", "8", Of(&Options::buckets_in_flight), 2, 8},
+    {"TFRING_DEVICE_SEGMENT_BYTES", "64", Of(&Options::device_segment_bytes),
+     4 << 20, 64},
+    {"TFRING_CUDA_IPC", "0", Of(&Options::cuda_ipc), true, false},
+    {"TFRING_CUDA_AWARE_MPI", "1", Of(&Options::cuda_aware_mpi),
+     As(Options::CudaAwareMpi::kAsk), As(Options::CudaAwareMpi::kYes)},
+    {"TFRING_GPU_BACKEND", "nccl", Of(&Options::gpu_backend),
+     As(Options::GpuBackend::kAuto), As(Options::GpuBackend::kNccl)},
+    {"TFRING_SHARED_MEMORY", "0", Of(&Options::shared_memory), true, false},
+    {"TFRING_STALL_CHECK_TIME_SECONDS", "1.5",
+     Of(&Options::stall_check_seconds), 30, 1.5},
+    {"TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0",
+     Of(&Options::stall_shutdown_seconds), 600, 0},
+    {"TFRING_OVERLAP", "0", Of(&Options::overlap), true, false},
+    {"TFRING_DETERMINISTIC", "1", Of(&Options::deterministic), false, true},
+    {"TFRING_ALLREDUCE", "recursive_doubling", Of(&Options::allreduce),
+     As(AllreduceAlgorithm::kAuto), As(AllreduceAlgorithm::kRecursiveDoubling)},
+    {"TFRING_VERBOSE", "1", Of(&Options::verbose), false, true}};
 
 class OptionsTest : public testing::Test {
  protected:
   void SetUp() override { Clear(); }
   void TearDown() override { Clear(); }
 
-  static constexpr const char* kVariables[] = {
-      "TFRING_FUSION_THRESHOLD",
-      "TFRING_SEGMENT_BYTES",
-      "TFRING_NETWORK_SEGMENT_BYTES",
-      "TFRING_BUCKETS_IN_FLIGHT",
-      "TFRING_DEVICE_SEGMENT_BYTES",
-      "TFRING_CUDA_IPC",
-      "TFRING_CUDA_AWARE_MPI",
-      "TFRING_GPU_BACKEND",
-      "TFRING_SHARED_MEMORY",
-      "TFRING_STALL_CHECK_TIME_SECONDS",
-      "TFRING_STALL_SHUTDOWN_TIME_SECONDS",
-      "TFRING_OVERLAP",
-      "TFRING_DETERMINISTIC",
-      "TFRING_ALLREDUCE",
-      "TFRING_VERBOSE"};
-
  private:
   static void Clear() {
-    for (const char* variable : kVariables) unsetenv(variable);
+    for (const Variable& variable : kVariables) unsetenv(variable.name);
   }
 };
 
-TEST_F(OptionsTest, HasDefaults) {
-  const Options options = Options::FromEnvironment().value();
-  EXPECT_EQ(options.fusion_threshold_bytes, 64 << 20);
-  EXPECT_EQ(options.segment_bytes, 128 << 10);
-  EXPECT_EQ(options.network_segment_bytes, 512 << 10);
-  EXPECT_EQ(options.buckets_in_flight, 2);
-  EXPECT_EQ(options.device_segment_bytes, 4 << 20);
-  EXPECT_TRUE(options.cuda_ipc);
-  EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kAsk);
-  EXPECT_EQ(options.gpu_backend, Options::GpuBackend::kAuto);
-  EXPECT_TRUE(options.shared_memory);
-  EXPECT_EQ(options.stall_check_seconds, 30);
-  EXPECT_EQ(options.stall_shutdown_seconds, 600);
-  EXPECT_TRUE(options.overlap);
-  EXPECT_FALSE(options.deterministic);
-  EXPECT_EQ(options.allreduce, AllreduceAlgorithm::kAuto);
-  EXPECT_FALSE(options.verbose);
-}
-
-TEST_F(OptionsTest, ReadsEveryVariable) {
-  setenv("TFRING_FUSION_THRESHOLD", "0", 1);
-  setenv("TFRING_SEGMENT_BYTES", "8", 1);
-  setenv("TFRING_NETWORK_SEGMENT_BYTES", "16", 1);
-  setenv("TFRING_BUCKETS_IN_FLIGHT", "8", 1);
-  setenv("TFRING_DEVICE_SEGMENT_BYTES", "64", 1);
-  setenv("TFRING_CUDA_IPC", "0", 1);
-  setenv("TFRING_CUDA_AWARE_MPI", "1", 1);
-  setenv("TFRING_GPU_BACKEND", "nccl", 1);
-  setenv("TFRING_SHARED_MEMORY", "0", 1);
-  setenv("TFRING_STALL_CHECK_TIME_SECONDS", "1.5", 1);
-  setenv("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", 1);
-  setenv("TFRING_OVERLAP", "0", 1);
-  setenv("TFRING_DETERMINISTIC", "1", 1);
-  setenv("TFRING_ALLREDUCE", "recursive_doubling", 1);
-  setenv("TFRING_VERBOSE", "1", 1);
-  const Options options = Options::FromEnvironment().value();
-  EXPECT_EQ(options.fusion_threshold_bytes, 0);
-  EXPECT_EQ(options.segment_bytes, 8);
-  EXPECT_EQ(options.network_segment_bytes, 16);
-  EXPECT_EQ(options.buckets_in_flight, 8);
-  EXPECT_EQ(options.device_segment_bytes, 64);
-  EXPECT_FALSE(options.cuda_ipc);
-  EXPECT_EQ(options.cuda_aware_mpi, Options::CudaAwareMpi::kYes);
-  EXPECT_EQ(options.gpu_backend, Options::GpuBackend::kNccl);
-  EXPECT_FALSE(options.shared_memory);
-  EXPECT_EQ(options.stall_check_seconds, 1.5);
-  EXPECT_EQ(options.stall_shutdown_seconds, 0);
-  EXPECT_FALSE(options.overlap);
-  EXPECT_TRUE(options.deterministic);
-  EXPECT_EQ(options.allreduce, AllreduceAlgorithm::kRecursiveDoubling);
-  EXPECT_TRUE(options.verbose);
+TEST_F(OptionsTest, ReadsEveryVariableOrHasADefault) {
+  const Options without = Options::FromEnvironment().value();
+  for (const Variable& each : kVariables) setenv(each.name, each.text, 1);
+  const Options with = Options::FromEnvironment().value();
+  for (const Variable& each : kVariables) {
+    EXPECT_EQ(each.value(without), each.without) << each.name;
+    EXPECT_EQ(each.value(with), each.with) << each.name;
+  }
 }
 
 TEST_F(OptionsTest, AnEmptyVariableIsAsIfUnset) {
-  for (const char* variable : kVariables) setenv(variable, "", 1);
+  for (const Variable& each : kVariables) setenv(each.name, "", 1);
   EXPECT_EQ(Options::FromEnvironment().value().segment_bytes, 128 << 10);
 }
 
 TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {
-  for (const char* variable : kVariables) {
-    for (const char* value : {"x", "-1", "1e999", "nan", "3 MiB"}) {
-      setenv(variable, value, 1);
+  for (const Variable& each : kVariables) {
+    const char* const variable = each.name;
+    for (const char* wrong : {"x", "-1", "1e999", "nan", "3 MiB"}) {
+      setenv(variable, wrong, 1);
       const absl::Status status = Options::FromEnvironment().status();
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << value;
-      EXPECT_NE(status.message().find(std::string(variable) + "='" + value),
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wrong;
+      EXPECT_NE(status.message().find(std::string(variable) + "='" + wrong),
                 absl::string_view::npos)
           << status;
     }

@@ -41,16 +41,6 @@ TEST_P(SharedMemoryTest, KnowsItsNeighbours) {
   EXPECT_EQ(rank(0).CanPeek(2), GetParam() == Medium::kSharedMemory);
 }
 
-TEST_P(SharedMemoryTest, ZeroBytesAndNoRequestAreLegal) {
-  for (const int peer : {1, 2}) {
-    const OperationId send = rank(0).StartSend(peer, {});
-    EXPECT_TRUE(rank(peer).Wait(rank(peer).StartRecv(0, {})).ok());
-    EXPECT_TRUE(rank(0).Wait(send).ok());
-  }
-  EXPECT_TRUE(rank(0).Wait(kNoOperation).ok());
-  EXPECT_TRUE(rank(0).Test(kNoOperation).value());
-}
-
 TEST_P(SharedMemoryTest, AMessageLongerThanTheRingNeedsItsReceiver) {
   std::string sent(100'000, 's'), received(100'000, 'r');
   const OperationId send = rank(0).StartSend(1, BytesOf(sent));

@@ -105,6 +105,16 @@ TEST_P(EveryTransportTest, MessagesOfOnePeerArriveInOrder) {
   EXPECT_EQ(of_other, 9);
 }
 
+TEST_P(EveryTransportTest, ZeroBytesAndNoRequestAreLegal) {
+  for (const int peer : {1, 2}) {
+    const OperationId send = rank(0).StartSend(peer, {});
+    EXPECT_TRUE(rank(peer).Wait(rank(peer).StartRecv(0, {})).ok());
+    EXPECT_TRUE(rank(0).Wait(send).ok());
+  }
+  EXPECT_TRUE(rank(0).Wait(kNoOperation).ok());
+  EXPECT_TRUE(rank(0).Test(kNoOperation).value());
+}
+
 TEST_F(InProcessTransportTest, ASendCompletesOnlyWhenItsReceiveHasCopied) {
   int64_t sent = 5, received = 0;
   const OperationId send = rank(0).StartSend(1, BytesOf(sent));
@@ -123,14 +133,6 @@ TEST_F(InProcessTransportTest, AReceiveIsNotCompleteBeforeItsMessage) {
   EXPECT_EQ(received, 5);
 }
 
-TEST_F(InProcessTransportTest, ZeroBytesAndNoRequestAreLegal) {
-  const OperationId send = rank(0).StartSend(1, {});
-  EXPECT_TRUE(rank(1).Wait(rank(1).StartRecv(0, {})).ok());
-  EXPECT_TRUE(rank(0).Wait(send).ok());
-  EXPECT_TRUE(rank(0).Wait(kNoOperation).ok());
-  EXPECT_TRUE(rank(0).Test(kNoOperation).value());
-}
-
 TEST_F(InProcessTransportTest, AMessageOfAnotherSizeIsAnErrorOfBoth) {
   int64_t sent = 5, received = 0;
   const OperationId send = rank(0).StartSend(1, BytesOf(sent));
@@ -138,17 +140,6 @@ TEST_F(InProcessTransportTest, AMessageOfAnotherSizeIsAnErrorOfBoth) {
       rank(1).StartRecv(0, BytesOf(received).subspan(0, 4));
   EXPECT_EQ(rank(0).Wait(send).code(), absl::StatusCode::kInternal);
   EXPECT_EQ(rank(1).Test(receive).status().code(), absl::StatusCode::kInternal);
-}
-
-TEST_F(InProcessTransportTest, WaitsForAnotherThread) {
-  OnThreads(2, [this](int self) {
-    int64_t number = self;
-    const OperationId request = self == 0
-                                    ? rank(0).StartSend(1, BytesOf(number))
-                                    : rank(1).StartRecv(0, BytesOf(number));
-    EXPECT_TRUE(rank(self).Wait(request).ok());
-    EXPECT_EQ(number, 0);
-  });
 }
 
 TEST_F(InProcessTransportTest, AbortFailsEverythingWithTheFirstReason) {
