@@ -4,32 +4,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/run_collective.h"
-#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
 
 constexpr int kSize = 4;
-
-class CountingTransport final : public ForwardingTransport {
- public:
-  CountingTransport(std::unique_ptr<Transport> inner, std::atomic<int>& sends)
-      : ForwardingTransport(std::move(inner)), sends_(sends) {}
-
-  OperationId StartSend(int peer, ConstBytes data) override {
-    ++sends_;
-    return ForwardingTransport::StartSend(peer, data);
-  }
-
- private:
-  std::atomic<int>& sends_;
-};
 
 // Gathers tensors that have `rows[i]` rows of two floats on rank 0, and one
 // more on each rank after it, and checks the results.  Returns how many
@@ -38,10 +23,10 @@ int Gather(const std::vector<int64_t>& rows, int64_t fusion_threshold_bytes) {
   std::atomic<int> sends = 0;
   auto transports = MakeInProcessTransports(kSize);
   OnThreads(kSize, [&](int rank) {
-    CountingTransport transport(std::move(transports[rank]), sends);
+    const auto transport = CountSends(std::move(transports[rank]), sends);
     Options options;
     options.fusion_threshold_bytes = fusion_threshold_bytes;
-    ExecutionContext context(options, transport, CpuKernels(),
+    ExecutionContext context(options, *transport, CpuKernels(),
                              CostSource::kTypical);
     const auto value = [](int of_rank, size_t tensor, int64_t row) {
       return static_cast<float>(of_rank * 1000 + tensor * 100 + row % 100);

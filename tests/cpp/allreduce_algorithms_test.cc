@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "tests/cpp/elements.h"
+#include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
 #include "tfring_ops/algorithms/ring/hierarchical.h"
-#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -114,38 +114,14 @@ TEST_P(AllreduceAlgorithmsTest, GivesEveryRankTheSameBits) {
       [](Transport& transport) {
         for (const DataType dtype : kFloatTypes) {
           for (const ReduceOp op : kReduceOps) {
-            CheckAllreduceIsTheSameOnAllRanks(
-                transport, {dtype, op, 1001, /*postscale=*/1.0 / 3}, 1000,
-                GetParam());
+            HostRank(transport, 1000)
+                .CheckIsTheSameOnAllRanks(
+                    {dtype, op, 1001, /*postscale=*/1.0 / 3}, GetParam());
           }
         }
       },
       GetParam().medium);
 }
-
-// Writes down which messages go to another node.
-class NotingTransport final : public ForwardingTransport {
- public:
-  explicit NotingTransport(std::unique_ptr<Transport> inner)
-      : ForwardingTransport(std::move(inner)) {}
-
-  OperationId StartSend(int peer, ConstBytes data) override {
-    across_.push_back(node_of(peer) != node_of(rank()));
-    return ForwardingTransport::StartSend(peer, data);
-  }
-
-  // How often those begin, after others.
-  int64_t Turns() const {
-    int64_t turns = 0;
-    for (size_t i = 1; i < across_.size(); ++i) {
-      turns += across_[i] && !across_[i - 1];
-    }
-    return turns;
-  }
-
- private:
-  std::vector<bool> across_;
-};
 
 // See Note [Blocks of a grid].
 TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
@@ -155,7 +131,13 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
     int64_t result = 0;
     auto transports = MakeTransports(Medium::kNodesOfTwo, kSize);
     OnThreads(kSize, [&](int rank) {
-      NotingTransport transport(std::move(transports[rank]));
+      std::vector<bool> across;  // those messages to another node
+      const int node = rank / 2;
+      HookedTransport transport(
+          std::move(transports[rank]),
+          {[&](int peer, size_t) { across.push_back(peer / 2 != node); },
+           {},
+           {}});
       std::vector<float> data(bytes / sizeof(float));
       Workspace scratch(CpuKernels());
       const RingContext context{transport, CpuKernels(), segment_bytes,
@@ -164,7 +146,10 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
           RingGrid(context, {2, 2}),
           {data.data(), data.data(), static_cast<int64_t>(data.size())});
       EXPECT_TRUE(status.ok()) << status;
-      if (rank == 0) result = transport.Turns();
+      // How often those begin, after others.
+      for (size_t i = 1; rank == 0 && i < across.size(); ++i) {
+        result += across[i] && !across[i - 1];
+      }
     });
     return result;
   };

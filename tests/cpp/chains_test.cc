@@ -1,44 +1,30 @@
 // Executions of a chain: what a rank starts in one never meets what another
 // starts in the next.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/cpp/engines.h"
-#include "tfring_ops/engine/negotiation/coordinator.h"
+#include "tests/cpp/negotiation_fixture.h"
 
 namespace tfring {
 namespace {
 
-using Ranks = std::vector<int32_t>;
-
-bool Contains(absl::string_view text, absl::string_view part) {
-  return text.find(part) != absl::string_view::npos;
-}
+using testing::HasSubstr;
 
 // ---- The negotiation ----
 
-class ChainNegotiationTest : public testing::Test {
+class ChainNegotiationTest : public NegotiationTest {
  protected:
-  static constexpr int kSize = 3;
-
-  static Options MakeOptions() {
-    Options options;
-    options.stall_shutdown_seconds = 600;
-    return options;
-  }
-
   void Add(int rank, int64_t execution, const std::string& chain = "first") {
-    CollectiveRequest request;
-    request.name = "a";
-    request.tensors = {{"a", {4}}};
+    CollectiveRequest request = MakeRequest("a");
     request.chain = chain;
     request.execution = execution;
-    coordinator_.Add(rank, std::move(request), now_);
+    NegotiationTest::Add(rank, std::move(request));
   }
   // The failures of a response list that has nothing else.
   std::vector<Ranks> TakeFailures() {
@@ -57,8 +43,6 @@ class ChainNegotiationTest : public testing::Test {
     EXPECT_EQ(response_list.responses.size(), 1u);
   }
 
-  Coordinator::Time now_;
-  Coordinator coordinator_{MakeOptions(), Members(kSize)};
   std::string last_message_;
 };
 
@@ -74,7 +58,7 @@ TEST_F(ChainNegotiationTest, WhoIsBehindGetsAnErrorAndMayCatchUp) {
             "every rank.");
   Add(2, 7);
   EXPECT_EQ(TakeFailures(), std::vector<Ranks>({{2}}));
-  EXPECT_TRUE(Contains(last_message_, "rank 2 asked for it in execution 7"));
+  EXPECT_THAT(last_message_, HasSubstr("rank 2 asked for it in execution 7"));
   Add(0, 8);
   Add(2, 8);
   ExpectRuns();
@@ -102,8 +86,7 @@ TEST_F(ChainNegotiationTest, OtherChainsAndWhatIsNotCountedAreNotCompared) {
 TEST_F(ChainNegotiationTest, WhoHasLeftAStalledExecutionDoesNotGetItsFailure) {
   Add(0, 1);
   Add(1, 1);
-  now_ += std::chrono::seconds(601);
-  EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
+  Pass(601);
   EXPECT_EQ(TakeFailures(), std::vector<Ranks>({{0, 1}}));
   Add(2, 2);
   EXPECT_TRUE(TakeFailures().empty());
@@ -115,8 +98,7 @@ TEST_F(ChainNegotiationTest, WhoHasLeftAStalledExecutionDoesNotGetItsFailure) {
 TEST_F(ChainNegotiationTest, WhoComesToAStalledExecutionLaterGetsItsFailure) {
   Add(0, 2);
   Add(1, 2);
-  now_ += std::chrono::seconds(601);
-  EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
+  Pass(601);
   TakeFailures();
   for (const int64_t execution : {1, 2}) {
     Add(2, execution);
@@ -179,10 +161,8 @@ TEST_F(ChainTest, TheNextStepOfOneRankDoesNotMeetTheLastOneOfOthers) {
     for (const Entries& entries : half) {
       EXPECT_TRUE(entries[0]->outcome.Wait().ok());
       for (const int i : {1, 2}) {
-        const absl::Status status = entries[i]->outcome.Wait();
-        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-        EXPECT_TRUE(Contains(status.message(), "rank 1 in execution"))
-            << status;
+        ExpectError(*entries[i], absl::StatusCode::kFailedPrecondition,
+                    "rank 1 in execution");
       }
     }
     // Where they catch their errors too, all go on together.
@@ -194,12 +174,7 @@ TEST_F(ChainTest, TheNextStepOfOneRankDoesNotMeetTheLastOneOfOthers) {
 }
 
 TEST_F(ChainTest, AJoinedRankCountsAsTheOthersDo) {
-  Entries joins;
-  for (int rank = 0; rank < kSize; ++rank) {
-    joins.push_back(std::make_unique<FloatEntry>("join", std::vector<float>()));
-    joins.back()->request.kind = CollectiveKind::kJoin;
-    joins.back()->request.tensors.clear();
-  }
+  const Entries joins = MakeJoins(kSize);
   ExpectStep(1);
   joins[1]->SubmitTo(job_.engine(1));
   for (int step = 0; step < 3; ++step) {

@@ -1,4 +1,4 @@
-// The negotiation without messages or threads, and with a clock of its own.
+// What the ranks agree on, and who is told what.
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
 #include <gtest/gtest.h>
@@ -7,47 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "tests/cpp/negotiation_fixture.h"
+
 namespace tfring {
 namespace {
 
 using Names = std::vector<std::vector<std::string>>;
-using Ranks = std::vector<int32_t>;
-
-CollectiveRequest MakeRequest(const std::string& name,
-                              std::vector<int64_t> dims = {4}) {
-  CollectiveRequest request;
-  request.name = name;
-  request.tensors = {{name, std::move(dims)}};
-  return request;
-}
 
 CollectiveRequest OfKind(CollectiveKind kind, CollectiveRequest request) {
   request.kind = kind;
   return request;
 }
 
-class CoordinatorTest : public testing::Test {
+class CoordinatorTest : public NegotiationTest {
  protected:
-  static constexpr int kSize = 3;
-
-  static Options MakeOptions() {
-    Options options;
-    options.fusion_threshold_bytes = 100;
-    options.stall_check_seconds = 30;
-    options.stall_shutdown_seconds = 600;
-    return options;
-  }
-
-  void Add(int rank, CollectiveRequest request) {
-    coordinator_.Add(rank, std::move(request), now_);
-  }
-  void AddOnAllRanks(const CollectiveRequest& request) {
-    for (int rank = 0; rank < kSize; ++rank) Add(rank, request);
-  }
-  void Pass(int seconds) {
-    now_ += std::chrono::seconds(seconds);
-    EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
-  }
   // The names in the buckets of the next response list, which has nothing else.
   Names TakeBuckets() {
     const ResponseList response_list = coordinator_.TakeResponses();
@@ -66,9 +39,6 @@ class CoordinatorTest : public testing::Test {
     return response_list.errors.empty() ? ErrorResponse()
                                         : response_list.errors[0];
   }
-
-  Coordinator::Time now_;
-  Coordinator coordinator_{MakeOptions(), Members(kSize)};
 };
 
 TEST_F(CoordinatorTest, ARequestRunsOnceEveryRankHasSubmittedIt) {
@@ -404,7 +374,7 @@ TEST_F(CachingTest, NoneBeginsWhileARankHasJoined) {
   AddOnAllRanks(MakeRequest("a"));
   TakeSchedule();
   Add(2, MakeRequest("b"));
-  Add(2, OfKind(CollectiveKind::kJoin, MakeRequest("join")));
+  Join(2);
   for (const int rank : {0, 1}) Add(rank, MakeRequest("b"));
   EXPECT_TRUE(TakeSchedule().empty());
 }

@@ -189,10 +189,9 @@ TEST_P(AdaptiveAllreduceTest, ReducesWhateverItChooses) {
               };
           for (const SolvedAllreduce& c : solved) {
             CheckAllreduce(transport, c, {64 << 10}, run);
-            CheckAllreduceOfPieces(transport, c,
-                                   {c.count / 3, 0, c.count - c.count / 3},
-                                   64 << 10, run);
-            CheckStagedAllreduce(transport, c, 30'000, 64 << 10, run_staged);
+            HostRank(transport, 64 << 10)
+                .CheckPieces(c, {c.count / 3, 0, c.count - c.count / 3}, run);
+            HostRank(transport, 64 << 10).CheckStaged(c, 30'000, run_staged);
           }
         },
         GetParam());

@@ -18,9 +18,9 @@
 #include "tests/cpp/cuda_ranks.h"
 #include "tests/cpp/cuda_ring_checks.h"
 #include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/hooked_transport.h"
 #include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/kernels/cuda_driver.h"
-#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -28,25 +28,6 @@ namespace {
 void Wait(const std::atomic<int>& number, int value) {
   while (number < value) std::this_thread::yield();
 }
-
-// Counts how often a rank sends, or looks for messages.
-class UseCounter final : public ForwardingTransport {
- public:
-  UseCounter(std::unique_ptr<Transport> inner, std::atomic<int>& uses)
-      : ForwardingTransport(std::move(inner)), uses_(uses) {}
-
-  OperationId StartSend(int peer, ConstBytes data) override {
-    ++uses_;
-    return ForwardingTransport::StartSend(peer, data);
-  }
-  absl::Status Progress() override {
-    ++uses_;
-    return ForwardingTransport::Progress();
-  }
-
- private:
-  std::atomic<int>& uses_;
-};
 
 // All that a rank has.
 struct Rank {
@@ -117,8 +98,11 @@ class LostRank {
         uses_(size),
         hosts_(MakeInProcessTransports(size)) {
     for (int rank = 0; rank < size; ++rank) {
-      hosts_[rank] =
-          std::make_unique<UseCounter>(std::move(hosts_[rank]), uses_[rank]);
+      // How often a rank sends, or looks for messages.
+      std::atomic<int>& uses = uses_[rank];
+      hosts_[rank] = std::make_unique<HookedTransport>(
+          std::move(hosts_[rank]),
+          Hooks{[&uses](int, size_t) { ++uses; }, {}, [&uses] { ++uses; }});
     }
   }
 

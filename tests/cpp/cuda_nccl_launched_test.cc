@@ -78,16 +78,7 @@ class CudaNcclLaunchedTest : public testing::Test {
     }
   }
 
-  void Join(int rank) {
-    TensorEntry entry;
-    entry.request.kind = CollectiveKind::kJoin;
-    entry.request.name = "join";
-    entry.on_joined = [](int /*rank*/) {};
-    entry.done = [this, rank](const absl::Status& status) {
-      joined_[rank].Done(status);
-    };
-    job_->engine(rank).Submit(std::move(entry));
-  }
+  void Join(int rank) { joins_[rank]->SubmitTo(job_->engine(rank)); }
 
   // Has it go through the fusion buffer.
   static void Scale(TensorEntry& entry) {
@@ -139,7 +130,7 @@ class CudaNcclLaunchedTest : public testing::Test {
   std::mutex mutex_;
   std::map<int, std::vector<std::string>> done_;  // names by rank, in order
   std::vector<std::unique_ptr<StreamedTensor>> tensors_;
-  std::vector<Completion> joined_{kSize};
+  const Entries joins_ = MakeJoins(kSize);
   RankClocks clocks_{kSize};
   std::unique_ptr<Job> job_;
   int launches_before_ = 0;
@@ -217,8 +208,9 @@ TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
     EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
   }
   for (int rank = 1; rank < kSize; ++rank) Join(rank);
-  for (Completion& outcome : joined_)
-    EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+  for (const auto& join : joins_) {
+    EXPECT_EQ(join->outcome.Wait(), absl::OkStatus());
+  }
 }
 
 TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
@@ -238,25 +230,23 @@ TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
 // was agreed before it has ended, and ends before what comes next is launched.
 TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
   StartJob();
-  std::vector<Completion> ended(kSize);
+  const Entries barriers = MakeEntries(kSize, "barrier", 0);
   std::atomic<int> begun{0};
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
     Submit("a");
     AwaitLaunches(kSize);
     for (int rank = 0; rank < kSize; ++rank) {
-      TensorEntry entry;
-      entry.request.kind = CollectiveKind::kBarrier;
-      entry.request.name = "barrier";
-      entry.done = [&, rank](const absl::Status& status) {
-        ended[rank].Done(status);
-      };
-      job_->engine(rank).Submit(std::move(entry));
+      barriers[rank]->request.kind = CollectiveKind::kBarrier;
+      barriers[rank]->request.tensors.clear();
+      barriers[rank]->SubmitTo(job_->engine(rank));
     }
     LookAround();
-    for (Completion& outcome : ended) EXPECT_EQ(outcome.calls(), 0);
+    for (const auto& one : barriers) EXPECT_EQ(one->outcome.calls(), 0);
   }
-  for (Completion& outcome : ended) EXPECT_EQ(outcome.Wait(), absl::OkStatus());
+  for (const auto& one : barriers) {
+    EXPECT_EQ(one->outcome.Wait(), absl::OkStatus());
+  }
   for (const auto& tensor : tensors_) EXPECT_EQ(tensor->outcome.calls(), 1);
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
@@ -445,7 +435,7 @@ TEST_F(CudaNcclStuckTest, ARankHasJoined) {
     Submit(name, 100, nullptr, /*first_rank=*/1);
   }
   ExpectTimeouts();
-  EXPECT_FALSE(joined_[0].Wait().ok());
+  EXPECT_FALSE(joins_[0]->outcome.Wait().ok());
 }
 
 TEST_F(CudaNcclStuckTest, TheFusionBufferGrows) {

@@ -18,9 +18,9 @@
 #include "tests/cpp/device_sets.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/fake_gpu.h"
+#include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/nccl_engines.h"
 #include "tests/cpp/nccl_ranks.h"
-#include "tests/cpp/send_counter.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/nccl/launch_order.h"
 
@@ -84,7 +84,7 @@ TEST(LaunchOrderTest, RanksAgreeOnWhoLaunchesFirst) {
     std::vector<std::unique_ptr<Transport>> hosts[2];
     for (auto& of_set : hosts) {
       for (auto& host : of_set = MakeInProcessTransports(2)) {
-        host = std::make_unique<SendCounter>(std::move(host), entered);
+        host = CountSends(std::move(host), entered);
       }
     }
     std::mutex mutex;

@@ -12,30 +12,10 @@
 #include "tests/cpp/cuda_ranks.h"
 #include "tests/cpp/cuda_ring_checks.h"
 #include "tests/cpp/fake_gpu.h"
-#include "tfring_ops/transport/forwarding.h"
+#include "tests/cpp/hooked_transport.h"
 
 namespace tfring {
 namespace {
-
-// Counts the bytes that a processor of the host copies in and out.
-class CountingTransport final : public ForwardingTransport {
- public:
-  CountingTransport(std::unique_ptr<Transport> inner,
-                    std::atomic<int64_t>& bytes)
-      : ForwardingTransport(std::move(inner)), bytes_(bytes) {}
-
-  OperationId StartSend(int peer, ConstBytes data) override {
-    bytes_ += static_cast<int64_t>(data.size());
-    return ForwardingTransport::StartSend(peer, data);
-  }
-  OperationId StartRecv(int peer, Bytes data) override {
-    bytes_ += static_cast<int64_t>(data.size());
-    return ForwardingTransport::StartRecv(peer, data);
-  }
-
- private:
-  std::atomic<int64_t>& bytes_;
-};
 
 // Bytes that processors of the host copy for an allreduce, on all ranks.
 int64_t BytesCopiedByHosts(int size, Way way, const SolvedAllreduce& c) {
@@ -44,7 +24,10 @@ int64_t BytesCopiedByHosts(int size, Way way, const SolvedAllreduce& c) {
   auto hosts = MakeInProcessTransports(size);
   int64_t copied = 0;
   OnThreads(size, [&](int rank) {
-    CountingTransport host(std::move(hosts[rank]), bytes);
+    const auto count = [&](int, size_t sent) {
+      bytes += static_cast<int64_t>(sent);
+    };
+    HookedTransport host(std::move(hosts[rank]), {count, count, {}});
     const auto device = OpenGpu();
     const auto transport =
         MakeCudaTransport(*device, host, OptionsFor(way)).value();

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
-#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -38,21 +38,6 @@ class Events {
   std::vector<std::string> events_;
 };
 
-// Passes everything on, and keeps how long the longest message was.
-class MeasuringTransport final : public ForwardingTransport {
- public:
-  MeasuringTransport(std::unique_ptr<Transport> inner, size_t* longest)
-      : ForwardingTransport(std::move(inner)), longest_(*longest) {}
-
-  OperationId StartSend(int peer, ConstBytes data) override {
-    longest_ = std::max(longest_, data.size());
-    return ForwardingTransport::StartSend(peer, data);
-  }
-
- private:
-  size_t& longest_;
-};
-
 // A job whose ranks have a lane each for a device, and what it did.
 class DeviceLanesTest : public testing::Test {
  protected:
@@ -69,16 +54,18 @@ class DeviceLanesTest : public testing::Test {
         Lane lane;
         lane.stream = &events_[rank];
         lane.kernels = &CpuKernels();
-        lane.transport = std::make_unique<MeasuringTransport>(
-            std::move(transports_[rank]), &longest_messages_[rank]);
+        lane.transport = std::make_unique<HookedTransport>(
+            std::move(transports_[rank]),
+            Hooks{[&longest = longest_messages_[rank]](int, size_t bytes) {
+                    longest = std::max(longest, bytes);
+                  },
+                  {},
+                  {}});
         lane.costs = costs_;
         return lane;
       };
     };
-    return std::make_unique<Job>(
-        MakeInProcessTransports(kSize), MakeInProcessTransports(kSize), options,
-        /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
-        add_lanes);
+    return std::make_unique<Job>(kSize, add_lanes, options);
   }
 
   Entries MakeDeviceEntries(const std::string& name, size_t count) {
@@ -157,11 +144,7 @@ TEST_F(DeviceLanesTest, ItsCostsChooseTheAlgorithm) {
 
 TEST_F(DeviceLanesTest, AJoinedRankContributesOnItsDevice) {
   const auto job = MakeJob();
-  Entries joins = MakeEntries(kSize, "join", 0);
-  for (const auto& join : joins) {
-    join->request.kind = CollectiveKind::kJoin;
-    join->request.tensors.clear();
-  }
+  const Entries joins = MakeJoins(kSize);
   joins[1]->SubmitTo(job->engine(1));
   const Entries entries = MakeDeviceEntries("without 1", 30000);
   for (const int rank : {0, 2}) {
@@ -201,11 +184,11 @@ TEST_F(DeviceLanesTest, ARankHasOneDevice) {
   FloatEntry other("other", {1});
   other.request.device = 1;
   other.SubmitTo(job->engine(0));
-  const absl::Status status = other.outcome.Wait();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message(),
-            "allreduce of 'other': its tensors are on GPU 1, and those before "
-            "it were on GPU 0. A rank works with one GPU: start one for each.");
+  ExpectError(
+      other, absl::StatusCode::kInvalidArgument,
+      "allreduce of 'other': its tensors are on GPU 1, and those before "
+      "it were on GPU 0. A rank works with one GPU: start one for "
+      "each.");
 }
 
 TEST_F(DeviceLanesTest, HostAndDeviceDoNotMeet) {
@@ -213,13 +196,8 @@ TEST_F(DeviceLanesTest, HostAndDeviceDoNotMeet) {
   const Entries entries = MakeEntries(kSize, "places", 10);
   entries[2]->request.device = 0;
   job->Submit(entries);
-  for (const auto& entry : entries) {
-    const absl::Status status = entry->outcome.Wait();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_NE(status.message().find("places of the tensors differ"),
-              absl::string_view::npos)
-        << status;
-  }
+  ExpectErrors(entries, absl::StatusCode::kFailedPrecondition,
+               "places of the tensors differ");
   ExpectWorks(*job);
 }
 
@@ -230,9 +208,7 @@ TEST_F(DeviceLanesTest, WithoutALaneEveryRankIsToldAndTheJobGoesOn) {
   for (int turn = 0; turn < 2; ++turn) {
     const Entries entries = MakeDeviceEntries("no lane", 10);
     job.Submit(entries);
-    for (const auto& entry : entries) {
-      EXPECT_EQ(entry->outcome.Wait().code(), absl::StatusCode::kUnimplemented);
-    }
+    ExpectErrors(entries, absl::StatusCode::kUnimplemented, "");
     ExpectWorks(job);
   }
 }
@@ -274,11 +250,8 @@ TEST_F(DeviceLanesTest, ALaneThatCannotBeMadeIsAskedForOnce) {
   for (int turn = 0; turn < 2; ++turn) {
     const Entries entries = MakeDeviceEntries("no driver", 10);
     job.Submit(entries);
-    for (const auto& entry : entries) {
-      const absl::Status status = entry->outcome.Wait();
-      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-      EXPECT_EQ(status.message(), "rank 1 has no driver");
-    }
+    ExpectErrors(entries, absl::StatusCode::kUnavailable,
+                 "rank 1 has no driver");
     ExpectWorks(job);
   }
   for (const int count : calls) EXPECT_EQ(count, 1);
@@ -297,13 +270,7 @@ TEST_P(DeviceCallbackTest, AnErrorBeforeTheWorkReachesEveryRank) {
     return absl::InternalError("CUDA_ERROR_LAUNCH_FAILED");
   };
   job->Submit(entries);
-  for (const auto& entry : entries) {
-    const absl::Status status = entry->outcome.Wait();
-    EXPECT_NE(status.message().find("CUDA_ERROR_LAUNCH_FAILED"),
-              absl::string_view::npos)
-        << status;
-    EXPECT_EQ(entry->outcome.calls(), 1);
-  }
+  ExpectErrors(entries, {}, "CUDA_ERROR_LAUNCH_FAILED");
   FloatEntry later("later", {1});
   later.SubmitTo(job->engine(0));
   EXPECT_FALSE(later.outcome.Wait().ok());
@@ -323,12 +290,7 @@ TEST_P(DeviceCallbackTest, AnErrorAfterTheWorkEndsTheJob) {
   }
   const Entries later = MakeEntries(kSize, "later", 10);
   job->Submit(later);
-  for (const auto& entry : later) {
-    const absl::Status status = entry->outcome.Wait();
-    EXPECT_NE(status.message().find("CUDA_ERROR_INVALID_HANDLE"),
-              absl::string_view::npos)
-        << status;
-  }
+  ExpectErrors(later, {}, "CUDA_ERROR_INVALID_HANDLE");
 }
 
 }  // namespace

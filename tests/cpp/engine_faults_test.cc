@@ -72,8 +72,7 @@ class EngineFaultTest
     faulty = MakeFaultyTransport(std::move(faulty), failing_operation);
     Options options = Job::ShortOptions();
     options.allreduce = allreduce;
-    return Job(std::move(control), std::move(data), options, /*id=*/0,
-               /*world_ranks=*/{}, /*on_lost=*/nullptr,
+    return Job(std::move(control), std::move(data), options,
                [&](int rank, ProcessSet& set) {
                  set.make_data = [&, rank] { return std::move(second[rank]); };
                });

@@ -11,10 +11,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/base/options.h"
@@ -133,6 +135,16 @@ inline Entries MakeEntries(int size, const std::string& name, size_t count) {
   return entries;
 }
 
+// A join of every rank.
+inline Entries MakeJoins(int size) {
+  Entries joins = MakeEntries(size, "join", 0);
+  for (const auto& join : joins) {
+    join->request.kind = CollectiveKind::kJoin;
+    join->request.tensors.clear();
+  }
+  return joins;
+}
+
 // For a Job's `change`: its engines have these clocks, which outlive it.
 inline std::function<void(int rank, ProcessSet&)> By(const RankClocks& clocks) {
   return [&clocks](int rank, ProcessSet& set) { set.clock = &clocks.of(rank); };
@@ -151,8 +163,11 @@ class Job {
   Job(int size, const std::function<void(int rank, ProcessSet&)>& change,
       const Options& options = ShortOptions())
       : Job(MakeInProcessTransports(size), MakeInProcessTransports(size),
-            options, /*id=*/0, /*world_ranks=*/{}, /*on_lost=*/nullptr,
-            change) {}
+            options, change) {}
+  Job(Transports control, Transports data, const Options& options,
+      const std::function<void(int rank, ProcessSet&)>& change)
+      : Job(std::move(control), std::move(data), options, /*id=*/0,
+            /*world_ranks=*/{}, /*on_lost=*/nullptr, change) {}
 
   // Runs the engines of a process set, if `world_ranks` are given.
   Job(Transports control, Transports data, const Options& options, int id = 0,
@@ -224,6 +239,22 @@ inline void ExpectSums(const Entries& entries) {
     const std::vector<float> expected(entry->result().size(), sum);
     EXPECT_TRUE(entry->result() == expected) << entry->request.name;
   }
+}
+
+// That `done` got this code, or any, and a message with `text`; once.
+inline void ExpectError(FloatEntry& entry, std::optional<absl::StatusCode> code,
+                        absl::string_view text) {
+  const absl::Status status = entry.outcome.Wait();
+  EXPECT_FALSE(status.ok()) << entry.request.name;
+  EXPECT_EQ(status.code(), code.value_or(status.code())) << status;
+  EXPECT_NE(status.message().find(text), absl::string_view::npos)
+      << "no '" << text << "' in: " << status;
+  EXPECT_EQ(entry.outcome.calls(), 1);
+}
+inline void ExpectErrors(const Entries& entries,
+                         std::optional<absl::StatusCode> code,
+                         absl::string_view text) {
+  for (const auto& entry : entries) ExpectError(*entry, code, text);
 }
 
 // That the job still works.

@@ -1,7 +1,7 @@
 // Ranks that have joined, and what the others' collectives do without them.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -11,50 +11,22 @@
 
 #include "tests/cpp/elements.h"
 #include "tests/cpp/engines.h"
+#include "tests/cpp/negotiation_fixture.h"
 #include "tfring_ops/engine/execution/neutral_contribution.h"
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
 namespace tfring {
 namespace {
 
-using Ranks = std::vector<int32_t>;
-
-CollectiveRequest MakeRequest(const std::string& name, CollectiveKind kind) {
-  CollectiveRequest request;
-  request.name = name;
-  request.kind = kind;
-  if (kind != CollectiveKind::kJoin) request.tensors = {{name, {4}}};
-  return request;
-}
-
-bool Contains(absl::string_view text, absl::string_view part) {
-  return text.find(part) != absl::string_view::npos;
-}
+using testing::HasSubstr;
 
 // ---- The negotiation ----
 
-class JoinNegotiationTest : public testing::Test {
+class JoinNegotiationTest : public NegotiationTest {
  protected:
-  static constexpr int kSize = 3;
-
-  static Options MakeOptions() {
-    Options options;
-    options.stall_check_seconds = 30;
-    options.stall_shutdown_seconds = 600;
-    return options;
+  void Add(int rank, const std::string& name) {
+    NegotiationTest::Add(rank, MakeRequest(name));
   }
-  void Add(int rank, const std::string& name,
-           CollectiveKind kind = CollectiveKind::kAllreduce) {
-    coordinator_.Add(rank, MakeRequest(name, kind), now_);
-  }
-  void Join(int rank) { Add(rank, "join", CollectiveKind::kJoin); }
-  void Pass(int seconds) {
-    now_ += std::chrono::seconds(seconds);
-    EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
-  }
-
-  Coordinator::Time now_;
-  Coordinator coordinator_{MakeOptions(), Members(kSize)};
 };
 
 TEST_F(JoinNegotiationTest, TheResponseHasTheRequestsForJoinedRanks) {
@@ -137,8 +109,8 @@ TEST_F(JoinNegotiationTest, ARankThatHasJoinedAsksInVain) {
   EXPECT_EQ(response_list.errors[0].ranks, Ranks{2});
   EXPECT_EQ(response_list.errors[0].status.code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(Contains(response_list.errors[0].status.message(),
-                       "allreduce of 'a': rank 2 has joined"));
+  EXPECT_THAT(std::string(response_list.errors[0].status.message()),
+              HasSubstr("allreduce of 'a': rank 2 has joined"));
 }
 
 TEST_F(JoinNegotiationTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {
@@ -147,10 +119,9 @@ TEST_F(JoinNegotiationTest, AStallNamesOnlyTheRanksThatAreWaitedFor) {
   Pass(30);
   ResponseList response_list = coordinator_.TakeResponses();
   ASSERT_EQ(response_list.reports.size(), 1u);
-  EXPECT_TRUE(Contains(response_list.reports[0].text,
-                       "s for rank 2; rank 0 asked for it (rank 1 joined and "
-                       "is not waited for)"))
-      << response_list.reports[0].text;
+  EXPECT_THAT(response_list.reports[0].text,
+              HasSubstr("s for rank 2; rank 0 asked for it (rank 1 joined and "
+                        "is not waited for)"));
   Pass(600);
   response_list = coordinator_.TakeResponses();
   ASSERT_EQ(response_list.errors.size(), 1u);
@@ -177,7 +148,7 @@ TEST(NeutralContributionTest, ChangesNoReduction) {
   constexpr int64_t kCount = 70001;  // more than is uploaded at once
   for (const DataType dtype : kDataTypes) {
     for (const ReduceOp op : kReduceOps) {
-      CollectiveRequest request = MakeRequest("a", CollectiveKind::kAllreduce);
+      CollectiveRequest request = MakeRequest("a");
       request.dtype = dtype;
       request.op = op;
       request.tensors[0].dims = {kCount};
@@ -194,7 +165,7 @@ TEST(NeutralContributionTest, ChangesNoReduction) {
 }
 
 TEST(NeutralContributionTest, IsNotScaled) {
-  CollectiveRequest request = MakeRequest("a", CollectiveKind::kAllreduce);
+  CollectiveRequest request = MakeRequest("a");
   request.op = ReduceOp::kMin;
   request.prescale_factor = -1;
   NeutralContribution contribution(request);
@@ -213,13 +184,6 @@ constexpr int kSize = 4;
 
 class JoinTest : public testing::TestWithParam<int> {
  protected:
-  JoinTest() {
-    for (int rank = 0; rank < kSize; ++rank) {
-      joins_.push_back(
-          std::make_unique<FloatEntry>("join", std::vector<float>()));
-      joins_.back()->request = MakeRequest("join", CollectiveKind::kJoin);
-    }
-  }
   // The rank that has joined; rank 0 is the coordinator, so it is one case.
   static int joined() { return GetParam(); }
   void Join(int rank) { joins_[rank]->SubmitTo(job_.engine(rank)); }
@@ -247,7 +211,8 @@ class JoinTest : public testing::TestWithParam<int> {
     }
   }
 
-  Entries joins_;  // outlive the job, which may end without them
+  const Entries joins_ =
+      MakeJoins(kSize);  // outlive the job, which may end without them
   Job job_{kSize};
 };
 INSTANTIATE_TEST_SUITE_P(JoinedRank, JoinTest, testing::Values(0, 2));
@@ -343,11 +308,10 @@ TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
       entry->request.splits.assign(kSize, 1);
     }
     SubmitOthers(entries);
-    OnOthers(entries,
-             [&, &expected = text](FloatEntry&, const absl::Status& status) {
-               EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-               EXPECT_TRUE(Contains(status.message(), expected)) << status;
-             });
+    for (int other = 0; other < kSize; ++other) {
+      if (other == joined()) continue;
+      ExpectError(*entries[other], absl::StatusCode::kFailedPrecondition, text);
+    }
   }
   JoinOthers();
   ExpectWorks(job_);
@@ -368,11 +332,7 @@ TEST_P(JoinTest, NamesByTheOrderOfCallsAgreeAfterwards) {
 
 // Where a bucket has what one rank contributes to and what it does not.
 TEST(JoinFusionTest, EachTensorHasItsOwnFactor) {
-  Entries joins;
-  for (int rank = 0; rank < kSize; ++rank) {
-    joins.push_back(std::make_unique<FloatEntry>("join", std::vector<float>()));
-    joins.back()->request = MakeRequest("join", CollectiveKind::kJoin);
-  }
+  const Entries joins = MakeJoins(kSize);
   Entries a = MakeEntries(kSize, "a", 333);
   Entries b = MakeEntries(kSize, "b", 1001);
   for (const Entries* entries : {&a, &b}) {
@@ -408,9 +368,8 @@ TEST(JoinFusionTest, EachTensorHasItsOwnFactor) {
 TEST_P(JoinTest, AShutdownEndsAJoin) {
   Join(joined());
   job_.engine(1).Shutdown();
-  const absl::Status status = joins_[joined()]->outcome.Wait();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_TRUE(Contains(status.message(), "rank 1 has shut down"));
+  ExpectError(*joins_[joined()], absl::StatusCode::kUnavailable,
+              "rank 1 has shut down");
 }
 
 }  // namespace

@@ -91,8 +91,7 @@ class StreamedTensor {
 inline std::unique_ptr<Job> MakeNcclJob(int size, const Options& options,
                                         const RankClocks& clocks) {
   return std::make_unique<Job>(
-      MakeInProcessTransports(size), MakeInProcessTransports(size), options,
-      /*id=*/0, /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+      size,
       [&clocks](int rank, ProcessSet& set) {
         set.clock = &clocks.of(rank);
         LaunchPlace place;
@@ -101,7 +100,8 @@ inline std::unique_ptr<Job> MakeNcclJob(int size, const Options& options,
                                        Transport& data) {
           return MakeDeviceLane(of_rank_0, device, data, place);
         };
-      });
+      },
+      options);
 }
 
 // The status of a rank, and if its result is right.

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/in_process_transport.h"
 #include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
-#include "tests/cpp/send_counter.h"
 #include "tfring_ops/transport/forwarding.h"
 #include "tfring_ops/transport/transport.h"
 
@@ -65,8 +65,7 @@ TEST(NegotiatorTest, TheNextBucketIsAgreedOnWhileOneIsOnTheWire) {
         set.data = std::make_unique<SlowTransport>(std::move(set.data), waits,
                                                    sends, before);
         if (rank != Negotiator::kCoordinatorRank) return;
-        set.control =
-            std::make_unique<SendCounter>(std::move(set.control), sends);
+        set.control = CountSends(std::move(set.control), sends);
       },
       options);
   waits = 0;

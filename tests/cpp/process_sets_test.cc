@@ -1,4 +1,5 @@
-// Engines of process sets that share ranks, side by side in one process.
+// Engines of process sets that share ranks, side by side in one process.  What
+// they do at the same time is drawn in property_test.cc.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -38,15 +39,6 @@ int CountThreads() {
     count += task.is_directory() ? 1 : 0;
   }
   return count;
-}
-
-void ExpectError(FloatEntry& entry, absl::StatusCode code,
-                 const std::string& text) {
-  const absl::Status status = entry.outcome.Wait();
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(status.message().find(text), absl::string_view::npos)
-      << "no '" << text << "' in: " << status;
-  EXPECT_EQ(entry.outcome.calls(), 1);
 }
 
 TEST(IdleProcessSetsTest, SetsThatNobodyUsesShareAThread) {
@@ -102,9 +94,7 @@ TEST(IdleProcessSetsTest, OneThatIsAbortedFailsOnAllRanks) {
   set->engine(1).Abort(absl::UnavailableError("lost elsewhere"));
   const Entries entries = MakeEntries(3, "after", 100);
   set->Submit(entries);
-  for (const auto& entry : entries) {
-    ExpectError(*entry, absl::StatusCode::kUnavailable, "lost elsewhere");
-  }
+  ExpectErrors(entries, absl::StatusCode::kUnavailable, "lost elsewhere");
 }
 
 // Nobody takes a rank for silent whose engine has no thread.
@@ -129,34 +119,6 @@ TEST(IdleProcessSetsTest, HeartbeatsGoOn) {
       << warnings;
 }
 
-TEST(ProcessSetsTest, OverlappingOnesRunSideBySide) {
-  constexpr int kCount = 50;
-  Job world(kWorldSize);
-  const std::vector<std::unique_ptr<Job>> sets = [] {
-    std::vector<std::unique_ptr<Job>> made;
-    made.push_back(MakeSet(1, {0, 2}));
-    made.push_back(MakeSet(2, {1, 2, 3}));
-    made.push_back(MakeSet(3, {3}));
-    return made;
-  }();
-  std::vector<Job*> jobs = {&world};
-  for (const auto& set : sets) jobs.push_back(set.get());
-  // One name in all of them at once, each submitted by a thread of its own.
-  std::vector<std::vector<Entries>> entries(jobs.size());
-  for (size_t j = 0; j < jobs.size(); ++j) {
-    for (int i = 0; i < kCount; ++i) {
-      entries[j].push_back(
-          MakeEntries(jobs[j]->size(), "t" + std::to_string(i), 700));
-    }
-  }
-  OnThreads(static_cast<int>(jobs.size()), [&](int j) {
-    for (const Entries& each : entries[j]) jobs[j]->Submit(each);
-  });
-  for (const auto& of_job : entries) {
-    for (const Entries& each : of_job) ExpectSums(each);
-  }
-}
-
 TEST(ProcessSetsTest, OneThatWaitsHoldsUpNoOther) {
   Job world(kWorldSize);
   const auto set = MakeSet(1, {1, 3});
@@ -178,11 +140,9 @@ TEST(ProcessSetsTest, ErrorsHaveTheWorldsRanks) {
   differing[1]->SubmitTo(set->engine(1));
   ExpectWorks(*set);
   differing[2]->SubmitTo(set->engine(2));
-  for (const auto& entry : differing) {
-    ExpectError(*entry, absl::StatusCode::kFailedPrecondition,
-                "allreduce of 'bias' (process set 7): ops differ. Rank 2 sent "
-                "sum; rank 5 sent max (ranks 5 and 9 differ from rank 2)");
-  }
+  ExpectErrors(differing, absl::StatusCode::kFailedPrecondition,
+               "allreduce of 'bias' (process set 7): ops differ. Rank 2 sent "
+               "sum; rank 5 sent max (ranks 5 and 9 differ from rank 2)");
   set->engine(1).Shutdown();
   const Entries after = MakeEntries(3, "after", 8);
   after[0]->SubmitTo(set->engine(0));
@@ -244,9 +204,7 @@ TEST(ProcessSetsTest, ALostRankEndsTheOtherSetsToo) {
   const Entries doomed = MakeEntries(2, "doomed", 10);
   set.Submit(doomed);
   ExpectError(*waiting[3], absl::StatusCode::kUnavailable, "wire was cut");
-  for (const auto& entry : doomed) {
-    ExpectError(*entry, absl::StatusCode::kUnavailable, "wire was cut");
-  }
+  ExpectErrors(doomed, absl::StatusCode::kUnavailable, "wire was cut");
 }
 
 }  // namespace

@@ -85,10 +85,10 @@ class Schedule {
   bool Stops() const { return failed_ || testing::Test::HasFailure(); }
 
   void MakeJobs() {
-    constexpr Medium kMedia[] = {Medium::kInProcess,  Medium::kSharedMemory,
-                                 Medium::kNodesOfTwo, Medium::kTwoNodes,
-                                 Medium::kTwoNodes,   Medium::kTcp,
-                                 Medium::kTcpLater};
+    constexpr Medium kMedia[] = {
+        Medium::kInProcess, Medium::kSharedMemory, Medium::kNodesOfTwo,
+        Medium::kTwoNodes,  Medium::kTwoNodes,     Medium::kTcp,
+        Medium::kTcpLater,  Medium::kTcpOneNode,   Medium::kTcpNodesOfTwo};
     constexpr AllreduceAlgorithm kAlgorithms[] = {AllreduceAlgorithm::kRing,
                                                   AllreduceAlgorithm::kAuto};
     const Medium medium = OneOf(random_, kMedia);
@@ -109,14 +109,13 @@ class Schedule {
       auto& faulty = channels[Below(random_, 4)][faulty_rank_];
       faulty = MakeFaultyTransport(std::move(faulty), 1 + Below(random_, 2000));
     }
-    job_ = std::make_unique<Job>(
-        std::move(channels[0]), std::move(channels[1]), options, /*id=*/0,
-        /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
-        [&](int rank, ProcessSet& set) {
-          set.make_data = [&channels, rank, next = 2]() mutable {
-            return std::move(channels[next++][rank]);
-          };
-        });
+    job_ = std::make_unique<Job>(std::move(channels[0]), std::move(channels[1]),
+                                 options, [&](int rank, ProcessSet& set) {
+                                   set.make_data = [&channels, rank,
+                                                    next = 2]() mutable {
+                                     return std::move(channels[next++][rank]);
+                                   };
+                                 });
     for (int rank = 0; rank < size_; ++rank) {
       failed_ = failed_ || !job_->started(rank).ok();
     }
@@ -141,13 +140,10 @@ class Schedule {
       ranks.resize(1 + Below(random_, size_));
       std::sort(ranks.begin(), ranks.end());
     }
-    std::deque<FloatEntry>& join = joins_.emplace_back();
+    const Entries& join = joins_.emplace_back(MakeJoins(size_));
     for (int rank = 0; rank < size_; ++rank) {
-      FloatEntry& entry = join.emplace_back("join", std::vector<float>());
-      entry.request.kind = CollectiveKind::kJoin;
-      entry.request.tensors.clear();
       if (std::count(ranks.begin(), ranks.end(), rank) == 0) {
-        entry.SubmitTo(job_->engine(rank));
+        join[rank]->SubmitTo(job_->engine(rank));
       }
     }
     std::vector<Script> scripts;
@@ -176,8 +172,8 @@ class Schedule {
     if (Stops()) return;
     running_.clear();
     if (ranks.size() == join.size()) return;
-    for (const int rank : ranks) join[rank].SubmitTo(job_->engine(rank));
-    for (FloatEntry& entry : join) Take(entry.request, entry.outcome.Wait());
+    for (const int rank : ranks) join[rank]->SubmitTo(job_->engine(rank));
+    for (const auto& entry : join) Take(entry->request, entry->outcome.Wait());
   }
 
   // Of these engines of a job, whose ranks in the world may be others.
@@ -343,7 +339,7 @@ class Schedule {
   bool failed_ = false;
   // Outlive the jobs, which have their memory.
   std::deque<std::unique_ptr<Running>> running_;
-  std::deque<std::deque<FloatEntry>> joins_;
+  std::deque<Entries> joins_;
   std::deque<FloatEntry> after_;
   std::unique_ptr<Job> job_;
   IdleWatch idle_watch_;

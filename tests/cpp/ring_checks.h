@@ -261,6 +261,85 @@ class HostRank : public RingRank<HostDevice, HostElements> {
   HostRank(Transport& transport, int64_t segment_bytes)
       : RingRank(Host(), transport, segment_bytes) {}
 
+  // Reduces pieces of `lengths`, the first, third and so on in place.
+  template <typename Allreduce = decltype(&RingAllreduce)>
+  void CheckPieces(const SolvedAllreduce& c,
+                   const std::vector<int64_t>& lengths,
+                   const Allreduce& allreduce = &RingAllreduce) {
+    const Elements input = AllreduceInput(c.dtype, c.op, c.count, rank());
+    std::vector<Elements> sources, outputs;
+    std::vector<RingPiece> pieces;
+    auto begin = input.begin();
+    for (const int64_t length : lengths) {
+      const auto end = begin + length * SizeInBytes(c.dtype);
+      sources.emplace_back(begin, end);
+      outputs.emplace_back(sources.back().size());
+      begin = end;
+    }
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      if (i % 2 == 0) outputs[i] = std::move(sources[i]);
+      const bool in_place = i % 2 == 0;
+      pieces.push_back({(in_place ? outputs : sources)[i].data(),
+                        outputs[i].data(), lengths[i]});
+    }
+    const absl::Status status =
+        allreduce(context_, {nullptr, nullptr, CountOf(pieces, c.dtype),
+                             c.dtype, c.op, c.postscale, pieces});
+    ASSERT_TRUE(status.ok()) << status;
+    Elements result;
+    for (const Elements& output : outputs) {
+      result.insert(result.end(), output.begin(), output.end());
+    }
+    ASSERT_TRUE(result == c.expected) << What(c) << ", in pieces";
+  }
+
+  // Through a stage of `stage_count` elements.
+  template <typename Allreduce = decltype(&StagedRingAllreduce)>
+  void CheckStaged(const SolvedAllreduce& c, int64_t stage_count,
+                   const Allreduce& allreduce = &StagedRingAllreduce) {
+    struct Copying final : public Staging {
+      void Load(Range range, std::byte* to) override {
+        std::copy_n(input.begin() + range.offset * element_bytes,
+                    range.count * element_bytes, to);
+      }
+      void Store(Range range, const std::byte* from) override {
+        std::copy_n(from, range.count * element_bytes,
+                    output.begin() + range.offset * element_bytes);
+      }
+
+      Elements input, output;
+      int64_t element_bytes;
+    } copying;
+    copying.input = AllreduceInput(c.dtype, c.op, c.count, rank());
+    copying.output.resize(copying.input.size());
+    copying.element_bytes = SizeInBytes(c.dtype);
+    Elements stage(stage_count * copying.element_bytes);
+    const absl::Status status = allreduce(
+        context_, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale},
+        absl::MakeSpan(stage), copying);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(copying.output == c.expected)
+        << What(c) << ", stage of " << stage_count;
+  }
+
+  // Numbers whose sum depends on the order of the additions.
+  template <typename Allreduce = decltype(&RingAllreduce)>
+  void CheckIsTheSameOnAllRanks(const AllreduceCase& c,
+                                const Allreduce& allreduce = &RingAllreduce) {
+    Elements data = MakeElements(c.dtype, c.count, [&](auto type, int64_t i) {
+      return RandomElement<decltype(type)>(rank(), i);
+    });
+    absl::Status status = allreduce(
+        context_,
+        {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
+    ASSERT_TRUE(status.ok()) << status;
+    Elements of_rank_0 = data;
+    const auto bytes = static_cast<int64_t>(data.size());
+    status = RingBroadcast(context_, of_rank_0.data(), bytes, /*root=*/0);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(data == of_rank_0) << What(c) << " differs from rank 0's";
+  }
+
  private:
   static const HostDevice& Host() {
     static const HostDevice host;
@@ -299,112 +378,6 @@ void CheckAllreduce(Transport& transport, const SolvedAllreduce& c,
   for (const int64_t segment_bytes : segment_sizes) {
     HostRank(transport, segment_bytes).CheckAllreduce(c, allreduce);
   }
-}
-
-// Reduces pieces of `lengths`, the first, third and so on in place.
-template <typename Allreduce = decltype(&RingAllreduce)>
-void CheckAllreduceOfPieces(Transport& transport, const SolvedAllreduce& c,
-                            const std::vector<int64_t>& lengths,
-                            int64_t segment_bytes,
-                            const Allreduce& allreduce = &RingAllreduce) {
-  const int64_t element_bytes = SizeInBytes(c.dtype);
-  const Elements input =
-      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
-  std::vector<Elements> sources, outputs;
-  std::vector<RingPiece> pieces;
-  auto begin = input.begin();
-  for (const int64_t length : lengths) {
-    const auto end = begin + length * element_bytes;
-    sources.emplace_back(begin, end);
-    outputs.emplace_back(sources.back().size());
-    begin = end;
-  }
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    if (i % 2 == 0) outputs[i] = std::move(sources[i]);
-    const bool in_place = i % 2 == 0;
-    pieces.push_back({(in_place ? outputs : sources)[i].data(),
-                      outputs[i].data(), lengths[i]});
-  }
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  const absl::Status status =
-      allreduce(context, {nullptr, nullptr, CountOf(pieces, c.dtype), c.dtype,
-                          c.op, c.postscale, pieces});
-  ASSERT_TRUE(status.ok()) << status;
-  Elements result;
-  for (const Elements& output : outputs) {
-    result.insert(result.end(), output.begin(), output.end());
-  }
-  ASSERT_TRUE(result == c.expected)
-      << Name(c.op) << " of " << c.count << " " << Name(c.dtype) << " on rank "
-      << transport.rank() << " of " << transport.size() << ", segments of "
-      << segment_bytes << " bytes";
-}
-
-// Through a stage of `stage_count` elements.
-template <typename Allreduce = decltype(&StagedRingAllreduce)>
-void CheckStagedAllreduce(Transport& transport, const SolvedAllreduce& c,
-                          int64_t stage_count, int64_t segment_bytes,
-                          const Allreduce& allreduce = &StagedRingAllreduce) {
-  class Copying final : public Staging {
-   public:
-    Copying(const Elements& input, Elements& output, int64_t element_bytes)
-        : input_(input), output_(output), element_bytes_(element_bytes) {}
-
-    void Load(Range range, std::byte* to) override {
-      std::copy_n(input_.begin() + range.offset * element_bytes_,
-                  range.count * element_bytes_, to);
-    }
-    void Store(Range range, const std::byte* from) override {
-      std::copy_n(from, range.count * element_bytes_,
-                  output_.begin() + range.offset * element_bytes_);
-    }
-
-   private:
-    const Elements& input_;
-    Elements& output_;
-    const int64_t element_bytes_;
-  };
-
-  const int64_t element_bytes = SizeInBytes(c.dtype);
-  const Elements input =
-      AllreduceInput(c.dtype, c.op, c.count, transport.rank());
-  Elements output(input.size());
-  Elements stage(stage_count * element_bytes);
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  Copying copying(input, output, element_bytes);
-  const absl::Status status = allreduce(
-      context, {nullptr, nullptr, c.count, c.dtype, c.op, c.postscale},
-      absl::MakeSpan(stage), copying);
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(output == c.expected)
-      << Name(c.op) << " of " << c.count << " " << Name(c.dtype) << " on rank "
-      << transport.rank() << " of " << transport.size() << ", segments of "
-      << segment_bytes << " bytes, stage of " << stage_count;
-}
-
-// Numbers whose sum depends on the order of the additions.
-template <typename Allreduce = decltype(&RingAllreduce)>
-void CheckAllreduceIsTheSameOnAllRanks(
-    Transport& transport, const AllreduceCase& c, int64_t segment_bytes,
-    const Allreduce& allreduce = &RingAllreduce) {
-  Elements data = MakeElements(c.dtype, c.count, [&](auto type, int64_t i) {
-    return RandomElement<decltype(type)>(transport.rank(), i);
-  });
-  Workspace scratch(CpuKernels());
-  const RingContext context{transport, CpuKernels(), segment_bytes, scratch};
-  absl::Status status = allreduce(
-      context, {data.data(), data.data(), c.count, c.dtype, c.op, c.postscale});
-  ASSERT_TRUE(status.ok()) << status;
-
-  Elements of_rank_0 = data;
-  const auto bytes = static_cast<int64_t>(data.size());
-  status = RingBroadcast(context, of_rank_0.data(), bytes, /*root=*/0);
-  ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE(data == of_rank_0)
-      << Name(c.op) << " of " << c.count << " " << Name(c.dtype)
-      << " differs between rank " << transport.rank() << " and rank 0";
 }
 
 }  // namespace tfring

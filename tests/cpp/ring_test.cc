@@ -171,7 +171,7 @@ TEST_P(RingTest, AllreduceOfPieces) {
                                    size());
       OnRanks([&](Transport& transport) {
         for (const int64_t segment_bytes : {64, 1000}) {
-          CheckAllreduceOfPieces(transport, solved, lengths, segment_bytes);
+          HostRank(transport, segment_bytes).CheckPieces(solved, lengths);
         }
       });
     }
@@ -188,7 +188,7 @@ TEST_P(RingTest, StagedAllreduce) {
       const RingContext context{transport, CpuKernels(), 1000, scratch};
       for (const int64_t stage_count :
            {count, StageBytes(context, solved.dtype) / 4, count / 40 + 1}) {
-        CheckStagedAllreduce(transport, solved, stage_count, 1000);
+        HostRank(transport, 1000).CheckStaged(solved, stage_count);
       }
     });
   }
@@ -198,8 +198,8 @@ TEST_P(RingTest, AllreduceIsTheSameOnAllRanks) {
   OnRanks([](Transport& transport) {
     for (const DataType dtype : kFloatTypes) {
       for (const ReduceOp op : kReduceOps) {
-        CheckAllreduceIsTheSameOnAllRanks(
-            transport, {dtype, op, 4097, /*postscale=*/1.0 / 3}, 1000);
+        HostRank(transport, 1000)
+            .CheckIsTheSameOnAllRanks({dtype, op, 4097, /*postscale=*/1.0 / 3});
       }
     }
   });

@@ -139,8 +139,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
     };
     auto second = gated(true);
     job_ = std::make_unique<Job>(
-        gated(false), gated(true), MakeOptions(shutdown_seconds), /*id=*/0,
-        /*world_ranks=*/std::vector<int32_t>{}, /*on_lost=*/nullptr,
+        gated(false), gated(true), MakeOptions(shutdown_seconds),
         [&](int rank, ProcessSet& set) {
           set.make_data = [&, rank] { return std::move(second[rank]); };
           set.clock = &clocks_.of(rank);

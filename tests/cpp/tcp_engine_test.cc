@@ -1,5 +1,6 @@
-// Engines over TCP, with shared memory within a node: whole jobs in one
-// process, and ranks that are processes, of which one is killed.
+// Engines over TCP, with shared memory within a node, whose job ends: whole
+// jobs in one process, and ranks that are processes, of which one is killed.
+// property_test.cc has them work.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -12,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/tcp_sockets.h"
@@ -33,20 +33,14 @@ class TcpEngineTest : public testing::TestWithParam<std::tuple<Medium, int>> {
 
   // With one more channel for each bucket in flight.
   static Job MakeJob() {
-    constexpr int kMore = 1;
-    std::vector<Transports> more;
-    for (int i = 0; i < kMore; ++i) {
-      more.push_back(MakeTransports(medium(), size()));
-    }
-    std::vector<int> taken(size(), 0);
-    const auto add_channels = [&](int rank, ProcessSet& process_set) {
-      process_set.make_data = [&, rank]() {
-        return std::move(more[taken[rank]++][rank]);
-      };
-    };
+    Transports more = MakeTransports(medium(), size());
     return Job(MakeTransports(ControlBeside(medium()), size()),
-               MakeTransports(medium(), size()), Job::ShortOptions(), /*id=*/0,
-               /*world_ranks=*/{}, /*on_lost=*/nullptr, add_channels);
+               MakeTransports(medium(), size()), Job::ShortOptions(),
+               [&](int rank, ProcessSet& process_set) {
+                 process_set.make_data = [&, rank] {
+                   return std::move(more[rank]);
+                 };
+               });
   }
 };
 INSTANTIATE_TEST_SUITE_P(
@@ -55,20 +49,6 @@ INSTANTIATE_TEST_SUITE_P(
                                      Medium::kTcpOneNode,
                                      Medium::kTcpNodesOfTwo),
                      testing::Values(1, 2, 3, 4)));
-
-TEST_P(TcpEngineTest, SumsOfAllSizes) {
-  Job job = MakeJob();
-  std::vector<Entries> all;
-  for (const size_t count : {0, 1, 7, 1000, 40'000, kLongestMessage}) {
-    for (int i = 0; i < 5; ++i) {
-      all.push_back(
-          MakeEntries(size(), absl::StrCat("grad ", count, " ", i), count));
-      job.Submit(all.back());
-    }
-  }
-  for (const Entries& entries : all) ExpectSums(entries);
-  job.Shutdown();
-}
 
 TEST_P(TcpEngineTest, AnAbortEndsACollectiveOnEveryRank) {
   Job job = MakeJob();

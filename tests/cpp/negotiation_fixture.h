@@ -1,0 +1,62 @@
+// The negotiation without messages or threads, and with a clock of its own.
+#ifndef TESTS_CPP_NEGOTIATION_FIXTURE_H_
+#define TESTS_CPP_NEGOTIATION_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tfring_ops/engine/negotiation/coordinator.h"
+
+namespace tfring {
+
+using Ranks = std::vector<int32_t>;
+
+inline CollectiveRequest MakeRequest(
+    const std::string& name, std::vector<int64_t> dims = {4},
+    CollectiveKind kind = CollectiveKind::kAllreduce) {
+  CollectiveRequest request;
+  request.name = name;
+  request.kind = kind;
+  request.tensors = {{name, std::move(dims)}};
+  if (kind == CollectiveKind::kJoin) request.tensors.clear();
+  return request;
+}
+
+class NegotiationTest : public testing::Test {
+ protected:
+  static constexpr int kSize = 3;
+
+  static Options MakeOptions(int64_t fusion_threshold_bytes = 100) {
+    Options options;
+    options.fusion_threshold_bytes = fusion_threshold_bytes;
+    options.stall_check_seconds = 30;
+    options.stall_shutdown_seconds = 600;
+    return options;
+  }
+
+  void Add(int rank, CollectiveRequest request) {
+    coordinator_.Add(rank, std::move(request), now_);
+  }
+  void Join(int rank) {
+    Add(rank, MakeRequest("join", {}, CollectiveKind::kJoin));
+  }
+  void AddOnAllRanks(const CollectiveRequest& request) {
+    for (int rank = 0; rank < kSize; ++rank) Add(rank, request);
+  }
+  void Pass(int seconds) {
+    now_ += std::chrono::seconds(seconds);
+    EXPECT_TRUE(coordinator_.CheckStalls(now_).ok());
+  }
+
+  Coordinator::Time now_;
+  Coordinator coordinator_{MakeOptions(), Members(kSize)};
+};
+
+}  // namespace tfring
+
+#endif  // TESTS_CPP_NEGOTIATION_FIXTURE_H_
