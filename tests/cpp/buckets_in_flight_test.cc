@@ -3,19 +3,16 @@
 // property_test.cc.
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tests/cpp/gate.h"
 #include "tests/cpp/ranks.h"
-#include "tfring_ops/transport/forwarding.h"
 
 namespace tfring {
 namespace {
@@ -23,45 +20,6 @@ namespace {
 constexpr int kSize = 3;
 // Runs on a worker; fewer floats may not.
 constexpr size_t kLarge = 20'000;
-
-// Thread-safe.
-class Gate {
- public:
-  void Close() { Set(false); }
-  void Open() { Set(true); }
-
-  // Waits until it is open; at most twenty seconds.
-  void Pass() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20),
-                                  [this] { return is_open_; }));
-  }
-
- private:
-  void Set(bool is_open) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    is_open_ = is_open;
-    changed_.notify_all();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_open_ = true;
-};
-
-class GatedTransport final : public ForwardingTransport {
- public:
-  GatedTransport(std::unique_ptr<Transport> inner, Gate& gate)
-      : ForwardingTransport(std::move(inner)), gate_(gate) {}
-
-  absl::Status Wait(OperationId request) override {
-    gate_.Pass();
-    return ForwardingTransport::Wait(request);
-  }
-
- private:
-  Gate& gate_;
-};
 
 // A job of which each rank is a node, with a gate in the first channel of
 // rank 1.
@@ -71,7 +29,8 @@ class BucketsInFlightTest : public testing::Test {
     std::vector<int> nodes;
     for (int rank = 0; rank < kSize; ++rank) nodes.push_back(rank);
     auto data = MakeInProcessTransports(nodes);
-    data[1] = std::make_unique<GatedTransport>(std::move(data[1]), gate_);
+    data[1] = std::make_unique<GatedTransport>(std::move(data[1]), gate_,
+                                               /*is_data=*/false);
     more_ = MakeInProcessTransports(nodes);
     Options options = Job::ShortOptions();
     options.network_segment_bytes = 1000;
