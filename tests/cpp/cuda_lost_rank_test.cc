@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -108,9 +109,11 @@ class LostRank {
 
   const SolvedAllreduce& c() const { return c_; }
 
-  // Calls ask(rank, data) and then end(rank, data) on the others.
+  // Calls ask(rank, data) on all ranks, and then end(rank, data) on the others.
+  // With the depth of their GPU's queues the lost one goes on until it is lost.
   template <typename Ask, typename End>
-  void Run(const Ask& ask, const End& end, int depth = 0) {
+  void Run(const Ask& ask, const End& end,
+           std::optional<int> depth = std::nullopt) {
     const int lost = static_cast<int>(hosts_.size()) - 1;
     const WithFakeCuda restored(&FakeOptions::depth, 0);
     // Its process is killed, and so frees nothing.
@@ -126,14 +129,16 @@ class LostRank {
       Wait(ready, lost + 1);
       if (number == lost) {
         FakeCuda()->held_device = 1;
-        FakeCuda()->depth = depth;
+        FakeCuda()->depth = depth.value_or(0);
         ++ready;
+        ask(*rank, *data);
+        ++asked;
         std::thread notice([&] {
-          Wait(asked, lost);
+          Wait(asked, lost + 1);
           AwaitNothingMoves();
           host.Abort(absl::UnavailableError("a rank is lost"));
         });
-        rank->Allreduce(c_, *data).IgnoreError();
+        if (depth) rank->Allreduce(c_, *data).IgnoreError();
         notice.join();
         Wait(gone, lost);
         killed->emplace_back(std::move(rank), std::move(data));
@@ -193,16 +198,19 @@ void AskNothing(Rank& /*rank*/, const DeviceElements& /*data*/) {}
 TEST_P(CudaLostRankTest, TheOthersEnd) {
   const auto [size, way] = GetParam();
   LostRank job(size, way, 8191);
-  job.Run(AskNothing, [&](Rank& rank, const DeviceElements& data) {
-    absl::Status status = rank.Allreduce(job.c(), data);
-    for (; status.ok(); std::this_thread::yield()) {
-      status = rank.transport->Progress();
-    }
-    // And not because a message has not come in time.
-    EXPECT_EQ(status, absl::UnavailableError("a rank is lost"));
-    rank.transport->Abort(status);
-    EXPECT_EQ(rank.device->Finish(), absl::OkStatus());
-  });
+  job.Run(
+      AskNothing,
+      [&](Rank& rank, const DeviceElements& data) {
+        absl::Status status = rank.Allreduce(job.c(), data);
+        for (; status.ok(); std::this_thread::yield()) {
+          status = rank.transport->Progress();
+        }
+        // And not because a message has not come in time.
+        EXPECT_EQ(status, absl::UnavailableError("a rank is lost"));
+        rank.transport->Abort(status);
+        EXPECT_EQ(rank.device->Finish(), absl::OkStatus());
+      },
+      /*depth=*/0);
 }
 
 // The host asks for much in one tensor; the lost rank's goes on until the end.
