@@ -1,18 +1,14 @@
 """When an elastic state has its model's functions traced again."""
 
 import dataclasses
-import random
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 from places import Place
 
 import tfring
 from tfring._core import runtime
 from tfring._core.job import Topology
-from tfring.elastic import fitting
 
 PLACE = Topology(0, 3, 0, 1, 0, 3, is_homogeneous=True)
 FEWER = {"size": 2, "cross_size": 2}
@@ -74,19 +70,3 @@ def test_shares_of_states_keep_no_traces(model):
     model.compile(optimizer, "mse")
     traced_state(model, keep_traces=True).reset()
     assert model.train_function is None
-
-
-def test_a_warm_up_draws_nothing_and_takes_no_name():
-    def draws():
-        return random.random(), np.random.random(), float(tf.random.uniform([]))
-
-    keras.layers.Dense(1)
-    names = [keras.layers.Dense(1).name]
-    keras.utils.set_random_seed(3)
-    expected = draws()
-    keras.utils.set_random_seed(3)
-    fitting._warm_up()
-    assert draws() == expected
-    names.append(keras.layers.Dense(1).name)
-    before, after = (int(name.removeprefix("dense_")) for name in names)
-    assert after == before + 1

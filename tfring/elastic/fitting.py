@@ -153,8 +153,6 @@ def fit(
             f"must be positive, got {batch_size}, {epochs} and "
             f"{batches_per_commit}."
         )
-    if runtime.is_beside():
-        _warm_up()
     data = sources.source(x, y, batch_size, seed if shuffle else None)
     state: Any = KerasState(
         model,
@@ -209,23 +207,6 @@ def fit(
 
     history: dict[str, list[Any]] = train(state)
     return history
-
-
-def _warm_up() -> None:
-    """Traces and trains a model of its own, while the others train.
-
-    A process's first trace loads much of TensorFlow and Keras. All ranks wait
-    for that of this worker's model once it has joined. It draws no random
-    numbers, and takes no names.
-    """
-    dense = keras.layers.Dense(
-        1, kernel_initializer="zeros", name="dense_of_warm_up"
-    )
-    model = keras.Sequential([dense], name="warm_up")
-    model.compile(keras.optimizers.Adam(name="adam_of_warm_up"), "mse")
-    zeros = tf.zeros([1, 1])
-    data = tf.data.Dataset.from_tensors((zeros, zeros))
-    model.fit(data, shuffle=False, verbose=0)
 
 
 def _check_callbacks(callbacks: _Callbacks) -> None:
