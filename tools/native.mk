@@ -216,10 +216,6 @@ CHECKED_tsan := $(filter-out core,$(CHECKED_asan))
 # Those of `make test`: CONTRIBUTING.md, The two suites.
 ifeq ($(EXTENT),gate)
 CHECKED_plain := $(filter-out timing,$(GROUPS))
-# Each waits for seconds until a queue of the fake GPU is full.  And of lost
-# ranks one in some runs crashes: a kernel of the fake GPU writes, after the
-# abort, to memory that is free by then.
-FILTER_plain := -*NorDoesAQueueOfTheGpuRunFull*:*CudaLostRank*
 CHECKED_tsan := engine transport
 # As the same threads do on fewer ranks, or with less in a tensor.
 FILTER_tsan := -InATree/*:*EngineFaultTest*:*HugeMessages*:$(subst $() ,:,$(patsubst \

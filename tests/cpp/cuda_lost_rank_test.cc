@@ -137,6 +137,7 @@ class LostRank {
           Wait(asked, lost + 1);
           AwaitNothingMoves();
           host.Abort(absl::UnavailableError("a rank is lost"));
+          LoseGpu(1);
         });
         if (depth) rank->Allreduce(c_, *data).IgnoreError();
         notice.join();

@@ -36,6 +36,11 @@ inline fake_cuda::Counts& FakeCudaCounts() {
       FakeCudaFunction("FakeCudaCounts"))();
 }
 
+// A GPU that does nothing more, and fails.
+inline void LoseGpu(int device) {
+  reinterpret_cast<void (*)(int)>(FakeCudaFunction("FakeCudaLose"))(device);
+}
+
 // Returns when the GPUs do nothing more by themselves: each stream has done
 // all, is held, or waits.
 inline void AwaitQuietGpus() {

@@ -50,6 +50,12 @@ int Release(int device) {
   return kSuccess;
 }
 
+void Lose(int device) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  int none = 0;
+  primary[device]->error.compare_exchange_strong(none, kLaunchFailed);
+}
+
 bool IsActive(int device) {
   const std::lock_guard<std::mutex> lock(mutex);
   return primary[device] != nullptr;

@@ -75,6 +75,9 @@ extern "C" [[gnu::visibility("default")]] Options* FakeCudaOptions() {
 extern "C" [[gnu::visibility("default")]] Counts* FakeCudaCounts() {
   return &GetCounts();
 }
+extern "C" [[gnu::visibility("default")]] void FakeCudaLose(int device) {
+  Lose(device);
+}
 extern "C" [[gnu::visibility("default")]] void* FakeCudaOnHost(void* memory,
                                                                size_t bytes) {
   return OnHost(Address(memory), bytes);

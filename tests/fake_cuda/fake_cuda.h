@@ -153,6 +153,8 @@ struct Context {
 int Retain(int device, Context** context);
 int Release(int device);
 bool IsActive(int device);
+// The GPU does nothing more, and every call in its context fails.
+void Lose(int device);
 
 // The calling thread's.
 int Push(Context* context);
