@@ -31,5 +31,5 @@ def test_a_step_is_traced_once_whatever_the_size(start):
     assert first["sizes"] == [2, 1, 2]
     assert joiner["sizes"] == [2]
     assert first["weights"] == joiner["weights"]
-    assert set(first["traced in"]) == {1}
-    assert len(set(joiner["traced in"])) == 1
+    # The joiner's while it builds, so that the first does not wait for it.
+    assert set(first["traced in"]) == set(joiner["traced in"]) == {1}

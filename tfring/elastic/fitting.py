@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -164,6 +165,9 @@ def fit(
         history={},
     )
     state.register_reset_callbacks(reset_callbacks)
+    is_kept = keep_traces and state.traces_hold() and not model.run_eagerly
+    if is_kept and runtime.is_beside():
+        _trace(model, data, class_weight)
 
     @run
     def train(state: Any) -> dict[str, list[Any]]:
@@ -221,6 +225,29 @@ def _check_callbacks(callbacks: _Callbacks) -> None:
         )
 
 
+def _trace(model: Any, data: sources.Source, class_weight: Any) -> None:
+    """Traces the step, but does none, while nobody waits for this worker."""
+    model.make_train_function()
+    step = model.train_function
+
+    def traced(iterator: Any) -> dict[str, Any]:
+        # A graph has both branches, also Keras's for an iterator at its end.
+        with contextlib.suppress(StopIteration):
+            tf.function(step).get_concrete_function(iterator)
+        for _ in range(model.steps_per_execution):
+            next(iterator, None)
+        return {}
+
+    model.train_function = traced
+    try:
+        # Keras takes the shapes of a dataset from its first two batches.
+        first = _Rest(data, 0, 0, most=max(2, model.steps_per_execution))
+        if len(first) > 0:
+            model.fit(_Untuned(first, class_weight), shuffle=False, verbose=0)
+    finally:
+        model.train_function = step
+
+
 def _end_epoch(
     model: Any,
     state: Any,
@@ -269,7 +296,13 @@ class _Rest(keras.utils.PyDataset):
         taken_in_step: By how much all ranks move on in a step.
     """
 
-    def __init__(self, data: sources.Source, epoch: int, taken: int) -> None:
+    def __init__(
+        self,
+        data: sources.Source,
+        epoch: int,
+        taken: int,
+        most: int | None = None,
+    ) -> None:
         super().__init__(**data.loading)
         self._data = data
         self._epoch = epoch
@@ -278,6 +311,8 @@ class _Rest(keras.utils.PyDataset):
         self._size = size
         self.taken_in_step = data.per_rank * size
         self._rest = data.rest(epoch, taken, self._rank, size)
+        if most is not None:
+            self._rest = self._rest._replace(steps=min(most, self._rest.steps))
 
     def __len__(self) -> int:
         return self._rest.steps

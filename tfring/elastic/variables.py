@@ -242,13 +242,13 @@ class TensorFlowKerasState(ObjectState):
         super()._share_values()
 
     def reset(self) -> None:
-        if not self._traces_hold():
+        if not self.traces_hold():
             for function in _FUNCTIONS:
                 setattr(self.model, function, None)
         self._traced_at = runtime.job().topology
         cut_for_ranks(self.optimizer, self._saved[_STATES])
 
-    def _traces_hold(self) -> bool:
+    def traces_hold(self) -> bool:
         """Tells if the model's functions are right in the new job."""
         if self._is_sharded() or were_added():  # Sets are gone.
             return False
