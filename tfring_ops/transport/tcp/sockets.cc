@@ -46,7 +46,6 @@ absl::Status SetUpSocket(int socket) {
   return SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
 }
 
-// Reads what is here, at most `size` bytes; returns how many.
 int TakeError(int socket) {
   int error = 0;
   socklen_t size = sizeof(error);
@@ -64,7 +63,6 @@ size_t ReadSome(int socket, char* data, size_t size) {
   return count;
 }
 
-// Reads what is here, and throws it away.
 void ReadAway(int socket, uint64_t size) {
   std::array<char, 4096> unread;
   size_t count = unread.size();

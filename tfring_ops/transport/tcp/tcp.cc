@@ -452,16 +452,15 @@ class TcpTransport final : public Transport {
     bytes.resize(std::min(bytes.size(), kMaxReasonBytes));
     uint64_t size = bytes.size() | kAbort;
     for (Peer& peer : peers_) {
-      if (peer.socket >= 0 &&
-          (peer.sends.empty() || peer.sends.front().moved == 0)) {
-        std::array<iovec, 2> parts{iovec{&size, sizeof(size)},
-                                   iovec{bytes.data(), bytes.size()}};
-        msghdr message{};
-        message.msg_iov = parts.data();
-        message.msg_iovlen = parts.size();
-        sendmsg(peer.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-      }
       if (peer.socket >= 0) {
+        if (peer.sends.empty() || peer.sends.front().moved == 0) {
+          std::array<iovec, 2> parts{iovec{&size, sizeof(size)},
+                                     iovec{bytes.data(), bytes.size()}};
+          msghdr message{};
+          message.msg_iov = parts.data();
+          message.msg_iovlen = parts.size();
+          sendmsg(peer.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
         const linger at_once{1, 0};
         setsockopt(peer.socket, SOL_SOCKET, SO_LINGER, &at_once,
                    sizeof(at_once));
