@@ -13,6 +13,7 @@ A worker writes what it does to `FOLDER/progress/NAME`, looks for harm in
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -246,7 +247,7 @@ def train_by_run(model, harm, is_enough, epoch, batch):
     return train(state)
 
 
-def train_by_fit(model, harm, is_enough, epochs):
+def train_by_fit(model, harm, is_enough, epochs, *, keep_traces):
     x, y = (each[: 5 * FIT_BATCH * FIT_STEPS] for each in data())
     return tfring.elastic.fit(
         model,
@@ -262,6 +263,7 @@ def train_by_fit(model, harm, is_enough, epochs):
         ],
         reset_callbacks=[lambda: harm.at("reset")],
         verbose=0,
+        keep_traces=keep_traces,
     )
 
 
@@ -285,8 +287,11 @@ def main():
         first = train_by_run(model, harm, lambda n: n >= FIRST[how], 0, 0)
         train_by_run(model, harm, lambda n: enough.exists(), *first)
     else:
-        train_by_fit(model, harm, lambda n: False, FIRST[how])
-        train_by_fit(model, harm, lambda n: enough.exists(), 10_000)
+        fit = functools.partial(
+            train_by_fit, model, harm, keep_traces=kind == "adam"
+        )
+        fit(lambda n: False, FIRST[how])
+        fit(lambda n: enough.exists(), 10_000)
     weights = b"".join(each.tobytes() for each in model.get_weights())
     result = {
         "worker": _NAME,
