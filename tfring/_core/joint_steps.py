@@ -37,10 +37,8 @@ _failures = 0
 # Kept, as MPI may still read from them.
 _sent: list[Any] = []
 
-_KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (ImportError, RuntimeError, TimeoutError, TypeError, ValueError)
-}
+# Other errors may be of classes that another rank lacks.
+_KINDS = (ImportError, RuntimeError, TimeoutError, TypeError, ValueError)
 
 
 class Party:
@@ -100,15 +98,14 @@ class Party:
         if step.done():
             step.result()  # This rank's own error is the more precise one.
         if answer is not None:
-            kind, text = answer
-            raise _KINDS.get(kind, RuntimeError)(text)
+            raise answer
 
-    def _collect(self, step: Future[Any], tag: int) -> tuple[str, str] | None:
+    def _collect(self, step: Future[Any], tag: int) -> Exception | None:
         """On rank 0: receives all reports; returns the answer sent to all."""
         MPI = native.mpi()  # noqa: N806
         ranks = {member: rank for rank, member in enumerate(self._members)}
-        heard: dict[int, tuple[str, str] | None] = {}
-        answer = None
+        heard: dict[int, Exception | None] = {}
+        answer: Exception | None = None
         for _ in self._polls(0.0):
             if step.done():
                 heard[0] = _report(step, 0)
@@ -118,7 +115,7 @@ class Party:
                     source = status.Get_source()
                     heard[ranks[source]] = self._comm.recv(None, source, tag)
             except MPI.Exception as error:
-                answer = ("RuntimeError", f"a rank is lost: {error}")
+                answer = RuntimeError(f"a rank is lost: {error}")
                 break
             failed = [rank for rank in sorted(heard) if heard[rank]]
             if failed:
@@ -128,12 +125,12 @@ class Party:
                 break
         else:
             missing = [r for r in range(len(self._members)) if r not in heard]
-            answer = ("TimeoutError", self._too_late(missing))
+            answer = TimeoutError(self._too_late(missing))
         for member in self._members[1:]:
             _send(self._comm, answer, member, tag)
         return answer
 
-    def _ask(self, step: Future[Any], tag: int) -> tuple[str, str] | None:
+    def _ask(self, step: Future[Any], tag: int) -> Exception | None:
         """On other ranks: reports to rank 0, and returns its answer."""
         MPI = native.mpi()  # noqa: N806
         root = self._members[0]
@@ -144,12 +141,12 @@ class Party:
                     told = True
                     _send(self._comm, _report(step, self._me), root, tag)
                 if self._comm.iprobe(root, tag):
-                    answer: tuple[str, str] | None
+                    answer: Exception | None
                     answer = self._comm.recv(None, root, tag)
                     return answer
             except MPI.Exception as error:
-                return "RuntimeError", f"rank 0 is lost: {error}"
-        return "TimeoutError", self._too_late([0])
+                return RuntimeError(f"rank 0 is lost: {error}")
+        return TimeoutError(self._too_late([0]))
 
     def _polls(self, grace: float) -> Iterator[None]:
         """Yields until the time is over."""
@@ -182,17 +179,14 @@ def _take(step: Future[_T], work: Callable[[], _T]) -> None:
         step.set_exception(error)
 
 
-def _report(step: Future[Any], rank: int) -> tuple[str, str] | None:
-    """Words for other ranks, where a step that is over went wrong."""
+def _report(step: Future[Any], rank: int) -> Exception | None:
+    """An error for other ranks, where a step that is over went wrong."""
     error = step.exception()
     if error is None:
         return None
-    kind = next(
-        (name for name, k in _KINDS.items() if isinstance(error, k)),
-        "RuntimeError",
-    )
+    kind = next((k for k in _KINDS if isinstance(error, k)), RuntimeError)
     text = f"tfring.init failed on rank {rank}: {error}"
-    return kind, text[:_LONGEST_TEXT]
+    return kind(text[:_LONGEST_TEXT])
 
 
 def _send(comm: Any, message: Any, rank: int, tag: int) -> None:

@@ -177,9 +177,7 @@ class Mesh:
             not connected yet.
 
         Raises:
-            UnreachableError: See `connect`.
-            ConnectionError: See `connect`.
-            RuntimeError: See `connect`.
+            OSError, RuntimeError: See `connect`.
         """
         if rank < form.rank:
             return self.connect(form, channel, [rank, form.rank])[0]

@@ -120,9 +120,6 @@ class TcpJob(Job):
         self._made.append(made)
         return made
 
-    def leave(self) -> None:
-        pass
-
     def next(self, steps: int) -> TcpJob:
         return _join_next(self.launcher, steps, self.place)
 
@@ -194,8 +191,8 @@ class _Connections:
 
 _launcher: LauncherLink | None = None
 _generation = 0  # the last that this worker was told to form
-# The members have ended a training of this worker.
-_was_let_off = False
+# It has been in a generation, or the members have ended its training.
+_has_joined = False
 
 
 def join(comm: Any) -> TcpJob:
@@ -229,8 +226,11 @@ def _join_next(
         launcher: The connection to the launcher.
         steps: How many commits are in this worker's state; -1: it has none.
         place: Its place in the job that it leaves; None if it leaves none.
+
+    Raises:
+        RuntimeError: It leaves none, and the members have ended its training.
     """
-    global _generation, _was_let_off
+    global _generation, _has_joined
     while True:
         # `_generation` is not 0 after a shutdown.
         building = place is None and _generation == 0
@@ -238,9 +238,14 @@ def _join_next(
         if isinstance(answer, Topology):
             logging.info("tfring: this worker builds while the others train")
             return _alone(launcher, answer)
+        _has_joined = True
         if isinstance(answer, Over):
-            assert place is not None  # It is in a training.
-            _was_let_off = True
+            if place is None:
+                raise RuntimeError(
+                    "tfring.init: the training of this elastic job has ended, "
+                    "and no other one can begin after a tfring.shutdown. Leave "
+                    "the shutdown out."
+                )
             return _alone(launcher, place, answer)
         _generation = answer.generation
         launcher.mesh.begin(_generation)
@@ -289,8 +294,7 @@ def leave(status: int, *, preempted: bool = False) -> None:
     """
     if _launcher is None or _launcher.is_leaving:
         return
-    has_joined = _generation > 0 or _was_let_off
-    if not has_joined and status == 0 and not preempted:
+    if not _has_joined and status == 0 and not preempted:
         # Its end says that the training is not over.
         fail(
             "the script has ended before it joined the others: its training "
