@@ -1,11 +1,13 @@
 """What a worker of an elastic job tells of its state before it joins."""
 
+import types
+
 import keras
 import pytest
 import tensorflow as tf
 
 import tfring
-from tfring._core import runtime
+from tfring._core import runtime, tcp_job
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,15 @@ def test_it_is_told_once_after_each_start(monkeypatch):
         for _ in range(3):
             state.commit()
         assert told == starts * [[("attribute 'step'", "")]]
+
+
+def test_a_message_has_no_more_parts_than_fit(monkeypatch):
+    said = []
+    launcher = types.SimpleNamespace(say=lambda *_, **more: said.append(more))
+    job = object.__new__(tcp_job.TcpJob)
+    job.topology = runtime.job().topology
+    job.launcher = launcher
+    monkeypatch.setattr(runtime, "_job", job)
+    monkeypatch.setattr(runtime, "_MOST_PARTS", 1)
+    runtime.tell_of_state(lambda: [("int64 ()", "a"), ("int64 ()", "b")])
+    assert said == [{"parts": [("int64 ()", "a")]}]

@@ -70,7 +70,7 @@ def member(rendezvous, aborted):
     accepting.join(60)
     yield member
     # Its end would be this process's.
-    member._is_leaving = True
+    member.is_leaving = True
     rendezvous.channel.close()
 
 
@@ -97,27 +97,23 @@ def test_it_says_who_it_is(rendezvous, member):
 
 
 def test_a_generation_forms(rendezvous, member):
-    member.ready(3, ("127.0.0.1", 80), 5)
-    message = rendezvous.channel.receive(60)
-    assert message == {
+    rendezvous.channel.send({"kind": "unknown"})
+    rendezvous.channel.send(form_message(4, ["w8", "w7"]))
+    form = member.ready(3, 5)
+    assert rendezvous.channel.receive(60) == {
         "kind": "ready",
         "generation": 3,
-        "address": ["127.0.0.1", 80],
+        "address": list(member.mesh.address),
         "steps": 5,
         "building": False,
     }
-    rendezvous.channel.send({"kind": "unknown"})
-    rendezvous.channel.send(form_message(4, ["w8", "w7"]))
-    form = member.wait_for_form(after=3)
     assert (form.generation, form.rank) == (4, 1)
-    assert form.members[0] == launcher_link.Member("w8", ("host", 9), "n", 4)
-    member.formed(4)
-    assert rendezvous.channel.receive(60) == {"kind": "formed", "generation": 4}
+    assert form.members[0] == launcher_link.Member("w8", ("host", 9), "n")
 
 
 def test_it_says_whom_it_reaches(rendezvous, member):
     workers = [["w1", "a", 1], ["w2", "b", 2], ["w3", "c", 3]]
-    member.probe_by(lambda worker, address: "w2" in worker and str(address))
+    member.mesh.probe = lambda worker, address: "w2" in worker and str(address)
     rendezvous.channel.send({"kind": "probe", "workers": workers})
     assert rendezvous.channel.receive(60) == {
         "kind": "probed",
@@ -127,36 +123,17 @@ def test_it_says_whom_it_reaches(rendezvous, member):
     }
 
 
-def test_it_says_which_state_it_has(rendezvous, member, monkeypatch):
-    monkeypatch.setattr(launcher_link, "_MOST_PARTS", 1)
-    member.state([("int64 ()", "step"), ("int64 ()", "epoch")])
-    assert rendezvous.channel.receive(60) == {
-        "kind": "state",
-        "parts": [["int64 ()", "step"]],
-    }
-
-
-def test_an_old_form_is_not_taken_for_the_next(rendezvous, member):
-    rendezvous.channel.send(form_message(4))
-    assert member.wait_for_form(after=3).generation == 4
-    threading.Timer(
-        0.2, lambda: rendezvous.channel.send(form_message(5))
-    ).start()
-    assert member.wait_for_form(after=4).generation == 5
-
-
 def test_who_joins_later_builds_and_knows_its_place(rendezvous, member):
-    member.ready(0, ("127.0.0.1", 80), -1, building=True)
-    assert rendezvous.channel.receive(60)["building"] is True
     rendezvous.channel.send(
         {"kind": "build", "rank": 1, "nodes": ["a", "b", "b"]}
     )
-    place = member.wait_for_place(after=0)
+    place = member.ready(0, -1, building=True)
+    assert rendezvous.channel.receive(60)["building"] is True
     assert (place.rank, place.size, place.local_size) == (1, 3, 2)
-    member.ready(0, ("127.0.0.1", 80), -1)
-    assert rendezvous.channel.receive(60)["building"] is False
+    rendezvous.channel.send({"kind": "over", "result": "[1]"})
+    assert member.ready(0, -1) == launcher_link.Over("[1]")
     rendezvous.channel.send(form_message(4))
-    assert member.wait_for_form(after=0).generation == 4
+    assert member.ready(0, -1).generation == 4
 
 
 def test_a_stop_aborts_the_generation(rendezvous, member, aborted):
@@ -164,55 +141,36 @@ def test_a_stop_aborts_the_generation(rendezvous, member, aborted):
     rendezvous.channel.send(
         {"kind": "stop", "generation": 4, "why": "w8 is lost"}
     )
-    assert member.wait_until_stopped(4) == "w8 is lost"
+    member.wait_until_stopped(4)
     assert aborted == [(4, b"w8 is lost")]
     assert member.why_stopped(4) == "w8 is lost"
     assert member.why_stopped(5) is None
 
 
-def test_a_stop_that_does_not_come(member, monkeypatch):
-    monkeypatch.setattr(launcher_link, "_STOP_SECONDS", 0.1)
-    with pytest.raises(TimeoutError, match="generation 4"):
-        member.wait_until_stopped(4)
-
-
 def test_those_who_wait_are_heard_of_once(rendezvous, member):
-    assert not member.has_waiting()
+    assert not member.has_waiting
     rendezvous.channel.send({"kind": "waiting", "workers": 2})
     rendezvous.channel.send(form_message(5))
-    member.wait_for_form(after=4)
-    assert not member.has_waiting()
+    member.ready(4, 0)
+    assert not member.has_waiting
     rendezvous.channel.send({"kind": "waiting", "workers": 1})
     rendezvous.channel.send({"kind": "stop", "generation": 5, "why": ""})
     member.wait_until_stopped(5)
-    assert member.has_waiting()
+    assert member.has_waiting
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("message", "is_last"),
     [
-        (
-            lambda member: member.suspect(4, "w8", "no route"),
-            {
-                "kind": "suspect",
-                "generation": 4,
-                "worker": "w8",
-                "why": "no route",
-            },
-        ),
-        (
-            lambda member: member.bye(0),
-            {"kind": "bye", "status": 0, "preempted": False},
-        ),
-        (
-            lambda member: member.error("ValueError: x"),
-            {"kind": "error", "text": "ValueError: x"},
-        ),
+        ({"kind": "formed", "generation": 4}, False),
+        ({"kind": "bye", "status": 0, "preempted": False}, True),
+        ({"kind": "error", "text": "ValueError: x"}, True),
     ],
 )
-def test_what_else_it_says(rendezvous, member, message, expected):
-    message(member)
-    assert rendezvous.channel.receive(60) == expected
+def test_what_else_it_says(rendezvous, member, message, is_last):
+    member.say(**message)
+    assert rendezvous.channel.receive(60) == message
+    assert member.is_leaving == is_last
 
 
 @pytest.mark.parametrize("name", list(Rendezvous().environment()))

@@ -10,7 +10,7 @@ import pytest
 
 from tfring._core import mesh as meshes
 from tfring._core.job import Topology
-from tfring._core.launcher_link import Form, Member
+from tfring._core.mesh import Form, Member
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import make_token
 
@@ -20,19 +20,20 @@ TOKEN = make_token()
 class Workers:
     """Some workers of one process, as threads."""
 
-    def __init__(self, size):
+    def __init__(self, size, why=None):
         self.meshes = [
-            meshes.Mesh("127.0.0.1", f"w{rank}", TOKEN) for rank in range(size)
+            meshes.Mesh("127.0.0.1", f"w{rank}", TOKEN, lambda generation: why)
+            for rank in range(size)
         ]
 
     def form(self, generation, rank):
         members = [
-            Member(f"w{number}", mesh.address, "node", -1)
+            Member(f"w{number}", mesh.address, "node")
             for number, mesh in enumerate(self.meshes)
         ]
         return Form(generation, rank, tuple(members))
 
-    def connect(self, generation, channel, ranks=None, why=lambda: None):
+    def connect(self, generation, channel, ranks=None):
         """What `connect` returns on each rank, or raises."""
         ranks = list(ranks or range(len(self.meshes)))
         results = {}
@@ -44,7 +45,7 @@ class Workers:
                 results[rank] = [
                     socket.socket(fileno=fd) if fd >= 0 else None
                     for fd in mesh.connect(
-                        self.form(generation, rank), channel, ranks, why
+                        self.form(generation, rank), channel, ranks
                     )
                 ]
             except ConnectionError as error:
@@ -68,14 +69,13 @@ def check_all_connected(results):
             assert results[other][place].recv(2) == bytes([rank, other])
 
 
-def hello_of(workers, generation=2, channel="world/1", rank=1, to="w0"):
+def hello_of(generation=2):
     return {
         "role": "data",
         "generation": generation,
-        "channel": channel,
-        "rank": rank,
+        "channel": "world/1",
         "worker": "w1",
-        "to": to,
+        "to": "w0",
     }
 
 
@@ -104,7 +104,7 @@ def test_two_workers_connect_when_they_need_each_other():
 
     def connect(rank):
         return workers.meshes[rank].connect_when_needed(
-            workers.form(1, rank), "world/1", 1 - rank, lambda: None
+            workers.form(1, rank), "world/1", 1 - rank
         )
 
     assert connect(0) is None  # The higher one connects.
@@ -128,12 +128,12 @@ def test_connections_of_earlier_generations_are_refused():
     workers = Workers(2)
     workers.meshes[0].begin(1)
     came_before = wire.connect(
-        workers.meshes[0].address, TOKEN, hello_of(workers, generation=1)
+        workers.meshes[0].address, TOKEN, hello_of(generation=1)
     )
     workers.meshes[0].begin(2)
     assert is_closed(came_before)
     late = wire.connect(
-        workers.meshes[0].address, TOKEN, hello_of(workers, generation=1)
+        workers.meshes[0].address, TOKEN, hello_of(generation=1)
     )
     assert is_closed(late)
 
@@ -146,14 +146,14 @@ def test_connections_of_earlier_generations_are_refused():
         {"generation": "2"},
         {"generation": 0},
         {"channel": None},
-        {"rank": None},
         {"worker": 3},
+        {"role": "probe"},
     ],
 )
 def test_what_is_not_for_this_worker_is_refused(wrong):
     workers = Workers(2)
     sock = wire.connect(
-        workers.meshes[0].address, TOKEN, {**hello_of(workers), **wrong}
+        workers.meshes[0].address, TOKEN, {**hello_of(), **wrong}
     )
     assert is_closed(sock)
 
@@ -162,36 +162,30 @@ def test_strangers_are_refused():
     workers = Workers(2)
     address = workers.meshes[0].address
     with pytest.raises(ConnectionError):
-        wire.connect(address, make_token(), hello_of(workers))
+        wire.connect(address, make_token(), hello_of())
     with socket.create_connection(address) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10_000)
         check_all_connected(workers.connect(2, "world/1"))
 
 
-def test_another_worker_under_the_name_of_a_rank_is_not_taken():
+def test_a_worker_that_is_no_member_is_not_taken():
     workers = Workers(2)
-    hello = {**hello_of(workers), "worker": "w9"}
+    hello = {**hello_of(), "worker": "w9"}
     other = wire.connect(workers.meshes[0].address, TOKEN, hello)
-    sockets = workers.connect(2, "world/1")
-    check_all_connected(sockets)
+    check_all_connected(workers.connect(2, "world/1"))
+    workers.meshes[0].begin(3)
     assert is_closed(other)
 
 
 def test_a_generation_that_is_over_ends_the_wait():
-    workers = Workers(2)
+    workers = Workers(2, why="w1 is lost")
     # Rank 1 does not come.
     results = {}
 
     def connect():
         mesh = workers.meshes[0]
         try:
-            mesh.connect(
-                workers.form(1, 0),
-                "world/1",
-                [0, 1],
-                lambda: "w1 is lost",
-                seconds=1000,
-            )
+            mesh.connect(workers.form(1, 0), "world/1", [0, 1], seconds=1000)
         except ConnectionError as error:
             results[0] = error
 
@@ -206,12 +200,10 @@ def test_a_member_that_cannot_be_reached():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         form = workers.form(1, 1)
-        gone = Member("w0", nobody.getsockname(), "node", -1)
+        gone = Member("w0", nobody.getsockname(), "node")
         form = Form(1, 1, (gone, form.members[1]))
         with pytest.raises(meshes.UnreachableError, match="rank 0") as raised:
-            workers.meshes[1].connect(
-                form, "world/1", [0, 1], lambda: None, seconds=0.5
-            )
+            workers.meshes[1].connect(form, "world/1", [0, 1], seconds=0.5)
     assert raised.value.rank == 0
 
 
@@ -224,7 +216,7 @@ def test_ranks_do_not_all_begin_with_the_same_one(monkeypatch):
 
     monkeypatch.setattr(workers.meshes[3], "_connect", connect)
     for descriptor in workers.meshes[3].connect(
-        workers.form(1, 3), "world/1", range(4), lambda: None
+        workers.form(1, 3), "world/1", range(4)
     )[:3]:
         os.close(descriptor)
     assert reached == [2, 1, 0]
@@ -235,9 +227,7 @@ def test_too_few_descriptors_are_an_error_that_says_how_many(monkeypatch):
     used = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 10, used + 10))
     with pytest.raises(RuntimeError) as raised:
-        workers.meshes[1].connect(
-            workers.form(1, 1), "world/1", [0, 1], lambda: None
-        )
+        workers.meshes[1].connect(workers.form(1, 1), "world/1", [0, 1])
     assert f"its limit is {used + 10}, and 1 more are needed to connect" in str(
         raised.value
     )

@@ -8,7 +8,7 @@ import pytest
 
 from tfring._core import clocks, tcp_recordings
 from tfring._core.job import Topology
-from tfring._core.tcp_recordings import TcpRecordings
+from tfring._core.tcp_recordings import gather
 from tfring.rendezvous import wire
 
 EVENT = "bucket\tallreduce\t0\t0\t{}\t{}\t8\tname\n"
@@ -20,10 +20,7 @@ class FakeJob:
         self.is_beside = is_beside
         self._channels = channels
 
-    def next_pair_name(self, what):
-        return what
-
-    def pair(self, name, other, seconds):
+    def pair(self, other, seconds):
         if other not in self._channels:
             raise ConnectionError("it is lost")
         return wire.Channel(self._channels[other])
@@ -44,15 +41,11 @@ def test_rank_0_has_those_that_are_there(monkeypatch, same_kernel):
     text = "3\n" + "".join(EVENT.format(i, i + 1) for i in range(100))
     given = []
     thread = threading.Thread(
-        target=lambda: given.append(
-            TcpRecordings("", FakeJob(1, {0: others})).gather(text)
-        )
+        target=lambda: given.append(gather(FakeJob(1, {0: others}), text))
     )
     thread.start()
     began_ns = time.monotonic_ns()
-    rank_0, rank_1, rank_2 = TcpRecordings("", FakeJob(0, {1: own})).gather(
-        "0\n"
-    )
+    rank_0, rank_1, rank_2 = gather(FakeJob(0, {1: own}), "0\n")
     thread.join(60)
     assert given == [None]
     assert rank_0.events == rank_2.events == []
@@ -82,17 +75,16 @@ def test_all_ranks_together_have_a_minute():
     now, asked = 0.0, []
 
     class Waits(FakeJob):
-        def pair(self, name, other, seconds):
+        def pair(self, other, seconds):
             nonlocal now
             asked.append(seconds)
             now += 50.0
             raise TimeoutError("it does not come")
 
-    found = TcpRecordings("", Waits(0, {}), lambda: now).gather("0\n")
+    found = gather(Waits(0, {}), "0\n", lambda: now)
     assert [each.host for each in found[1:]] == ["lost", "lost"]
     assert asked == [60, 10]
 
 
 def test_who_builds_beside_writes_nothing():
-    job = FakeJob(0, {}, is_beside=True)
-    assert TcpRecordings("", job).gather("0\n") is None
+    assert gather(FakeJob(0, {}, is_beside=True), "0\n") is None

@@ -89,8 +89,7 @@ class Job(abc.ABC):
             What is wrong on this rank; None if nothing is.
         """
 
-    @abc.abstractmethod
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027
         """Ends what is not the engine's, which has stopped."""
 
     @abc.abstractmethod

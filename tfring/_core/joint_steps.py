@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfring._core import native
@@ -36,10 +37,8 @@ _failures = 0
 # Kept, as MPI may still read from them.
 _sent: list[Any] = []
 
-_KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (ImportError, RuntimeError, TimeoutError, TypeError, ValueError)
-}
+# Other errors may be of classes that another rank lacks.
+_KINDS = (ImportError, RuntimeError, TimeoutError, TypeError, ValueError)
 
 
 class Party:
@@ -62,7 +61,12 @@ class Party:
         Raises:
             Exception: `error`, or that of another rank.
         """
-        self.agree_on(_Done(error))
+        step: Future[None] = Future()
+        if error is None:
+            step.set_result(None)
+        else:
+            step.set_exception(error)
+        self._agree_on(step)
 
     def run(self, work: Callable[[], _T]) -> _T:
         """Takes a step that waits for the other ranks, in another thread.
@@ -71,16 +75,19 @@ class Party:
             Exception: `work` raised it, here or on another rank; `work` may
                 then still be running.
         """
-        running = _Running(work)
-        self.agree_on(running)
-        result: _T = running.result
-        return result
+        step: Future[_T] = Future()
+        # A daemon: the process may end while it hangs.
+        threading.Thread(
+            target=_take, args=[step, work], name="tfring.init", daemon=True
+        ).start()
+        self._agree_on(step)
+        return step.result()
 
-    def agree_on(self, step: _Done) -> None:
+    def _agree_on(self, step: Future[Any]) -> None:
         global _failures
         tag = _FIRST_TAG + _failures % _TAGS
         if len(self._members) == 1:
-            step.wait()
+            step.exception()  # It waits for it.
             answer = None
         elif self._me == 0:
             answer = self._collect(step, tag)
@@ -88,28 +95,27 @@ class Party:
             answer = self._ask(step, tag)
         if answer is not None:
             _failures += 1
-        if step.error is not None:
-            raise step.error
+        if step.done():
+            step.result()  # This rank's own error is the more precise one.
         if answer is not None:
-            kind, text = answer
-            raise _KINDS.get(kind, RuntimeError)(text)
+            raise answer
 
-    def _collect(self, step: _Done, tag: int) -> tuple[str, str] | None:
+    def _collect(self, step: Future[Any], tag: int) -> Exception | None:
         """On rank 0: receives all reports; returns the answer sent to all."""
         MPI = native.mpi()  # noqa: N806
         ranks = {member: rank for rank, member in enumerate(self._members)}
-        heard: dict[int, tuple[str, str] | None] = {}
-        answer = None
+        heard: dict[int, Exception | None] = {}
+        answer: Exception | None = None
         for _ in self._polls(0.0):
-            if step.is_over():
-                heard[0] = step.report(0)
+            if step.done():
+                heard[0] = _report(step, 0)
             try:
                 status = MPI.Status()
                 while self._comm.iprobe(MPI.ANY_SOURCE, tag, status):
                     source = status.Get_source()
                     heard[ranks[source]] = self._comm.recv(None, source, tag)
             except MPI.Exception as error:
-                answer = ("RuntimeError", f"a rank is lost: {error}")
+                answer = RuntimeError(f"a rank is lost: {error}")
                 break
             failed = [rank for rank in sorted(heard) if heard[rank]]
             if failed:
@@ -119,28 +125,28 @@ class Party:
                 break
         else:
             missing = [r for r in range(len(self._members)) if r not in heard]
-            answer = ("TimeoutError", self._too_late(missing))
+            answer = TimeoutError(self._too_late(missing))
         for member in self._members[1:]:
             _send(self._comm, answer, member, tag)
         return answer
 
-    def _ask(self, step: _Done, tag: int) -> tuple[str, str] | None:
+    def _ask(self, step: Future[Any], tag: int) -> Exception | None:
         """On other ranks: reports to rank 0, and returns its answer."""
         MPI = native.mpi()  # noqa: N806
         root = self._members[0]
         told = False
         for _ in self._polls(_ANSWER_SECONDS):
             try:
-                if not told and step.is_over():
+                if not told and step.done():
                     told = True
-                    _send(self._comm, step.report(self._me), root, tag)
+                    _send(self._comm, _report(step, self._me), root, tag)
                 if self._comm.iprobe(root, tag):
-                    answer: tuple[str, str] | None
+                    answer: Exception | None
                     answer = self._comm.recv(None, root, tag)
                     return answer
             except MPI.Exception as error:
-                return "RuntimeError", f"rank 0 is lost: {error}"
-        return "TimeoutError", self._too_late([0])
+                return RuntimeError(f"rank 0 is lost: {error}")
+        return TimeoutError(self._too_late([0]))
 
     def _polls(self, grace: float) -> Iterator[None]:
         """Yields until the time is over."""
@@ -166,53 +172,21 @@ class Party:
         )
 
 
-class _Done:
-    """How a step went that is over."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self.error = error
-        self.result: Any = None
-
-    def is_over(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def report(self, rank: int) -> tuple[str, str] | None:
-        """Words for other ranks, where it went wrong."""
-        if self.error is None:
-            return None
-        kind = next(
-            (name for name, k in _KINDS.items() if isinstance(self.error, k)),
-            "RuntimeError",
-        )
-        text = f"tfring.init failed on rank {rank}: {self.error}"
-        return kind, text[:_LONGEST_TEXT]
+def _take(step: Future[_T], work: Callable[[], _T]) -> None:
+    try:
+        step.set_result(work())
+    except BaseException as error:
+        step.set_exception(error)
 
 
-class _Running(_Done):
-    """A step under way in a thread."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(None)
-        # A daemon: the process may end while it hangs.
-        self._thread = threading.Thread(
-            target=self._run, args=[work], name="tfring.init", daemon=True
-        )
-        self._thread.start()
-
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        self._thread.join()
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        try:
-            self.result = work()
-        except Exception as error:
-            self.error = error
+def _report(step: Future[Any], rank: int) -> Exception | None:
+    """An error for other ranks, where a step that is over went wrong."""
+    error = step.exception()
+    if error is None:
+        return None
+    kind = next((k for k in _KINDS if isinstance(error, k)), RuntimeError)
+    text = f"tfring.init failed on rank {rank}: {error}"
+    return kind(text[:_LONGEST_TEXT])
 
 
 def _send(comm: Any, message: Any, rank: int, tag: int) -> None:

@@ -12,13 +12,13 @@ connects back.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfring._core.launcher_link import Form
 from tfring.rendezvous import descriptors, wire
 
 # A connection of a lost generation is given up so soon.
@@ -27,7 +27,25 @@ _LOOK_SECONDS = 0.2
 _ATTEMPT_SECONDS = 2.0
 _CONNECT_SECONDS = 30.0
 
-_Key = tuple[int, str, int]  # generation, channel, rank
+_Key = tuple[int, str, str]  # generation, channel, worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A worker of a generation."""
+
+    worker: str
+    address: wire.Address
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Who belongs to a generation, by rank; `rank` is this worker's."""
+
+    generation: int
+    rank: int
+    members: tuple[Member, ...]
 
 
 class UnreachableError(ConnectionError):
@@ -49,20 +67,33 @@ class Mesh:
         address: Where it listens.
     """
 
-    def __init__(self, interface: str, worker: str, token: str) -> None:
+    def __init__(
+        self,
+        interface: str,
+        worker: str,
+        token: str,
+        why_stopped: Callable[[int], str | None],
+    ) -> None:
         """Listens at an address of this machine.
+
+        Args:
+            interface: The address.
+            worker: This worker's name.
+            token: The job's.
+            why_stopped: Says why a generation is over, None while it is not.
 
         Raises:
             OSError: There is no such address here.
         """
         self._worker = worker
         self._token = token
+        self._why_stopped = why_stopped
         self._listener = wire.Listener(interface, token)
         self.address = self._listener.address
         self._state = threading.Condition()
         self._generation = 1  # Earlier ones are refused.
         # Of members that were faster than this worker.
-        self._came: dict[_Key, tuple[str, socket.socket]] = {}
+        self._came: dict[_Key, socket.socket] = {}
         threading.Thread(
             target=self._accept, name="tfring mesh", daemon=True
         ).start()
@@ -72,14 +103,13 @@ class Mesh:
         with self._state:
             self._generation = generation
             for key in [k for k in self._came if k[0] < generation]:
-                self._came.pop(key)[1].close()
+                self._came.pop(key).close()
 
     def connect(
         self,
         form: Form,
         channel: str,
         ranks: Sequence[int],
-        why_stopped: Callable[[], str | None],
         seconds: float = _CONNECT_SECONDS,
     ) -> list[int]:
         """Connects this worker with all others of one channel.
@@ -90,7 +120,6 @@ class Mesh:
             form: The generation.
             channel: Its name, used once in a generation.
             ranks: The members in it, of which this worker is one.
-            why_stopped: Says why the generation is over, None while it is not.
             seconds: How long the others may take.
 
         Returns:
@@ -111,7 +140,7 @@ class Mesh:
         connected: dict[int, socket.socket] = {}
 
         def check(rank: int, error: object) -> None:
-            why = why_stopped()
+            why = self._why_stopped(form.generation)
             if why is not None:
                 raise ConnectionError(why)
             if time.monotonic() > deadline:
@@ -139,11 +168,7 @@ class Mesh:
         ]
 
     def connect_when_needed(
-        self,
-        form: Form,
-        channel: str,
-        rank: int,
-        why_stopped: Callable[[], str | None],
+        self, form: Form, channel: str, rank: int
     ) -> int | None:
         """Connects this worker with another one, which need not wait for it.
 
@@ -152,13 +177,10 @@ class Mesh:
             not connected yet.
 
         Raises:
-            UnreachableError: See `connect`.
-            ConnectionError: See `connect`.
-            RuntimeError: See `connect`.
+            OSError, RuntimeError: See `connect`.
         """
         if rank < form.rank:
-            pair = [rank, form.rank]
-            return self.connect(form, channel, pair, why_stopped)[0]
+            return self.connect(form, channel, [rank, form.rank])[0]
         came = self._take(form, channel, rank, 0)
         return None if came is None else came.detach()
 
@@ -173,7 +195,6 @@ class Mesh:
             "role": "data",
             "generation": form.generation,
             "channel": channel,
-            "rank": form.rank,
             "worker": self._worker,
             "to": form.members[rank].worker,
         }
@@ -193,14 +214,10 @@ class Mesh:
         self, form: Form, channel: str, rank: int, seconds: float
     ) -> socket.socket | None:
         """The connection that a higher rank has made, if it has."""
-        key = (form.generation, channel, rank)
+        key = (form.generation, channel, form.members[rank].worker)
         with self._state:
             self._state.wait_for(lambda: key in self._came, seconds)
-            worker, sock = self._came.pop(key, ("", None))
-        if sock is not None and worker != form.members[rank].worker:
-            sock.close()
-            return None
-        return sock
+            return self._came.pop(key, None)
 
     def probe(self, worker: str, address: wire.Address) -> str:
         """Connects to another worker, and has it connect to this one.
@@ -218,34 +235,33 @@ class Mesh:
     def _probe_once(self, worker: str, address: wire.Address) -> str:
         hello = {
             "role": "probe",
-            "worker": self._worker,
             "to": worker,
             "address": list(self.address),
         }
         try:
             sock = wire.connect(address, self._token, hello, _ATTEMPT_SECONDS)
-            channel = wire.Channel(sock)
-            answer = channel.receive(2 * _ATTEMPT_SECONDS)
-            channel.close()
+            with contextlib.closing(wire.Channel(sock)) as channel:
+                answer = channel.receive(2 * _ATTEMPT_SECONDS)
         except OSError as error:
             return f"it cannot reach {worker}: {error}"
         return f"{worker} does not answer" if answer is None else answer["why"]
 
-    def _answer(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+    def _answer(self, sock: socket.socket, address: list[Any]) -> None:
         why = ""
-        host, port = hello["address"]
-        # The other one's listener takes the proof, and closes the connection.
-        back = {"role": "answer", "worker": self._worker}
+        host, port = address
         try:
+            # The other one's listener takes the proof, and closes it.
+            hello = {"role": "answer"}
             wire.connect(
-                (host, port), self._token, back, _ATTEMPT_SECONDS
+                (host, port), self._token, hello, _ATTEMPT_SECONDS
             ).close()
         except OSError as error:
             why = f"{self._worker} cannot reach it: {error}"
-        channel = wire.Channel(sock)
-        with contextlib.suppress(wire.ChannelClosedError):
+        with (
+            contextlib.closing(wire.Channel(sock)) as channel,
+            contextlib.suppress(wire.ChannelClosedError),
+        ):
             channel.send({"why": why})
-        channel.close()
 
     def _accept(self) -> None:
         while True:
@@ -255,34 +271,28 @@ class Mesh:
                     self._admit(*accepted)
 
     def _admit(self, sock: socket.socket, hello: dict[str, Any]) -> None:
-        if hello.get("role") == "probe" and hello.get("to") == self._worker:
-            threading.Thread(
-                target=self._answer, args=(sock, hello), daemon=True
-            ).start()
-            return
-        generation = hello.get("generation")
-        channel, rank = hello.get("channel"), hello.get("rank")
-        worker = hello.get("worker")
-        is_ours = (
-            hello.get("role") == "data"
-            and hello.get("to") == self._worker
-            and isinstance(generation, int)
-            and isinstance(channel, str)
-            and isinstance(rank, int)
-            and isinstance(worker, str)
-        )
-        if not is_ours:
-            sock.close()
-            return
-        assert isinstance(generation, int)
-        key = (generation, str(channel), int(str(rank)))
         with self._state:
-            if generation < self._generation:
-                sock.close()
-                return
-            # A member that has given an attempt up makes another.
-            old = self._came.pop(key, None)
-            if old is not None:
-                old[1].close()
-            self._came[key] = (str(worker), sock)
-            self._state.notify_all()
+            match hello:
+                case {
+                    "role": "probe",
+                    "to": self._worker,
+                    "address": list(address),
+                }:
+                    threading.Thread(
+                        target=self._answer, args=(sock, address), daemon=True
+                    ).start()
+                case {
+                    "role": "data",
+                    "to": self._worker,
+                    "generation": int(generation),
+                    "channel": str(channel),
+                    "worker": str(worker),
+                } if generation >= self._generation:
+                    key = (generation, channel, worker)
+                    # A member that has given an attempt up makes another.
+                    if key in self._came:
+                        self._came[key].close()
+                    self._came[key] = sock
+                    self._state.notify_all()
+                case _:
+                    sock.close()

@@ -25,6 +25,8 @@ _after_shutdown_hooks: list[Callable[[], None]] = []
 _after_restart_hooks: list[Callable[[], None]] = []
 # How many jobs this process has joined.
 _starts = 0
+# Of a state that are compared. More would be too long for a message.
+_MOST_PARTS = 10_000
 _lock = threading.Lock()
 _process_hooks_installed = False
 
@@ -135,7 +137,7 @@ def tell_of_training(phase: str, **more: Any) -> None:
             JSON, or None.
     """
     if isinstance(_job, tcp_job.TcpJob):
-        _job.training(phase, **more)
+        _job.launcher.say("training", phase=phase, **more)
 
 
 def tell_of_state(
@@ -152,7 +154,7 @@ def tell_of_state(
         return
     parts = describe()
     if parts is not None:
-        _job.state(parts)
+        _job.launcher.say("state", parts=parts[:_MOST_PARTS])
 
 
 def is_beside() -> bool:
@@ -162,7 +164,7 @@ def is_beside() -> bool:
 
 def has_waiting() -> bool:
     """Tells if other workers wait until this job forms anew with them."""
-    return isinstance(_job, tcp_job.TcpJob) and _job.has_waiting()
+    return isinstance(_job, tcp_job.TcpJob) and _job.launcher.has_waiting
 
 
 def reason_of_end() -> str | None:

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from tfring._core import clocks, failure, native, runtime, tcp_job, trace
-from tfring._core.tcp_recordings import TcpRecordings
+from tfring._core import (
+    clocks,
+    failure,
+    native,
+    runtime,
+    tcp_job,
+    tcp_recordings,
+    trace,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,12 +35,12 @@ _LOOK_SECONDS = 0.001
 @dataclasses.dataclass(frozen=True)
 class _Running:
     path: str  # rank 0's
-    comm: MPI.Intracomm
+    ranks: MPI.Intracomm | tcp_job.TcpJob  # that there are now
     # Added to this rank's clock, it gives that of rank 0.
-    offset_ns: int
+    offset_ns: int = 0
 
 
-_running: _Running | TcpRecordings | None = None
+_running: _Running | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -90,15 +97,15 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         raise FileNotFoundError(
             f"start_timeline: there is no directory for {path!r}."
         )
-    if runtime.may_grow():
-        _running = TcpRecordings(path, _tcp_job())
+    ranks = _ranks()
+    if isinstance(ranks, tcp_job.TcpJob):
+        _running = _Running(path, ranks)
         native.capi().tfring_timeline_start(int(mark_cycles))
         return
-    comm = runtime.job().comm.Dup()
-    _running = _Running(comm.bcast(path), comm, _clock_offset_ns(comm))
+    _running = _Running(ranks.bcast(path), ranks, _clock_offset_ns(ranks))
     native.capi().tfring_timeline_start(int(mark_cycles))
     # Entries that other ranks submit after their start are recorded here, too.
-    comm.Barrier()
+    ranks.Barrier()
 
 
 def stop_timeline() -> None:
@@ -115,11 +122,12 @@ def stop_timeline() -> None:
     if _running is None:
         raise ValueError("stop_timeline: no timeline is being recorded.")
     running, _running = _running, None
-    if isinstance(running, TcpRecordings):
-        recordings = running.gather(_recorded())
+    ranks = running.ranks
+    if isinstance(ranks, tcp_job.TcpJob):
+        recordings = tcp_recordings.gather(ranks, _recorded())
     else:
         # A rank that comes early leaves its core to the others.
-        barrier = running.comm.Ibarrier()
+        barrier = ranks.Ibarrier()
         while not barrier.Test():
             time.sleep(_LOOK_SECONDS)
         recording = trace.Recording(
@@ -127,8 +135,8 @@ def stop_timeline() -> None:
             running.offset_ns,
             *trace.parse(_recorded()),
         )
-        recordings = running.comm.gather(recording)
-        running.comm.Free()
+        recordings = ranks.gather(recording)
+        ranks.Free()
     if recordings is None:
         return
     for rank, of_rank in enumerate(recordings):
@@ -165,16 +173,13 @@ def _stop_if_recording() -> None:
 @runtime.after_restart
 def _go_on_with_the_ranks_left() -> None:
     global _running
-    if isinstance(_running, TcpRecordings):
-        _running.go_on(_tcp_job())
-    elif _running is not None:
-        _running = dataclasses.replace(_running, comm=runtime.job().comm.Dup())
+    if _running is not None:
+        _running = dataclasses.replace(_running, ranks=_ranks())
 
 
-def _tcp_job() -> tcp_job.TcpJob:
+def _ranks() -> MPI.Intracomm | tcp_job.TcpJob:
     job = runtime.job()
-    assert isinstance(job, tcp_job.TcpJob)
-    return job
+    return job if isinstance(job, tcp_job.TcpJob) else job.comm.Dup()
 
 
 def _clock_offset_ns(comm: MPI.Intracomm) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
@@ -100,7 +101,10 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
     Of one with shards, within `whole_states`.
     """
     return [
-        value.numpy() if isinstance(value, keras.Variable) else value
+        # NumPy 2 warns of Keras's own `numpy`.
+        tf.convert_to_tensor(value).numpy()
+        if isinstance(value, keras.Variable)
+        else value
         for each in _in_order(optimizer)
         for value in (
             each._whole_values()

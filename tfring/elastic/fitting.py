@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -145,8 +146,6 @@ def fit(
             "tfring.elastic.fit: sample_weight is not taken. Pass batches that "
             "are tuples of inputs, targets and weights."
         )
-    if not callable(callbacks):
-        _check_callbacks(callbacks or ())
     class_weight = options.pop("class_weight", None)
     if min(batch_size or 1, epochs, batches_per_commit) < 1 or batch_size == 0:
         raise ValueError(
@@ -189,7 +188,9 @@ def fit(
             if len(rest) == 0:  # The rest was a step of fewer ranks.
                 _end_epoch(model, state, [*made, position], epochs, options)
                 continue
-            done = state.taken // rest.taken_in_step
+            progress = _Progress(
+                verbose, state.taken // rest.taken_in_step, epochs
+            )
             model.fit(
                 _Untuned(rest, class_weight),
                 # Keras takes epochs of one length: the rest is a fit alone.
@@ -197,11 +198,7 @@ def fit(
                 initial_epoch=state.epoch,
                 shuffle=False,
                 verbose=0,
-                callbacks=[
-                    _Progress(verbose, done, epochs),
-                    *made,
-                    position,
-                ],
+                callbacks=[progress, *made, position],
                 **options,
             )
             if model.stop_training:
@@ -304,13 +301,12 @@ class _Rest(keras.utils.PyDataset):
         most: int | None = None,
     ) -> None:
         super().__init__(**data.loading)
-        self._data = data
-        self._epoch = epoch
         # The job may have another size when this one is still asked.
-        self._rank, size = runtime.rank(), runtime.size()
-        self._size = size
+        rank, size = runtime.rank(), runtime.size()
+        self._rest_of = functools.partial(data.rest, rank, size)
         self.taken_in_step = data.per_rank * size
-        self._rest = data.rest(epoch, taken, self._rank, size)
+        self._epoch = epoch
+        self._rest = self._rest_of(epoch, taken)
         if most is not None:
             self._rest = self._rest._replace(steps=min(most, self._rest.steps))
 
@@ -324,7 +320,7 @@ class _Rest(keras.utils.PyDataset):
         """Goes on to an epoch; Keras says `on_epoch_end` twice after some."""
         if epoch == self._epoch:
             return
-        rest = self._data.rest(epoch, 0, self._rank, self._size)
+        rest = self._rest_of(epoch, 0)
         if rest.steps != len(self):
             raise ValueError(
                 f"tfring.elastic.fit: epoch {epoch} has {rest.steps} steps, "
@@ -360,11 +356,6 @@ class _Position(keras.callbacks.Callback):
         # Rows of the epoch before this `fit`.
         self._taken_before = 0
         self._committed_steps = 0
-
-    def set_params(self, params: Any) -> None:
-        # All callbacks have the same dictionary.
-        params[STEPS_BEFORE] = self._state.taken // self._rest.taken_in_step
-        super().set_params(params)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._rest.begin(epoch)
@@ -410,10 +401,15 @@ class _Progress(keras.callbacks.ProgbarLogger):
         self._all_epochs = epochs
 
     def set_params(self, params: Any) -> None:
-        super().set_params({**params, "verbose": self._shown})
-        self.epochs = self._all_epochs
-        if params.get("steps") is not None:
-            self.target = params["steps"] + self._done
+        params[STEPS_BEFORE] = self._done  # All callbacks have this dictionary.
+        super().set_params(
+            {
+                **params,
+                "verbose": self._shown,
+                "epochs": self._all_epochs,
+                "steps": params["steps"] + self._done,
+            }
+        )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_end(batch + self._done, logs)

@@ -93,24 +93,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-# This rank has ended a function together with the other ranks, so it has the
-# job's state at the start of the next one.
-_has_trained = False
+# 0 once this rank has ended a function: it then has the job's state at the
+# start of the next one, though no commit is in that.
+_least_commits = -1
 
 
 def _run(train: Callable[[], Any], state: State) -> Any:
-    global _has_trained
-    if _has_trained:
-        state.has_begun()
+    global _least_commits
     skip_sync = goes_back = has_ended = False
     is_new_start = runtime.is_beside()
     result = None
     while True:
         try:
             if is_new_start:
-                over = runtime.restart(state.commits)
+                over = runtime.restart(max(state._commits, _least_commits))
                 if over is not None:
-                    _has_trained |= has_ended
                     return result if has_ended else _result_of_others(over)
                 is_new_start = False
                 if goes_back:
@@ -120,10 +117,9 @@ def _run(train: Callable[[], Any], state: State) -> Any:
                 state.share()
             has_ended = False
             result = train()
-            has_ended = True
+            has_ended, _least_commits = True, 0
             # Not to be gone when another rank needs this one to start.
             barrier()
-            _has_trained = True
             return result
         except HostsUpdatedInterrupt as interrupt:
             # Others may join, who have no state.

@@ -5,10 +5,9 @@ A place is a number of rows, or of batches, that all ranks have taken of it.
 
 from __future__ import annotations
 
-import abc
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -28,22 +27,22 @@ class Rest(NamedTuple):
     batch: Callable[[int], Any]
 
 
-class Source(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Source:
     """The data of all ranks.
 
     Attributes:
+        rest: Returns a rank's batches of what is left of an epoch, by the
+            rank, the size, the epoch, and the place in it.
         per_rank: What a rank takes in a step, in the units of a place.
         unit: These, in words.
         loading: What a `keras.utils.PyDataset` is made with.
     """
 
+    rest: Callable[[int, int, int, int], Rest]
     per_rank: int
-    unit: str = "rows"
-    loading: Mapping[str, Any] = MappingProxyType({})
-
-    @abc.abstractmethod
-    def rest(self, epoch: int, taken: int, rank: int, size: int) -> Rest:
-        """Returns a rank's batches of what is left of an epoch."""
+    unit: str
+    loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
@@ -71,9 +70,9 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
             f"{type(x).__name__}. Leave y out."
         )
     if isinstance(x, keras.utils.PyDataset):
-        return _Numbered(x, seed)
+        return _numbered(x, seed)
     if isinstance(x, tf.data.Dataset):
-        return _InOrder(x)
+        return _in_order(x)
     if callable(x):
         if batch_size is None:
             raise ValueError(
@@ -81,7 +80,7 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
                 "that the function gives a rank: its place in the data "
                 "follows from that."
             )
-        return _Made(x, batch_size)
+        return _made(x, batch_size)
     if inspect.isgenerator(x) or hasattr(x, "__next__"):
         raise TypeError(
             f"tfring.elastic.fit: a {type(x).__name__} cannot go on where "
@@ -89,7 +88,7 @@ def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
             "batches have numbers, or pass a function of the epoch and the "
             "rows that were taken of it."
         )
-    return _Arrays(x, y, 32 if batch_size is None else batch_size, seed)
+    return _arrays(x, y, 32 if batch_size is None else batch_size, seed)
 
 
 def _order(count: int, seed: int | None, epoch: int) -> Any:
@@ -98,102 +97,84 @@ def _order(count: int, seed: int | None, epoch: int) -> Any:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-class _Arrays(Source):
-    """Arrays; a place is a row."""
+def _arrays(x: Any, y: Any, batch_size: int, seed: int | None) -> Source:
+    parts = (x,) if y is None else (x, y)
+    try:
+        counts = {len(part) for part in keras.tree.flatten(parts)}
+    except TypeError as error:
+        raise TypeError(
+            "tfring.elastic.fit: x and y must be arrays, or x a "
+            "tf.data.Dataset, a keras.utils.PyDataset or a function: "
+            f"{error}."
+        ) from None
+    if len(counts) != 1:
+        raise ValueError(
+            "tfring.elastic.fit: x and y must have as many rows, got "
+            f"{sorted(counts)}."
+        )
+    [rows] = counts
 
-    def __init__(
-        self, x: Any, y: Any, batch_size: int, seed: int | None
-    ) -> None:
-        self._parts = (x,) if y is None else (x, y)
-        try:
-            counts = {len(part) for part in keras.tree.flatten(self._parts)}
-        except TypeError as error:
-            raise TypeError(
-                "tfring.elastic.fit: x and y must be arrays, or x a "
-                "tf.data.Dataset, a keras.utils.PyDataset or a function: "
-                f"{error}."
-            ) from None
-        if len(counts) != 1:
-            raise ValueError(
-                "tfring.elastic.fit: x and y must have as many rows, got "
-                f"{sorted(counts)}."
-            )
-        [self._rows] = counts
-        self.per_rank = batch_size
-        self._seed = seed
-
-    def rest(self, epoch: int, taken: int, rank: int, size: int) -> Rest:
-        order = _order(self._rows, self._seed, epoch)[taken:]
-        of_all = self.per_rank * size
+    def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
+        order = _order(rows, seed, epoch)[taken:]
+        of_all = batch_size * size
 
         def batch(step: int) -> Any:
             own = order[step * of_all + rank : (step + 1) * of_all : size]
-            return keras.tree.map_structure(lambda part: part[own], self._parts)
+            return keras.tree.map_structure(lambda part: part[own], parts)
 
         return Rest(len(order) // of_all, batch)
 
+    return Source(rest, batch_size, "rows")
 
-class _Numbered(Source):
-    """A `PyDataset`; a place is a batch."""
 
-    per_rank = 1
-    unit = "batches"
-
-    def __init__(self, batches: keras.utils.PyDataset, seed: int | None):
-        count = batches.num_batches
-        if count is None:
-            raise ValueError(
-                "tfring.elastic.fit: the PyDataset has no end, and so no "
-                "epochs. Give it a __len__."
-            )
-        self._batches = batches
-        self._count = int(count)
-        self._seed = seed
-        self.loading = {
-            "workers": batches.workers,
-            "use_multiprocessing": batches.use_multiprocessing,
-            "max_queue_size": batches.max_queue_size,
-        }
-
-    def rest(self, epoch: int, taken: int, rank: int, size: int) -> Rest:
-        order = _order(self._count, self._seed, epoch)[taken:]
-        return Rest(
-            len(order) // size,
-            lambda step: self._batches[int(order[step * size + rank])],
+def _numbered(batches: keras.utils.PyDataset, seed: int | None) -> Source:
+    count = batches.num_batches
+    if count is None:
+        raise ValueError(
+            "tfring.elastic.fit: the PyDataset has no end, and so no epochs. "
+            "Give it a __len__."
         )
 
+    def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
+        order = _order(int(count), seed, epoch)[taken:]
+        return Rest(
+            len(order) // size,
+            lambda step: batches[int(order[step * size + rank])],
+        )
 
-class _InOrder(Source):
+    loading = {
+        "workers": batches.workers,
+        "use_multiprocessing": batches.use_multiprocessing,
+        "max_queue_size": batches.max_queue_size,
+    }
+    return Source(rest, 1, "batches", loading)
+
+
+def _in_order(dataset: tf.data.Dataset) -> Source:
     """A dataset of batches for all ranks, in the same order in each epoch."""
+    _check_order(dataset)
+    count = _cardinality(dataset)
 
-    per_rank = 1
-    unit = "batches"
+    def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
+        steps = max(count - taken, 0) // size
+        return Rest(steps, _Reader(dataset.skip(taken).shard(size, rank)))
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        _check_order(dataset)
-        self._dataset = dataset
-        self._count = _cardinality(dataset)
-
-    def rest(self, epoch: int, taken: int, rank: int, size: int) -> Rest:
-        steps = max(self._count - taken, 0) // size
-        return Rest(steps, _Reader(self._dataset.skip(taken).shard(size, rank)))
+    return Source(rest, 1, "batches")
 
 
-class _Made(Source):
-    """Datasets that a function makes; a place is a row."""
+def _made(make: Callable[..., Any], batch_size: int) -> Source:
+    """Datasets that a function makes."""
 
-    def __init__(self, make: Callable[..., Any], batch_size: int) -> None:
-        self._make = make
-        self.per_rank = batch_size
-
-    def rest(self, epoch: int, taken: int, rank: int, size: int) -> Rest:
-        dataset = self._make(epoch, taken)
+    def rest(rank: int, size: int, epoch: int, taken: int) -> Rest:
+        dataset = make(epoch, taken)
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 "tfring.elastic.fit: x must return a tf.data.Dataset, got "
                 f"{type(dataset).__name__}."
             )
         return Rest(_cardinality(dataset), _Reader(dataset))
+
+    return Source(rest, batch_size, "rows")
 
 
 def _cardinality(dataset: tf.data.Dataset) -> int:
@@ -238,22 +219,17 @@ class _Reader:
     """The batches of a dataset, read once and in order."""
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
-        self._dataset = dataset
-        self._iterator: Any = None
+        self._batches = enumerate(dataset)
         # Keras looks at the first two to know their shapes, and then begins
         # again. A new iterator might have them in another order.
         self._kept: dict[int, Any] = {}
-        self._next = 0
 
     def __call__(self, step: int) -> Any:
-        if self._iterator is None:
-            self._iterator = iter(self._dataset)
         if step >= 2:
             self._kept.clear()
-        while self._next <= step:
-            batch = next(self._iterator)
+        while step not in self._kept:
+            number, batch = next(self._batches)
             # As PyDatasets have it.
             is_whole = isinstance(batch, tuple | dict)
-            self._kept[self._next] = batch if is_whole else (batch,)
-            self._next += 1
+            self._kept[number] = batch if is_whole else (batch,)
         return self._kept[step]

@@ -47,19 +47,10 @@ class State:
         )
         self._last_update = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
-        # Commits in it since the job began; -1 until it has the job's state.
+        # How many are in it since the job began; -1 before `run` has shared it.
         self._commits = -1
         # The launcher has heard of it since the last new start.
         self._is_told = False
-
-    @property
-    def commits(self) -> int:
-        """How many commits are in it; -1 before `run` has shared it."""
-        return self._commits
-
-    def has_begun(self) -> None:
-        """Marks it as the job's state, from a function that has ended."""
-        self._commits = max(self._commits, 0)
 
     def share(self) -> None:
         """Gives every rank rank 0's state, and its number of commits.
@@ -138,8 +129,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: There was an update; raised on every rank.
         """
-        update = self._take_update()
-        if update is not None:
+        if (update := self._take_update()) is not None:
             raise update
 
     def _take_update(self) -> HostsUpdatedInterrupt | None:
@@ -236,7 +226,7 @@ class ObjectState(State):
         self._share_values()
         self._saved = self._snapshot()
 
-    def _describe(self) -> list[tuple[str, str]] | None:
+    def _describe(self) -> list[tuple[str, str]]:
         return [(f"attribute {name!r}", "") for name in sorted(self._names)]
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:

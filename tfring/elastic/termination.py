@@ -14,7 +14,7 @@ from tfring._core import runtime
 
 _is_asked = False
 # By thread, the signals that were blocked before it forked.
-_before_fork = threading.local()
+_blocked = threading.local()
 
 
 @contextlib.contextmanager
@@ -54,16 +54,11 @@ def leave_if_asked() -> None:
 
 def _hold_back() -> None:
     """Has a SIGTERM wait until a child is itself: Python would forget it."""
-    if signal.getsignal(signal.SIGTERM) is _ask:
-        _before_fork.mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, [signal.SIGTERM]
-        )
+    _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def _let_go() -> None:
-    mask = _before_fork.__dict__.pop("mask", None)
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.before)
 
 
 def _be_a_child() -> None:

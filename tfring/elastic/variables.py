@@ -94,8 +94,8 @@ class TensorFlowState(ObjectState):
             broadcast_object_fn(session=self.session), runtime.rank, **kwargs
         )
 
-    def _describe(self) -> list[tuple[str, str]] | None:
-        return _described(super()._describe(), self.variables)
+    def _describe(self) -> list[tuple[str, str]]:
+        return super()._describe() + _described(self.variables)
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
         if self.session is None:
@@ -200,21 +200,20 @@ class TensorFlowKerasState(ObjectState):
         self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
 
-    def _describe(self) -> list[tuple[str, str]] | None:
+    def _describe(self) -> list[tuple[str, str]]:
         # The shape of a share is each rank's own.
         shared, _ = split_off_shares(self._shared_variables())
-        return _described(super()._describe(), shared)
+        return super()._describe() + _described(shared)
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
+        states = None
         with whole_states(self.optimizer) if is_collective else nullcontext():
-            if not self._is_sharded():
-                states = _values(self.optimizer.variables)
-            elif is_collective:
+            # Where they are sharded, this rank alone has a part of them.
+            if is_collective or not self._is_sharded():
                 states = whole_values(self.optimizer)
+            if is_collective:
                 for each in sharded_optimizers(self.optimizer):
                     each._keep_gathered()
-            else:
-                states = None  # This rank has a part of them.
         return super()._snapshot(is_collective) | {
             _VARIABLES: _values(without_metrics(self.model)),
             _STATES: states,
@@ -222,11 +221,8 @@ class TensorFlowKerasState(ObjectState):
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
         _assign(without_metrics(self.model), snapshot[_VARIABLES])
-        states = snapshot[_STATES]
-        if not self._is_sharded():
-            _assign(self.optimizer.variables, states)
-        elif states is not None:
-            assign_whole_values(self.optimizer, states)
+        if snapshot[_STATES] is not None:
+            assign_whole_values(self.optimizer, snapshot[_STATES])
         super()._assign(snapshot)
 
     def _shared_variables(self) -> list[Any]:
@@ -249,7 +245,7 @@ class TensorFlowKerasState(ObjectState):
         cut_for_ranks(self.optimizer, self._saved[_STATES])
 
     def traces_hold(self) -> bool:
-        """Tells if the model's functions are right in the new job."""
+        """Tells if the model's functions are right in this job."""
         if self._is_sharded() or were_added():  # Sets are gone.
             return False
         return self._keeps_traces or runtime.job().topology == self._traced_at
@@ -283,18 +279,13 @@ def _assign(variables: Iterable[Any], values: Iterable[Any]) -> None:
         variable.assign(value)
 
 
-def _described(
-    attributes: list[tuple[str, str]] | None, variables: Iterable[Any]
-) -> list[tuple[str, str]]:
+def _described(variables: Iterable[Any]) -> list[tuple[str, str]]:
     """Names are for messages alone: Keras numbers layers by process."""
     return [
-        *(attributes or []),
-        *(
-            (
-                f"{tf.as_dtype(each.dtype).base_dtype.name} "
-                f"{tf.TensorShape(each.shape)}",
-                each.name,
-            )
-            for each in variables
-        ),
+        (
+            f"{tf.as_dtype(each.dtype).base_dtype.name} "
+            f"{tf.TensorShape(each.shape)}",
+            each.name,
+        )
+        for each in variables
     ]
