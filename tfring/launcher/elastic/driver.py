@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -17,13 +16,7 @@ from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server
-from tfring.launcher.elastic.workers import (
-    Finish,
-    Kill,
-    Say,
-    Send,
-    Start,
-)
+from tfring.launcher.elastic.workers import Say
 from tfring.launcher.output import View
 from tfring.rendezvous import handshake
 from tfring.rendezvous.wire import Listener
@@ -72,12 +65,10 @@ class Driver:
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._discovery = Discovery(job.script) if job.script else None
-        self._discovery_error = ""
         self._prefixes: dict[int, str] = {}
         self._screen = JobScreen(view, self._prefix)
         self._stop_signal: int | None = None
         self._killed = False
-        self._reason: str | None = None
 
     def run(self) -> int:
         """Runs it; returns its exit status."""
@@ -109,14 +100,13 @@ class Driver:
     # While the job runs
 
     def _train(self) -> None:
-        while self._reason is None and self._stop_signal is None:
+        while self._membership.outcome is None and self._stop_signal is None:
             self._discover()
             self._start_supervisors()
             for event in self._poll():
                 self._take(event)
             self._take_exits()
             self._look_after_agents()
-            self._membership.tick()
             self._act()
             if self._screen.writer.failed:  # `tfringrun ... | head`.
                 self._stop_signal = signal.SIGPIPE
@@ -129,18 +119,15 @@ class Driver:
     def _discover(self) -> None:
         if self._discovery is None:
             return
+        before = self._discovery.error
         slots = self._discovery.poll(time.monotonic())
-        if self._discovery.error != self._discovery_error:
-            self._discovery_error = self._discovery.error
-            if self._discovery_error:
-                self._screen.say(
-                    f"{self._job.script}: {self._discovery_error}. The hosts "
-                    "stay as they are."
-                )
+        if (error := self._discovery.error) not in ("", before):
+            self._screen.say(
+                f"{self._job.script}: {error}. The hosts stay as they are."
+            )
         if slots is not None and self._hosts.update(slots):
             listed = ", ".join(f"{name}:{n}" for name, n in slots.items())
             self._screen.say(f"hosts: {listed or 'none'}.")
-            self._membership.hosts_changed()
 
     def _start_supervisors(self) -> None:
         now = time.monotonic()
@@ -192,43 +179,38 @@ class Driver:
     # Events
 
     def _take(self, event: Event) -> None:
+        name, message = event.name, event.message
         if event.role == "supervisor":
-            self._take_of_supervisor(event)
+            self._take_of_supervisor(name, message)
         elif event.role == "output":
-            message = event.message or {}
-            if message.get("kind") == "output":
+            if message is not None and message.get("kind") == "output":
                 self._screen.take(
                     _number(message["worker"]),
                     message["stream"],
                     message["data"].encode("latin-1"),
                 )
-        elif event.silent:
+        elif message is None and event.role == "pulse":
+            seconds = f"{self._job.silence_seconds:g} s"
             self._membership.silent(
-                event.name,
-                f"nothing was heard of it for {self._job.silence_seconds:g} s",
+                name, f"nothing was heard of it for {seconds}"
             )
-        elif event.message is None and event.role == "worker":
-            self._membership.disconnected(event.name)
-        elif event.message is None:
-            pass  # It is silent from now on.
-        elif event.name not in self._membership.workers:
-            if event.message.get("kind") == "error":
-                self._take_of_worker(event.name, event.message)
-            elif event.message.get("kind") == "hello":
-                why = "the job does not know this worker, or has lost it"
-                message = {"kind": "end", "status": 1, "why": why}
-                self._server.send(event.role, event.name, message)
-                self._server.drop(event.role, event.name)
-        elif event.role == "worker":
+        elif message is None:
+            self._membership.disconnected(name)
+        elif message.get("kind") != "hello":
             try:
-                self._take_of_worker(event.name, event.message)
+                self._membership.heard(name, message)
             except (KeyError, TypeError, ValueError) as error:
-                self._membership.silent(
-                    event.name, f"it sent what is no message: {error!r}"
-                )
+                why = f"it sent what is no message: {error!r}"
+                self._membership.silent(name, why)
+        elif name not in self._membership.workers:
+            why = "the job does not know this worker, or has lost it"
+            message = {"kind": "end", "status": 1, "why": why}
+            self._server.send(event.role, name, message)
+            self._server.drop(event.role, name)
 
-    def _take_of_supervisor(self, event: Event) -> None:
-        host, message = event.name, event.message
+    def _take_of_supervisor(
+        self, host: str, message: dict[str, Any] | None
+    ) -> None:
         if message is None:
             self._take_exits(lost_host=host)
             self._lose_host(host, f"host {host} was lost")
@@ -262,66 +244,15 @@ class Driver:
             self._membership.exited(name, message["status"], message["how"])
         self._exits = later
 
-    def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
-        kind, rules = message.get("kind"), self._membership
-        if kind == "ready":
-            host, port = message["address"]
-            rules.ready(
-                name,
-                int(message["generation"]),
-                (str(host), int(port)),
-                int(message["steps"]),
-                bool(message["building"]),
-            )
-        elif kind == "formed":
-            rules.formed(name, int(message["generation"]))
-        elif kind == "suspect":
-            generation, other = int(message["generation"]), message["worker"]
-            rules.suspect(name, generation, str(other), str(message["why"]))
-        elif kind == "probed":
-            reached = [str(each) for each in message["reached"]]
-            failed, why = message.get("failed", ""), message.get("why", "")
-            rules.probed(name, reached, str(failed), str(why))
-        elif kind == "state":
-            parts = [(str(part), str(of)) for part, of in message["parts"]]
-            rules.state(name, parts)
-        elif kind == "training":
-            rules.training(
-                name,
-                str(message["phase"]),
-                function=str(message.get("function", "")),
-                result=message.get("result"),
-            )
-        elif kind == "bye":
-            status, preempted = int(message["status"]), message["preempted"]
-            rules.bye(name, status, bool(preempted))
-        elif kind == "error":
-            rules.error(name, str(message["text"]))
-
-    # Actions
-
     def _act(self) -> None:
         for action in self._membership.take_actions():
-            if isinstance(action, Start):
-                slots = str(self._hosts.slots(action.host))
-                message = {
-                    "kind": "start",
-                    "worker": action.worker,
-                    "environment": {"TFRING_ELASTIC_SLOTS": slots},
-                }
-                self._server.send("supervisor", action.host, message)
-            elif isinstance(action, Kill):
-                message = {"kind": "kill", **dataclasses.asdict(action)}
-                self._server.send("supervisor", action.host, message)
-            elif isinstance(action, Send):
-                if action.message["kind"] == "form":
-                    for rank, name in enumerate(action.workers):
-                        self._prefixes[_number(name)] = str(rank)
-                self._server.send_all("worker", action.workers, action.message)
-            elif isinstance(action, Say):
+            if isinstance(action, Say):
                 self._screen.say(action.text)
-            elif isinstance(action, Finish):
-                self._reason = action.text
+                continue
+            if action.message["kind"] == "form":
+                for rank, name in enumerate(action.names):
+                    self._prefixes[_number(name)] = str(rank)
+            self._server.send_all(action.role, action.names, action.message)
 
     def _prefix(self, worker: int) -> str:
         return self._prefixes.get(worker, f"w{worker}")
@@ -332,14 +263,14 @@ class Driver:
         """Has all workers and supervisors end."""
         stopped = self._stop_signal is not None
         grace = _STOP_GRACE_SECONDS if stopped else _FAILURE_GRACE_SECONDS
-        why = self._reason or "the job is over"
-        status = 1 if self._reason else 0
+        failure = self._membership.outcome
+        why = failure or "the job is over"
+        status = 1 if failure else 0
         if not stopped:
             message = {"kind": "end", "status": status, "why": why}
             self._server.send_all("worker", self._membership.workers, message)
-        self._membership.finish()
         # Whose connection has ended, its supervisor will say how.
-        if self._reason and not stopped:
+        if failure and not stopped:
             self._wait_for(self._knows_first_status, _LAST_MESSAGE_SECONDS)
         message = _end_message(grace, terminate=stopped, status=self._status())
         self._server.send_all(
@@ -350,7 +281,7 @@ class Driver:
         for agent in self._agents.values():
             agent.close()
         first = self._membership.first_failure
-        self._screen.close(first.number if first and self._reason else None)
+        self._screen.close(first.number if first and failure else None)
         self._screen.end(self._describe(), 1.0 if stopped else None)
 
     def _knows_first_status(self) -> bool:
@@ -372,21 +303,21 @@ class Driver:
                 ):
                     self._take(event)
             self._take_exits()
-            self._membership.take_actions()
 
     def _status(self) -> int:
         if self._stop_signal is not None:
             return 128 + self._stop_signal
-        if not self._reason:
+        if not self._membership.outcome:
             return 0
         first = self._membership.first_failure
         return (first.status if first else None) or 1
 
     def _describe(self) -> str:
-        if self._stop_signal is not None or not self._reason:
+        failure = self._membership.outcome
+        if self._stop_signal is not None or not failure:
             return ""
         first = self._membership.first_failure
-        line = f"tfringrun: {self._reason}"
+        line = f"tfringrun: {failure}"
         if first is None:
             return line
         exception, last_line = self._screen.last_words(first.number)

@@ -11,7 +11,6 @@ is formed, so no worker is ever in two.
 | STOPPED  | the members and enough workers are ready | ready, replacement   |
 | FORMING  | all members are connected, or one is lost| forming              |
 | TRAINING | a member is lost, or leaves at a commit  |                      |
-| FINISHED | never: the job is over                   |                      |
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import collections
 import enum
 import math
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfring.launcher.elastic import accusations, places
@@ -28,12 +27,9 @@ from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.trainings import Trainings
 from tfring.launcher.elastic.workers import (
     Action,
-    Finish,
-    Kill,
     Limits,
     Say,
     Send,
-    Start,
     State,
     Worker,
 )
@@ -50,7 +46,6 @@ class Phase(enum.Enum):
     STOPPED = enum.auto()
     FORMING = enum.auto()
     TRAINING = enum.auto()
-    FINISHED = enum.auto()
 
 
 class Membership:
@@ -62,6 +57,8 @@ class Membership:
         workers: The living workers, by name.
         generation: The number of the current generation; 0 before the first.
         phase: See the table above.
+        outcome: Why the job has failed; "" if it has succeeded, and None until
+            it is over.
         first_failure: The first worker that failed, in the latest generation
             with a failure.
     """
@@ -102,28 +99,21 @@ class Membership:
         self._lost_at_end: Worker | None = None
         self.first_failure: Worker | None = None
         self._failed_in = -1
+        self.outcome: str | None = None
 
     def take_actions(self) -> list[Action]:
         """Returns what is to be done, in order; each once.
 
-        Each call looks at all workers, so it should follow many events at once.
+        Call it a few times a second, for the time limits. Each call looks at
+        all workers, so it should follow many events at once.
         """
-        self._follow_rules()
+        if self.outcome is None:
+            self._keep_times()
+            self._follow_rules()
         actions, self._actions = self._actions, []
         return actions
 
-    def finish(self) -> None:
-        """Has nobody started, or replaced, any more."""
-        self._enter(Phase.FINISHED)
-
     # Events
-
-    def hosts_changed(self) -> None:
-        """Takes note that the table of hosts is another one."""
-        for worker in list(self.workers.values()):
-            gone = worker.host not in self.hosts
-            if gone and worker not in self._members and not worker.done:
-                self._end(worker, f"host {worker.host} is no longer there")
 
     def host_lost(self, host: str, why: str) -> None:
         """Takes note that a supervisor is gone, and its workers with it."""
@@ -132,33 +122,45 @@ class Membership:
             if worker.host == host and worker.done:
                 self._say_goodbye_to(worker, why)
             elif worker.host == host:
-                self._lose(worker, why, strike=False)
+                self._lose(worker, why)
         for worker in list(self._ending.values()):
             if worker.host == host:
                 self._tell_of_loss(worker)
                 del self._ending[worker.name]
         if left_out:
-            self._say_left_out(host, f": {why}")
+            self._say(f"host {host} is left out {left_out}: {why}.")
 
-    def ready(
-        self,
-        name: str,
-        generation: int,
-        address: tuple[str, int],
-        steps: int,
-        building: bool,
-    ) -> None:
-        """Takes note that a worker has left its generation, and waits.
+    def heard(self, name: str, message: dict[str, Any]) -> None:
+        """Takes what a worker says; `LauncherLink` has the other side.
 
         Args:
             name: The worker.
-            generation: The one that it has left.
-            address: Where it listens to the others.
-            steps: How many commits are in its state; -1: it has none.
-            building: It has yet to build what it trains.
+            message: It has a `kind`, one of the methods `_take_...`, and its
+                arguments.
+
+        Raises:
+            KeyError: It has no kind.
+            TypeError: It has other arguments.
         """
         worker = self.workers.get(name)
-        if worker is None or generation != worker.generation:
+        take = getattr(self, f"_take_{message['kind']}", None)
+        if take is not None and worker is not None:
+            take(worker, **{k: v for k, v in message.items() if k != "kind"})
+        elif message["kind"] == "error" and name in self._ending:
+            self._ending[name].error = message["text"]
+
+    # What a worker says, by its kind.
+
+    def _take_ready(
+        self,
+        worker: Worker,
+        generation: int,
+        address: Sequence[str | int],
+        steps: int,
+        building: bool,
+    ) -> None:
+        """It has left its generation, and waits."""
+        if generation != worker.generation:
             return
         worker.ready = True
         worker.address, worker.steps = address, steps
@@ -166,9 +168,7 @@ class Membership:
         worker.formed = False
         worker.due = math.inf
         self._last_ready = self._clock()
-        if self._trainings.has_ended(worker):
-            self._let_off()
-        else:
+        if not self._trainings.has_ended(worker):
             self._trainings.newest_steps = max(
                 self._trainings.newest_steps, steps
             )
@@ -176,10 +176,9 @@ class Membership:
             # The other members leave as well, or must be told.
             self._stop_soon(1.0, "a member has left it")
 
-    def formed(self, name: str, generation: int) -> None:
-        """Takes note that a member has all its connections."""
-        worker = self.workers.get(name)
-        if worker is None or generation != worker.generation or worker.ready:
+    def _take_formed(self, worker: Worker, generation: int) -> None:
+        """It has all its connections."""
+        if generation != worker.generation or worker.ready:
             return
         worker.formed = True
         if self.phase is Phase.FORMING and all(
@@ -191,33 +190,29 @@ class Membership:
             self._ever_formed = True
             self._late = 0
 
-    def suspect(self, name: str, generation: int, other: str, why: str) -> None:
-        """Takes note that a member cannot reach another one."""
-        worker = self.workers.get(name)
-        accused = self.workers.get(other)
-        if worker not in self._members or generation != self.generation:
+    def _take_suspect(
+        self, accuser: Worker, generation: int, worker: str, why: str
+    ) -> None:
+        """It cannot reach another member."""
+        accused = self.workers.get(worker)
+        if accuser not in self._members or generation != self.generation:
             return
-        if accused in self._members and accused is not worker:
-            self._unconnected.add((generation, frozenset((name, other))))
+        if accused in self._members and accused is not accuser:
+            pair = frozenset((accuser.name, worker))
+            self._unconnected.add((generation, pair))
             # The accusations of all members show who is to blame.
             self._stop_soon(
-                _ACCUSING_SECONDS, f"{worker} cannot reach {accused}: {why}"
+                _ACCUSING_SECONDS, f"{accuser} cannot reach {accused}: {why}"
             )
 
-    def probed(
-        self, name: str, reached: list[str], failed: str, why: str
+    def _take_probed(
+        self,
+        worker: Worker,
+        reached: Iterable[str],
+        failed: str = "",
+        why: str = "",
     ) -> None:
-        """Takes note of a joiner's connections, before it joins.
-
-        Args:
-            name: The worker.
-            reached: They can connect to each other.
-            failed: A worker that it cannot connect to; "" for none.
-            why: The reason.
-        """
-        worker = self.workers.get(name)
-        if worker is None:
-            return
+        """It has connected to these, and could not to `failed`."""
         worker.reached.update(reached)
         if worker.ready:
             worker.due = math.inf
@@ -225,40 +220,27 @@ class Membership:
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
 
-    def state(self, name: str, parts: list[tuple[str, str]]) -> None:
-        """Takes the parts of a worker's state: a joiner's, or the members'."""
-        worker = self.workers.get(name)
-        if worker is None:
-            return
+    def _take_state(
+        self, worker: Worker, parts: Sequence[Sequence[str]]
+    ) -> None:
+        """Its state has these parts: a joiner's, or the members'."""
         worker.state = State(worker.run, parts)
         if worker in self._members:
             self._trainings.state = worker.state
 
-    def training(
+    def _take_training(
         self,
-        name: str,
+        worker: Worker,
         phase: str,
-        *,
         function: str = "",
         result: str | None = None,
     ) -> None:
-        """Takes note of where a worker is in its training.
+        """Its training has begun, is done by all members, or is left.
 
         Until it is over any end is a loss. After it nobody is replaced or
-        killed, and any status but 0 is the job's.
-
-        Args:
-            name: The worker.
-            phase: "begun"; "done", if all members have come to its end; or
-                "left" for another reason.
-            function: The name of the function that begins. All workers must
-                begin the same functions in the same order.
-            result: Its result as JSON, for workers that join later; None if
-                JSON cannot hold it.
+        killed, and any status but 0 is the job's. All workers must begin the
+        same functions in the same order; the result is for who joins later.
         """
-        worker = self.workers.get(name)
-        if worker is None:
-            return
         worker.training = phase == "begun"
         worker.trained = phase == "done"
         if worker.training:
@@ -267,19 +249,13 @@ class Membership:
                 self._lose(worker, why)
         if worker.trained:
             self._trainings.end(worker, result)
-        self._let_off()
 
-    def bye(self, name: str, status: int, preempted: bool) -> None:
-        """Takes note that a worker leaves of its own will."""
-        worker = self.workers.get(name)
-        if worker is None:
-            return
+    def _take_bye(self, worker: Worker, status: int, preempted: bool) -> None:
+        """It leaves of its own will."""
         grace = self.limits.ending_seconds
         if preempted:
-            worker.preempted = True
-            self._lose(
-                worker, "it was asked to end (SIGTERM)", grace, strike=False
-            )
+            why = "it was asked to end (SIGTERM)"
+            self._lose(worker, why, grace, failed=False)
         elif worker.trained:
             worker.done = True  # Its process will say with which status.
         elif worker.training or status != 0:
@@ -289,15 +265,13 @@ class Membership:
             worker.done = True
             self._some_done = True
 
-    def error(self, name: str, text: str) -> None:
-        """Takes the exception that ends a worker."""
-        worker = self.workers.get(name)
-        if worker is not None:
-            worker.error = text
-            if not worker.trained:
-                self._lose(worker, text, self.limits.ending_seconds)
-        elif name in self._ending:
-            self._ending[name].error = text
+    def _take_error(self, worker: Worker, text: str) -> None:
+        """An exception ends it."""
+        worker.error = text
+        if not worker.trained:
+            self._lose(worker, text, self.limits.ending_seconds)
+
+    # What others say of it.
 
     def silent(self, name: str, why: str) -> None:
         """Takes note that nothing is heard of a worker."""
@@ -347,8 +321,9 @@ class Membership:
         del self.workers[worker.name]
         self._say(f"{worker} ended after its training: {why}.")
 
-    def tick(self) -> None:
-        """Applies the time limits; call it a few times a second."""
+    # Rules
+
+    def _keep_times(self) -> None:
         limits, now = self.limits, self._clock()
         self.hosts.tick(now)
         lasted = now - self._since
@@ -376,41 +351,30 @@ class Membership:
             if now >= worker.due:
                 self._lose(worker, worker.overdue)
 
-    # Rules
-
     def _lose(
         self,
         worker: Worker,
         why: str,
         grace_seconds: float = 0.0,
         *,
-        strike: bool = True,
+        failed: bool = True,
         tell: bool = True,
     ) -> None:
         """Goes on without a worker; in its grace it ends by itself."""
-        del self.workers[worker.name]
-        self._ending[worker.name] = worker
-        worker.why = why
-        if not worker.preempted and self.generation > self._failed_in:
+        self._dismiss(worker, why, None if grace_seconds else 1, grace_seconds)
+        if failed and self.generation > self._failed_in:
             self._failed_in = self.generation
             self.first_failure = worker
-        if not grace_seconds:
-            self._send(worker, {"kind": "end", "status": 1, "why": why})
-        self._actions.append(Kill(worker.name, worker.host, grace_seconds))
         if tell:
             self._tell_of_loss(worker)
-        self._unconnected = {
-            (generation, pair)
-            for generation, pair in self._unconnected
-            if worker.name not in pair
-        }
-        counts = strike and not worker.proven
-        if counts and self.hosts.strike(
-            worker.host, worker.started, self._clock()
-        ):
-            self._say_left_out(
-                worker.host, ", as its workers fail again and again"
-            )
+        if failed and not worker.proven:
+            host = worker.host
+            left_out = self.hosts.strike(host, worker.started, self._clock())
+            if left_out:
+                self._say(
+                    f"host {host} is left out {left_out}, as its workers fail "
+                    "again and again."
+                )
         if worker not in self._members:
             return
         self._members.remove(worker)
@@ -419,10 +383,6 @@ class Membership:
         if not (worker.is_over and self._members and self._are_over()):
             self._stop(f"{worker} is lost: {why}")
 
-    def _say_left_out(self, host: str, why: str) -> None:
-        how_long = self.hosts.left_out_for(host)
-        self._say(f"host {host} is left out {how_long}{why}.")
-
     def _tell_of_loss(self, worker: Worker) -> None:
         if not worker.told:
             worker.told = True
@@ -430,16 +390,22 @@ class Membership:
 
     def _end(self, worker: Worker, why: str) -> None:
         """Ends a worker that is not needed; that is no failure."""
+        worker.told = True
+        self._dismiss(worker, why, 0, self.limits.ending_seconds)
+
+    def _dismiss(
+        self, worker: Worker, why: str, status: int | None, grace_seconds: float
+    ) -> None:
+        """Has a worker end with a status, or by itself, or else killed."""
         del self.workers[worker.name]
         self._ending[worker.name] = worker
-        worker.told = True
-        self._send(worker, {"kind": "end", "status": 0, "why": why})
-        self._actions.append(
-            Kill(worker.name, worker.host, self.limits.ending_seconds)
-        )
+        worker.why = why
+        if status is not None:
+            self._send(worker, {"kind": "end", "status": status, "why": why})
+        self._order(worker, "kill", grace_seconds=grace_seconds)
 
     def _stop(self, why: str) -> None:
-        if not self._is_under_way():
+        if self.phase is Phase.STOPPED:
             return
         self._enter(Phase.STOPPED)
         message = {"kind": "stop", "generation": self.generation, "why": why}
@@ -455,7 +421,7 @@ class Membership:
     def _stop_soon(self, seconds: float, why: str) -> None:
         """Stops the generation then, unless it is to stop earlier."""
         at = self._clock() + seconds
-        if self._is_under_way() and at < self._stop_at:
+        if self.phase is not Phase.STOPPED and at < self._stop_at:
             self._stop_at, self._stop_why = at, why
 
     def _enter(self, phase: Phase) -> None:
@@ -463,10 +429,6 @@ class Membership:
         self._since = self._clock()
         if phase is not Phase.TRAINING:  # It may be about to stop.
             self._stop_at = math.inf
-
-    def _is_under_way(self) -> bool:
-        """Tells if there is a generation that has not been stopped."""
-        return self.phase in (Phase.FORMING, Phase.TRAINING)
 
     def _waited_for(self) -> list[Worker]:
         """The members that have not left the generation yet."""
@@ -489,8 +451,8 @@ class Membership:
         return all(worker.is_over for worker in self._members)
 
     def _follow_rules(self) -> None:
-        if self.phase is Phase.FINISHED:
-            return
+        self._end_displaced()
+        self._let_off()
         self._let_build()
         if self._finishing and self._is_over():
             return
@@ -501,6 +463,13 @@ class Membership:
             self._tell_of_waiting()
         self._form_if_possible()
         self._fail_if_hopeless()
+
+    def _end_displaced(self) -> None:
+        """Ends joiners of hosts that have been taken away."""
+        for worker in list(self.workers.values()):
+            gone = worker.host not in self.hosts
+            if gone and worker not in self._members and not worker.done:
+                self._end(worker, f"host {worker.host} is no longer there")
 
     def _is_over(self) -> bool:
         """Ends the job once its members have ended."""
@@ -513,11 +482,11 @@ class Membership:
             if not worker.done:
                 self._end(worker, "the training is over")
         if self._lost_at_end is not None and not self.workers:
-            self._finish(f"{self._lost_at_end} was lost at the end.")
+            self.outcome = f"{self._lost_at_end} was lost at the end."
         elif not self.workers:
-            self._finish("")
+            self.outcome = ""
         elif now >= self._over_since + self.limits.replacement_seconds:
-            self._finish(
+            self.outcome = (
                 "the training is over, and the workers did not end in "
                 f"{self.limits.replacement_seconds:g} s "
                 "(TFRING_ELASTIC_TIMEOUT_SECONDS)."
@@ -525,7 +494,7 @@ class Membership:
         return True
 
     def _start_missing(self) -> None:
-        wanted = self._places() + self.limits.spares
+        wanted = places.count(self.limits, self.hosts) + self.limits.spares
         missing = min(wanted, self.hosts.capacity()) - sum(
             worker.host in self.hosts for worker in self.workers.values()
         )
@@ -534,7 +503,9 @@ class Membership:
             worker = Worker(f"w{self._count}", self._count, host, self._clock())
             self.workers[worker.name] = worker
             self._expect(worker, "join the job", self.limits.start_seconds)
-            self._actions.append(Start(worker.name, host))
+            slots = str(self.hosts.slots(host))
+            environment = {"TFRING_ELASTIC_SLOTS": slots}
+            self._order(worker, "start", environment=environment)
 
     def _expect(self, worker: Worker, what: str, seconds: float) -> None:
         """Loses a worker if it has not done this in so long."""
@@ -547,14 +518,6 @@ class Membership:
             self._expect(
                 worker, "build what it trains", self.limits.start_seconds
             )
-
-    def _places(self) -> int:
-        """How many members there may be."""
-        if self.limits.maximum is not None:
-            return self.limits.maximum
-        return max(
-            self.limits.minimum, self.hosts.capacity() - self.limits.spares
-        )
 
     def _occupied(self) -> collections.Counter[str]:
         """The workers of each host, including ending ones."""
@@ -583,7 +546,7 @@ class Membership:
             is_early = (
                 worker.state
                 and not self._trainings.state
-                and self._is_under_way()
+                and self.phase is not Phase.STOPPED
             )
             if not is_early and not self._not_reached(worker, joiners):
                 joiners.append(worker)
@@ -638,14 +601,7 @@ class Membership:
         self._told = chosen
 
     def _choose(self, members: list[Worker]) -> list[Worker]:
-        return places.choose(
-            members,
-            self._joiners(),
-            self.hosts,
-            minimum=self.limits.minimum,
-            places=self._places(),
-            maximum=self.limits.maximum,
-        )
+        return places.choose(members, self._joiners(), self.hosts, self.limits)
 
     def _form_if_possible(self) -> None:
         if self._waited_for():
@@ -671,7 +627,8 @@ class Membership:
         if self._ever_formed:
             return True
         first = self.limits.first
-        if count >= (self._places() if first is None else first):
+        wanted = places.count(self.limits, self.hosts)
+        if count >= (wanted if first is None else first):
             return True
         waits = self._last_ready + self.limits.gather_seconds > self._clock()
         # `-np` also counts workers of hosts to come.
@@ -713,7 +670,8 @@ class Membership:
             for worker in self.workers.values()
             if worker.ready and worker.building
         ]
-        if not building or not (self._ever_formed or self._is_under_way()):
+        alone = not self._ever_formed and self.phase is Phase.STOPPED
+        if not building or alone:
             return
         for worker in building:
             self._expect_build(worker)
@@ -721,13 +679,13 @@ class Membership:
         for worker, rank, nodes in places.to_come(
             building,
             [each for each in workers if each.host in self.hosts],
-            self._places(),
+            places.count(self.limits, self.hosts),
         ):
             self._send(worker, {"kind": "build", "rank": rank, "nodes": nodes})
 
     def _form(self, members: list[Worker]) -> None:
         if self._trainings.newest_steps >= 0 > places.newest_steps(members):
-            self._finish(
+            self.outcome = (
                 "all workers that had the state of the training are lost."
             )
             return
@@ -773,15 +731,15 @@ class Membership:
         )
 
     def _fail_if_hopeless(self) -> None:
-        if self.phase is not Phase.STOPPED:
+        if self.phase is not Phase.STOPPED or self.outcome is not None:
             return
         if self._ever_formed and not self._members:
-            self._finish("all workers are lost.")
+            self.outcome = "all workers are lost."
             return
         if self._members and self._are_over():
             return
         if self._late >= 3:
-            self._finish("the workers cannot connect to one another.")
+            self.outcome = "the workers cannot connect to one another."
             return
         minimum = 1 if self._finishing else self.limits.minimum
         alive = sum(not worker.done for worker in self.workers.values())
@@ -792,20 +750,16 @@ class Membership:
         )
         may_come = self.limits.may_grow or self.hosts.cools_down()
         if possible < minimum and not may_come:
-            self._finish(
+            self.outcome = (
                 f"only {alive} workers are left, of at least {minimum}, and "
                 "there is no host to start more on."
             )
         elif self._clock() >= self._since + self.limits.replacement_seconds:
-            self._finish(
+            self.outcome = (
                 f"fewer than {minimum} workers were ready for "
                 f"{self.limits.replacement_seconds:g} s "
                 "(TFRING_ELASTIC_TIMEOUT_SECONDS)."
             )
-
-    def _finish(self, text: str) -> None:
-        self.finish()
-        self._actions.append(Finish(text))
 
     # Actions
 
@@ -816,7 +770,12 @@ class Membership:
         self, workers: Iterable[Worker], message: dict[str, Any]
     ) -> None:
         names = tuple(worker.name for worker in workers)
-        self._actions.append(Send(names, message))
+        self._actions.append(Send("worker", names, message))
+
+    def _order(self, worker: Worker, kind: str, **more: Any) -> None:
+        """Tells a worker's supervisor what to do with it."""
+        message = {"kind": kind, "worker": worker.name, **more}
+        self._actions.append(Send("supervisor", (worker.host,), message))
 
     def _say(self, text: str) -> None:
         self._actions.append(Say(text))

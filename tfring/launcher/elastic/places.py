@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from tfring.launcher.elastic.host_table import HostTable
-from tfring.launcher.elastic.workers import Worker
+from tfring.launcher.elastic.workers import Limits, Worker
 
 
 def newest_steps(workers: Iterable[Worker]) -> int:
@@ -16,14 +16,18 @@ def newest_steps(workers: Iterable[Worker]) -> int:
     return max((each.steps for each in workers if each.ready), default=-1)
 
 
+def count(limits: Limits, hosts: HostTable) -> int:
+    """Returns how many members there may be."""
+    if limits.maximum is not None:
+        return limits.maximum
+    return max(limits.minimum, hosts.capacity() - limits.spares)
+
+
 def choose(
     members: Sequence[Worker],
     joiners: Sequence[Worker],
     hosts: HostTable,
-    *,
-    minimum: int,
-    places: int,
-    maximum: int | None,
+    limits: Limits,
 ) -> list[Worker]:
     """Chooses who trains on.
 
@@ -34,10 +38,9 @@ def choose(
         members: Of the generation that has ended, or is about to.
         joiners: Who else waits for a place.
         hosts: The hosts that there are.
-        minimum: How many there should be at least.
-        places: How many the hosts have.
-        maximum: How many there may be in any case.
+        limits: How many there should be.
     """
+    places = count(limits, hosts)
     both = sorted([*members, *joiners], key=_newest_first)
     staying: list[Worker] = []
     leaving: list[Worker] = []
@@ -52,10 +55,9 @@ def choose(
     if leaving and not any(_steps(each) == newest for each in staying):
         # It gives the others its state, and leaves the next time.
         staying.insert(0, leaving.pop(0))
-        places += 1
-    missing = max(0, minimum - len(staying))
-    chosen = staying + leaving[:missing]
-    return chosen[: places if maximum is None else min(places, maximum)]
+        places += limits.maximum is None
+    missing = max(0, limits.minimum - len(staying))
+    return (staying + leaving[:missing])[:places]
 
 
 def _steps(worker: Worker) -> float:

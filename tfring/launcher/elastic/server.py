@@ -32,14 +32,13 @@ class Event:
         role: `supervisor`, `output`, `worker` or `pulse`.
         name: The host, or the worker.
         message: What was said; the hello comes first. None: the connection has
-            ended, or nothing was heard for too long if `silent`. A pulse that
-            ends is not heard any more: perhaps its worker has just said more.
+            ended. Of a pulse: nothing was heard for too long. A pulse that ends
+            is not heard any more: perhaps its worker has just said more.
     """
 
     role: str
     name: str
     message: dict[str, Any] | None
-    silent: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,8 +47,6 @@ class _Connection:
     name: str
     sock: socket.socket
     channel: wire.Channel | None
-    # A message is on its way.
-    is_sending: bool = False
 
 
 class Server:
@@ -77,9 +74,7 @@ class Server:
             OSError: There is no such address here.
         """
         if address not in self._listeners:
-            listener = wire.Listener(address, self._token)
-            self._listeners[address] = listener
-            self._selector.register(listener, selectors.EVENT_READ, listener)
+            self.take_over(wire.Listener(address, self._token))
         return self._listeners[address].address
 
     def take_over(self, listener: wire.Listener) -> None:
@@ -112,17 +107,14 @@ class Server:
         """Sends what is taken now, and the rest in `poll`: others wait, too."""
         if connection.channel is None:
             return
+        events = selectors.EVENT_READ
         try:
-            is_sending = not connection.channel.start_send(frame)
+            if not connection.channel.start_send(frame):
+                events |= selectors.EVENT_WRITE
         except wire.ChannelClosedError:
             # `poll` reads the end.
             connection.channel.shutdown()
-            is_sending = False
-        if is_sending != connection.is_sending:
-            connection.is_sending = is_sending
-            events = selectors.EVENT_READ
-            events |= selectors.EVENT_WRITE if is_sending else 0
-            self._selector.modify(connection.sock, events, connection)
+        self._selector.modify(connection.sock, events, connection)
 
     def drop(self, role: str, name: str) -> None:
         """Closes a connection, without an event."""
@@ -174,7 +166,7 @@ class Server:
             if self._clock - heard >= self._silence_seconds:
                 self.drop("pulse", name)
                 del self._heard[name]
-                events.append(Event("pulse", name, None, silent=True))
+                events.append(Event("pulse", name, None))
         return events
 
     def close(self) -> None:
@@ -245,7 +237,8 @@ class Server:
             return False
         except OSError:
             self.drop(role, name)
-            events.append(Event(role, name, None))
+            if role != "pulse":
+                events.append(Event(role, name, None))
             return False
 
 

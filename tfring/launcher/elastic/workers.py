@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -48,27 +49,17 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """Start a worker on a host."""
-
-    worker: str
-    host: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Kill:
-    """Kill what is left of a worker after so long."""
-
-    worker: str
-    host: str
-    grace_seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Send:
-    """Send a message to workers, if they can be reached."""
+    """Send a message to each of these, if it can be reached.
 
-    workers: tuple[str, ...]
+    Attributes:
+        role: "worker", or "supervisor".
+        names: Of workers, or of hosts.
+        message: What each is told.
+    """
+
+    role: str
+    names: tuple[str, ...]
     message: dict[str, Any]
 
 
@@ -79,14 +70,7 @@ class Say:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """End the job: with success if `text` is empty."""
-
-    text: str
-
-
-Action = Start | Kill | Send | Say | Finish
+Action = Send | Say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +83,7 @@ class State:
     """
 
     run: int
-    parts: list[tuple[str, str]]
+    parts: Sequence[Sequence[str]]
 
     def difference_from(self, others: State) -> str:
         """Tells where it differs from the others' state; "" if it does not."""
@@ -137,7 +121,6 @@ class Worker:
         training: It is in one.
         trained: All ranks have come to the end of that function.
         done: It has said that it ends of its own will, after the training.
-        preempted: It has said that it leaves the job.
         error: The exception that ends it, as it said itself.
         why: How it was lost.
         told: The user has been told.
@@ -156,7 +139,7 @@ class Worker:
     generation: int = 0
     rank: int | None = None
     formed: bool = False
-    address: tuple[str, int] = ("", 0)
+    address: Sequence[str | int] = ("", 0)
     reached: set[str] = dataclasses.field(default_factory=set)
     connected: bool = False
     state: State | None = None
@@ -165,7 +148,6 @@ class Worker:
     training: bool = False
     trained: bool = False
     done: bool = False
-    preempted: bool = False
     error: str = ""
     why: str = ""
     told: bool = False
