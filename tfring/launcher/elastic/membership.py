@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import itertools
 import math
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +75,7 @@ class Membership:
         self.workers: dict[str, Worker] = {}
         # Lost, but their processes may still be there.
         self._ending: dict[str, Worker] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._last_ready = clock()
 
         self.generation = 0
@@ -380,7 +381,7 @@ class Membership:
         self._members.remove(worker)
         if self._finishing:
             self._lost_at_end = worker
-        if not (worker.is_over and self._members and self._are_over()):
+        if not (worker.is_over and self._members and not self._going_on()):
             self._stop(f"{worker} is lost: {why}")
 
     def _tell_of_loss(self, worker: Worker) -> None:
@@ -408,15 +409,11 @@ class Membership:
         if self.phase is Phase.STOPPED:
             return
         self._enter(Phase.STOPPED)
+        inside = [
+            each for each in self._members if not (each.ready or each.done)
+        ]
         message = {"kind": "stop", "generation": self.generation, "why": why}
-        self._send_all(
-            (
-                worker
-                for worker in self._members
-                if not worker.ready and not worker.done
-            ),
-            message,
-        )
+        self._send_all(inside, message)
 
     def _stop_soon(self, seconds: float, why: str) -> None:
         """Stops the generation then, unless it is to stop earlier."""
@@ -430,13 +427,13 @@ class Membership:
         if phase is not Phase.TRAINING:  # It may be about to stop.
             self._stop_at = math.inf
 
+    def _going_on(self) -> list[Worker]:
+        """The members that have not come to the end of the training."""
+        return [each for each in self._members if not each.is_over]
+
     def _waited_for(self) -> list[Worker]:
         """The members that have not left the generation yet."""
-        return [
-            worker
-            for worker in self._members
-            if not worker.ready and not worker.is_over
-        ]
+        return [each for each in self._going_on() if not each.ready]
 
     @property
     def _finishing(self) -> bool:
@@ -446,12 +443,7 @@ class Membership:
             and all(map(self._trainings.has_ended, self._members))
         )
 
-    def _are_over(self) -> bool:
-        """Tells if no member trains any more."""
-        return all(worker.is_over for worker in self._members)
-
     def _follow_rules(self) -> None:
-        self._end_displaced()
         self._let_off()
         self._let_build()
         if self._finishing and self._is_over():
@@ -462,13 +454,14 @@ class Membership:
             self._start_missing()
             self._tell_of_waiting()
         self._form_if_possible()
+        self._end_displaced()
         self._fail_if_hopeless()
 
     def _end_displaced(self) -> None:
-        """Ends joiners of hosts that have been taken away."""
+        """Ends who is no member on a host that has been taken away."""
         for worker in list(self.workers.values()):
-            gone = worker.host not in self.hosts
-            if gone and worker not in self._members and not worker.done:
+            gone = worker.host not in self.hosts and not worker.is_over
+            if gone and worker not in self._members:
                 self._end(worker, f"host {worker.host} is no longer there")
 
     def _is_over(self) -> bool:
@@ -499,8 +492,8 @@ class Membership:
             worker.host in self.hosts for worker in self.workers.values()
         )
         for host in self.hosts.free(self._occupied(), missing):
-            self._count += 1
-            worker = Worker(f"w{self._count}", self._count, host, self._clock())
+            number = next(self._numbers)
+            worker = Worker(f"w{number}", number, host, self._clock())
             self.workers[worker.name] = worker
             self._expect(worker, "join the job", self.limits.start_seconds)
             slots = str(self.hosts.slots(host))
@@ -566,10 +559,9 @@ class Membership:
         """With whom it is yet to connect, to join them and these joiners."""
         if not self._ever_formed:
             return []  # Nobody trains, who would stop for it.
-        members = [each for each in self._members if not each.is_over]
         return [
             each
-            for each in (*members, *joiners)
+            for each in (*self._going_on(), *joiners)
             if each.name not in worker.reached
         ]
 
@@ -609,37 +601,29 @@ class Membership:
         if self._ever_formed and not self._members:
             return  # They leave nothing to go on from.
         self._lose_unreachable()
-        going_on = [each for each in self._members if not each.is_over]
-        if self._finishing:
-            chosen = going_on
-        else:
-            chosen = self._choose(going_on)
-            if len(chosen) < self.limits.minimum or not self._have_gathered(
-                len(chosen)
-            ):
+        chosen = self._going_on()
+        if not self._finishing:
+            chosen = self._choose(chosen)
+            few = len(chosen) < self.limits.minimum
+            if few or not self._have_gathered(len(chosen)):
                 return
-        if not chosen:
-            return
-        self._form(places.in_order(chosen))
+        if chosen:
+            self._form(places.in_order(chosen))
 
     def _have_gathered(self, count: int) -> bool:
         """Tells if the first generation has waited long enough."""
-        if self._ever_formed:
-            return True
         first = self.limits.first
-        wanted = places.count(self.limits, self.hosts)
-        if count >= (wanted if first is None else first):
+        wanted = first or places.count(self.limits, self.hosts)
+        if self._ever_formed or count >= wanted:
             return True
-        waits = self._last_ready + self.limits.gather_seconds > self._clock()
-        # `-np` also counts workers of hosts to come.
-        may_come = first is not None and self.limits.may_grow
-        return not (waits and (may_come or self._may_come()))
-
-    def _may_come(self) -> bool:
-        """Tells if more workers are about to join."""
-        return any(not worker.ready for worker in self.workers.values()) or (
-            self.hosts.may_give(self._occupied()) > 0
+        may_come = (
+            # `-np` also counts workers of hosts to come.
+            (first is not None and self.limits.may_grow)
+            or any(not worker.ready for worker in self.workers.values())
+            or self.hosts.may_give(self._occupied()) > 0
         )
+        waited = self._clock() - self._last_ready
+        return not may_come or waited >= self.limits.gather_seconds
 
     def _lose_unreachable(self) -> None:
         """Loses workers that could not connect, one at a time."""
@@ -690,13 +674,9 @@ class Membership:
             )
             return
         chosen = set(members)
-        for worker in self._members:
-            if worker not in chosen and not worker.is_over:
-                if worker.host in self.hosts:
-                    why = "there are more workers than places"
-                else:
-                    why = f"host {worker.host} is no longer there"
-                self._end(worker, why)
+        for worker in self._going_on():
+            if worker not in chosen and worker.host in self.hosts:
+                self._end(worker, "there are more workers than places")
         self.generation += 1
         self._enter(Phase.FORMING)
         self._lost_at_end = None
@@ -736,7 +716,7 @@ class Membership:
         if self._ever_formed and not self._members:
             self.outcome = "all workers are lost."
             return
-        if self._members and self._are_over():
+        if self._members and not self._going_on():
             return
         if self._late >= 3:
             self.outcome = "the workers cannot connect to one another."
