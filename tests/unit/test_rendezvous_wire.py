@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import random
 import resource
@@ -558,7 +559,7 @@ def test_shutdown_wakes_the_thread_that_receives(pair):
 
     def receive():
         with contextlib.suppress(wire.ChannelClosedError):
-            channel.receive(None)
+            channel.receive(math.inf)
             return
         ended.set()
 

@@ -106,11 +106,7 @@ class Connecting:
         _check_not_busy(greeting)
         self._server_nonce = greeting
         proof = _proof(
-            self._key,
-            b"tfring connect",
-            greeting,
-            self._nonce,
-            self._hello,
+            self._key, b"tfring connect", greeting, self._nonce, self._hello
         )
         return frames.encode(self._nonce + proof + self._hello)
 

@@ -16,7 +16,6 @@ import collections
 import contextlib
 import dataclasses
 import errno
-import math
 import os
 import random
 import select
@@ -213,15 +212,10 @@ class Listener:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        self._sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind(address)
-            self._sock.listen(MOST_HANDSHAKES)
-            self._sock.setblocking(False)
-        except BaseException:
-            self._sock.close()
-            raise
+        self._sock = socket.create_server(
+            address, family=family, backlog=MOST_HANDSHAKES
+        )
+        self._sock.setblocking(False)
         name = self._sock.getsockname()
         self.address: Address = (name[0], name[1])
         self.refused = 0
@@ -237,11 +231,9 @@ class Listener:
     def accept(
         self, timeout_seconds: float
     ) -> tuple[socket.socket, dict[str, Any]] | None:
-        """Returns a connection of this job and its hello.
+        """Returns a connection of this job and its hello, if there is one.
 
-        Returns:
-            A blocking socket, on which the other side speaks next; None if
-            there is none in this time.
+        The socket is blocking, and the other side speaks next.
         """
         deadline = self._clock() + timeout_seconds
         while not self._done:
@@ -437,14 +429,8 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
         return True
 
-    def receive(self, timeout_seconds: float | None) -> dict[str, Any] | None:
-        """Returns the next message.
-
-        Args:
-            timeout_seconds: How long to wait; None is for ever.
-
-        Returns:
-            The message; None if none came in this time.
+    def receive(self, timeout_seconds: float) -> dict[str, Any] | None:
+        """Returns the next message; None if none came in this time.
 
         Raises:
             ChannelClosedError: The connection has ended, also by `shutdown`, or
@@ -458,16 +444,15 @@ class Channel:
             self.shutdown()
             raise ChannelClosedError(self._ended) from None
 
-    def _receive(self, timeout_seconds: float | None) -> dict[str, Any] | None:
-        end = math.inf if timeout_seconds is None else timeout_seconds
-        end += time.monotonic()
+    def _receive(self, timeout_seconds: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + timeout_seconds
         while not self._ended:
             if (frame := self._frames.next()) is not None:
                 return frames.from_json(frame)
             try:
                 data = self._sock.recv(1 << 16)
             except BlockingIOError:
-                left = end - time.monotonic()
+                left = deadline - time.monotonic()
                 if left <= 0:
                     return None
                 _wait(self._sock, select.POLLIN, left)

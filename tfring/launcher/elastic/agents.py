@@ -22,8 +22,9 @@ from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# The MPI launchers' programs that are called as ssh is.
-_AGENTS_OF_MPI = (
+# They name a program that is called as ssh is; the last ones to MPI launchers.
+_AGENTS = (
+    "TFRING_ELASTIC_AGENT",
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -35,13 +36,11 @@ def _command(host: str) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if Host(host, 1).is_local():
         return program
-    agent = os.environ.get("TFRING_ELASTIC_AGENT")
-    for name in _AGENTS_OF_MPI:
-        agent = agent or os.environ.get(name)
+    agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
     words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
-        *shlex.split(agent or _SSH),
+        *shlex.split(agent),
         host,
         f"cd {directory} && {shlex.join([*words, *program])}",
     ]
@@ -133,9 +132,8 @@ class Agent:
     def last_line(self) -> str:
         """Returns the last line that it has written, or ""."""
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1].rstrip(".") if said else ""
+        said = self._errors.read().decode(errors="replace").strip()
+        return said.rpartition("\n")[2].strip().rstrip(".")
 
     def close(self) -> None:
         """Ends the connection to it, by which it ends."""

@@ -157,7 +157,7 @@ class Driver:
                     for worker in self._membership.workers.values()
                 )
                 if unused:
-                    self._server.send("supervisor", host, _end_message(5.0))
+                    self._server.send("supervisor", [host], _end_message(5.0))
             elif agent.has_ended():
                 said = agent.last_line() or "its supervisor has ended"
                 self._lose_host(host, f"host {host} cannot be reached: {said}")
@@ -205,7 +205,7 @@ class Driver:
         elif name not in self._membership.workers:
             why = "the job does not know this worker, or has lost it"
             message = {"kind": "end", "status": 1, "why": why}
-            self._server.send(event.role, name, message)
+            self._server.send(event.role, [name], message)
             self._server.drop(event.role, name)
 
     def _take_of_supervisor(
@@ -252,7 +252,7 @@ class Driver:
             if action.message["kind"] == "form":
                 for rank, name in enumerate(action.names):
                     self._prefixes[_number(name)] = str(rank)
-            self._server.send_all(action.role, action.names, action.message)
+            self._server.send(action.role, action.names, action.message)
 
     def _prefix(self, worker: int) -> str:
         return self._prefixes.get(worker, f"w{worker}")
@@ -268,12 +268,16 @@ class Driver:
         status = 1 if failure else 0
         if not stopped:
             message = {"kind": "end", "status": status, "why": why}
-            self._server.send_all("worker", self._membership.workers, message)
+            self._server.send("worker", self._membership.workers, message)
         # Whose connection has ended, its supervisor will say how.
         if failure and not stopped:
-            self._wait_for(self._knows_first_status, _LAST_MESSAGE_SECONDS)
+            first = self._membership.first_failure
+            self._wait_for(
+                lambda: first is None or first.status is not None,
+                _LAST_MESSAGE_SECONDS,
+            )
         message = _end_message(grace, terminate=stopped, status=self._status())
-        self._server.send_all(
+        self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
         self._wait_for(self._no_supervisors, grace + _END_SECONDS)
@@ -283,10 +287,6 @@ class Driver:
         first = self._membership.first_failure
         self._screen.close(first.number if first and failure else None)
         self._screen.end(self._describe(), 1.0 if stopped else None)
-
-    def _knows_first_status(self) -> bool:
-        first = self._membership.first_failure
-        return first is None or first.status is not None
 
     def _no_supervisors(self) -> bool:
         return not any(map(self._server.connected, ("supervisor", "output")))

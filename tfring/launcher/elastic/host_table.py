@@ -159,12 +159,6 @@ class HostTable:
         if name in self._hosts:
             self._hosts[name].leaving = True
 
-    def capacity(self) -> int:
-        """Counts the slots of the hosts that are up, or may come up."""
-        return sum(
-            host.slots for host in self._hosts.values() if not host.left_out
-        )
-
     def free(self, occupied: Mapping[str, int], count: int) -> list[str]:
         """Returns the hosts to start workers on, one for each.
 
@@ -184,8 +178,13 @@ class HostTable:
         """Tells if a host that is left out will be tried again."""
         return any(host.cools_down for host in self._hosts.values())
 
-    def may_give(self, occupied: Mapping[str, int]) -> int:
-        """Counts the workers that may still be started, now or later."""
+    def capacity(self, occupied: Mapping[str, int] | None = None) -> int:
+        """Counts the workers that may be started, now or later.
+
+        Args:
+            occupied: The workers of each host, beside these; None for none.
+        """
+        occupied = occupied or {}
         return sum(
             max(0, host.slots - occupied.get(name, 0))
             for name, host in self._hosts.items()

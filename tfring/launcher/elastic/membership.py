@@ -402,7 +402,7 @@ class Membership:
         self._ending[worker.name] = worker
         worker.why = why
         if status is not None:
-            self._send(worker, {"kind": "end", "status": status, "why": why})
+            self._send([worker], {"kind": "end", "status": status, "why": why})
         self._order(worker, "kill", grace_seconds=grace_seconds)
 
     def _stop(self, why: str) -> None:
@@ -413,7 +413,7 @@ class Membership:
             each for each in self._members if not (each.ready or each.done)
         ]
         message = {"kind": "stop", "generation": self.generation, "why": why}
-        self._send_all(inside, message)
+        self._send(inside, message)
 
     def _stop_soon(self, seconds: float, why: str) -> None:
         """Stops the generation then, unless it is to stop earlier."""
@@ -577,7 +577,7 @@ class Membership:
                     self.limits.forming_seconds,
                 )
                 workers = [[each.name, *each.address] for each in others]
-                self._send(worker, {"kind": "probe", "workers": workers})
+                self._send([worker], {"kind": "probe", "workers": workers})
 
     def _tell_of_waiting(self) -> None:
         """Has the members leave at the next commit if their choice changes."""
@@ -587,9 +587,7 @@ class Membership:
         members = set(self._members)
         if chosen != self._told and set(chosen) != members:
             joiners = len(set(chosen) - members)
-            self._send_all(
-                self._members, {"kind": "waiting", "workers": joiners}
-            )
+            self._send(self._members, {"kind": "waiting", "workers": joiners})
         self._told = chosen
 
     def _choose(self, members: list[Worker]) -> list[Worker]:
@@ -620,7 +618,7 @@ class Membership:
             # `-np` also counts workers of hosts to come.
             (first is not None and self.limits.may_grow)
             or any(not worker.ready for worker in self.workers.values())
-            or self.hosts.may_give(self._occupied()) > 0
+            or self.hosts.capacity(self._occupied()) > 0
         )
         waited = self._clock() - self._last_ready
         return not may_come or waited >= self.limits.gather_seconds
@@ -645,7 +643,7 @@ class Membership:
             if worker in self._members or worker.run < begun:
                 self._expect_build(worker)
                 result = self._trainings.result_of(worker)
-                self._send(worker, {"kind": "over", "result": result})
+                self._send([worker], {"kind": "over", "result": result})
 
     def _let_build(self) -> None:
         """Has joiners build before they join, so that nobody waits for them."""
@@ -665,10 +663,13 @@ class Membership:
             [each for each in workers if each.host in self.hosts],
             places.count(self.limits, self.hosts),
         ):
-            self._send(worker, {"kind": "build", "rank": rank, "nodes": nodes})
+            self._send(
+                [worker], {"kind": "build", "rank": rank, "nodes": nodes}
+            )
 
     def _form(self, members: list[Worker]) -> None:
-        if self._trainings.newest_steps >= 0 > places.newest_steps(members):
+        """Begins a generation of these; the first has the newest state."""
+        if self._trainings.newest_steps >= 0 > members[0].steps:
             self.outcome = (
                 "all workers that had the state of the training are lost."
             )
@@ -697,7 +698,7 @@ class Membership:
             worker.rank = rank
             worker.generation = self.generation
         # Each finds itself in it: a message for all is encoded once.
-        self._send_all(
+        self._send(
             members,
             {
                 "kind": "form",
@@ -723,7 +724,7 @@ class Membership:
             return
         minimum = 1 if self._finishing else self.limits.minimum
         alive = sum(not worker.done for worker in self.workers.values())
-        possible = alive + self.hosts.may_give(self._occupied())
+        possible = alive + self.hosts.capacity(self._occupied())
         # Processes that are ending will leave their slots.
         possible += sum(
             each.host in self.hosts for each in self._ending.values()
@@ -743,12 +744,7 @@ class Membership:
 
     # Actions
 
-    def _send(self, worker: Worker, message: dict[str, Any]) -> None:
-        self._send_all((worker,), message)
-
-    def _send_all(
-        self, workers: Iterable[Worker], message: dict[str, Any]
-    ) -> None:
+    def _send(self, workers: Iterable[Worker], message: dict[str, Any]) -> None:
         names = tuple(worker.name for worker in workers)
         self._actions.append(Send("worker", names, message))
 

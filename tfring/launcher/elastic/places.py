@@ -11,11 +11,6 @@ from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import Limits, Worker
 
 
-def newest_steps(workers: Iterable[Worker]) -> int:
-    """Returns the newest state that any of the workers has; -1 for none."""
-    return max((each.steps for each in workers if each.ready), default=-1)
-
-
 def count(limits: Limits, hosts: HostTable) -> int:
     """Returns how many members there may be."""
     if limits.maximum is not None:
@@ -112,19 +107,14 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
         workers
     ):
         return None
-    waiting = dict.fromkeys(new)
-    of_node: dict[object, collections.deque[Worker]] = {}
-    for each in new:
-        of_node.setdefault(each.host, collections.deque()).append(each)
     places: list[Worker] = []
     for rank in range(len(workers)):
         worker = old.get(rank)
         if worker is None:
             # One of the node before it, or else the first.
-            beside = of_node.get(places[-1].host) if places else None
-            worker = beside[0] if beside else next(iter(waiting))
-            of_node[worker.host].popleft()
-            del waiting[worker]
+            node = places[-1].host if places else ""
+            worker = next((each for each in new if each.host == node), new[0])
+            new.remove(worker)
         places.append(worker)
     # Of those with the newest state the first has the first place.
     first = places.index(workers[0])

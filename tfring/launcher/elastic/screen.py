@@ -41,22 +41,20 @@ class Writer:
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
             queue.SimpleQueue()
         )
-        self._waiting_bytes = 0
-        self._lock = threading.Lock()
+        # Each is counted by one thread alone.
+        self._taken_bytes = self._written_bytes = 0
         self.failed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def write(self, stream: int, data: bytes) -> None:
         """Writes to descriptor 1 or 2, soon."""
-        with self._lock:
-            self._waiting_bytes += len(data)
+        self._taken_bytes += len(data)
         self._queue.put((stream, data))
 
     def is_full(self) -> bool:
         """Tells if there is too much to write."""
-        with self._lock:
-            return self._waiting_bytes > _WAITING_BYTES
+        return self._taken_bytes - self._written_bytes > _WAITING_BYTES
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Waits until all is written, or that time is over."""
@@ -72,8 +70,7 @@ class Writer:
                     rest = rest[os.write(stream, rest) :]
             except OSError:
                 self.failed = True
-            with self._lock:
-                self._waiting_bytes -= len(data)
+            self._written_bytes += len(data)
 
 
 class JobScreen:

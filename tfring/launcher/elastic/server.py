@@ -90,14 +90,13 @@ class Server:
         """Returns who has a connection of this role."""
         return [name for each, name in self._connections if each == role]
 
-    def send(self, role: str, name: str, message: dict[str, Any]) -> None:
-        """Sends a message; one that cannot be delivered ends its connection."""
-        self.send_all(role, (name,), message)
-
-    def send_all(
+    def send(
         self, role: str, names: Iterable[str], message: dict[str, Any]
     ) -> None:
-        """Sends a message to several, encoded once for all."""
+        """Sends a message, encoded once for all.
+
+        A connection by which it cannot be delivered ends.
+        """
         frame = wire.encoded(message)
         for name in names:
             if (connection := self._connections.get((role, name))) is not None:
