@@ -79,15 +79,10 @@ class Agent:
         listen: Callable[[str], wire.Address],
         connect_by: float,
     ) -> None:
-        """Starts a supervisor.
+        """Starts a supervisor of a job.
 
-        Args:
-            host: Where.
-            job: Its job.
-            token: The job's.
-            listen: Has the rendezvous listen at an address of this machine, and
-                returns where.
-            connect_by: See the attribute.
+        `listen` has the rendezvous listen at an address of this machine, and
+        returns where.
 
         Raises:
             OSError: There is no such program, or no such host.

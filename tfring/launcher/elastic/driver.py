@@ -280,16 +280,19 @@ class Driver:
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
-        self._wait_for(self._no_supervisors, grace + _END_SECONDS)
+        # The output's connection ends when all of it has come.
+        self._wait_for(
+            lambda: (
+                not any(map(self._server.connected, ("supervisor", "output")))
+            ),
+            grace + _END_SECONDS,
+        )
         self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)
         for agent in self._agents.values():
             agent.close()
         first = self._membership.first_failure
         self._screen.close(first.number if first and failure else None)
         self._screen.end(self._describe(), 1.0 if stopped else None)
-
-    def _no_supervisors(self) -> bool:
-        return not any(map(self._server.connected, ("supervisor", "output")))
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -52,13 +52,7 @@ class ElasticJob:
     def configuration(
         self, host: str, token: str, address: wire.Address
     ) -> dict[str, Any]:
-        """Returns what the supervisor of a host is told; see `Supervisor`.
-
-        Args:
-            host: Its name.
-            token: The job's.
-            address: That of the rendezvous.
-        """
+        """Returns what the supervisor of a host is told; see `Supervisor`."""
         return {
             "token": token,
             "address": address,

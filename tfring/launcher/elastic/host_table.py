@@ -121,11 +121,6 @@ class HostTable:
         What was started before the failure that counted last does not count
         again: the workers of a host often fail together.
 
-        Args:
-            name: The host.
-            started: When what has failed was started.
-            now: The time.
-
         Returns:
             For how long it is left out, in words; "" if it is not, or was so
             before.
@@ -160,12 +155,7 @@ class HostTable:
             self._hosts[name].leaving = True
 
     def free(self, occupied: Mapping[str, int], count: int) -> list[str]:
-        """Returns the hosts to start workers on, one for each.
-
-        Args:
-            occupied: The workers of each host.
-            count: How many are to be started, if there are places.
-        """
+        """Returns the hosts of up to `count` new workers, one for each."""
         free = sorted(
             (host.strikes, -left, number, name)
             for number, (name, host) in enumerate(self._hosts.items())
@@ -179,11 +169,7 @@ class HostTable:
         return any(host.cools_down for host in self._hosts.values())
 
     def capacity(self, occupied: Mapping[str, int] | None = None) -> int:
-        """Counts the workers that may be started, now or later.
-
-        Args:
-            occupied: The workers of each host, beside these; None for none.
-        """
+        """Counts the workers that may be started, beside these of each host."""
         occupied = occupied or {}
         return sum(
             max(0, host.slots - occupied.get(name, 0))

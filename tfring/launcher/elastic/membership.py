@@ -132,12 +132,9 @@ class Membership:
             self._say(f"host {host} is left out {left_out}: {why}.")
 
     def heard(self, name: str, message: dict[str, Any]) -> None:
-        """Takes what a worker says; `LauncherLink` has the other side.
+        """Takes a message of a worker: a method's name, and its arguments.
 
-        Args:
-            name: The worker.
-            message: It has a `kind`, one of the methods `_take_...`, and its
-                arguments.
+        `LauncherLink` has the other side.
 
         Raises:
             KeyError: It has no kind.
@@ -289,13 +286,7 @@ class Membership:
             self._lose(worker, "its connection has ended", grace, tell=False)
 
     def exited(self, name: str, status: int, how: str) -> None:
-        """Takes note that a worker's process is gone.
-
-        Args:
-            name: The worker.
-            status: Its exit status, or 128 + n.
-            how: In words.
-        """
+        """Takes note that a worker's process is gone; `how` is in words."""
         ended = self._ending.pop(name, None)
         if ended is not None:
             # An exception ends it, and if that takes too long, SIGKILL.

@@ -77,12 +77,7 @@ class JobScreen:
     """The output of all workers, by their numbers."""
 
     def __init__(self, view: View, name: Callable[[int], str]) -> None:
-        """Begins.
-
-        Args:
-            view: How it is shown.
-            name: Gives what stands before the lines of a worker.
-        """
+        """Begins; `name` gives what stands before the lines of a worker."""
         self.writer = Writer()
         self._screen = Screen(self.writer.write, view, name)
         self._held = HeldLines(self._screen.show_lines)
@@ -111,11 +106,7 @@ class JobScreen:
         return self._held.exception(worker), line.decode(errors="replace")
 
     def close(self, failed: int | None) -> None:
-        """Shows the rest; what the worker that failed first wrote comes last.
-
-        Args:
-            failed: That worker; None if there is none.
-        """
+        """Shows the rest, the last of the worker that failed first."""
         for reader in self._readers.values():
             reader.close()
         if failed is not None:

@@ -46,7 +46,7 @@ class _Connection:
     role: str
     name: str
     sock: socket.socket
-    channel: wire.Channel | None
+    channel: wire.Channel  # a pulse's has no messages
 
 
 class Server:
@@ -104,8 +104,6 @@ class Server:
 
     def _send(self, connection: _Connection, frame: bytes = b"") -> None:
         """Sends what is taken now, and the rest in `poll`: others wait, too."""
-        if connection.channel is None:
-            return
         events = selectors.EVENT_READ
         try:
             if not connection.channel.start_send(frame):
@@ -185,13 +183,13 @@ class Server:
         if not (isinstance(role, str) and isinstance(name, str)):
             sock.close()
             return
-        if role == "output" and (role, name) in self._connections:
-            # The one before has been cut, which is not heard yet.
-            old = self._connections[role, name]
-            while self._read(old, events):
+        before = self._connections.get((role, name))
+        if before is not None and role == "output":
+            # It has been cut, which is not heard yet.
+            while self._read(before, events):
                 pass
             self.drop(role, name)
-        if (role, name) in self._connections:
+        elif before is not None:
             if role == "supervisor":
                 _refuse(sock, name)
             sock.close()
@@ -200,11 +198,8 @@ class Server:
             # What an earlier one has yet to say would keep this one out.
             self.drop("output", name)
         if role == "pulse":
-            sock.setblocking(False)
-            connection = _Connection(role, name, sock, None)
             self._heard[name] = self._clock
-        else:
-            connection = _Connection(role, name, sock, wire.Channel(sock))
+        connection = _Connection(role, name, sock, wire.Channel(sock))
         self._connections[role, name] = connection
         if not (self._paused and role == "output"):
             self._selector.register(sock, selectors.EVENT_READ, connection)
@@ -220,7 +215,7 @@ class Server:
         if not self._is_current(connection):
             return False  # It was dropped.
         try:
-            if connection.channel is None:
+            if role == "pulse":
                 while connection.sock.recv(4096):
                     self._heard[name] = self._clock
                 raise wire.ChannelClosedError("the pulse has ended.")

@@ -126,7 +126,6 @@ class Supervisor:
             # Those that share memory, and count as of one machine.
             "TFRING_ELASTIC_HOST": host,
         }
-        self._silence_seconds: float = configuration["silence_seconds"]
         self._workers: dict[str, _Worker] = {}
         # Some also of workers that have ended.
         self._forwarders: list[threading.Thread] = []
@@ -204,12 +203,13 @@ class Supervisor:
 
     def _look_for_stopped(self, now: float) -> None:
         """Reports workers that SIGSTOP holds: they may have no pulse yet."""
+        silence_seconds = self._configuration["silence_seconds"]
         for name, worker in self._workers.items():
             if not _is_stopped(worker.process.pid):
                 worker.stopped_at = math.inf
                 continue
             worker.stopped_at = min(worker.stopped_at, now)
-            if now - worker.stopped_at >= self._silence_seconds:
+            if now - worker.stopped_at >= silence_seconds:
                 worker.stopped_at = math.inf
                 self._control.send({"kind": "stopped", "worker": name})
 
@@ -372,14 +372,7 @@ def _wait_and_clean(child: int) -> int:
 
 
 def supervise(configuration: dict[str, Any]) -> int:
-    """Runs a supervisor to its end, in a process of its own.
-
-    Args:
-        configuration: See `Supervisor`.
-
-    Returns:
-        Its exit status.
-    """
+    """Runs a supervisor in a process of its own; returns its exit status."""
     sys.stdout.flush()
     sys.stderr.flush()
     processes.adopt_orphans()
