@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,9 @@ from tfring.launcher import processes
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
+
+# A supervisor has this long to connect.
+CONNECT_SECONDS = 60.0
 
 _MODULE = "tfring.launcher.elastic.supervisor"
 # They name a program that is called as ssh is; the last ones to MPI launchers.
@@ -77,7 +81,6 @@ class Agent:
         job: ElasticJob,
         token: str,
         listen: Callable[[str], wire.Address],
-        connect_by: float,
     ) -> None:
         """Starts a supervisor of a job.
 
@@ -87,7 +90,7 @@ class Agent:
         Raises:
             OSError: There is no such program, or no such host.
         """
-        self.connect_by = connect_by
+        self.connect_by = time.monotonic() + CONNECT_SECONDS
         address = _address_for(host, job)
         configuration = job.configuration(host, token, listen(address))
         if Host(host, 1).is_local():

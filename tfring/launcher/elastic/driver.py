@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfring.launcher import processes, wrapper
-from tfring.launcher.elastic.agents import Agent
+from tfring.launcher.elastic.agents import CONNECT_SECONDS, Agent
 from tfring.launcher.elastic.discovery import Discovery
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.elastic.host_table import HostTable
@@ -22,8 +22,6 @@ from tfring.rendezvous import handshake
 from tfring.rendezvous.wire import Listener
 
 _TICK_SECONDS = 0.1
-# A supervisor has this long to connect.
-_CONNECT_SECONDS = 60.0
 # What a worker said before it ended may come so much later than the news of it.
 _LAST_MESSAGE_SECONDS = 1.0
 # After a failure the workers have this long to end by themselves.
@@ -130,8 +128,7 @@ class Driver:
             self._screen.say(f"hosts: {listed or 'none'}.")
 
     def _start_supervisors(self) -> None:
-        now = time.monotonic()
-        for host in self._hosts.missing(now):
+        for host in self._hosts.missing(time.monotonic()):
             if host in self._agents:
                 # It was taken away, and is back before its supervisor went.
                 if self._server.is_connected("supervisor", host):
@@ -139,11 +136,7 @@ class Driver:
                 continue
             try:
                 self._agents[host] = Agent(
-                    host,
-                    self._job,
-                    self._token,
-                    self._server.listen,
-                    connect_by=now + _CONNECT_SECONDS,
+                    host, self._job, self._token, self._server.listen
                 )
             except OSError as error:
                 self._lose_host(host, f"host {host} cannot be reached: {error}")
@@ -165,7 +158,7 @@ class Driver:
                 self._lose_host(
                     host,
                     f"host {host} does not connect to the launcher in "
-                    f"{_CONNECT_SECONDS:g} s; a firewall may be in between",
+                    f"{CONNECT_SECONDS:g} s; a firewall may be in between",
                 )
 
     def _lose_host(self, host: str, why: str) -> None:
@@ -264,10 +257,9 @@ class Driver:
         stopped = self._stop_signal is not None
         grace = _STOP_GRACE_SECONDS if stopped else _FAILURE_GRACE_SECONDS
         failure = self._membership.outcome
-        why = failure or "the job is over"
-        status = 1 if failure else 0
         if not stopped:
-            message = {"kind": "end", "status": status, "why": why}
+            why = failure or "the job is over"
+            message = {"kind": "end", "status": int(bool(failure)), "why": why}
             self._server.send("worker", self._membership.workers, message)
         # Whose connection has ended, its supervisor will say how.
         if failure and not stopped:

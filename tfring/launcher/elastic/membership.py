@@ -6,7 +6,7 @@ together, its *members*; there is one at a time. The first loss stops it. All
 remaining members must say that they have left it (`ready`) before the next one
 is formed, so no worker is ever in two.
 
-| phase    | ends when                                | of `Limits`          |
+| phase    | ends when                                | time limits          |
 |----------|------------------------------------------|----------------------|
 | STOPPED  | the members and enough workers are ready | ready, replacement   |
 | FORMING  | all members are connected, or one is lost| forming              |
@@ -37,6 +37,15 @@ from tfring.launcher.elastic.workers import (
 
 # By another, and not by an error of its own: 128 + the signal.
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+# All members may take so long to connect to one another.
+_FORMING_SECONDS = 60.0
+# The first generation goes without those that come later than this after the
+# one before.
+_GATHER_SECONDS = 30.0
+# A process may live on so long without its connection.
+_EXIT_SECONDS = 3.0
+# A worker that is not needed, or asked to end, may take so long for that.
+_ENDING_SECONDS = 10.0
 # The members find at nearly the same time that one cannot connect.
 _ACCUSING_SECONDS = 2.0
 
@@ -250,15 +259,15 @@ class Membership:
 
     def _take_bye(self, worker: Worker, status: int, preempted: bool) -> None:
         """It leaves of its own will."""
-        grace = self.limits.ending_seconds
         if preempted:
             why = "it was asked to end (SIGTERM)"
-            self._lose(worker, why, grace, failed=False)
+            self._lose(worker, why, _ENDING_SECONDS, failed=False)
         elif worker.trained:
             worker.done = True  # Its process will say with which status.
         elif worker.training or status != 0:
             # How it ends is told when it has.
-            self._lose(worker, f"exit status {status}", grace, tell=False)
+            why = f"exit status {status}"
+            self._lose(worker, why, _ENDING_SECONDS, tell=False)
         elif worker in self._members:
             worker.done = True
             self._some_done = True
@@ -267,7 +276,7 @@ class Membership:
         """An exception ends it."""
         worker.error = text
         if not worker.trained:
-            self._lose(worker, text, self.limits.ending_seconds)
+            self._lose(worker, text, _ENDING_SECONDS)
 
     # What others say of it.
 
@@ -282,8 +291,8 @@ class Membership:
         worker = self.workers.get(name)
         if worker is not None and not worker.is_over:
             # Its process is about to end, and its supervisor to say how.
-            grace = self.limits.exit_seconds
-            self._lose(worker, "its connection has ended", grace, tell=False)
+            why = "its connection has ended"
+            self._lose(worker, why, _EXIT_SECONDS, tell=False)
 
     def exited(self, name: str, status: int, how: str) -> None:
         """Takes note that a worker's process is gone; `how` is in words."""
@@ -328,11 +337,10 @@ class Membership:
                     "it did not leave its generation in "
                     f"{limits.ready_seconds:g} s",
                 )
-        elif self.phase is Phase.FORMING and lasted >= limits.forming_seconds:
+        elif self.phase is Phase.FORMING and lasted >= _FORMING_SECONDS:
             self._late += 1
             self._stop(
-                "not all members were connected in "
-                f"{limits.forming_seconds:g} s"
+                f"not all members were connected in {_FORMING_SECONDS:g} s"
             )
         elif self.phase is Phase.TRAINING and lasted >= limits.progress_seconds:
             self._unconnected.clear()
@@ -383,7 +391,7 @@ class Membership:
     def _end(self, worker: Worker, why: str) -> None:
         """Ends a worker that is not needed; that is no failure."""
         worker.told = True
-        self._dismiss(worker, why, 0, self.limits.ending_seconds)
+        self._dismiss(worker, why, 0, _ENDING_SECONDS)
 
     def _dismiss(
         self, worker: Worker, why: str, status: int | None, grace_seconds: float
@@ -565,7 +573,7 @@ class Membership:
                 self._expect(
                     worker,
                     "say if it can connect to the others",
-                    self.limits.forming_seconds,
+                    _FORMING_SECONDS,
                 )
                 workers = [[each.name, *each.address] for each in others]
                 self._send([worker], {"kind": "probe", "workers": workers})
@@ -612,7 +620,7 @@ class Membership:
             or self.hosts.capacity(self._occupied()) > 0
         )
         waited = self._clock() - self._last_ready
-        return not may_come or waited >= self.limits.gather_seconds
+        return not may_come or waited >= _GATHER_SECONDS
 
     def _lose_unreachable(self) -> None:
         """Loses workers that could not connect, one at a time."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 from collections.abc import Callable
 
@@ -17,15 +16,8 @@ from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 # More than that waits where it was written.
 _WAITING_BYTES = 1 << 20
-_NEVER = re.compile(rb"(?!)(?P<rank>)(?P<report>)(?P<of_mpi>)")
 # The supervisor passes on what each worker wrote by itself.
-_MARKS = Marks(
-    pattern=_NEVER,
-    unfinished=_NEVER,
-    every_line=False,
-    failure=_NEVER,
-    noise=_NEVER,
-)
+_NO_MARKS = Marks()
 
 
 class Writer:
@@ -82,7 +74,7 @@ class JobScreen:
         self._screen = Screen(self.writer.write, view, name)
         self._held = HeldLines(self._screen.show_lines)
         self._readers = {
-            stream: StreamReader(stream, _MARKS, self._screen, self._held)
+            stream: StreamReader(stream, _NO_MARKS, self._screen, self._held)
             for stream in (1, 2)
         }
 

@@ -190,8 +190,6 @@ class Supervisor:
 
     def close(self) -> None:
         """Kills all workers, and passes on what they have written."""
-        for name, worker in self._workers.items():
-            _kill(name, worker.process.pid)
         processes.kill_descendants(grace_seconds=0.0)
         with contextlib.suppress(wire.ChannelClosedError):
             self._reap()

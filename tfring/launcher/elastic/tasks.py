@@ -41,6 +41,7 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
         ValueError: There is no token, or nobody can reach that address.
     """
     token = _token()
+    host, port = address
     deadline = time.monotonic() + job.limits.replacement_seconds
     while True:
         # Each time anew: names may become known, and change, meanwhile.
@@ -52,7 +53,7 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
         except OSError as error:
             if time.monotonic() >= deadline:
                 print(
-                    f"tfringrun: {_shown(address)} cannot be reached: {error}. "
+                    f"tfringrun: {host}:{port} cannot be reached: {error}. "
                     "Is its task running? "
                     f"(TFRING_ELASTIC_TIMEOUT_SECONDS="
                     f"{job.limits.replacement_seconds:g})",
@@ -109,12 +110,8 @@ def _join(job: ElasticJob, address: wire.Address, token: str) -> int:
     configuration = job.configuration(host, token, address)
     configuration["slots"] = job.hosts[0].slots
     print(
-        f"tfringrun: host {host} joins the job at {_shown(address)}, which "
-        "shows its output.",
+        f"tfringrun: host {host} joins the job at {address[0]}:{address[1]}, "
+        "which shows its output.",
         file=sys.stderr,
     )
     return supervisor.supervise(configuration)
-
-
-def _shown(address: wire.Address) -> str:
-    return f"{address[0]}:{address[1]}"

@@ -20,16 +20,10 @@ class Limits:
         spares: So many workers more wait for a place.
         replacement_seconds: How long there may be no generation at all.
         ready_seconds: How long a member may take to leave a generation.
-        forming_seconds: How long all may take to connect to one another.
         start_seconds: How long a new worker may take to join, and then to build
             what it trains while the others train.
-        gather_seconds: The first generation goes without those that come later
-            than this after the one before.
         progress_seconds: A generation that has lasted for so long clears its
             hosts of suspicion.
-        exit_seconds: How long a process may live on without its connection.
-        ending_seconds: How long a worker that is not needed, or that has been
-            asked to end, may take for that.
         may_grow: More hosts may come.
     """
 
@@ -39,12 +33,8 @@ class Limits:
     spares: int = 0
     replacement_seconds: float = 600.0
     ready_seconds: float = 30.0
-    forming_seconds: float = 60.0
     start_seconds: float = 600.0
-    gather_seconds: float = 30.0
     progress_seconds: float = 30.0
-    exit_seconds: float = 3.0
-    ending_seconds: float = 10.0
     may_grow: bool = False
 
 
