@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import errno
 import os
 import random
@@ -165,13 +164,6 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     return data
 
 
-@dataclasses.dataclass
-class _Handshake:
-    sock: socket.socket
-    handshake: Accepting
-    deadline: float
-
-
 class Listener:
     """Accepts connections of this job, and no others.
 
@@ -202,8 +194,8 @@ class Listener:
         """
         self._token = token
         self._clock = clock
-        # The oldest first.
-        self._handshakes: dict[int, _Handshake] = {}
+        # With their deadlines, the oldest first.
+        self._handshakes: dict[socket.socket, tuple[Accepting, float]] = {}
         self._done: collections.deque[tuple[socket.socket, dict[str, Any]]] = (
             collections.deque()
         )
@@ -239,10 +231,10 @@ class Listener:
         while not self._done:
             wait = max(0.0, min(deadline - self._clock(), 0.2))
             for key, _ in self._selector.select(wait):
-                if key.fd == self._sock.fileno():
+                if key.data is None:
                     self._take_new()
                 else:
-                    self._go_on(key.fd)
+                    self._go_on(key.data)
             now = self._clock()
             # After the reads: this process may be the slow one.
             self._drop_slow(now)
@@ -253,8 +245,8 @@ class Listener:
 
     def close(self) -> None:
         """Closes all that is not accepted."""
-        for fd in list(self._handshakes):
-            self._drop(fd)
+        for sock in list(self._handshakes):
+            self._drop(sock)
         for sock, _ in self._done:
             sock.close()
         self._selector.close()
@@ -282,10 +274,8 @@ class Listener:
             if len(self._handshakes) >= self._most_handshakes:
                 self._drop(next(iter(self._handshakes)), BUSY)
             deadline = self._clock() + HANDSHAKE_SECONDS
-            self._handshakes[sock.fileno()] = _Handshake(
-                sock, handshake, deadline
-            )
-            self._selector.register(sock, selectors.EVENT_READ)
+            self._handshakes[sock] = handshake, deadline
+            self._selector.register(sock, selectors.EVENT_READ, sock)
 
     def _refuse_one(self) -> None:
         """Closes a handshake, or else the next connection."""
@@ -303,48 +293,48 @@ class Listener:
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
-    def _go_on(self, fd: int) -> None:
-        each = self._handshakes.get(fd)
-        if each is None:  # It made room for another.
+    def _go_on(self, sock: socket.socket) -> None:
+        if sock not in self._handshakes:  # It made room for another.
             return
+        handshake, _ = self._handshakes[sock]
         try:
-            data = each.sock.recv(1 << 16)
+            data = sock.recv(1 << 16)
             if not data:
                 raise ConnectionResetError
-            proof = each.handshake.feed(data)
+            proof = handshake.feed(data)
             if proof is None:
                 return
             with contextlib.suppress(BlockingIOError):
-                if not each.sock.recv(1, socket.MSG_PEEK):
+                if not sock.recv(1, socket.MSG_PEEK):
                     raise ConnectionResetError  # It has given the attempt up.
-            each.sock.send(proof)
+            sock.send(proof)
         except BlockingIOError:
             return
         except OSError:
-            self._drop(fd)
+            self._drop(sock)
             return
-        self._selector.unregister(each.sock)
-        del self._handshakes[fd]
-        each.sock.setblocking(True)
-        self._done.append((each.sock, each.handshake.hello))
+        self._selector.unregister(sock)
+        del self._handshakes[sock]
+        sock.setblocking(True)
+        self._done.append((sock, handshake.hello))
 
     def _drop_slow(self, now: float) -> None:
         while self._handshakes:
-            fd, oldest = next(iter(self._handshakes.items()))
-            if now < oldest.deadline:
+            sock, (_, deadline) = next(iter(self._handshakes.items()))
+            if now < deadline:
                 return
-            self._drop(fd, BUSY)
+            self._drop(sock, BUSY)
 
-    def _drop(self, fd: int, word: bytes = b"") -> None:
+    def _drop(self, sock: socket.socket, word: bytes = b"") -> None:
         """Closes a connection, with a last word to who may be of this job."""
-        each = self._handshakes.pop(fd)
-        self._selector.unregister(each.sock)
+        del self._handshakes[sock]
+        self._selector.unregister(sock)
         if word:
             with contextlib.suppress(OSError):
-                each.sock.send(word)
+                sock.send(word)
                 # Unread bytes would make it an abrupt end.
-                each.sock.recv(1 << 16)
-        each.sock.close()
+                sock.recv(1 << 16)
+        sock.close()
         self.refused += 1
 
 
