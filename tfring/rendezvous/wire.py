@@ -208,8 +208,7 @@ class Listener:
             address, family=family, backlog=MOST_HANDSHAKES
         )
         self._sock.setblocking(False)
-        name = self._sock.getsockname()
-        self.address: Address = (name[0], name[1])
+        self.address: Address = self._sock.getsockname()[:2]
         self.refused = 0
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)

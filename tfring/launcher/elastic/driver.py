@@ -44,11 +44,8 @@ class Driver:
     ) -> None:
         """Prepares it.
 
-        Args:
-            job: What it is made of.
-            view: How its output is shown.
-            token: That of hosts that come by themselves; None is a new one.
-            listener: Where they come, at `job.interface`.
+        Where hosts come by themselves, they have the token already, and the
+        listener, at `job.interface`, is where they come.
         """
         self._job = job
         self._token = token or handshake.make_token()
@@ -63,8 +60,7 @@ class Driver:
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._discovery = Discovery(job.script) if job.script else None
-        self._prefixes: dict[int, str] = {}
-        self._screen = JobScreen(view, self._prefix)
+        self._screen = JobScreen(view)
         self._stop_signal: int | None = None
         self._killed = False
 
@@ -224,18 +220,14 @@ class Driver:
     def _take_exits(self, lost_host: str | None = None) -> None:
         """Takes the ends of workers of which nothing more is to come."""
         now = time.monotonic()
-        later = []
-        for by, host, message in self._exits:
+        exits, self._exits = self._exits, []
+        for by, host, message in exits:
             name = message["worker"]
-            if (
-                now < by
-                and host != lost_host
-                and self._server.is_connected("worker", name)
-            ):
-                later.append((by, host, message))
-                continue
-            self._membership.exited(name, message["status"], message["how"])
-        self._exits = later
+            may_speak = self._server.is_connected("worker", name)
+            if may_speak and now < by and host != lost_host:
+                self._exits.append((by, host, message))
+            else:
+                self._membership.exited(name, message["status"], message["how"])
 
     def _act(self) -> None:
         for action in self._membership.take_actions():
@@ -244,11 +236,8 @@ class Driver:
                 continue
             if action.message["kind"] == "form":
                 for rank, name in enumerate(action.names):
-                    self._prefixes[_number(name)] = str(rank)
+                    self._screen.prefixes[_number(name)] = str(rank)
             self._server.send(action.role, action.names, action.message)
-
-    def _prefix(self, worker: int) -> str:
-        return self._prefixes.get(worker, f"w{worker}")
 
     # At the end
 

@@ -250,12 +250,12 @@ class Membership:
         """
         worker.training = phase == "begun"
         worker.trained = phase == "done"
-        if worker.training:
-            why = self._trainings.begin(worker, function)
-            if why:
-                self._lose(worker, why)
         if worker.trained:
             self._trainings.end(worker, result)
+        elif worker.training and (
+            why := self._trainings.begin(worker, function)
+        ):
+            self._lose(worker, why)
 
     def _take_bye(self, worker: Worker, status: int, preempted: bool) -> None:
         """It leaves of its own will."""
@@ -296,6 +296,15 @@ class Membership:
 
     def exited(self, name: str, status: int, how: str) -> None:
         """Takes note that a worker's process is gone; `how` is in words."""
+        worker = self.workers.get(name)
+        if worker is not None:
+            if worker.is_over and status == 0:
+                worker.done = True
+                del self.workers[name]
+            elif worker.done and status in _KILLED:
+                self._say_goodbye_to(worker, how)
+            else:
+                self._lose(worker, how)
         ended = self._ending.pop(name, None)
         if ended is not None:
             # An exception ends it, and if that takes too long, SIGKILL.
@@ -305,17 +314,6 @@ class Membership:
                 if ended.training and status < 128:
                     ended.why += ", in the middle of its training"
                 self._tell_of_loss(ended)
-        worker = self.workers.get(name)
-        if worker is not None:
-            worker.status = status
-            if worker.is_over and status == 0:
-                worker.done = True
-                del self.workers[name]
-            elif worker.done and status in _KILLED:
-                self._say_goodbye_to(worker, how)
-            else:
-                self._lose(worker, how)
-                del self._ending[name]
 
     def _say_goodbye_to(self, worker: Worker, why: str) -> None:
         """Does without one that had nothing left to do but to end."""
@@ -547,10 +545,9 @@ class Membership:
     def _lose_misfits(self) -> None:
         """Gives up joiners that have another state than the members."""
         for worker in self._waiting():
-            if worker.state and self._trainings.state:
-                why = worker.state.difference_from(self._trainings.state)
-                if why:
-                    self._lose(worker, why)
+            own, others = worker.state, self._trainings.state
+            if own and others and (why := own.difference_from(others)):
+                self._lose(worker, why)
 
     def _not_reached(
         self, worker: Worker, joiners: list[Worker]

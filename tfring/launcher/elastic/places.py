@@ -24,16 +24,10 @@ def choose(
     hosts: HostTable,
     limits: Limits,
 ) -> list[Worker]:
-    """Chooses who trains on.
+    """Chooses who trains on, of the members and those who wait for a place.
 
     Members whose host has been taken away, or has fewer slots now, leave,
     unless the newest state would go with them, or too few would be left.
-
-    Args:
-        members: Of the generation that has ended, or is about to.
-        joiners: Who else waits for a place.
-        hosts: The hosts that there are.
-        limits: How many there should be.
     """
     places = count(limits, hosts)
     both = sorted([*members, *joiners], key=_newest_first)
@@ -90,13 +84,11 @@ def to_come(
     """
     chosen = list(dict.fromkeys(workers))[:places]
     ordered = in_order(chosen)
-    ranks = {worker: rank for rank, worker in enumerate(ordered)}
     for worker in joiners:
         own = ordered
-        if worker not in ranks:
+        if worker not in chosen:
             own = in_order([*chosen[:-1], worker])
-        rank = ranks[worker] if own is ordered else own.index(worker)
-        yield worker, rank, [each.host for each in own]
+        yield worker, own.index(worker), [each.host for each in own]
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable
 
 from tfring.launcher.held import HeldLines
 from tfring.launcher.output import Marks, Screen, StreamReader, View
@@ -66,12 +65,20 @@ class Writer:
 
 
 class JobScreen:
-    """The output of all workers, by their numbers."""
+    """The output of all workers, by their numbers.
 
-    def __init__(self, view: View, name: Callable[[int], str]) -> None:
-        """Begins; `name` gives what stands before the lines of a worker."""
+    Attributes:
+        prefixes: What stands before a worker's lines, if it is not its name.
+    """
+
+    def __init__(self, view: View) -> None:
         self.writer = Writer()
-        self._screen = Screen(self.writer.write, view, name)
+        self.prefixes: dict[int, str] = {}
+        self._screen = Screen(
+            self.writer.write,
+            view,
+            lambda worker: self.prefixes.get(worker, f"w{worker}"),
+        )
         self._held = HeldLines(self._screen.show_lines)
         self._readers = {
             stream: StreamReader(stream, _NO_MARKS, self._screen, self._held)

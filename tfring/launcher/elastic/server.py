@@ -48,6 +48,9 @@ class _Connection:
     sock: socket.socket
     channel: wire.Channel  # a pulse's has no messages
 
+    def is_dropped(self) -> bool:
+        return self.sock.fileno() < 0
+
 
 class Server:
     """Listens at this machine's addresses, for who has the job's token."""
@@ -150,7 +153,7 @@ class Server:
                 continue
             if mask & selectors.EVENT_READ and key.data not in unread:
                 self._read(key.data, events)
-            if mask & selectors.EVENT_WRITE and self._is_current(key.data):
+            if mask & selectors.EVENT_WRITE and not key.data.is_dropped():
                 self._send(key.data)
         # In any case: it also closes those who are too slow.
         for listener in self._listeners.values():
@@ -205,15 +208,11 @@ class Server:
             self._selector.register(sock, selectors.EVENT_READ, connection)
         events.append(Event(role, name, {**hello, "kind": "hello"}))
 
-    def _is_current(self, connection: _Connection) -> bool:
-        key = connection.role, connection.name
-        return self._connections.get(key) is connection
-
     def _read(self, connection: _Connection, events: list[Event]) -> bool:
         """Reads some of what has come; tells if there may be more."""
         role, name = connection.role, connection.name
-        if not self._is_current(connection):
-            return False  # It was dropped.
+        if connection.is_dropped():
+            return False
         try:
             if role == "pulse":
                 while connection.sock.recv(4096):

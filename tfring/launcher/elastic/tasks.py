@@ -26,15 +26,10 @@ _PROBE_SECONDS = 5.0
 
 
 def run(job: ElasticJob, view: View, address: wire.Address) -> int:
-    """Runs this machine's part of a job.
+    """Runs this machine's part of a job; returns the job's exit status.
 
-    Args:
-        job: What it is made of; its numbers count where the launcher is.
-        view: How its output is shown, there, too.
-        address: Where the launcher listens: this machine, or another.
-
-    Returns:
-        The job's exit status.
+    The job's numbers, and the view, count at `address` alone: there the
+    launcher listens, on this machine or another.
 
     Raises:
         OSError: It cannot listen here.
@@ -61,8 +56,8 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
                 )
                 return 1
             time.sleep(_AGAIN_SECONDS)
-            continue
-        return _join(job, address, token)
+        else:
+            return _join(job, address, token)
 
 
 def _token() -> str:
