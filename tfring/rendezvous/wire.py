@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import os
 import random
 import select
 import selectors
@@ -213,7 +212,7 @@ class Listener:
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)
         # Closed to accept, and refuse, a connection when no other is left.
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = socket.socket()
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is work."""
@@ -250,8 +249,7 @@ class Listener:
             sock.close()
         self._selector.close()
         self._sock.close()
-        if self._spare >= 0:
-            os.close(self._spare)
+        self._spare.close()
 
     def _take_new(self) -> None:
         # A bounded number: `accept` has others to attend.
@@ -281,16 +279,14 @@ class Listener:
         if self._handshakes:
             self._drop(next(iter(self._handshakes)), NO_DESCRIPTORS)
             return
-        if self._spare >= 0:
-            os.close(self._spare)
+        self._spare.close()
         with contextlib.suppress(OSError):
             sock, _ = self._sock.accept()
             self.refused += 1
             with sock:
                 sock.send(NO_DESCRIPTORS)
-        self._spare = -1
         with contextlib.suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+            self._spare = socket.socket()
 
     def _go_on(self, sock: socket.socket) -> None:
         if sock not in self._handshakes:  # It made room for another.

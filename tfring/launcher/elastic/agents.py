@@ -110,10 +110,9 @@ class Agent:
             preexec_fn=processes.end_with_parent,
         )
         # A long environment is not taken before ssh is connected.
+        line = json.dumps(configuration).encode() + b"\n"
         self._writer = threading.Thread(
-            target=self._configure,
-            args=(json.dumps(configuration).encode() + b"\n",),
-            daemon=True,
+            target=self._configure, args=(line,), daemon=True
         )
         self._writer.start()
 

@@ -179,10 +179,8 @@ class Driver:
                     message["data"].encode("latin-1"),
                 )
         elif message is None and event.role == "pulse":
-            seconds = f"{self._job.silence_seconds:g} s"
-            self._membership.silent(
-                name, f"nothing was heard of it for {seconds}"
-            )
+            why = f"nothing was heard of it for {self._job.silence_seconds:g} s"
+            self._membership.silent(name, why)
         elif message is None:
             self._membership.disconnected(name)
         elif message.get("kind") != "hello":
@@ -261,11 +259,10 @@ class Driver:
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
-        # The output's connection ends when all of it has come.
+        # An output's connection ends when all of it has come.
+        roles = ("supervisor", "output")
         self._wait_for(
-            lambda: (
-                not any(map(self._server.connected, ("supervisor", "output")))
-            ),
+            lambda: not any(map(self._server.connected, roles)),
             grace + _END_SECONDS,
         )
         self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)

@@ -80,18 +80,9 @@ def make(
 ) -> ElasticJob:
     """Returns a job as `tfringrun --elastic` was told to run it.
 
-    Args:
-        command: The program and its arguments.
-        ranks: `-np`, for how many the first generation waits.
-        minimum: `--min-np`.
-        maximum: `--max-np`; by default one for each slot.
-        spares: `--spares`.
-        hosts: `-H` or `--hostfile`.
-        script: `--host-discovery-script`, or "".
-        environment: The workers'.
-        exported: The names of those that other machines need.
-        slots_per_task: How many workers this machine takes, where others come
-            by themselves; None where none does.
+    `ranks` is `-np`, for how many the first generation waits. By default there
+    may be a worker for each slot. `slots_per_task` is how many workers this
+    machine takes where others come by themselves, and None where none does.
 
     Raises:
         ValueError: The numbers contradict one another, or a setting is none.

@@ -75,8 +75,8 @@ class HostTable:
         return name in self._hosts
 
     def slots(self, name: str) -> int:
-        """Returns how many workers a host takes."""
-        return self._hosts[name].slots
+        """Returns how many workers a host takes; 0 if there is no such host."""
+        return self._hosts[name].slots if name in self._hosts else 0
 
     def missing(self, now: float) -> list[str]:
         """Returns the hosts that should have a supervisor, and have none."""

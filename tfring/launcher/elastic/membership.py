@@ -227,9 +227,7 @@ class Membership:
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
 
-    def _take_state(
-        self, worker: Worker, parts: Sequence[Sequence[str]]
-    ) -> None:
+    def _take_state(self, worker: Worker, parts: list[list[str]]) -> None:
         """Its state has these parts: a joiner's, or the members'."""
         worker.state = State(worker.run, parts)
         if worker in self._members:
@@ -621,9 +619,7 @@ class Membership:
 
     def _lose_unreachable(self) -> None:
         """Loses workers that could not connect, one at a time."""
-        while (
-            worker := accusations.to_blame(self._members, self._unconnected)
-        ) is not None:
+        while worker := accusations.to_blame(self._members, self._unconnected):
             self._lose(worker, "it and others cannot connect to each other")
 
     def _let_off(self) -> None:

@@ -36,12 +36,9 @@ def choose(
     taken: collections.Counter[str] = collections.Counter()
     for worker in both:
         taken[worker.host] += 1
-        has_slot = worker.host in hosts and taken[worker.host] <= hosts.slots(
-            worker.host
-        )
+        has_slot = taken[worker.host] <= hosts.slots(worker.host)
         (staying if has_slot else leaving).append(worker)
-    newest = max(map(_steps, both), default=0)
-    if leaving and not any(_steps(each) == newest for each in staying):
+    if leaving and (not staying or _steps(staying[0]) < _steps(leaving[0])):
         # It gives the others its state, and leaves the next time.
         staying.insert(0, leaving.pop(0))
         places += limits.maximum is None

@@ -15,8 +15,6 @@ from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 # More than that waits where it was written.
 _WAITING_BYTES = 1 << 20
-# The supervisor passes on what each worker wrote by itself.
-_NO_MARKS = Marks()
 
 
 class Writer:
@@ -80,8 +78,9 @@ class JobScreen:
             lambda worker: self.prefixes.get(worker, f"w{worker}"),
         )
         self._held = HeldLines(self._screen.show_lines)
+        # The supervisors pass on what each worker wrote by itself.
         self._readers = {
-            stream: StreamReader(stream, _NO_MARKS, self._screen, self._held)
+            stream: StreamReader(stream, Marks(), self._screen, self._held)
             for stream in (1, 2)
         }
 

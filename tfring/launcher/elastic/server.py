@@ -131,12 +131,10 @@ class Server:
         if pause == self._paused:
             return
         self._paused = pause
-        for connection in self._connections.values():
-            if connection.role != "output":
-                continue
-            if pause:
+        for (role, _), connection in self._connections.items():
+            if role == "output" and pause:
                 self._selector.unregister(connection.sock)
-            else:
+            elif role == "output":
                 self._selector.register(
                     connection.sock, selectors.EVENT_READ, connection
                 )
