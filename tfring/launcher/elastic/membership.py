@@ -278,19 +278,18 @@ class Membership:
 
     # What others say of it.
 
-    def silent(self, name: str, why: str) -> None:
-        """Takes note that nothing is heard of a worker."""
+    def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
+        """Takes note that nothing is heard of a worker.
+
+        In its grace it ends by itself, and its supervisor says how.
+        """
         worker = self.workers.get(name)
         if worker is not None and not worker.is_over:
-            self._lose(worker, why)
+            self._lose(worker, why, grace_seconds, tell=not grace_seconds)
 
     def disconnected(self, name: str) -> None:
         """Takes note that a worker's connection has ended."""
-        worker = self.workers.get(name)
-        if worker is not None and not worker.is_over:
-            # Its process is about to end, and its supervisor to say how.
-            why = "its connection has ended"
-            self._lose(worker, why, _EXIT_SECONDS, tell=False)
+        self.silent(name, "its connection has ended", _EXIT_SECONDS)
 
     def exited(self, name: str, status: int, how: str) -> None:
         """Takes note that a worker's process is gone; `how` is in words."""

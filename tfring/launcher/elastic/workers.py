@@ -44,8 +44,7 @@ class Send:
 
     Attributes:
         role: "worker", or "supervisor".
-        names: Of workers, or of hosts.
-        message: What each is told.
+        names: The workers, or the supervisors' hosts.
     """
 
     role: str
