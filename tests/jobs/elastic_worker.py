@@ -10,6 +10,7 @@ or `--chat` at each step, and end when there is a file `--until`.
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -114,7 +115,7 @@ class Worker:
         generation = 0
         self.ready(generation, building=True)
         while True:
-            message = self.receive(None)
+            message = self.receive(math.inf)
             if message["kind"] == "build":
                 print("builds while the others train", flush=True)
                 self.ready(generation)

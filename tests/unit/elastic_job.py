@@ -2,14 +2,19 @@
 
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
-from tfring.launcher.elastic.workers import (
-    Finish,
-    Kill,
-    Limits,
-    Say,
-    Send,
-    Start,
-)
+from tfring.launcher.elastic.workers import Limits, Say
+
+# What workers say, and the fields of that.
+FIELDS = {
+    "ready": ["generation", "address", "steps", "building"],
+    "formed": ["generation"],
+    "suspect": ["generation", "worker", "why"],
+    "probed": ["reached", "failed", "why"],
+    "state": ["parts"],
+    "training": ["phase"],
+    "bye": ["status", "preempted"],
+    "error": ["text"],
+}
 
 
 class Job:
@@ -32,31 +37,37 @@ class Job:
         self.answers_probes = True
         self.killed = []
         self.said = []
-        self.ended = None
         # More events come before the rules are followed.
         self.is_behind = False
-        self.membership.tick()
         self.act()
+
+    @property
+    def ended(self):
+        return self.membership.outcome
 
     def act(self):
         for action in self.membership.take_actions():
-            if isinstance(action, Start):
-                self.host_of[action.worker] = action.host
-                self.inbox[action.worker] = []
-            elif isinstance(action, Send):
-                for worker in action.workers:
+            if isinstance(action, Say):
+                self.said.append(action.text)
+            elif action.role == "supervisor":
+                self.obey(*action.names, action.message)
+            else:
+                for worker in action.names:
                     self.inbox[worker].append(action.message)
                     if action.message["kind"] == "probe" and (
                         self.answers_probes
                     ):
                         self.answer_probe(worker, action.message["workers"])
-            elif isinstance(action, Kill):
-                self.killed.append(action.worker)
-            elif isinstance(action, Say):
-                self.said.append(action.text)
-            elif isinstance(action, Finish):
-                assert self.ended is None
-                self.ended = action.text
+
+    def obey(self, host, message):
+        worker = message["worker"]
+        if message["kind"] == "start":
+            self.host_of[worker] = host
+            self.inbox[worker] = []
+        else:
+            assert message["kind"] == "kill"
+            assert host == self.host_of[worker]
+            self.killed.append(worker)
 
     def answer_probe(self, worker, others):
         names = [name for name, _, _ in others]
@@ -66,10 +77,12 @@ class Job:
         self.probed(worker, reached, failed, f"it cannot reach {failed}")
 
     def __getattr__(self, name):
-        event = getattr(self.membership, name)
-
-        def call(*arguments, **more):
-            event(*arguments, **more)
+        def call(worker, *arguments, **more):
+            if name in FIELDS:
+                fields = dict(zip(FIELDS[name], arguments, strict=True), **more)
+                self.membership.heard(worker, {"kind": name, **fields})
+            else:
+                getattr(self.membership, name)(worker, *arguments)
             if not self.is_behind:
                 self.act()
 
@@ -81,7 +94,7 @@ class Job:
     def wait(self, seconds):
         for _ in range(int(seconds * 2)):
             self.now += 0.5
-            self.tick()
+            self.act()
 
     def got(self, worker, kind):
         """Takes the messages of a worker; the last of this kind, or None."""

@@ -891,7 +891,7 @@ def test_the_first_generation_waits_for_hosts_that_come_by_themselves():
     assert job.names() == set()
     job.table.add("b", 1)
     job.table.came_up("b")
-    job.hosts_changed()
+    job.act()
     job.be_ready("w2")
     assert job.names() == {"w1", "w2"}
 
@@ -919,20 +919,24 @@ def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
     job = Job({f"host{i}": 8 for i in range(size // 8)}, minimum=2)
     choices = count_calls(monkeypatch, places, "choose")
     keys = count_calls(monkeypatch, places, "_newest_first")
+    job.is_behind = True
     for worker in job.host_of:
-        job.membership.ready(worker, 0, ("127.0.0.1", 1), -1, False)
-    actions = job.membership.take_actions()
-    [form] = [each for each in actions if isinstance(each, Send)]
-    assert len(form.workers) == len(form.message["members"]) == size
-    assert len(choices) == 1
-    assert len(keys) <= 10 * size
-    for worker in form.workers:
-        job.membership.formed(worker, 1)
-    job.membership.take_actions()
-    job.membership.disconnected("w1")
-    [stop] = [
+        job.be_ready(worker)
+    [form] = [
         each for each in job.membership.take_actions() if isinstance(each, Send)
     ]
+    assert len(form.names) == len(form.message["members"]) == size
+    assert len(choices) == 1
+    assert len(keys) <= 10 * size
+    for worker in form.names:
+        job.formed(worker, 1)
+    job.membership.take_actions()
+    job.disconnected("w1")
+    [stop] = [
+        each
+        for each in job.membership.take_actions()
+        if isinstance(each, Send) and each.role == "worker"
+    ]
     assert stop.message["kind"] == "stop"
-    assert len(stop.workers) == size - 1
+    assert len(stop.names) == size - 1
     assert len(choices) <= 2

@@ -62,13 +62,14 @@ def test_a_lost_host_loses_its_workers_and_they_start_elsewhere():
     lost = [w for w, host in job.host_of.items() if host == "a"]
     (left,) = set(job.host_of) - set(lost)
     job.start(["w1", "w2", "w3"])
+    job.now += 0.1
     job.host_lost("a", "host a was lost")
     assert job.host_of["w4"] == "b"
     assert "w5" not in job.host_of
     job.be_ready(left, 1, steps=4)
     assert job.names() == {left}
     job.table.came_up("a")
-    job.tick()
+    job.act()
     assert job.host_of["w5"] == "a"
 
 
@@ -77,7 +78,7 @@ def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
     job.start(["w1", "w2"])
     job.table.update({"b": 1, "c": 1})
     job.table.came_up("c")
-    job.hosts_changed()
+    job.act()
     assert job.host_of["w3"] == "c"
     assert job.got("w2", "waiting")["workers"] == 0
     job.be_ready("w3")
@@ -93,7 +94,7 @@ def test_fewer_slots_are_those_of_their_host(maximum):
     job = Job({"a": 2, "b": 2}, minimum=1, maximum=maximum)
     job.start(["w1", "w2", "w3", "w4"])
     job.table.update({"a": 1, "b": 2})
-    job.hosts_changed()
+    job.act()
     assert job.got("w1", "waiting")["workers"] == 0
     for name in ("w1", "w2", "w3", "w4"):
         job.be_ready(name, 1, steps=5)
@@ -112,7 +113,7 @@ def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
     job.start(["w1"])
     job.table.update({"b": 1})
     job.table.came_up("b")
-    job.hosts_changed()
+    job.act()
     job.be_ready("w2")
     assert job.got("w1", "waiting")["workers"] == 1
     job.be_ready("w1", 1, steps=5)
@@ -130,7 +131,7 @@ def test_one_place_cannot_be_handed_over():
     job.start(["w1"])
     job.table.update({"b": 1})
     job.table.came_up("b")
-    job.hosts_changed()
+    job.act()
     job.be_ready("w2")
     assert job.got("w1", "waiting") is None
     assert job.names() == {"w1"}

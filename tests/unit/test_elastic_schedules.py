@@ -5,6 +5,8 @@ import random
 import pytest
 from elastic_job import Job
 
+from tfring.launcher.elastic.membership import Phase
+
 
 class Fleet:
     """Workers that keep to the rules, at a pace that chance gives them."""
@@ -47,7 +49,7 @@ class Fleet:
         job, rules = self.job, self.job.membership
         members = rules._members
         assert len(set(self.job.names())) == len(members)
-        if rules._is_under_way():
+        if rules.phase is not Phase.STOPPED:
             assert len(members) <= self.maximum
         for worker in self.alive():
             for message in job.inbox[worker]:
@@ -150,8 +152,7 @@ class Fleet:
                 del hosts[chance.choice(list(hosts))]
             if chance.random() < 0.5:
                 hosts["new"] = 2
-            if job.table.update(hosts):
-                job.hosts_changed()
+            job.table.update(hosts)
             for host in job.table.missing(job.now):
                 self.down.setdefault(host, job.now + chance.uniform(0, 5))
         elif what == "kill":
@@ -200,7 +201,8 @@ class Fleet:
             if job.now >= until and host in job.table.missing(job.now):
                 job.table.came_up(host)
                 del self.down[host]
-        job.tick()
+        if not job.is_behind:
+            job.act()
 
     def run(self, moves, harm):
         self.job.cut.clear()

@@ -48,7 +48,7 @@ def test_a_message_for_all_is_encoded_once(server, monkeypatch):
         frames, "to_json", lambda each: encoded.append(each) or to_json(each)
     )
     message = {"kind": "form", "members": list(range(1000))}
-    server.send_all("worker", [f"w{i}" for i in range(5)], message)
+    server.send("worker", [f"w{i}" for i in range(5)], message)
     assert encoded == [message]
     for channel in channels:
         assert channel.receive(60) == message
@@ -63,7 +63,7 @@ def test_a_message_that_is_not_taken_at_once_follows(server):
     )
     messages = [{"number": i, "text": "x" * (1 << 19)} for i in range(3)]
     for message in messages:
-        server.send("worker", "w0", message)
+        server.send("worker", ["w0"], message)
     for message in messages:
         while (received := channel.receive(0)) is None:
             assert server.poll(0.01) == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import queue
 import socket
@@ -143,7 +144,7 @@ class LauncherLink:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._channel.receive(None)
+                message = self._channel.receive(math.inf)
                 if message is not None:
                     self._take(message)
         except wire.ChannelClosedError as error:

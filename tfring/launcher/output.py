@@ -27,11 +27,12 @@ _NO_LAST_WORDS = re.compile(
     rb"\[\S+:\d+\] (?:\*\*\* |Signal|Failing at|\[ *\d+\] )"
     rb"|[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages"
 )
+_NEVER = re.compile(rb"(?!)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """How an MPI launcher marks the output of the ranks.
+    """How an MPI launcher marks the output of the ranks; by default not at all.
 
     Attributes:
         pattern: Matches a mark; its group `rank` is the rank, or does not take
@@ -47,11 +48,11 @@ class Marks:
             that is as good as the launcher's own words.
     """
 
-    pattern: re.Pattern[bytes]
-    unfinished: re.Pattern[bytes]
-    every_line: bool
-    failure: re.Pattern[bytes]
-    noise: re.Pattern[bytes]
+    pattern: re.Pattern[bytes] = _NEVER
+    unfinished: re.Pattern[bytes] = _NEVER
+    every_line: bool = False
+    failure: re.Pattern[bytes] = _NEVER
+    noise: re.Pattern[bytes] = _NEVER
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,13 +16,10 @@ def raise_limit() -> int:
     Returns:
         The limit from here on.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return soft
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return hard
-    return soft
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def check(more: int, purpose: str) -> None:

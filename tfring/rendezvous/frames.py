@@ -9,10 +9,6 @@ from typing import Any
 _LENGTH = struct.Struct(">I")
 
 
-class FrameError(ConnectionError):
-    """What came is no frame of a message."""
-
-
 def encode(payload: bytes) -> bytes:
     """Returns the frame of some bytes."""
     return _LENGTH.pack(len(payload)) + payload
@@ -27,15 +23,15 @@ def from_json(payload: bytes) -> dict[str, Any]:
     """Reads a message.
 
     Raises:
-        FrameError: It is no JSON, or not an object.
+        ConnectionError: It is no JSON, or not an object.
     """
     try:
         message = json.loads(payload)
     # RecursionError: some thousand brackets.
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a message that is no JSON: {error}") from None
+        raise ConnectionError(f"a message that is no JSON: {error}") from None
     if not isinstance(message, dict):
-        raise FrameError("a message that is no JSON object.")
+        raise ConnectionError("a message that is no JSON object.")
     return message
 
 
@@ -55,13 +51,13 @@ class Decoder:
         """Returns the payload of the next frame; None if it is not whole yet.
 
         Raises:
-            FrameError: Its length is more than any frame's.
+            ConnectionError: Its length is more than any frame's.
         """
         if len(self._data) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._data)
         if length > self._longest_bytes:
-            raise FrameError(
+            raise ConnectionError(
                 f"a frame of {length} bytes; at most {self._longest_bytes} are "
                 "expected."
             )

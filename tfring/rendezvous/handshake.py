@@ -79,11 +79,7 @@ class Connecting:
     """The side that connects."""
 
     def __init__(self, token: str, hello: dict[str, Any]) -> None:
-        """Prepares the one handshake of a connection.
-
-        Args:
-            token: The job's.
-            hello: Says who connects, and what for.
+        """Prepares a connection's handshake; the hello says who connects.
 
         Raises:
             ValueError: The token is none, or the hello is too long.
@@ -106,11 +102,7 @@ class Connecting:
         _check_not_busy(greeting)
         self._server_nonce = greeting
         proof = _proof(
-            self._key,
-            b"tfring connect",
-            greeting,
-            self._nonce,
-            self._hello,
+            self._key, b"tfring connect", greeting, self._nonce, self._hello
         )
         return frames.encode(self._nonce + proof + self._hello)
 
@@ -159,7 +151,7 @@ class Accepting:
         Raises:
             HandshakeError: The other side does not have the token, or talks out
                 of turn.
-            FrameError: What it says is no hello.
+            ConnectionError: What it says is no hello.
         """
         self._frames.feed(data)
         if (frame := self._frames.next()) is None:

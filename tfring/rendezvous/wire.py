@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import errno
-import math
-import os
 import random
 import select
 import selectors
@@ -166,13 +163,6 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     return data
 
 
-@dataclasses.dataclass
-class _Handshake:
-    sock: socket.socket
-    handshake: Accepting
-    deadline: float
-
-
 class Listener:
     """Accepts connections of this job, and no others.
 
@@ -203,8 +193,8 @@ class Listener:
         """
         self._token = token
         self._clock = clock
-        # The oldest first.
-        self._handshakes: dict[int, _Handshake] = {}
+        # With their deadlines, the oldest first.
+        self._handshakes: dict[socket.socket, tuple[Accepting, float]] = {}
         self._done: collections.deque[tuple[socket.socket, dict[str, Any]]] = (
             collections.deque()
         )
@@ -213,22 +203,16 @@ class Listener:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        self._sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.bind(address)
-            self._sock.listen(MOST_HANDSHAKES)
-            self._sock.setblocking(False)
-        except BaseException:
-            self._sock.close()
-            raise
-        name = self._sock.getsockname()
-        self.address: Address = (name[0], name[1])
+        self._sock = socket.create_server(
+            address, family=family, backlog=MOST_HANDSHAKES
+        )
+        self._sock.setblocking(False)
+        self.address: Address = self._sock.getsockname()[:2]
         self.refused = 0
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)
         # Closed to accept, and refuse, a connection when no other is left.
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = socket.socket()
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is work."""
@@ -237,20 +221,18 @@ class Listener:
     def accept(
         self, timeout_seconds: float
     ) -> tuple[socket.socket, dict[str, Any]] | None:
-        """Returns a connection of this job and its hello.
+        """Returns a connection of this job and its hello, if there is one.
 
-        Returns:
-            A blocking socket, on which the other side speaks next; None if
-            there is none in this time.
+        The socket is blocking, and the other side speaks next.
         """
         deadline = self._clock() + timeout_seconds
         while not self._done:
             wait = max(0.0, min(deadline - self._clock(), 0.2))
             for key, _ in self._selector.select(wait):
-                if key.fd == self._sock.fileno():
+                if key.data is None:
                     self._take_new()
                 else:
-                    self._go_on(key.fd)
+                    self._go_on(key.data)
             now = self._clock()
             # After the reads: this process may be the slow one.
             self._drop_slow(now)
@@ -261,14 +243,13 @@ class Listener:
 
     def close(self) -> None:
         """Closes all that is not accepted."""
-        for fd in list(self._handshakes):
-            self._drop(fd)
+        for sock in list(self._handshakes):
+            self._drop(sock)
         for sock, _ in self._done:
             sock.close()
         self._selector.close()
         self._sock.close()
-        if self._spare >= 0:
-            os.close(self._spare)
+        self._spare.close()
 
     def _take_new(self) -> None:
         # A bounded number: `accept` has others to attend.
@@ -290,69 +271,65 @@ class Listener:
             if len(self._handshakes) >= self._most_handshakes:
                 self._drop(next(iter(self._handshakes)), BUSY)
             deadline = self._clock() + HANDSHAKE_SECONDS
-            self._handshakes[sock.fileno()] = _Handshake(
-                sock, handshake, deadline
-            )
-            self._selector.register(sock, selectors.EVENT_READ)
+            self._handshakes[sock] = handshake, deadline
+            self._selector.register(sock, selectors.EVENT_READ, sock)
 
     def _refuse_one(self) -> None:
         """Closes a handshake, or else the next connection."""
         if self._handshakes:
             self._drop(next(iter(self._handshakes)), NO_DESCRIPTORS)
             return
-        if self._spare >= 0:
-            os.close(self._spare)
+        self._spare.close()
         with contextlib.suppress(OSError):
             sock, _ = self._sock.accept()
             self.refused += 1
             with sock:
                 sock.send(NO_DESCRIPTORS)
-        self._spare = -1
         with contextlib.suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+            self._spare = socket.socket()
 
-    def _go_on(self, fd: int) -> None:
-        each = self._handshakes.get(fd)
-        if each is None:  # It made room for another.
+    def _go_on(self, sock: socket.socket) -> None:
+        if sock not in self._handshakes:  # It made room for another.
             return
+        handshake, _ = self._handshakes[sock]
         try:
-            data = each.sock.recv(1 << 16)
+            data = sock.recv(1 << 16)
             if not data:
                 raise ConnectionResetError
-            proof = each.handshake.feed(data)
+            proof = handshake.feed(data)
             if proof is None:
                 return
             with contextlib.suppress(BlockingIOError):
-                if not each.sock.recv(1, socket.MSG_PEEK):
+                if not sock.recv(1, socket.MSG_PEEK):
                     raise ConnectionResetError  # It has given the attempt up.
-            each.sock.send(proof)
+            sock.send(proof)
         except BlockingIOError:
             return
         except OSError:
-            self._drop(fd)
+            self._drop(sock)
             return
-        self._selector.unregister(each.sock)
-        del self._handshakes[fd]
-        each.sock.setblocking(True)
-        self._done.append((each.sock, each.handshake.hello))
+        self._selector.unregister(sock)
+        del self._handshakes[sock]
+        sock.setblocking(True)
+        self._done.append((sock, handshake.hello))
 
     def _drop_slow(self, now: float) -> None:
         while self._handshakes:
-            fd, oldest = next(iter(self._handshakes.items()))
-            if now < oldest.deadline:
+            sock, (_, deadline) = next(iter(self._handshakes.items()))
+            if now < deadline:
                 return
-            self._drop(fd, BUSY)
+            self._drop(sock, BUSY)
 
-    def _drop(self, fd: int, word: bytes = b"") -> None:
+    def _drop(self, sock: socket.socket, word: bytes = b"") -> None:
         """Closes a connection, with a last word to who may be of this job."""
-        each = self._handshakes.pop(fd)
-        self._selector.unregister(each.sock)
+        del self._handshakes[sock]
+        self._selector.unregister(sock)
         if word:
             with contextlib.suppress(OSError):
-                each.sock.send(word)
+                sock.send(word)
                 # Unread bytes would make it an abrupt end.
-                each.sock.recv(1 << 16)
-        each.sock.close()
+                sock.recv(1 << 16)
+        sock.close()
         self.refused += 1
 
 
@@ -437,14 +414,8 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
         return True
 
-    def receive(self, timeout_seconds: float | None) -> dict[str, Any] | None:
-        """Returns the next message.
-
-        Args:
-            timeout_seconds: How long to wait; None is for ever.
-
-        Returns:
-            The message; None if none came in this time.
+    def receive(self, timeout_seconds: float) -> dict[str, Any] | None:
+        """Returns the next message; None if none came in this time.
 
         Raises:
             ChannelClosedError: The connection has ended, also by `shutdown`, or
@@ -458,16 +429,15 @@ class Channel:
             self.shutdown()
             raise ChannelClosedError(self._ended) from None
 
-    def _receive(self, timeout_seconds: float | None) -> dict[str, Any] | None:
-        end = math.inf if timeout_seconds is None else timeout_seconds
-        end += time.monotonic()
+    def _receive(self, timeout_seconds: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + timeout_seconds
         while not self._ended:
             if (frame := self._frames.next()) is not None:
                 return frames.from_json(frame)
             try:
                 data = self._sock.recv(1 << 16)
             except BlockingIOError:
-                left = end - time.monotonic()
+                left = deadline - time.monotonic()
                 if left <= 0:
                     return None
                 _wait(self._sock, select.POLLIN, left)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -21,9 +22,13 @@ from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
+# A supervisor has this long to connect.
+CONNECT_SECONDS = 60.0
+
 _MODULE = "tfring.launcher.elastic.supervisor"
-# The MPI launchers' programs that are called as ssh is.
-_AGENTS_OF_MPI = (
+# They name a program that is called as ssh is; the last ones to MPI launchers.
+_AGENTS = (
+    "TFRING_ELASTIC_AGENT",
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -35,13 +40,11 @@ def _command(host: str) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if Host(host, 1).is_local():
         return program
-    agent = os.environ.get("TFRING_ELASTIC_AGENT")
-    for name in _AGENTS_OF_MPI:
-        agent = agent or os.environ.get(name)
+    agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
     words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
-        *shlex.split(agent or _SSH),
+        *shlex.split(agent),
         host,
         f"cd {directory} && {shlex.join([*words, *program])}",
     ]
@@ -78,22 +81,16 @@ class Agent:
         job: ElasticJob,
         token: str,
         listen: Callable[[str], wire.Address],
-        connect_by: float,
     ) -> None:
-        """Starts a supervisor.
+        """Starts a supervisor of a job.
 
-        Args:
-            host: Where.
-            job: Its job.
-            token: The job's.
-            listen: Has the rendezvous listen at an address of this machine, and
-                returns where.
-            connect_by: See the attribute.
+        `listen` has the rendezvous listen at an address of this machine, and
+        returns where.
 
         Raises:
             OSError: There is no such program, or no such host.
         """
-        self.connect_by = connect_by
+        self.connect_by = time.monotonic() + CONNECT_SECONDS
         address = _address_for(host, job)
         configuration = job.configuration(host, token, listen(address))
         if Host(host, 1).is_local():
@@ -113,10 +110,9 @@ class Agent:
             preexec_fn=processes.end_with_parent,
         )
         # A long environment is not taken before ssh is connected.
+        line = json.dumps(configuration).encode() + b"\n"
         self._writer = threading.Thread(
-            target=self._configure,
-            args=(json.dumps(configuration).encode() + b"\n",),
-            daemon=True,
+            target=self._configure, args=(line,), daemon=True
         )
         self._writer.start()
 
@@ -133,9 +129,8 @@ class Agent:
     def last_line(self) -> str:
         """Returns the last line that it has written, or ""."""
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1].rstrip(".") if said else ""
+        said = self._errors.read().decode(errors="replace").strip()
+        return said.rpartition("\n")[2].strip().rstrip(".")
 
     def close(self) -> None:
         """Ends the connection to it, by which it ends."""

@@ -25,8 +25,8 @@ class Discovery:
         self._script = script
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes]  # while it runs
-        self._began = 0.0
-        self._next = 0.0
+        # When it is killed, if it runs, or else starts.
+        self._due = 0.0
         # What was wrong the last time.
         self.error = ""
 
@@ -36,16 +36,16 @@ class Discovery:
         If the script fails, `error` says how, and the hosts stay.
         """
         if self._process is None:
-            if now >= self._next:
+            if now >= self._due:
                 self._start(now)
             return None
         status = self._process.poll()
-        if status is None and now < self._began + LONGEST_SECONDS:
+        if status is None and now < self._due:
             return None
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self.close()
-        self._next = now + INTERVAL_SECONDS
+        self._due = now + INTERVAL_SECONDS
         found = None
         if status is None:
             self.error = f"it did not end in {LONGEST_SECONDS:g} s"
@@ -69,7 +69,7 @@ class Discovery:
             self._output.close()
 
     def _start(self, now: float) -> None:
-        self._began = now
+        self._due = now + LONGEST_SECONDS
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Discovery:
         except OSError as error:
             self._output.close()
             self.error = str(error)
-            self._next = now + INTERVAL_SECONDS
+            self._due = now + INTERVAL_SECONDS
 
 
 def parse(text: str) -> dict[str, int]:

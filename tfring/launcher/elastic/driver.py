@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tfring.launcher import processes, wrapper
-from tfring.launcher.elastic.agents import Agent
+from tfring.launcher.elastic.agents import CONNECT_SECONDS, Agent
 from tfring.launcher.elastic.discovery import Discovery
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.elastic.server import Event, Server
-from tfring.launcher.elastic.workers import (
-    Finish,
-    Kill,
-    Say,
-    Send,
-    Start,
-)
+from tfring.launcher.elastic.workers import Say
 from tfring.launcher.output import View
 from tfring.rendezvous import handshake
 from tfring.rendezvous.wire import Listener
 
 _TICK_SECONDS = 0.1
-# A supervisor has this long to connect.
-_CONNECT_SECONDS = 60.0
 # What a worker said before it ended may come so much later than the news of it.
 _LAST_MESSAGE_SECONDS = 1.0
 # After a failure the workers have this long to end by themselves.
@@ -53,11 +44,8 @@ class Driver:
     ) -> None:
         """Prepares it.
 
-        Args:
-            job: What it is made of.
-            view: How its output is shown.
-            token: That of hosts that come by themselves; None is a new one.
-            listener: Where they come, at `job.interface`.
+        Where hosts come by themselves, they have the token already, and the
+        listener, at `job.interface`, is where they come.
         """
         self._job = job
         self._token = token or handshake.make_token()
@@ -72,12 +60,9 @@ class Driver:
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
         self._discovery = Discovery(job.script) if job.script else None
-        self._discovery_error = ""
-        self._prefixes: dict[int, str] = {}
-        self._screen = JobScreen(view, self._prefix)
+        self._screen = JobScreen(view)
         self._stop_signal: int | None = None
         self._killed = False
-        self._reason: str | None = None
 
     def run(self) -> int:
         """Runs it; returns its exit status."""
@@ -109,14 +94,13 @@ class Driver:
     # While the job runs
 
     def _train(self) -> None:
-        while self._reason is None and self._stop_signal is None:
+        while self._membership.outcome is None and self._stop_signal is None:
             self._discover()
             self._start_supervisors()
             for event in self._poll():
                 self._take(event)
             self._take_exits()
             self._look_after_agents()
-            self._membership.tick()
             self._act()
             if self._screen.writer.failed:  # `tfringrun ... | head`.
                 self._stop_signal = signal.SIGPIPE
@@ -129,22 +113,18 @@ class Driver:
     def _discover(self) -> None:
         if self._discovery is None:
             return
+        before = self._discovery.error
         slots = self._discovery.poll(time.monotonic())
-        if self._discovery.error != self._discovery_error:
-            self._discovery_error = self._discovery.error
-            if self._discovery_error:
-                self._screen.say(
-                    f"{self._job.script}: {self._discovery_error}. The hosts "
-                    "stay as they are."
-                )
+        if (error := self._discovery.error) not in ("", before):
+            self._screen.say(
+                f"{self._job.script}: {error}. The hosts stay as they are."
+            )
         if slots is not None and self._hosts.update(slots):
             listed = ", ".join(f"{name}:{n}" for name, n in slots.items())
             self._screen.say(f"hosts: {listed or 'none'}.")
-            self._membership.hosts_changed()
 
     def _start_supervisors(self) -> None:
-        now = time.monotonic()
-        for host in self._hosts.missing(now):
+        for host in self._hosts.missing(time.monotonic()):
             if host in self._agents:
                 # It was taken away, and is back before its supervisor went.
                 if self._server.is_connected("supervisor", host):
@@ -152,11 +132,7 @@ class Driver:
                 continue
             try:
                 self._agents[host] = Agent(
-                    host,
-                    self._job,
-                    self._token,
-                    self._server.listen,
-                    connect_by=now + _CONNECT_SECONDS,
+                    host, self._job, self._token, self._server.listen
                 )
             except OSError as error:
                 self._lose_host(host, f"host {host} cannot be reached: {error}")
@@ -170,7 +146,7 @@ class Driver:
                     for worker in self._membership.workers.values()
                 )
                 if unused:
-                    self._server.send("supervisor", host, _end_message(5.0))
+                    self._server.send("supervisor", [host], _end_message(5.0))
             elif agent.has_ended():
                 said = agent.last_line() or "its supervisor has ended"
                 self._lose_host(host, f"host {host} cannot be reached: {said}")
@@ -178,7 +154,7 @@ class Driver:
                 self._lose_host(
                     host,
                     f"host {host} does not connect to the launcher in "
-                    f"{_CONNECT_SECONDS:g} s; a firewall may be in between",
+                    f"{CONNECT_SECONDS:g} s; a firewall may be in between",
                 )
 
     def _lose_host(self, host: str, why: str) -> None:
@@ -192,43 +168,36 @@ class Driver:
     # Events
 
     def _take(self, event: Event) -> None:
+        name, message = event.name, event.message
         if event.role == "supervisor":
-            self._take_of_supervisor(event)
+            self._take_of_supervisor(name, message)
         elif event.role == "output":
-            message = event.message or {}
-            if message.get("kind") == "output":
+            if message is not None and message.get("kind") == "output":
                 self._screen.take(
                     _number(message["worker"]),
                     message["stream"],
                     message["data"].encode("latin-1"),
                 )
-        elif event.silent:
-            self._membership.silent(
-                event.name,
-                f"nothing was heard of it for {self._job.silence_seconds:g} s",
-            )
-        elif event.message is None and event.role == "worker":
-            self._membership.disconnected(event.name)
-        elif event.message is None:
-            pass  # It is silent from now on.
-        elif event.name not in self._membership.workers:
-            if event.message.get("kind") == "error":
-                self._take_of_worker(event.name, event.message)
-            elif event.message.get("kind") == "hello":
-                why = "the job does not know this worker, or has lost it"
-                message = {"kind": "end", "status": 1, "why": why}
-                self._server.send(event.role, event.name, message)
-                self._server.drop(event.role, event.name)
-        elif event.role == "worker":
+        elif message is None and event.role == "pulse":
+            why = f"nothing was heard of it for {self._job.silence_seconds:g} s"
+            self._membership.silent(name, why)
+        elif message is None:
+            self._membership.disconnected(name)
+        elif message.get("kind") != "hello":
             try:
-                self._take_of_worker(event.name, event.message)
+                self._membership.heard(name, message)
             except (KeyError, TypeError, ValueError) as error:
-                self._membership.silent(
-                    event.name, f"it sent what is no message: {error!r}"
-                )
+                why = f"it sent what is no message: {error!r}"
+                self._membership.silent(name, why)
+        elif name not in self._membership.workers:
+            why = "the job does not know this worker, or has lost it"
+            message = {"kind": "end", "status": 1, "why": why}
+            self._server.send(event.role, [name], message)
+            self._server.drop(event.role, name)
 
-    def _take_of_supervisor(self, event: Event) -> None:
-        host, message = event.name, event.message
+    def _take_of_supervisor(
+        self, host: str, message: dict[str, Any] | None
+    ) -> None:
         if message is None:
             self._take_exits(lost_host=host)
             self._lose_host(host, f"host {host} was lost")
@@ -249,82 +218,24 @@ class Driver:
     def _take_exits(self, lost_host: str | None = None) -> None:
         """Takes the ends of workers of which nothing more is to come."""
         now = time.monotonic()
-        later = []
-        for by, host, message in self._exits:
+        exits, self._exits = self._exits, []
+        for by, host, message in exits:
             name = message["worker"]
-            if (
-                now < by
-                and host != lost_host
-                and self._server.is_connected("worker", name)
-            ):
-                later.append((by, host, message))
-                continue
-            self._membership.exited(name, message["status"], message["how"])
-        self._exits = later
-
-    def _take_of_worker(self, name: str, message: dict[str, Any]) -> None:
-        kind, rules = message.get("kind"), self._membership
-        if kind == "ready":
-            host, port = message["address"]
-            rules.ready(
-                name,
-                int(message["generation"]),
-                (str(host), int(port)),
-                int(message["steps"]),
-                bool(message["building"]),
-            )
-        elif kind == "formed":
-            rules.formed(name, int(message["generation"]))
-        elif kind == "suspect":
-            generation, other = int(message["generation"]), message["worker"]
-            rules.suspect(name, generation, str(other), str(message["why"]))
-        elif kind == "probed":
-            reached = [str(each) for each in message["reached"]]
-            failed, why = message.get("failed", ""), message.get("why", "")
-            rules.probed(name, reached, str(failed), str(why))
-        elif kind == "state":
-            parts = [(str(part), str(of)) for part, of in message["parts"]]
-            rules.state(name, parts)
-        elif kind == "training":
-            rules.training(
-                name,
-                str(message["phase"]),
-                function=str(message.get("function", "")),
-                result=message.get("result"),
-            )
-        elif kind == "bye":
-            status, preempted = int(message["status"]), message["preempted"]
-            rules.bye(name, status, bool(preempted))
-        elif kind == "error":
-            rules.error(name, str(message["text"]))
-
-    # Actions
+            may_speak = self._server.is_connected("worker", name)
+            if may_speak and now < by and host != lost_host:
+                self._exits.append((by, host, message))
+            else:
+                self._membership.exited(name, message["status"], message["how"])
 
     def _act(self) -> None:
         for action in self._membership.take_actions():
-            if isinstance(action, Start):
-                slots = str(self._hosts.slots(action.host))
-                message = {
-                    "kind": "start",
-                    "worker": action.worker,
-                    "environment": {"TFRING_ELASTIC_SLOTS": slots},
-                }
-                self._server.send("supervisor", action.host, message)
-            elif isinstance(action, Kill):
-                message = {"kind": "kill", **dataclasses.asdict(action)}
-                self._server.send("supervisor", action.host, message)
-            elif isinstance(action, Send):
-                if action.message["kind"] == "form":
-                    for rank, name in enumerate(action.workers):
-                        self._prefixes[_number(name)] = str(rank)
-                self._server.send_all("worker", action.workers, action.message)
-            elif isinstance(action, Say):
+            if isinstance(action, Say):
                 self._screen.say(action.text)
-            elif isinstance(action, Finish):
-                self._reason = action.text
-
-    def _prefix(self, worker: int) -> str:
-        return self._prefixes.get(worker, f"w{worker}")
+                continue
+            if action.message["kind"] == "form":
+                for rank, name in enumerate(action.names):
+                    self._screen.prefixes[_number(name)] = str(rank)
+            self._server.send(action.role, action.names, action.message)
 
     # At the end
 
@@ -332,33 +243,34 @@ class Driver:
         """Has all workers and supervisors end."""
         stopped = self._stop_signal is not None
         grace = _STOP_GRACE_SECONDS if stopped else _FAILURE_GRACE_SECONDS
-        why = self._reason or "the job is over"
-        status = 1 if self._reason else 0
+        failure = self._membership.outcome
         if not stopped:
-            message = {"kind": "end", "status": status, "why": why}
-            self._server.send_all("worker", self._membership.workers, message)
-        self._membership.finish()
+            why = failure or "the job is over"
+            message = {"kind": "end", "status": int(bool(failure)), "why": why}
+            self._server.send("worker", self._membership.workers, message)
         # Whose connection has ended, its supervisor will say how.
-        if self._reason and not stopped:
-            self._wait_for(self._knows_first_status, _LAST_MESSAGE_SECONDS)
+        if failure and not stopped:
+            first = self._membership.first_failure
+            self._wait_for(
+                lambda: first is None or first.status is not None,
+                _LAST_MESSAGE_SECONDS,
+            )
         message = _end_message(grace, terminate=stopped, status=self._status())
-        self._server.send_all(
+        self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
-        self._wait_for(self._no_supervisors, grace + _END_SECONDS)
+        # An output's connection ends when all of it has come.
+        roles = ("supervisor", "output")
+        self._wait_for(
+            lambda: not any(map(self._server.connected, roles)),
+            grace + _END_SECONDS,
+        )
         self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)
         for agent in self._agents.values():
             agent.close()
         first = self._membership.first_failure
-        self._screen.close(first.number if first and self._reason else None)
+        self._screen.close(first.number if first and failure else None)
         self._screen.end(self._describe(), 1.0 if stopped else None)
-
-    def _knows_first_status(self) -> bool:
-        first = self._membership.first_failure
-        return first is None or first.status is not None
-
-    def _no_supervisors(self) -> bool:
-        return not any(map(self._server.connected, ("supervisor", "output")))
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -372,21 +284,21 @@ class Driver:
                 ):
                     self._take(event)
             self._take_exits()
-            self._membership.take_actions()
 
     def _status(self) -> int:
         if self._stop_signal is not None:
             return 128 + self._stop_signal
-        if not self._reason:
+        if not self._membership.outcome:
             return 0
         first = self._membership.first_failure
         return (first.status if first else None) or 1
 
     def _describe(self) -> str:
-        if self._stop_signal is not None or not self._reason:
+        failure = self._membership.outcome
+        if self._stop_signal is not None or not failure:
             return ""
         first = self._membership.first_failure
-        line = f"tfringrun: {self._reason}"
+        line = f"tfringrun: {failure}"
         if first is None:
             return line
         exception, last_line = self._screen.last_words(first.number)

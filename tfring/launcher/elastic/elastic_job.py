@@ -15,6 +15,13 @@ from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
 _SILENCE_SECONDS = 2.0
+# By limit: the variable that sets it.
+_SETTINGS = {
+    "replacement_seconds": "TFRING_ELASTIC_TIMEOUT_SECONDS",
+    "ready_seconds": "TFRING_ELASTIC_STOP_SECONDS",
+    "start_seconds": "TFRING_ELASTIC_START_SECONDS",
+    "progress_seconds": "TFRING_ELASTIC_PROGRESS_SECONDS",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +52,7 @@ class ElasticJob:
     def configuration(
         self, host: str, token: str, address: wire.Address
     ) -> dict[str, Any]:
-        """Returns what the supervisor of a host is told; see `Supervisor`.
-
-        Args:
-            host: Its name.
-            token: The job's.
-            address: That of the rendezvous.
-        """
+        """Returns what the supervisor of a host is told; see `Supervisor`."""
         return {
             "token": token,
             "address": address,
@@ -79,18 +80,9 @@ def make(
 ) -> ElasticJob:
     """Returns a job as `tfringrun --elastic` was told to run it.
 
-    Args:
-        command: The program and its arguments.
-        ranks: `-np`, for how many the first generation waits.
-        minimum: `--min-np`.
-        maximum: `--max-np`; by default one for each slot.
-        spares: `--spares`.
-        hosts: `-H` or `--hostfile`.
-        script: `--host-discovery-script`, or "".
-        environment: The workers'.
-        exported: The names of those that other machines need.
-        slots_per_task: How many workers this machine takes, where others come
-            by themselves; None where none does.
+    `ranks` is `-np`, for how many the first generation waits. By default there
+    may be a worker for each slot. `slots_per_task` is how many workers this
+    machine takes where others come by themselves, and None where none does.
 
     Raises:
         ValueError: The numbers contradict one another, or a setting is none.
@@ -139,21 +131,11 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
-            replacement_seconds=_seconds(
-                "TFRING_ELASTIC_TIMEOUT_SECONDS",
-                Limits.replacement_seconds,
-            ),
-            ready_seconds=_seconds(
-                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
-            ),
-            start_seconds=_seconds(
-                "TFRING_ELASTIC_START_SECONDS", Limits.start_seconds
-            ),
-            progress_seconds=_seconds(
-                "TFRING_ELASTIC_PROGRESS_SECONDS",
-                Limits.progress_seconds,
-            ),
             may_grow=may_grow,
+            **{
+                limit: _seconds(variable, getattr(Limits, limit))
+                for limit, variable in _SETTINGS.items()
+            },
         ),
         script=script,
         environment=environment,

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 MOST_STRIKES = 3
 FIRST_COOL_DOWN_SECONDS = 20.0
 LONGEST_COOL_DOWN_SECONDS = 600.0
-# A host that was lost is tried again after so long, then twice as long, ...
+# A host that was lost is tried again after so long, then twice as long, until
+# it is left out.
 FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 30.0
 
 
 @dataclasses.dataclass
@@ -31,8 +31,8 @@ class _Host:
     struck_at: float = -math.inf
     # A worker of it has taken part for a while.
     has_trained: bool = False
-    times_left_out: int = 0
-    failures: int = 0
+    # The last time that it was left out; doubled each time.
+    cool_down_seconds: float = FIRST_COOL_DOWN_SECONDS / 2
     retry_at: float = 0.0
     # Its supervisor has been asked to end.
     leaving: bool = False
@@ -42,12 +42,8 @@ class _Host:
         return self.strikes >= MOST_STRIKES
 
     @property
-    def cool_down_seconds(self) -> float:
-        if not self.has_trained:
-            return math.inf
-        doubled = min(self.times_left_out - 1, 10)
-        seconds = FIRST_COOL_DOWN_SECONDS * float(2**doubled)
-        return min(seconds, LONGEST_COOL_DOWN_SECONDS)
+    def cools_down(self) -> bool:
+        return self.left_out and self.has_trained
 
 
 class HostTable:
@@ -79,8 +75,8 @@ class HostTable:
         return name in self._hosts
 
     def slots(self, name: str) -> int:
-        """Returns how many workers a host takes."""
-        return self._hosts[name].slots
+        """Returns how many workers a host takes; 0 if there is no such host."""
+        return self._hosts[name].slots if name in self._hosts else 0
 
     def missing(self, now: float) -> list[str]:
         """Returns the hosts that should have a supervisor, and have none."""
@@ -93,7 +89,9 @@ class HostTable:
     def tick(self, now: float) -> None:
         """Takes hosts again, on trial, whose cool-down is over."""
         for host in self._hosts.values():
-            if host.left_out and now >= host.struck_at + host.cool_down_seconds:
+            if host.cools_down and (
+                now >= host.struck_at + host.cool_down_seconds
+            ):
                 host.strikes = MOST_STRIKES - 1
 
     def came_up(self, name: str) -> None:
@@ -101,53 +99,46 @@ class HostTable:
         if name in self._hosts:
             self._hosts[name].up = True
 
-    def lost(self, name: str, now: float) -> bool:
+    def lost(self, name: str, now: float) -> str:
         """Takes note that a host's supervisor is gone, or cannot be started.
 
         Returns:
-            Whether the host is left out from now on.
+            As `strike`.
         """
-        if name not in self._hosts:
-            return False
-        host = self._hosts[name]
+        host = self._hosts.get(name)
+        if host is None:
+            return ""
         if host.has_come_by_itself:
             del self._hosts[name]
-            return False
+            return ""
         host.up = host.leaving = False
-        wait = FIRST_RETRY_SECONDS * 2 ** min(host.failures, 10)
-        host.retry_at = now + min(wait, LONGEST_RETRY_SECONDS)
-        host.failures += 1
+        host.retry_at = now + FIRST_RETRY_SECONDS * 2**host.strikes
         return self.strike(name, now, now)
 
-    def strike(self, name: str, started: float, now: float) -> bool:
+    def strike(self, name: str, started: float, now: float) -> str:
         """Takes note of a failure on a host.
 
         What was started before the failure that counted last does not count
         again: the workers of a host often fail together.
 
-        Args:
-            name: The host.
-            started: When what has failed was started.
-            now: The time.
-
         Returns:
-            Whether it is left out from now on, and was not before.
+            For how long it is left out, in words; "" if it is not, or was so
+            before.
         """
         host = self._hosts.get(name)
         if host is None or host.leaving or started < host.struck_at:
-            return False
+            return ""
         before = host.left_out
         host.strikes += 1
         host.struck_at = now
         if not host.left_out or before:
-            return False
-        host.times_left_out += 1
-        return True
-
-    def left_out_for(self, name: str) -> str:
-        """For how long a host is left out, in words."""
-        seconds = self._hosts[name].cool_down_seconds
-        return "from now on" if seconds == math.inf else f"for {seconds:g} s"
+            return ""
+        host.cool_down_seconds = min(
+            2 * host.cool_down_seconds, LONGEST_COOL_DOWN_SECONDS
+        )
+        if not host.has_trained:
+            return "from now on"
+        return f"for {host.cool_down_seconds:g} s"
 
     def progress(self, name: str) -> None:
         """Takes note that a worker of a host has taken part for a while."""
@@ -156,26 +147,15 @@ class HostTable:
             return
         host.has_trained = True
         if not host.left_out:
-            host.strikes = host.failures = 0
+            host.strikes = 0
 
     def leave(self, name: str) -> None:
         """Takes note that a host's supervisor is about to end."""
         if name in self._hosts:
             self._hosts[name].leaving = True
 
-    def capacity(self) -> int:
-        """Counts the slots of the hosts that are up, or may come up."""
-        return sum(
-            host.slots for host in self._hosts.values() if not host.left_out
-        )
-
     def free(self, occupied: Mapping[str, int], count: int) -> list[str]:
-        """Returns the hosts to start workers on, one for each.
-
-        Args:
-            occupied: The workers of each host.
-            count: How many are to be started, if there are places.
-        """
+        """Returns the hosts of up to `count` new workers, one for each."""
         free = sorted(
             (host.strikes, -left, number, name)
             for number, (name, host) in enumerate(self._hosts.items())
@@ -186,12 +166,11 @@ class HostTable:
 
     def cools_down(self) -> bool:
         """Tells if a host that is left out will be tried again."""
-        return any(
-            host.left_out and host.has_trained for host in self._hosts.values()
-        )
+        return any(host.cools_down for host in self._hosts.values())
 
-    def may_give(self, occupied: Mapping[str, int]) -> int:
-        """Counts the workers that may still be started, now or later."""
+    def capacity(self, occupied: Mapping[str, int] | None = None) -> int:
+        """Counts the workers that may be started, beside these of each host."""
+        occupied = occupied or {}
         return sum(
             max(0, host.slots - occupied.get(name, 0))
             for name, host in self._hosts.items()

@@ -6,21 +6,21 @@ together, its *members*; there is one at a time. The first loss stops it. All
 remaining members must say that they have left it (`ready`) before the next one
 is formed, so no worker is ever in two.
 
-| phase    | ends when                                | of `Limits`          |
+| phase    | ends when                                | time limits          |
 |----------|------------------------------------------|----------------------|
 | STOPPED  | the members and enough workers are ready | ready, replacement   |
 | FORMING  | all members are connected, or one is lost| forming              |
 | TRAINING | a member is lost, or leaves at a commit  |                      |
-| FINISHED | never: the job is over                   |                      |
 """
 
 from __future__ import annotations
 
 import collections
 import enum
+import itertools
 import math
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfring.launcher.elastic import accusations, places
@@ -28,18 +28,24 @@ from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.trainings import Trainings
 from tfring.launcher.elastic.workers import (
     Action,
-    Finish,
-    Kill,
     Limits,
     Say,
     Send,
-    Start,
     State,
     Worker,
 )
 
 # By another, and not by an error of its own: 128 + the signal.
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+# All members may take so long to connect to one another.
+_FORMING_SECONDS = 60.0
+# The first generation goes without those that come later than this after the
+# one before.
+_GATHER_SECONDS = 30.0
+# A process may live on so long without its connection.
+_EXIT_SECONDS = 3.0
+# A worker that is not needed, or asked to end, may take so long for that.
+_ENDING_SECONDS = 10.0
 # The members find at nearly the same time that one cannot connect.
 _ACCUSING_SECONDS = 2.0
 
@@ -50,7 +56,6 @@ class Phase(enum.Enum):
     STOPPED = enum.auto()
     FORMING = enum.auto()
     TRAINING = enum.auto()
-    FINISHED = enum.auto()
 
 
 class Membership:
@@ -62,6 +67,8 @@ class Membership:
         workers: The living workers, by name.
         generation: The number of the current generation; 0 before the first.
         phase: See the table above.
+        outcome: Why the job has failed; "" if it has succeeded, and None until
+            it is over.
         first_failure: The first worker that failed, in the latest generation
             with a failure.
     """
@@ -77,7 +84,7 @@ class Membership:
         self.workers: dict[str, Worker] = {}
         # Lost, but their processes may still be there.
         self._ending: dict[str, Worker] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._last_ready = clock()
 
         self.generation = 0
@@ -102,28 +109,21 @@ class Membership:
         self._lost_at_end: Worker | None = None
         self.first_failure: Worker | None = None
         self._failed_in = -1
+        self.outcome: str | None = None
 
     def take_actions(self) -> list[Action]:
         """Returns what is to be done, in order; each once.
 
-        Each call looks at all workers, so it should follow many events at once.
+        Call it a few times a second, for the time limits. Each call looks at
+        all workers, so it should follow many events at once.
         """
-        self._follow_rules()
+        if self.outcome is None:
+            self._keep_times()
+            self._follow_rules()
         actions, self._actions = self._actions, []
         return actions
 
-    def finish(self) -> None:
-        """Has nobody started, or replaced, any more."""
-        self._enter(Phase.FINISHED)
-
     # Events
-
-    def hosts_changed(self) -> None:
-        """Takes note that the table of hosts is another one."""
-        for worker in list(self.workers.values()):
-            gone = worker.host not in self.hosts
-            if gone and worker not in self._members and not worker.done:
-                self._end(worker, f"host {worker.host} is no longer there")
 
     def host_lost(self, host: str, why: str) -> None:
         """Takes note that a supervisor is gone, and its workers with it."""
@@ -132,33 +132,42 @@ class Membership:
             if worker.host == host and worker.done:
                 self._say_goodbye_to(worker, why)
             elif worker.host == host:
-                self._lose(worker, why, strike=False)
+                self._lose(worker, why)
         for worker in list(self._ending.values()):
             if worker.host == host:
                 self._tell_of_loss(worker)
                 del self._ending[worker.name]
         if left_out:
-            self._say_left_out(host, f": {why}")
+            self._say(f"host {host} is left out {left_out}: {why}.")
 
-    def ready(
+    def heard(self, name: str, message: dict[str, Any]) -> None:
+        """Takes a message of a worker: a method's name, and its arguments.
+
+        `LauncherLink` has the other side.
+
+        Raises:
+            KeyError: It has no kind.
+            TypeError: It has other arguments.
+        """
+        worker = self.workers.get(name)
+        take = getattr(self, f"_take_{message['kind']}", None)
+        if take is not None and worker is not None:
+            take(worker, **{k: v for k, v in message.items() if k != "kind"})
+        elif message["kind"] == "error" and name in self._ending:
+            self._ending[name].error = message["text"]
+
+    # What a worker says, by its kind.
+
+    def _take_ready(
         self,
-        name: str,
+        worker: Worker,
         generation: int,
-        address: tuple[str, int],
+        address: Sequence[str | int],
         steps: int,
         building: bool,
     ) -> None:
-        """Takes note that a worker has left its generation, and waits.
-
-        Args:
-            name: The worker.
-            generation: The one that it has left.
-            address: Where it listens to the others.
-            steps: How many commits are in its state; -1: it has none.
-            building: It has yet to build what it trains.
-        """
-        worker = self.workers.get(name)
-        if worker is None or generation != worker.generation:
+        """It has left its generation, and waits."""
+        if generation != worker.generation:
             return
         worker.ready = True
         worker.address, worker.steps = address, steps
@@ -166,9 +175,7 @@ class Membership:
         worker.formed = False
         worker.due = math.inf
         self._last_ready = self._clock()
-        if self._trainings.has_ended(worker):
-            self._let_off()
-        else:
+        if not self._trainings.has_ended(worker):
             self._trainings.newest_steps = max(
                 self._trainings.newest_steps, steps
             )
@@ -176,10 +183,9 @@ class Membership:
             # The other members leave as well, or must be told.
             self._stop_soon(1.0, "a member has left it")
 
-    def formed(self, name: str, generation: int) -> None:
-        """Takes note that a member has all its connections."""
-        worker = self.workers.get(name)
-        if worker is None or generation != worker.generation or worker.ready:
+    def _take_formed(self, worker: Worker, generation: int) -> None:
+        """It has all its connections."""
+        if generation != worker.generation or worker.ready:
             return
         worker.formed = True
         if self.phase is Phase.FORMING and all(
@@ -191,33 +197,29 @@ class Membership:
             self._ever_formed = True
             self._late = 0
 
-    def suspect(self, name: str, generation: int, other: str, why: str) -> None:
-        """Takes note that a member cannot reach another one."""
-        worker = self.workers.get(name)
-        accused = self.workers.get(other)
-        if worker not in self._members or generation != self.generation:
+    def _take_suspect(
+        self, accuser: Worker, generation: int, worker: str, why: str
+    ) -> None:
+        """It cannot reach another member."""
+        accused = self.workers.get(worker)
+        if accuser not in self._members or generation != self.generation:
             return
-        if accused in self._members and accused is not worker:
-            self._unconnected.add((generation, frozenset((name, other))))
+        if accused in self._members and accused is not accuser:
+            pair = frozenset((accuser.name, worker))
+            self._unconnected.add((generation, pair))
             # The accusations of all members show who is to blame.
             self._stop_soon(
-                _ACCUSING_SECONDS, f"{worker} cannot reach {accused}: {why}"
+                _ACCUSING_SECONDS, f"{accuser} cannot reach {accused}: {why}"
             )
 
-    def probed(
-        self, name: str, reached: list[str], failed: str, why: str
+    def _take_probed(
+        self,
+        worker: Worker,
+        reached: Iterable[str],
+        failed: str = "",
+        why: str = "",
     ) -> None:
-        """Takes note of a joiner's connections, before it joins.
-
-        Args:
-            name: The worker.
-            reached: They can connect to each other.
-            failed: A worker that it cannot connect to; "" for none.
-            why: The reason.
-        """
-        worker = self.workers.get(name)
-        if worker is None:
-            return
+        """It has connected to these, and could not to `failed`."""
         worker.reached.update(reached)
         if worker.ready:
             worker.due = math.inf
@@ -225,102 +227,81 @@ class Membership:
         if failed in self.workers and worker not in self._members:
             self._lose(worker, why)
 
-    def state(self, name: str, parts: list[tuple[str, str]]) -> None:
-        """Takes the parts of a worker's state: a joiner's, or the members'."""
-        worker = self.workers.get(name)
-        if worker is None:
-            return
+    def _take_state(self, worker: Worker, parts: list[list[str]]) -> None:
+        """Its state has these parts: a joiner's, or the members'."""
         worker.state = State(worker.run, parts)
         if worker in self._members:
             self._trainings.state = worker.state
 
-    def training(
+    def _take_training(
         self,
-        name: str,
+        worker: Worker,
         phase: str,
-        *,
         function: str = "",
         result: str | None = None,
     ) -> None:
-        """Takes note of where a worker is in its training.
+        """Its training has begun, is done by all members, or is left.
 
         Until it is over any end is a loss. After it nobody is replaced or
-        killed, and any status but 0 is the job's.
-
-        Args:
-            name: The worker.
-            phase: "begun"; "done", if all members have come to its end; or
-                "left" for another reason.
-            function: The name of the function that begins. All workers must
-                begin the same functions in the same order.
-            result: Its result as JSON, for workers that join later; None if
-                JSON cannot hold it.
+        killed, and any status but 0 is the job's. All workers must begin the
+        same functions in the same order; the result is for who joins later.
         """
-        worker = self.workers.get(name)
-        if worker is None:
-            return
         worker.training = phase == "begun"
         worker.trained = phase == "done"
-        if worker.training:
-            why = self._trainings.begin(worker, function)
-            if why:
-                self._lose(worker, why)
         if worker.trained:
             self._trainings.end(worker, result)
-        self._let_off()
+        elif worker.training and (
+            why := self._trainings.begin(worker, function)
+        ):
+            self._lose(worker, why)
 
-    def bye(self, name: str, status: int, preempted: bool) -> None:
-        """Takes note that a worker leaves of its own will."""
-        worker = self.workers.get(name)
-        if worker is None:
-            return
-        grace = self.limits.ending_seconds
+    def _take_bye(self, worker: Worker, status: int, preempted: bool) -> None:
+        """It leaves of its own will."""
         if preempted:
-            worker.preempted = True
-            self._lose(
-                worker, "it was asked to end (SIGTERM)", grace, strike=False
-            )
+            why = "it was asked to end (SIGTERM)"
+            self._lose(worker, why, _ENDING_SECONDS, failed=False)
         elif worker.trained:
             worker.done = True  # Its process will say with which status.
         elif worker.training or status != 0:
             # How it ends is told when it has.
-            self._lose(worker, f"exit status {status}", grace, tell=False)
+            why = f"exit status {status}"
+            self._lose(worker, why, _ENDING_SECONDS, tell=False)
         elif worker in self._members:
             worker.done = True
             self._some_done = True
 
-    def error(self, name: str, text: str) -> None:
-        """Takes the exception that ends a worker."""
-        worker = self.workers.get(name)
-        if worker is not None:
-            worker.error = text
-            if not worker.trained:
-                self._lose(worker, text, self.limits.ending_seconds)
-        elif name in self._ending:
-            self._ending[name].error = text
+    def _take_error(self, worker: Worker, text: str) -> None:
+        """An exception ends it."""
+        worker.error = text
+        if not worker.trained:
+            self._lose(worker, text, _ENDING_SECONDS)
 
-    def silent(self, name: str, why: str) -> None:
-        """Takes note that nothing is heard of a worker."""
+    # What others say of it.
+
+    def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
+        """Takes note that nothing is heard of a worker.
+
+        In its grace it ends by itself, and its supervisor says how.
+        """
         worker = self.workers.get(name)
         if worker is not None and not worker.is_over:
-            self._lose(worker, why)
+            self._lose(worker, why, grace_seconds, tell=not grace_seconds)
 
     def disconnected(self, name: str) -> None:
         """Takes note that a worker's connection has ended."""
-        worker = self.workers.get(name)
-        if worker is not None and not worker.is_over:
-            # Its process is about to end, and its supervisor to say how.
-            grace = self.limits.exit_seconds
-            self._lose(worker, "its connection has ended", grace, tell=False)
+        self.silent(name, "its connection has ended", _EXIT_SECONDS)
 
     def exited(self, name: str, status: int, how: str) -> None:
-        """Takes note that a worker's process is gone.
-
-        Args:
-            name: The worker.
-            status: Its exit status, or 128 + n.
-            how: In words.
-        """
+        """Takes note that a worker's process is gone; `how` is in words."""
+        worker = self.workers.get(name)
+        if worker is not None:
+            if worker.is_over and status == 0:
+                worker.done = True
+                del self.workers[name]
+            elif worker.done and status in _KILLED:
+                self._say_goodbye_to(worker, how)
+            else:
+                self._lose(worker, how)
         ended = self._ending.pop(name, None)
         if ended is not None:
             # An exception ends it, and if that takes too long, SIGKILL.
@@ -330,25 +311,15 @@ class Membership:
                 if ended.training and status < 128:
                     ended.why += ", in the middle of its training"
                 self._tell_of_loss(ended)
-        worker = self.workers.get(name)
-        if worker is not None:
-            worker.status = status
-            if worker.is_over and status == 0:
-                worker.done = True
-                del self.workers[name]
-            elif worker.done and status in _KILLED:
-                self._say_goodbye_to(worker, how)
-            else:
-                self._lose(worker, how)
-                del self._ending[name]
 
     def _say_goodbye_to(self, worker: Worker, why: str) -> None:
         """Does without one that had nothing left to do but to end."""
         del self.workers[worker.name]
         self._say(f"{worker} ended after its training: {why}.")
 
-    def tick(self) -> None:
-        """Applies the time limits; call it a few times a second."""
+    # Rules
+
+    def _keep_times(self) -> None:
         limits, now = self.limits, self._clock()
         self.hosts.tick(now)
         lasted = now - self._since
@@ -361,11 +332,10 @@ class Membership:
                     "it did not leave its generation in "
                     f"{limits.ready_seconds:g} s",
                 )
-        elif self.phase is Phase.FORMING and lasted >= limits.forming_seconds:
+        elif self.phase is Phase.FORMING and lasted >= _FORMING_SECONDS:
             self._late += 1
             self._stop(
-                "not all members were connected in "
-                f"{limits.forming_seconds:g} s"
+                f"not all members were connected in {_FORMING_SECONDS:g} s"
             )
         elif self.phase is Phase.TRAINING and lasted >= limits.progress_seconds:
             self._unconnected.clear()
@@ -376,52 +346,37 @@ class Membership:
             if now >= worker.due:
                 self._lose(worker, worker.overdue)
 
-    # Rules
-
     def _lose(
         self,
         worker: Worker,
         why: str,
         grace_seconds: float = 0.0,
         *,
-        strike: bool = True,
+        failed: bool = True,
         tell: bool = True,
     ) -> None:
         """Goes on without a worker; in its grace it ends by itself."""
-        del self.workers[worker.name]
-        self._ending[worker.name] = worker
-        worker.why = why
-        if not worker.preempted and self.generation > self._failed_in:
+        self._dismiss(worker, why, None if grace_seconds else 1, grace_seconds)
+        if failed and self.generation > self._failed_in:
             self._failed_in = self.generation
             self.first_failure = worker
-        if not grace_seconds:
-            self._send(worker, {"kind": "end", "status": 1, "why": why})
-        self._actions.append(Kill(worker.name, worker.host, grace_seconds))
         if tell:
             self._tell_of_loss(worker)
-        self._unconnected = {
-            (generation, pair)
-            for generation, pair in self._unconnected
-            if worker.name not in pair
-        }
-        counts = strike and not worker.proven
-        if counts and self.hosts.strike(
-            worker.host, worker.started, self._clock()
-        ):
-            self._say_left_out(
-                worker.host, ", as its workers fail again and again"
-            )
+        if failed and not worker.proven:
+            host = worker.host
+            left_out = self.hosts.strike(host, worker.started, self._clock())
+            if left_out:
+                self._say(
+                    f"host {host} is left out {left_out}, as its workers fail "
+                    "again and again."
+                )
         if worker not in self._members:
             return
         self._members.remove(worker)
         if self._finishing:
             self._lost_at_end = worker
-        if not (worker.is_over and self._members and self._are_over()):
+        if not (worker.is_over and self._members and not self._going_on()):
             self._stop(f"{worker} is lost: {why}")
-
-    def _say_left_out(self, host: str, why: str) -> None:
-        how_long = self.hosts.left_out_for(host)
-        self._say(f"host {host} is left out {how_long}{why}.")
 
     def _tell_of_loss(self, worker: Worker) -> None:
         if not worker.told:
@@ -430,32 +385,34 @@ class Membership:
 
     def _end(self, worker: Worker, why: str) -> None:
         """Ends a worker that is not needed; that is no failure."""
+        worker.told = True
+        self._dismiss(worker, why, 0, _ENDING_SECONDS)
+
+    def _dismiss(
+        self, worker: Worker, why: str, status: int | None, grace_seconds: float
+    ) -> None:
+        """Has a worker end with a status, or by itself, or else killed."""
         del self.workers[worker.name]
         self._ending[worker.name] = worker
-        worker.told = True
-        self._send(worker, {"kind": "end", "status": 0, "why": why})
-        self._actions.append(
-            Kill(worker.name, worker.host, self.limits.ending_seconds)
-        )
+        worker.why = why
+        if status is not None:
+            self._send([worker], {"kind": "end", "status": status, "why": why})
+        self._order(worker, "kill", grace_seconds=grace_seconds)
 
     def _stop(self, why: str) -> None:
-        if not self._is_under_way():
+        if self.phase is Phase.STOPPED:
             return
         self._enter(Phase.STOPPED)
+        inside = [
+            each for each in self._members if not (each.ready or each.done)
+        ]
         message = {"kind": "stop", "generation": self.generation, "why": why}
-        self._send_all(
-            (
-                worker
-                for worker in self._members
-                if not worker.ready and not worker.done
-            ),
-            message,
-        )
+        self._send(inside, message)
 
     def _stop_soon(self, seconds: float, why: str) -> None:
         """Stops the generation then, unless it is to stop earlier."""
         at = self._clock() + seconds
-        if self._is_under_way() and at < self._stop_at:
+        if self.phase is not Phase.STOPPED and at < self._stop_at:
             self._stop_at, self._stop_why = at, why
 
     def _enter(self, phase: Phase) -> None:
@@ -464,17 +421,13 @@ class Membership:
         if phase is not Phase.TRAINING:  # It may be about to stop.
             self._stop_at = math.inf
 
-    def _is_under_way(self) -> bool:
-        """Tells if there is a generation that has not been stopped."""
-        return self.phase in (Phase.FORMING, Phase.TRAINING)
+    def _going_on(self) -> list[Worker]:
+        """The members that have not come to the end of the training."""
+        return [each for each in self._members if not each.is_over]
 
     def _waited_for(self) -> list[Worker]:
         """The members that have not left the generation yet."""
-        return [
-            worker
-            for worker in self._members
-            if not worker.ready and not worker.is_over
-        ]
+        return [each for each in self._going_on() if not each.ready]
 
     @property
     def _finishing(self) -> bool:
@@ -484,13 +437,8 @@ class Membership:
             and all(map(self._trainings.has_ended, self._members))
         )
 
-    def _are_over(self) -> bool:
-        """Tells if no member trains any more."""
-        return all(worker.is_over for worker in self._members)
-
     def _follow_rules(self) -> None:
-        if self.phase is Phase.FINISHED:
-            return
+        self._let_off()
         self._let_build()
         if self._finishing and self._is_over():
             return
@@ -500,7 +448,15 @@ class Membership:
             self._start_missing()
             self._tell_of_waiting()
         self._form_if_possible()
+        self._end_displaced()
         self._fail_if_hopeless()
+
+    def _end_displaced(self) -> None:
+        """Ends who is no member on a host that has been taken away."""
+        for worker in list(self.workers.values()):
+            gone = worker.host not in self.hosts and not worker.is_over
+            if gone and worker not in self._members:
+                self._end(worker, f"host {worker.host} is no longer there")
 
     def _is_over(self) -> bool:
         """Ends the job once its members have ended."""
@@ -513,11 +469,11 @@ class Membership:
             if not worker.done:
                 self._end(worker, "the training is over")
         if self._lost_at_end is not None and not self.workers:
-            self._finish(f"{self._lost_at_end} was lost at the end.")
+            self.outcome = f"{self._lost_at_end} was lost at the end."
         elif not self.workers:
-            self._finish("")
+            self.outcome = ""
         elif now >= self._over_since + self.limits.replacement_seconds:
-            self._finish(
+            self.outcome = (
                 "the training is over, and the workers did not end in "
                 f"{self.limits.replacement_seconds:g} s "
                 "(TFRING_ELASTIC_TIMEOUT_SECONDS)."
@@ -525,16 +481,18 @@ class Membership:
         return True
 
     def _start_missing(self) -> None:
-        wanted = self._places() + self.limits.spares
+        wanted = places.count(self.limits, self.hosts) + self.limits.spares
         missing = min(wanted, self.hosts.capacity()) - sum(
             worker.host in self.hosts for worker in self.workers.values()
         )
         for host in self.hosts.free(self._occupied(), missing):
-            self._count += 1
-            worker = Worker(f"w{self._count}", self._count, host, self._clock())
+            number = next(self._numbers)
+            worker = Worker(f"w{number}", number, host, self._clock())
             self.workers[worker.name] = worker
             self._expect(worker, "join the job", self.limits.start_seconds)
-            self._actions.append(Start(worker.name, host))
+            slots = str(self.hosts.slots(host))
+            environment = {"TFRING_ELASTIC_SLOTS": slots}
+            self._order(worker, "start", environment=environment)
 
     def _expect(self, worker: Worker, what: str, seconds: float) -> None:
         """Loses a worker if it has not done this in so long."""
@@ -547,14 +505,6 @@ class Membership:
             self._expect(
                 worker, "build what it trains", self.limits.start_seconds
             )
-
-    def _places(self) -> int:
-        """How many members there may be."""
-        if self.limits.maximum is not None:
-            return self.limits.maximum
-        return max(
-            self.limits.minimum, self.hosts.capacity() - self.limits.spares
-        )
 
     def _occupied(self) -> collections.Counter[str]:
         """The workers of each host, including ending ones."""
@@ -583,7 +533,7 @@ class Membership:
             is_early = (
                 worker.state
                 and not self._trainings.state
-                and self._is_under_way()
+                and self.phase is not Phase.STOPPED
             )
             if not is_early and not self._not_reached(worker, joiners):
                 joiners.append(worker)
@@ -592,10 +542,9 @@ class Membership:
     def _lose_misfits(self) -> None:
         """Gives up joiners that have another state than the members."""
         for worker in self._waiting():
-            if worker.state and self._trainings.state:
-                why = worker.state.difference_from(self._trainings.state)
-                if why:
-                    self._lose(worker, why)
+            own, others = worker.state, self._trainings.state
+            if own and others and (why := own.difference_from(others)):
+                self._lose(worker, why)
 
     def _not_reached(
         self, worker: Worker, joiners: list[Worker]
@@ -603,10 +552,9 @@ class Membership:
         """With whom it is yet to connect, to join them and these joiners."""
         if not self._ever_formed:
             return []  # Nobody trains, who would stop for it.
-        members = [each for each in self._members if not each.is_over]
         return [
             each
-            for each in (*members, *joiners)
+            for each in (*self._going_on(), *joiners)
             if each.name not in worker.reached
         ]
 
@@ -619,10 +567,10 @@ class Membership:
                 self._expect(
                     worker,
                     "say if it can connect to the others",
-                    self.limits.forming_seconds,
+                    _FORMING_SECONDS,
                 )
                 workers = [[each.name, *each.address] for each in others]
-                self._send(worker, {"kind": "probe", "workers": workers})
+                self._send([worker], {"kind": "probe", "workers": workers})
 
     def _tell_of_waiting(self) -> None:
         """Has the members leave at the next commit if their choice changes."""
@@ -632,20 +580,11 @@ class Membership:
         members = set(self._members)
         if chosen != self._told and set(chosen) != members:
             joiners = len(set(chosen) - members)
-            self._send_all(
-                self._members, {"kind": "waiting", "workers": joiners}
-            )
+            self._send(self._members, {"kind": "waiting", "workers": joiners})
         self._told = chosen
 
     def _choose(self, members: list[Worker]) -> list[Worker]:
-        return places.choose(
-            members,
-            self._joiners(),
-            self.hosts,
-            minimum=self.limits.minimum,
-            places=self._places(),
-            maximum=self.limits.maximum,
-        )
+        return places.choose(members, self._joiners(), self.hosts, self.limits)
 
     def _form_if_possible(self) -> None:
         if self._waited_for():
@@ -653,42 +592,33 @@ class Membership:
         if self._ever_formed and not self._members:
             return  # They leave nothing to go on from.
         self._lose_unreachable()
-        going_on = [each for each in self._members if not each.is_over]
-        if self._finishing:
-            chosen = going_on
-        else:
-            chosen = self._choose(going_on)
-            if len(chosen) < self.limits.minimum or not self._have_gathered(
-                len(chosen)
-            ):
+        chosen = self._going_on()
+        if not self._finishing:
+            chosen = self._choose(chosen)
+            few = len(chosen) < self.limits.minimum
+            if few or not self._have_gathered(len(chosen)):
                 return
-        if not chosen:
-            return
-        self._form(places.in_order(chosen))
+        if chosen:
+            self._form(places.in_order(chosen))
 
     def _have_gathered(self, count: int) -> bool:
         """Tells if the first generation has waited long enough."""
-        if self._ever_formed:
-            return True
         first = self.limits.first
-        if count >= (self._places() if first is None else first):
+        wanted = first or places.count(self.limits, self.hosts)
+        if self._ever_formed or count >= wanted:
             return True
-        waits = self._last_ready + self.limits.gather_seconds > self._clock()
-        # `-np` also counts workers of hosts to come.
-        may_come = first is not None and self.limits.may_grow
-        return not (waits and (may_come or self._may_come()))
-
-    def _may_come(self) -> bool:
-        """Tells if more workers are about to join."""
-        return any(not worker.ready for worker in self.workers.values()) or (
-            self.hosts.may_give(self._occupied()) > 0
+        may_come = (
+            # `-np` also counts workers of hosts to come.
+            (first is not None and self.limits.may_grow)
+            or any(not worker.ready for worker in self.workers.values())
+            or self.hosts.capacity(self._occupied()) > 0
         )
+        waited = self._clock() - self._last_ready
+        return not may_come or waited >= _GATHER_SECONDS
 
     def _lose_unreachable(self) -> None:
         """Loses workers that could not connect, one at a time."""
-        while (
-            worker := accusations.to_blame(self._members, self._unconnected)
-        ) is not None:
+        while worker := accusations.to_blame(self._members, self._unconnected):
             self._lose(worker, "it and others cannot connect to each other")
 
     def _let_off(self) -> None:
@@ -704,7 +634,7 @@ class Membership:
             if worker in self._members or worker.run < begun:
                 self._expect_build(worker)
                 result = self._trainings.result_of(worker)
-                self._send(worker, {"kind": "over", "result": result})
+                self._send([worker], {"kind": "over", "result": result})
 
     def _let_build(self) -> None:
         """Has joiners build before they join, so that nobody waits for them."""
@@ -713,7 +643,8 @@ class Membership:
             for worker in self.workers.values()
             if worker.ready and worker.building
         ]
-        if not building or not (self._ever_formed or self._is_under_way()):
+        alone = not self._ever_formed and self.phase is Phase.STOPPED
+        if not building or alone:
             return
         for worker in building:
             self._expect_build(worker)
@@ -721,24 +652,23 @@ class Membership:
         for worker, rank, nodes in places.to_come(
             building,
             [each for each in workers if each.host in self.hosts],
-            self._places(),
+            places.count(self.limits, self.hosts),
         ):
-            self._send(worker, {"kind": "build", "rank": rank, "nodes": nodes})
+            self._send(
+                [worker], {"kind": "build", "rank": rank, "nodes": nodes}
+            )
 
     def _form(self, members: list[Worker]) -> None:
-        if self._trainings.newest_steps >= 0 > places.newest_steps(members):
-            self._finish(
+        """Begins a generation of these; the first has the newest state."""
+        if self._trainings.newest_steps >= 0 > members[0].steps:
+            self.outcome = (
                 "all workers that had the state of the training are lost."
             )
             return
         chosen = set(members)
-        for worker in self._members:
-            if worker not in chosen and not worker.is_over:
-                if worker.host in self.hosts:
-                    why = "there are more workers than places"
-                else:
-                    why = f"host {worker.host} is no longer there"
-                self._end(worker, why)
+        for worker in self._going_on():
+            if worker not in chosen and worker.host in self.hosts:
+                self._end(worker, "there are more workers than places")
         self.generation += 1
         self._enter(Phase.FORMING)
         self._lost_at_end = None
@@ -759,7 +689,7 @@ class Membership:
             worker.rank = rank
             worker.generation = self.generation
         # Each finds itself in it: a message for all is encoded once.
-        self._send_all(
+        self._send(
             members,
             {
                 "kind": "form",
@@ -773,50 +703,46 @@ class Membership:
         )
 
     def _fail_if_hopeless(self) -> None:
-        if self.phase is not Phase.STOPPED:
+        if self.phase is not Phase.STOPPED or self.outcome is not None:
             return
         if self._ever_formed and not self._members:
-            self._finish("all workers are lost.")
+            self.outcome = "all workers are lost."
             return
-        if self._members and self._are_over():
+        if self._members and not self._going_on():
             return
         if self._late >= 3:
-            self._finish("the workers cannot connect to one another.")
+            self.outcome = "the workers cannot connect to one another."
             return
         minimum = 1 if self._finishing else self.limits.minimum
         alive = sum(not worker.done for worker in self.workers.values())
-        possible = alive + self.hosts.may_give(self._occupied())
+        possible = alive + self.hosts.capacity(self._occupied())
         # Processes that are ending will leave their slots.
         possible += sum(
             each.host in self.hosts for each in self._ending.values()
         )
         may_come = self.limits.may_grow or self.hosts.cools_down()
         if possible < minimum and not may_come:
-            self._finish(
+            self.outcome = (
                 f"only {alive} workers are left, of at least {minimum}, and "
                 "there is no host to start more on."
             )
         elif self._clock() >= self._since + self.limits.replacement_seconds:
-            self._finish(
+            self.outcome = (
                 f"fewer than {minimum} workers were ready for "
                 f"{self.limits.replacement_seconds:g} s "
                 "(TFRING_ELASTIC_TIMEOUT_SECONDS)."
             )
 
-    def _finish(self, text: str) -> None:
-        self.finish()
-        self._actions.append(Finish(text))
-
     # Actions
 
-    def _send(self, worker: Worker, message: dict[str, Any]) -> None:
-        self._send_all((worker,), message)
-
-    def _send_all(
-        self, workers: Iterable[Worker], message: dict[str, Any]
-    ) -> None:
+    def _send(self, workers: Iterable[Worker], message: dict[str, Any]) -> None:
         names = tuple(worker.name for worker in workers)
-        self._actions.append(Send(names, message))
+        self._actions.append(Send("worker", names, message))
+
+    def _order(self, worker: Worker, kind: str, **more: Any) -> None:
+        """Tells a worker's supervisor what to do with it."""
+        message = {"kind": kind, "worker": worker.name, **more}
+        self._actions.append(Send("supervisor", (worker.host,), message))
 
     def _say(self, text: str) -> None:
         self._actions.append(Say(text))

@@ -8,54 +8,42 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from tfring.launcher.elastic.host_table import HostTable
-from tfring.launcher.elastic.workers import Worker
+from tfring.launcher.elastic.workers import Limits, Worker
 
 
-def newest_steps(workers: Iterable[Worker]) -> int:
-    """Returns the newest state that any of the workers has; -1 for none."""
-    return max((each.steps for each in workers if each.ready), default=-1)
+def count(limits: Limits, hosts: HostTable) -> int:
+    """Returns how many members there may be."""
+    if limits.maximum is not None:
+        return limits.maximum
+    return max(limits.minimum, hosts.capacity() - limits.spares)
 
 
 def choose(
     members: Sequence[Worker],
     joiners: Sequence[Worker],
     hosts: HostTable,
-    *,
-    minimum: int,
-    places: int,
-    maximum: int | None,
+    limits: Limits,
 ) -> list[Worker]:
-    """Chooses who trains on.
+    """Chooses who trains on, of the members and those who wait for a place.
 
     Members whose host has been taken away, or has fewer slots now, leave,
     unless the newest state would go with them, or too few would be left.
-
-    Args:
-        members: Of the generation that has ended, or is about to.
-        joiners: Who else waits for a place.
-        hosts: The hosts that there are.
-        minimum: How many there should be at least.
-        places: How many the hosts have.
-        maximum: How many there may be in any case.
     """
+    places = count(limits, hosts)
     both = sorted([*members, *joiners], key=_newest_first)
     staying: list[Worker] = []
     leaving: list[Worker] = []
     taken: collections.Counter[str] = collections.Counter()
     for worker in both:
         taken[worker.host] += 1
-        has_slot = worker.host in hosts and taken[worker.host] <= hosts.slots(
-            worker.host
-        )
+        has_slot = taken[worker.host] <= hosts.slots(worker.host)
         (staying if has_slot else leaving).append(worker)
-    newest = max(map(_steps, both), default=0)
-    if leaving and not any(_steps(each) == newest for each in staying):
+    if leaving and (not staying or _steps(staying[0]) < _steps(leaving[0])):
         # It gives the others its state, and leaves the next time.
         staying.insert(0, leaving.pop(0))
-        places += 1
-    missing = max(0, minimum - len(staying))
-    chosen = staying + leaving[:missing]
-    return chosen[: places if maximum is None else min(places, maximum)]
+        places += limits.maximum is None
+    missing = max(0, limits.minimum - len(staying))
+    return (staying + leaving[:missing])[:places]
 
 
 def _steps(worker: Worker) -> float:
@@ -93,13 +81,11 @@ def to_come(
     """
     chosen = list(dict.fromkeys(workers))[:places]
     ordered = in_order(chosen)
-    ranks = {worker: rank for rank, worker in enumerate(ordered)}
     for worker in joiners:
         own = ordered
-        if worker not in ranks:
+        if worker not in chosen:
             own = in_order([*chosen[:-1], worker])
-        rank = ranks[worker] if own is ordered else own.index(worker)
-        yield worker, rank, [each.host for each in own]
+        yield worker, own.index(worker), [each.host for each in own]
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
@@ -110,19 +96,14 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
         workers
     ):
         return None
-    waiting = dict.fromkeys(new)
-    of_node: dict[object, collections.deque[Worker]] = {}
-    for each in new:
-        of_node.setdefault(each.host, collections.deque()).append(each)
     places: list[Worker] = []
     for rank in range(len(workers)):
         worker = old.get(rank)
         if worker is None:
             # One of the node before it, or else the first.
-            beside = of_node.get(places[-1].host) if places else None
-            worker = beside[0] if beside else next(iter(waiting))
-            of_node[worker.host].popleft()
-            del waiting[worker]
+            node = places[-1].host if places else ""
+            worker = next((each for each in new if each.host == node), new[0])
+            new.remove(worker)
         places.append(worker)
     # Of those with the newest state the first has the first place.
     first = places.index(workers[0])

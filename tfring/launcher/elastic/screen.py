@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
-from collections.abc import Callable
 
 from tfring.launcher.held import HeldLines
 from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 # More than that waits where it was written.
 _WAITING_BYTES = 1 << 20
-_NEVER = re.compile(rb"(?!)(?P<rank>)(?P<report>)(?P<of_mpi>)")
-# The supervisor passes on what each worker wrote by itself.
-_MARKS = Marks(
-    pattern=_NEVER,
-    unfinished=_NEVER,
-    every_line=False,
-    failure=_NEVER,
-    noise=_NEVER,
-)
 
 
 class Writer:
@@ -41,22 +30,20 @@ class Writer:
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
             queue.SimpleQueue()
         )
-        self._waiting_bytes = 0
-        self._lock = threading.Lock()
+        # Each is counted by one thread alone.
+        self._taken_bytes = self._written_bytes = 0
         self.failed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def write(self, stream: int, data: bytes) -> None:
         """Writes to descriptor 1 or 2, soon."""
-        with self._lock:
-            self._waiting_bytes += len(data)
+        self._taken_bytes += len(data)
         self._queue.put((stream, data))
 
     def is_full(self) -> bool:
         """Tells if there is too much to write."""
-        with self._lock:
-            return self._waiting_bytes > _WAITING_BYTES
+        return self._taken_bytes - self._written_bytes > _WAITING_BYTES
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Waits until all is written, or that time is over."""
@@ -72,25 +59,28 @@ class Writer:
                     rest = rest[os.write(stream, rest) :]
             except OSError:
                 self.failed = True
-            with self._lock:
-                self._waiting_bytes -= len(data)
+            self._written_bytes += len(data)
 
 
 class JobScreen:
-    """The output of all workers, by their numbers."""
+    """The output of all workers, by their numbers.
 
-    def __init__(self, view: View, name: Callable[[int], str]) -> None:
-        """Begins.
+    Attributes:
+        prefixes: What stands before a worker's lines, if it is not its name.
+    """
 
-        Args:
-            view: How it is shown.
-            name: Gives what stands before the lines of a worker.
-        """
+    def __init__(self, view: View) -> None:
         self.writer = Writer()
-        self._screen = Screen(self.writer.write, view, name)
+        self.prefixes: dict[int, str] = {}
+        self._screen = Screen(
+            self.writer.write,
+            view,
+            lambda worker: self.prefixes.get(worker, f"w{worker}"),
+        )
         self._held = HeldLines(self._screen.show_lines)
+        # The supervisors pass on what each worker wrote by itself.
         self._readers = {
-            stream: StreamReader(stream, _MARKS, self._screen, self._held)
+            stream: StreamReader(stream, Marks(), self._screen, self._held)
             for stream in (1, 2)
         }
 
@@ -114,11 +104,7 @@ class JobScreen:
         return self._held.exception(worker), line.decode(errors="replace")
 
     def close(self, failed: int | None) -> None:
-        """Shows the rest; what the worker that failed first wrote comes last.
-
-        Args:
-            failed: That worker; None if there is none.
-        """
+        """Shows the rest, the last of the worker that failed first."""
         for reader in self._readers.values():
             reader.close()
         if failed is not None:

@@ -32,14 +32,13 @@ class Event:
         role: `supervisor`, `output`, `worker` or `pulse`.
         name: The host, or the worker.
         message: What was said; the hello comes first. None: the connection has
-            ended, or nothing was heard for too long if `silent`. A pulse that
-            ends is not heard any more: perhaps its worker has just said more.
+            ended. Of a pulse: nothing was heard for too long. A pulse that ends
+            is not heard any more: perhaps its worker has just said more.
     """
 
     role: str
     name: str
     message: dict[str, Any] | None
-    silent: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,9 +46,10 @@ class _Connection:
     role: str
     name: str
     sock: socket.socket
-    channel: wire.Channel | None
-    # A message is on its way.
-    is_sending: bool = False
+    channel: wire.Channel  # a pulse's has no messages
+
+    def is_dropped(self) -> bool:
+        return self.sock.fileno() < 0
 
 
 class Server:
@@ -77,9 +77,7 @@ class Server:
             OSError: There is no such address here.
         """
         if address not in self._listeners:
-            listener = wire.Listener(address, self._token)
-            self._listeners[address] = listener
-            self._selector.register(listener, selectors.EVENT_READ, listener)
+            self.take_over(wire.Listener(address, self._token))
         return self._listeners[address].address
 
     def take_over(self, listener: wire.Listener) -> None:
@@ -95,14 +93,13 @@ class Server:
         """Returns who has a connection of this role."""
         return [name for each, name in self._connections if each == role]
 
-    def send(self, role: str, name: str, message: dict[str, Any]) -> None:
-        """Sends a message; one that cannot be delivered ends its connection."""
-        self.send_all(role, (name,), message)
-
-    def send_all(
+    def send(
         self, role: str, names: Iterable[str], message: dict[str, Any]
     ) -> None:
-        """Sends a message to several, encoded once for all."""
+        """Sends a message, encoded once for all.
+
+        A connection by which it cannot be delivered ends.
+        """
         frame = wire.encoded(message)
         for name in names:
             if (connection := self._connections.get((role, name))) is not None:
@@ -110,19 +107,14 @@ class Server:
 
     def _send(self, connection: _Connection, frame: bytes = b"") -> None:
         """Sends what is taken now, and the rest in `poll`: others wait, too."""
-        if connection.channel is None:
-            return
+        events = selectors.EVENT_READ
         try:
-            is_sending = not connection.channel.start_send(frame)
+            if not connection.channel.start_send(frame):
+                events |= selectors.EVENT_WRITE
         except wire.ChannelClosedError:
             # `poll` reads the end.
             connection.channel.shutdown()
-            is_sending = False
-        if is_sending != connection.is_sending:
-            connection.is_sending = is_sending
-            events = selectors.EVENT_READ
-            events |= selectors.EVENT_WRITE if is_sending else 0
-            self._selector.modify(connection.sock, events, connection)
+        self._selector.modify(connection.sock, events, connection)
 
     def drop(self, role: str, name: str) -> None:
         """Closes a connection, without an event."""
@@ -139,12 +131,10 @@ class Server:
         if pause == self._paused:
             return
         self._paused = pause
-        for connection in self._connections.values():
-            if connection.role != "output":
-                continue
-            if pause:
+        for (role, _), connection in self._connections.items():
+            if role == "output" and pause:
                 self._selector.unregister(connection.sock)
-            else:
+            elif role == "output":
                 self._selector.register(
                     connection.sock, selectors.EVENT_READ, connection
                 )
@@ -161,7 +151,7 @@ class Server:
                 continue
             if mask & selectors.EVENT_READ and key.data not in unread:
                 self._read(key.data, events)
-            if mask & selectors.EVENT_WRITE and self._is_current(key.data):
+            if mask & selectors.EVENT_WRITE and not key.data.is_dropped():
                 self._send(key.data)
         # In any case: it also closes those who are too slow.
         for listener in self._listeners.values():
@@ -174,7 +164,7 @@ class Server:
             if self._clock - heard >= self._silence_seconds:
                 self.drop("pulse", name)
                 del self._heard[name]
-                events.append(Event("pulse", name, None, silent=True))
+                events.append(Event("pulse", name, None))
         return events
 
     def close(self) -> None:
@@ -194,13 +184,13 @@ class Server:
         if not (isinstance(role, str) and isinstance(name, str)):
             sock.close()
             return
-        if role == "output" and (role, name) in self._connections:
-            # The one before has been cut, which is not heard yet.
-            old = self._connections[role, name]
-            while self._read(old, events):
+        before = self._connections.get((role, name))
+        if before is not None and role == "output":
+            # It has been cut, which is not heard yet.
+            while self._read(before, events):
                 pass
             self.drop(role, name)
-        if (role, name) in self._connections:
+        elif before is not None:
             if role == "supervisor":
                 _refuse(sock, name)
             sock.close()
@@ -209,27 +199,20 @@ class Server:
             # What an earlier one has yet to say would keep this one out.
             self.drop("output", name)
         if role == "pulse":
-            sock.setblocking(False)
-            connection = _Connection(role, name, sock, None)
             self._heard[name] = self._clock
-        else:
-            connection = _Connection(role, name, sock, wire.Channel(sock))
+        connection = _Connection(role, name, sock, wire.Channel(sock))
         self._connections[role, name] = connection
         if not (self._paused and role == "output"):
             self._selector.register(sock, selectors.EVENT_READ, connection)
         events.append(Event(role, name, {**hello, "kind": "hello"}))
 
-    def _is_current(self, connection: _Connection) -> bool:
-        key = connection.role, connection.name
-        return self._connections.get(key) is connection
-
     def _read(self, connection: _Connection, events: list[Event]) -> bool:
         """Reads some of what has come; tells if there may be more."""
         role, name = connection.role, connection.name
-        if not self._is_current(connection):
-            return False  # It was dropped.
+        if connection.is_dropped():
+            return False
         try:
-            if connection.channel is None:
+            if role == "pulse":
                 while connection.sock.recv(4096):
                     self._heard[name] = self._clock
                 raise wire.ChannelClosedError("the pulse has ended.")
@@ -245,7 +228,8 @@ class Server:
             return False
         except OSError:
             self.drop(role, name)
-            events.append(Event(role, name, None))
+            if role != "pulse":
+                events.append(Event(role, name, None))
             return False
 
 

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -46,6 +47,9 @@ class _Worker:
     kill_at: float = math.inf
     # Since when each look has found it stopped.
     stopped_at: float = math.inf
+
+    def kill_in(self, seconds: float) -> None:
+        self.kill_at = min(self.kill_at, time.monotonic() + seconds)
 
 
 class Output:
@@ -122,7 +126,6 @@ class Supervisor:
             # Those that share memory, and count as of one machine.
             "TFRING_ELASTIC_HOST": host,
         }
-        self._silence_seconds: float = configuration["silence_seconds"]
         self._workers: dict[str, _Worker] = {}
         # Some also of workers that have ended.
         self._forwarders: list[threading.Thread] = []
@@ -133,7 +136,6 @@ class Supervisor:
         self._terminated = 0
         # Signals wake the loop by it.
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -187,8 +189,6 @@ class Supervisor:
 
     def close(self) -> None:
         """Kills all workers, and passes on what they have written."""
-        for name, worker in self._workers.items():
-            _kill(name, worker.process.pid)
         processes.kill_descendants(grace_seconds=0.0)
         with contextlib.suppress(wire.ChannelClosedError):
             self._reap()
@@ -200,12 +200,13 @@ class Supervisor:
 
     def _look_for_stopped(self, now: float) -> None:
         """Reports workers that SIGSTOP holds: they may have no pulse yet."""
+        silence_seconds = self._configuration["silence_seconds"]
         for name, worker in self._workers.items():
             if not _is_stopped(worker.process.pid):
                 worker.stopped_at = math.inf
                 continue
             worker.stopped_at = min(worker.stopped_at, now)
-            if now - worker.stopped_at >= self._silence_seconds:
+            if now - worker.stopped_at >= silence_seconds:
                 worker.stopped_at = math.inf
                 self._control.send({"kind": "stopped", "worker": name})
 
@@ -222,9 +223,7 @@ class Supervisor:
         if kind == "start" and not self._ending:
             self._start(message["worker"], message["environment"])
         elif kind == "kill" and message["worker"] in self._workers:
-            worker = self._workers[message["worker"]]
-            kill_at = time.monotonic() + message["grace_seconds"]
-            worker.kill_at = min(worker.kill_at, kill_at)
+            self._workers[message["worker"]].kill_in(message["grace_seconds"])
         elif kind == "refused":
             _say(self._configuration, message["why"])
             self._status = 1
@@ -235,9 +234,8 @@ class Supervisor:
 
     def _end(self, grace_seconds: float, *, terminate: bool) -> None:
         self._ending = True
-        kill_at = time.monotonic() + grace_seconds
         for worker in self._workers.values():
-            worker.kill_at = min(worker.kill_at, kill_at)
+            worker.kill_in(grace_seconds)
             if terminate:
                 with contextlib.suppress(ProcessLookupError):
                     worker.process.terminate()
@@ -273,43 +271,42 @@ class Supervisor:
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on what a worker writes; a thread for each worker."""
-        assert process.stdout is not None
-        assert process.stderr is not None
-        poll = select.poll()
-        streams = {process.stdout.fileno(): 1, process.stderr.fileno(): 2}
-        for descriptor in streams:
-            poll.register(descriptor, select.POLLIN)
+        selector = selectors.PollSelector()
+        for stream, pipe in ((1, process.stdout), (2, process.stderr)):
+            assert pipe is not None
+            selector.register(pipe, selectors.EVENT_READ, (stream, pipe))
         connected = True
-        while streams:
-            for descriptor, _ in poll.poll():
-                data = os.read(descriptor, 1 << 16)
+        while selector.get_map():
+            for key, _ in selector.select():
+                stream, pipe = key.data
+                data = os.read(key.fd, 1 << 16)
                 if not data:
-                    poll.unregister(descriptor)
-                    del streams[descriptor]
+                    selector.unregister(pipe)
+                    pipe.close()
                 elif connected:
                     message = {
                         "kind": "output",
                         "worker": name,
-                        "stream": streams[descriptor],
+                        "stream": stream,
                         "data": data.decode("latin-1"),
                     }
                     try:
                         self._output.send(message)
                     except OSError:
                         connected = False
-        process.stdout.close()
-        process.stderr.close()
 
     def _reap(self) -> None:
         """Reports the workers that have ended, and kills what they left."""
-        ended = {}
-        for name, worker in list(self._workers.items()):
-            status = worker.process.poll()
-            if status is not None:
-                ended[name] = self._workers.pop(name)
-                self._report(name, *_describe(status))
-        for name, worker in ended.items():
-            _kill(name, worker.process.pid)
+        ended = [
+            (name, worker.process)
+            for name, worker in self._workers.items()
+            if worker.process.poll() is not None
+        ]
+        for name, process in ended:
+            del self._workers[name]
+            self._report(name, *_describe(process.returncode))
+        for name, process in ended:
+            _kill(name, process.pid)
         # Others' children, which have become this process's.
         living = {worker.process.pid for worker in self._workers.values()}
         while (pid := processes.ended_child()) and pid not in living:
@@ -372,14 +369,7 @@ def _wait_and_clean(child: int) -> int:
 
 
 def supervise(configuration: dict[str, Any]) -> int:
-    """Runs a supervisor to its end, in a process of its own.
-
-    Args:
-        configuration: See `Supervisor`.
-
-    Returns:
-        Its exit status.
-    """
+    """Runs a supervisor in a process of its own; returns its exit status."""
     sys.stdout.flush()
     sys.stderr.flush()
     processes.adopt_orphans()

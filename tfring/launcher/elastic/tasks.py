@@ -26,21 +26,17 @@ _PROBE_SECONDS = 5.0
 
 
 def run(job: ElasticJob, view: View, address: wire.Address) -> int:
-    """Runs this machine's part of a job.
+    """Runs this machine's part of a job; returns the job's exit status.
 
-    Args:
-        job: What it is made of; its numbers count where the launcher is.
-        view: How its output is shown, there, too.
-        address: Where the launcher listens: this machine, or another.
-
-    Returns:
-        The job's exit status.
+    The job's numbers, and the view, count at `address` alone: there the
+    launcher listens, on this machine or another.
 
     Raises:
         OSError: It cannot listen here.
         ValueError: There is no token, or nobody can reach that address.
     """
     token = _token()
+    host, port = address
     deadline = time.monotonic() + job.limits.replacement_seconds
     while True:
         # Each time anew: names may become known, and change, meanwhile.
@@ -52,7 +48,7 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
         except OSError as error:
             if time.monotonic() >= deadline:
                 print(
-                    f"tfringrun: {_shown(address)} cannot be reached: {error}. "
+                    f"tfringrun: {host}:{port} cannot be reached: {error}. "
                     "Is its task running? "
                     f"(TFRING_ELASTIC_TIMEOUT_SECONDS="
                     f"{job.limits.replacement_seconds:g})",
@@ -60,8 +56,8 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
                 )
                 return 1
             time.sleep(_AGAIN_SECONDS)
-            continue
-        return _join(job, address, token)
+        else:
+            return _join(job, address, token)
 
 
 def _token() -> str:
@@ -109,12 +105,8 @@ def _join(job: ElasticJob, address: wire.Address, token: str) -> int:
     configuration = job.configuration(host, token, address)
     configuration["slots"] = job.hosts[0].slots
     print(
-        f"tfringrun: host {host} joins the job at {_shown(address)}, which "
-        "shows its output.",
+        f"tfringrun: host {host} joins the job at {address[0]}:{address[1]}, "
+        "which shows its output.",
         file=sys.stderr,
     )
     return supervisor.supervise(configuration)
-
-
-def _shown(address: wire.Address) -> str:
-    return f"{address[0]}:{address[1]}"

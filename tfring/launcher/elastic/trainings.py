@@ -46,5 +46,5 @@ class Trainings:
         return 0 < worker.run <= self.ended
 
     def result_of(self, worker: Worker) -> str | None:
-        """The result of a worker's function, as JSON."""
-        return self._results[worker.run]
+        """The result of a worker's function, as JSON; None if there is none."""
+        return self._results.get(worker.run)

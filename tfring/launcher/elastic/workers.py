@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -19,16 +20,10 @@ class Limits:
         spares: So many workers more wait for a place.
         replacement_seconds: How long there may be no generation at all.
         ready_seconds: How long a member may take to leave a generation.
-        forming_seconds: How long all may take to connect to one another.
         start_seconds: How long a new worker may take to join, and then to build
             what it trains while the others train.
-        gather_seconds: The first generation goes without those that come later
-            than this after the one before.
         progress_seconds: A generation that has lasted for so long clears its
             hosts of suspicion.
-        exit_seconds: How long a process may live on without its connection.
-        ending_seconds: How long a worker that is not needed, or that has been
-            asked to end, may take for that.
         may_grow: More hosts may come.
     """
 
@@ -38,37 +33,22 @@ class Limits:
     spares: int = 0
     replacement_seconds: float = 600.0
     ready_seconds: float = 30.0
-    forming_seconds: float = 60.0
     start_seconds: float = 600.0
-    gather_seconds: float = 30.0
     progress_seconds: float = 30.0
-    exit_seconds: float = 3.0
-    ending_seconds: float = 10.0
     may_grow: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """Start a worker on a host."""
-
-    worker: str
-    host: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Kill:
-    """Kill what is left of a worker after so long."""
-
-    worker: str
-    host: str
-    grace_seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Send:
-    """Send a message to workers, if they can be reached."""
+    """Send a message to each of these, if it can be reached.
 
-    workers: tuple[str, ...]
+    Attributes:
+        role: "worker", or "supervisor".
+        names: The workers, or the supervisors' hosts.
+    """
+
+    role: str
+    names: tuple[str, ...]
     message: dict[str, Any]
 
 
@@ -79,14 +59,7 @@ class Say:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """End the job: with success if `text` is empty."""
-
-    text: str
-
-
-Action = Start | Kill | Send | Say | Finish
+Action = Send | Say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +72,7 @@ class State:
     """
 
     run: int
-    parts: list[tuple[str, str]]
+    parts: Sequence[Sequence[str]]
 
     def difference_from(self, others: State) -> str:
         """Tells where it differs from the others' state; "" if it does not."""
@@ -137,7 +110,6 @@ class Worker:
         training: It is in one.
         trained: All ranks have come to the end of that function.
         done: It has said that it ends of its own will, after the training.
-        preempted: It has said that it leaves the job.
         error: The exception that ends it, as it said itself.
         why: How it was lost.
         told: The user has been told.
@@ -156,7 +128,7 @@ class Worker:
     generation: int = 0
     rank: int | None = None
     formed: bool = False
-    address: tuple[str, int] = ("", 0)
+    address: Sequence[str | int] = ("", 0)
     reached: set[str] = dataclasses.field(default_factory=set)
     connected: bool = False
     state: State | None = None
@@ -165,7 +137,6 @@ class Worker:
     training: bool = False
     trained: bool = False
     done: bool = False
-    preempted: bool = False
     error: str = ""
     why: str = ""
     told: bool = False
