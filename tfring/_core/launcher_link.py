@@ -63,7 +63,7 @@ class LauncherLink:
         self.node = _needed("TFRING_ELASTIC_HOST")
         self.has_waiting = False
         self.is_leaving = False
-        # To `ready`, one to each.
+        # One for each `ready`.
         self._answers: queue.SimpleQueue[Form | Topology | Over] = (
             queue.SimpleQueue()
         )
@@ -103,9 +103,8 @@ class LauncherLink:
                 builds first.
 
         Returns:
-            Who belongs to the next generation; or the place to come of a worker
-            that is to build first; or that the members have ended this
-            worker's function.
+            The next generation; the place to come of a worker that is to build
+            first; or `Over`.
         """
         self.say(
             "ready",
@@ -129,8 +128,8 @@ class LauncherLink:
         """Tells the rendezvous of an event of this worker.
 
         Args:
-            kind: A method of the launcher's `Membership`.
-            **more: Its arguments, but for the worker's name.
+            kind: An event, which is a method of the launcher's `Membership`.
+            **more: What belongs to it.
         """
         self.is_leaving |= kind in ("bye", "error")
         # The connection's end ends this process: in `_listen`.
@@ -175,7 +174,7 @@ class LauncherLink:
                 _end(status, f"this worker ends: {why}")
 
     def _form(self, generation: int, members: list[dict[str, Any]]) -> Form:
-        """This worker's, of what is one and the same for all members."""
+        """Finds this worker in a message, which is the same for all members."""
         rank = [each["worker"] for each in members].index(self.worker)
         return Form(
             generation,

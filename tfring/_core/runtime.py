@@ -63,7 +63,8 @@ def shutdown() -> None:
     """Leaves the job; what other ranks submit later fails with an error.
 
     Happens by itself when the interpreter exits. Without `init` it does
-    nothing. `init` may be called again afterwards, by every rank.
+    nothing. `init` may be called again afterwards, by every rank; in an elastic
+    job only before a function of `tfring.elastic.run` has ended.
     """
     global _job
     with _lock:

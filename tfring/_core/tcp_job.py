@@ -172,7 +172,7 @@ class _Connections:
             return self._connect(channel, peer)
         except Exception as error:
             self.error = error
-            if channel > 0:  # Who needs it hears of it by no other way.
+            if channel > 0:  # Its user hears of it by no other way.
                 if isinstance(error, RuntimeError):  # It would be so again.
                     fail(str(error))
                 _end_generation(self._launcher, self._form, error)
