@@ -15,13 +15,6 @@ from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
 _SILENCE_SECONDS = 2.0
-# By limit: the variable that sets it.
-_SETTINGS = {
-    "replacement_seconds": "TFRING_ELASTIC_TIMEOUT_SECONDS",
-    "ready_seconds": "TFRING_ELASTIC_STOP_SECONDS",
-    "start_seconds": "TFRING_ELASTIC_START_SECONDS",
-    "progress_seconds": "TFRING_ELASTIC_PROGRESS_SECONDS",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +124,21 @@ def make(
             maximum=maximum,
             first=ranks,
             spares=spares,
+            replacement_seconds=_seconds(
+                "TFRING_ELASTIC_TIMEOUT_SECONDS",
+                Limits.replacement_seconds,
+            ),
+            ready_seconds=_seconds(
+                "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
+            ),
+            start_seconds=_seconds(
+                "TFRING_ELASTIC_START_SECONDS", Limits.start_seconds
+            ),
+            progress_seconds=_seconds(
+                "TFRING_ELASTIC_PROGRESS_SECONDS",
+                Limits.progress_seconds,
+            ),
             may_grow=may_grow,
-            **{
-                limit: _seconds(variable, getattr(Limits, limit))
-                for limit, variable in _SETTINGS.items()
-            },
         ),
         script=script,
         environment=environment,
