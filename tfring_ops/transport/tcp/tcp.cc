@@ -214,13 +214,17 @@ class TcpTransport final : public Transport {
   absl::Status SetUp(int index) {
     const Peer& peer = peers_[index];
     TFRING_RETURN_IF_ERROR(SetUpSocket(peer.socket));
-    epoll_event event{};
-    event.events = peer.events;
-    event.data.u32 = static_cast<uint32_t>(index);
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, peer.socket, &event) != 0) {
+    if (Watch(EPOLL_CTL_ADD, index) != 0) {
       return absl::InternalError(absl::StrCat("epoll: ", SystemError(errno)));
     }
     return absl::OkStatus();
+  }
+
+  int Watch(int operation, int index) const {
+    epoll_event event{};
+    event.events = peers_[index].events;
+    event.data.u32 = static_cast<uint32_t>(index);
+    return epoll_ctl(epoll_, operation, peers_[index].socket, &event);
   }
 
   // Asks for a connection, if there is none and it is time.  Returns true if
@@ -326,8 +330,7 @@ class TcpTransport final : public Transport {
   void CheckEnd(int index) {
     Peer& peer = peers_[index];
     uint64_t next = 0;
-    const ssize_t count =
-        recv(peer.socket, &next, sizeof(next), MSG_PEEK | MSG_DONTWAIT);
+    const ssize_t count = LookAt(index, next);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (count < 0) return Lose(index, SystemError(errno));
     if (count != sizeof(next) || (next & kAbort) != 0) {
@@ -339,12 +342,10 @@ class TcpTransport final : public Transport {
     epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.socket, nullptr);
   }
 
-  // Returns true if the next word of the peer is that it is done.
-  bool IsDone(int index) const {
-    uint64_t next = 0;
+  // Sets `next` to the next word of the peer, which stays; returns as recv.
+  ssize_t LookAt(int index, uint64_t& next) const {
     return recv(peers_[index].socket, &next, sizeof(next),
-                MSG_PEEK | MSG_DONTWAIT) == sizeof(next) &&
-           next == kDone;
+                MSG_PEEK | MSG_DONTWAIT);
   }
 
   // `bytes` of the first operations have moved.
@@ -371,10 +372,7 @@ class TcpTransport final : public Transport {
     if (!peer.receives.empty()) events |= EPOLLIN;
     if (events == peer.events) return;
     peer.events = events;
-    epoll_event event{};
-    event.events = events;
-    event.data.u32 = static_cast<uint32_t>(index);
-    epoll_ctl(epoll_, EPOLL_CTL_MOD, peer.socket, &event);
+    Watch(EPOLL_CTL_MOD, index);
   }
 
   // Moves what can be moved, after `milliseconds` at the latest.
@@ -395,7 +393,9 @@ class TcpTransport final : public Transport {
           peers_[peer].sends.empty() && peers_[peer].receives.empty();
       if ((events[i].events & EPOLLERR) != 0) {
         const int error = TakeError(peers_[peer].socket);
-        if (!(is_idle && IsDone(peer))) {
+        uint64_t next = 0;
+        LookAt(peer, next);
+        if (!is_idle || next != kDone) {
           Lose(peer, error == 0 ? kEnded : SystemError(error));
           continue;
         }
@@ -448,18 +448,15 @@ class TcpTransport final : public Transport {
   // the reason unless a message to it is stuck half-way.
   void Break(const absl::Status& reason) {
     broken_ = reason;
-    std::string bytes = Encode(reason);
-    bytes.resize(std::min(bytes.size(), kMaxReasonBytes));
-    uint64_t size = bytes.size() | kAbort;
+    std::string words = Encode(reason);
+    words.resize(std::min(words.size(), kMaxReasonBytes));
+    const uint64_t size = words.size() | kAbort;
+    words.insert(0, reinterpret_cast<const char*>(&size), sizeof(size));
     for (Peer& peer : peers_) {
       if (peer.socket >= 0) {
         if (peer.sends.empty() || peer.sends.front().moved == 0) {
-          std::array<iovec, 2> parts{iovec{&size, sizeof(size)},
-                                     iovec{bytes.data(), bytes.size()}};
-          msghdr message{};
-          message.msg_iov = parts.data();
-          message.msg_iovlen = parts.size();
-          sendmsg(peer.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+          send(peer.socket, words.data(), words.size(),
+               MSG_NOSIGNAL | MSG_DONTWAIT);
         }
         const linger at_once{1, 0};
         setsockopt(peer.socket, SOL_SOCKET, SO_LINGER, &at_once,
