@@ -34,15 +34,8 @@ class Halves(tfring.compression.Compressor):
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        *(
-            (make, {}, f"does not know .*{make.__name__}")
-            for make in (
-                keras.optimizers.Adafactor,
-                keras.optimizers.Lamb,
-                keras.optimizers.Muon,
-                OfMine,
-            )
-        ),
+        (keras.optimizers.Adafactor, {}, "does not know .*Adafactor"),
+        (OfMine, {}, "does not know .*OfMine"),
         (
             lambda: keras.optimizers.LossScaleOptimizer(OfMine()),
             {},
