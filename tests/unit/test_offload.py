@@ -425,12 +425,13 @@ def test_refuses_options(error, match, options):
 
 def test_refuses_what_is_no_offload():
     tfring.init()
-    with pytest.raises(TypeError, match=r"^DistributedOptimizer: offload must"):
-        tfring.DistributedOptimizer("sgd", offload="all")
-    with pytest.raises(TypeError, match=r"^DistributedGradientTape: offload"):
-        tfring.DistributedGradientTape(tf.GradientTape(), offload=True)
-    with pytest.raises(TypeError, match=r"^offload_activations: offload must"):
-        tfring.offload_activations([], None)
+    for call, given, offload in (
+        (tfring.DistributedOptimizer, "sgd", "all"),
+        (tfring.DistributedGradientTape, tf.GradientTape(), True),
+        (tfring.offload_activations, [], None),
+    ):
+        with pytest.raises(TypeError, match=f"^{call.__name__}: offload must"):
+            call(given, offload=offload)
 
 
 def test_there_are_no_statistics_of_what_is_unknown():
