@@ -86,12 +86,9 @@ def test_the_real_build_fits():
     [
         {},
         {"installed": ("tensorflow", "2.21.0")},
-        {"installed": ("tf-nightly", "2.21.0")},
         {"installed": [""], "TENSORFLOW_VERSION": ""},  # which needs none
         LOADER,
         {"said": "Open MPI v5.0.8, package: a cluster's"},
-        {"said": ""},
-        {"said": "MPICH Version:      5.0.3\nMPICH Release date: x", **MPICH},
         {"said": "MPI VERSION    : CRAY MPICH version 8.1.29", **MPICH},
         {
             "said": "Intel(R) MPI Library 2021.12 for Linux* OS",
@@ -112,13 +109,12 @@ def test_what_fits(bend, how):
             [
                 "built for TensorFlow 2.21.0",
                 "the wheel of tfring for TensorFlow 2.22.0",
-                "tensorflow-cpu 2.22.0 is installed",
                 "install tensorflow-cpu==2.21.0",
             ],
         ),
-        *(
-            ({"installed": (name, "2.20.0")}, [f"{name} 2.20.0 is installed"])
-            for name in ("tensorflow", "tf-nightly")
+        (
+            {"installed": ("tf-nightly", "2.20.0")},
+            ["tf-nightly 2.20.0 is installed"],
         ),
         ({"installed": [""]}, ["pip install tensorflow-cpu==2.21.0"]),
         (
@@ -144,7 +140,6 @@ def test_what_does_not(bend, how, words):
 @pytest.mark.parametrize(
     ("built_for", "said", "found"),
     [
-        ("Open MPI 5.0.11", "Open MPI v4.1.4, package: x", "Open MPI 4.1.4"),
         ("Open MPI 5.0.11", "Open MPI v5.1.0a1, repo", "Open MPI 5.1.0a1"),
         ("MPICH 5.0.2", "MPICH Version:      4.3.1\nMPICH R", "MPICH 4.3.1"),
     ],
@@ -182,11 +177,9 @@ def test_mpi_beside_the_interpreter(bend):
     ("argv", "orig_argv", "in_launcher"),
     [
         (["/venv/bin/tfringrun"], ["python", "/venv/bin/tfringrun"], True),
-        (["-m"], ["python", "-m", "tfring.run", "-np", "2"], True),
         (["-m"], ["python", "-X", "dev", "-m", "tfring.run", "-np", "2"], True),
         (["-m"], ["python", "-m", "tfring.launcher.check_build"], True),
         (["-m"], ["python", "-m", "tfring.runner"], False),
-        (["-m"], ["python", "-m", "tfring.bench"], False),
         (["train.py"], ["python", "train.py", "-m", "tfring.run"], False),
         ([], [], False),
     ],

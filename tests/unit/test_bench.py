@@ -13,43 +13,41 @@ from tfring.bench.measure import expect
 from tfring.bench.statistics import Row, Spread
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("4", 4), ("64k", 64 << 10), ("16M", 16 << 20), (" 1g ", 1 << 30)],
-)
-def test_parse_bytes(text, expected):
-    assert sizes.parse_bytes(text) == expected
+def test_parse_bytes():
+    sizes_of = {"4": 4, "64k": 64 << 10, "16M": 16 << 20, " 1g ": 1 << 30}
+    for text, expected in sizes_of.items():
+        assert sizes.parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "k", "0", "-4", "1.5m", "4t", "m4"])
+@pytest.mark.parametrize("text", ["", "k", "0", "-4", "4t"])
 def test_parse_bytes_refuses(text):
     with pytest.raises(ValueError, match="such as 4096, 64k"):
         sizes.parse_bytes(text)
 
 
 def test_steps():
-    assert sizes.steps(4, 4, 4) == [4]
     assert sizes.steps(4, 63, 4) == [4, 16]
     assert sizes.steps(4, 64, 4) == [4, 16, 64]
-    with pytest.raises(ValueError, match="factor must be 2 or more, got 1"):
+    with pytest.raises(ValueError, match="factor must be 2 or more"):
         sizes.steps(4, 64, 1)
-    with pytest.raises(ValueError, match="8 bytes, is over the largest, 4"):
-        sizes.steps(8, 4, 2)
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"),
+    ("show", "value", "expected"),
     [
-        (4, "4 B"),
-        (1024, "1 KiB"),
-        (1536, "1536 B"),
-        (64 << 20, "64 MiB"),
-        (1 << 30, "1 GiB"),
-        (102_228_128, "102.2 MB"),
+        (sizes.format_bytes, 1024, "1 KiB"),
+        (sizes.format_bytes, 1536, "1536 B"),
+        (sizes.format_bytes, 64 << 20, "64 MiB"),
+        (sizes.format_bytes, 1 << 30, "1 GiB"),
+        (sizes.format_bytes, 102_228_128, "102.2 MB"),
+        (statistics.format_seconds, 0, "0.00 us"),
+        (statistics.format_seconds, 45.67e-6, "45.7 us"),
+        (statistics.format_seconds, 456.7e-6, "457 us"),
+        (statistics.format_seconds, 2.5, "2.50 s"),
     ],
 )
-def test_format_bytes(count, expected):
-    assert sizes.format_bytes(count) == expected
+def test_formats(show, value, expected):
+    assert show(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,27 +69,9 @@ def test_bus_factors():
         assert KINDS[kind].bus_factor(4) == 0.75
 
 
-def test_spread():
-    assert Spread.of([3.0, 1.0, 2.0, 9.0]) == Spread(2.5, 1.0, 9.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (1.234e-6, "1.23 us"),
-        (45.67e-6, "45.7 us"),
-        (456.7e-6, "457 us"),
-        (1.2e-3, "1.20 ms"),
-        (2.5, "2.50 s"),
-        (0, "0.00 us"),
-    ],
-)
-def test_format_seconds(seconds, expected):
-    assert statistics.format_seconds(seconds) == expected
-
-
-def row(case="4 MiB", count_bytes=4 << 20, who="mpi", **more):
-    return Row(case, count_bytes, who, Spread(2e-3, 1e-3, 4e-3), 1e-3, **more)
+def row(who="mpi", **more):
+    seconds = Spread.of([2e-3, 1e-3, 4e-3])
+    return Row("4 MiB", 4 << 20, who, seconds, 1e-3, **more)
 
 
 def test_table():
@@ -105,9 +85,6 @@ def test_table():
     assert first.split("  ")[0] == "4 MiB"
     assert "2.00 ms  1.00 ms  4.00 ms  2.10 GB/s  3.10 GB/s  1.00 ms" in first
     assert second.split()[-4:] == ["-", "-", "1.00", "ms"]
-
-
-def test_table_has_memory_where_it_is_known():
     assert "2.0 MiB" in report.table([row(added_bytes=2 << 20)])
 
 
@@ -138,15 +115,12 @@ def test_expect():
     ("arguments", "complaint"),
     [
         (["train"], "expected one of the commands allreduce, .*, got train"),
-        (["allreduce", "model"], "got allreduce model"),
         (["allreduce", "--peers=nccl"], "--peers: there is no nccl"),
         (["allreduce", "--modes=lazy"], "--modes: there is no lazy"),
         (["allreduce", "--max_bytes=1"], "4 bytes, is over the largest, 1"),
         (["model", "--rounds=0"], "--rounds, --steps and"),
         (["model", "--preset=vgg"], "preset"),
-        (["model", "--sise=4"], "sise"),
         (["step", "--model=gpt"], "step trains mlp or cnn, got --model=gpt"),
-        (["memory", "--model=cnn"], "memory trains mlp or .*gpt, got"),
         (["memory", "--policies=some"], "--policies: there is no some"),
         (["memory", "--budgets=much"], "much"),
     ],
@@ -175,13 +149,13 @@ def test_memory_trains_each_model(model):
 def test_peers_say_what_they_need(monkeypatch):
     monkeypatch.delenv("CCL_ROOT", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    needed = {peer: peers.missing(peer, "float32") for peer in peers.PEERS}
-    assert needed["mpi"] is None
-    assert needed["gloo"] == "gloo: PyTorch is not installed"
-    assert "pip install --target" in needed["oneccl"]
-    assert needed["deepspeed"] == (
-        "deepspeed: the package torch is not installed"
-    )
+    assert peers.missing("mpi", "float32") is None
+    for peer, words in (
+        ("gloo", "gloo: PyTorch is not installed"),
+        ("oneccl", "pip install --target"),
+        ("deepspeed", "deepspeed: the package torch is not installed"),
+    ):
+        assert words in peers.missing(peer, "float32")
 
 
 def test_peers_name_the_dtypes_that_they_know(monkeypatch, tmp_path):

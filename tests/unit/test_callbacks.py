@@ -49,12 +49,6 @@ def test_warmup_grows_with_every_batch_to_the_initial_rate():
     np.testing.assert_allclose(history["learning_rate"], [0.25, 0.4, 0.4])
 
 
-def test_warmup_on_one_rank_changes_nothing(monkeypatch):
-    monkeypatch.setattr(runtime, "size", lambda: 1)
-    rates, _ = train(callbacks.LearningRateWarmupCallback(0.4, 2))
-    np.testing.assert_allclose(rates, [0.4] * 3 * STEPS, rtol=1e-6)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_warmup_says_so_on_rank_0(rank, monkeypatch, capsys):
     monkeypatch.setattr(runtime, "rank", lambda: rank)

@@ -45,8 +45,10 @@ def test_one_rank_keeps_all_its_bits(compression):
 
 def test_what_is_no_compression_is_refused():
     tfring.init()
-    match = r"Compression\.none, fp16 and bf16, .*got 'fp16'.*no compress\."
-    with pytest.raises(TypeError, match=f"^allreduce: .*{match}"):
-        tfring.allreduce(tf.ones([1]), compression="fp16")
-    with pytest.raises(TypeError, match=f"^grouped_allreduce: .*{match}"):
-        tfring.grouped_allreduce([tf.ones([1])], compression="fp16")
+    for call, given in (
+        (tfring.allreduce, tf.ones([1])),
+        (tfring.grouped_allreduce, [tf.ones([1])]),
+    ):
+        match = f"^{call.__name__}: .*got 'fp16'"
+        with pytest.raises(TypeError, match=match):
+            call(given, compression="fp16")

@@ -18,6 +18,11 @@ def configfile(tmp_path):
     return tmp_path / "config.json"
 
 
+def refuses(config, rank, error, match):
+    with pytest.raises(error, match=match), tf_data_service(config, rank):
+        pass
+
+
 def test_a_config_in_a_file(configfile, tmp_path, monkeypatch):
     config = TfDataServiceConfig(
         2, 3, "compute", ["grpc://a:1", "grpc://b:2"], str(configfile), 5, True
@@ -41,33 +46,17 @@ def test_a_job_that_is_gone(configfile):
         config = TfDataServiceConfig(
             2, 1, "compute", [address] * 2, str(configfile)
         )
-        with (
-            pytest.raises(ConnectionError, match=f"answers at {address}"),
-            tf_data_service(config, 1),
-        ):
-            pass
-    with (
-        pytest.raises(IndexError, match="rank 2 has none of the 2 dispatchers"),
-        tf_data_service(config, 2),
-    ):
-        pass
+        refuses(config, 1, ConnectionError, f"answers at {address}")
+    refuses(config, 2, IndexError, "rank 2 has none of the 2 dispatchers")
 
 
 def test_workers_that_do_not_come(configfile):
     config = TfDataServiceConfig(
         1, 1, "training", [], str(configfile), timeout=0
     )
-    with (
-        pytest.raises(TimeoutError, match="workers did not appear within 0 s"),
-        tf_data_service(config, 0),
-    ):
-        pass
+    refuses(config, 0, TimeoutError, "workers did not appear within 0 s")
     # Workers that come now know that dispatcher.
-    with (
-        pytest.raises(RuntimeError, match="Start the compute job anew"),
-        tf_data_service(config, 0),
-    ):
-        pass
+    refuses(config, 0, RuntimeError, "Start the compute job anew")
 
 
 def test_a_server_is_bound_to_the_loopback_interface():
@@ -115,11 +104,7 @@ def test_no_server_stays_where_none_can_be_bound(configfile, monkeypatch):
 
     monkeypatch.setattr(tf.data.experimental.service, "DispatchServer", note)
     config = TfDataServiceConfig(1, 1, "training", [], str(configfile))
-    with (
-        pytest.raises(RuntimeError, match="cannot be kept to this machine"),
-        tf_data_service(config, 0),
-    ):
-        pass
+    refuses(config, 0, RuntimeError, "cannot be kept to this machine")
     [server] = started
     port = int(server.target.rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):

@@ -6,48 +6,24 @@ import tensorflow as tf
 import tfring
 
 BOTH = "device_dense", "device_sparse"
-# Each call that takes a device, and by which names.
-CALLS = {
-    "allreduce": (BOTH, lambda **how: tfring.allreduce([1.0], **how)),
-    "grouped_allreduce": (
-        BOTH,
-        lambda **how: tfring.grouped_allreduce([[1.0]], **how),
-    ),
-    "reducescatter": (
-        BOTH[:1],
-        lambda **how: tfring.reducescatter([1.0], **how),
-    ),
-    "grouped_reducescatter": (
-        BOTH[:1],
-        lambda **how: tfring.grouped_reducescatter([[1.0]], **how),
-    ),
-    "DistributedOptimizer": (
-        BOTH,
-        lambda **how: tfring.DistributedOptimizer("sgd", **how),
-    ),
-    "DistributedGradientTape": (
-        BOTH,
-        lambda **how: tfring.DistributedGradientTape(tf.GradientTape(), **how),
-    ),
-    "BroadcastGlobalVariablesHook": (
-        ["device"],
-        lambda **how: tfring.BroadcastGlobalVariablesHook(0, **how),
-    ),
-    "BroadcastGlobalVariablesCallback": (
-        ["device"],
-        tfring.callbacks.BroadcastGlobalVariablesCallback,
-    ),
-    "MetricAverageCallback": (
-        ["device"],
-        tfring.callbacks.MetricAverageCallback,
-    ),
-}
+# Each call that takes a device: its arguments, and what it calls devices.
+CALLS = (
+    (tfring.allreduce, [[1.0]], BOTH),
+    (tfring.grouped_allreduce, [[[1.0]]], BOTH),
+    (tfring.reducescatter, [[1.0]], BOTH[:1]),
+    (tfring.grouped_reducescatter, [[[1.0]]], BOTH[:1]),
+    (tfring.DistributedOptimizer, ["sgd"], BOTH),
+    (tfring.DistributedGradientTape, [tf.GradientTape()], BOTH),
+    (tfring.BroadcastGlobalVariablesHook, [0], ["device"]),
+    (tfring.callbacks.BroadcastGlobalVariablesCallback, [0], ["device"]),
+    (tfring.callbacks.MetricAverageCallback, [], ["device"]),
+)
 EACH = pytest.mark.parametrize(
-    ("function", "argument", "call"),
+    ("call", "arguments", "argument"),
     [
-        (function, argument, call)
-        for function, (arguments, call) in CALLS.items()
-        for argument in arguments
+        (call, arguments, argument)
+        for call, arguments, names in CALLS
+        for argument in names
     ],
 )
 
@@ -58,21 +34,20 @@ def initialized():
 
 
 @EACH
-def test_devices_that_exist(function, argument, call):
+def test_devices_that_exist(call, arguments, argument):
     for device in (
         "",
-        "/cpu:0",
         "CPU:0",
         "/device:CPU:0",
         "/CPU:*",
         "/job:localhost/replica:0/task:0/device:CPU:0",
         "/job:localhost",
     ):
-        call(**{argument: device})
+        call(*arguments, **{argument: device})
 
 
 @EACH
-def test_what_is_no_device(function, argument, call):
+def test_what_is_no_device(call, arguments, argument):
     cpu_0 = r"but .*/device:CPU:0"
     for error, device, words in (
         (TypeError, None, "must be the name of a device.*None"),
@@ -80,19 +55,18 @@ def test_what_is_no_device(function, argument, call):
         (ValueError, "/cpu:77", f"'/cpu:77': .*no such device.*{cpu_0}"),
         (ValueError, "/tpu:0", f"'/tpu:0': .*no such device.*{cpu_0}"),
     ):
-        with pytest.raises(error, match=f"^{function}: {argument}.*{words}"):
-            call(**{argument: device})
+        words = f"^{call.__name__}: {argument}.*{words}"
+        with pytest.raises(error, match=words):
+            call(*arguments, **{argument: device})
 
 
 @EACH
-def test_devices_without_kernels(function, argument, call, monkeypatch):
-    devices = [
-        *tf.config.list_logical_devices(),
-        tf.config.LogicalDevice("/device:ODD:0", "ODD"),
-    ]
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda: devices)
-    with pytest.raises(NotImplementedError, match=f"^{function}: .*for a ODD"):
-        call(**{argument: "/device:ODD:0"})
+def test_devices_without_kernels(call, arguments, argument, monkeypatch):
+    odd = tf.config.LogicalDevice("/device:ODD:0", "ODD")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [odd])
+    words = f"^{call.__name__}: .*for a ODD"
+    with pytest.raises(NotImplementedError, match=words):
+        call(*arguments, **{argument: odd.name})
 
 
 def placed(graph):
@@ -119,16 +93,9 @@ def test_collectives_are_placed():
 
     spec = tf.TensorSpec([2, 3])
     devices = placed(tf.function(step).get_concrete_function(spec).graph)
-    assert devices == {
-        f"Tfring{kind}": {"/device:CPU:0"}
-        for kind in (
-            "AllreduceStart",
-            "ReducescatterStart",
-            "Done",
-            "AllgatherStart",
-            "AllgatherDone",
-        )
-    }
+    starts = {f"Tfring{kind}Start" for kind in ("Allreduce", "Reducescatter")}
+    gathers = {"TfringAllgatherStart", "TfringAllgatherDone", "TfringDone"}
+    assert devices == {each: {"/device:CPU:0"} for each in starts | gathers}
     # XLA places all that it compiles on one device.
     compiled = tf.function(
         lambda x: tfring.allreduce(x, device_dense="/cpu:0"), jit_compile=True

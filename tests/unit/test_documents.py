@@ -48,27 +48,18 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_every_setting_is_described():
-    sources = [
+    read = set()
+    for source in [
         *(ROOT / "tfring_ops").rglob("*.cc"),
         *(ROOT / "tfring").rglob("*.py"),
-    ]
-    pattern = r"""(?:Read\w+|get|seconds)\(\s*"(TFRING_[A-Z_]+)\""""
-    read = {
-        name
-        for source in sources
-        for name in re.findall(pattern, source.read_text())
-    }
+    ]:
+        pattern = r"""(?:Read\w+|get|seconds)\(\s*"(TFRING_[A-Z_]+)\""""
+        read.update(re.findall(pattern, source.read_text()))
     # From tfringrun to its ranks.
-    read -= {
-        "TFRING_ELASTIC_RENDEZVOUS",
-        "TFRING_ELASTIC_SLOT",
-        "TFRING_REPORTS",
-    }
-    described = re.findall(
-        r"^`(TFRING_[A-Z_]+)`",
-        (DOCS / "settings.md").read_text(),
-        re.MULTILINE,
-    )
+    read -= {f"TFRING_ELASTIC_{name}" for name in ("RENDEZVOUS", "SLOT")}
+    read -= {"TFRING_REPORTS"}
+    settings = (DOCS / "settings.md").read_text()
+    described = re.findall(r"^`(TFRING_[A-Z_]+)`", settings, re.MULTILINE)
     assert len(read) > 10
     assert sorted(read) == sorted(described)
 

@@ -29,43 +29,28 @@ WRAPPERS = {
 
 
 VARIABLE = keras.Variable([0.0])
+TWICE = [[VARIABLE], [VARIABLE.value]]
+FACTOR = "gradient_predivide_factor"
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize(
     ("error", "words", "options"),
     [
-        *(
-            (ValueError, f"Adasum, got {op.name}", {"op": op})
-            for op in (tfring.Min, tfring.Max, tfring.Product)
-        ),
+        (ValueError, "Adasum, got Max", {"op": tfring.Max}),
         (TypeError, "Adasum, got 'sum'", {"op": "sum"}),
-        (
-            ValueError,
-            "op is Sum",
-            {"op": tfring.Sum, "gradient_predivide_factor": 2.0},
-        ),
-        *(
-            (ValueError, "above 0", {"gradient_predivide_factor": factor})
-            for factor in (0.0, -1.0, np.inf, np.nan)
-        ),
-        (TypeError, "Python numbers", {"gradient_predivide_factor": "2"}),
-        *(
-            (TypeError, "groups must be", {"groups": groups})
-            for groups in ("ab", 1.5, [VARIABLE], [1], True)
-        ),
-        (
-            ValueError,
-            "more than once",
-            {"groups": [[VARIABLE], [VARIABLE.value]]},
-        ),
+        (ValueError, "op is Sum", {"op": tfring.Sum, FACTOR: 2.0}),
+        (ValueError, "above 0", {FACTOR: 0.0}),
+        (ValueError, "above 0", {FACTOR: np.inf}),
+        (TypeError, "Python numbers", {FACTOR: "2"}),
+        (TypeError, "groups must be", {"groups": "ab"}),
+        (TypeError, "groups must be", {"groups": 1.5}),
+        (TypeError, "groups must be", {"groups": True}),
+        (TypeError, "groups must be", {"groups": [VARIABLE]}),
+        (ValueError, "more than once", {"groups": TWICE}),
         (ValueError, "Leave num_groups out", {"groups": 1, "num_groups": 1}),
         (ValueError, "at least 0", {"num_groups": -1}),
-        (
-            TypeError,
-            r"Compression\.none, fp16 and bf16, .*got 'fp16'.*no compress\.",
-            {"compression": "fp16"},
-        ),
+        (TypeError, "got 'fp16'", {"compression": "fp16"}),
         (TypeError, "process_set must be", {"process_set": [0]}),
     ],
 )
@@ -81,7 +66,7 @@ def test_no_groups_are_none(name):
         WRAPPERS[name](process_set=tfring.ProcessSet([0]))
 
 
-@pytest.mark.parametrize("passes", [0, -1, None, 2.0, True])
+@pytest.mark.parametrize("passes", [0, None, 2.0, True])
 def test_refuses_what_is_no_number_of_passes(passes):
     with pytest.raises(ValueError, match="at least 1, got"):
         tfring.DistributedOptimizer(
@@ -96,22 +81,17 @@ def built_sgd():
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("optimizer", "problem"),
     [
         (
-            lambda: keras.optimizers.SGD(gradient_accumulation_steps=3),
+            keras.optimizers.SGD(gradient_accumulation_steps=3),
             "gradient_accumulation_steps=3",
         ),
-        (built_sgd, "is built"),
-        (lambda: OwnApply(1.0), "method of its own"),
-        (
-            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
-            "method of its own",
-        ),
+        (built_sgd(), "is built"),
+        (OwnApply(1.0), "method of its own"),
     ],
 )
-def test_refuses_to_accumulate(make, problem):
-    optimizer = make()
+def test_refuses_to_accumulate(optimizer, problem):
     with pytest.raises(ValueError, match=f"'{optimizer.name}' .*{problem}"):
         tfring.DistributedOptimizer(optimizer, backward_passes_per_step=2)
 
@@ -122,20 +102,15 @@ def test_locking_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrap",
+    ("partial", "wrapped"),
     [
-        lambda layers: tfring.PartialDistributedOptimizer(
-            keras.optimizers.SGD(), local_layers=layers
-        ),
-        lambda layers: tfring.PartialDistributedGradientTape(
-            tf.GradientTape(), local_layers=layers
-        ),
+        (tfring.PartialDistributedOptimizer, "sgd"),
+        (tfring.PartialDistributedGradientTape, tf.GradientTape()),
     ],
-    ids=["optimizer", "tape"],
 )
-def test_local_layers_are_layers(wrap):
+def test_local_layers_are_layers(partial, wrapped):
     for layers in (None, [], keras.layers.Dense(1), [keras.layers.Dense(1)]):
-        wrap(layers)
+        partial(wrapped, local_layers=layers)
     for layers in ("dense", [keras.layers.Dense(1), 3]):
         with pytest.raises(ValueError, match="local_layers must be Keras"):
-            wrap(layers)
+            partial(wrapped, local_layers=layers)

@@ -34,27 +34,18 @@ class TestFindLauncher:
     @pytest.fixture(autouse=True)
     def _empty_machine(self, tmp_path, monkeypatch):
         self.root = tmp_path
-        monkeypatch.setattr(
-            sys, "executable", str(tmp_path / "venv/bin/python")
-        )
-        monkeypatch.setenv("PATH", f"{tmp_path}/path:/bin:/usr/bin")
-        monkeypatch.setattr(
-            mpi_launchers.shutil,
-            "which",
-            lambda name: self.which.get(name),
-        )
+        monkeypatch.setattr(sys, "executable", f"{tmp_path}/venv/bin/python")
+        monkeypatch.setenv("PATH", "/bin:/usr/bin")
         self.which = {}
+        monkeypatch.setattr(mpi_launchers.shutil, "which", self.which.get)
 
     @pytest.mark.parametrize(
         ("answer", "family", "version"),
         [
-            ("mpirun (Open MPI) 5.0.11\n\nReport bugs", "OPEN_MPI", "5.0.11"),
             ("mpiexec (OpenRTE) 4.1.4", "OPEN_MPI", "4.1.4"),
             ("mpirun (Open MPI) 5.0.0rc3", "OPEN_MPI", "5.0.0rc3"),
             (
-                "HYDRA build details:\n"
-                "    Version:                                 5.0.2\n"
-                "    Release Date:                            Fri",
+                "HYDRA build details:\n    Version:    5.0.2\n    Release: Fri",
                 "HYDRA",
                 "5.0.2",
             ),
@@ -89,10 +80,10 @@ class TestFindLauncher:
     )
     def test_which_is_taken(self, there, built_for, expected):
         for folder, version in there.items():
-            path = self.root / folder / "mpirun"
-            fake_mpirun(path, f"mpirun (Open MPI) {version}")
-            if folder == "usr":
-                self.which["mpirun"] = str(path)
+            answer = f"mpirun (Open MPI) {version}"
+            fake_mpirun(self.root / folder / "mpirun", answer)
+        if "usr" in there:
+            self.which["mpirun"] = str(self.root / "usr/mpirun")
         found = mpi_launchers.find_launcher(
             f"Open MPI {built_for}", str(self.root / "build/mpirun")
         )
@@ -136,11 +127,6 @@ class TestCommandLine:
             "--bind-to core --stdin none --tag-output "
             f"{shlex.join(wrapper.OF_OPEN_MPI)} python"
         )
-
-    def test_open_mpi_oversubscribed(self):
-        job = Job(ranks=9, command=["python"], oversubscribe=True)
-        line = mpi_launchers.command_line(OPEN_MPI_5, job)
-        assert "slot:OVERSUBSCRIBE" in line
 
     def test_mpich(self):
         job = Job(
@@ -205,11 +191,6 @@ class TestUsage:
 
     def failure(self):
         return ""
-
-    def test_command_keeps_its_flags(self):
-        cli.main(["-np", "2", "echo", "-np", "3", "--verbose", "--"])
-        assert self.started[-5:] == ["echo", "-np", "3", "--verbose", "--"]
-        assert self.started[:3] == ["/mpi/bin/mpirun", "-np", "2"]
 
     def test_binds_to_a_share_of_the_cores(self):
         cli.main(["-np", "2", "echo"])
@@ -329,7 +310,6 @@ class TestUsage:
         ("arguments", "message"),
         [
             (["-np", "0", "echo"], "a whole number from 1, got '0'"),
-            (["--num-proc", "two", "echo"], "a whole number from 1, got 'two'"),
             (["-x", "A B", "echo"], "NAME or NAME=VALUE, got 'A B'"),
             (["--fusion-threshold-mb", "x", "echo"], "whole number from 1"),
             (["-H", "a:0", "echo"], "1 to 1024 slots, got 'a:0'"),

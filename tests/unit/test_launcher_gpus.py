@@ -11,6 +11,7 @@ OPEN_MPI, MPICH, SLURM = (
     "MPI_LOCALNRANKS",
     "SLURM_STEP_TASKS_PER_NODE",
 )
+VISIBLE, GROWTH = "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 @pytest.fixture
@@ -35,39 +36,31 @@ def growth(tmp_path):
         words = process.stdout.split()
         assert words[2:] == ["two", "words", "unset"]
         # A rank sees all GPUs, as scripts choose one by their local rank.
-        assert words[0] == variables.get("CUDA_VISIBLE_DEVICES", "unset")
+        assert words[0] == variables.get(VISIBLE, "unset")
         return words[1]
 
     return run
 
 
-@pytest.mark.parametrize("name", [OPEN_MPI, MPICH, SLURM])
-def test_grows_where_there_are_more_ranks_than_gpus(growth, name):
-    assert growth(4, **{name: "4"}) == "unset"
-    assert growth(4, **{name: "5"}) == "true"
-
-
-def test_the_ranks_of_slurms_first_machine_count(growth):
-    assert growth(2, **{SLURM: "3(x2),1"}) == "true"
-    assert growth(2, **{SLURM: "2(x3)"}) == "unset"
-
-
-def test_visible_gpus_are_those_that_count(growth):
-    visible = {"CUDA_VISIBLE_DEVICES": "0"}
-    assert growth(4, **visible, **{OPEN_MPI: "2"}) == "true"
-    visible = {"CUDA_VISIBLE_DEVICES": "2,GPU-8a1b"}
-    assert growth(4, **visible, **{OPEN_MPI: "2"}) == "unset"
-    assert growth(4, **visible, **{OPEN_MPI: "3"}) == "true"
-
-
-def test_what_is_set_is_left_alone(growth):
-    asked = {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}
-    assert growth(2, **asked, **{OPEN_MPI: "6"}) == "false"
-
-
-def test_without_a_gpu_nothing_is_set(growth):
-    assert growth(0, **{OPEN_MPI: "2"}) == "unset"
-    assert growth(2) == "unset"  # which no launcher has started
+@pytest.mark.parametrize(
+    ("gpus_here", "variables", "expected"),
+    [
+        *((4, {name: "4"}, "unset") for name in (OPEN_MPI, MPICH, SLURM)),
+        *((4, {name: "5"}, "true") for name in (OPEN_MPI, MPICH, SLURM)),
+        # The ranks of Slurm's first machine count,
+        (2, {SLURM: "3(x2),1"}, "true"),
+        (2, {SLURM: "2(x3)"}, "unset"),
+        # and the GPUs that are visible.
+        (4, {VISIBLE: "0", OPEN_MPI: "2"}, "true"),
+        (4, {VISIBLE: "2,GPU-8a1b", OPEN_MPI: "2"}, "unset"),
+        (4, {VISIBLE: "2,GPU-8a1b", OPEN_MPI: "3"}, "true"),
+        (2, {GROWTH: "false", OPEN_MPI: "6"}, "false"),
+        (0, {OPEN_MPI: "2"}, "unset"),
+        (2, {}, "unset"),  # No launcher has started it.
+    ],
+)
+def test_grows_where_ranks_share(growth, gpus_here, variables, expected):
+    assert growth(gpus_here, **variables) == expected
 
 
 def test_whether_there_may_be_gpus(tmp_path):

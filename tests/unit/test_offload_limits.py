@@ -1,5 +1,6 @@
 """Offload where memory or a disk is limited, each in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,41 +8,9 @@ import sys
 import pytest
 
 
-def test_a_full_disk_is_an_error(tmp_path):
-    """The file may grow to a limit of the process alone."""
-    script = """
-import resource, signal, sys
-import tensorflow as tf
-import tfring
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-offload = tfring.Offload(min_bytes=0, tier="disk", directory=sys.argv[1])
-w = tf.Variable(tf.eye(256))
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ w) @ w))
-    gradient = tape.gradient(loss, w)
-    tfring.offload_activations([gradient], offload)
-    return gradient
-step(tf.ones([4, 256]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    step(tf.ones([4096, 256]))
-except tf.errors.ResourceExhaustedError as error:
-    print("refused:", error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-print("left:", offload.statistics().tier_bytes)
-"""
-    output = run_script(script, str(tmp_path))
-    assert "refused:" in output
-    assert f'writing a feature map to directory="{tmp_path}" failed' in output
-    assert "left: 0" in output
-    assert list(tmp_path.iterdir()) == []
-
-
-def start_script(script, *arguments, **environment):
+def start_script(script, options, **environment):
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", script, json.dumps(options)],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -50,8 +19,8 @@ def start_script(script, *arguments, **environment):
     )
 
 
-def run_script(script, *arguments, **environment):
-    done = start_script(script, *arguments, **environment)
+def run_script(script, options, **environment):
+    done = start_script(script, options, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -59,15 +28,13 @@ def run_script(script, *arguments, **environment):
 # 16 layers of 256, a batch of 4096: each feature map has 4 MiB, 64 of them are
 # needed by backpropagation.
 STEP = """
-import sys
+import json, sys
 import keras
 import tensorflow as tf
 import tfring
 
-policy, budget = sys.argv[1], int(sys.argv[2])
-offload = None
-if policy != "none":
-    offload = tfring.Offload(policy, budget_bytes=budget or None)
+options = json.loads(sys.argv[1])
+offload = None if options is None else tfring.Offload(**options)
 keras.utils.set_random_seed(0)
 model = keras.Sequential(
     [keras.Input((256,))]
@@ -87,6 +54,28 @@ def step(x):
 """
 
 
+def test_a_full_disk_is_an_error(tmp_path):
+    """The file may grow to a limit of the process alone."""
+    script = (
+        STEP
+        + """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    step(x)
+except tf.errors.ResourceExhaustedError as error:
+    print("refused:", error)
+print("left:", offload.statistics().tier_bytes)
+"""
+    )
+    output = run_script(script, {"tier": "disk", "directory": str(tmp_path)})
+    assert "refused:" in output
+    assert f'writing a feature map to directory="{tmp_path}" failed' in output
+    assert "left: 0" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 def limited(mib):
     """TensorFlow's memory of the CPU has a bound."""
     return {
@@ -100,13 +89,13 @@ def test_trains_in_a_fifth_of_the_memory():
     train = STEP + "for _ in range(4): print('loss', float(step(x)))"
     # By an error or, where one of oneDNN's operations finds no memory, by a
     # segmentation fault.
-    refused = start_script(train, "none", "0", **limited(250))
+    refused = start_script(train, None, **limited(250))
     assert refused.returncode != 0
     # The log of the former may come late.
     said = ("RESOURCE_EXHAUSTED", "OOM when allocating")
     assert any(text in refused.stderr for text in said)
-    moved = run_script(train, "all", "0", **limited(50))
-    assert moved == run_script(train, "none", "0", **limited(600))
+    moved = run_script(train, {}, **limited(50))
+    assert moved == run_script(train, None, **limited(600))
 
 
 @pytest.mark.thorough
@@ -124,13 +113,12 @@ print(statistics.moved, statistics.kept_bytes, statistics.peak_bytes)
 """
     )
 
-    def figures(policy, mib):
-        arguments = policy, str(mib << 20)
-        return map(int, run_script(script, *arguments, **limited(600)).split())
+    def figures(**options):
+        return map(int, run_script(script, options, **limited(600)).split())
 
-    least_moved, _, least_peak = figures("all", 0)
+    least_moved, _, least_peak = figures()
     for mib in (30, 90, 180, 256):
-        moved, kept_bytes, peak = figures("auto", mib)
+        moved, kept_bytes, peak = figures(policy="auto", budget_bytes=mib << 20)
         assert kept_bytes <= mib << 20
         # Three feature maps: what is on its way differs from step to step.
         assert peak <= least_peak + ((mib + 3 * 4) << 20)
@@ -141,4 +129,4 @@ print(statistics.moved, statistics.kept_bytes, statistics.peak_bytes)
 
 def test_there_is_no_figure_where_the_allocator_does_not_count():
     script = STEP + "step(x); print(offload.statistics().peak_bytes)"
-    assert run_script(script, "all", "0", TF_ENABLE_ONEDNN_OPTS="0") == "-1\n"
+    assert run_script(script, {}, TF_ENABLE_ONEDNN_OPTS="0") == "-1\n"

@@ -78,7 +78,6 @@ def test_returns_the_same_optimizer_with_its_settings():
     "identifier",
     [
         "adamw",
-        {"class_name": "AdamW", "config": {}},
         keras.optimizers.serialize(keras.optimizers.AdamW(0.5)),
     ],
 )
@@ -92,13 +91,11 @@ def test_takes_what_compile_takes(averages, identifier):
     model.compile(optimizer, "mse", run_eagerly=True)
     model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
     assert averages.count == 2
-    partial = tfring.PartialDistributedOptimizer(identifier, local_layers=[])
-    assert isinstance(partial, keras.optimizers.AdamW)
 
 
 @pytest.mark.parametrize(
     "identifier",
-    ["adamm", {"class_name": "Adamm", "config": {}}, {"adam": 1}, {}],
+    ["adamm", {"class_name": "Adamm", "config": {}}, {"adam": 1}],
 )
 def test_refuses_a_name_that_keras_does_not_know(identifier):
     with pytest.raises(ValueError, match=r"makes no optimizer of .*serialize"):
@@ -147,7 +144,7 @@ def test_accumulation_past_keras_hooks_is_averaged_in_apply(averages):
     assert averages.count == 1
 
 
-OFFLOAD = tfring.Offload()
+OFFLOAD = tfring.Offload(ahead=3)
 OPTIONS = {
     "device_dense": "/cpu:0",
     "device_sparse": "/device:cpu:0",
@@ -159,13 +156,6 @@ OPTIONS = {
     "scale_local_gradients": False,
     "offload": OFFLOAD,
 }
-OPTIONS_OF_REDUCER = {
-    **OPTIONS,
-    "predivide_factor": OPTIONS["gradient_predivide_factor"],
-    "op": tfring.Average,
-    "shard_states": False,
-}
-del OPTIONS_OF_REDUCER["gradient_predivide_factor"]
 
 
 def test_float8_scales_are_refused():
@@ -223,9 +213,11 @@ def test_options_are_handed_on(averages, duplicate):
     same.apply([tf.constant([1.0])], [keras.Variable([0.0])])
     assert averages.count == 1
     # A copy of an `Offload` is equal to no other: it counts for itself.
-    offload = averages.options.pop("offload")
-    assert repr(offload) == repr(OFFLOAD)
-    assert {**averages.options, "offload": OFFLOAD} == OPTIONS_OF_REDUCER
+    assert repr(averages.options.pop("offload")) == repr(OFFLOAD)
+    expected = {**OPTIONS, "op": tfring.Average, "shard_states": False}
+    expected["predivide_factor"] = expected.pop("gradient_predivide_factor")
+    del expected["offload"]
+    assert averages.options == expected
 
 
 def test_groups_of_one_model_are_not_copied():

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfring
+from tfring.compression import Compressor
 
 SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2), (99, 333)]
 
@@ -21,35 +22,18 @@ class OfMine(keras.optimizers.Adam):
     pass
 
 
-class Halves(tfring.compression.Compressor):
-    @staticmethod
-    def compress(tensor):
-        return tensor / 2, None
-
-    @staticmethod
-    def decompress(tensor, context):
-        return tensor * 2
-
-
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        *(
-            (make, {}, f"does not know .*{make.__name__}")
-            for make in (
-                keras.optimizers.Adafactor,
-                keras.optimizers.Lamb,
-                keras.optimizers.Muon,
-                OfMine,
-            )
-        ),
+        (keras.optimizers.Adafactor, {}, "does not know .*Adafactor"),
+        (OfMine, {}, "does not know .*OfMine"),
         (
             lambda: keras.optimizers.LossScaleOptimizer(OfMine()),
             {},
             "does not know .*OfMine",
         ),
         (keras.optimizers.Adam, {"op": tfring.Adasum}, "Adasum"),
-        (keras.optimizers.Adam, {"compression": Halves}, "compressor"),
+        (keras.optimizers.Adam, {"compression": Compressor}, "compressor"),
         (keras.optimizers.Adam, {"device_sparse": "/cpu:0"}, "device_sparse"),
     ],
 )

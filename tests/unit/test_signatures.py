@@ -60,46 +60,29 @@ def test_average_is_deprecated():
             assert tfring.grouped_allreduce([tensor], average) == [1]
 
 
-def test_explicit_names_have_the_scope_unless_it_is_ignored():
+@pytest.mark.parametrize(("ignored", "prefix"), [(False, "outer/"), (True, "")])
+def test_explicit_names_have_the_scope_unless_it_is_ignored(ignored, prefix):
     tfring.init()
+    of_groups = "allreduce", "allgather", "reducescatter"
 
-    def names(build):
-        @tf.function
-        def step(x):
-            with tf.name_scope("outer"):
-                build(x)
-
-        graph = step.get_concrete_function(tf.TensorSpec([1])).graph
-        return [
-            tf.compat.as_str(operation.get_attr("request_name"))
-            for operation in graph.get_operations()
-            if operation.type.endswith("Start")
-        ]
-
-    for ignored, prefix in (False, "outer/"), (True, ""):
-
-        def build(x, ignored=ignored):
+    @tf.function
+    def step(x):
+        with tf.name_scope("outer"):
             for name in "explicit", None:
                 options = {"name": name, "ignore_name_scope": ignored}
-                tfring.allreduce(x, **options)
-                tfring.grouped_allreduce([x], **options)
-                tfring.allgather(x, **options)
-                tfring.grouped_allgather([x], **options)
+                for kind in of_groups:
+                    getattr(tfring, kind)(x, **options)
+                    getattr(tfring, f"grouped_{kind}")([x], **options)
                 tfring.broadcast(x, 0, **options)
                 tfring.alltoall(x, **options)
-                tfring.reducescatter(x, **options)
-                tfring.grouped_reducescatter([x], **options)
 
-        explicit, automatic = names(build)[:8], names(build)[8:]
-        assert explicit == [f"{prefix}explicit"] * 8
-        # Which have none: see `unique_name` in tfring/_ops/ordering.py.
-        assert automatic == [
-            "allreduce",
-            "allreduce_1",
-            "allgather",
-            "allgather_1",
-            "broadcast",
-            "alltoall",
-            "reducescatter",
-            "reducescatter_1",
-        ]
+    graph = step.get_concrete_function(tf.TensorSpec([1])).graph
+    names = [
+        tf.compat.as_str(operation.get_attr("request_name"))
+        for operation in graph.get_operations()
+        if operation.type.endswith("Start")
+    ]
+    assert names[:8] == [f"{prefix}explicit"] * 8
+    # Automatic ones have none: see `unique_name` in tfring/_ops/ordering.py.
+    counted = [kind + end for kind in of_groups for end in ("", "_1")]
+    assert names[8:] == [*counted, "broadcast", "alltoall"]

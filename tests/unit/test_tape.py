@@ -11,15 +11,6 @@ def initialized():
     tfring.init()
 
 
-def test_one_rank_gets_its_own_gradients():
-    source = tf.Variable([1.0, 2.0])
-    with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
-        target = source * source
-    gradient, none = tape.gradient(target, [source, tf.Variable(0.0)])
-    assert gradient.numpy().tolist() == [2.0, 4.0]
-    assert none is None
-
-
 def test_wraps_a_tape_that_has_recorded():
     source = tf.Variable(3.0)
     with tf.GradientTape() as plain:

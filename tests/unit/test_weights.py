@@ -16,16 +16,13 @@ def print_of(array):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool"])
 def test_any_bit_changes_a_fingerprint(count, dtype):
     array = tf.cast(np.arange(count) % 2, dtype).numpy()
-    assert print_of(array) == print_of(array.copy())
-    seen = {print_of(array)}
+    changed = [array]
     for place in {0, count // 2, count - 1}:
-        for bit in (0, 0 if dtype == "bool" else 7):
-            other = array.copy()
-            other.view(np.uint8)[place * array.itemsize] ^= 1 << bit
-            seen.add(print_of(other))
-    assert len(seen) == 1 + len({0, count // 2, count - 1}) * (
-        1 if dtype == "bool" else 2
-    )
+        for bit in {0} if dtype == "bool" else {0, 7}:
+            changed.append(array.copy())
+            changed[-1].view(np.uint8)[place * array.itemsize] ^= 1 << bit
+    assert len(set(map(print_of, changed))) == len(changed)
+    assert print_of(array) == print_of(array.copy())
 
 
 def test_words_that_change_places():
@@ -47,15 +44,9 @@ def test_shapes_and_dtypes_are_part_of_it():
 
 
 def test_ranks_that_are_alike():
-    check_alike({0: {"epochs": 1, "callbacks": []}}, "here")
-    check_alike(
-        {r: {"epochs": 1, "callbacks": ["A"]} for r in range(3)}, "here"
-    )
+    check_alike({r: {"epochs": 1, "callbacks": ["A"]} for r in range(3)}, "")
     # A fact that a rank does not know is no difference.
-    check_alike(
-        {0: {"batches in an epoch": None}, 1: {"batches in an epoch": 4}},
-        "here",
-    )
+    check_alike({0: {"epochs": None}, 1: {"epochs": 4}}, "")
 
 
 def test_all_that_differs_is_said_with_its_ranks():
@@ -65,9 +56,9 @@ def test_all_that_differs_is_said_with_its_ranks():
     facts[4]["number of the epoch"] = 7
     with pytest.raises(RuntimeError) as error:
         check_alike(facts, "at the beginning")
-    text = str(error.value)
-    assert text.startswith("tfring: at the beginning of fit the ranks differ")
-    assert (
-        "Epochs: 2 on ranks 0, 1, 2, 3, 4, 5, 6, 7, ...; 3 on ranks 10" in text
-    )
-    assert "; 7 on rank 4. If one rank has loaded" in text
+    for part in (
+        "tfring: at the beginning of fit the ranks differ",
+        "Epochs: 2 on ranks 0, 1, 2, 3, 4, 5, 6, 7, ...; 3 on ranks 10",
+        "; 7 on rank 4. If one rank has loaded",
+    ):
+        assert part in str(error.value)
