@@ -56,7 +56,7 @@ class Discovery:
                 found = parse(text)
                 self.error = ""
             except ValueError as error:
-                self.error = str(error)
+                self.error = str(error).removesuffix(".")
         return found
 
     def close(self) -> None:
