@@ -76,17 +76,18 @@ def main():
         for line in (folder / "ports").read_text().splitlines():
             host, port, worker = line.split()
             address = host, int(port)
+            how = dice.choice(["garbage", "another token", "of old"])
             try:
-                match dice.randrange(3):
-                    case 0:
+                match how:
+                    case "garbage":
                         refused = send_garbage(address, dice)
-                    case 1:
+                    case "another token":
                         refused = connect_with_another_token(address)
                     case _:
                         refused = connect_as_of_old(address, token, worker)
             except OSError:
                 continue  # It is lost, or its link is cut.
-            assert refused, line
+            assert refused, (how, line)
             tried += 1
         time.sleep(0.1)
     print(f"refused {tried}")

@@ -348,7 +348,7 @@ TEST_F(CudaNcclLaunchedTest, NoOutputIsAllocatedWhileTheRingWaits) {
   for (const auto& tensor : reduced) {
     EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  AwaitQuietGpus();
   job_->engine(lost).Abort(absl::UnavailableError("rank 2 is lost"));
   ExpectAllFail("rank 2 is lost");
   FakeCuda()->held_device = -1;

@@ -228,9 +228,10 @@ def _trace(model: Any, data: sources.Source, class_weight: Any) -> None:
     step = model.train_function
 
     def traced(iterator: Any) -> dict[str, Any]:
-        # A graph has both branches, also Keras's for an iterator at its end.
-        with contextlib.suppress(StopIteration):
-            tf.function(step).get_concrete_function(iterator)
+        # In the end it asks for a value: if the iterator had enough.  Autograph
+        # would write files, which a killed worker leaves.
+        with contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError):
+            tf.function(step, autograph=False).get_concrete_function(iterator)
         for _ in range(model.steps_per_execution):
             next(iterator, None)
         return {}
