@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tfring.rendezvous import handshake, wire
 
-# Hosts may be frozen, and links cut, for some of it.
-_SECONDS = 40
+# Hosts may be frozen and links cut for some of it; a worker whose Python hangs
+# is found after 20 s, and has 30 s to leave its generation.
+_SECONDS = 90
 # A greeting, and why it hangs up.
 _WORDS_BYTES = handshake.NONCE_BYTES + max(
     len(handshake.BUSY), len(handshake.NO_DESCRIPTORS)
