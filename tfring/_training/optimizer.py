@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
@@ -20,10 +21,16 @@ from tfring._training.optimizer_class import (
     is_distributed,
 )
 from tfring._training.sharded import Sharded, check_can_be_sharded
+from tfring._training.v1_optimizer import V1Optimizer
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
-    optimizer: keras.optimizers.Optimizer | str | dict[str, Any],
+    optimizer: (
+        keras.optimizers.Optimizer
+        | tf.compat.v1.train.Optimizer
+        | str
+        | dict[str, Any]
+    ),
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
@@ -62,9 +69,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         optimizer: Any Keras 3 optimizer. It is changed and returned, not
             copied, so that its state and settings remain. Or, as for
             `compile`, the name of one, such as "adam", or a configuration: a
-            dictionary that `keras.optimizers.get` takes.
+            dictionary that `keras.optimizers.get` takes. Or an optimizer of
+            `tf.compat.v1.train`, which stays as it is.
         name: A new name for `optimizer`; default the one that it has.
-        use_locking: False. Keras 3 does not know it.
+        use_locking: For optimizers of TensorFlow 1; Keras 3 does not know it.
         device_dense: Where dense gradients are reduced, such as "/cpu:0". By
             default where TensorFlow likes. XLA places what it compiles itself.
         device_sparse: The same for sparse gradients.
@@ -119,14 +127,17 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         `optimizer` itself, or the one of that name or configuration, which
         now has a method `register_local_var(var)`:
         the gradient of that variable stays each rank's own. A saved
-        optimizer loads in plain Keras, and must then be wrapped again.
+        optimizer loads in plain Keras, and must then be wrapped again. For one
+        of TensorFlow 1 a new optimizer, with the same method, around it: its
+        `compute_gradients` returns averages.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
-            the optimizer or another argument does not go with `shard_states`.
+            the optimizer or another argument does not go with `shard_states`,
+            or with `offload`.
         NotInitializedError: `tfring.init()` has not been called.
-        TypeError: `optimizer` is not a Keras 3 optimizer, or another argument
-            is of a wrong type.
+        TypeError: `optimizer` is none of Keras 3 or TensorFlow 1, or another
+            argument is of a wrong type.
         ValueError: `optimizer` is wrapped already, or Keras has none of that
             name or configuration, Keras does not run on TensorFlow, or an
             argument has a value that cannot be; the message says which.
@@ -143,8 +154,12 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     model.compile(tfring.DistributedOptimizer(optimizer), "mse")
     ```
     """
-    optimizer = _checked_optimizer(optimizer)
-    if use_locking:
+    is_v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    if is_v1:
+        _check_v1(optimizer, offload, shard_states)
+    else:
+        optimizer = _checked_optimizer(optimizer)
+    if use_locking and not is_v1:
         raise ValueError(
             "DistributedOptimizer: use_locking=True is for TensorFlow 1's "
             "optimizers; those of Keras 3 update variables without locks. "
@@ -165,6 +180,16 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         offload=offload,
         shard_states=shard_states,
     )
+    if is_v1:
+        _check_passes(backward_passes_per_step)
+        return V1Optimizer(
+            optimizer,
+            options,
+            name=name,
+            use_locking=use_locking,
+            passes=backward_passes_per_step,
+            average_passes=average_aggregated_gradients,
+        )
     if shard_states:
         check_can_be_sharded(optimizer, options)
         watch_fits()  # also of one rank, for callbacks that it refuses
@@ -276,6 +301,20 @@ def PartialDistributedOptimizer(  # noqa: N802
     )
 
 
+def _check_v1(optimizer: Any, offload: Any, shard_states: bool) -> None:
+    runtime.check_joined()
+    if isinstance(optimizer, V1Optimizer):
+        raise ValueError(
+            "DistributedOptimizer: this optimizer of TensorFlow 1 is "
+            "distributed already. Wrap an optimizer once."
+        )
+    if offload is not None or shard_states:
+        raise NotImplementedError(
+            "DistributedOptimizer: offload and shard_states are for Keras 3's "
+            "optimizers, and this is one of TensorFlow 1. Leave them out."
+        )
+
+
 def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     runtime.check_joined()
     if keras.backend.backend() != "tensorflow":
@@ -338,13 +377,17 @@ def _made_by_keras(identifier: str | dict[str, Any]) -> Any:
         ) from error
 
 
-def _accumulate(optimizer: Any, passes: int) -> None:
-    """Sets up Keras's accumulation of gradients, for more passes than one."""
+def _check_passes(passes: Any) -> None:
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(
             "DistributedOptimizer: backward_passes_per_step must be a whole "
             f"number of batches, at least 1, got {passes!r}."
         )
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Sets up Keras's accumulation of gradients, for more passes than one."""
+    _check_passes(passes)
     if passes == 1 or optimizer.gradient_accumulation_steps == passes:
         return
     problem = None
