@@ -47,6 +47,11 @@ class ReduceOp(enum.Enum):
     Product = "product"
     Adasum = "adasum"
 
+    def __int__(self) -> int:
+        """The number that Horovod has for it."""
+        names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+        return names.index(self.name)
+
 
 Average = ReduceOp.Average
 Sum = ReduceOp.Sum

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from tfring import horovod
 from tfring.launcher import (
     command_line,
     gpus,
@@ -72,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         hosts=hosts,
         view=view,
         exports=options.exports,
-        settings=command_line.settings(options),
+        settings=_settings(options),
     )
     status = job.run()
     if line := job.failure():
@@ -84,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_elastic(
     options: argparse.Namespace, hosts: Sequence[hosts_lib.Host], view: View
 ) -> int:
-    settings = command_line.settings(options)
+    settings = _settings(options)
     environment = make_environment(options.exports, settings)
     exported = {
         *mpi_launchers.exported_names(environment),
@@ -107,6 +108,13 @@ def _run_elastic(
     if options.rendezvous:
         return tasks.run(job, view, options.rendezvous)
     return Driver(job, view).run()
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    settings = dict(command_line.settings(options))
+    if options.horovod:
+        settings["PYTHONPATH"] = horovod.search_path()
+    return settings
 
 
 def _command(options: argparse.Namespace) -> list[str]:

@@ -102,6 +102,11 @@ def parser(version: str) -> argparse.ArgumentParser:
     )
     _add_elastic(parser)
     parser.add_argument(
+        "--horovod",
+        action="store_true",
+        help="let the ranks import tfring by the name horovod",
+    )
+    parser.add_argument(
         "--verbose",
         action="store_true",
         help="say how the job is started, and show MPI's own words when a rank "

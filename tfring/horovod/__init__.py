@@ -1,0 +1,40 @@
+"""The name `horovod`: programs that import it run on tfring, unmodified.
+
+The packages of that name are in `names`, which only those see who ask for it:
+`tfringrun --horovod`, `python -m tfring.horovod`, or whoever puts the folder
+into `PYTHONPATH`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "names"
+VERSION = "0.28.1+tfring"
+
+
+def search_path() -> str:
+    """Returns a `PYTHONPATH` by which programs find the names.
+
+    Raises:
+        ValueError: Horovod itself is installed.
+    """
+    check_alone()
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(FOLDER), *filter(None, [before])])
+
+
+def check_alone() -> None:
+    """Raises ValueError if Horovod itself is installed.
+
+    Its modules that have no counterpart would be mixed with tfring's.
+    """
+    for found in importlib.metadata.distributions(name="horovod"):
+        if found.version != VERSION:
+            raise ValueError(
+                f"Horovod {found.version} is installed ("
+                f"{found.locate_file('horovod')}), and programs that import "
+                "horovod shall get tfring. Uninstall it: pip uninstall horovod."
+            )

@@ -1,0 +1,39 @@
+"""`python -m tfring.horovod COMMAND`: runs a command that imports horovod.
+
+For ranks that mpirun or srun start. A command that begins with a Python file
+runs by this Python. Without a command it prints the folder for `PYTHONPATH`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from tfring import horovod
+
+
+def main() -> int:
+    command = sys.argv[1:]
+    if not command:
+        print(horovod.FOLDER)
+        return 0
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    program = shutil.which(command[0])
+    if program is None:
+        print(
+            f"tfring.horovod: there is no command {command[0]!r} here.",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        path = horovod.search_path()
+    except ValueError as error:
+        print(f"tfring.horovod: {error}", file=sys.stderr)
+        return 2
+    return os.execve(program, command, {**os.environ, "PYTHONPATH": path})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

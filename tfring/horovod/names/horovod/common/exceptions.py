@@ -1,0 +1,3 @@
+"""horovod.common.exceptions."""
+
+from tfring.elastic import HorovodInternalError, HostsUpdatedInterrupt

@@ -1,0 +1,9 @@
+"""horovod.keras.callbacks."""
+
+from tfring.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)

@@ -1,0 +1,3 @@
+"""horovod.runner."""
+
+from tfring import run

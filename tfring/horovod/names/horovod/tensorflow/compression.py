@@ -1,0 +1,4 @@
+"""horovod.tensorflow.compression."""
+
+from tfring import Compression
+from tfring.compression import Compressor, FP16Compressor, NoneCompressor

@@ -1,0 +1,11 @@
+"""horovod.tensorflow.elastic."""
+
+from tfring.elastic import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    ObjectState,
+    State,
+    TensorFlowKerasState,
+    TensorFlowState,
+    run,
+)

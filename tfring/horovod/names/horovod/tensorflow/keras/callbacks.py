@@ -1,0 +1,9 @@
+"""horovod.tensorflow.keras.callbacks."""
+
+from tfring.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)

@@ -1,0 +1,6 @@
+"""horovod.torch: not there."""
+
+raise ImportError(
+    "horovod.torch: tfring, which has the name horovod here, trains TensorFlow "
+    "and Keras models alone."
+)
