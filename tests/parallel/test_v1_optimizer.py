@@ -55,6 +55,9 @@ def test_minimize(session, sparse_as_dense, rank, size):
     slot = optimizer.get_slot(dense, "momentum")
     np.testing.assert_allclose(session.run(slot), [1.5 * mean] * 2)
     assert len(optimizer.variables()) == 2
+    # A saver would write what is in collections.
+    keys = tf.compat.v1.get_default_graph().get_all_collection_keys()
+    assert not [key for key in keys if "tfring" in str(key)]
 
 
 @pytest.mark.parametrize("average", [False, True])

@@ -17,6 +17,8 @@ are therefore numbered within the function being traced.
 
 from __future__ import annotations
 
+import collections
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -320,6 +322,13 @@ def name_of(variable: Any, index: int) -> str:
     return f"gradient {index}"
 
 
+# By graph and process set, how many names. Not in a collection of the graph: a
+# saver writes those.
+_taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def request_names_of(count: int, process_set: ProcessSet) -> Iterator[str]:
     """Names that no other reduction of this function has; see the Note."""
     graph = tf.compat.v1.get_default_graph()
@@ -329,9 +338,7 @@ def request_names_of(count: int, process_set: ProcessSet) -> Iterator[str]:
         while graph.building_function and graph.outer_graph.building_function:
             graph = graph.outer_graph
         # Another rank of the set may be in other sets besides.
-        taken = graph.get_collection_ref(
-            f"tfring_requests/{process_set.process_set_id}"
-        )
-        first = len(taken)
-        taken.extend([None] * count)
+        taken = _taken.setdefault(graph, collections.Counter())
+        first = taken[process_set.process_set_id]
+        taken[process_set.process_set_id] += count
     return (f"gradients/{number}" for number in range(first, first + count))
