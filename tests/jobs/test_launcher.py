@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from jobs import JOB_SECONDS, TFRINGRUN, running
 
+from tfring import horovod
 from tfring._core import abi
 
 # The rank, from the variables of any MPI launcher.
@@ -31,12 +32,14 @@ def test_output_and_arguments(run, write_script):
 print("arguments", sys.argv[1:], "home is", os.environ["MY_HOME"])
 print("to stderr", file=sys.stderr)
 print(len(os.sched_getaffinity(0)), "cores")
+from importlib.metadata import version
+print("horovod", version("horovod"))
 """
     )
     output = run(
         [
             *TFRINGRUN,
-            *("-H", "localhost:2", "--verbose"),
+            *("-H", "localhost:2", "--verbose", "--horovod"),
             *(sys.executable, script, "-np", "a b", "--", "--verbose"),
         ],
         env={"MY_HOME": "x;y, z"},
@@ -48,6 +51,7 @@ print(len(os.sched_getaffinity(0)), "cores")
             "home is x;y, z"
         ) in lines
         assert f"[{rank}] to stderr" in lines
+        assert f"[{rank}] horovod {horovod.VERSION}" in lines
         # A single core would strangle TensorFlow.
         cores = re.search(rf"^\[{rank}\] (\d+) cores", output, re.MULTILINE)
         assert int(cores[1]) >= min(2, len(os.sched_getaffinity(0)))
