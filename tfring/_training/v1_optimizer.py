@@ -40,7 +40,9 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
         self._passes = Passes(passes, average_passes) if passes > 1 else None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
+        if name == "_inner":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank."""

@@ -1,9 +1,3 @@
 """horovod.keras.callbacks."""
 
-from tfring.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
+from horovod.tensorflow.keras.callbacks import *

@@ -1,11 +1,3 @@
 """horovod.keras.elastic."""
 
-from tfring.elastic import (
-    CommitStateCallback,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
+from horovod.tensorflow.keras.elastic import *
