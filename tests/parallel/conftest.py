@@ -64,6 +64,9 @@ if _ON_FAKE_GPU:
         }
     )
 
+# Of float32, as on a CPU; a GPU has products of 19 bits otherwise.
+tf.config.experimental.enable_tensor_float_32_execution(False)
+
 # By these of its parameters a test asks for XLA, or else by its mark.
 _XLA = {
     "jit_compile": (True,),

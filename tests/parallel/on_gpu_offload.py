@@ -81,6 +81,8 @@ def test_bits(slow_streams, ahead):
 
 def test_the_peak_is_lower(slow_streams):
     rows = 4096
+    # What tests before have left.
+    others = tf.config.experimental.get_memory_info("GPU:0")["current"]
     plain, plain_peak = trained(None, rows)
     offload = tfring.Offload(min_bytes=rows * WIDTH * 4, ahead=1)
     moved, peak = trained(offload, rows)
@@ -88,7 +90,7 @@ def test_the_peak_is_lower(slow_streams):
     statistics = offload.statistics()
     assert statistics.moved_bytes >= LAYERS * rows * WIDTH * 4
     assert statistics.tier_peak_bytes >= statistics.moved_bytes
-    assert peak < plain_peak / 2
+    assert peak - others < (plain_peak - others) / 2
 
 
 # TensorFlow has int32 tensors on the host, and shows the GPU's allocator.

@@ -64,6 +64,9 @@ def test_broadcast_in_place_and_returns(mode, rank, size):
     dtypes = ["float32", "int32", "bool", "complex64", "float32"]
     if mode is helpers.MODES["xla"]:
         dtypes.remove("complex64")  # which XLA casts to no bytes
+        # Of int32, TensorFlow has variables on the host beside a GPU, too, and
+        # there XLA's code for the GPU cannot reach them.
+        dtypes[dtypes.index("int32")] = "int64"
     variables = [tf.Variable(values_of(rank, dtype)[1]) for dtype in dtypes]
     variables.append(keras.Variable([float(rank)]))
 
