@@ -47,8 +47,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import bare_gpu  # noqa: E402
 
-# The least shares that the project is content with.
-GOALS = {"pack": 0.8, "unpack": 0.8, "ipc": 0.4, "staged": 0.7, "keras": 0.97}
+# The least shares that the project is content with. Packing leaves half of the
+# GPU to backpropagation; IPC's is with Multi-Process Service.
+GOALS = {"pack": 0.5, "unpack": 0.5, "ipc": 0.4, "staged": 0.7, "keras": 0.97}
 _ROUNDS, _REPETITIONS = 5, 5
 _WAYS = ("ipc", "1"), ("staged", "0")  # and TFRING_CUDA_IPC
 _PACKED_TENSORS = 256

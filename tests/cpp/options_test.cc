@@ -37,7 +37,7 @@ const Variable kVariables[] = {
      512 << 10, 16},
     {"TFRING_BUCKETS_IN_FLIGHT", "8", Of(&Options::buckets_in_flight), 2, 8},
     {"TFRING_DEVICE_SEGMENT_BYTES", "64", Of(&Options::device_segment_bytes),
-     4 << 20, 64},
+     16 << 20, 64},
     {"TFRING_CUDA_IPC", "0", Of(&Options::cuda_ipc), true, false},
     {"TFRING_CUDA_AWARE_MPI", "1", Of(&Options::cuda_aware_mpi),
      As(Options::CudaAwareMpi::kAsk), As(Options::CudaAwareMpi::kYes)},

@@ -12,7 +12,7 @@ import pytest
 
 import bare_gpu
 
-COUNTS = (1, 7, 1000, 2_000_003)  # the last in several segments of every rank
+COUNTS = (1, 7, 1000, 20_000_003)  # the last in several segments of every rank
 
 
 def parts(world, count: int, dtype: np.dtype, seed: int = 0) -> list:

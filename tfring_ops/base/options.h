@@ -26,8 +26,9 @@ struct Options {
   // once, by stream collectives.
   int64_t buckets_in_flight = 2;
   // TFRING_DEVICE_SEGMENT_BYTES: the same between the memories of GPUs, where a
-  // piece has to be worth a kernel's launch.
-  int64_t device_segment_bytes = 4 << 20;
+  // piece has to be worth a kernel's launch, and that a neighbour is told of
+  // it.
+  int64_t device_segment_bytes = 16 << 20;
   // TFRING_CUDA_IPC: GPUs of one node read each other's memory.
   bool cuda_ipc = true;
   // TFRING_CUDA_AWARE_MPI: whether MPI takes device memory; unless set, it is

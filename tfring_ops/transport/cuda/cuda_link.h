@@ -31,6 +31,9 @@ struct CudaLinkContext {
   // Messages are cut into parts of this size, which are the slots'; a multiple
   // of kPartAlignment.
   size_t part_bytes;
+  // The same of slots in pinned memory of the host, of which there may be
+  // little.
+  size_t host_part_bytes;
   double timeout_seconds;  // of a wait; 0 is never
 };
 

@@ -26,8 +26,10 @@ constexpr std::chrono::seconds kStopGrace{5};
 // Of StreamNumbers; each segment has one or two of them, and some calls more.
 constexpr int64_t kCallsBetweenMarks = 32;
 
-// All slots of a rank together, however many ranks there are.
-constexpr size_t kSlotsBytes = 256 << 20;
+// All slots of a rank on its GPU together, however many ranks there are.
+constexpr size_t kSlotsBytes = 128 << 20;
+// A slot in the host's memory, whose copies are no faster in longer parts.
+constexpr size_t kMostHostPartBytes = 4 << 20;
 
 // How it went, and the reason if not well.
 struct Outcome {
@@ -124,6 +126,8 @@ CudaLinks::CudaLinks(const CudaDriver& driver, const CudaDevice& device,
                nullptr,
                host,
                PartBytes(options.device_segment_bytes, host.size()),
+               std::min(PartBytes(options.device_segment_bytes, host.size()),
+                        kMostHostPartBytes),
                options.transport_timeout_seconds()},
       device_(device),
       links_(host.size()) {}

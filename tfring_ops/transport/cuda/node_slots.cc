@@ -117,10 +117,10 @@ class NodeLink final : public CudaLink {
       TFRING_RETURN_IF_ERROR(FollowStream(context_.outgoing));
     }
     const uint64_t slot = filling_ % kNodeSlots;
-    const size_t bytes = message.NextPart(context_.part_bytes);
+    const size_t bytes = message.NextPart(context_.host_part_bytes);
     if (bytes > 0) {
       TFRING_RETURN_IF_ERROR(context_.driver.cuMemcpyDtoHAsync(
-          own_slots_->data() + slot * context_.part_bytes,
+          own_slots_->data() + slot * context_.host_part_bytes,
           DeviceAddress(message.data + message.started), bytes,
           context_.outgoing));
     }
@@ -165,11 +165,11 @@ class NodeLink final : public CudaLink {
       // The stream has read what is overwritten.
       TFRING_RETURN_IF_ERROR(FollowStream(context_.incoming));
     }
-    const size_t bytes = message.NextPart(context_.part_bytes);
+    const size_t bytes = message.NextPart(context_.host_part_bytes);
     if (bytes > 0) {
       TFRING_RETURN_IF_ERROR(context_.driver.cuMemcpyHtoDAsync(
           DeviceAddress(message.data + message.started),
-          peers_slots_->data() + slot * context_.part_bytes, bytes,
+          peers_slots_->data() + slot * context_.host_part_bytes, bytes,
           context_.incoming));
     }
     TFRING_RETURN_IF_ERROR(emptied_[slot]->Record(context_.incoming));
@@ -189,10 +189,11 @@ class NodeLink final : public CudaLink {
   }
 
   void FinishPart(CudaMessage& message) const {
-    message.complete = ++message.finished == message.Parts(context_.part_bytes);
+    message.complete =
+        ++message.finished == message.Parts(context_.host_part_bytes);
   }
 
-  size_t SlotsBytes() const { return kNodeSlots * context_.part_bytes; }
+  size_t SlotsBytes() const { return kNodeSlots * context_.host_part_bytes; }
 
   const CudaLinkContext& context_;
   const int peer_;

@@ -21,7 +21,7 @@ struct Slot {
     if (memory != nullptr) return absl::OkStatus();
     // By IPC the streams may wait for ranks of this node meanwhile.
     TFRING_RETURN_IF_ERROR(WaitForStreams(context));
-    return context.driver.cuMemHostAlloc(&memory, context.part_bytes,
+    return context.driver.cuMemHostAlloc(&memory, context.host_part_bytes,
                                          kCudaHostPortable);
   }
   std::byte* data() const { return static_cast<std::byte*>(memory); }
@@ -41,7 +41,7 @@ struct Slot {
 class Slots {
  public:
   explicit Slots(const CudaLinkContext& context)
-      : part_bytes_(context.part_bytes) {
+      : part_bytes_(context.host_part_bytes) {
     for (std::unique_ptr<Slot>& slot : slots_) {
       slot = std::make_unique<Slot>(context);
       free_.push_back(slot.get());
