@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tfring import horovod
+from tfring.horovod import variables
 
 IMPORTS = """
 import importlib, inspect, json, sys
@@ -22,7 +23,7 @@ print(json.dumps(found))
 def run(script, *arguments):
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        env={**os.environ, "PYTHONPATH": horovod.search_path()},
+        env={**os.environ, **horovod.settings()},
         capture_output=True,
         text=True,
         timeout=120,
@@ -78,7 +79,7 @@ def test_refuses_to_stand_beside_horovod(tmp_path, monkeypatch):
     (real / "METADATA").write_text("Name: horovod\nVersion: 0.28.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"Horovod 0\.28\.1 is installed"):
-        horovod.search_path()
+        horovod.settings()
 
 
 def test_a_command_runs_with_the_names():
@@ -90,3 +91,78 @@ def test_a_command_runs_with_the_names():
         timeout=120,
     )
     assert done.stdout == f"{horovod.VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            {
+                "HOROVOD_FUSION_THRESHOLD": "1048576",
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
+                "HOROVOD_TIMELINE": "t.json",
+                "HOROVOD_LOG_LEVEL": "INFO",
+                "HOROVOD_ENABLE_XLA_OPS": "1",
+            },
+            {
+                "TFRING_FUSION_THRESHOLD": "1048576",
+                "TFRING_STALL_CHECK_TIME_SECONDS": "5",
+                "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "9",
+                "TFRING_TIMELINE": "t.json",
+                "TFRING_VERBOSE": "1",
+            },
+        ),
+        (
+            {
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+                "HOROVOD_STALL_CHECK_DISABLE": "1",
+            },
+            {
+                "TFRING_STALL_CHECK_TIME_SECONDS": "0",
+                "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "0",
+            },
+        ),
+        (
+            {
+                "HOROVOD_STALL_CHECK_DISABLE": "0",
+                "HOROVOD_TIMELINE": "DYNAMIC",
+                "HOROVOD_LOG_LEVEL": "warning",
+                "HOROVOD_FUSION_THRESHOLD": "",
+            },
+            {},
+        ),
+    ],
+)
+def test_variables_of_horovod(theirs, ours):
+    assert variables.counterparts(theirs) == ours
+    assert variables.unread(theirs) == ""
+
+
+def test_a_variable_of_tfring_has_its_way():
+    both = {"HOROVOD_TIMELINE": "theirs", "TFRING_TIMELINE": "ours"}
+    assert variables.counterparts(both) == {}
+
+
+def test_variables_without_a_counterpart_are_named_by_one_rank():
+    script = "import os; print(os.environ['TFRING_FUSION_THRESHOLD'])"
+    for rank, names in ("0", "HOROVOD_A, HOROVOD_CYCLE_TIME.\n"), ("1", ""):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "tfring.horovod"),
+                *(sys.executable, "-c", script),
+            ],
+            env={
+                **os.environ,
+                "HOROVOD_FUSION_THRESHOLD": "64",
+                "HOROVOD_CYCLE_TIME": "1",
+                "HOROVOD_A": "1",
+                "OMPI_COMM_WORLD_RANK": rank,
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout == "64\n"
+        assert done.stderr.endswith(names)
+        assert bool(done.stderr) == bool(names)

@@ -269,6 +269,21 @@ class TestUsage:
         assert self.environment["TFRING_STALL_CHECK_TIME_SECONDS"] == "0"
         assert self.environment["TFRING_STALL_SHUTDOWN_TIME_SECONDS"] == "0"
 
+    def test_horovods_variables_are_read_where_its_name_is(
+        self, monkeypatch, capsys
+    ):
+        monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "64")
+        monkeypatch.setenv("HOROVOD_TIMELINE", "theirs.json")
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", "1")
+        option = ["-np", "2", "--timeline-filename", "ours.json"]
+        assert cli.main([*option, "echo"]) == 0
+        assert "TFRING_FUSION_THRESHOLD" not in self.environment
+        assert capsys.readouterr().err == ""
+        assert cli.main(["--horovod", *option, "echo"]) == 0
+        assert self.environment["TFRING_FUSION_THRESHOLD"] == "64"
+        assert self.environment["TFRING_TIMELINE"] == "ours.json"
+        assert "ignores them: HOROVOD_CYCLE_TIME.\n" in capsys.readouterr().err
+
     @pytest.mark.parametrize("option", ["-v", "--version"])
     def test_version(self, option, capsys):
         with pytest.raises(SystemExit) as exit_info:

@@ -11,19 +11,25 @@ import importlib.metadata
 import os
 from pathlib import Path
 
+from tfring.horovod import variables
+
 FOLDER = Path(__file__).parent / "names"
 VERSION = "0.28.1+tfring"
 
 
-def search_path() -> str:
-    """Returns a `PYTHONPATH` by which programs find the names.
+def settings() -> dict[str, str]:
+    """Returns the environment variables of such programs.
+
+    They are `PYTHONPATH`, by which the names are found, and tfring's variables
+    for those of Horovod's that are set.
 
     Raises:
         ValueError: Horovod itself is installed.
     """
     check_alone()
     before = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(FOLDER), *filter(None, [before])])
+    path = os.pathsep.join([str(FOLDER), *filter(None, [before])])
+    return {"PYTHONPATH": path, **variables.counterparts(os.environ)}
 
 
 def check_alone() -> None:

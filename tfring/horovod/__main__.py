@@ -11,6 +11,7 @@ import shutil
 import sys
 
 from tfring import horovod
+from tfring.horovod import variables
 
 
 def main() -> int:
@@ -28,11 +29,19 @@ def main() -> int:
         )
         return 2
     try:
-        path = horovod.search_path()
+        settings = horovod.settings()
     except ValueError as error:
         print(f"tfring.horovod: {error}", file=sys.stderr)
         return 2
-    return os.execve(program, command, {**os.environ, "PYTHONPATH": path})
+    unread = variables.unread(os.environ)
+    if unread and _is_first_rank():
+        print(f"tfring.horovod: {unread}.", file=sys.stderr, flush=True)
+    return os.execve(program, command, {**os.environ, **settings})
+
+
+def _is_first_rank() -> bool:
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 if __name__ == "__main__":

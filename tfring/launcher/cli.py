@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from tfring import horovod
+from tfring.horovod import variables
 from tfring.launcher import (
     command_line,
     gpus,
@@ -111,10 +112,12 @@ def _run_elastic(
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:
-    settings = dict(command_line.settings(options))
-    if options.horovod:
-        settings["PYTHONPATH"] = horovod.search_path()
-    return settings
+    settings = command_line.settings(options)
+    if not options.horovod:
+        return settings
+    if unread := variables.unread(os.environ):
+        print(f"tfringrun: {unread}.", file=sys.stderr)
+    return {**horovod.settings(), **settings}
 
 
 def _command(options: argparse.Namespace) -> list[str]:
