@@ -8,8 +8,10 @@ import sys
 import pytest
 
 import tfring
+from tfring import horovod
 from tfring.launcher import (
     cli,
+    horovodrun,
     hosts as hosts_lib,
     mpi_launchers,
     prepare,
@@ -268,6 +270,37 @@ class TestUsage:
         assert cli.main([*options, "--no-stall-check", "echo"]) == 0
         assert self.environment["TFRING_STALL_CHECK_TIME_SECONDS"] == "0"
         assert self.environment["TFRING_STALL_SHUTDOWN_TIME_SECONDS"] == "0"
+
+    def test_horovodrun_takes_horovods_options(self, capsys):
+        arguments = [
+            *("-np", "2", "-p", "22", "--gloo", "--cycle-time-ms", "5"),
+            *("--start-timeout", "30", "--timeline-filename", "t.json"),
+            *("--blacklist-cooldown-range", "10", "100"),
+            *("echo", "--gloo"),
+        ]
+        assert horovodrun.main(arguments) == 0
+        assert self.started[-2:] == ["echo", "--gloo"]
+        assert self.environment["TFRING_INIT_TIMEOUT_SECONDS"] == "30"
+        assert self.environment["TFRING_TIMELINE"] == "t.json"
+        assert str(horovod.FOLDER) in self.environment["PYTHONPATH"]
+        assert capsys.readouterr().err == (
+            "horovodrun: tfring has nothing for these, and ignores them: -p, "
+            "--gloo, --cycle-time-ms, --blacklist-cooldown-range.\n"
+        )
+
+    def test_horovodrun_is_elastic_where_horovods_is(self, monkeypatch):
+        seen = []
+        monkeypatch.setattr(
+            cli, "run", lambda options: seen.append(options.elastic)
+        )
+        for options in (
+            ["-np", "2"],
+            ["--min-num-proc", "2"],
+            ["--max-np", "4"],
+            ["--host-discovery-script", "hosts.sh"],
+        ):
+            horovodrun.main([*options, "echo"])
+        assert seen == [False, True, True, True]
 
     def test_horovods_variables_are_read_where_its_name_is(
         self, monkeypatch, capsys

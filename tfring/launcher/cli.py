@@ -29,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `tfringrun`; returns its exit status."""
     from tfring import __version__
 
-    options = command_line.parser(__version__).parse_args(arguments)
+    return run(command_line.parser(__version__).parse_args(arguments))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs what the options say; returns the exit status."""
     if options.check_build:
         return _check_build()
     try:
