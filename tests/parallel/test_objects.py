@@ -58,6 +58,14 @@ def test_allgather(name, rank, size):
         check(result, r)
 
 
+def test_lambdas(rank, size):
+    root = size - 1
+    found = tfring.broadcast_object(lambda x: (x, rank), root)
+    assert found(3) == (3, root)
+    every = tfring.allgather_object(lambda: rank)
+    assert [own() for own in every] == list(range(size))
+
+
 def test_what_cannot_be_pickled_fails_on_every_rank(rank, size):
     root = size - 1
     own = threading.Lock() if rank == root else "fine"

@@ -100,6 +100,26 @@ def test_eagerly_and_in_a_function(mode, rank, size):
     np.testing.assert_allclose(variable, [1 - (size - 1) / 2])
 
 
+def test_passes_eagerly_and_in_a_function(mode, rank, size):
+    variable = tf.Variable([1.0])
+    optimizer = tfring.DistributedOptimizer(
+        v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+    )
+
+    @mode
+    def step():
+        optimizer.minimize(lambda: variable * float(rank), var_list=[variable])
+
+    values = []
+    for _ in range(4):
+        step()
+        values.append(variable.numpy()[0])
+    update = 2 * (size - 1) / 2
+    np.testing.assert_allclose(
+        values, [1, 1 - update, 1 - update, 1 - 2 * update]
+    )
+
+
 def test_monitored_session(rank, size):
     with tf.Graph().as_default():
         dense, _, loss = losses(rank)

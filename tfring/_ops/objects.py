@@ -1,12 +1,14 @@
 """Collectives on Python objects, which travel pickled.
 
 Received data is unpickled, as it is from ranks of the same job. Pickle finds
-functions and classes by name, so these must be importable on every rank.
+functions and classes by name, so these must be importable on every rank. Where
+cloudpickle is installed, it takes what pickle does not, such as a lambda.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -41,8 +43,8 @@ def broadcast_object(
     `root_rank` and `name`; eagerly, or in a session.
 
     Args:
-        obj: Anything that `pickle` takes. On other ranks than the root it does
-            not count.
+        obj: Anything that `pickle` takes, or cloudpickle where that is
+            installed. On other ranks than the root it does not count.
         root_rank: Whose object it is, from 0 to `size() - 1`.
         session: For programs of TensorFlow 1: the session to run in, to whose
             graph operations are added. By default the default session.
@@ -205,7 +207,10 @@ def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
     try:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
     except Exception as error:  # Pickle, and any object's own, raise all kinds.
-        return b"", error
+        failure = error
+    with contextlib.suppress(Exception):
+        return importlib.import_module("cloudpickle").dumps(obj), None
+    return b"", failure
 
 
 def _size(data: bytes, error: Exception | None) -> int:
