@@ -24,7 +24,7 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
   parallel-4 trainings gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
-  network chaos bazel compat
+  network chaos clients bazel compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -40,7 +40,8 @@ demo: build
 # does what `test` has it do.
 GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
-  parallel-2 parallel-3 parallel-4 trainings gpu gpu-schedule jobs network chaos bazel
+  parallel-2 parallel-3 parallel-4 trainings gpu gpu-schedule jobs network chaos \
+  clients bazel
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
 test-all: build
@@ -259,6 +260,16 @@ jobs: build
 # Several hosts, as network namespaces: skipped where those are not allowed.
 network chaos: build
 	$(PYTEST) tests/$@
+
+# Packages that import horovod, as PyPI has them.
+CLIENTS := build/clients
+$(CLIENTS)/.ready: tests/clients/requirements.txt
+	rm -rf $(CLIENTS)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps \
+	  --target $(CLIENTS) --requirement $<
+	touch $@
+clients: build $(CLIENTS)/.ready
+	$(PYTEST) tests/clients
 
 BAZEL_TARGETS := //:all
 bazel: build $(GTEST_READY)
