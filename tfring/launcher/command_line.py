@@ -143,6 +143,7 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(
             f"--{option}-np",
+            f"--{option}-num-proc",
             dest=f"{option}_ranks",
             type=_positive,
             metavar="N",

@@ -18,7 +18,9 @@ _SWITCHES = (
     *("--no-hierarchical-allgather", "--timeline-mark-cycles"),
     *("--no-timeline-mark-cycles", "--mpi-threads-disable"),
     *("--no-mpi-threads-disable", "--log-with-timestamp"),
-    *("--log-without-timestamp", "--prefix-output-with-timestamp"),
+    *("--log-without-timestamp", "--log-hide-timestamp"),
+    *("--no-log-hide-timestamp", "-prefix-timestamp"),
+    "--prefix-output-with-timestamp",
 )
 _WITH_A_VALUE = (
     *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--config-file"),
@@ -76,13 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         "horovodrun [-np N] [-H HOST:SLOTS,...] [options] command ..."
     )
     parser.set_defaults(ignored=[])
-    for option, where in (
-        ("--min-num-proc", "min_ranks"),
-        ("--max-num-proc", "max_ranks"),
-    ):
-        parser.add_argument(
-            option, dest=where, type=int, help=argparse.SUPPRESS
-        )
     for option, variable in (
         ("--start-timeout", "TFRING_INIT_TIMEOUT_SECONDS"),
         ("--elastic-timeout", "TFRING_ELASTIC_TIMEOUT_SECONDS"),

@@ -28,7 +28,7 @@ constexpr int64_t kCallsBetweenMarks = 32;
 
 // All slots of a rank on its GPU together, however many ranks there are.
 constexpr size_t kSlotsBytes = 128 << 20;
-// A slot in the host's memory, whose copies are no faster in longer parts.
+// A slot in the host's memory, of which a container may have 64 MiB in all.
 constexpr size_t kMostHostPartBytes = 4 << 20;
 
 // How it went, and the reason if not well.
