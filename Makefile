@@ -67,14 +67,17 @@ $(VENV)/.ready: pyproject.toml tools/tfring_build/find.py
 # is in .venv.  The library comes first, by itself, so that one sees it grow.
 library: $(VENV)/.ready
 	$(BIN)/python setup.py --quiet build_ext --inplace
-# By its requirements keras_hub would bring tensorflow, the CUDA build, in beside
-# tensorflow-cpu, for tensorflow-text, without which its models work.
+# By their requirements tf_keras and keras_hub would bring tensorflow, the CUDA
+# build, in beside tensorflow-cpu; keras_hub for tensorflow-text, without which its
+# models work.
 KERAS_HUB := keras-hub==0.32.0 kagglehub==1.0.3 kagglesdk==0.1.28 \
   regex==2026.11.15 sentencepiece==0.2.3 tokenizers==0.23.3 \
   tqdm==4.70.1
 $(VENV)/.installed: pyproject.toml setup.py | library
 	$(PIP) install --quiet --no-build-isolation \
 	  --editable .[examples,test,dev]
+	$(PIP) install --quiet --no-deps tf_keras==$$($(BIN)/python -c \
+	  'import tensorflow as tf; print(tf.__version__.rpartition(".")[0])').*
 	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
 	  then $(PIP) install --quiet --no-deps $(KERAS_HUB); fi
 	touch $@
@@ -146,7 +149,7 @@ LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   elastic_fit join_callback process_sets reducer set_collectives shard_states \
   training_sets whole_states
 LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors \
-  data join_callback metric_average monitor names not_broadcast objects \
+  data join_callback keras2 metric_average monitor names not_broadcast objects \
   optimizer reducer runtime seeds sessions state timeline whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
@@ -181,7 +184,7 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
 ON_HOST := accumulation autograph callbacks consistency data data_service docs \
-  elastic elastic_fit fit_agreement global_mean join_callback large loading \
+  elastic elastic_fit fit_agreement global_mean join_callback keras2 large loading \
   metric_average metrics monitor names not_broadcast objects random_trainings \
   reducer runtime seeds sessions shard_states timeline topology undistributed \
   user_scripts v1_optimizer whole_states xla xla_stress

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfring import callbacks
 from tfring._core import runtime
-from tfring.callbacks.learning_rate import _velocities
 
 STEPS = 5  # batches in an epoch
 
@@ -145,5 +144,6 @@ def test_momentum_correction(correct, scaled_loss):
 def test_rmsprop_velocities_are_corrected():
     rmsprop = keras.optimizers.RMSprop(0.1, momentum=0.5)
     rmsprop.build([keras.Variable([0.0])])
-    assert len(_velocities(rmsprop)) == 1
-    assert _velocities(keras.optimizers.Adam()) == []
+    callback = callbacks.LearningRateScheduleCallback(0.1, 0.5)
+    assert len(callback._velocities(rmsprop)) == 1
+    assert callback._velocities(keras.optimizers.Adam()) == []

@@ -20,10 +20,10 @@ print(json.dumps(found))
 """
 
 
-def run(script, *arguments):
+def run(script, *arguments, **variables):
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        env={**os.environ, **horovod.settings()},
+        env={**os.environ, **horovod.settings(), **variables},
         capture_output=True,
         text=True,
         timeout=120,
@@ -60,6 +60,31 @@ def test_every_module_has_its_names():
         "horovod.tensorflow.mpi_ops": ["Sum", "allgather"],
     }.items():
         assert set(names) <= set(found[module]), module
+
+
+def test_keras_2_has_its_own():
+    pytest.importorskip("tf_keras")
+    script = """
+import horovod.keras as hvd, horovod.tensorflow as tf_hvd, tf_keras
+import horovod.tensorflow.elastic, horovod.keras.callbacks
+of_keras2 = "tfring.horovod.keras2"
+for each in (
+    *vars(hvd.callbacks).values(),
+    *vars(hvd.elastic).values(),
+    tf_hvd.elastic.TensorFlowKerasState,
+    tf_hvd.SyncBatchNormalization,
+    hvd.load_model,
+):
+    if isinstance(each, type) and "Error" not in each.__name__:
+        print(each.__name__, each.__module__.startswith(of_keras2))
+assert issubclass(tf_hvd.SyncBatchNormalization, tf_keras.layers.Layer)
+"""
+    done = run(script, TF_USE_LEGACY_KERAS="1")
+    print(done.stderr)
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert found.pop("HostsUpdatedInterrupt") == "False"
+    assert len(found) == 11
+    assert set(found.values()) == {"True"}
 
 
 @pytest.mark.parametrize("framework", ["torch", "mxnet"])

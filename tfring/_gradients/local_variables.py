@@ -45,7 +45,8 @@ def checked_layers(function: str, layers: Any) -> list[Any]:
     if not isinstance(layers, Sequence):
         layers = [layers]
     for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
+        # Keras 2's are of another class.
+        if not hasattr(layer, "trainable_variables"):
             raise ValueError(
                 f"{function}: local_layers must be Keras layers, got "
                 f"{layer!r} of type {type(layer).__name__}."

@@ -14,7 +14,13 @@ from tfring._gradients.gradient_options import GradientOptions, gradient_options
 from tfring._memory.offload_options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
+from tfring._training.computed_gradients import ComputedGradients
 from tfring._training.fit import watch_fits
+from tfring._training.keras2_optimizer import (
+    Keras2Distributed,
+    distribute_keras2,
+    is_keras2_optimizer,
+)
 from tfring._training.optimizer_class import (
     accumulates_as_keras,
     distribute,
@@ -70,7 +76,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             copied, so that its state and settings remain. Or, as for
             `compile`, the name of one, such as "adam", or a configuration: a
             dictionary that `keras.optimizers.get` takes. Or an optimizer of
-            `tf.compat.v1.train`, which stays as it is.
+            `tf.compat.v1.train`, which stays as it is; or one of Keras 2, the
+            package `tf_keras`, which is changed.
         name: A new name for `optimizer`; default the one that it has.
         use_locking: For optimizers of TensorFlow 1; Keras 3 does not know it.
         device_dense: Where dense gradients are reduced, such as "/cpu:0". By
@@ -128,15 +135,17 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         now has a method `register_local_var(var)`:
         the gradient of that variable stays each rank's own. A saved
         optimizer loads in plain Keras, and must then be wrapped again. For one
-        of TensorFlow 1 a new optimizer, with the same method, around it: its
-        `compute_gradients` returns averages.
+        of TensorFlow 1 a new optimizer, with the same method, around it.
+        `compute_gradients` of that, and `minimize` and `compute_gradients` of
+        one of Keras 2, give averages, and `apply_gradients` takes what it is
+        given.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
             the optimizer or another argument does not go with `shard_states`,
             or with `offload`.
         NotInitializedError: `tfring.init()` has not been called.
-        TypeError: `optimizer` is none of Keras 3 or TensorFlow 1, or another
+        TypeError: `optimizer` is none of Keras or TensorFlow 1, or another
             argument is of a wrong type.
         ValueError: `optimizer` is wrapped already, or Keras has none of that
             name or configuration, Keras does not run on TensorFlow, or an
@@ -154,15 +163,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     model.compile(tfring.DistributedOptimizer(optimizer), "mse")
     ```
     """
-    is_v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
-    if is_v1:
-        _check_v1(optimizer, offload, shard_states)
-    else:
-        optimizer = _checked_optimizer(optimizer)
-    if use_locking and not is_v1:
+    optimizer = _checked_optimizer(
+        optimizer, is_of_keras3_alone=offload is not None or shard_states
+    )
+    if use_locking and not _is_v1(optimizer):
         raise ValueError(
             "DistributedOptimizer: use_locking=True is for TensorFlow 1's "
-            "optimizers; those of Keras 3 update variables without locks. "
+            "optimizers; those of Keras update variables without locks. "
             "Leave it out."
         )
     options = gradient_options(
@@ -180,16 +187,6 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         offload=offload,
         shard_states=shard_states,
     )
-    if is_v1:
-        _check_passes(backward_passes_per_step)
-        return V1Optimizer(
-            optimizer,
-            options,
-            name=name,
-            use_locking=use_locking,
-            passes=backward_passes_per_step,
-            average_passes=average_aggregated_gradients,
-        )
     if shard_states:
         check_can_be_sharded(optimizer, options)
         watch_fits()  # also of one rank, for callbacks that it refuses
@@ -199,6 +196,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         name=name,
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
+        use_locking=use_locking,
     )
 
 
@@ -276,7 +274,9 @@ def PartialDistributedOptimizer(  # noqa: N802
     model.compile(optimizer, "mse")
     ```
     """
-    optimizer = _checked_optimizer(optimizer)
+    optimizer = _checked_optimizer(
+        optimizer, is_of_keras3_alone=offload is not None
+    )
     options = gradient_options(
         "PartialDistributedOptimizer",
         device_dense=device_dense,
@@ -301,22 +301,48 @@ def PartialDistributedOptimizer(  # noqa: N802
     )
 
 
-def _check_v1(optimizer: Any, offload: Any, shard_states: bool) -> None:
+def _is_v1(optimizer: Any) -> bool:
+    return isinstance(optimizer, tf.compat.v1.train.Optimizer)
+
+
+def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
+    """The optimizer, or what Keras makes of a name or a configuration.
+
+    Args:
+        optimizer: Of Keras 3, Keras 2 or TensorFlow 1.
+        is_of_keras3_alone: Whether an option is asked for that others lack.
+    """
     runtime.check_joined()
-    if isinstance(optimizer, V1Optimizer):
+    if _is_v1(optimizer) or is_keras2_optimizer(optimizer):
+        if is_of_keras3_alone:
+            raise NotImplementedError(
+                "DistributedOptimizer: offload and shard_states are for Keras "
+                f"3's optimizers, and this is a {type(optimizer).__module__}."
+                f"{type(optimizer).__name__}. Leave them out."
+            )
+        is_wrapped = _is_distributed(optimizer)
+    else:
+        optimizer = _checked_keras_optimizer(optimizer)
+        is_wrapped = is_distributed(optimizer)
+    if is_wrapped:
         raise ValueError(
-            "DistributedOptimizer: this optimizer of TensorFlow 1 is "
-            "distributed already. Wrap an optimizer once."
+            f"The optimizer {getattr(optimizer, 'name', '')!r} is distributed "
+            "already: DistributedOptimizer changes the optimizer that it is "
+            "given. Wrap an optimizer once."
         )
-    if offload is not None or shard_states:
-        raise NotImplementedError(
-            "DistributedOptimizer: offload and shard_states are for Keras 3's "
-            "optimizers, and this is one of TensorFlow 1. Leave them out."
-        )
+    return optimizer
 
 
-def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
-    runtime.check_joined()
+def _is_distributed(optimizer: Any) -> bool:
+    """As `is_distributed`, of an optimizer that computes its gradients."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return any(
+        isinstance(each, V1Optimizer | Keras2Distributed)
+        for each in (optimizer, inner)
+    )
+
+
+def _checked_keras_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             "tfring needs Keras on its TensorFlow backend, and Keras runs on "
@@ -327,29 +353,39 @@ def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "DistributedOptimizer wraps instances of keras.optimizers."
-            "Optimizer (Keras 3), their names and configurations, got "
+            "Optimizer (Keras 3), their names and configurations, and "
+            "optimizers of tf_keras and of tf.compat.v1.train, got "
             f"{optimizer!r} of type "
             f"{type(optimizer).__module__}.{type(optimizer).__name__}. Make "
             "the optimizer with keras.optimizers; with any other, average the "
             "gradients by tfring.DistributedGradientTape."
         )
-    if is_distributed(optimizer):
-        raise ValueError(
-            f"The optimizer '{optimizer.name}' is distributed already: "
-            "DistributedOptimizer changes the optimizer that it is given. "
-            "Wrap an optimizer once."
-        )
     return optimizer
 
 
 def _distributed(
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: Any,
     options: GradientOptions,
     *,
     name: str | None,
     passes: int,
     average_passes: bool,
-) -> keras.optimizers.Optimizer:
+    use_locking: bool = False,
+) -> Any:
+    _check_passes(passes)
+    if _is_v1(optimizer):
+        computed = ComputedGradients(options, passes, average_passes)
+        return V1Optimizer(
+            optimizer, computed, name=name, use_locking=use_locking
+        )
+    if is_keras2_optimizer(optimizer):
+        return distribute_keras2(
+            optimizer,
+            options,
+            name=name,
+            passes=passes,
+            average_passes=average_passes,
+        )
     _accumulate(optimizer, passes)
     if name is not None:
         optimizer.name = name
@@ -387,7 +423,6 @@ def _check_passes(passes: Any) -> None:
 
 def _accumulate(optimizer: Any, passes: int) -> None:
     """Sets up Keras's accumulation of gradients, for more passes than one."""
-    _check_passes(passes)
     if passes == 1 or optimizer.gradient_accumulation_steps == passes:
         return
     problem = None

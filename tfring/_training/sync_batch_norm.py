@@ -69,11 +69,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         process_set: ProcessSet = global_process_set,
         **kwargs: Any,
     ) -> None:
-        if fused is not False:
-            raise ValueError(
-                "SyncBatchNormalization: fused must be False, as there is no "
-                f"fused implementation over several ranks, got {fused!r}."
-            )
+        check_not_fused(fused)
         super().__init__(**kwargs)
         self.process_set = process_set
 
@@ -83,41 +79,65 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if is_alone(process_set) or not process_set.included():
             moments: tuple[Any, Any] = super()._moments(inputs, mask)
             return moments
-        axes = self._reduction_axes
-        if mask is None:
-            weights = tf.ones_like(inputs)
-        else:
-            weights = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
-            weights = tf.cast(weights, inputs.dtype)
-            inputs = tf.where(weights > 0, inputs, 0)
-        # One allreduce of what can be added up. Each rank subtracts its own
-        # mean before it squares, and what remains to be subtracted is so in
-        # float64: in float32 a mean far from 0 would swallow the variance.
-        count = tf.reduce_sum(weights, axes)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(inputs, axes), count)
-        centered = (inputs - _along(mean, axes)) * weights
-        squares = tf.reduce_sum(tf.square(centered), axes)
-        count, mean, squares = (
-            tf.cast(local, tf.float64) for local in (count, mean, squares)
-        )
-        count, total, squares = tf.unstack(
-            allreduce(
-                tf.stack(
-                    [count, count * mean, squares + count * tf.square(mean)]
-                ),
-                op=ReduceOp.Sum,
-                process_set=process_set,
-            )
-        )
-        mean = tf.math.divide_no_nan(total, count)
-        variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
-        return (
-            tf.cast(mean, inputs.dtype),
-            tf.cast(tf.maximum(variance, 0), inputs.dtype),
+        return moments_of_ranks(inputs, mask, self._reduction_axes, process_set)
+
+
+def check_not_fused(fused: bool) -> None:
+    if fused is not False:
+        raise ValueError(
+            "SyncBatchNormalization: fused must be False, as there is no "
+            f"fused implementation over several ranks, got {fused!r}."
         )
 
 
-def _along(vector: Any, axes: list[int]) -> Any:
+def moments_of_ranks(
+    inputs: Any, mask: Any, axes: list[int], process_set: ProcessSet
+) -> tuple[Any, Any]:
+    """The mean and the variance of all ranks' inputs. Collective.
+
+    Args:
+        inputs: float32 or float64; the last axis is that of the channels,
+            where there is a mask.
+        mask: Which inputs count: bools, of their shape without the last axis;
+            or None, for all.
+        axes: All axes but that of the channels.
+        process_set: The ranks.
+
+    Returns:
+        Vectors of the channels.
+    """
+    if mask is None:
+        weights = tf.ones_like(inputs)
+    else:
+        weights = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
+        weights = tf.cast(weights, inputs.dtype)
+        inputs = tf.where(weights > 0, inputs, 0)
+    # One allreduce of what can be added up. Each rank subtracts its own mean
+    # before it squares, and what remains to be subtracted is so in float64: in
+    # float32 a mean far from 0 would swallow the variance.
+    count = tf.reduce_sum(weights, axes)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(inputs, axes), count)
+    centered = (inputs - along(mean, axes)) * weights
+    squares = tf.reduce_sum(tf.square(centered), axes)
+    count, mean, squares = (
+        tf.cast(local, tf.float64) for local in (count, mean, squares)
+    )
+    count, total, squares = tf.unstack(
+        allreduce(
+            tf.stack([count, count * mean, squares + count * tf.square(mean)]),
+            op=ReduceOp.Sum,
+            process_set=process_set,
+        )
+    )
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+    return (
+        tf.cast(mean, inputs.dtype),
+        tf.cast(tf.maximum(variance, 0), inputs.dtype),
+    )
+
+
+def along(vector: Any, axes: list[int]) -> Any:
     """The vector of the channels in a shape that goes with the inputs."""
     for axis in axes:
         vector = tf.expand_dims(vector, axis)

@@ -48,6 +48,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     Reference: [Goyal et al., 2017](https://arxiv.org/abs/1706.02677).
     """
 
+    _log_name = "learning_rate"
+
     def __init__(
         self,
         initial_lr: float,
@@ -77,7 +79,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         rate = getattr(self.model.optimizer, "learning_rate", None)
-        if not isinstance(rate, keras.Variable):
+        if not hasattr(rate, "assign"):
             raise ValueError(
                 f"{type(self).__name__} sets the optimizer's learning rate, "
                 f"and that of {type(self.model.optimizer).__name__} cannot be "
@@ -114,7 +116,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if logs is not None:
-            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+            logs[self._log_name] = float(self.model.optimizer.learning_rate)
 
     def _set_learning_rate(self, epoch: float) -> None:
         optimizer = self.model.optimizer
@@ -122,8 +124,24 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         after = float(optimizer.learning_rate)
         if self.momentum_correction and before > 0 and after != before:
-            for velocity in _velocities(optimizer):
+            for velocity in self._velocities(optimizer):
                 velocity.assign(velocity * (after / before))
+
+    def _velocities(self, optimizer: Any) -> list[Any]:
+        """The slot variables that are sums of gradients times learning rates.
+
+        The next step adds a gradient times the *new* rate to a velocity built
+        with the old one. Goyal et al. correct the momentum of that step for it;
+        scaling the velocity is the same, and unlike Keras's momentum, a number
+        that is traced into the step, it can be done.
+        """
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        velocities: list[Any] = []
+        if isinstance(optimizer, keras.optimizers.SGD):
+            velocities = getattr(optimizer, "momentums", [])
+        elif isinstance(optimizer, keras.optimizers.RMSprop):
+            velocities = getattr(optimizer, "_momentums", [])
+        return [velocity for velocity in velocities if velocity is not None]
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -182,20 +200,3 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if self.verbose and epoch + 1 == self.end_epoch and runtime.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: learning rate warmed up to {rate:g}.")
-
-
-def _velocities(optimizer: Any) -> list[keras.Variable]:
-    """The slot variables that are sums of gradients times learning rates.
-
-    The next step adds a gradient times the *new* rate to a velocity built with
-    the old one. Goyal et al. correct the momentum of that step for it; scaling
-    the velocity is the same, and unlike Keras's momentum, a number that is
-    traced into the step, it can be done.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    velocities: list[Any] = []
-    if isinstance(optimizer, keras.optimizers.SGD):
-        velocities = getattr(optimizer, "momentums", [])
-    elif isinstance(optimizer, keras.optimizers.RMSprop):
-        velocities = getattr(optimizer, "_momentums", [])
-    return [velocity for velocity in velocities if velocity is not None]

@@ -1,10 +1,18 @@
-"""Functions whose parameters Horovod's Keras modules have in another order."""
+"""Functions whose parameters Horovod's Keras modules have in another order.
+
+And which Keras these modules are for.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 import tfring
+
+# By `TF_USE_LEGACY_KERAS=1` TensorFlow has `tf_keras`, if that is installed.
+IS_KERAS2 = tf.keras.Model.__module__.startswith("tf_keras.")
 
 
 def allreduce(

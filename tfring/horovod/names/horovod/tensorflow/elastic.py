@@ -5,7 +5,12 @@ from tfring.elastic import (
     HostsUpdatedInterrupt,
     ObjectState,
     State,
-    TensorFlowKerasState,
     TensorFlowState,
     run,
 )
+from tfring.horovod.keras import IS_KERAS2
+
+if IS_KERAS2:
+    from tfring.horovod.keras2.elastic import TensorFlowKerasState
+else:
+    from tfring.elastic import TensorFlowKerasState

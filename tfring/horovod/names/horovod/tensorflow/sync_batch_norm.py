@@ -1,3 +1,8 @@
 """horovod.tensorflow.sync_batch_norm."""
 
-from tfring import SyncBatchNormalization
+from tfring.horovod.keras import IS_KERAS2
+
+if IS_KERAS2:
+    from tfring.horovod.keras2.layers import SyncBatchNormalization
+else:
+    from tfring import SyncBatchNormalization

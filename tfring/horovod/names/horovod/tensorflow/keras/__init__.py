@@ -25,7 +25,6 @@ from tfring import (
     init,
     is_homogeneous,
     is_initialized,
-    load_model,
     local_rank,
     local_size,
     mpi_built,
@@ -41,9 +40,15 @@ from tfring import (
     stop_timeline,
 )
 from tfring.horovod.keras import (
+    IS_KERAS2,
     DistributedOptimizer,
     allgather,
     allreduce,
     broadcast,
     reducescatter,
 )
+
+if IS_KERAS2:
+    from tfring.horovod.keras2.loading import load_model
+else:
+    from tfring import load_model

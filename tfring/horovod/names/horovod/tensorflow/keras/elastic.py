@@ -1,11 +1,19 @@
 """horovod.tensorflow.keras.elastic."""
 
-from tfring.elastic import (
-    CommitStateCallback,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
+from tfring.elastic import HorovodInternalError, HostsUpdatedInterrupt, run
+from tfring.horovod.keras import IS_KERAS2
+
+if IS_KERAS2:
+    from tfring.horovod.keras2.elastic import (
+        CommitStateCallback,
+        KerasState,
+        UpdateBatchStateCallback,
+        UpdateEpochStateCallback,
+    )
+else:
+    from tfring.elastic import (
+        CommitStateCallback,
+        KerasState,
+        UpdateBatchStateCallback,
+        UpdateEpochStateCallback,
+    )

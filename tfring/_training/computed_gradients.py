@@ -1,0 +1,153 @@
+"""Averages gradients where an optimizer computes them, before it applies them.
+
+For optimizers of TensorFlow 1 and of Keras 2: Horovod's users also call their
+`compute_gradients` by itself. Keras 3 has no such method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfring._gradients.gradient_options import GradientOptions
+from tfring._gradients.reducer import reduce_gradients
+from tfring._training.weights import warn_if_not_broadcast
+
+_Gradients = list[Any]
+
+
+class ComputedGradients:
+    """Averages the pairs of gradients and variables of an optimizer.
+
+    With several passes it adds up their gradients, and averages the sum.
+
+    Args:
+        options: How gradients are reduced.
+        passes: How many batches there are for each update.
+        average_passes: If true, an update takes the mean of the passes' sums.
+    """
+
+    def __init__(
+        self, options: GradientOptions, passes: int, average_passes: bool
+    ) -> None:
+        self.options = options
+        self._passes = passes
+        self._average = average_passes
+        # Made in the first of several passes: how many there have been since
+        # the last update, and the sums.
+        self.counter: Any = None
+        self._sums: _Gradients = []
+
+    def averaged(self, pairs: Iterable[Any]) -> list[Any]:
+        """Returns pairs with averages; before the last pass with zeros.
+
+        Collective in the last pass.
+        """
+        pairs = list(pairs)
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        options = self.options
+        if options.process_set.included():
+            warn_if_not_broadcast(
+                variables, options.local_variables, options.process_set
+            )
+
+        def reduce(gradients: _Gradients) -> _Gradients:
+            return reduce_gradients(gradients, variables, options)
+
+        if self._passes == 1:
+            averages = reduce(gradients)
+        else:
+            averages = self._add(gradients, variables, reduce)
+        return list(zip(averages, variables, strict=True))
+
+    def apply(
+        self,
+        pairs: list[Any],
+        apply: Callable[[], Any],
+        count_batch: Callable[[], Any] = lambda: None,
+    ) -> Any:
+        """Calls `apply` after the last pass.
+
+        Args:
+            pairs: The result of `averaged`.
+            apply: Applies them.
+            count_batch: Called before the last pass instead.
+        """
+        if self._passes == 1:
+            return apply()
+        waits_for = [each for each, _ in pairs if each is not None]
+        with tf.control_dependencies(waits_for):
+            count = self.counter.read_value()
+
+        def after(done: Any) -> tf.Tensor:
+            # Eagerly it is None.
+            with tf.control_dependencies([done] if done is not None else []):
+                return tf.constant(True)
+
+        return tf.cond(
+            tf.equal(count, 0),
+            lambda: after(apply()),
+            lambda: after(count_batch()),
+        )
+
+    def _add(
+        self,
+        gradients: _Gradients,
+        variables: list[Any],
+        reduce: Callable[[_Gradients], _Gradients],
+    ) -> _Gradients:
+        """Returns the averages of sums in the last pass, and zeros before."""
+        kept = [i for i, each in enumerate(gradients) if each is not None]
+        dense = [tf.convert_to_tensor(gradients[i]) for i in kept]
+        if self.counter is None:
+            with tf.init_scope():
+                self.counter = _own_variable(tf.zeros([], tf.int64))
+                self._sums = [
+                    _own_variable(
+                        tf.zeros(variables[i].shape, gradients[i].dtype)
+                    )
+                    for i in kept
+                ]
+        before = self.counter.read_value()
+        sums = [
+            tf.where(tf.equal(before, 0), gradient, own.read_value() + gradient)
+            for gradient, own in zip(dense, self._sums, strict=True)
+        ]
+        count = (before + 1) % self._passes
+        assigned = [
+            own.assign(total, read_value=False)
+            for own, total in zip(self._sums, sums, strict=True)
+        ]
+        assigned.append(self.counter.assign(count, read_value=False))
+
+        def averages() -> _Gradients:
+            totals: _Gradients = [None] * len(gradients)
+            for i, total in zip(kept, sums, strict=True):
+                totals[i] = total / self._passes if self._average else total
+            reduced = reduce(totals)
+            return [tf.convert_to_tensor(reduced[i]) for i in kept]
+
+        with tf.control_dependencies(
+            [each for each in assigned if each is not None]
+        ):
+            found = tf.cond(
+                tf.equal(count, 0),
+                averages,
+                lambda: [tf.zeros_like(each) for each in sums],
+            )
+        result: _Gradients = [None] * len(gradients)
+        for i, each in zip(kept, found, strict=True):
+            result[i] = each
+        return result
+
+
+def _own_variable(value: Any) -> Any:
+    return tf.compat.v1.Variable(
+        value,
+        trainable=False,
+        use_resource=True,
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+    )

@@ -1,0 +1,75 @@
+"""States of elastic jobs, and callbacks that keep them, for Keras 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tf_keras
+
+from tfring import elastic
+from tfring._core import runtime
+from tfring.horovod.keras2.variables import state_variables
+
+
+class TensorFlowKerasState(elastic.TensorFlowState):
+    """A model of Keras 2 and its optimizer, and Python objects as attributes.
+
+    Args:
+        model: A model that has been built.
+        optimizer: By default the optimizer of `model.compile`.
+        backend: Accepted as Horovod's, and without effect.
+        **kwargs: See `tfring.elastic.TensorFlowState`.
+
+    Raises:
+        ValueError: The model has not been built, or there is no optimizer.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        backend: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        if not model.built:
+            raise ValueError(f"{name}: the model must be built first.")
+        self.model = model
+        self.backend = backend
+        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is None:
+            raise ValueError(
+                f"{name}: there is no optimizer. Pass one, or compile the "
+                "model with it."
+            )
+        self._traced_at = runtime.job().topology
+        super().__init__(state_variables(model, self.optimizer), **kwargs)
+
+    def reset(self) -> None:
+        # A trace may have the rank and the size as constants.
+        if runtime.job().topology != self._traced_at:
+            for each in ("train", "test", "predict"):
+                setattr(self.model, f"{each}_function", None)
+        self._traced_at = runtime.job().topology
+
+
+class KerasState(TensorFlowKerasState):
+    """`TensorFlowKerasState` under the name of Horovod's Keras modules."""
+
+
+class CommitStateCallback(
+    elastic.CommitStateCallback, tf_keras.callbacks.Callback
+):
+    """Commits the state after batches, and after each epoch."""
+
+
+class UpdateBatchStateCallback(
+    elastic.UpdateBatchStateCallback, tf_keras.callbacks.Callback
+):
+    """Counts in `state.batch` the batches that are done in this epoch."""
+
+
+class UpdateEpochStateCallback(
+    elastic.UpdateEpochStateCallback, tf_keras.callbacks.Callback
+):
+    """Counts in `state.epoch` the epochs that are done."""
