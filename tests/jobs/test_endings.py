@@ -1,13 +1,8 @@
 """How `tfringrun` shows a job and its end to a person."""
 
-import contextlib
 import os
 import re
-import socket
-import struct
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from jobs import JOB_SECONDS, TFRINGRUN
@@ -139,53 +134,3 @@ def test_a_host_that_cannot_be_reached(start, tmp_path):
         "host node2 port 22: Connection refused.\n",
         output,
     ), output
-
-
-def test_the_launcher_of_one_machine_listens_to_it_alone(start):
-    command = "print('up', flush=True); import time; time.sleep(1000)"
-    job = start([*TFRINGRUN, "-np", "2", sys.executable, "-c", command])
-    assert job.stdout.readline().endswith("up\n")
-    [launcher] = _children(job.pid)
-    deadline = time.monotonic() + 60
-    while (bound := _interfaces(launcher)) != {"lo"}:
-        assert time.monotonic() < deadline, bound
-        time.sleep(0.05)
-    job.terminate()
-    job.communicate(timeout=JOB_SECONDS)
-
-
-def _interfaces(pid):
-    """The interfaces where its sockets for all addresses listen; "" is all.
-
-    The kernel says so by a message (sock_diag(7)), as /proc/net/tcp does not.
-    """
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(descriptor.stat().st_ino)
-    dump, listening, done = 0x301, 1 << 10, 3
-    found = set()
-    sock_diag = 4
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, sock_diag) as kernel:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            ask = (family, socket.IPPROTO_TCP, 0, listening)
-            kernel.send(struct.pack("=IHHIIBBBxI48x", 72, 20, dump, 0, 0, *ask))
-            kind = 0
-            while kind != done:
-                data = kernel.recv(1 << 16)
-                while data and kind != done:
-                    size, kind = struct.unpack_from("=IH", data)
-                    assert kind in (20, done)
-                    if kind != done:
-                        address, interface, inode = struct.unpack_from(
-                            "=8x16s16xI24xI", data, 16
-                        )
-                        if inode in inodes and address == bytes(16):
-                            found.add(interface)
-                    data = data[size:]
-    return {socket.if_indextoname(each) if each else "" for each in found}
-
-
-def _children(pid):
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]

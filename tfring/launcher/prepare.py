@@ -78,7 +78,6 @@ def prepare(
         environment,
         mpi_launchers.marks(launcher),
         job.ranks,
-        one_machine=job.one_machine,
         view=view,
         lifeline=lifeline,
     )

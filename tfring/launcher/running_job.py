@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from tfring.launcher import host_failures, processes, wrapper
 from tfring.launcher.held import HeldLines
-from tfring.launcher.loopback import LoopbackBinder
 from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 # After a rank's failure that the launcher does not act on by itself, the others
@@ -39,14 +38,12 @@ class RunningJob:
         marks: Marks,
         ranks: int,
         *,
-        one_machine: bool,
         view: View,
         lifeline: int | None = None,
     ) -> None:
         self._command = command
         self._environment = environment
         self._marks = marks
-        self._one_machine = one_machine
         # A descriptor; the job ends when it comes to its end.
         self._lifeline = lifeline
         self.orphaned = False
@@ -63,7 +60,6 @@ class RunningJob:
         self._stopping = False
         self._process: subprocess.Popen[bytes]
         self._readers: dict[int, StreamReader] = {}
-        self._binder: LoopbackBinder | None = None
 
     def run(self) -> int:
         """Starts it and waits for its end.
@@ -84,18 +80,12 @@ class RunningJob:
             # If this process is killed, the job ends.
             preexec_fn=processes.end_with_parent,
         )
-        if self._one_machine:
-            self._binder = LoopbackBinder(self._process.pid)
         with processes.stopped_by(self._on_signal):
-            try:
-                self._pump()
-                status = self._exit_status()
-                if status != 0:
-                    processes.kill_descendants(grace_seconds=1.0)
-                return status
-            finally:
-                if self._binder is not None:
-                    self._binder.close()
+            self._pump()
+            status = self._exit_status()
+            if status != 0:
+                processes.kill_descendants(grace_seconds=1.0)
+            return status
 
     def _on_signal(self, number: int) -> None:
         if self._stop_signal is None:
@@ -154,25 +144,8 @@ class RunningJob:
         ticks = [reader.tick() for reader in self._readers.values()]
         ticks.append(self._held.tick())
         due = [max(0.01, tick) for tick in ticks if tick is not None]
-        if (look := self._look_after_launcher()) is not None:
-            due.append(look)
         # No longer, as a signal does not end the wait.
         return min([0.2, *due])
-
-    def _look_after_launcher(self) -> float | None:
-        """Keeps the launcher to this machine; says when to look again."""
-        if self._binder is None:
-            return None
-        next_look = self._binder.look()
-        if self._binder.error is not None:
-            if self._screen.view.verbose:
-                text = (
-                    "tfringrun: the MPI launcher listens to other machines, as "
-                    f"its sockets cannot be bound: {self._binder.error}\n"
-                )
-                self._screen.show(2, None, text.encode())
-            self._binder = None
-        return next_look
 
     def _take_reports(self) -> None:
         for reader in self._readers.values():
