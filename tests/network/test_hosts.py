@@ -47,12 +47,9 @@ def test_a_lost_host(make_network, start, how):
     assert re.search(said[how], output), output
 
 
-def test_a_data_service_is_for_its_own_host(make_network, start):
+def test_a_data_service_of_two_hosts(make_network, start):
     job = start(make_network(2), 1, "data_service.py")
     output = finish(job, timeout=100)
     assert job.returncode == 0, output
-    assert "trusted False: False" in output, output
-    assert "trusted True: True" in output, output
-    assert output.count("refused: the compute job has 2 ranks, 1 of") == 2
     for rank in range(2):
         assert f"rank {rank} has [0, 1, 2, 3, 4, 5]" in output, output

@@ -4,19 +4,13 @@ TensorFlow has the servers (`tf.data.experimental.service`): workers run a
 dataset's operations, and a dispatcher assigns them work. This module lets the
 ranks of two jobs start them and find each other, with Horovod's names:
 
-    tfringrun -np 4 python -m tfring.data.compute_worker /shared/config.json
+    tfringrun -np 4 python -m tfring.data.compute_worker \
+        /shared/config.json --trusted-network
     tfringrun -np 2 python train.py   # reads that file
 
 Both jobs find everything by files: by the config file, and by some beside it
 if dispatchers run on the training side. The compute job ends when the config
 file is removed.
-
-TensorFlow's servers ask nobody for a password, and whoever reaches them has
-them run operations, such as reading files, as the job's user. So a compute job
-serves its own machine alone, by the loopback interface; other users who are
-logged in there still reach it. `--trusted-network` lets jobs span machines: all
-servers then listen on all interfaces, and everybody on those networks is
-trusted. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -30,16 +24,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from tfring._core import runtime
 from tfring._ops.barrier import barrier
 from tfring._ops.objects import allgather_object
 from tfring._training.init import init
-from tfring.data._loopback import bind_to_loopback
 
 _LOOK_SECONDS = 0.25
 
@@ -47,6 +38,10 @@ _LOOK_SECONDS = 0.25
 @dataclasses.dataclass(frozen=True)
 class TfDataServiceConfig:
     """How a compute job is made, and where it is found.
+
+    TensorFlow's servers listen on all interfaces and have no passwords: whoever
+    reaches one has it run operations, such as reading files, as the job's user.
+    So `trusted_network` must be True.
 
     Attributes:
         dispatchers: 1 for all training ranks together, or one for each.
@@ -56,12 +51,12 @@ class TfDataServiceConfig:
             on the training side.
         configfile: The config file, in a folder that both jobs can write.
         timeout: Seconds that each rank waits for a file of another.
-        trusted_network: If true, the dispatchers and workers listen on all
-            interfaces, for everybody who reaches them. Otherwise on the
-            loopback interface: both jobs then run on one machine.
+        trusted_network: Everybody who reaches the machines of both jobs may
+            read the files of their user.
 
     Raises:
-        ValueError: `dispatcher_side` is neither of them.
+        ValueError: `dispatcher_side` is neither of them, or the network is not
+            trusted.
     """
 
     dispatchers: int
@@ -77,6 +72,13 @@ class TfDataServiceConfig:
             raise ValueError(
                 "TfDataServiceConfig: dispatcher_side must be 'compute' or "
                 f"'training', got {self.dispatcher_side!r}."
+            )
+        if not self.trusted_network:
+            raise ValueError(
+                "TensorFlow's data service has no passwords and listens on all "
+                "interfaces: whoever reaches it reads files as the job's user. "
+                "On a network where everybody may, pass --trusted-network "
+                "(trusted_network=True)."
             )
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
@@ -122,8 +124,7 @@ def tf_data_service(
     """The address of the dispatcher that a training rank uses.
 
     With `dispatcher_side="training"` the dispatcher runs here, on rank 0 or on
-    every rank, until the context ends: iterate over the dataset within it. It
-    serves this machine alone, unless the network is trusted.
+    every rank, until the context ends: iterate over the dataset within it.
 
     Args:
         compute_config: The configuration that the compute job has written.
@@ -135,13 +136,11 @@ def tf_data_service(
     Raises:
         ConnectionError: There is no such compute job (any more).
         IndexError: There are several dispatchers, but none for this rank.
-        RuntimeError: The dispatcher cannot be kept to this machine, or the
-            compute job has had one of this rank.
+        RuntimeError: The compute job has had a dispatcher of this rank.
         TimeoutError: The dispatcher or its workers have not started in time.
     """
     config = compute_config
-    several = config.dispatchers > 1
-    dispatcher = rank if several else 0
+    dispatcher = rank if config.dispatchers > 1 else 0
     if dispatcher >= config.dispatchers:
         raise IndexError(
             f"tf_data_service: rank {rank} has none of the "
@@ -153,13 +152,13 @@ def tf_data_service(
             address = config.addresses[dispatcher]
         else:
             path = _beside(config, f"dispatcher{dispatcher}")
-            if several or rank == 0:
+            if rank == dispatcher:
                 if path.exists():
                     raise RuntimeError(
                         f"tf_data_service: {path} exists, and the workers know "
                         "no other dispatcher. Start the compute job anew."
                     )
-                _write(path, servers.enter_context(_dispatcher(config)))
+                _write(path, _start_dispatcher(servers))
             address = _wait_for(path, config)
             _wait_for(_beside(config, "workers"), config)
         _check_answers(address, config)
@@ -237,56 +236,43 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         compute_config: The same on every rank, without addresses.
 
     Raises:
-        RuntimeError: The servers cannot be kept to this machine.
         TimeoutError: The training side has started no dispatcher in time.
-        ValueError: The ranks are on several machines, and the network is not
-            trusted.
     """
     init()
     config = compute_config
-    rank, size = runtime.rank(), runtime.size()
-    local_size = runtime.local_size()
-    if size != local_size and not config.trusted_network:
-        raise ValueError(
-            f"the compute job has {size} ranks, {local_size} of them on this "
-            "machine. TensorFlow's data service has no passwords: whoever "
-            "reaches it over a network reads files as the job's user. Run it "
-            "on one machine, or where everybody is trusted pass "
-            "--trusted-network (trusted_network=True)."
-        )
+    rank = runtime.rank()
+    on_compute_side = config.dispatcher_side == "compute"
     dispatcher, place = divmod(rank, config.workers_per_dispatcher)
     with contextlib.ExitStack() as servers:
         if rank == 0:
             # A job that was killed may have left some.
             _remove_files(config)
             servers.callback(_remove_files, config)
-        own = None
-        if config.dispatcher_side == "compute" and place == 0:
-            own = servers.enter_context(_dispatcher(config))
+        starts_one = on_compute_side and place == 0
+        own = _start_dispatcher(servers) if starts_one else None
         of_ranks = allgather_object(own, name="compute_worker.addresses")
-        addresses = [each for each in of_ranks if each is not None]
+        addresses = [each for each in of_ranks if each]
         config = dataclasses.replace(config, addresses=addresses)
-        if config.dispatcher_side == "compute":
+        if on_compute_side:
             address = addresses[dispatcher]
         else:
             if rank == 0:
                 config.write()
-            address = _wait_for(
-                _beside(config, f"dispatcher{dispatcher}"), config
-            )
+            path = _beside(config, f"dispatcher{dispatcher}")
+            address = _wait_for(path, config)
         worker = tf.data.experimental.service.WorkerServer(
             tf.data.experimental.service.WorkerConfig(
                 dispatcher_address=address.removeprefix("grpc://"),
                 # %port% is TensorFlow's, for the port that it finds.
-                worker_address=f"{_own_host(config)}:%port%",
+                worker_address=f"{_own_host()}:%port%",
                 heartbeat_interval_ms=1000,
                 dispatcher_timeout_ms=config.timeout * 1000,
             )
         )
-        servers.enter_context(_serving(worker, config))
-        logging.info("tfring: worker %d of dispatcher %d", rank, dispatcher)
+        # Older TensorFlow has a public `stop` for dispatchers alone.
+        servers.callback(worker._stop)
         barrier(name="compute_worker.started")
-        if rank == 0 and config.dispatcher_side == "compute":
+        if rank == 0 and on_compute_side:
             config.write()
         elif rank == 0:
             _write(_beside(config, "workers"), "")
@@ -296,33 +282,15 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         barrier(name="compute_worker.ended")
 
 
-@contextlib.contextmanager
-def _dispatcher(config: TfDataServiceConfig) -> Iterator[str]:
-    """Runs a dispatcher, and yields its address."""
+def _start_dispatcher(servers: contextlib.ExitStack) -> str:
+    """Runs a dispatcher until `servers` ends; returns its address."""
     server = tf.data.experimental.service.DispatchServer()
-    with _serving(server, config) as port:
-        # It calls itself localhost, which it is not to other machines.
-        yield f"grpc://{_own_host(config)}:{port}"
+    servers.callback(server.stop)
+    # It calls itself localhost, which it is not to other machines.
+    return f"grpc://{_own_host()}:{server.target.rpartition(':')[2]}"
 
 
-@contextlib.contextmanager
-def _serving(server: Any, config: TfDataServiceConfig) -> Iterator[int]:
-    """Keeps a server to this machine, yields its port and stops it."""
-    try:
-        # Workers have no public `target`, as dispatchers do.
-        port = int(server._address.rpartition(":")[2])
-        if not config.trusted_network:
-            bind_to_loopback(port)
-        yield port
-    finally:
-        # TensorFlow's public `stop` is for dispatchers alone.
-        server._stop()
-        server.join()
-
-
-def _own_host(config: TfDataServiceConfig) -> str:
-    if not config.trusted_network:
-        return "127.0.0.1"
+def _own_host() -> str:
     name = socket.gethostname()
     ip = socket.gethostbyname(name)
     # Debian's installer has a machine call itself 127.0.1.1.
@@ -337,8 +305,7 @@ def _check_answers(address: str, config: TfDataServiceConfig) -> None:
     except OSError as error:
         raise ConnectionError(
             f"no dispatcher answers at {address}: {error}. Is "
-            f"{config.configfile} that of a compute job which is running? "
-            "Without --trusted-network it serves its own machine alone."
+            f"{config.configfile} that of a compute job which is running?"
         ) from error
 
 

@@ -3,10 +3,6 @@
 Its ranks run the workers of tf.data's service, and usually its dispatchers. It
 writes FILE, which training jobs read, and ends when one of them calls
 `TfDataServiceConfig.read(FILE).compute_client().shutdown()`.
-
-It serves training jobs on its own machine. `--trusted-network` has it serve
-everybody who reaches one of its machines; `compute_service` says what they can
-do then.
 """
 
 from __future__ import annotations
@@ -32,13 +28,12 @@ def main(
         dispatcher_side: See `TfDataServiceConfig`.
         configfile: The file that rank 0 writes, and removes in the end.
         timeout: See `TfDataServiceConfig`.
-        trusted_network: See `TfDataServiceConfig`.
+        trusted_network: See `TfDataServiceConfig`; must be True.
 
     Raises:
-        RuntimeError: The servers cannot be kept to this machine.
         TimeoutError: The training side has started no dispatcher in time.
-        ValueError: The ranks cannot be shared out among the dispatchers, or are
-            on several machines, and the network is not trusted.
+        ValueError: The network is not trusted, or the ranks cannot be shared
+            out among the dispatchers.
     """
     init()
     size = runtime.size()
@@ -65,15 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tfring.data.compute_worker",
         description="Runs a rank of a compute job for tf.data's service.",
     )
-    parser.add_argument("configfile", help="what training jobs will read")
+    parser.add_argument("configfile", help="the file for training jobs")
     parser.add_argument(
         "--dispatchers", type=int, default=1, help="1, or one for each rank"
     )
     parser.add_argument(
-        "--dispatcher-side",
-        default="compute",
-        choices=("compute", "training"),
-        help="where dispatchers run",
+        "--dispatcher-side", default="compute", help="compute or training"
     )
     parser.add_argument(
         "--timeout",
@@ -84,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trusted-network",
         action="store_true",
-        help="serve other machines, too: everybody who reaches this one can "
-        "then read files as this user. Default: the loopback interface alone",
+        help="needed: everybody who reaches this machine may read files as "
+        "this user, as TensorFlow's servers have no passwords",
     )
     return parser
 

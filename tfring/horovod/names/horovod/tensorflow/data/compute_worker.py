@@ -1,6 +1,8 @@
 """horovod.tensorflow.data.compute_worker."""
 
+import runpy
+
 from tfring.data.compute_worker import main
 
 if __name__ == "__main__":
-    main()
+    runpy.run_module("tfring.data.compute_worker", run_name="__main__")
