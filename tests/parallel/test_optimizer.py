@@ -115,6 +115,13 @@ def test_built_optimizer_takes_gradients_alone(mean_rank, rank):
     np.testing.assert_allclose(variables, [[0.0], [-mean_rank]])
 
 
+def test_variables_can_be_called(rank):
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam())
+    optimizer.build([keras.Variable([1.0])])
+    assert optimizer.variables() == optimizer.variables
+    assert len(optimizer.variables) == 4
+
+
 def test_plain_optimizers_are_left_alone(rank):
     tfring.DistributedOptimizer(keras.optimizers.SGD())
     plain = keras.optimizers.LossScaleOptimizer(

@@ -93,6 +93,15 @@ def test_other_frameworks_are_not_there(framework):
     assert f"ImportError: horovod.{framework}: tfring" in done.stderr
 
 
+def test_a_compute_worker_takes_its_options():
+    script = """
+import runpy, sys
+sys.argv = ["compute_worker"]
+runpy.run_module("horovod.tensorflow.data.compute_worker", run_name="__main__")
+"""
+    assert "required: configfile" in run(script).stderr
+
+
 def test_packages_find_the_version():
     script = "from importlib.metadata import version; print(version('horovod'))"
     assert run(script).stdout == f"{horovod.VERSION}\n"

@@ -101,6 +101,10 @@ class Distributed(_Optimizer):
         super().build(variables)
         self._mark_variables()
 
+    @property
+    def variables(self) -> Any:
+        return _CallableList(super().variables)
+
     def _mark_variables(self) -> None:
         for each in with_inner(self):
             mark_states(each)
@@ -255,6 +259,13 @@ class Distributed(_Optimizer):
             warn_if_not_broadcast(
                 variables, options.local_variables, options.process_set
             )
+
+
+class _CallableList(list[Any]):
+    """Programs written for Horovod say `optimizer.variables()`."""
+
+    def __call__(self) -> _CallableList:
+        return self
 
 
 def _restore(
