@@ -38,7 +38,8 @@ demo: build
 
 # The two suites: CONTRIBUTING.md.  A part by itself is whole; with EXTENT=gate it
 # does what `test` has it do.
-GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
+GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs \
+  clients
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
   parallel-2 parallel-3 parallel-4 trainings gpu gpu-schedule jobs network chaos \
   clients bazel
@@ -265,13 +266,12 @@ network chaos: build
 	$(PYTEST) tests/$@
 
 # Packages that import horovod, as PyPI has them.
-CLIENTS := build/clients
-$(CLIENTS)/.ready: tests/clients/requirements.txt
-	rm -rf $(CLIENTS)
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps \
-	  --target $(CLIENTS) --requirement $<
+build/clients/%/.ready: tests/clients/%.txt | build
+	rm -rf $(@D)
+	$(PIP) install --quiet --no-deps --target $(@D) --requirement $<
 	touch $@
-clients: build $(CLIENTS)/.ready
+clients: build build/clients/omnifold/.ready \
+  $(if $(EXTENT),,build/clients/deepmd/.ready)
 	$(PYTEST) tests/clients
 
 BAZEL_TARGETS := //:all

@@ -213,7 +213,11 @@ def facts_of(output):
 
 
 def test_check_build(run):
-    output = run([*TFRINGRUN, "--check-build"])
+    output = run([*TFRINGRUN, "--horovod", "--check-build"])
+    output, _, as_horovod = output.partition("\n\n")
+    assert re.match(r"Horovod v\d+", as_horovod)
+    assert "[X] TensorFlow" in as_horovod
+    assert "[ ] PyTorch" in as_horovod
     facts = facts_of(output)
     assert re.match(r"\d+\.\d+\.\d+ \(built with \d", facts["TensorFlow"])
     assert re.match(r"3\.\d+.*, backend tensorflow", facts["Keras"])

@@ -288,6 +288,11 @@ class TestUsage:
             "--gloo, --cycle-time-ms, --blacklist-cooldown-range.\n"
         )
 
+    def test_horovodrun_has_no_fusion(self):
+        arguments = ["-np", "2", "--fusion-threshold-mb", "0", "echo"]
+        assert horovodrun.main(arguments) == 0
+        assert self.environment["TFRING_FUSION_THRESHOLD"] == "0"
+
     def test_horovodrun_is_elastic_where_horovods_is(self, monkeypatch):
         seen = []
         monkeypatch.setattr(
@@ -359,7 +364,7 @@ class TestUsage:
         [
             (["-np", "0", "echo"], "a whole number from 1, got '0'"),
             (["-x", "A B", "echo"], "NAME or NAME=VALUE, got 'A B'"),
-            (["--fusion-threshold-mb", "x", "echo"], "whole number from 1"),
+            (["--fusion-threshold-mb", "x", "echo"], "whole number from 0"),
             (["-H", "a:0", "echo"], "1 to 1024 slots, got 'a:0'"),
             (["-H", "a", "--hostfile", "b", "echo"], "not allowed with"),
             (["--nonsense", "echo"], "--nonsense"),

@@ -28,13 +28,13 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
         super().__init__(
             use_locking, name or f"Distributed{type(inner).__name__}"
         )
-        self._inner = inner
+        self._optimizer = inner
         self._computed = computed
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # while it is copied
+        if name == "_optimizer":  # while it is copied
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        return getattr(self._optimizer, name)
 
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank."""
@@ -44,7 +44,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Returns the pairs of the inner optimizer, with averages."""
         return self._computed.averaged(
-            self._inner.compute_gradients(*args, **kwargs)
+            self._optimizer.compute_gradients(*args, **kwargs)
         )
 
     @not_converted
@@ -54,14 +54,15 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):
         """Applies them by the inner optimizer; after the last pass alone."""
         pairs = list(grads_and_vars)
         return self._computed.apply(
-            pairs, lambda: self._inner.apply_gradients(pairs, *args, **kwargs)
+            pairs,
+            lambda: self._optimizer.apply_gradients(pairs, *args, **kwargs),
         )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        return self._inner.get_slot(*args, **kwargs)
+        return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        return self._inner.get_slot_names(*args, **kwargs)
+        return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self) -> Any:
-        return self._inner.variables()
+        return self._optimizer.variables()

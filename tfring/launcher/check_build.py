@@ -1,5 +1,7 @@
 """Reports what this build of tfring has: `tfringrun --check-build`.
 
+With `--horovod` it ends with Horovod's report, which scripts search.
+
 It loads TensorFlow and MPI, so that what it says is what a job would find. Each
 line is printed when it is known: a library that does not load shows where.
 """
@@ -25,7 +27,35 @@ def main() -> int:
     if not _build_info.TENSORFLOW_VERSION:
         _say("TensorFlow", "none: built without it, for tests of GPUs")
         return status
-    return status or _check_tensorflow()
+    status = status or _check_tensorflow()
+    if status == 0 and "--horovod" in sys.argv:
+        _print_as_horovod()
+    return status
+
+
+def _print_as_horovod() -> None:
+    from tfring import horovod
+    from tfring._core import native
+
+    nccl = "X" if native.capi().tfring_nccl_version() else " "
+    print(f"""
+Horovod v{horovod.VERSION}:
+
+Available Frameworks:
+    [X] TensorFlow
+    [ ] PyTorch
+    [ ] MXNet
+
+Available Controllers:
+    [X] MPI
+    [ ] Gloo
+
+Available Tensor Operations:
+    [{nccl}] NCCL
+    [ ] DDL
+    [ ] CCL
+    [X] MPI
+    [ ] Gloo""")
 
 
 def _check_mpi() -> int:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Runs what the options say; returns the exit status."""
     if options.check_build:
-        return _check_build()
+        return _check_build(options.horovod)
     try:
         return _run(options)
     except (
@@ -50,12 +50,12 @@ def run(options: argparse.Namespace) -> int:
         return 130
 
 
-def _check_build() -> int:
+def _check_build(for_horovod: bool) -> int:
+    command = [sys.executable, "-m", "tfring.launcher.check_build"]
+    if for_horovod:
+        command.append("--horovod")
     # TensorFlow's chatter on stderr is of use only where it fails.
-    report = subprocess.run(
-        [sys.executable, "-m", "tfring.launcher.check_build"],
-        stderr=subprocess.PIPE,
-    )
+    report = subprocess.run(command, stderr=subprocess.PIPE)
     if report.returncode != 0:
         sys.stderr.buffer.write(report.stderr)
     return report.returncode if report.returncode >= 0 else 1

@@ -221,7 +221,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fusion-threshold-mb",
         dest="TFRING_FUSION_THRESHOLD",
-        type=lambda text: str(_positive(text) * _MEBIBYTE),
+        type=lambda text: str(_whole(text, 0) * _MEBIBYTE),
         metavar="MIB",
         help="TFRING_FUSION_THRESHOLD, in MiB",
     )
@@ -257,9 +257,13 @@ def settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number from 1, got {text!r}."
+            f"expected a whole number from {least}, got {text!r}."
         )
     return int(text)
 
