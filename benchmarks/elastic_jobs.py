@@ -110,7 +110,9 @@ class Job:
         slots = f"localhost:{ranks + spares}"
         self.process = start(
             [
-                *(sys.executable, "-m", "tfring.run", "--elastic"),
+                # One host may lose many workers.
+                *(sys.executable, ROOT / "tools/forgiving_tfringrun.py"),
+                "--elastic",
                 *("-H", network.slots(1) if network else slots),
                 *("-np", str(ranks), "--min-np", "1", "--max-np", str(ranks)),
                 *(("--spares", str(spares)) if spares else ()),
@@ -121,8 +123,6 @@ class Job:
                 "PYTHONPATH": str(ROOT),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_NUM_INTRAOP_THREADS": "1",
-                # One host may lose so many.
-                "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
             },
             stdin=subprocess.DEVNULL,
         )

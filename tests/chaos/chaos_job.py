@@ -12,7 +12,7 @@ import time
 import uuid
 from pathlib import Path
 
-from jobs import TFRINGRUN
+from jobs import FORGIVING_TFRINGRUN
 
 from host_network import HEAD
 
@@ -116,7 +116,7 @@ class ChaosJob:
         (folder / "tmp").mkdir()
         self.process = network.popen(
             [
-                *(*TFRINGRUN, "--elastic", *options),
+                *(*FORGIVING_TFRINGRUN, "--elastic", *options),
                 *(sys.executable, SCRIPT, folder, *training),
             ],
             directory=folder / "work",
@@ -128,8 +128,6 @@ class ChaosJob:
                 "TMPDIR": str(folder / "tmp"),
                 # So that one that hangs is found.
                 "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "20",
-                # One host may lose so many.
-                "TFRING_ELASTIC_PROGRESS_SECONDS": "0.1",
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -150,8 +150,8 @@ def elastic(start):
     """
     jobs = []
 
-    def elastic(options, *arguments, **env):
-        jobs.append(Elastic(start, options.split(), arguments, env))
+    def elastic(options, *arguments, launcher=TFRINGRUN, **env):
+        jobs.append(Elastic(start, options.split(), arguments, env, launcher))
         return jobs[-1]
 
     yield elastic

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from jobs import JOB_SECONDS, TFRINGRUN, running
+from jobs import JOB_SECONDS, running
 
 WORKER = Path(__file__).parent / "elastic_worker.py"
 # On a busy machine a worker may be silent for longer than the two seconds that
@@ -22,13 +22,13 @@ ENDLESS = ("--steps=1000000000", "--until=ENOUGH")
 class Elastic:
     """A job, its output so far, and its processes."""
 
-    def __init__(self, start, options, arguments, env):
+    def __init__(self, start, options, arguments, env, launcher):
         # In the environment of all its processes.
         self.marker = f"TFRING_TEST_MARKER={random.getrandbits(64)}"
         name, _, value = self.marker.partition("=")
         self.process = start(
             [
-                *(*TFRINGRUN, "--elastic", *options),
+                *(*launcher, "--elastic", *options),
                 *(sys.executable, WORKER, *arguments),
             ],
             env={

@@ -8,6 +8,11 @@ from tfring import _build_info
 from tfring.launcher import mpi_launchers
 
 TFRINGRUN = [sys.executable, "-m", "tfring.run"]
+# For jobs in which one host loses many workers.
+FORGIVING_TFRINGRUN = [
+    sys.executable,
+    str(Path(__file__).parents[2] / "tools/forgiving_tfringrun.py"),
+]
 # A job that takes longer hangs, however much else the machine has to do.
 JOB_SECONDS = 240
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from elastic_launches import ENDLESS, IMPATIENT
-from jobs import JOB_SECONDS, TFRINGRUN, running
+from jobs import FORGIVING_TFRINGRUN, JOB_SECONDS, TFRINGRUN, running
 
 
 def test_a_job_without_faults(elastic):
@@ -193,7 +193,7 @@ def test_random_faults(elastic):
     job = elastic(
         "-H localhost:2,127.0.0.1:3 --min-np 2 --max-np 4 --spares 1",
         *ENDLESS,
-        TFRING_ELASTIC_PROGRESS_SECONDS="0.1",
+        launcher=FORGIVING_TFRINGRUN,
         TFRING_ELASTIC_SILENCE_SECONDS="1",
     )
     os.set_blocking(job.process.stdout.fileno(), False)

@@ -725,7 +725,7 @@ def test_what_a_lost_or_unknown_worker_says_changes_nothing():
 
 
 def test_one_who_does_not_join_is_lost():
-    job = Job({"a": 2}, minimum=1, maximum=2, start_seconds=40)
+    job = Job({"a": 2}, minimum=1, maximum=2, replacement_seconds=40)
     job.be_ready("w1")
     job.wait(41)
     assert "w2" in job.killed
@@ -749,7 +749,7 @@ def test_who_joins_later_builds_first_while_the_others_train():
 
 
 def test_one_who_hangs_while_it_builds_is_replaced():
-    job = Job({"a": 2}, minimum=1, maximum=2, start_seconds=100)
+    job = Job({"a": 2}, minimum=1, maximum=2, replacement_seconds=100)
     job.start(["w1", "w2"])
     job.exited("w2", 137, "killed by SIGKILL")
     job.be_ready("w1", 1, steps=3)

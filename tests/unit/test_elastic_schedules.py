@@ -26,7 +26,6 @@ class Fleet:
             minimum=self.minimum,
             maximum=maximum,
             spares=chance.randint(0, 1),
-            progress_seconds=3.0,
         )
         self.state = {}
         # By worker: the generation whose member it believes to be.

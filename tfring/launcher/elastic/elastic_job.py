@@ -131,13 +131,6 @@ def make(
             ready_seconds=_seconds(
                 "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds
             ),
-            start_seconds=_seconds(
-                "TFRING_ELASTIC_START_SECONDS", Limits.start_seconds
-            ),
-            progress_seconds=_seconds(
-                "TFRING_ELASTIC_PROGRESS_SECONDS",
-                Limits.progress_seconds,
-            ),
             may_grow=may_grow,
         ),
         script=script,

@@ -39,6 +39,8 @@ from tfring.launcher.elastic.workers import (
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 # All members may take so long to connect to one another.
 _FORMING_SECONDS = 60.0
+# A generation that has lasted for so long clears its hosts of suspicion.
+PROGRESS_SECONDS = 30.0
 # The first generation goes without those that come later than this after the
 # one before.
 _GATHER_SECONDS = 30.0
@@ -337,7 +339,7 @@ class Membership:
             self._stop(
                 f"not all members were connected in {_FORMING_SECONDS:g} s"
             )
-        elif self.phase is Phase.TRAINING and lasted >= limits.progress_seconds:
+        elif self.phase is Phase.TRAINING and lasted >= PROGRESS_SECONDS:
             self._unconnected.clear()
             for worker in self._members:
                 worker.proven = True
@@ -489,7 +491,9 @@ class Membership:
             number = next(self._numbers)
             worker = Worker(f"w{number}", number, host, self._clock())
             self.workers[worker.name] = worker
-            self._expect(worker, "join the job", self.limits.start_seconds)
+            self._expect(
+                worker, "join the job", self.limits.replacement_seconds
+            )
             slots = str(self.hosts.slots(host))
             environment = {"TFRING_ELASTIC_SLOTS": slots}
             self._order(worker, "start", environment=environment)
@@ -503,7 +507,7 @@ class Membership:
         worker.ready = False
         if worker.generation == 0:
             self._expect(
-                worker, "build what it trains", self.limits.start_seconds
+                worker, "build what it trains", self.limits.replacement_seconds
             )
 
     def _occupied(self) -> collections.Counter[str]:

@@ -18,12 +18,10 @@ class Limits:
         maximum: None has more; None is one for each slot, but for spares.
         first: The first generation waits for so many; None is for all.
         spares: So many workers more wait for a place.
-        replacement_seconds: How long there may be no generation at all.
+        replacement_seconds: How long there may be no generation at all; and how
+            long a new worker may take to join, and then to build what it trains
+            while the others train.
         ready_seconds: How long a member may take to leave a generation.
-        start_seconds: How long a new worker may take to join, and then to build
-            what it trains while the others train.
-        progress_seconds: A generation that has lasted for so long clears its
-            hosts of suspicion.
         may_grow: More hosts may come.
     """
 
@@ -33,8 +31,6 @@ class Limits:
     spares: int = 0
     replacement_seconds: float = 600.0
     ready_seconds: float = 30.0
-    start_seconds: float = 600.0
-    progress_seconds: float = 30.0
     may_grow: bool = False
 
 
