@@ -210,7 +210,7 @@ def test_a_member_that_cannot_be_reached():
 def test_ranks_do_not_all_begin_with_the_same_one(monkeypatch):
     workers, reached = Workers(4), []
 
-    def connect(form, channel, rank, check):
+    def connect(form, channel, rank, deadline):
         reached.append(rank)
         return socket.socket()
 

@@ -137,31 +137,16 @@ class Mesh:
             "process set takes as many again",
         )
         deadline = time.monotonic() + seconds
+        # The nearest first: all begin at another rank.
+        lower = [rank for rank in reversed(ranks) if rank < form.rank]
+        higher = [rank for rank in ranks if rank > form.rank]
         connected: dict[int, socket.socket] = {}
-
-        def check(rank: int, error: object) -> None:
-            why = self._why_stopped(form.generation)
-            if why is not None:
-                raise ConnectionError(why)
-            if time.monotonic() > deadline:
-                raise UnreachableError(rank, str(error))
-
-        try:
-            # The nearest first: all begin at another rank.
-            for rank in reversed(ranks):
-                if rank < form.rank:
-                    connected[rank] = self._connect(form, channel, rank, check)
-            for rank in ranks:
-                while rank > form.rank and rank not in connected:
-                    came = self._take(form, channel, rank, _LOOK_SECONDS)
-                    if came is not None:
-                        connected[rank] = came
-                    else:
-                        check(rank, "it has not connected")
-        except BaseException:
-            for each in connected.values():
-                each.close()
-            raise
+        with contextlib.ExitStack() as closing:
+            for rank in (*lower, *higher):
+                connected[rank] = closing.enter_context(
+                    self._connect(form, channel, rank, deadline)
+                )
+            closing.pop_all()
         return [
             connected[rank].detach() if rank in connected else -1
             for rank in ranks
@@ -185,30 +170,34 @@ class Mesh:
         return None if came is None else came.detach()
 
     def _connect(
-        self,
-        form: Form,
-        channel: str,
-        rank: int,
-        check: Callable[[int, object], None],
+        self, form: Form, channel: str, rank: int, deadline: float
     ) -> socket.socket:
+        other = form.members[rank]
         hello = {
             "role": "data",
             "generation": form.generation,
             "channel": channel,
             "worker": self._worker,
-            "to": form.members[rank].worker,
+            "to": other.worker,
         }
+        why_not = "it has not connected"
         while True:
-            try:
-                return wire.connect(
-                    form.members[rank].address,
-                    self._token,
-                    hello,
-                    _ATTEMPT_SECONDS,
-                )
-            except OSError as error:
-                check(rank, error)
-                time.sleep(_LOOK_SECONDS)
+            if rank > form.rank:
+                came = self._take(form, channel, rank, _LOOK_SECONDS)
+                if came is not None:
+                    return came
+            else:
+                try:
+                    return wire.connect(
+                        other.address, self._token, hello, _ATTEMPT_SECONDS
+                    )
+                except OSError as error:
+                    why_not = str(error)
+                    time.sleep(_LOOK_SECONDS)
+            if (why := self._why_stopped(form.generation)) is not None:
+                raise ConnectionError(why)
+            if time.monotonic() > deadline:
+                raise UnreachableError(rank, why_not)
 
     def _take(
         self, form: Form, channel: str, rank: int, seconds: float

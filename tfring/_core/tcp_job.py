@@ -30,6 +30,7 @@ class TcpJob(Job):
 
     Attributes:
         launcher: The connection to the launcher.
+        form: The members.
         over: Set if the members have ended this worker's training, so that it
             is alone now.
     """
@@ -43,19 +44,15 @@ class TcpJob(Job):
     ) -> None:
         """Connects with the other members, and starts the engine. Collective.
 
-        Args:
-            launcher: The attribute.
-            form: The members.
-            place: The place to come of a worker that is alone until it joins.
-            over: The attribute.
+        `place` is the place to come of a worker that is alone until it joins.
 
         Raises:
             OSError: A member cannot be reached, or the generation is over.
         """
         self.launcher = launcher
+        self.form = form
         self.over = over
         self._place = place
-        self._form = form
         # By rank, how many were made.
         self._pairs: collections.Counter[int] = collections.Counter()
         self._made: list[_Connections] = []
@@ -115,7 +112,7 @@ class TcpJob(Job):
         return None if error is None else error.decode()
 
     def _connections(self, name: str, ranks: Sequence[int]) -> _Connections:
-        made = _Connections(self.launcher, self._form, name, ranks)
+        made = _Connections(self, name, ranks)
         # Engines call it as long as they live, which is shorter than this does.
         self._made.append(made)
         return made
@@ -125,23 +122,19 @@ class TcpJob(Job):
 
     def why_stopped(self) -> str | None:
         """Why this generation is over; None while it is not."""
-        return self.launcher.why_stopped(self._form.generation)
+        return self.launcher.why_stopped(self.form.generation)
 
     def pair(self, other: int, seconds: float) -> wire.Channel:
-        """Connects this rank with another one, which does the same.
+        """Connects this rank with another one, which does the same in time.
 
         Also after the engine has stopped.
-
-        Args:
-            other: The other rank.
-            seconds: How long the other one may take.
 
         Raises:
             OSError: It does not come, or the generation is over.
         """
         self._pairs[other] += 1
         found = self.launcher.mesh.connect(
-            self._form,
+            self.form,
             f"pair {self._pairs[other]}",
             sorted((self.topology.rank, other)),
             seconds,
@@ -152,15 +145,8 @@ class TcpJob(Job):
 class _Connections:
     """Connects the ranks of a process set on behalf of the C library."""
 
-    def __init__(
-        self,
-        launcher: LauncherLink,
-        form: Form,
-        name: str,
-        ranks: Sequence[int],
-    ) -> None:
-        self._launcher = launcher
-        self._form = form
+    def __init__(self, job: TcpJob, name: str, ranks: Sequence[int]) -> None:
+        self._job = job
         self._name = name
         self._ranks = ranks
         self._control: list[int] = []
@@ -175,17 +161,18 @@ class _Connections:
             if channel > 0:  # Its user hears of it by no other way.
                 if isinstance(error, RuntimeError):  # It would be so again.
                     fail(str(error))
-                _end_generation(self._launcher, self._form, error)
+                _end_generation(self._job.launcher, self._job.form, error)
             return _FAILED
 
     def _connect(self, channel: int, peer: int) -> int:
-        name, mesh = f"{self._name}/{channel}", self._launcher.mesh
+        name = f"{self._name}/{channel}"
+        form, mesh = self._job.form, self._job.launcher.mesh
         if channel == 0:
             self._control = self._control or mesh.connect(
-                self._form, name, self._ranks
+                form, name, self._ranks
             )
             return self._control[peer]
-        found = mesh.connect_when_needed(self._form, name, self._ranks[peer])
+        found = mesh.connect_when_needed(form, name, self._ranks[peer])
         return _NOT_YET if found is None else found
 
 
