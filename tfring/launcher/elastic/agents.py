@@ -26,8 +26,9 @@ from tfring.rendezvous import wire
 CONNECT_SECONDS = 60.0
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# The MPI launchers' programs that are called as ssh is.
-_AGENTS_OF_MPI = (
+# Programs that are called as ssh is: the user's, or an MPI launcher's.
+_AGENTS = (
+    "TFRING_ELASTIC_AGENT",
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -39,13 +40,11 @@ def _command(host: str) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if Host(host, 1).is_local():
         return program
-    agent = os.environ.get("TFRING_ELASTIC_AGENT")
-    for name in _AGENTS_OF_MPI:
-        agent = agent or os.environ.get(name)
+    agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
     words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
-        *shlex.split(agent or _SSH),
+        *shlex.split(agent),
         host,
         f"cd {directory} && {shlex.join([*words, *program])}",
     ]
@@ -123,15 +122,14 @@ class Agent:
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
-    def has_ended(self) -> bool:
-        """Tells if it has."""
-        return self._process.poll() is not None
-
-    def last_line(self) -> str:
-        """Returns the last line that it has written, or ""."""
+    def why_ended(self) -> str:
+        """Returns the last line that it has written; "" while it runs."""
+        if self._process.poll() is None:
+            return ""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
-        return said.rpartition("\n")[2].strip().rstrip(".")
+        line = said.rpartition("\n")[2].strip().rstrip(".")
+        return line or "its supervisor has ended"
 
     def close(self) -> None:
         """Ends the connection to it, by which it ends."""

@@ -46,18 +46,17 @@ class Discovery:
         text = self._output.read().decode(errors="replace")
         self.close()
         self._due = now + INTERVAL_SECONDS
-        found = None
+        self.error = ""
         if status is None:
             self.error = f"it did not end in {LONGEST_SECONDS:g} s"
         elif status != 0:
             self.error = f"it ended with status {status}"
         else:
             try:
-                found = parse(text)
-                self.error = ""
+                return parse(text)
             except ValueError as error:
                 self.error = str(error).removesuffix(".")
-        return found
+        return None
 
     def close(self) -> None:
         """Kills the script, if it runs."""

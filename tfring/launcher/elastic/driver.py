@@ -147,9 +147,8 @@ class Driver:
                 )
                 if unused:
                     self._server.send("supervisor", [host], _end_message(5.0))
-            elif agent.has_ended():
-                said = agent.last_line() or "its supervisor has ended"
-                self._lose_host(host, f"host {host} cannot be reached: {said}")
+            elif why := agent.why_ended():
+                self._lose_host(host, f"host {host} cannot be reached: {why}")
             elif now >= agent.connect_by:
                 self._lose_host(
                     host,

@@ -19,27 +19,18 @@ _SILENCE_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class ElasticJob:
-    """A program, and the numbers and places of its workers.
+    """A program, and the numbers and places of its workers."""
 
-    Attributes:
-        command: The program and its arguments.
-        hosts: The machines; none is this one, or what the script finds.
-        limits: The numbers of workers, and times.
-        script: Prints the hosts; "" for none.
-        environment: The workers' on this machine.
-        exported: The names of those that other machines need.
-        silence_seconds: A worker that is not heard for so long is lost.
-        interface: The address of this machine at which to listen; "" is one by
-            which the hosts reach it.
-    """
-
-    command: Sequence[str]
-    hosts: Sequence[Host]
+    command: Sequence[str]  # the program and its arguments
+    hosts: Sequence[Host]  # none if the script finds them
     limits: Limits
-    script: str
-    environment: Mapping[str, str]
-    exported: Sequence[str]
+    script: str  # prints the hosts; "" for none
+    environment: Mapping[str, str]  # the workers' on this machine
+    exported: Sequence[str]  # the names of those that other machines need
+    # A worker that is not heard for so long is lost.
     silence_seconds: float
+    # The address of this machine at which to listen; "" is one by which the
+    # hosts reach it.
     interface: str
 
     def configuration(
@@ -125,8 +116,7 @@ def make(
             first=ranks,
             spares=spares,
             replacement_seconds=_seconds(
-                "TFRING_ELASTIC_TIMEOUT_SECONDS",
-                Limits.replacement_seconds,
+                "TFRING_ELASTIC_TIMEOUT_SECONDS", Limits.replacement_seconds
             ),
             ready_seconds=_seconds(
                 "TFRING_ELASTIC_STOP_SECONDS", Limits.ready_seconds

@@ -25,17 +25,14 @@ class _Host:
     slots: int
     # If it is lost and comes again, it is a new one.
     has_come_by_itself: bool = False
-    # Its supervisor is connected.
-    up: bool = False
+    up: bool = False  # its supervisor is connected
+    leaving: bool = False  # its supervisor has been asked to end
     strikes: int = 0
     struck_at: float = -math.inf
-    # A worker of it has taken part for a while.
-    has_trained: bool = False
+    has_trained: bool = False  # a worker of it has taken part for a while
     # The last time that it was left out; doubled each time.
     cool_down_seconds: float = FIRST_COOL_DOWN_SECONDS / 2
     retry_at: float = 0.0
-    # Its supervisor has been asked to end.
-    leaving: bool = False
 
     @property
     def left_out(self) -> bool:

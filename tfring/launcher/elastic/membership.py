@@ -398,7 +398,7 @@ class Membership:
         self._ending[worker.name] = worker
         worker.why = why
         if status is not None:
-            self._send([worker], {"kind": "end", "status": status, "why": why})
+            self._send([worker], "end", status=status, why=why)
         self._order(worker, "kill", grace_seconds=grace_seconds)
 
     def _stop(self, why: str) -> None:
@@ -408,8 +408,7 @@ class Membership:
         inside = [
             each for each in self._members if not (each.ready or each.done)
         ]
-        message = {"kind": "stop", "generation": self.generation, "why": why}
-        self._send(inside, message)
+        self._send(inside, "stop", generation=self.generation, why=why)
 
     def _stop_soon(self, seconds: float, why: str) -> None:
         """Stops the generation then, unless it is to stop earlier."""
@@ -491,24 +490,23 @@ class Membership:
             number = next(self._numbers)
             worker = Worker(f"w{number}", number, host, self._clock())
             self.workers[worker.name] = worker
-            self._expect(
-                worker, "join the job", self.limits.replacement_seconds
-            )
+            self._expect(worker, "join the job")
             slots = str(self.hosts.slots(host))
             environment = {"TFRING_ELASTIC_SLOTS": slots}
             self._order(worker, "start", environment=environment)
 
-    def _expect(self, worker: Worker, what: str, seconds: float) -> None:
+    def _expect(
+        self, worker: Worker, what: str, seconds: float | None = None
+    ) -> None:
         """Loses a worker if it has not done this in so long."""
+        seconds = seconds or self.limits.replacement_seconds
         worker.due = self._clock() + seconds
         worker.overdue = f"it did not {what} in {seconds:g} s"
 
     def _expect_build(self, worker: Worker) -> None:
         worker.ready = False
         if worker.generation == 0:
-            self._expect(
-                worker, "build what it trains", self.limits.replacement_seconds
-            )
+            self._expect(worker, "build what it trains")
 
     def _occupied(self) -> collections.Counter[str]:
         """The workers of each host, including ending ones."""
@@ -574,7 +572,7 @@ class Membership:
                     _FORMING_SECONDS,
                 )
                 workers = [[each.name, *each.address] for each in others]
-                self._send([worker], {"kind": "probe", "workers": workers})
+                self._send([worker], "probe", workers=workers)
 
     def _tell_of_waiting(self) -> None:
         """Has the members leave at the next commit if their choice changes."""
@@ -584,7 +582,7 @@ class Membership:
         members = set(self._members)
         if chosen != self._told and set(chosen) != members:
             joiners = len(set(chosen) - members)
-            self._send(self._members, {"kind": "waiting", "workers": joiners})
+            self._send(self._members, "waiting", workers=joiners)
         self._told = chosen
 
     def _choose(self, members: list[Worker]) -> list[Worker]:
@@ -638,7 +636,7 @@ class Membership:
             if worker in self._members or worker.run < begun:
                 self._expect_build(worker)
                 result = self._trainings.result_of(worker)
-                self._send([worker], {"kind": "over", "result": result})
+                self._send([worker], "over", result=result)
 
     def _let_build(self) -> None:
         """Has joiners build before they join, so that nobody waits for them."""
@@ -658,9 +656,7 @@ class Membership:
             [each for each in workers if each.host in self.hosts],
             places.count(self.limits, self.hosts),
         ):
-            self._send(
-                [worker], {"kind": "build", "rank": rank, "nodes": nodes}
-            )
+            self._send([worker], "build", rank=rank, nodes=nodes)
 
     def _form(self, members: list[Worker]) -> None:
         """Begins a generation of these; the first has the newest state."""
@@ -694,12 +690,7 @@ class Membership:
             worker.generation = self.generation
         # Each finds itself in it: a message for all is encoded once.
         self._send(
-            members,
-            {
-                "kind": "form",
-                "generation": self.generation,
-                "members": described,
-            },
+            members, "form", generation=self.generation, members=described
         )
         self._say(
             f"generation {self.generation}: {len(members)} workers on "
@@ -739,9 +730,9 @@ class Membership:
 
     # Actions
 
-    def _send(self, workers: Iterable[Worker], message: dict[str, Any]) -> None:
-        names = tuple(worker.name for worker in workers)
-        self._actions.append(Send("worker", names, message))
+    def _send(self, to: Iterable[Worker], kind: str, **more: Any) -> None:
+        names = tuple(worker.name for worker in to)
+        self._actions.append(Send("worker", names, {"kind": kind, **more}))
 
     def _order(self, worker: Worker, kind: str, **more: Any) -> None:
         """Tells a worker's supervisor what to do with it."""

@@ -26,18 +26,13 @@ _LONGEST_STEP_SECONDS = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened on a connection.
+    """Something that happened on a connection."""
 
-    Attributes:
-        role: `supervisor`, `output`, `worker` or `pulse`.
-        name: The host, or the worker.
-        message: What was said; the hello comes first. None: the connection has
-            ended. Of a pulse: nothing was heard for too long. A pulse that ends
-            is not heard any more: perhaps its worker has just said more.
-    """
-
-    role: str
-    name: str
+    role: str  # `supervisor`, `output`, `worker` or `pulse`
+    name: str  # the host, or the worker
+    # What was said; the hello comes first. None: the connection has ended. Of a
+    # pulse: nothing was heard for too long. A pulse that ends is not heard any
+    # more: perhaps its worker has just said more.
     message: dict[str, Any] | None
 
 

@@ -11,40 +11,31 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The numbers of workers, and the seconds, of a job.
+    """The numbers of workers, and the seconds, of a job."""
 
-    Attributes:
-        minimum: No generation has fewer members.
-        maximum: None has more; None is one for each slot, but for spares.
-        first: The first generation waits for so many; None is for all.
-        spares: So many workers more wait for a place.
-        replacement_seconds: How long there may be no generation at all; and how
-            long a new worker may take to join, and then to build what it trains
-            while the others train.
-        ready_seconds: How long a member may take to leave a generation.
-        may_grow: More hosts may come.
-    """
-
+    # No generation has fewer members.
     minimum: int
+    # None has more; None is one for each slot, but for spares.
     maximum: int | None = None
+    # The first generation waits for so many; None is for all.
     first: int | None = None
+    # So many workers more wait for a place.
     spares: int = 0
+    # How long there may be no generation at all; and how long a new worker may
+    # take to join, and then to build what it trains while the others train.
     replacement_seconds: float = 600.0
+    # How long a member may take to leave a generation.
     ready_seconds: float = 30.0
+    # More hosts may come.
     may_grow: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Send a message to each of these, if it can be reached.
+    """Send a message to each of these, if it can be reached."""
 
-    Attributes:
-        role: "worker", or "supervisor".
-        names: The workers, or the supervisors' hosts.
-    """
-
-    role: str
-    names: tuple[str, ...]
+    role: str  # "worker", or "supervisor"
+    names: tuple[str, ...]  # the workers, or the supervisors' hosts
     message: dict[str, Any]
 
 
@@ -60,15 +51,10 @@ Action = Send | Say
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What all workers must have alike.
+    """What all workers must have alike."""
 
-    Attributes:
-        run: In which function of `tfring.elastic.run`.
-        parts: Each part, and its name, which may differ.
-    """
-
-    run: int
-    parts: Sequence[Sequence[str]]
+    run: int  # in which function of `tfring.elastic.run`
+    parts: Sequence[Sequence[str]]  # each part, and its name, which may differ
 
     def difference_from(self, others: State) -> str:
         """Tells where it differs from the others' state; "" if it does not."""
@@ -88,55 +74,34 @@ class State:
 
 @dataclasses.dataclass(eq=False)
 class Worker:
-    """A worker, from its start to its loss or its end.
-
-    Attributes:
-        ready: It waits for a place.
-        steps: How many commits were in its state when it was last ready.
-        building: It had yet to build what it trains then.
-        generation: The last one that it was told to form.
-        due: When it must have done what it was told to do.
-        overdue: What it did not do if it has not by then.
-        address: Where it listens to the others.
-        reached: The workers that it can connect to, and they to it.
-        connected: It has been in a generation that was connected.
-        state: The parts of its state, as it said itself.
-        proven: It has trained for a while.
-        run: How many functions of `tfring.elastic.run` it has begun.
-        training: It is in one.
-        trained: All ranks have come to the end of that function.
-        done: It has said that it ends of its own will, after the training.
-        error: The exception that ends it, as it said itself.
-        why: How it was lost.
-        told: The user has been told.
-        status: Its exit status, 128 + n if signal n ended it; None before.
-    """
+    """A worker, from its start to its loss or its end."""
 
     name: str
     number: int
     host: str
     started: float
-    ready: bool = False
-    steps: int = -1
-    building: bool = False
-    due: float = math.inf
-    overdue: str = ""
-    generation: int = 0
-    rank: int | None = None
-    formed: bool = False
-    address: Sequence[str | int] = ("", 0)
+    ready: bool = False  # it waits for a place
+    steps: int = -1  # how many commits were in its state when last ready
+    building: bool = False  # it had yet to build what it trains then
+    due: float = math.inf  # when it must have done what it was told to do
+    overdue: str = ""  # what it did not do if it has not by then
+    generation: int = 0  # the last one that it was told to form
+    rank: int | None = None  # in the last one
+    formed: bool = False  # it has all connections of that one
+    address: Sequence[str | int] = ("", 0)  # where it listens to the others
+    # The workers that it can connect to, and they to it.
     reached: set[str] = dataclasses.field(default_factory=set)
-    connected: bool = False
-    state: State | None = None
-    proven: bool = False
-    run: int = 0
-    training: bool = False
-    trained: bool = False
-    done: bool = False
-    error: str = ""
-    why: str = ""
-    told: bool = False
-    status: int | None = None
+    connected: bool = False  # it has been in a generation that was connected
+    state: State | None = None  # the parts of its state, as it said itself
+    proven: bool = False  # it has trained for a while
+    run: int = 0  # how many functions of `tfring.elastic.run` it has begun
+    training: bool = False  # it is in one
+    trained: bool = False  # all ranks have come to the end of that function
+    done: bool = False  # it ends of its own will, after the training
+    error: str = ""  # the exception that ends it, as it said itself
+    why: str = ""  # how it was lost
+    told: bool = False  # the user has been told
+    status: int | None = None  # 128 + n if signal n ended it; None before
 
     @property
     def is_over(self) -> bool:
