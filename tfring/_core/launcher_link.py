@@ -29,13 +29,9 @@ _CONNECT_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Over:
-    """The members have ended this worker's function.
+    """The members have ended this worker's function."""
 
-    Attributes:
-        result: Its result as JSON; None if JSON cannot hold it.
-    """
-
-    result: str | None
+    result: str | None  # as JSON; None if JSON cannot hold it
 
 
 class LauncherLink:
@@ -99,12 +95,8 @@ class LauncherLink:
         Args:
             generation: The one that it has left, 0 if it was in none.
             steps: How many commits are in its state; -1: it has none.
-            building: It has no model yet. If a generation trains already, it
-                builds first.
-
-        Returns:
-            The next generation; the place to come of a worker that is to build
-            first; or `Over`.
+            building: It has no model yet: if others train already, it builds
+                first, and is told its place to come.
         """
         self.say(
             "ready",
@@ -125,12 +117,7 @@ class LauncherLink:
             self._stops.wait_for(lambda: generation in self._stopped)
 
     def say(self, kind: str, **more: Any) -> None:
-        """Tells the rendezvous of an event of this worker.
-
-        Args:
-            kind: An event, which is a method of the launcher's `Membership`.
-            **more: What belongs to it.
-        """
+        """Tells the rendezvous of an event; see `Membership.heard`."""
         self.is_leaving |= kind in ("bye", "error")
         # The connection's end ends this process: in `_listen`.
         with contextlib.suppress(wire.ChannelClosedError):

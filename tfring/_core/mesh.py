@@ -74,13 +74,9 @@ class Mesh:
         token: str,
         why_stopped: Callable[[int], str | None],
     ) -> None:
-        """Listens at an address of this machine.
+        """Listens at `interface`, an address of this machine.
 
-        Args:
-            interface: The address.
-            worker: This worker's name.
-            token: The job's.
-            why_stopped: Says why a generation is over, None while it is not.
+        `why_stopped` says why a generation is over, and None while it is not.
 
         Raises:
             OSError: There is no such address here.
@@ -157,12 +153,8 @@ class Mesh:
     ) -> int | None:
         """Connects this worker with another one, which need not wait for it.
 
-        Returns:
-            As `connect`; None if the other one has the higher rank, and has
-            not connected yet.
-
-        Raises:
-            OSError, RuntimeError: See `connect`.
+        As `connect`, but None if the other one has the higher rank, and has not
+        connected yet.
         """
         if rank < form.rank:
             return self.connect(form, channel, [rank, form.rank])[0]
@@ -211,8 +203,7 @@ class Mesh:
     def probe(self, worker: str, address: wire.Address) -> str:
         """Connects to another worker, and has it connect to this one.
 
-        Returns:
-            Why one of them cannot, after many attempts; "" if both can.
+        Returns why one of them cannot, after many attempts; "" if both can.
         """
         deadline = time.monotonic() + _CONNECT_SECONDS
         while (why := self._probe_once(worker, address)) and (

@@ -207,12 +207,8 @@ def _join_next(
 ) -> TcpJob:
     """Joins the next generation that can be formed.
 
-    Or returns a job of this worker alone, from which it joins later.
-
-    Args:
-        launcher: The connection to the launcher.
-        steps: How many commits are in this worker's state; -1: it has none.
-        place: Its place in the job that it leaves; None if it leaves none.
+    Or returns a job of this worker alone, from which it joins later. `place` is
+    its place in the job that it leaves; None if it leaves none.
 
     Raises:
         RuntimeError: It leaves none, and the members have ended its training.
@@ -275,9 +271,7 @@ def _end_generation(
 def leave(status: int, *, preempted: bool = False) -> None:
     """Tells the launcher, once, that this process ends by itself.
 
-    Args:
-        status: Its exit status.
-        preempted: True if the training continues without it.
+    If it is preempted, the training continues without it.
     """
     if _launcher is None or _launcher.is_leaving:
         return

@@ -11,11 +11,7 @@ SPARE = 16
 
 
 def raise_limit() -> int:
-    """Raises the limit as far as this process may.
-
-    Returns:
-        The limit from here on.
-    """
+    """Raises the limit as far as this process may, and returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -23,11 +19,9 @@ def raise_limit() -> int:
 
 
 def check(more: int, purpose: str) -> None:
-    """Checks that this process may open more descriptors.
+    """Checks that this process may open so many more descriptors.
 
-    Args:
-        more: How many.
-        purpose: Their use, which ends the error's sentence.
+    Their purpose ends the error's sentence.
 
     Raises:
         RuntimeError: The limit does not allow it.

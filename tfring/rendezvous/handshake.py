@@ -143,10 +143,7 @@ class Accepting:
         self._frames = frames.Decoder(NONCE_BYTES + PROOF_BYTES + HELLO_BYTES)
 
     def feed(self, data: bytes) -> bytes | None:
-        """Takes bytes from the connection.
-
-        Returns:
-            The proof to send, once the hello has come; None before.
+        """Takes bytes; returns the proof to send once the hello has come.
 
         Raises:
             HandshakeError: The other side does not have the token, or talks out

@@ -85,14 +85,8 @@ def connect(
 ) -> socket.socket:
     """Connects to a process of this job, and has both prove that they are.
 
-    Args:
-        address: The host and the port of a `Listener`.
-        token: The job's.
-        hello: Says who connects, and what for.
-        timeout_seconds: How long all of it may take.
-
-    Returns:
-        A blocking socket on which nothing has been said yet.
+    The hello says who connects, and what for. The socket is blocking, and
+    nothing has been said on it yet.
 
     Raises:
         OSError: The other side cannot be reached (ConnectionRefusedError:
@@ -385,12 +379,8 @@ class Channel:
     def start_send(self, frame: bytes = b"") -> bool:
         """Sends as much as the connection takes now, and keeps the rest.
 
-        Args:
-            frame: An encoded message, behind all that is kept.
-
-        Returns:
-            True if nothing is left; call it again otherwise, once the
-            descriptor is writable.
+        The frame of a message comes behind all that is kept. If it returns
+        False, call it again once the descriptor is writable.
 
         Raises:
             ChannelClosedError: The other side is gone.
@@ -421,31 +411,28 @@ class Channel:
             ChannelClosedError: The connection has ended, also by `shutdown`, or
                 what came is no message.
         """
+        deadline = time.monotonic() + timeout_seconds
         try:
-            return self._receive(timeout_seconds)
+            if self._ended:
+                raise ChannelClosedError(self._ended)
+            while (frame := self._frames.next()) is None:
+                try:
+                    data = self._sock.recv(1 << 16)
+                except BlockingIOError:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return None
+                    _wait(self._sock, select.POLLIN, left)
+                    continue
+                if not data:
+                    raise ChannelClosedError("the other side has closed it.")
+                self._frames.feed(data)
+            return frames.from_json(frame)
         except OSError as error:
             # For good: after garbage nothing else is believed.
             self._ended = self._ended or str(error)
             self.shutdown()
             raise ChannelClosedError(self._ended) from None
-
-    def _receive(self, timeout_seconds: float) -> dict[str, Any] | None:
-        deadline = time.monotonic() + timeout_seconds
-        while not self._ended:
-            if (frame := self._frames.next()) is not None:
-                return frames.from_json(frame)
-            try:
-                data = self._sock.recv(1 << 16)
-            except BlockingIOError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                _wait(self._sock, select.POLLIN, left)
-                continue
-            if not data:
-                raise ChannelClosedError("the other side has closed it.")
-            self._frames.feed(data)
-        raise ChannelClosedError(self._ended)
 
     def shutdown(self) -> None:
         """Ends the connection; a thread that receives hears it at once."""

@@ -17,11 +17,7 @@ def to_blame(
 
     A new worker is blamed before one that has been connected. Otherwise it
     takes two accusations: of two members, or in two generations. The last one
-    that has the state is never given up.
-
-    Args:
-        members: Of the generation that could not be formed, all ready.
-        unconnected: The accusations in it, and in those before it.
+    that has the state is never given up. The members are all ready.
     """
     by_name = {each.name: each for each in members}
     with_state = [each for each in members if each.steps >= 0]

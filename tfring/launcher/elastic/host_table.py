@@ -50,12 +50,9 @@ class HostTable:
         self._hosts: dict[str, _Host] = {}
 
     def update(self, slots: Mapping[str, int]) -> bool:
-        """Takes the hosts that there are now, each with its slots.
+        """Takes the hosts that there are now; tells if anything has changed.
 
         One that goes and comes back begins anew.
-
-        Returns:
-            Whether anything has changed.
         """
         before = {name: host.slots for name, host in self._hosts.items()}
         for name in before.keys() - slots.keys():
@@ -99,8 +96,7 @@ class HostTable:
     def lost(self, name: str, now: float) -> str:
         """Takes note that a host's supervisor is gone, or cannot be started.
 
-        Returns:
-            As `strike`.
+        Returns what `strike` does.
         """
         host = self._hosts.get(name)
         if host is None:
@@ -118,9 +114,8 @@ class HostTable:
         What was started before the failure that counted last does not count
         again: the workers of a host often fail together.
 
-        Returns:
-            For how long it is left out, in words; "" if it is not, or was so
-            before.
+        Returns for how long it is left out, in words; "" if it is not, or was
+        so before.
         """
         host = self._hosts.get(name)
         if host is None or host.leaving or started < host.struck_at:

@@ -70,14 +70,9 @@ def to_come(
 ) -> Iterator[tuple[Worker, int, list[str]]]:
     """Yields the places of workers once all that are starting have joined.
 
-    Args:
-        joiners: They have yet to join.
-        workers: All of the job, the members first, and then by age.
-        places: How many of them train. Who is left waits for a lost one's
-            place, and is told the last.
-
-    Yields:
-        A joiner, its rank, and the host of each rank.
+    These are a joiner, its rank, and the host of each rank. `workers` are all
+    of the job, the members first, and then by age. The first `places` of them
+    train; who is left waits for a lost one's place, and is told the last.
     """
     chosen = list(dict.fromkeys(workers))[:places]
     ordered = in_order(chosen)

@@ -6,18 +6,15 @@ from tfring.launcher.elastic.workers import State, Worker
 
 
 class Trainings:
-    """The functions that were begun, and the results of the ended ones.
-
-    Attributes:
-        ended: The number of functions that all members have ended.
-        newest_steps: The most commits of any worker's state in the current one;
-            -1 if none has a state.
-        state: The members' state, as one of them has told.
-    """
+    """The functions that were begun, and the results of the ended ones."""
 
     def __init__(self) -> None:
-        self.ended = 0
+        # How many functions all members have ended.
+        self._ended = 0
+        # The most commits of any worker's state in the current one; -1 if none
+        # has a state.
         self.newest_steps = -1
+        # The members', as one of them has told.
         self.state: State | None = None
         self._functions: dict[int, str] = {}
         self._results: dict[int, str | None] = {}
@@ -35,15 +32,15 @@ class Trainings:
 
     def end(self, worker: Worker, result: str | None) -> None:
         """Notes that all have ended a worker's function."""
-        if worker.run > self.ended:
-            self.ended = worker.run
+        if worker.run > self._ended:
+            self._ended = worker.run
             self._results[worker.run] = result
             # The members start the next one with this state.
             self.newest_steps = 0
 
     def has_ended(self, worker: Worker) -> bool:
         """Tells if the members have ended a worker's function."""
-        return 0 < worker.run <= self.ended
+        return 0 < worker.run <= self._ended
 
     def result_of(self, worker: Worker) -> str | None:
         """The result of a worker's function, as JSON; None if there is none."""
