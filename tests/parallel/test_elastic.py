@@ -232,12 +232,14 @@ def test_callbacks_count_and_commit():
 
 def test_a_session(rank):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("v", initializer=float(rank + 1))
-        session.run(variable.initializer)
+        initial = tf.constant(float(rank + 1))
+        variable, other = tf.Variable(initial), tf.Variable(initial)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(other.assign(5.0))
         state = elastic.TensorFlowState(session=session, step=rank)
         session.run(variable.assign(7.0 + rank))
         state.restore()
-        assert session.run(variable) == rank + 1
+        assert session.run([variable, other]) == [rank + 1, 5]
         state.sync()
         assert session.run(variable) == 1
         assert state.step == 0

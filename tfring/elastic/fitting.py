@@ -70,9 +70,8 @@ def fit(
             function, the rows of its batches; batches need none.
         epochs: How often to go through all data.
         shuffle: If true, each epoch shuffles the rows of arrays, or the batches
-            of a `PyDataset`, alike on every rank. The `PyDataset`'s
-            `on_epoch_end` is not called, because a rank that joins has missed
-            earlier calls. A `tf.data.Dataset` keeps its order.
+            of a `PyDataset` (whose `on_epoch_end` is not called), alike on
+            every rank. A `tf.data.Dataset` keeps its order.
         seed: The seed of these orders.
         callbacks: Keras callbacks, as for `model.fit`; or a function that makes
             them, which is called after each new start. Callbacks of rank 0

@@ -34,16 +34,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     A `tf.function` keeps the `tfring.size()` of the time when it was traced;
     the functions of a `TensorFlowKerasState`'s model are traced anew.
 
-    Under `tfringrun --elastic` lost ranks and machines are replaced. A new
-    worker joins at a commit, by a new start of all, and gets the state of a
-    rank with most commits. A worker that gets SIGTERM leaves at its next
-    commit. Until the function has ended on all ranks, a worker that ends is
-    lost, whatever its exit status; after that nobody is replaced or killed. See
-    the guide on elastic training.
-
-    A script may call several such functions in turn. A worker that joins later
-    skips the functions that are over: each returns the result of the other
-    ranks. The next function gives the worker their state.
+    Under `tfringrun --elastic` lost ranks and machines are replaced, as the
+    guide on elastic training says. A new worker joins at a commit, by a new
+    start of all. A script may call several such functions in turn: a worker
+    that joins later skips those that are over, and each returns the result of
+    the other ranks.
 
     Collective: every rank must call the function.
 

@@ -16,43 +16,28 @@ import tensorflow as tf
 
 
 class Rest(NamedTuple):
-    """What is left of an epoch: this rank's batches.
+    """What is left of an epoch: this rank's batches."""
 
-    Attributes:
-        steps: How many there are, the same on all ranks.
-        batch: Returns one by its number; in order it is fastest.
-    """
-
-    steps: int
-    batch: Callable[[int], Any]
+    steps: int  # how many there are, the same on all ranks
+    batch: Callable[[int], Any]  # by its number; in order it is fastest
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The data of all ranks.
+    """The data of all ranks."""
 
-    Attributes:
-        rest: Returns a rank's batches of what is left of an epoch, by the
-            rank, the size, the epoch, and the place in it.
-        per_rank: What a rank takes in a step, in the units of a place.
-        unit: These, in words.
-        loading: What a `keras.utils.PyDataset` is made with.
-    """
-
+    # By the rank, the size, the epoch, and the place in it.
     rest: Callable[[int, int, int, int], Rest]
-    per_rank: int
-    unit: str
+    per_rank: int  # what a rank takes in a step, in the units of a place
+    unit: str  # these, in words
+    # What a `keras.utils.PyDataset` is made with.
     loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def source(x: Any, y: Any, batch_size: int | None, seed: int | None) -> Source:
     """Returns the data that `fit` was given.
 
-    Args:
-        x: See `fit`.
-        y: See `fit`.
-        batch_size: See `fit`.
-        seed: Of the orders of the epochs; None leaves the order as it is.
+    Without a seed of the epochs' orders the order stays as it is.
 
     Raises:
         TypeError: It cannot go on in the middle of an epoch.

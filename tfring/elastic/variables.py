@@ -80,16 +80,6 @@ class TensorFlowState(ObjectState):
                 self._broadcast = broadcast_variables(
                     self.variables, 0, same_seeds=same_seeds
                 )
-                self._placeholders = [
-                    tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape)
-                    for v in self.variables
-                ]
-                self._assignments = [
-                    variable.assign(value).op
-                    for variable, value in zip(
-                        self.variables, self._placeholders, strict=True
-                    )
-                ]
         super().__init__(
             broadcast_object_fn(session=self.session), runtime.rank, **kwargs
         )
@@ -111,10 +101,10 @@ class TensorFlowState(ObjectState):
         if self.session is None:
             _assign(self.variables, values)
         else:
-            self.session.run(
-                self._assignments,
-                dict(zip(self._placeholders, values, strict=True)),
-            )
+            # As `Variable.load` does. Some may share an initial value.
+            for variable, value in zip(self.variables, values, strict=True):
+                given = {variable.initializer.inputs[1]: value}
+                self.session.run(variable.initializer, given)
         super()._assign(snapshot)
 
     def _share_values(self) -> None:
@@ -132,25 +122,22 @@ class TensorFlowKerasState(ObjectState):
     moving statistics, seeds, momenta, iterations. Seeds differ from rank to
     rank, as with `tfring.broadcast_variables`. Local variables of a
     `tfring.PartialDistributedOptimizer` are saved, and remain each rank's own.
-    Gradients that ranks have accumulated become their mean in each commit, so
-    that a lost rank takes none with it. The model's functions may have the
-    rank and the size as constants, so they are traced again after a new start
-    that changes one of them. With an
-    optimizer that has `shard_states=True`, each rank's commit has the whole
-    state, so that a lost rank takes none with it.
+    The model's functions may have the rank and the size as constants, so they
+    are traced again after a new start that changes one of them.
+
+    A lost rank takes nothing with it: gradients that ranks have accumulated
+    become their mean in each commit, and with `shard_states=True` each rank's
+    commit has the whole state of the optimizer.
 
     Args:
         model: A Keras model that has been built.
         optimizer: By default the optimizer of `model.compile`. It is built if
             need be.
-        backend: Accepted as Horovod's. Without effect, as Keras 3 has no
-            sessions.
+        backend: As Horovod has it. Without effect.
         same_seeds: If true, all ranks have rank 0's seeds.
         keep_traces: If true, the functions are kept in a job of another size,
-            too. They must then be the same for every rank and size: averages of
-            gradients are, by a `DistributedOptimizer` or a tape; `allgather`,
-            `alltoall`, `reducescatter`, `broadcast`, and what asks for the rank
-            or the size, are not.
+            too. They must then be the same for every rank and size: see "What
+            is traced again" in the guide on elastic training.
         **kwargs: See `ObjectState`. `UpdateBatchStateCallback` and
             `UpdateEpochStateCallback` count `batch` and `epoch`.
 
@@ -255,18 +242,7 @@ class TensorFlowKerasState(ObjectState):
 
 
 class KerasState(TensorFlowKerasState):
-    """`TensorFlowKerasState` under the name that Horovod's Keras modules have.
-
-    Args:
-        model: See `TensorFlowKerasState`.
-        optimizer: See `TensorFlowKerasState`.
-        **kwargs: See `TensorFlowKerasState`.
-    """
-
-    def __init__(
-        self, model: Any, optimizer: Any = None, **kwargs: Any
-    ) -> None:
-        super().__init__(model, optimizer=optimizer, **kwargs)
+    """`TensorFlowKerasState` under the name of Horovod's Keras modules."""
 
 
 def _values(variables: Iterable[Any]) -> list[Any]:

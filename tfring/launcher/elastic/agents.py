@@ -26,9 +26,8 @@ from tfring.rendezvous import wire
 CONNECT_SECONDS = 60.0
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# Programs that are called as ssh is: the user's, or an MPI launcher's.
-_AGENTS = (
-    "TFRING_ELASTIC_AGENT",
+# The MPI launchers' programs that are called as ssh is.
+_AGENTS_OF_MPI = (
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -40,7 +39,8 @@ def _command(host: str) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if Host(host, 1).is_local():
         return program
-    agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
+    of_mpi = next(filter(None, map(os.environ.get, _AGENTS_OF_MPI)), _SSH)
+    agent = os.environ.get("TFRING_ELASTIC_AGENT") or of_mpi
     words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
