@@ -117,11 +117,9 @@ class Party:
             except MPI.Exception as error:
                 answer = RuntimeError(f"a rank is lost: {error}")
                 break
-            failed = [rank for rank in sorted(heard) if heard[rank]]
-            if failed:
-                answer = heard[failed[0]]
-                break
-            if len(heard) == len(self._members):
+            reports = (heard[rank] for rank in sorted(heard))
+            answer = next(filter(None, reports), None)
+            if answer is not None or len(heard) == len(self._members):
                 break
         else:
             missing = [r for r in range(len(self._members)) if r not in heard]

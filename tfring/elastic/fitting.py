@@ -63,8 +63,8 @@ def fit(
             cardinality, which every rank reads as a whole, and which must come
             in the same order on every rank and each time it is read. Or a
             function that makes this rank's dataset of batches: it gets the
-            epoch, and how many rows all ranks have taken of it; see the
-            example.
+            epoch, and how many rows all ranks have taken of it. The guide on
+            elastic training has an example.
         y: The targets, likewise, for arrays; or None.
         batch_size: The rows of each rank in a step: 32 for arrays. With a
             function, the rows of its batches; batches need none.
@@ -109,29 +109,6 @@ def fit(
     history = tfring.elastic.fit(
         model, x, y, batch_size=2, epochs=2, verbose=0)
     assert len(history["loss"]) == 2
-    ```
-
-    Each rank reads its own elements alone, in a new order in each epoch:
-
-    ```python
-    import keras
-    import tensorflow as tf
-    import tfring
-
-    tfring.init()
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
-
-    def load(number):  # Such as to read an image.
-        row = tf.reshape(tf.cast(number, tf.float32), [1]) / 64
-        return row, 2 * row
-
-    def left(epoch, taken):
-        mine = tfring.data.shard(
-            tf.data.Dataset.range(64), seed=epoch, skip=taken)
-        return mine.map(load).batch(2, drop_remainder=True).prefetch(1)
-
-    tfring.elastic.fit(model, left, batch_size=2, epochs=2, verbose=0)
     ```
     """
     for name in ("initial_epoch", "steps_per_epoch"):

@@ -26,6 +26,13 @@ PROOF_BYTES = 32
 # The last words of an overloaded listener, as long as a nonce or a proof.
 BUSY = b"tfring: busy".ljust(PROOF_BYTES)
 NO_DESCRIPTORS = b"tfring: no descriptors".ljust(PROOF_BYTES)
+_MEANING = {
+    BUSY: "too many connections come at once.",
+    NO_DESCRIPTORS: (
+        "the process there has no descriptor left: raise its limit of open "
+        "files (`ulimit -n`, also the hard one)."
+    ),
+}
 # Of a hello; what comes before the proof is from anyone.
 HELLO_BYTES = 64 << 10
 
@@ -62,13 +69,8 @@ def key_of(token: str) -> bytes:
 
 
 def _check_not_busy(word: bytes) -> None:
-    if word == BUSY:
-        raise BusyError("too many connections come at once.")
-    if word == NO_DESCRIPTORS:
-        raise BusyError(
-            "the process there has no descriptor left: raise its limit of "
-            "open files (`ulimit -n`, also the hard one)."
-        )
+    if word in _MEANING:
+        raise BusyError(_MEANING[word])
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:
