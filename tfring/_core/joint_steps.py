@@ -139,8 +139,7 @@ class Party:
                     told = True
                     _send(self._comm, _report(step, self._me), root, tag)
                 if self._comm.iprobe(root, tag):
-                    answer: Exception | None
-                    answer = self._comm.recv(None, root, tag)
+                    answer: Exception | None = self._comm.recv(None, root, tag)
                     return answer
             except MPI.Exception as error:
                 return RuntimeError(f"rank 0 is lost: {error}")

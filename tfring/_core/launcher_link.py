@@ -35,15 +35,7 @@ class Over:
 
 
 class LauncherLink:
-    """Talks to the rendezvous, for as long as this process is in the job.
-
-    Attributes:
-        worker: This worker's name.
-        node: The host that it is on, as the launcher calls it.
-        mesh: Its connections with other workers.
-        has_waiting: Workers wait to join, or members are to leave.
-        is_leaving: This worker has said why it ends.
-    """
+    """Talks to the rendezvous, for as long as this process is in the job."""
 
     def __init__(self) -> None:
         """Connects to the rendezvous that the environment names.
@@ -56,8 +48,11 @@ class LauncherLink:
         token = _needed("TFRING_ELASTIC_TOKEN")
         interface = _needed("TFRING_ELASTIC_INTERFACE")
         host, _, port = _needed("TFRING_ELASTIC_RENDEZVOUS").rpartition(":")
+        # The host that it is on, as the launcher calls it.
         self.node = _needed("TFRING_ELASTIC_HOST")
+        # Workers wait to join, or members are to leave.
         self.has_waiting = False
+        # This worker has said why it ends.
         self.is_leaving = False
         # One for each `ready`.
         self._answers: queue.SimpleQueue[Form | Topology | Over] = (

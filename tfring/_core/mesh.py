@@ -27,8 +27,6 @@ _LOOK_SECONDS = 0.2
 _ATTEMPT_SECONDS = 2.0
 _CONNECT_SECONDS = 30.0
 
-_Key = tuple[int, str, str]  # generation, channel, worker
-
 
 @dataclasses.dataclass(frozen=True)
 class Member:
@@ -49,11 +47,7 @@ class Form:
 
 
 class UnreachableError(ConnectionError):
-    """A member of the generation cannot be reached.
-
-    Attributes:
-        rank: The member.
-    """
+    """A member of the generation, `rank`, cannot be reached."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank} cannot be reached: {why}")
@@ -61,11 +55,7 @@ class UnreachableError(ConnectionError):
 
 
 class Mesh:
-    """What this worker listens to, and its connections with others.
-
-    Attributes:
-        address: Where it listens.
-    """
+    """What this worker listens to, and its connections with others."""
 
     def __init__(
         self,
@@ -88,8 +78,9 @@ class Mesh:
         self.address = self._listener.address
         self._state = threading.Condition()
         self._generation = 1  # Earlier ones are refused.
-        # Of members that were faster than this worker.
-        self._came: dict[_Key, socket.socket] = {}
+        # Of members that were faster than this worker: by generation, channel
+        # and worker.
+        self._came: dict[tuple[int, str, str], socket.socket] = {}
         threading.Thread(
             target=self._accept, name="tfring mesh", daemon=True
         ).start()
@@ -110,13 +101,8 @@ class Mesh:
     ) -> list[int]:
         """Connects this worker with all others of one channel.
 
-        Collective over `ranks`.
-
-        Args:
-            form: The generation.
-            channel: Its name, used once in a generation.
-            ranks: The members in it, of which this worker is one.
-            seconds: How long the others may take.
+        Collective over `ranks`, of which this worker is one. A channel's name
+        is used once in a generation.
 
         Returns:
             The connected sockets' descriptors, the caller's, in the order of

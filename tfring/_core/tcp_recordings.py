@@ -35,10 +35,7 @@ def gather(
 ) -> list[trace.Recording] | None:
     """Returns those of all ranks, on rank 0; None elsewhere. Collective.
 
-    Args:
-        job: The last generation.
-        text: This rank's, as `trace.parse` takes it.
-        clock: Returns seconds.
+    `text` is this rank's, as `trace.parse` takes it.
     """
     if job.is_beside:
         return None

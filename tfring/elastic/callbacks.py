@@ -9,7 +9,13 @@ import keras
 from tfring.elastic.state import State
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+
+class CommitStateCallback(_StateCallback):
     """Commits the state after batches, and after each epoch.
 
     Put it after all callbacks that change the state. Collective: pass it on
@@ -36,13 +42,12 @@ class CommitStateCallback(keras.callbacks.Callback):
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        super().__init__()
+        super().__init__(state)
         if batches_per_commit < 1:
             raise ValueError(
                 "CommitStateCallback: batches_per_commit must be positive, "
                 f"got {batches_per_commit}."
             )
-        self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches = 0
 
@@ -58,7 +63,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(_StateCallback):
     """Counts in `state.batch` the batches that are done in this epoch.
 
     After a new start pass `fit` the rest of the epoch,
@@ -69,10 +74,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         state: A `State` with an attribute `batch`.
     """
 
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self._first = 0
+    _first = 0  # the batches before this `fit`
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._first = self.state.batch
@@ -84,7 +86,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = self._first = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(_StateCallback):
     """Counts in `state.epoch` the epochs that are done.
 
     It adds to the state's number, so `initial_epoch` of `fit` makes no
@@ -93,10 +95,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     Args:
         state: A `State` with an attribute `epoch`.
     """
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch += 1

@@ -264,11 +264,7 @@ def _end_epoch(
 
 
 class _Rest(keras.utils.PyDataset):
-    """This rank's batches from a place in an epoch on, and of those after it.
-
-    Attributes:
-        taken_in_step: By how much all ranks move on in a step.
-    """
+    """This rank's batches from a place in an epoch on, and of later ones."""
 
     def __init__(
         self,
@@ -281,6 +277,7 @@ class _Rest(keras.utils.PyDataset):
         # The job may have another size when this one is still asked.
         rank, size = runtime.rank(), runtime.size()
         self._rest_of = functools.partial(data.rest, rank, size)
+        # By how much all ranks move on.
         self.taken_in_step = data.per_rank * size
         self._epoch = epoch
         self._rest = self._rest_of(epoch, taken)

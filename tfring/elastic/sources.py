@@ -127,11 +127,8 @@ def _numbered(batches: keras.utils.PyDataset, seed: int | None) -> Source:
             lambda step: batches[int(order[step * size + rank])],
         )
 
-    loading = {
-        "workers": batches.workers,
-        "use_multiprocessing": batches.use_multiprocessing,
-        "max_queue_size": batches.max_queue_size,
-    }
+    options = ("workers", "use_multiprocessing", "max_queue_size")
+    loading = {name: getattr(batches, name) for name in options}
     return Source(rest, 1, "batches", loading)
 
 

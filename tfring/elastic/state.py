@@ -40,7 +40,6 @@ class State:
         get_rank: Callable[[], int] | None = None,
     ) -> None:
         self._bcast_object = bcast_object
-        self._rank = get_rank
         # SimpleQueue, as signal handlers may put into it.
         self._updates: queue.SimpleQueue[tuple[float, int]] = (
             queue.SimpleQueue()

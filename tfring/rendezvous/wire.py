@@ -167,10 +167,6 @@ class Listener:
     It has a `fileno`, which a selector may wait for; then, and a few times a
     second in any case, call `accept(0)` until there is no more. Not
     thread-safe.
-
-    Attributes:
-        address: The host and the port.
-        refused: How many connections were closed.
     """
 
     def __init__(
@@ -202,7 +198,7 @@ class Listener:
         )
         self._sock.setblocking(False)
         self.address: Address = self._sock.getsockname()[:2]
-        self.refused = 0
+        self.refused = 0  # how many connections were closed
         self._selector = selectors.EpollSelector()
         self._selector.register(self._sock, selectors.EVENT_READ)
         # Closed to accept, and refuse, a connection when no other is left.

@@ -69,11 +69,7 @@ def _address_for(host: str, job: ElasticJob) -> str:
 
 
 class Agent:
-    """A supervisor's process, or that of the ssh by which it runs.
-
-    Attributes:
-        connect_by: When the supervisor must be connected.
-    """
+    """A supervisor's process, or that of the ssh by which it runs."""
 
     def __init__(
         self,
@@ -82,7 +78,7 @@ class Agent:
         token: str,
         listen: Callable[[str], wire.Address],
     ) -> None:
-        """Starts a supervisor of a job.
+        """Starts a supervisor, which must be connected at `connect_by`.
 
         `listen` has the rendezvous listen at an address of this machine, and
         returns where.

@@ -14,8 +14,6 @@ from tfring.launcher.elastic.workers import Limits
 from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
-_SILENCE_SECONDS = 2.0
-
 
 @dataclasses.dataclass(frozen=True)
 class ElasticJob:
@@ -126,9 +124,7 @@ def make(
         script=script,
         environment=environment,
         exported=exported,
-        silence_seconds=_seconds(
-            "TFRING_ELASTIC_SILENCE_SECONDS", _SILENCE_SECONDS
-        ),
+        silence_seconds=_seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0),
         interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
     )
 

@@ -26,14 +26,7 @@ from typing import Any
 from tfring.launcher.elastic import accusations, places
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.trainings import Trainings
-from tfring.launcher.elastic.workers import (
-    Action,
-    Limits,
-    Say,
-    Send,
-    State,
-    Worker,
-)
+from tfring.launcher.elastic.workers import Limits, Say, Send, State, Worker
 
 # By another, and not by an error of its own: 128 + the signal.
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
@@ -64,15 +57,6 @@ class Membership:
     """The workers of a job, and the generation that trains.
 
     Events of unknown and of lost workers are ignored.
-
-    Attributes:
-        workers: The living workers, by name.
-        generation: The number of the current generation; 0 before the first.
-        phase: See the table above.
-        outcome: Why the job has failed; "" if it has succeeded, and None until
-            it is over.
-        first_failure: The first worker that failed, in the latest generation
-            with a failure.
     """
 
     def __init__(
@@ -81,15 +65,16 @@ class Membership:
         self.limits = limits
         self.hosts = hosts
         self._clock = clock
-        self._actions: list[Action] = []
+        self._actions: list[Send | Say] = []
 
+        # The living ones, by name.
         self.workers: dict[str, Worker] = {}
         # Lost, but their processes may still be there.
         self._ending: dict[str, Worker] = {}
         self._numbers = itertools.count(1)
         self._last_ready = clock()
 
-        self.generation = 0
+        self.generation = 0  # 0 before the first
         # In the order of their ranks.
         self._members: list[Worker] = []
         self.phase = Phase.STOPPED
@@ -109,11 +94,14 @@ class Membership:
         self._over_since: float | None = None
         # A member that was lost when others had ended the training.
         self._lost_at_end: Worker | None = None
+        # In the latest generation with a failure.
         self.first_failure: Worker | None = None
         self._failed_in = -1
+        # Why the job has failed; "" if it has succeeded, and None until it is
+        # over.
         self.outcome: str | None = None
 
-    def take_actions(self) -> list[Action]:
+    def take_actions(self) -> list[Send | Say]:
         """Returns what is to be done, in order; each once.
 
         Call it a few times a second, for the time limits. Each call looks at
@@ -635,7 +623,7 @@ class Membership:
                 continue
             if worker in self._members or worker.run < begun:
                 self._expect_build(worker)
-                result = self._trainings.result_of(worker)
+                result = self._trainings.results.get(worker.run)
                 self._send([worker], "over", result=result)
 
     def _let_build(self) -> None:

@@ -21,9 +21,6 @@ class Writer:
     """Writes to this process's streams, in a thread of its own.
 
     Whoever reads them may stop, and the rendezvous must go on.
-
-    Attributes:
-        failed: Nobody reads any more.
     """
 
     def __init__(self) -> None:
@@ -32,7 +29,7 @@ class Writer:
         )
         # Each is counted by one thread alone.
         self._taken_bytes = self._written_bytes = 0
-        self.failed = False
+        self.failed = False  # nobody reads any more
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -63,14 +60,11 @@ class Writer:
 
 
 class JobScreen:
-    """The output of all workers, by their numbers.
-
-    Attributes:
-        prefixes: What stands before a worker's lines, if it is not its name.
-    """
+    """The output of all workers, by their numbers."""
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
+        # What stands before a worker's lines, if it is not its name.
         self.prefixes: dict[int, str] = {}
         self._screen = Screen(
             self.writer.write,

@@ -17,7 +17,8 @@ class Trainings:
         # The members', as one of them has told.
         self.state: State | None = None
         self._functions: dict[int, str] = {}
-        self._results: dict[int, str | None] = {}
+        # By number, as JSON; None where JSON cannot hold it.
+        self.results: dict[int, str | None] = {}
 
     def begin(self, worker: Worker, function: str) -> str:
         """Counts a worker's function; returns an error, or ""."""
@@ -34,14 +35,10 @@ class Trainings:
         """Notes that all have ended a worker's function."""
         if worker.run > self._ended:
             self._ended = worker.run
-            self._results[worker.run] = result
+            self.results[worker.run] = result
             # The members start the next one with this state.
             self.newest_steps = 0
 
     def has_ended(self, worker: Worker) -> bool:
         """Tells if the members have ended a worker's function."""
         return 0 < worker.run <= self._ended
-
-    def result_of(self, worker: Worker) -> str | None:
-        """The result of a worker's function, as JSON; None if there is none."""
-        return self._results.get(worker.run)

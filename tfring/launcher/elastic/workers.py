@@ -46,9 +46,6 @@ class Say:
     text: str
 
 
-Action = Send | Say
-
-
 @dataclasses.dataclass(frozen=True)
 class State:
     """What all workers must have alike."""
