@@ -55,32 +55,33 @@ def main(
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line, by the names of `main`'s arguments."""
+    made = argparse.ArgumentParser(
         prog="python -m tfring.data.compute_worker",
         description="Runs a rank of a compute job for tf.data's service.",
     )
-    parser.add_argument("configfile", help="the file for training jobs")
-    parser.add_argument(
+    made.add_argument("configfile", help="the file for training jobs")
+    made.add_argument(
         "--dispatchers", type=int, default=1, help="1, or one for each rank"
     )
-    parser.add_argument(
+    made.add_argument(
         "--dispatcher-side", default="compute", help="compute or training"
     )
-    parser.add_argument(
+    made.add_argument(
         "--timeout",
         type=int,
         default=60,
         help="seconds that each rank waits for a file of another",
     )
-    parser.add_argument(
+    made.add_argument(
         "--trusted-network",
         action="store_true",
         help="needed: everybody who reaches this machine may read files as "
         "this user, as TensorFlow's servers have no passwords",
     )
-    return parser
+    return made
 
 
 if __name__ == "__main__":
-    main(**vars(_parser().parse_args()))
+    main(**vars(parser().parse_args()))
