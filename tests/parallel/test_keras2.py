@@ -133,6 +133,16 @@ def test_passes(optimizer, average, mode, rank, size):
     assert int(distributed._agg_helper.counter) == 1
 
 
+def test_a_graph_of_tensorflow_1(rank, size):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", initializer=[2.0])
+        optimizer = tfring.DistributedOptimizer(LEGACY.SGD(1.0))
+        [update] = optimizer.get_updates(variable * float(rank), [variable])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(update)
+        np.testing.assert_allclose(session.run(variable), [2 - (size - 1) / 2])
+
+
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
 def test_options_are_those_of_every_optimizer(sparse_as_dense, rank, size):
     table = tf.Variable(tf.zeros([5, 1]))

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfring
+from tfring._gradients import reducer
 from tfring._training import undistributed
 
 DISTRIBUTED = tfring.DistributedOptimizer
@@ -140,6 +141,35 @@ def test_as_an_error_it_is_one_on_every_rank(kind, several_ranks, size):
         warnings.simplefilter("error", tfring.NotDistributedWarning)
         with pytest.raises(tfring.NotDistributedWarning, match=f"{size} ranks"):
             train(kind, sgd())
+
+
+@pytest.mark.parametrize(
+    ("how", "warns"), [("alone", True), ("by a tape", False), ("itself", False)]
+)
+def test_an_optimizer_that_averages_where_it_computes(
+    how, warns, rank, several_ranks, monkeypatch
+):
+    """One of TensorFlow 1 or Keras 2, whose `apply_gradients` does not."""
+    monkeypatch.setattr(reducer, "_calls", 0)
+    variable = tf.Variable([1.0])
+    passes = 2 if how == "itself" else 1  # reduces nothing in the first
+    optimizer = DISTRIBUTED(
+        tf.compat.v1.train.GradientDescentOptimizer(1.0),
+        backward_passes_per_step=passes,
+    )
+
+    def step():
+        if how == "itself":
+            optimizer.minimize(lambda: variable * 2.0, var_list=[variable])
+            return
+        with tf.GradientTape() as tape:
+            loss = variable * 2.0
+        if how == "by a tape":
+            tape = tfring.DistributedGradientTape(tape)
+        gradient = tape.gradient(loss, variable)
+        optimizer.apply_gradients([(gradient, variable)])
+
+    assert len(warned(step)) == (warns and rank == 0)
 
 
 def test_it_can_be_ignored(rank, size):

@@ -11,8 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfring._core import runtime
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.reducer import reduce_gradients
+from tfring._gradients.reducer import count_of_calls, reduce_gradients
+from tfring._training.undistributed import warn
 from tfring._training.weights import warn_if_not_broadcast
 
 _Gradients = list[Any]
@@ -35,6 +37,7 @@ class ComputedGradients:
         self.options = options
         self._passes = passes
         self._average = average_passes
+        self._has_computed = False
         # Made in the first of several passes: how many there have been since
         # the last update, and the sums.
         self.counter: Any = None
@@ -45,6 +48,7 @@ class ComputedGradients:
 
         Collective in the last pass.
         """
+        self._has_computed = True
         pairs = list(pairs)
         gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
@@ -76,6 +80,14 @@ class ComputedGradients:
             apply: Applies them.
             count_batch: Called before the last pass instead.
         """
+        # An optimizer or a tape averages where it computes, in any program.
+        has_averaged = self._has_computed or count_of_calls() > 0
+        if runtime.size() > 1 and not has_averaged:
+            warn(
+                "apply_gradients was given gradients that nothing has averaged",
+                "Compute them by the optimizer's minimize or "
+                "compute_gradients, or by a tfring.DistributedGradientTape.",
+            )
         if self._passes == 1:
             return apply()
         waits_for = [each for each, _ in pairs if each is not None]

@@ -66,7 +66,7 @@ def _look_at(model: Any) -> None:
     ):
         return
     if type(model).train_step is keras.Model.train_step:
-        _warn(f"the optimizer '{optimizer.name}' is not distributed")
+        warn(f"the optimizer '{optimizer.name}' is not distributed")
         return
     train_function = model.train_function
 
@@ -77,7 +77,7 @@ def _look_at(model: Any) -> None:
         result = train_function(*args)
         # The first also in a process set of one rank.
         if (count_of_calls(), count_of_starts()) == before:
-            _warn(
+            warn(
                 f"the train_step of {type(model).__name__} reduces nothing, "
                 f"and the optimizer '{optimizer.name}' is not "
                 "distributed"
@@ -87,16 +87,19 @@ def _look_at(model: Any) -> None:
     model.train_function = first_call
 
 
-def _warn(problem: str) -> None:
+def warn(
+    problem: str,
+    remedy: str = "Compile the model with "
+    "tfring.DistributedOptimizer(optimizer); load it with tfring.load_model.",
+) -> None:
+    """Warns of it once in a process, on several ranks."""
     global _warned
     if _warned:
         return
     _warned = True
     warning = NotDistributedWarning(
         f"tfring: {problem}, so that each of {runtime.size()} ranks trains a "
-        "model of its own. Compile the model with "
-        "tfring.DistributedOptimizer(optimizer); load it with "
-        "tfring.load_model. If that is meant, ignore this by "
+        f"model of its own. {remedy} If that is meant, ignore this by "
         "warnings.simplefilter('ignore', tfring.NotDistributedWarning)."
     )
     warn_all_ranks(warning, is_shown=runtime.rank() == 0)
