@@ -203,6 +203,9 @@ def test_what_cannot_be_says_so():
         tfring.DistributedOptimizer(sgd(), use_locking=True)
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         tfring.DistributedOptimizer(sgd(), backward_passes_per_step=0)
+    passes = tfring.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="has computed nothing"):
+        passes.apply_gradients([(tf.ones([1]), tf.Variable([1.0]))])
     once = tfring.DistributedOptimizer(sgd())
     around = tf_keras.mixed_precision.LossScaleOptimizer(once)
     for optimizer in once, around:

@@ -79,6 +79,9 @@ class ComputedGradients:
             pairs: The result of `averaged`.
             apply: Applies them.
             count_batch: Called before the last pass instead.
+
+        Raises:
+            ValueError: There are several passes, and `averaged` was not called.
         """
         # An optimizer or a tape averages where it computes, in any program.
         has_averaged = self._has_computed or count_of_calls() > 0
@@ -90,6 +93,12 @@ class ComputedGradients:
             )
         if self._passes == 1:
             return apply()
+        if self.counter is None:
+            raise ValueError(
+                "apply_gradients: with backward_passes_per_step the optimizer "
+                "adds up what its minimize or compute_gradients has computed, "
+                "and it has computed nothing."
+            )
         waits_for = [each for each, _ in pairs if each is not None]
         with tf.control_dependencies(waits_for):
             count = self.counter.read_value()

@@ -39,8 +39,11 @@ def distribute_keras2(
         {
             "__module__": base.__module__,
             "__doc__": base.__doc__,
-            "_tfring_made_by": functools.partial(
-                ComputedGradients, options, passes, average_passes
+            # Not a method, which a partial is from Python 3.14 on.
+            "_tfring_made_by": staticmethod(
+                functools.partial(
+                    ComputedGradients, options, passes, average_passes
+                )
             ),
         },
     )
