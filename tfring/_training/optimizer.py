@@ -22,9 +22,10 @@ from tfring._training.keras2_optimizer import (
     is_keras2_optimizer,
 )
 from tfring._training.optimizer_class import (
+    Distributed,
     accumulates_as_keras,
     distribute,
-    is_distributed,
+    with_inner,
 )
 from tfring._training.sharded import Sharded, check_can_be_sharded
 from tfring._training.v1_optimizer import V1Optimizer
@@ -320,26 +321,18 @@ def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
                 f"3's optimizers, and this is a {type(optimizer).__module__}."
                 f"{type(optimizer).__name__}. Leave them out."
             )
-        is_wrapped = _is_distributed(optimizer)
     else:
         optimizer = _checked_keras_optimizer(optimizer)
-        is_wrapped = is_distributed(optimizer)
-    if is_wrapped:
+    if any(
+        isinstance(each, Distributed | V1Optimizer | Keras2Distributed)
+        for each in with_inner(optimizer)
+    ):
         raise ValueError(
             f"The optimizer {getattr(optimizer, 'name', '')!r} is distributed "
             "already: DistributedOptimizer changes the optimizer that it is "
             "given. Wrap an optimizer once."
         )
     return optimizer
-
-
-def _is_distributed(optimizer: Any) -> bool:
-    """As `is_distributed`, of an optimizer that computes its gradients."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return any(
-        isinstance(each, V1Optimizer | Keras2Distributed)
-        for each in (optimizer, inner)
-    )
 
 
 def _checked_keras_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:

@@ -8,6 +8,7 @@ import tf_keras
 
 from tfring import elastic
 from tfring._core import runtime
+from tfring._ops.process_set_registry import were_added
 from tfring.horovod.keras2.variables import state_variables
 
 
@@ -46,8 +47,8 @@ class TensorFlowKerasState(elastic.TensorFlowState):
         super().__init__(state_variables(model, self.optimizer), **kwargs)
 
     def reset(self) -> None:
-        # A trace may have the rank and the size as constants.
-        if runtime.job().topology != self._traced_at:
+        # A trace may have the rank, the size and sets that are gone.
+        if were_added() or runtime.job().topology != self._traced_at:
             for each in ("train", "test", "predict"):
                 setattr(self.model, f"{each}_function", None)
         self._traced_at = runtime.job().topology
