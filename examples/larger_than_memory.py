@@ -1,12 +1,11 @@
 """A step that needs more memory than there is, by offload.
 
     python examples/larger_than_memory.py
-    tfringrun -np 2 python examples/larger_than_memory.py --tier=disk
+    tfringrun -np 2 python examples/larger_than_memory.py
 
 TensorFlow gets 96 MiB, whatever the machine has. The step of this network needs
 160 MiB, most of it for what backpropagation takes in of the forward pass: with
---offload=none it fails. Moved to memory that is not TensorFlow's, or to a disk,
-it fits.
+--offload=none it fails. Moved to memory that is not TensorFlow's, it fits.
 """
 
 import os
@@ -25,7 +24,6 @@ import tfring
 _OFFLOAD = flags.DEFINE_enum(
     "offload", "all", ["none", "all", "conv"], "What is moved."
 )
-_TIER = flags.DEFINE_enum("tier", "host", ["host", "disk"], "Where to.")
 _STEPS = flags.DEFINE_integer("steps", 6, "Steps of an epoch.")
 
 _BATCH_SIZE = 2048
@@ -55,7 +53,7 @@ def main(_):
     keras.utils.set_random_seed(1)
     offload = None
     if _OFFLOAD.value != "none":
-        offload = tfring.Offload(_OFFLOAD.value, tier=_TIER.value)
+        offload = tfring.Offload(_OFFLOAD.value)
     model = make_model()
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.Adam(1e-3), offload=offload

@@ -284,12 +284,3 @@ def until_nothing_is_left(offload):
     """Waits for the end of a step that did not end well."""
     while offload.statistics().tier_bytes > 0:
         time.sleep(0.01)
-
-
-def test_a_disk_is_refused(tmp_path):
-    offload = tfring.Offload(min_bytes=0, tier="disk", directory=tmp_path)
-    step, _ = make_step(offload)
-    with pytest.raises(
-        tf.errors.UnimplementedError, match=r'tier="disk" is for .* on CPUs'
-    ):
-        step(batch_of(8))

@@ -413,9 +413,6 @@ def test_refuses_steps():
         (ValueError, "at least 0", {"min_bytes": -1}),
         (ValueError, "at least 1", {"ahead": 0}),
         (TypeError, "whole number", {"ahead": 1.5}),
-        (ValueError, '"host" or "disk"', {"tier": "tape"}),
-        (ValueError, 'is for tier="disk"', {"directory": "/tmp"}),
-        (ValueError, "no file can", {"tier": "disk", "directory": "/no/such"}),
     ],
 )
 def test_refuses_options(error, match, options):

@@ -1,4 +1,4 @@
-"""Offload where memory or a disk is limited, each in a process of its own."""
+"""Offload where memory is limited, each in a process of its own."""
 
 import json
 import os
@@ -53,28 +53,6 @@ def step(x):
         v.assign_sub(0.1 * g)
     return loss
 """
-
-
-def test_a_full_disk_is_an_error(tmp_path):
-    """The file may grow to a limit of the process alone."""
-    script = (
-        STEP
-        + """
-import resource, signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    step(x)
-except tf.errors.ResourceExhaustedError as error:
-    print("refused:", error)
-print("left:", offload.statistics().tier_bytes)
-"""
-    )
-    output = run_script(script, {"tier": "disk", "directory": str(tmp_path)})
-    assert "refused:" in output
-    assert f'writing a feature map to directory="{tmp_path}" failed' in output
-    assert "left: 0" in output
-    assert list(tmp_path.iterdir()) == []
 
 
 def limited(mib):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import itertools
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +13,6 @@ import tensorflow as tf
 from tfring._core import native
 
 _POLICIES = ("all", "conv", "auto")
-_TIERS = ("host", "disk")
 
 _plans = itertools.count(1)
 
@@ -63,11 +60,11 @@ class OffloadStatistics:
             -1 if it has no count. `tf.config.experimental.reset_memory_stats`
             begins it anew. On a CPU with oneDNN it leaves out tensors below
             256 KiB; on other CPUs there is none.
-        tier_bytes: What the tier holds now, of all steps of this process.
-        tier_peak_bytes: The most that it has held. Pinned and ordinary memory
-            of the host are added up.
-        tier_reserved_bytes: What it has taken from the host or the disk; it is
-            used again by later steps.
+        tier_bytes: What the host's memory holds now of feature maps, of all
+            steps of this process. Pinned and ordinary memory are added up.
+        tier_peak_bytes: The most that it has held.
+        tier_reserved_bytes: What has been taken of it, which later steps use
+            again.
     """
 
     steps: int
@@ -91,8 +88,9 @@ class Offload:
 
     Memory is what bounds the batch and the model, and most of it is held by the
     results of layers, which wait for backpropagation. With this option they are
-    copied to the host's memory or to a disk, their memory is released, and they
-    are copied back before they are needed. The copies go on beside the
+    copied to memory of the host that is not TensorFlow's, pinned memory from a
+    GPU; their memory is released, and they are copied back before they are
+    needed. The copies go on beside the
     computation. With `"all"` and `"conv"` the weights come out the same to the
     bit in all models that the tests have; where a function moves
     only some, TensorFlow's optimizations may round a sum in another way.
@@ -117,13 +115,6 @@ class Offload:
         ahead: How many feature maps may be on their way out at a time, and how
             many may be back before they are used. More hides copies better, and
             takes more memory.
-        tier: `"host"`, memory of the host that is not TensorFlow's, or
-            `"disk"`, a file. From a GPU feature maps go to pinned memory of the
-            host; with `"disk"` the first step raises
-            `tf.errors.UnimplementedError` there.
-        directory: For `"disk"`: where the file is. It has no name, so that it
-            is gone with the process, however that ends. Default: the system's
-            folder for temporary files, which may be memory; give one on a disk.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -153,8 +144,6 @@ class Offload:
     budget_bytes: int | None = None
     min_bytes: int = 1 << 20
     ahead: int = 2
-    tier: str = "host"
-    directory: str | Path | None = None
     # The plans of the steps that have been traced with these options.
     _traced: list[int] = dataclasses.field(
         default_factory=list, init=False, repr=False
@@ -176,16 +165,6 @@ class Offload:
             )
         if self.budget_bytes is not None:
             _check_number("budget_bytes", self.budget_bytes, 1)
-        if self.tier not in _TIERS:
-            raise ValueError(
-                f'Offload: tier must be "host" or "disk", got {self.tier!r}.'
-            )
-        if self.directory is not None and self.tier != "disk":
-            raise ValueError(
-                'Offload: directory is for tier="disk", got tier='
-                f"{self.tier!r}."
-            )
-        _check_directory(self._directory())
 
     def statistics(self) -> OffloadStatistics | None:
         """Figures of the last step that was traced with these options.
@@ -199,12 +178,6 @@ class Offload:
             if capi.tfring_offload_statistics(plan, fields, len(fields)) == 0:
                 return OffloadStatistics(*fields)
         return None
-
-    def _directory(self) -> str:
-        """The disk tier's directory, "" for the host's memory."""
-        if self.tier == "host":
-            return ""
-        return str(self.directory or tempfile.gettempdir())
 
     def _new_plan(self) -> int:
         """The number of the plan of one more traced step."""
@@ -237,15 +210,3 @@ def _check_number(name: str, value: Any, least: int) -> None:
         raise ValueError(
             f"Offload: {name} must be at least {least}, got {value}."
         )
-
-
-def _check_directory(directory: str) -> None:
-    if not directory:
-        return
-    try:
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"Offload: no file can be made in directory={directory!r}: {error}."
-        ) from error

@@ -124,7 +124,6 @@ class _Rewrite:
                 items=len(self._moved),
                 min_bytes=offload.min_bytes,
                 budget_bytes=offload.budget_bytes or 0,
-                directory=offload._directory(),
                 report=not runtime.is_initialized() or runtime.rank() == 0,
                 note="".join(f" {note}" for note in notes),
             )

@@ -120,7 +120,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             their own gradients.
         scale_local_gradients: If true, the gradients of local variables, see
             `PartialDistributedOptimizer`, are divided by the number of ranks.
-        offload: Which feature maps are moved to the host's memory or a disk
+        offload: Which feature maps are moved to the host's memory
             until backpropagation needs them, so that larger models and batches
             fit. Not under XLA: compile with `jit_compile=False`. Default: none.
         shard_states: If true, each rank keeps `1 / size()` of the optimizer's

@@ -6,10 +6,8 @@
 //
 // Thread-safe.
 //
-// Invariants:
-// - `done` of each copy is called exactly once, after its last piece, on one of
-//   the threads.
-// - After a piece has failed no other piece of that copy is begun.
+// Invariant: `done` of each copy is called exactly once, after its last piece,
+// on one of the threads.
 #ifndef TFRING_OPS_OFFLOAD_COPIER_H_
 #define TFRING_OPS_OFFLOAD_COPIER_H_
 
@@ -30,9 +28,8 @@ class Copier {
  public:
   enum class Direction { kOut, kBack };
 
-  // Copies the bytes from `offset` on; called by several threads at a time.
-  using Move = std::function<absl::Status(int64_t offset, int64_t bytes)>;
-  // `busy_ns` is how long threads were at work on it, all added up.
+  // `busy_ns` is how long threads were at work on it, all added up.  The copies
+  // of this class are OK; those of a GPU may fail.
   using Done = std::function<void(absl::Status status, int64_t busy_ns)>;
 
   explicit Copier(int threads);
@@ -44,8 +41,9 @@ class Copier {
   // Lives for ever.
   static Copier& Global();
 
-  // REQUIRES: bytes > 0.
-  void Submit(Direction direction, int64_t bytes, Move move, Done done);
+  // REQUIRES: bytes > 0; `from` and `to` stay until `done` is called.
+  void Submit(Direction direction, const char* from, char* to, int64_t bytes,
+              Done done);
 
  private:
   struct Copy;

@@ -5,11 +5,9 @@
 #include <map>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tfring_ops/base/log.h"
-#include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
 namespace {
@@ -43,15 +41,13 @@ Plans& AllPlans() {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Plan>> Plan::FindOrMake(
-    const PlanOptions& options) {
-  TFRING_ASSIGN_OR_RETURN(Tier* const tier, Tier::Find(options.directory));
+std::shared_ptr<Plan> Plan::FindOrMake(const PlanOptions& options) {
   Plans& plans = AllPlans();
   std::lock_guard<std::mutex> lock(plans.mutex);
   std::shared_ptr<Plan>& plan = plans.by_id[options.id];
   // A graph that was loaded may have the id of another.
   if (plan == nullptr || plan->options_.items != options.items) {
-    plan = std::make_shared<Plan>(options, tier);
+    plan = std::make_shared<Plan>(options);
   }
   return plan;
 }
@@ -69,14 +65,9 @@ std::shared_ptr<Execution> Plan::Begin(Meter meter) {
                                      keep_);
 }
 
-absl::StatusOr<Tier*> Plan::TierOfGpu(int gpu) {
-  if (!options_.directory.empty()) {
-    return absl::UnimplementedError(
-        "offload: tier=\"disk\" is for feature maps on CPUs, and this one is "
-        "on a GPU. Use tier=\"host\".");
-  }
+Tier* Plan::TierOfGpu(int gpu) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (pinned_tier_ == nullptr) pinned_tier_ = Tier::FindPinned(gpu);
+  if (pinned_tier_ == nullptr) pinned_tier_ = Tier::Pinned(gpu);
   return pinned_tier_;
 }
 
@@ -99,7 +90,7 @@ void Plan::End(const Execution& execution) {
 PlanStatistics Plan::statistics() const {
   std::lock_guard<std::mutex> lock(mutex_);
   PlanStatistics statistics = statistics_;
-  statistics.tier = tier_->use();
+  statistics.tier = tier()->use();
   if (pinned_tier_ != nullptr) {
     const Tier::Use pinned = pinned_tier_->use();
     statistics.tier.in_use_bytes += pinned.in_use_bytes;
@@ -122,16 +113,14 @@ void Plan::Report() const {
     peak = absl::StrCat(" The device's allocator has counted up to ",
                         Mebibytes(s.peak_bytes), " at once.");
   }
-  const std::string tier = options_.directory.empty()
-                               ? "the host's memory"
-                               : absl::StrCat("a file in ", options_.directory);
-  LogInfo(0, absl::StrCat(
-                 "offload: a step moves ", s.moved, " feature maps to ", tier,
-                 ", which frees ", Mebibytes(s.moved_bytes), ".", kept, " ",
-                 s.small, " are below min_bytes. Copies took ",
-                 Milliseconds(s.out_ns), " out and ", Milliseconds(s.back_ns),
-                 " back of the copiers' time, beside a step of ",
-                 Milliseconds(s.step_ns), ".", peak, options_.note));
+  LogInfo(0, absl::StrCat("offload: a step moves ", s.moved,
+                          " feature maps to the host's memory, which frees ",
+                          Mebibytes(s.moved_bytes), ".", kept, " ", s.small,
+                          " are below min_bytes. Copies took ",
+                          Milliseconds(s.out_ns), " out and ",
+                          Milliseconds(s.back_ns),
+                          " back of the copiers' time, beside a step of ",
+                          Milliseconds(s.step_ns), ".", peak, options_.note));
 }
 
 Execution::Execution(std::shared_ptr<Plan> plan, Meter meter,

@@ -24,7 +24,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "tfring_ops/offload/planner.h"
 #include "tfring_ops/offload/tier.h"
 
@@ -41,9 +40,8 @@ struct PlanOptions {
   int64_t min_bytes = 0;
   // The most that may stay, small ones not counted; 0 moves everything.
   int64_t budget_bytes = 0;
-  std::string directory;  // of the disk tier; empty for the host's memory
-  bool report = false;    // whether this process says what is moved
-  std::string note;       // and what it adds
+  bool report = false;  // whether this process says what is moved
+  std::string note;     // and what it adds
 };
 
 struct PlanStatistics {
@@ -68,23 +66,21 @@ class Execution;
 class Plan : public std::enable_shared_from_this<Plan> {
  public:
   // The plan of that id and number of items, made on the first call.
-  // InvalidArgument if the tier cannot be.
-  static absl::StatusOr<std::shared_ptr<Plan>> FindOrMake(
-      const PlanOptions& options);
+  static std::shared_ptr<Plan> FindOrMake(const PlanOptions& options);
   // Null if there is none.
   static std::shared_ptr<Plan> Find(int64_t id);
 
-  Plan(const PlanOptions& options, Tier* tier)
-      : options_(options), tier_(tier), seen_(options.items) {}
+  explicit Plan(const PlanOptions& options)
+      : options_(options), seen_(options.items) {}
 
   // A run begins.
   std::shared_ptr<Execution> Begin(Meter meter);
 
   PlanStatistics statistics() const;
   // Where tensors in the host's memory go.
-  Tier* tier() const { return tier_; }
-  // Where those of a GPU go: pinned memory.  Unimplemented for a disk.
-  absl::StatusOr<Tier*> TierOfGpu(int gpu);
+  Tier* tier() const { return Tier::Pageable(); }
+  // Where those of a GPU go.
+  Tier* TierOfGpu(int gpu);
 
  private:
   friend class Execution;
@@ -94,7 +90,6 @@ class Plan : public std::enable_shared_from_this<Plan> {
   void Report() const;
 
   const PlanOptions options_;
-  Tier* const tier_;
   mutable std::mutex mutex_;      // of all that follows
   Tier* pinned_tier_ = nullptr;   // if it is in use
   std::vector<FeatureMap> seen_;  // each in the last run that reached it

@@ -1,20 +1,20 @@
-// Where feature maps are kept while nobody needs them: memory that is not
-// TensorFlow's, or a file.
+// Where feature maps are kept while nobody needs them: memory of the host that
+// is not TensorFlow's.
 //
 // Thread-safe.
 //
 // Invariants:
 // - What a slot takes is given back when it is destroyed, and by nothing else.
-// - The host's memory that is kept for later slots is, with what is in use, no
-//   more than was once in use, and one slot.
+// - The memory that is kept for later slots is, with what is in use, no more
+//   than was once in use, and one slot.
 #ifndef TFRING_OPS_OFFLOAD_TIER_H_
 #define TFRING_OPS_OFFLOAD_TIER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <string>
+#include <mutex>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tfring {
@@ -24,14 +24,21 @@ class Tier {
   // The place of one tensor.
   class Slot {
    public:
-    virtual ~Slot() = default;
-    // Copy `bytes` bytes, from `offset` of the slot on.  May be called by
-    // several threads, for parts that do not overlap.
-    virtual absl::Status Write(const char* source, int64_t offset,
-                               int64_t bytes) = 0;
-    virtual absl::Status Read(char* target, int64_t offset, int64_t bytes) = 0;
-    // Its memory; null if it is in a file.
-    virtual char* memory() const { return nullptr; }
+    ~Slot();
+    Slot(const Slot&) = delete;
+    Slot& operator=(const Slot&) = delete;
+
+    char* memory() const { return block_; }
+
+   private:
+    friend class Tier;
+
+    Slot(Tier* tier, char* block, int64_t bytes)
+        : tier_(tier), block_(block), bytes_(bytes) {}
+
+    Tier* const tier_;
+    char* const block_;
+    const int64_t bytes_;  // of the block
   };
 
   struct Use {
@@ -40,30 +47,37 @@ class Tier {
     int64_t reserved_bytes = 0;  // in use, and free for later slots
   };
 
-  virtual ~Tier() = default;
+  // Memory from the C library; and memory that GPUs can copy from and to, by
+  // the driver of `gpu`.
+  static std::unique_ptr<Tier> MakePageable();
+  static std::unique_ptr<Tier> MakePinned(int gpu);
+  // One of each for all plans, which lives for ever.  `gpu` is one that is in
+  // use.
+  static Tier* Pageable();
+  static Tier* Pinned(int gpu);
+
+  ~Tier();
 
   // ResourceExhausted if there is no room.
   // REQUIRES: bytes > 0.  The tier outlives the slot.
-  virtual absl::StatusOr<std::unique_ptr<Slot>> Allocate(int64_t bytes) = 0;
+  absl::StatusOr<std::unique_ptr<Slot>> Allocate(int64_t bytes);
 
-  virtual Use use() const = 0;
+  Use use() const;
 
-  // The host's memory if `directory` is empty, else a file in it.  One tier for
-  // each directory, which lives for ever.
-  static absl::StatusOr<Tier*> Find(const std::string& directory);
-  // Memory of the host that GPUs can copy from and to; one tier for all of
-  // them, which lives for ever.  `gpu` is one that is in use.
-  static Tier* FindPinned(int gpu);
+ private:
+  class BlockSource;
+  class PageableBlocks;
+  class PinnedBlocks;
+
+  explicit Tier(std::unique_ptr<BlockSource> source);
+
+  void GiveBack(char* block, int64_t bytes);
+
+  const std::unique_ptr<BlockSource> source_;
+  mutable std::mutex mutex_;  // of all that follows, and of the source
+  Use use_;
+  std::multimap<int64_t, char*> free_;  // by their size
 };
-
-// Memory of the host.
-std::unique_ptr<Tier> MakeHostTier();
-std::unique_ptr<Tier> MakePinnedTier(int gpu);
-
-// A file in `directory` that has no name, so that it is gone with the process,
-// however that ends.
-absl::StatusOr<std::unique_ptr<Tier>> MakeDiskTier(
-    const std::string& directory);
 
 }  // namespace tfring
 

@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/offload/cuda_copier.h"
 #include "tfring_ops/tf/gpu_stream.h"
 
@@ -13,8 +12,7 @@ absl::StatusOr<std::unique_ptr<Tier::Slot>> AllocateSlot(
     tensorflow::OpKernelContext* context, Plan& plan, int64_t bytes) {
   const std::optional<GpuStream> gpu = GpuStreamOf(context);
   if (!gpu.has_value()) return plan.tier()->Allocate(bytes);
-  TFRING_ASSIGN_OR_RETURN(Tier* const tier, plan.TierOfGpu(gpu->device));
-  return tier->Allocate(bytes);
+  return plan.TierOfGpu(gpu->device)->Allocate(bytes);
 }
 
 void CopyTensor(tensorflow::OpKernelContext* context,
@@ -32,14 +30,9 @@ void CopyTensor(tensorflow::OpKernelContext* context,
                       std::move(done));
     return;
   }
-  Copier::Global().Submit(
-      direction, bytes,
-      [direction, data, slot](int64_t offset, int64_t count) {
-        return direction == Copier::Direction::kOut
-                   ? slot->Write(data + offset, offset, count)
-                   : slot->Read(data + offset, offset, count);
-      },
-      std::move(done));
+  const bool out = direction == Copier::Direction::kOut;
+  Copier::Global().Submit(direction, out ? data : slot->memory(),
+                          out ? slot->memory() : data, bytes, std::move(done));
 }
 
 }  // namespace tfring

@@ -103,13 +103,10 @@ class OffloadBeginOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("min_bytes", &options.min_bytes));
     OP_REQUIRES_OK(context,
                    context->GetAttr("budget_bytes", &options.budget_bytes));
-    OP_REQUIRES_OK(context, context->GetAttr("directory", &options.directory));
     OP_REQUIRES_OK(context, context->GetAttr("report", &options.report));
     OP_REQUIRES_OK(context, context->GetAttr("note", &options.note));
     options.items = static_cast<int>(items);
-    absl::StatusOr<std::shared_ptr<Plan>> plan = Plan::FindOrMake(options);
-    OP_REQUIRES_OK(context, plan.status());
-    plan_ = *std::move(plan);
+    plan_ = Plan::FindOrMake(options);
   }
 
   void Compute(OpKernelContext* context) override {

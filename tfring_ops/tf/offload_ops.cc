@@ -53,7 +53,6 @@ REGISTER_OP("TfringOffloadBegin")
     .Attr("items: int")
     .Attr("min_bytes: int")
     .Attr("budget_bytes: int = 0")
-    .Attr("directory: string = ''")
     .Attr("report: bool = false")
     .Attr("note: string = ''")
     .SetShapeFn(Scalar);
