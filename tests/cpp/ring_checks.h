@@ -22,6 +22,7 @@
 #include "tfring_ops/algorithms/ring/broadcast.h"
 #include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/algorithms/ring/reduce_scatter.h"
+#include "tfring_ops/algorithms/ring/staged_allreduce.h"
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/transport/transport.h"

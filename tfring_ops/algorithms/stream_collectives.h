@@ -18,8 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/algorithms/ring/staged_allreduce.h"
 #include "tfring_ops/base/types.h"
 
 namespace tfring {

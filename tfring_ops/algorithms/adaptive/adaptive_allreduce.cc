@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
+#include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/algorithms/ring/chunks.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"

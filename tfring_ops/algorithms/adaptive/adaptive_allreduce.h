@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
-#include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/algorithms/ring/hierarchical.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/algorithms/ring/staged_allreduce.h"
 #include "tfring_ops/base/options.h"
 
 namespace tfring {

@@ -7,13 +7,9 @@
 #ifndef TFRING_OPS_ALGORITHMS_RING_ALLREDUCE_H_
 #define TFRING_OPS_ALGORITHMS_RING_ALLREDUCE_H_
 
-#include <cstddef>
-#include <cstdint>
-
 #include "absl/status/status.h"
-#include "absl/types/span.h"
+#include "tfring_ops/algorithms/ring/blocks.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
-#include "tfring_ops/base/types.h"
 
 namespace tfring {
 
@@ -21,27 +17,10 @@ namespace tfring {
 // kAverage divides by the number of ranks, on top of `buffers.scale`.
 absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers);
 
-// A source and destination of data that does not lie in memory as it travels:
-// it is loaded into `stage`, a block at a time, and stored from there.
-class Staging {
- public:
-  virtual ~Staging() = default;
-
-  // Writes the elements `range`, as they travel, to `to`.
-  virtual void Load(Range range, std::byte* to) = 0;
-  // Stores the reduced elements `range` from `from`.
-  virtual void Store(Range range, const std::byte* from) = 0;
-};
-
-// The same for `buffers.count` elements of `staging`; the other buffers are not
-// used.  `stage`, of the same length on every rank, holds all of them, or else
-// at least two elements for each rank; two blocks are enough (see Note
-// [Reduction by blocks]), which StageBytes gives.
-absl::Status StagedRingAllreduce(const RingContext& context,
-                                 RingBuffers buffers,
-                                 absl::Span<std::byte> stage, Staging& staging);
-
-int64_t StageBytes(const RingContext& context, DataType dtype);
+// The same for each of `blocks`, whose places are in `buffers`; kAverage adds.
+// REQUIRES: at least two ranks.
+absl::Status RingAllreduceBlocks(const RingContext& context,
+                                 const RingBuffers& buffers, Blocks& blocks);
 
 }  // namespace tfring
 

@@ -39,21 +39,24 @@ int64_t GridBlockCount(Rings rings, int64_t count, DataType dtype) {
                             dtype);
 }
 
-// All axes but the last.
-class OtherAxes {
+// The blocks of the ring along the last axis: the others reduce-scatter them
+// before, and gather them after it.
+class GridBlocks final : public Blocks {
  public:
-  OtherAxes(Rings rings, const RingBuffers& buffers)
-      : rings_(rings),
+  GridBlocks(Rings rings, const RingBuffers& buffers)
+      : Blocks(buffers.count,
+               GridBlockCount(rings, buffers.count, buffers.dtype)),
+        rings_(rings.first(rings.size() - 1)),
         buffers_(buffers),
         element_bytes_(SizeInBytes(buffers.dtype)) {
     buffers_.scale = 1.0;
   }
 
   // This rank's range of `block` on the last axis.
-  Range Share(Range block) const { return Shares(block).back(); }
+  Range Place(Range block) const override { return Shares(block).back(); }
 
   // Reduces `block` so far that each rank has its share in the output.
-  absl::Status ReduceScatter(Range block) const {
+  absl::Status Begin(Range block) override {
     RingBuffers buffers = buffers_;
     const std::vector<Range> shares = Shares(block);
     for (size_t axis = 0; axis < rings_.size(); ++axis) {
@@ -70,7 +73,7 @@ class OtherAxes {
   }
 
   // Brings all shares of `block` together.
-  absl::Status Allgather(Range block) const {
+  absl::Status End(Range block) override {
     const std::vector<Range> shares = Shares(block);
     for (size_t axis = rings_.size(); axis-- > 0;) {
       std::vector<int64_t> bytes_of_rank;
@@ -112,7 +115,7 @@ class OtherAxes {
     return shares;
   }
 
-  const Rings rings_;
+  const Rings rings_;  // but the last
   RingBuffers buffers_;
   const int64_t element_bytes_;
 };
@@ -146,15 +149,9 @@ absl::Status HierarchicalAllreduce(const RingGrid& grid, RingBuffers buffers) {
   const RingContext& last = *rings.back();
   if (rings.size() == 1) return RingAllreduce(last, buffers);
 
-  const OtherAxes others(rings.first(rings.size() - 1), buffers);
+  GridBlocks blocks(rings, buffers);
   buffers.input = buffers.output;
-  Primitives prims(last, buffers);
-  return AllreduceByBlocks(
-      last, prims, buffers.count, buffers.dtype,
-      GridBlockCount(rings, buffers.count, buffers.dtype),
-      [&](Range block) { return others.ReduceScatter(block); },
-      [&](Range block) { return others.Allgather(block); },
-      [&](Range block) { return others.Share(block); });
+  return RingAllreduceBlocks(last, buffers, blocks);
 }
 
 }  // namespace tfring

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "tfring_ops/algorithms/ring/allreduce.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/algorithms/ring/staged_allreduce.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/kernels/kernels.h"
