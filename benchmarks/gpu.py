@@ -17,8 +17,8 @@ each of two ranks has on one and the same GPU:
 - keras: the step of a model with the plain optimizer, on one rank; left out
   without TensorFlow.
 
-The ring is measured at smaller sizes and other segments, too, beside a copy of
-as many bytes in the same job.
+The ring is measured at smaller sizes, too, beside a copy of as many bytes in
+the same job.
 
 Where two ranks can have a GPU each, the ring and NCCL are measured there, too,
 one after the other; NCCL takes no two ranks on one GPU.
@@ -55,7 +55,6 @@ _WAYS = ("ipc", "1"), ("staged", "0")  # and TFRING_CUDA_IPC
 _PACKED_TENSORS = 256
 # The sizes of the last table are parts of --bytes.
 _SIZE_DIVISORS = (1, 16, 256)
-_SEGMENT_MEBIBYTES = (1, 4, 16)
 
 
 def seconds_of(
@@ -236,26 +235,17 @@ def of_own_gpus(count_bytes: int) -> dict[str, float]:
 
 
 def of_sizes(count_bytes: int) -> list[str]:
-    """Returns rows: way, segment, size, of the ring and of a copy in GB/s."""
+    """Returns rows: way, size, of the ring and of a copy in GB/s."""
     rows = []
     for way, ipc in _WAYS:
-        for segment in _SEGMENT_MEBIBYTES:
-            seconds = run(
-                "sizes",
-                2,
-                count_bytes,
-                TFRING_CUDA_IPC=ipc,
-                TFRING_CUDA_AWARE_MPI="0",
-                TFRING_DEVICE_SEGMENT_BYTES=str(segment << 20),
+        seconds = run("sizes", 2, count_bytes, TFRING_CUDA_IPC=ipc)
+        for divisor in _SIZE_DIVISORS:
+            size = count_bytes / divisor
+            rates = (
+                f"{size / seconds[f'{what} {divisor}'] / 1e9:.2f}"
+                for what in ("allreduce", "copy")
             )
-            for divisor in _SIZE_DIVISORS:
-                size = count_bytes / divisor
-                rates = (
-                    f"{size / seconds[f'{what} {divisor}'] / 1e9:.2f}"
-                    for what in ("allreduce", "copy")
-                )
-                cells = way, f"{segment}", f"{size / 2**20:g}", *rates
-                rows.append(f"| {' | '.join(cells)} |")
+            rows.append(f"| {' | '.join((way, f'{size / 2**20:g}', *rates))} |")
     return rows
 
 
@@ -265,13 +255,9 @@ def shares(count_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
     copy = seconds["copy"]
     host = max(seconds["to host"], seconds["from host"])
     for name, ipc in _WAYS:
-        seconds[name] = run(
-            "allreduce",
-            2,
-            count_bytes,
-            TFRING_CUDA_IPC=ipc,
-            TFRING_CUDA_AWARE_MPI="0",
-        )["allreduce"]
+        seconds[name] = run("allreduce", 2, count_bytes, TFRING_CUDA_IPC=ipc)[
+            "allreduce"
+        ]
     found = {
         "pack": copy / seconds["pack"],
         "unpack": copy / seconds["unpack"],
@@ -320,8 +306,8 @@ def main() -> None:
     for name, share in found.items():
         print(f"| {name} | {share:.0%} | {GOALS[name]:.0%} |")
     rows = of_sizes(arguments.bytes)
-    print("\n| | MiB a segment | MiB | GB/s | a copy's GB/s |")
-    print("|---|---|---|---|---|", *rows, sep="\n")
+    print("\n| | MiB | GB/s | a copy's GB/s |")
+    print("|---|---|---|---|", *rows, sep="\n")
     if left_out:
         print(f"\nNCCL is left out: {left_out}.")
     if fake:

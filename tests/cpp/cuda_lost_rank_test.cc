@@ -191,8 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
     Ways, CudaLostRankTest,
     testing::Values(std::tuple(2, Way::kIpc), std::tuple(3, Way::kIpc),
                     std::tuple(4, Way::kIpc), std::tuple(2, Way::kStaged),
-                    std::tuple(3, Way::kStaged), std::tuple(4, Way::kStaged),
-                    std::tuple(2, Way::kMessages)));
+                    std::tuple(3, Way::kStaged), std::tuple(4, Way::kStaged)));
 
 void AskNothing(Rank& /*rank*/, const DeviceElements& /*data*/) {}
 
@@ -288,11 +287,11 @@ void FailLaunches(int left, std::atomic<int>& ready, int size) {
 // The same, on one rank too, and where MPI knows of GPUs.
 class CudaFailingRankTest
     : public testing::TestWithParam<std::tuple<int, Way>> {};
-INSTANTIATE_TEST_SUITE_P(
-    Ways, CudaFailingRankTest,
-    testing::Combine(testing::Values(1, 2, 3, 4),
-                     testing::Values(Way::kIpc, Way::kStaged, Way::kMessages,
-                                     Way::kCudaAware)));
+INSTANTIATE_TEST_SUITE_P(Ways, CudaFailingRankTest,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Way::kIpc,
+                                                          Way::kStaged,
+                                                          Way::kCudaAware)));
 
 TEST_P(CudaFailingRankTest, ItsErrorReachesAllRanks) {
   const auto [size, way] = GetParam();

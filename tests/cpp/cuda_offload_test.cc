@@ -89,7 +89,7 @@ class CudaCopierTest : public testing::Test {
   }
 
   const std::unique_ptr<CudaDevice> device_ = OpenGpu();
-  const std::unique_ptr<Tier> tier_ = MakePinnedTier(0);
+  const std::unique_ptr<Tier> tier_ = Tier::MakePinned(0);
   std::unique_ptr<Tier::Slot> slots_[8];
   std::unique_ptr<CudaCopier> copier_;
 };
@@ -224,7 +224,7 @@ TEST(CudaCopierFailureTest, CopiesEndWithTheErrorOfTheirContext) {
   const CudaDriver& driver = **CudaDriver::Get();
   auto copier = CudaCopier::Create(kEndedGpu);
   ASSERT_TRUE(copier.ok()) << copier.status();
-  const std::unique_ptr<Tier> tier = MakePinnedTier(kEndedGpu);
+  const std::unique_ptr<Tier> tier = Tier::MakePinned(kEndedGpu);
   auto slot = tier->Allocate(kBytes);
   ASSERT_TRUE(slot.ok()) << slot.status();
   CUcontext context = nullptr;
@@ -275,7 +275,7 @@ TEST(PinnedTierTest, IsPinnedAndDoesNotGrow) {
   const std::unique_ptr<CudaDevice> device = OpenGpu();
   const CudaDriver& driver = **CudaDriver::Get();
   const CudaScope scope(driver, device->context());
-  const std::unique_ptr<Tier> tier = MakePinnedTier(0);
+  const std::unique_ptr<Tier> tier = Tier::MakePinned(0);
   CheckTierDoesNotGrow(*tier, [&](Tier::Slot& slot) {
     CUdeviceptr address = 0;
     EXPECT_EQ(driver.cuMemHostGetDevicePointer(&address, slot.memory(), 0),

@@ -13,8 +13,7 @@ namespace {
 
 class CudaRacesTest : public testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, CudaRacesTest,
-                         testing::Values(Way::kIpc, Way::kStaged,
-                                         Way::kMessages));
+                         testing::Values(Way::kIpc, Way::kStaged));
 
 TEST_P(CudaRacesTest, AWaitThatIsLeftOutIsSeen) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);

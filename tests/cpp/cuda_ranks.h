@@ -18,9 +18,8 @@ namespace tfring {
 
 using FakeOptions = fake_cuda::Options;
 
-// The way between the GPUs; kStaged through memory that ranks of a node share,
-// kMessages not.
-enum class Way { kIpc, kStaged, kMessages, kCudaAware };
+// The way between the GPUs.
+enum class Way { kIpc, kStaged, kCudaAware };
 
 // Parts are smaller than segments, and segments no multiple of them.
 inline constexpr int64_t kPartBytes = 512;
@@ -30,7 +29,6 @@ inline Options OptionsFor(Way way) {
   Options options;
   options.device_segment_bytes = kPartBytes;
   options.cuda_ipc = way == Way::kIpc;
-  options.shared_memory = way != Way::kMessages;
   options.stall_shutdown_seconds = 20;
   return options;
 }

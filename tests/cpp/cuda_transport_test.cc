@@ -33,8 +33,7 @@ class CudaTransportTest
 INSTANTIATE_TEST_SUITE_P(
     Ways, CudaTransportTest,
     testing::Combine(testing::Values(1, 2, 3, 4),
-                     testing::Values(Way::kIpc, Way::kStaged, Way::kMessages,
-                                     Way::kCudaAware),
+                     testing::Values(Way::kIpc, Way::kStaged, Way::kCudaAware),
                      testing::Values(50)));
 
 TEST_P(CudaTransportTest, EveryCollective) {
@@ -102,6 +101,33 @@ TEST(CudaFallbackTest, WhereThereIsNoIpcAllGoThroughTheHost) {
   EXPECT_NE(WarningOf(WithFakeCuda(&FakeOptions::no_ipc, 1))
                 .find("CUDA_ERROR_NOT_SUPPORTED"),
             std::string::npos);
+}
+
+// The numbers by which streams wait for each other lie in pinned memory.
+TEST(CudaFallbackTest, WhereMemoryCannotBePinnedAllGoThroughTheHost) {
+  const WithFakeCuda open_own(&FakeOptions::open_own, 1);
+  // Three ranks pin what each has, and then what two others have.
+  for (const int pins : {0, 2, 3, 8}) {
+    EXPECT_NE(WarningOf(WithFakeCuda(&FakeOptions::pins_left, pins))
+                  .find("CUDA_ERROR_NOT_SUPPORTED"),
+              std::string::npos)
+        << pins;
+  }
+}
+
+// Some ranks share a node, and others not; parts come late.
+TEST(CudaNodesTest, StagedWithinAndBetweenThem) {
+  const WithFakeCuda delay(&FakeOptions::delay_us, 300);
+  for (const std::vector<int>& nodes :
+       {std::vector<int>{0, 0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}}) {
+    const auto size = static_cast<int>(nodes.size());
+    const auto cases = SolveSomeTypesAndOps(size);
+    OnGpus(
+        nodes, OptionsFor(Way::kStaged), Way::kStaged,
+        [&](const CudaDevice& device, Transport& transport, Transport& host) {
+          GpuRank(device, transport, kSegmentBytes).CheckAll(host, cases);
+        });
+  }
 }
 
 }  // namespace

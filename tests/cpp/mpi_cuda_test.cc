@@ -110,7 +110,7 @@ TEST(MpiCudaDriverTest, AHandleThatIsOpenedTwiceIsMappedOnce) {
 // As a CUDA-aware MPI needs it: whoever calls MPI may move the GPU's messages
 // along.
 TEST(MpiCudaAwareTest, EveryThreadThatCallsMpiHasTheContext) {
-  const auto host = MakeWorldTransport(SharedMemory::kNever);
+  auto host = MakeWorldTransport(SharedMemory::kNever);
   const auto other_channel = MakeWorldTransport(SharedMemory::kNever);
   if (host->size() == 1) return;
   const CudaDriver& driver = **CudaDriver::Get();
@@ -130,8 +130,8 @@ TEST(MpiCudaAwareTest, EveryThreadThatCallsMpiHasTheContext) {
   EXPECT_EQ(context_after_calls(), nullptr);
   Options options;
   options.cuda_ipc = false;
-  options.cuda_aware_mpi = Options::CudaAwareMpi::kYes;
-  const auto transport = MakeCudaTransport(*device, *host, options).value();
+  CudaAwareTransport aware(std::move(host));
+  const auto transport = MakeCudaTransport(*device, aware, options).value();
   EXPECT_EQ(context_after_calls(), device->context());
 }
 

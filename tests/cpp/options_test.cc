@@ -32,15 +32,7 @@ constexpr double As(T value) {
 const Variable kVariables[] = {
     {"TFRING_FUSION_THRESHOLD", "0", Of(&Options::fusion_threshold_bytes),
      64 << 20, 0},
-    {"TFRING_SEGMENT_BYTES", "8", Of(&Options::segment_bytes), 128 << 10, 8},
-    {"TFRING_NETWORK_SEGMENT_BYTES", "16", Of(&Options::network_segment_bytes),
-     512 << 10, 16},
-    {"TFRING_BUCKETS_IN_FLIGHT", "8", Of(&Options::buckets_in_flight), 2, 8},
-    {"TFRING_DEVICE_SEGMENT_BYTES", "64", Of(&Options::device_segment_bytes),
-     16 << 20, 64},
     {"TFRING_CUDA_IPC", "0", Of(&Options::cuda_ipc), true, false},
-    {"TFRING_CUDA_AWARE_MPI", "1", Of(&Options::cuda_aware_mpi),
-     As(Options::CudaAwareMpi::kAsk), As(Options::CudaAwareMpi::kYes)},
     {"TFRING_GPU_BACKEND", "nccl", Of(&Options::gpu_backend),
      As(Options::GpuBackend::kAuto), As(Options::GpuBackend::kNccl)},
     {"TFRING_SHARED_MEMORY", "0", Of(&Options::shared_memory), true, false},
@@ -48,7 +40,6 @@ const Variable kVariables[] = {
      Of(&Options::stall_check_seconds), 30, 1.5},
     {"TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0",
      Of(&Options::stall_shutdown_seconds), 600, 0},
-    {"TFRING_OVERLAP", "0", Of(&Options::overlap), true, false},
     {"TFRING_DETERMINISTIC", "1", Of(&Options::deterministic), false, true},
     {"TFRING_ALLREDUCE", "recursive_doubling", Of(&Options::allreduce),
      As(AllreduceAlgorithm::kAuto), As(AllreduceAlgorithm::kRecursiveDoubling)},
@@ -77,7 +68,8 @@ TEST_F(OptionsTest, ReadsEveryVariableOrHasADefault) {
 
 TEST_F(OptionsTest, AnEmptyVariableIsAsIfUnset) {
   for (const Variable& each : kVariables) setenv(each.name, "", 1);
-  EXPECT_EQ(Options::FromEnvironment().value().segment_bytes, 128 << 10);
+  EXPECT_EQ(Options::FromEnvironment().value().fusion_threshold_bytes,
+            64 << 20);
 }
 
 TEST_F(OptionsTest, NamesTheVariableThatIsWrong) {
@@ -107,13 +99,6 @@ TEST_F(OptionsTest, EveryNumberHasBounds) {
   for (const Bounds& bounds : {
            Bounds{"TFRING_FUSION_THRESHOLD", "0", "1099511627776", "-1",
                   "1099511627777"},
-           // A segment holds at least one element of any type.
-           Bounds{"TFRING_SEGMENT_BYTES", "8", "268435456", "7", "268435457"},
-           Bounds{"TFRING_NETWORK_SEGMENT_BYTES", "8", "268435456", "7",
-                  "4611686018427387904"},
-           Bounds{"TFRING_DEVICE_SEGMENT_BYTES", "64", "268435456", "63",
-                  "268435457"},
-           Bounds{"TFRING_BUCKETS_IN_FLIGHT", "1", "8", "0", "9"},
            Bounds{"TFRING_STALL_CHECK_TIME_SECONDS", "0", "1000000000", "-0.1",
                   "1e10"},
            Bounds{"TFRING_STALL_SHUTDOWN_TIME_SECONDS", "0", "1000000000",

@@ -87,7 +87,6 @@ def run_job(ranks: int, ipc: str) -> list[str]:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "TFRING_CUDA_IPC": ipc,
-            "TFRING_CUDA_AWARE_MPI": "0",
             # Or its MPI_Finalize may wait for the lost rank, for ever.
             "OMPI_MCA_async_mpi_finalize": "1",
         },

@@ -31,7 +31,7 @@ def _harm(harm):
     elif harm == "exit_before_init":
         sys.exit(4)
     elif harm == "bad_setting":
-        os.environ["TFRING_SEGMENT_BYTES"] = "abc"
+        os.environ["TFRING_FUSION_THRESHOLD"] = "abc"
     elif harm == "few_files":
         used = len(list(Path("/proc/self/fd").iterdir()))
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, used + 8))

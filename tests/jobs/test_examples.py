@@ -174,7 +174,7 @@ def test_larger_than_memory(start):
     # TensorFlow's does not survive it.
     code, _ = run(start, "larger_than_memory.py", "--offload=none")
     assert code != 0
-    code, output = run(start, "larger_than_memory.py", "--tier=disk")
+    code, output = run(start, "larger_than_memory.py")
     assert code == 0, output
     moved = re.search(r"moved in a step: (\d+) MiB", output)
     assert int(moved.group(1)) >= 64  # of 128, as TensorFlow may merge some

@@ -26,7 +26,7 @@ def total():
     return int(tfring.allreduce(tf.constant(1), op=tfring.Sum))
 
 # One rank's bad setting is every rank's error, and does no harm.
-name = "TFRING_SEGMENT_BYTES"
+name = "TFRING_FUSION_THRESHOLD"
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
     os.environ[name] = "abc"
 error = error_of(tfring.init)

@@ -334,18 +334,16 @@ def waiting(graph):
     return [o.type for o in graph.get_operations()].count("TfringAfterStart")
 
 
-@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
     "jit_compile", [False, pytest.param(True, marks=pytest.mark.xla)]
 )
-def test_it_waits_unless_a_setting_says_so(overlap, jit_compile, monkeypatch):
-    monkeypatch.setattr(runtime, "overlap", lambda: overlap)
+def test_it_waits(jit_compile):
     variables = chain(6)
     graph, _ = traced(
         lambda: reduce_gradients(gradients_of(variables), variables),
         jit_compile=jit_compile,
     )
-    assert (waiting(graph) >= 2) if overlap else (waiting(graph) == 0)
+    assert waiting(graph) >= 2
 
 
 # oneDNN makes one operation of the two gradients that a convolution with a bias

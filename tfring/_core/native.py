@@ -215,8 +215,6 @@ def capi() -> ctypes.CDLL:
     library.tfring_remove_process_set.restype = None
     library.tfring_fusion_threshold_bytes.argtypes = []
     library.tfring_fusion_threshold_bytes.restype = ctypes.c_int64
-    library.tfring_overlap.argtypes = []
-    library.tfring_overlap.restype = ctypes.c_int32
     library.tfring_timeline_start.argtypes = [ctypes.c_int32]
     library.tfring_timeline_start.restype = None
     library.tfring_timeline_stop.argtypes = []

@@ -247,12 +247,6 @@ def fusion_threshold_bytes() -> int:
     return int(native.capi().tfring_fusion_threshold_bytes())
 
 
-def overlap() -> bool:
-    """Returns rank 0's setting: True if backpropagation waits for starts."""
-    _joined()
-    return bool(native.capi().tfring_overlap() == 1)
-
-
 def check_joined() -> None:
     """Raises NotInitializedError before `init`, and after `shutdown`."""
     _joined()

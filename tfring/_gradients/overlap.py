@@ -40,7 +40,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._core import runtime
 from tfring._ops import chains
 from tfring._ops.ordering import Started
 
@@ -89,10 +88,8 @@ class Backpropagation:
         Args:
             starts: One chain.
         """
-        if (
-            not self._graph.building_function
-            or any(o.type == "NextIteration" for o in self._operations)
-            or not runtime.overlap()
+        if not self._graph.building_function or any(
+            o.type == "NextIteration" for o in self._operations
         ):
             return
         needed_by = self._needed_by(starts)

@@ -16,25 +16,20 @@ struct Options {
   // TFRING_FUSION_THRESHOLD: small tensors are reduced together in buckets of
   // up to this many bytes.
   int64_t fusion_threshold_bytes = 64 << 20;
-  // TFRING_SEGMENT_BYTES: a chunk crosses the wire in pieces of this size.
+  // No setting, nor are the next three, but for tests: a chunk crosses the wire
+  // in pieces of this size.
   int64_t segment_bytes = 128 << 10;
-  // TFRING_NETWORK_SEGMENT_BYTES: the same where ranks are on several nodes,
-  // whose messages take longer to come.
+  // The same where ranks are on several nodes, whose messages take longer to
+  // come.
   int64_t network_segment_bytes = 512 << 10;
-  // TFRING_BUCKETS_IN_FLIGHT: how many buckets of host memory are on the wire
-  // at once, where ranks are on several nodes; and launched on a device at
-  // once, by stream collectives.
+  // How many buckets of host memory are on the wire at once, where ranks are on
+  // several nodes; and launched on a device at once, by stream collectives.
   int64_t buckets_in_flight = 2;
-  // TFRING_DEVICE_SEGMENT_BYTES: the same between the memories of GPUs, where a
-  // piece has to be worth a kernel's launch, and that a neighbour is told of
-  // it.
+  // The size of a piece between the memories of GPUs, where it has to be worth
+  // a kernel's launch, and that a neighbour is told of it.
   int64_t device_segment_bytes = 16 << 20;
   // TFRING_CUDA_IPC: GPUs of one node read each other's memory.
   bool cuda_ipc = true;
-  // TFRING_CUDA_AWARE_MPI: whether MPI takes device memory; unless set, it is
-  // asked.
-  enum class CudaAwareMpi : int32_t { kAsk, kNo, kYes };
-  CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kAsk;
   // TFRING_GPU_BACKEND: who does the collectives of tensors on GPUs.  kAuto:
   // NCCL, where it can, and the ring where it cannot or bits have to be the
   // same from run to run, which NCCL does not promise.
@@ -51,10 +46,6 @@ struct Options {
   // No setting: a rank that is lost is replaced, and so is one that keeps the
   // others waiting for stall_shutdown_seconds.
   bool replaces_ranks = false;
-  // TFRING_OVERLAP: backpropagation in a graph waits for the starts of the
-  // buckets that are ready.  See Note [Control dependencies on starts] in
-  // tfring/_gradients/overlap.py.
-  bool overlap = true;
   // TFRING_DETERMINISTIC: the same run gives the same bits again.  See Note
   // [Requests that share a message] in engine/negotiation/coordinator.cc.
   bool deterministic = false;

@@ -102,13 +102,6 @@ int64_t tfring_fusion_threshold_bytes() {
   });
 }
 
-int32_t tfring_overlap() {
-  return tfring::RunOr<int32_t>(-1, [] {
-    const auto world = tfring::EngineOf(tfring::kWorldId);
-    return world.ok() ? (*world)->options().overlap : -1;
-  });
-}
-
 void tfring_timeline_start(int32_t mark_responses) {
   tfring::RunAnyway(
       [=] { tfring::Timeline::Global().Start(mark_responses != 0); });

@@ -68,10 +68,6 @@ TFRING_EXPORT void tfring_remove_process_set(int32_t id);
 // The bucket size that all ranks agreed on, or -1 without an engine.
 TFRING_EXPORT int64_t tfring_fusion_threshold_bytes();
 
-// Returns 1 if backpropagation waits for starts, and 0 if not, as rank 0 has
-// decided; -1 without an engine.
-TFRING_EXPORT int32_t tfring_overlap();
-
 // Records what the engines do from here on; see engine/timeline.h.
 TFRING_EXPORT void tfring_timeline_start(int32_t mark_responses);
 

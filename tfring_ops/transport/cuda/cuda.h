@@ -1,9 +1,8 @@
 // Messages between buffers in the memory of GPUs.
 //
-// Each pair of ranks has one of four links: CUDA IPC within a node
-// (cuda_ipc.h); the host transport itself, if it takes device memory; pinned
-// host memory that both share, within a node (node_slots.h); or messages from
-// pinned host memory to pinned host memory (staged.h).
+// Each pair of ranks has one of three links: CUDA IPC within a node
+// (cuda_ipc.h); the host transport itself, if it takes device memory; or
+// messages from pinned host memory to pinned host memory (staged.h).
 //
 // In stream order: an operation is complete when its work is enqueued on the
 // device's stream, or the stream no longer takes part in it.  Work enqueued on

@@ -10,7 +10,6 @@
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/cuda/ipc_check.h"
-#include "tfring_ops/transport/cuda/node_slots.h"
 #include "tfring_ops/transport/cuda/progress_context.h"
 #include "tfring_ops/transport/cuda/staged.h"
 #include "tfring_ops/transport/exchange.h"
@@ -37,28 +36,15 @@ struct Outcome {
   std::array<char, 255> reason;
 };
 
-// What ranks that share something agree on, in the words of the warning.
-struct Sharing {
-  absl::string_view what_follows;  // without it
-  absl::string_view cannot;        // a rank without it
-  absl::string_view without;       // the setting that asks for none
-};
-constexpr absl::string_view kGpuMemory = "cannot share its GPU's";
-constexpr absl::string_view kNoIpc =
-    "TFRING_CUDA_IPC=0 asks for host memory without this warning.";
-constexpr Sharing kIpc = {"the GPUs of a node talk through host memory",
-                          kGpuMemory, kNoIpc};
-constexpr Sharing kExporting = {
-    "the GPUs of a node copy what they have packed to other memory", kGpuMemory,
-    kNoIpc};
-constexpr Sharing kPinning = {
-    "threads of the host copy what goes between the GPUs of a node",
-    "cannot pin memory that ranks share",
-    "TFRING_SHARED_MEMORY=0 asks for messages without this warning."};
+constexpr absl::string_view kWithoutIpc =
+    "the GPUs of a node talk through host memory";
+constexpr absl::string_view kWithoutExport =
+    "the GPUs of a node copy what they have packed to other memory";
 
-// Returns true if `status` is OK on every rank; if not, rank 0 warns.
+// Returns true if `status` is OK on every rank; if not, rank 0 warns, and says
+// what follows.
 absl::StatusOr<bool> Agree(const absl::Status& status, Transport& host,
-                           const Sharing& sharing) {
+                           absl::string_view what_follows) {
   Outcome outcome{};
   outcome.ok = status.ok();
   status.message().copy(outcome.reason.data(), outcome.reason.size() - 1);
@@ -67,10 +53,12 @@ absl::StatusOr<bool> Agree(const absl::Status& status, Transport& host,
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].ok) continue;
     if (host.rank() == 0) {
-      LogWarning(
-          0, absl::StrCat(sharing.what_follows, ", as rank ", rank, " ",
-                          sharing.cannot, ": ", outcomes[rank].reason.data(),
-                          ". Slower, but right; ", sharing.without));
+      LogWarning(0,
+                 absl::StrCat(
+                     what_follows, ", as rank ", rank,
+                     " cannot share its GPU's: ", outcomes[rank].reason.data(),
+                     ". Slower, but right; TFRING_CUDA_IPC=0 asks for "
+                     "host memory without this warning."));
     }
     return false;
   }
@@ -143,15 +131,10 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
   TFRING_RETURN_IF_ERROR(ways->OpenStreams());
 
   // Host memory carries what MPI does not.
-  const auto by_mpi = [&](int peer) {
-    return options.cuda_aware_mpi == Options::CudaAwareMpi::kYes
-               ? !host.CanPeek(peer)
-               : host.TakesDeviceMemory(peer);
-  };
-  bool cuda_aware = options.cuda_aware_mpi != Options::CudaAwareMpi::kNo;
+  bool cuda_aware = true;
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || host.CanPeek(peer)) continue;
-    cuda_aware = cuda_aware && by_mpi(peer);
+    cuda_aware = cuda_aware && host.TakesDeviceMemory(peer);
   }
   TFRING_ASSIGN_OR_RETURN(const std::vector<char> aware,
                           ExchangeOne(host, static_cast<char>(cuda_aware)));
@@ -172,19 +155,14 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
   }
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
-    if (!cuda_aware || !by_mpi(peer)) continue;
+    if (!cuda_aware || !host.TakesDeviceMemory(peer)) continue;
     TFRING_RETURN_IF_ERROR(ShareProgressContext(device.ordinal()));
     ways->links_[peer] = MakeCudaAwareLink(ways->context_, peer);
-  }
-  bool pins = false;
-  if (options.shared_memory && some_share_node && ways->memory_ == nullptr) {
-    TFRING_ASSIGN_OR_RETURN(pins, ways->TryNodeSlots(peers));
   }
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || ways->links_[peer] != nullptr) continue;
     ways->links_[peer] = MakeStagedLink(ways->context_, peer);
   }
-  ways->meets_at_end_ = some_share_node && (ways->memory_ != nullptr || pins);
   return ways;
 }
 
@@ -216,11 +194,11 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
   }
   // One negotiation for each step, as a rank that waits for a peer has to know
   // that the peer is well.
-  TFRING_ASSIGN_OR_RETURN(bool agreed, Agree(status, host, kIpc));
+  TFRING_ASSIGN_OR_RETURN(bool agreed, Agree(status, host, kWithoutIpc));
   if (agreed) {
     TFRING_ASSIGN_OR_RETURN(offers, Exchange(host, offers));
-    TFRING_ASSIGN_OR_RETURN(agreed,
-                            Agree(OpenIpcLinks(peers, offers), host, kIpc));
+    TFRING_ASSIGN_OR_RETURN(
+        agreed, Agree(OpenIpcLinks(peers, offers), host, kWithoutIpc));
   }
   if (agreed) {
     const absl::StatusOr<absl::Status> outcome =
@@ -230,7 +208,7 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
       host.Abort(outcome.status());
       return outcome.status();
     }
-    TFRING_ASSIGN_OR_RETURN(agreed, Agree(*outcome, host, kIpc));
+    TFRING_ASSIGN_OR_RETURN(agreed, Agree(*outcome, host, kWithoutIpc));
   }
   if (agreed) return absl::OkStatus();
   for (std::unique_ptr<CudaLink>& link : links_) link.reset();
@@ -250,49 +228,13 @@ absl::Status CudaLinks::OpenIpcLinks(const std::vector<int>& peers,
   return absl::OkStatus();
 }
 
-// The steps are TryIpc's.
-absl::StatusOr<bool> CudaLinks::TryNodeSlots(const std::vector<int>& peers) {
-  Transport& host = context_.host;
-  const int count = static_cast<int>(peers.size());
-  absl::Status status;
-  std::vector<NodeSlots::Offer> offers(host.size());
-  if (count > 0) {
-    auto created = NodeSlots::Create(context_.driver, count);
-    status = created.status();
-    if (created.ok()) node_slots_ = *std::move(created);
-  }
-  for (int i = 0; i < count && status.ok(); ++i) {
-    offers[peers[i]] = node_slots_->offer(i);
-  }
-  TFRING_ASSIGN_OR_RETURN(bool agreed, Agree(status, host, kPinning));
-  if (agreed) {
-    TFRING_ASSIGN_OR_RETURN(offers, Exchange(host, offers));
-    std::vector<std::unique_ptr<CudaLink>> links(host.size());
-    for (int i = 0; i < count && status.ok(); ++i) {
-      const int peer = peers[i];
-      if (links_[peer] != nullptr) continue;
-      auto link = OpenNodeLink(context_, *node_slots_, i, peer, offers[peer]);
-      status = link.status();
-      if (link.ok()) links[peer] = *std::move(link);
-    }
-    TFRING_ASSIGN_OR_RETURN(agreed, Agree(status, host, kPinning));
-    for (int peer = 0; peer < host.size() && agreed; ++peer) {
-      if (links[peer] != nullptr) links_[peer] = std::move(links[peer]);
-    }
-  }
-  // Nobody has to wait here: memory that another has open stays.
-  if (!agreed) node_slots_.reset();
-  return agreed;
-}
-
 CudaLinks::~CudaLinks() {
   if (!StopWaiting()) {
     // The driver would wait to free what the GPU may still use.
     for (std::unique_ptr<CudaLink>& link : links_) {
       link.release();  // NOLINT(bugprone-unused-return-value)
     }
-    memory_.release();      // NOLINT(bugprone-unused-return-value)
-    node_slots_.release();  // NOLINT(bugprone-unused-return-value)
+    memory_.release();  // NOLINT(bugprone-unused-return-value)
   }
   links_.clear();
   marks_.clear();
@@ -360,12 +302,13 @@ absl::Status CudaLinks::Export(Bytes memory) {
   TFRING_RETURN_IF_ERROR(ExportNone());
   if (memory.empty()) return absl::OkStatus();
   const absl::StatusOr<CUipcMemHandle> own = memory_->Export(memory);
-  TFRING_ASSIGN_OR_RETURN(bool agreed, Agree(own.status(), host, kExporting));
+  TFRING_ASSIGN_OR_RETURN(bool agreed,
+                          Agree(own.status(), host, kWithoutExport));
   if (agreed) {
     TFRING_ASSIGN_OR_RETURN(const std::vector<CUipcMemHandle> handles,
                             ExchangeOne(host, *own));
     TFRING_ASSIGN_OR_RETURN(agreed,
-                            Agree(OpenExported(handles), host, kExporting));
+                            Agree(OpenExported(handles), host, kWithoutExport));
   }
   if (agreed) return absl::OkStatus();
   can_export_ = false;
@@ -398,7 +341,7 @@ absl::Status CudaLinks::Quiesce() {
   for (const std::unique_ptr<CudaLink>& link : links_) {
     if (link != nullptr) TFRING_RETURN_IF_ERROR(link->Quiesce());
   }
-  if (!meets_at_end_) return absl::OkStatus();
+  if (memory_ == nullptr) return absl::OkStatus();
   return ExchangeOne(context_.host, 'x').status();
 }
 

@@ -14,7 +14,6 @@
 #include "tfring_ops/kernels/kernels.h"
 #include "tfring_ops/transport/cuda/cuda_ipc.h"
 #include "tfring_ops/transport/cuda/cuda_link.h"
-#include "tfring_ops/transport/cuda/node_slots.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -85,9 +84,6 @@ class CudaLinks {
   absl::Status TryIpc(const std::vector<int>& peers, const Kernels& kernels);
   absl::Status OpenIpcLinks(const std::vector<int>& peers,
                             const std::vector<IpcOffer>& offers);
-  // Opens a link through pinned memory to every peer of `peers` that has none;
-  // false if a rank of the job cannot.
-  absl::StatusOr<bool> TryNodeSlots(const std::vector<int>& peers);
   absl::Status OpenExported(const std::vector<CUipcMemHandle>& handles);
   // Takes back what this rank has exported, when no peer reads it any more.
   absl::Status ExportNone();
@@ -95,9 +91,7 @@ class CudaLinks {
   CudaLinkContext context_;
   const CudaDevice& device_;
   std::unique_ptr<IpcMemory> memory_;  // on all ranks or on none
-  std::unique_ptr<NodeSlots> node_slots_;
-  bool meets_at_end_ = false;  // on all ranks or on none
-  bool can_export_ = true;     // more of it, agreed by all ranks
+  bool can_export_ = true;             // more of it, agreed by all ranks
   std::vector<std::unique_ptr<CudaLink>> links_;  // by rank
   std::vector<std::unique_ptr<CudaMark>> marks_;  // of the streams, for Idle
   std::vector<Pace> paces_;

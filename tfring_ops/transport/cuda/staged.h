@@ -1,6 +1,6 @@
 // Messages between GPUs through the host's transport: for ranks of different
-// nodes, and for those of one that cannot use node_slots.h, as threads of the
-// host copy every byte in and out of the transport.
+// nodes, and for those of one node without CUDA IPC. Threads of the host copy
+// every byte in and out of the transport.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_STAGED_H_
 #define TFRING_OPS_TRANSPORT_CUDA_STAGED_H_
 
