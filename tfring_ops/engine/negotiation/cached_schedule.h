@@ -2,18 +2,41 @@
 //
 // A training loop asks for the same buckets in the same order, step after step.
 // When the coordinator has seen a period of its response lists repeat, it makes
-// that period the cached schedule, says so in the response list, and decides
-// nothing more.  From then on ranks tell each other in progress updates how
-// many items of the schedule, going round and round, they have requested.  An
-// item runs on a rank once that rank knows that all have requested it.  Up to
-// some number of ranks that is one message one way, where a response list takes
-// a way to the coordinator and a way back; beyond, each rank has a few
-// neighbors, where the coordinator hears all: see progress_tree.h.
+// that period the cached schedule, and says so in the response list.  From then
+// on ranks tell each other in progress updates how many items of the schedule,
+// going round and round, they have submitted.  The states of a rank, for which
+// the negotiator (negotiator.h) has the messages and the clock:
 //
-// A rank that requests anything else leaves the schedule; each rank that hears
-// of it leaves too.  When all have left, all know the least count at which one
-// did, and so every rank runs the items up to that.  The items that a rank has
-// requested beyond it sends to the coordinator, as without a schedule.
+//   state     | what the rank does             | it ends when
+//   ----------+--------------------------------+-----------------------------
+//   asking    | sends requests to the          | a response list has a
+//             | coordinator; runs response     | schedule (BeginSchedule)
+//             | lists                          |
+//   following | submits its items in order and | the rank leaves (Leave): it
+//             | sends updates; runs the items  | requests anything else or a
+//             | that all have submitted        | shutdown, has waited too
+//             |                                | long (CheckPatience), or
+//             |                                | hears of one that has left
+//   left      | submits nothing more; sends    | all have left, and it has run
+//             | updates; runs the items that   | all common items (over); its
+//             | all have submitted             | pending ones are requests
+//             |                                | again (EndSchedule)
+//
+// Nobody decides: when all have left, all know the least count at which one
+// did, and every rank runs the items up to that.  A hung process neither leaves
+// nor sends heartbeats, by which the others know it.
+//
+// Who counts depends on the number of ranks (progress_tree.h).  A few are
+// peers: an update is one message one way, where a response list takes a way to
+// the coordinator and a way back.  More are a tree:
+//
+//   place     | TakeReport goes to | TakeTotal goes to | Agreed is
+//   ----------+--------------------+-------------------+---------------------
+//   peer      | all others         | nobody            | its report, and what
+//             |                    |                   | it has heard of all
+//   leaf      | its parent         | nobody            | its parent's total
+//   inner     | its parent         | its children      | its parent's total
+//   root      | nobody             | its children      | its own total
 //
 // Some kinds of collectives have sizes, which differ from rank to rank and may
 // from step to step: see Collective::Sizes.  An update has those of its items

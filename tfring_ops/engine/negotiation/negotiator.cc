@@ -373,8 +373,8 @@ bool Negotiator::TakeScheduledItems() {
 
 // Under a cached schedule nobody reports a stall.  So a rank that has waited
 // for a while leaves, and then the coordinator does; it counts from there,
-// which is why the while is short.  Nobody leaves whose process hangs, which
-// has no heartbeats.
+// which is why the while is short.  A hung process sends no heartbeats and
+// never leaves the schedule.
 void Negotiator::CheckPatience(Clock::time_point now) {
   const bool waits = !schedule_->pending().empty() ||
                      (!unsent_.empty() && !KeepsBack(unsent_.front()));

@@ -1,4 +1,5 @@
-// Who tells whom, under a cached schedule, how far it is.
+// Who tells whom, under a cached schedule, how far it is: the places of the
+// second table in cached_schedule.h.
 //
 // A few ranks are one another's peers: each tells all others of its own
 // progress, in one message one way.  More ranks than that form a tree.  A
