@@ -5,6 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,12 +33,20 @@ std::unique_ptr<Job> MakeSet(int id, const std::vector<int32_t>& ranks,
       });
 }
 
-int CountThreads() {
-  int count = 0;
+std::set<std::string> Threads() {
+  std::set<std::string> ids;
   for (const auto& task :
        std::filesystem::directory_iterator("/proc/self/task")) {
-    count += task.is_directory() ? 1 : 0;
+    ids.insert(task.path().filename());
   }
+  return ids;
+}
+
+// How many threads have begun since `before`.  The system may still count some
+// that have been joined.
+int NewThreads(const std::set<std::string>& before) {
+  int count = 0;
+  for (const std::string& id : Threads()) count += before.count(id) ? 0 : 1;
   return count;
 }
 
@@ -45,18 +54,18 @@ TEST(IdleProcessSetsTest, SetsThatNobodyUsesShareAThread) {
   constexpr int kSets = 20;
   // With the first of a process, a sanitizer starts one of its own.
   std::thread([] {}).join();
-  const int before = CountThreads();
+  const std::set<std::string> before = Threads();
   IdleWatch watch;
   std::vector<std::unique_ptr<Job>> sets;
   for (int id = 1; id <= kSets; ++id) {
     sets.push_back(MakeSet(id, {0, 1, 2}, Job::ShortOptions(), &watch));
   }
-  EXPECT_LE(CountThreads(), before + 1);
+  EXPECT_TRUE(Await([&] { return NewThreads(before) <= 1; }));
   ExpectWorks(*sets[3]);
-  EXPECT_LE(CountThreads(), before + 1 + 3);
+  EXPECT_TRUE(Await([&] { return NewThreads(before) <= 1 + 3; }));
   // Those that were never used, too.
   for (const auto& set : sets) set->Shutdown();
-  EXPECT_LE(CountThreads(), before + 1);
+  EXPECT_TRUE(Await([&] { return NewThreads(before) <= 1; }));
 }
 
 TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
@@ -64,11 +73,11 @@ TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
     IdleWatch watch;
     const auto set = MakeSet(1, {0, 1, 2}, Job::ShortOptions(), &watch);
     const Entries entries = MakeEntries(3, "first", 100);
-    const int before = CountThreads();
+    const std::set<std::string> before = Threads();
     entries[first]->SubmitTo(set->engine(first));
     // On rank 0, too, which is asked.
     const int started = first == 0 ? 1 : 2;
-    EXPECT_TRUE(Await([&] { return CountThreads() >= before + started; }));
+    EXPECT_TRUE(Await([&] { return NewThreads(before) >= started; }));
     for (int rank = 0; rank < 3; ++rank) {
       if (rank != first) entries[rank]->SubmitTo(set->engine(rank));
     }
