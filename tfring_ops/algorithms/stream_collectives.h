@@ -3,7 +3,7 @@
 // Not thread-safe.  Every rank asks for the same collectives in the same order.
 // Except for Finish, a call returns when its work is enqueued on the stream, in
 // the order of the kernels that use the same stream; the caller may then reuse
-// the call's host memory.  After an error, Abort comes before the buffers are
+// the call's host memory.  After an error, call Abort before the buffers are
 // touched.
 //
 // Only when the stream has done its work is it known that nothing has gone
@@ -29,7 +29,8 @@ class StreamCollectives {
   virtual ~StreamCollectives() = default;
 
   // Returns true if Allreduce, StagedAllreduce and ReduceScatterOwn take such
-  // elements and `op`: the same on every rank.  The others take all.
+  // elements and `op`: the same on every rank.  The remaining functions take
+  // all.
   virtual bool Reduces(DataType dtype, ReduceOp op) const = 0;
 
   // The same as RingAllreduce, StagedRingAllreduce, RingReduceScatterOwn,
@@ -51,18 +52,19 @@ class StreamCollectives {
   // How many of these are left to call.
   virtual int left() const = 0;
 
-  // Calls those that are due, in their order, and returns true if there are
-  // any.  An error, which may be another rank's or that the first one takes too
-  // long, is of all that are left.  Does not use the transport, and so may be
-  // called while another call waits.
+  // Calls the functions that are due, in their order, and returns true if there
+  // are any.  An error, which may be another rank's or that the first one takes
+  // too long, is of all that are left.  Does not use the transport, and so may
+  // be called while another call waits.
   virtual absl::StatusOr<bool> Poll() = 0;
 
   // Returns when the stream has done all that it has been asked for, and calls
   // those that are left.
   virtual absl::Status Finish() = 0;
 
-  // Aborts the work in flight on the stream, whose results are undefined.
-  // Every later call fails with `reason`, and what is left to call never is.
+  // Aborts the work in flight on the stream; its results are undefined.  Every
+  // later call fails with `reason`, and the remaining functions are never
+  // called.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 

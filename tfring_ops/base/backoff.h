@@ -11,11 +11,11 @@
 
 namespace tfring {
 
-// Spins briefly, then offers the core to others, then sleeps: the answer to a
-// short wait comes at once, and a long one leaves the core to the computation.
-// A sleep is about a sixteenth of the wait before it, so that a wait is not
-// prolonged by more, nor does a long one wake up often only to look.
-// One object per wait; not thread-safe.
+// Spins briefly, then yields the core, then sleeps: a short wait ends at once,
+// and a long one leaves the core to the computation.  A sleep is about a
+// sixteenth of the wait before it, so that a wait is not prolonged by more, nor
+// does a long one wake up often only to look.  One object per wait; not
+// thread-safe.
 class Backoff {
  public:
   // Offers the core `yields` times before it sleeps.
@@ -32,7 +32,7 @@ class Backoff {
     sleep_ = std::min(sleep_ + sleep_ / 16, kLongestSleep);
   }
 
-  // True now and then: time to look at what may be looked at rarely.
+  // True now and then: time for checks that may be rare.
   bool SeldomTurn() const { return pauses_ % 64 == 0; }
 
  private:

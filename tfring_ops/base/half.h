@@ -4,7 +4,7 @@
 // Conversion to float is exact.  Conversion from float rounds to nearest even,
 // overflows to infinity, keeps subnormals and the sign of zero, and turns every
 // NaN into a quiet NaN of the same sign, with as much of its payload as fits:
-// to the bit what the CPUs do that have instructions for it (F16C, NEON).
+// bit for bit like the CPUs' own instructions (F16C, NEON).
 //
 // Written in software, without branches, so that loops over these conversions
 // are vectorised for any CPU: g++ has _Float16 for x86 only since version 12,

@@ -10,11 +10,12 @@
 namespace tfring {
 namespace {
 
-// Far beyond what is of use.
+// Far beyond any use.
 constexpr int64_t kMostFusedBytes = int64_t{1} << 40;
 constexpr int64_t kMostSeconds = 1'000'000'000;
 
-// Leaves `value` alone where the variable is unset or empty, as do the others.
+// This and the next functions leave `value` alone if the variable is unset or
+// empty.
 absl::Status ReadBytes(const char* variable, int64_t& value) {
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == '\0') return absl::OkStatus();

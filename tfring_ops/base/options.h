@@ -19,8 +19,7 @@ struct Options {
   // No setting, nor are the next three, but for tests: a chunk crosses the wire
   // in pieces of this size.
   int64_t segment_bytes = 128 << 10;
-  // The same where ranks are on several nodes, whose messages take longer to
-  // come.
+  // The same between nodes, as messages take longer there.
   int64_t network_segment_bytes = 512 << 10;
   // How many buckets of host memory are on the wire at once, where ranks are on
   // several nodes; and launched on a device at once, by stream collectives.
@@ -43,8 +42,8 @@ struct Options {
   // TFRING_STALL_SHUTDOWN_TIME_SECONDS: and fails after this long, as does the
   // job after the silence of a rank; 0 is never.
   double stall_shutdown_seconds = 600;
-  // No setting: a rank that is lost is replaced, and so is one that keeps the
-  // others waiting for stall_shutdown_seconds.
+  // No setting: a rank that is lost is replaced, and so is one that ranks have
+  // waited for during stall_shutdown_seconds.
   bool replaces_ranks = false;
   // TFRING_DETERMINISTIC: the same run gives the same bits again.  See Note
   // [Requests that share a message] in engine/negotiation/coordinator.cc.
@@ -69,7 +68,7 @@ struct Options {
   }
 
   // Defaults, overridden by the environment.  InvalidArgument names a variable
-  // whose value it cannot have.
+  // with a wrong value.
   static absl::StatusOr<Options> FromEnvironment();
 };
 

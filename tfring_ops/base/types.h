@@ -7,7 +7,8 @@
 namespace tfring {
 
 // Every element type: its enumerator, the C++ type of one element (base/half.h
-// has the first two), and its name.  CONTRIBUTING.md says what else to add.
+// has the first two), and its name.  CONTRIBUTING.md lists the further files to
+// change.
 #define TFRING_FOR_EACH_DTYPE(M)     \
   M(kFloat16, Float16, "float16")    \
   M(kBfloat16, Bfloat16, "bfloat16") \

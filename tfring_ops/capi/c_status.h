@@ -1,5 +1,4 @@
-// Every function of the C API goes through one of these: no exception crosses
-// it.
+// Every function of the C API calls one of these: no exception crosses it.
 #ifndef TFRING_OPS_CAPI_C_STATUS_H_
 #define TFRING_OPS_CAPI_C_STATUS_H_
 

@@ -17,7 +17,7 @@
 
 namespace {
 
-// What tfring_connect returns if that cannot be.
+// The result of tfring_connect if there is no connection.
 constexpr int32_t kCannotConnect = -2;
 
 tfring::SocketRanks SocketRanksOf(int32_t rank, int32_t size,

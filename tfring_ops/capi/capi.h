@@ -24,15 +24,15 @@ TFRING_EXPORT const char* tfring_init(int32_t comm);
 typedef int32_t (*tfring_connect)(int32_t channel, int32_t peer);
 
 // The same without MPI, for the job of this generation, which is positive and
-// higher than that of any job before: this process is `rank` of `size` ranks,
-// which are on the machines `nodes`.  `connect` is called before this returns,
-// and until tfring_shutdown by any thread.
+// higher than any earlier job's: this process is `rank` of `size` ranks, which
+// are on the machines `nodes`.  `connect` is called before this returns, and
+// until tfring_shutdown by any thread.
 TFRING_EXPORT const char* tfring_init_sockets(int64_t generation, int32_t rank,
                                               int32_t size,
                                               const int32_t* nodes,
                                               tfring_connect connect);
 
-// Soon fails all collectives with `reason`, on the other ranks too, in jobs of
+// Soon fails all collectives with `reason`, on all ranks, in jobs of
 // tfring_init_sockets of this generation and before it; a job of it that
 // starts, now or later, fails too.  Never blocks.
 TFRING_EXPORT void tfring_abort(int64_t generation, const char* reason);
@@ -68,7 +68,7 @@ TFRING_EXPORT void tfring_remove_process_set(int32_t id);
 // The bucket size that all ranks agreed on, or -1 without an engine.
 TFRING_EXPORT int64_t tfring_fusion_threshold_bytes();
 
-// Records what the engines do from here on; see engine/timeline.h.
+// Records the engines' work from here on; see engine/timeline.h.
 TFRING_EXPORT void tfring_timeline_start(int32_t mark_responses);
 
 // Ends that.  A line with the number of events that were too many, and one for
@@ -77,7 +77,7 @@ TFRING_EXPORT void tfring_timeline_start(int32_t mark_responses);
 // thread's next call.
 TFRING_EXPORT const char* tfring_timeline_stop();
 
-// Adds up what the engines do from here on, for good.
+// Adds up the engines' work from here on, for good.
 TFRING_EXPORT void tfring_statistics_start();
 
 // Writes the fields of Statistics::Totals (engine/statistics.h), in their

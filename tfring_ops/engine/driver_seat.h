@@ -1,4 +1,4 @@
-// Who has an engine's state: one thread at a time, the driver.
+// One thread at a time, the driver, owns an engine's state.
 //
 // Thread-safe.
 //
@@ -6,7 +6,7 @@
 // To wake the engine's thread takes several times as long as a small collective
 // within a machine.  So there the driver is the engine's thread or, while
 // nothing else is in flight, for a moment the thread that submits a small
-// request.  If the other ranks have not come by then, the engine's thread is
+// request.  If a rank's request is still missing then, the engine's thread is
 // woken.  Between machines it always is: the network takes longer than that.
 #ifndef TFRING_OPS_ENGINE_DRIVER_SEAT_H_
 #define TFRING_OPS_ENGINE_DRIVER_SEAT_H_

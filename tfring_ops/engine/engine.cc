@@ -37,14 +37,14 @@ namespace tfring {
 namespace {
 
 constexpr int kCoordinatorRank = Negotiator::kCoordinatorRank;
-// How long an engine goes by IdleWatch::kShortestPeriod after its last work.
+// How long an engine keeps IdleWatch::kShortestPeriod after its last work.
 constexpr std::chrono::seconds kLongIdle{1};
 // The same while workers are busy, which wake it when they are free.
 constexpr std::chrono::microseconds kBusyPoll{250};
 // A bucket of fewer bytes is not worth the way to a worker, nor from its caller
 // to the engine's thread.
 constexpr int64_t kWorkerBytes = 64 << 10;
-// How long the thread that submits such a request waits for the other ranks.
+// How long the thread that submits such a request waits for all ranks.
 constexpr std::chrono::microseconds kBriefWait{20};
 
 class RingEngine final : public Engine {
@@ -115,8 +115,8 @@ class RingEngine final : public Engine {
     Clock::time_point since;
   };
 
-  // The next response list is agreed on while what the last one said is on the
-  // wire.
+  // The next response list is agreed on while the buckets of the last one are
+  // on the wire.
   std::vector<std::unique_ptr<Transport>> Polling(
       std::vector<std::unique_ptr<Transport>> channels) {
     for (std::unique_ptr<Transport>& channel : channels) {
@@ -263,9 +263,9 @@ class RingEngine final : public Engine {
     return RunNext();
   }
 
-  // What has been agreed next, if anything has.
+  // The next decision, if there is one.
   absl::Status RunNext() {
-    // Until then what becomes ready may share a message.
+    // Until then requests that become ready may share a message.
     if (lanes_.HasRoom()) {
       TFRING_ASSIGN_OR_RETURN(std::optional<Negotiator::Decision> decision,
                               negotiator_.Next());
@@ -275,9 +275,9 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // Does what cannot wait while a bucket is on the wire.  An error is the
-  // end, also where the wait that met it was for something that may fail, like
-  // the making of a lane.
+  // Does the work that cannot wait while a bucket is on the wire.  An error is
+  // the end, also where the wait that met it was for something that may fail,
+  // like the making of a lane.
   absl::Status Poll() {
     if (poll_status_.ok()) poll_status_ = PollAll();
     return poll_status_;
@@ -374,7 +374,7 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // Alone, or behind others: see Note [Launched buckets] in lanes.h.
+  // Alone, or behind launched ones: see Note [Launched buckets] in lanes.h.
   absl::Status RunHere(const std::shared_ptr<BucketTask>& task) {
     const bool follows = lanes_.FollowsOthers(*task);
     const auto is_free = [this, follows] {
@@ -383,7 +383,7 @@ class RingEngine final : public Engine {
     TFRING_RETURN_IF_ERROR(WaitUntil(is_free));
     const absl::StatusOr<ExecutionLane*> lane = lanes_.Of(task->first());
     if (!lane.ok()) {
-      // Agreed by all ranks: the engine goes on.
+      // Agreed by all ranks: the engine continues.
       task->Finish(lane.status());
       return absl::OkStatus();
     }

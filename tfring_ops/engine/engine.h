@@ -1,7 +1,7 @@
-// The engine: takes tensor entries in any order, agrees with the other ranks
-// on what is ready everywhere, and runs it, on threads of its own: one, or one
-// more for each lane (lanes.h) where there are several.  A small one may run on
-// the thread that submits it.
+// The engine: takes tensor entries in any order, agrees with all ranks on the
+// entries that are ready everywhere, and runs them, on threads of its own: one,
+// and one more for each lane (lanes.h) if there are several.  A small one may
+// run on the thread that submits it.
 //
 // Thread-safe.
 //
@@ -9,7 +9,7 @@
 // - Only one thread at a time talks to each transport: the driver, which is the
 //   engine's or one that submits, or the worker of a lane.
 // - Every `done` is called exactly once, also at shutdown and when a peer dies.
-// - The order of execution comes from the negotiation alone.
+// - The negotiation alone decides the order of execution.
 // - An error that every rank received leaves the engine as it was; after a
 //   lost peer every later entry fails at once, with the same message.
 // - An idle engine uses no CPU worth the name: it looks for a peer's message
@@ -48,13 +48,13 @@ class Engine {
   // this rank.
   virtual void Submit(TensorEntry entry) = 0;
 
-  // Tells the other ranks that this one has finished, fails what is still in
-  // flight, and joins the thread.  The first rank's shutdown ends the engine
-  // of every rank; the others see it as an error of what they submit later.
+  // Tells all ranks that this one has finished, fails all entries in flight,
+  // and joins the thread.  The first rank's shutdown ends the engine of every
+  // rank; the others see it as an error of what they submit later.
   virtual void Shutdown() = 0;
 
-  // Soon fails everything with `reason`, on the other ranks too: a rank is
-  // lost, as the engine of another process set has found.  Never blocks.
+  // Soon fails everything with `reason`, on all ranks: the engine of another
+  // process set has found a rank lost.  Never blocks.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // Why it takes nothing more: a rank is lost or has left.  OK while it does.

@@ -4,10 +4,10 @@
 // Thread-safe.
 //
 // Note [Engines that nobody has used]
-// A job may have many process sets, of which each rank uses a few.  So an
-// engine starts its own thread when it is first given anything to do, on this
-// rank or, as its control channel tells, on another.  Until then its heartbeats
-// are sent and heard here.
+// A job may have many process sets, and each rank uses a few.  So an engine
+// starts its own thread when it is first given anything to do, on this rank or,
+// as its control channel tells, on another.  Until then its heartbeats are sent
+// and heard here.
 #ifndef TFRING_OPS_ENGINE_IDLE_WATCH_H_
 #define TFRING_OPS_ENGINE_IDLE_WATCH_H_
 
@@ -25,13 +25,13 @@ namespace tfring {
 
 class IdleWatch {
  public:
-  // Does what there is to do, never blocks, and returns after how long at the
-  // latest to call it again; none if never.
+  // Does the work that is due, never blocks, and returns the longest time until
+  // the next call; none if never.
   using Look = std::function<std::optional<std::chrono::microseconds>()>;
 
   // How long an engine with nothing to do sleeps between looks at its mailbox.
-  // Nobody waits for such a rank but to hear a report, a shutdown response or
-  // that it leaves a cached schedule.
+  // Ranks wait for such a rank only for a report, a shutdown response or its
+  // leave from a cached schedule.
   static constexpr std::chrono::milliseconds kShortestPeriod{20};
   static constexpr std::chrono::milliseconds kLongestPeriod{250};
   // The same once nothing has been asked of it for a while, where its
@@ -47,7 +47,7 @@ class IdleWatch {
   IdleWatch& operator=(const IdleWatch&) = delete;
 
   // Calls `look` from now on, until it returns none or `owner` is removed.  All
-  // calls are on one thread, one after the other.
+  // calls are on one thread, in turn.
   void Add(const void* owner, Look look);
   // Returns when `look` is not being called, and will not be.
   void Remove(const void* owner);

@@ -22,14 +22,15 @@ struct Lane {
   void* stream = nullptr;            // the device's, which the kernels work on
   const Kernels* kernels = nullptr;  // the device's, or alive for ever
   std::unique_ptr<Transport> transport;
-  // A device's alone: what does collectives there in the ring's place, if
-  // anything does.
+  // A device's alone: the library that does collectives in the ring's place, if
+  // any.
   std::unique_ptr<StreamCollectives> collectives;
-  // A device's alone, where the process sets of a process are asked for theirs
-  // in one order: returns when it is this one's turn, which ends with what is
-  // returned.  Collective over its ranks.
+  // A device's alone, if the process sets of a process must launch in one
+  // order: returns when it is this set's turn; the turn ends with the returned
+  // object.  Collective over its ranks.
   std::function<absl::StatusOr<std::shared_ptr<void>>()> await_turn;
-  // A device's alone: what its links and kernels cost, the same on all ranks.
+  // A device's alone: the costs of its links and kernels, the same on all
+  // ranks.
   std::optional<Costs> costs;
 };
 

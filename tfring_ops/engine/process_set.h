@@ -1,5 +1,4 @@
-// The channels between the ranks of a process set, from which its engine is
-// made.
+// The channels between the ranks of a process set, for its engine.
 #ifndef TFRING_OPS_ENGINE_PROCESS_SET_H_
 #define TFRING_OPS_ENGINE_PROCESS_SET_H_
 
@@ -18,14 +17,14 @@
 
 namespace tfring {
 
-// Negotiation and data never mix, so that a message of the one cannot be taken
-// for a message of the other.  Both have the same ranks in the same order.
+// Negotiation and data never mix, so that no message can be mistaken for one of
+// another kind.  Both have the same ranks in the same order.
 struct ProcessSet {
   int id = 0;
   std::vector<int32_t> world_ranks;  // see Members; not needed for the world
   std::unique_ptr<Transport> control;
   std::unique_ptr<Transport> data;
-  // Makes one more channel like `data`, for what is on the wire beside it;
+  // Makes one more channel like `data`, for buckets on the wire beside it;
   // null: there are no more.  Collective.
   std::function<absl::StatusOr<std::unique_ptr<Transport>>()> make_data;
   // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,

@@ -12,7 +12,7 @@ namespace tfring {
 namespace {
 
 constexpr int kCoordinatorRank = 0;
-// How long the others wait for the one that is to give up.  See
+// How long the remaining ranks wait for the one that is to give up.  See
 // Options::transport_timeout_seconds.
 constexpr double kTurnsSeconds = Options::kSilenceGraceSeconds;
 

@@ -2,7 +2,7 @@
 // and gives them up in the end.
 //
 // One rank gives up for all, so that all have the same error: the first one
-// that is not silent itself.  The others would follow, in turn.
+// that is not silent itself.  The next ranks would follow, in turn.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_SILENCE_WATCH_H_

@@ -44,7 +44,7 @@ void Statistics::AdvanceTo(int64_t now_ns) {
     totals_.running_ns += passed_ns;
     if (waiting_ > 0) totals_.exposed_ns += passed_ns;
   }
-  // Threads may come with times in another order than they have read them.
+  // Threads may arrive with times in another order than they have read them.
   since_ns_ = std::max(since_ns_, now_ns);
 }
 

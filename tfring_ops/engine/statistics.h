@@ -1,5 +1,5 @@
-// What the engines of this process have done since it was asked for, in sums:
-// for a monitor that looks now and then.  The timeline feeds it.
+// Sums over the work of this process's engines since they were asked for: for a
+// monitor that looks now and then.  The timeline feeds it.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_STATISTICS_H_
@@ -13,7 +13,7 @@ class Statistics {
  public:
   struct Totals {
     int64_t requests = 0;  // on which the ranks have agreed
-    // From their submission until then.  The rank that comes last waits least.
+    // From their submission until then.  The last rank waits least.
     int64_t negotiate_ns = 0;
     int64_t buckets = 0;
     int64_t bytes = 0;       // of this rank's tensors in buckets
@@ -31,7 +31,7 @@ class Statistics {
   void AddNegotiation(int64_t duration_ns);
   void AddStall() { ++totals_.stalls; }
 
-  // With what runs at `now_ns`.
+  // Including the collectives that run at `now_ns`.
   Totals totals(int64_t now_ns);
 
  private:

@@ -5,14 +5,14 @@
 // Invariant: of the entries in flight, no two have one name.
 //
 // Note [Executions of a chain]
-// Ranks meet by name.  One whose step has failed half way, and which goes on
-// with the next, would meet the others in the middle of the one before: what it
-// did not start there would meet what it starts now.  So a request says which
-// execution of its chain it belongs to.  Executions are counted where they
-// begin, by the name of the chain's first request: what failed half way counts
-// as much as what did not, and an execution that never began, as on a rank
-// without data, not at all.  Where a cached schedule holds nobody asks: a rank
-// that skips a part of a chain skips a part of the schedule, and so leaves it.
+// Ranks meet by name.  If a rank's step has failed half way, and it continues
+// with the next step, its new starts would meet the starts that it left out in
+// the step before.  So a request says which execution of its chain it belongs
+// to.  Executions are counted when they begin, by the name of the chain's first
+// request: one that failed half way counts, and one that never began, as on a
+// rank without data, does not.  Under a cached schedule this is not checked: a
+// rank that skips a part of a chain skips a part of the schedule, and so leaves
+// it.
 #ifndef TFRING_OPS_ENGINE_SUBMISSIONS_H_
 #define TFRING_OPS_ENGINE_SUBMISSIONS_H_
 
@@ -34,9 +34,8 @@ namespace tfring {
 class Submissions {
  public:
   // Puts `entry` in flight, and wakes nobody.  An error leaves it with the
-  // caller:
-  // InvalidArgument for a name that is in flight, or what Close was told.
-  // A request without a name gets one by the order of calls, "allreduce 7".
+  // caller: InvalidArgument for a name that is in flight, or Close's error.  A
+  // request without a name gets one by the order of calls, "allreduce 7".
   absl::Status Add(TensorEntry& entry);
 
   // Returns the entries that were added since the last call.

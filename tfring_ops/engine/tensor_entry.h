@@ -19,7 +19,7 @@ namespace tfring {
 
 // Every kind of collective, and its name; collectives/ has a file for each.
 // Adasum is an allreduce that is no element-wise operation.  In place, a
-// reducescatter leaves this rank's share where it lies in the whole tensor, and
+// reducescatter leaves this rank's share in its place in the whole tensor, and
 // an allgather takes it from there.
 #define TFRING_FOR_EACH_COLLECTIVE(M) \
   M(Allreduce, "allreduce")           \
@@ -65,14 +65,14 @@ Range RowsOfRank(const TensorInfo& tensor, int rank, int size);
 inline constexpr int64_t kShareMultiple = 16;
 Range ShareOfRank(const TensorInfo& tensor, int rank, int size);
 
-// Where a request's tensors lie: in host memory, or on the GPU of this number.
+// The memory of a request's tensors: the host's, or the GPU of this number.
 inline constexpr int32_t kHost = -1;
 
 // The part of a submission that the ranks negotiate.  All tensors of a request
 // have one dtype and travel together.
 struct CollectiveRequest {
   // The same on every rank, unique among those in flight.  Empty: named by the
-  // order in which the engine is given those without a name.
+  // order of entries without a name.
   std::string name;
   CollectiveKind kind = CollectiveKind::kAllreduce;
   // Whose engine gets it.
@@ -81,7 +81,7 @@ struct CollectiveRequest {
   // or none.
   int32_t device = kHost;
   DataType dtype = DataType::kFloat32;
-  // Allreduce alone: what the tensors travel as, and are reduced as, if it is
+  // Allreduce alone: the type on the wire and of the reduction, if it is
   // another type; see CanTravelAs.
   std::optional<DataType> wire_dtype;
   int32_t root_rank = 0;  // broadcast; in the world
@@ -106,7 +106,7 @@ struct Chain {
     int64_t execution = 0;
   };
 
-  // By process set: of those of its entries that have been submitted there.
+  // By process set.
   std::map<int32_t, Place> places;
 };
 
@@ -136,24 +136,24 @@ struct TensorEntry {
   };
 
   CollectiveRequest request;
-  // That of the entries before it and after it, which are submitted one after
-  // the other; may be null.
+  // The chain of the entries before it and after it, which are submitted in
+  // turn; may be null.
   std::shared_ptr<Chain> chain;
-  // The engine's: what goes in changes no result as it is, and so the prescale
-  // factor is not for it.
+  // The engine's: its input changes no result, and so the prescale factor is
+  // not applied.
   bool is_neutral = false;
   // One for each of request.tensors.  Alive until `done`.
   std::vector<Buffer> buffers;
   // Alltoall alone, on the engine's thread, before allocate_output: how many
-  // rows come from each rank.
+  // rows each rank sends.
   std::function<void(const std::vector<int64_t>& splits)> on_received_splits;
   // Allgather alone, on the engine's thread, before allocate_output: how many
-  // ranks take part, which are all but those that have joined.  May be null.
+  // ranks take part: all that have not joined.  May be null.
   std::function<void(int count)> on_contributors;
   // Join alone, on the engine's thread, before `done`: who was the last.
   std::function<void(int rank)> on_joined;
   // Allgather and alltoall, on the engine's thread, before `done`: memory for
-  // the output of tensor `index`, whose first dimension is known only now.
+  // the output of tensor `index`; its first dimension is known only now.
   std::function<absl::StatusOr<void*>(int index,
                                       const std::vector<int64_t>& dims)>
       allocate_output;
@@ -161,8 +161,8 @@ struct TensorEntry {
   // before anything is asked of it, makes it wait until the inputs are whole
   // and the outputs free.  May be null.
   std::function<absl::Status(void* stream)> on_start;
-  // And after all has been asked of it, for others to wait for: nobody has
-  // waited when `done` is called.  Not called where `done` comes only when the
+  // Called after all work is enqueued, for streams to wait for: nothing has
+  // waited when `done` is called.  Not called if `done` is called only when the
   // device has done all.  May be null.
   std::function<absl::Status(void* stream)> on_finish;
   // Before `done` gives up the memory of `buffers`, which the wire may still

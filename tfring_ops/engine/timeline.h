@@ -1,6 +1,6 @@
-// Records what the engines of this process do, and when: recorded between Start
-// and Stop, for a picture of it (tfring/timeline/); and adds it up from Count
-// on, for a monitor.
+// Records the work of this process's engines with its times: between Start and
+// Stop, for a picture of it (tfring/timeline/); and adds it up from Count on,
+// for a monitor.
 //
 // Thread-safe.  One of a process, as the engines of all process sets, and the
 // operations that wait for them, share one clock and one picture.
@@ -76,7 +76,7 @@ class Timeline {
   // Ends; what has been recorded, once.
   Recording Stop();
 
-  // Adds up what happens from here on, for good.
+  // Adds up all events from here on, for good.
   void Count();
   Statistics::Totals totals();
   // A report of a request that some ranks lack.
@@ -92,7 +92,7 @@ class Timeline {
   // An operation begins to wait; the result is for RecordWait.
   int64_t BeginWait();
   void RecordWait(const std::string& name, int process_set, int64_t begin_ns);
-  // Where they are asked for.
+  // If they are asked for.
   void RecordResponses(int process_set);
 
  private:
@@ -104,15 +104,15 @@ class Timeline {
   std::atomic<bool> looks_{false};  // if it records or counts
   std::atomic<bool> mark_responses_{false};
   std::mutex mutex_;
-  // What follows is under the mutex.
+  // The next members are under the mutex.
   bool records_ = false;
   bool counts_ = false;
   Recording recording_;
   Statistics statistics_;
 };
 
-// Records what the thread does from here to the end of the scope, in one phase
-// or in several, one after the other.
+// Records the thread's work from here to the end of the scope, in one phase or
+// in several.
 class TimelineSpan {
  public:
   // `request` is the first of its bucket, `bytes` are those of all.  With a

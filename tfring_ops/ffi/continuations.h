@@ -1,6 +1,6 @@
-// Threads for what follows a future.
+// Threads for the continuations of a future.
 //
-// XLA:CPU runs what follows a future, up to the rest of the program, on the
+// XLA:CPU runs a future's continuations, up to the rest of the program, on the
 // thread that fulfils the promise.  That must not be the engine's, so it is one
 // of these, as many as XLA has itself.
 #ifndef TFRING_OPS_FFI_CONTINUATIONS_H_

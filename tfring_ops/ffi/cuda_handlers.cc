@@ -6,7 +6,7 @@
 // Every operand of a custom call is in the GPU's memory there, also the int64
 // handles of the ops, where the host can read them only by waiting for the
 // stream.  So their data orders the calls, as it does on the host, and says
-// nothing else.  The host knows by other means what they stand for:
+// nothing else.  The host learns their meaning by other means:
 //
 // - XLA runs the calls of a program in their order, on the thread that enqueues
 //   it.  So a Start follows the Start before it on its stream, unless the
@@ -87,7 +87,7 @@ class InFlight {
     return handle;
   }
 
-  // Takes all Starts on `stream`, whose program fails.
+  // Takes all Starts on `stream`: its program fails.
   std::vector<Handle> TakeAll(void* stream) {
     std::lock_guard<std::mutex> lock(mutex_);
     last_.erase(stream);
@@ -171,8 +171,7 @@ ffi::Error Start(void* stream, Device device, ffi::RemainingArgs args,
 }
 
 // Waits until the engine has asked its stream for everything, and has XLA's
-// wait for that; XLA enqueues nothing meanwhile, but what it has enqueued goes
-// on.
+// wait for that; XLA enqueues nothing meanwhile, but enqueued work continues.
 absl::Status Collect(void* stream, ffi::RemainingArgs args,
                      ffi::RemainingRets rets) {
   TFRING_ASSIGN_OR_RETURN(const InPlaceCall call,

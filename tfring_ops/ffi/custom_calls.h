@@ -1,4 +1,4 @@
-// The names of the custom calls, and what their attributes may say.
+// The names of the custom calls, and the values of their attributes.
 #ifndef TFRING_OPS_FFI_CUSTOM_CALLS_H_
 #define TFRING_OPS_FFI_CUSTOM_CALLS_H_
 
@@ -10,7 +10,7 @@ inline constexpr char kDoneCall[] = "tfring_done";
 inline constexpr char kReadCall[] = "tfring_read";
 inline constexpr char kWriteCall[] = "tfring_write";
 
-// On GPUs, what the attribute `place` of a Start says of it, if it is that.
+// On GPUs, the value of a Start's attribute `place` with this meaning.
 inline constexpr char kFirstOfChain[] = "first";
 
 }  // namespace tfring

@@ -1,5 +1,5 @@
 // The C functions that XLA calls for our custom calls, on the host and on a
-// GPU, and what the calls are to say.  TensorFlow has them from
+// GPU, and the form of the calls.  TensorFlow has them from
 // xla/registration.cc; another framework, such as JAX, registers them itself:
 // of TensorFlow nothing is needed here, only headers of XLA's FFI.
 //
@@ -7,9 +7,9 @@
 // handle of the start before it, or 0; its results are the same buffers, in
 // place, and its handle.  A done has those results and the handle of the last
 // start of the chain as operands, and the buffers and a 0 as results.  A read
-// has a buffer as operand, and as result what it copies of it, from the element
-// `begin` on, an attribute.  A write has a buffer as operand and in place as
-// result, and what it writes there from `begin` on.
+// has a buffer as operand, and as result the elements that it copies, from the
+// attribute `begin` on.  A write has a buffer as operand and in place as
+// result, and the elements that it writes there, from `begin` on.
 #ifndef TFRING_OPS_FFI_HANDLERS_H_
 #define TFRING_OPS_FFI_HANDLERS_H_
 

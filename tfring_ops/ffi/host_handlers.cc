@@ -77,7 +77,7 @@ ffi::Future Done(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return future;
 }
 
-// Where the `share` of a buffer lies, from the element `begin` on.
+// The address of the `share` of a buffer, from the element `begin` on.
 absl::StatusOr<std::byte*> Place(ffi::AnyBuffer whole, ffi::AnyBuffer share,
                                  int64_t begin) {
   const int64_t count = share.element_count();

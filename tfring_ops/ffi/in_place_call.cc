@@ -26,8 +26,8 @@ absl::StatusOr<T> FromXla(ffi::ErrorOr<T> value) {
   return absl::InternalError(value.error().message());
 }
 
-// Of a Done: the engine writes to `outputs`, and XLA goes on with the data at
-// `addresses`.
+// For a Done: the engine writes to `outputs`, and XLA continues with the data
+// at `addresses`.
 absl::Status CheckAllInPlace(const std::vector<const void*>& outputs,
                              const std::vector<const void*>& addresses) {
   if (outputs.size() != addresses.size()) {

@@ -28,7 +28,7 @@ struct InPlaceCall {
   std::optional<Outcome> Collect(Handle handle, void* stream,
                                  Handles::Callback callback) const;
 
-  // Where the buffers lie.
+  // The addresses of the buffers.
   std::vector<const void*> Addresses() const;
 
   // An error if XLA gave a result another place than the operand that it

@@ -1,5 +1,5 @@
 // NEON, which every aarch64 has, and so no flags are needed: only the
-// conversions of float16 are not what the compiler makes of the portable ones.
+// conversions of float16 differ from the portable code.
 #include <arm_neon.h>
 
 #include "tfring_ops/kernels/cpu_loops.h"

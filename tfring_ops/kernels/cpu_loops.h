@@ -10,10 +10,10 @@
 // used.  `make -f tools/native.mk check/symbols` checks this.
 //
 // Note [The same bits on every CPU]
-// A job's ranks may run on CPUs of several kinds, and the same job on others
-// tomorrow.  Each variant computes an element with the same IEEE operations in
-// the same order, and no contraction (tools/native.mk): so results are the same
-// to the bit, but for the sign and payload of a NaN.
+// A job's ranks may run on CPUs of several kinds, and the same job on different
+// ones tomorrow.  Each variant computes an element with the same IEEE
+// operations in the same order, and no contraction (tools/native.mk): so
+// results are the same to the bit, but for the sign and payload of a NaN.
 //
 // Note [No streaming stores]
 // Streaming stores keep the sums out of the caches, although the primitive that
@@ -216,9 +216,8 @@ class CpuLoops {
   // Calls body(i) for every i in [0, count), many at a time: an element that
   // one call writes, no other call may touch.
   //
-  // At -O2, g++ vectorises only loops whose count it knows, hence the blocks,
-  // and only those that need no check for overlap at run time, hence the
-  // pragma.
+  // At -O2, g++ vectorises only loops with a known count, hence the blocks, and
+  // only loops that need no check for overlap at run time, hence the pragma.
   static constexpr int64_t kBlock = 64;
   template <typename Body>
   static void ForEach(int64_t count, const Body& body) {
@@ -305,8 +304,8 @@ class CpuLoops {
   // compiler can vectorise.
   template <typename T>
   static void ScaleBlock(T* dst, const T* src, double factor) {
-    // The type that holds all of T, among those that every CPU converts from
-    // and to double.
+    // A type that holds all of T, and that every CPU converts from and to
+    // double.
     using Wide =
         std::conditional_t<std::is_same_v<T, uint32_t>, int64_t, int32_t>;
     Wide wide[kBlock];
@@ -347,7 +346,7 @@ class CpuLoops {
   // An integer of 64 bits may be too large for kForgiven to be less than 1.
   static double Forgive(double value) {
     // Doubles from 2^52 on are whole: so the addition rounds, to nearest even,
-    // and what is beyond needs no rounding.
+    // and larger values need no rounding.
     constexpr double kWhole = 0x1p52;
     const double magnitude = __builtin_fabs(value);
     const double nearest = (magnitude + kWhole) - kWhole;

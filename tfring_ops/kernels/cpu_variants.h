@@ -1,5 +1,5 @@
-// The kernels' loops, compiled for several kinds of CPU into one library, which
-// so runs on any CPU of the architecture, and fast on those that can more.
+// The kernels' loops, compiled for several kinds of CPU into one library.  It
+// runs on any CPU of the architecture, and fast on the newer ones.
 //
 // A unit cpu_<architecture>_<kind>.cc is one kind, compiled with flags of its
 // own (tools/native.mk, BUILD); cpu_<architecture>_variants.cc lists them.

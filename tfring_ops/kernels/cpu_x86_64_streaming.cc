@@ -14,7 +14,7 @@ void StreamingCopy(void* dst, const void* src, size_t bytes) {
   for (size_t i = 0; i < count; ++i) {
     _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
   }
-  // Such stores may be seen after those that follow them.
+  // Other cores may see such stores after later ones.
   _mm_sfence();
   std::memcpy(to + count, from + count, bytes % sizeof(__m128i));
 }

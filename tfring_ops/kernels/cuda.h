@@ -36,18 +36,19 @@ absl::StatusOr<int> CudaDeviceInUse();
 
 // Note [Waits of the driver]
 //
-// The driver waits for the GPU in more calls than those that say so.  To free
-// or unpin memory, to close another process's and to unload kernels waits for
-// all streams of the context, and to allocate or pin memory may; a copy from or
-// to memory that is not pinned may wait for what its stream has to do before
-// it. None of these waits has a deadline, and a stream that waits for another
-// rank, which is lost, goes on only when this rank's host ends that wait.
+// The driver waits for the GPU in more calls than its documentation says.  To
+// free or unpin memory, to close another process's and to unload kernels waits
+// for all streams of the context, and to allocate or pin memory may; a copy
+// from or to memory that is not pinned may wait for what its stream has to do
+// before it.  None of these waits has a deadline, and a stream that waits for a
+// lost rank continues only when this rank's host ends that wait.
 //
-// So a thread whose streams may wait for other ranks calls none of these before
-// they have come to their end, which it waits for with a deadline and an eye on
-// the ranks (CudaDevice::WaitBy).  Streams of other threads, as those of other
-// process sets or of the framework, come to theirs without this thread: who
-// owns them does the same, and so is not in such a call while they wait.
+// So if a thread's streams may wait for other ranks, it makes none of these
+// calls before the streams are idle; it waits for that with a deadline and an
+// eye on the ranks (CudaDevice::WaitBy).  Streams of other threads, such as
+// another process set's or the framework's, become idle without this thread:
+// their owners do the same, and so are not in such a call while the streams
+// wait.
 //
 // To destroy a stream or an event waits for nothing.
 
@@ -88,11 +89,11 @@ class CudaDevice {
   virtual absl::Status Finish() const = 0;
 
   // From now on the stream may wait for other ranks, and `wait` returns when
-  // its work and that of the streams beside it has ended, or an error if it
+  // its work and the work of the streams beside it has ended, or an error if it
   // cannot: then they do not wait for ranks any more, or Abandon has been
   // called.  Null: it no longer does.  See Note [Waits of the driver].
   virtual void WaitBy(std::function<absl::Status()> wait) const = 0;
-  // The stream may never come to its end: nothing is freed from now on, also
+  // The stream may never become idle: nothing is freed from now on, not even
   // with the device.
   virtual void Abandon() const = 0;
 };
@@ -106,7 +107,7 @@ class CudaEvent {
 
   static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(
       const CudaDevice& device);
-  // On GPU `ordinal`, whose primary context is kept for ever: no kernels are
+  // On GPU `ordinal`; its primary context is kept for ever, and no kernels are
   // loaded for it.
   static absl::StatusOr<std::unique_ptr<CudaEvent>> CreateOn(
       int ordinal, Timing timing = Timing::kNone);
@@ -123,7 +124,7 @@ class CudaEvent {
   // Returns when that moment has come, and sleeps until then: not for a thread
   // whose streams may wait for other ranks; see Note [Waits of the driver].
   absl::Status Wait() const;
-  // How much later that moment has come than the one of `other`.
+  // The time from the moment of `other` to this one.
   // REQUIRES: both have come, and are timed.
   absl::StatusOr<int64_t> NanosecondsAfter(const CudaEvent& other) const;
 
@@ -143,7 +144,7 @@ class CudaEvent {
 class CudaCopyStream {
  public:
   static absl::StatusOr<std::unique_ptr<CudaCopyStream>> CreateOn(int ordinal);
-  // What has been enqueued is still done.
+  // Enqueued work is still done.
   ~CudaCopyStream();
   CudaCopyStream(const CudaCopyStream&) = delete;
   CudaCopyStream& operator=(const CudaCopyStream&) = delete;
@@ -165,8 +166,8 @@ class CudaCopyStream {
 // Pinned memory of the host, for copies to and from any GPU.  GPU `ordinal` may
 // be any one that is in use; its primary context is kept for ever.
 absl::StatusOr<void*> AllocatePinned(int ordinal, int64_t bytes);
-// Waits until GPUs have done what they have been asked for: not for a thread
-// whose streams may wait for other ranks; see Note [Waits of the driver].
+// Waits until GPUs have done all enqueued work: not for a thread with streams
+// that may wait for other ranks; see Note [Waits of the driver].
 void FreePinned(int ordinal, void* memory);
 
 }  // namespace tfring

@@ -15,7 +15,7 @@ struct CudaCubin {
   const void* image;  // as cuModuleLoadData takes it
 };
 
-// What has been built in, in the order of capabilities; may be none.
+// The built-in code, in the order of capabilities; may be none.
 absl::Span<const CudaCubin> CudaCubins();
 
 // The last of `cubins` that runs on GPUs of that capability: of the same

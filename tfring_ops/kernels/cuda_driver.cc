@@ -9,8 +9,8 @@ namespace tfring {
 namespace {
 
 constexpr char kLibrary[] = "libcuda.so.1";
-// The interface of 12.1, whose PTX the kernels are: CUDA 12.1 says so of itself
-// as 12010.
+// The interface of 12.1, the version of the kernels' PTX: CUDA 12.1 says so of
+// itself as 12010.
 constexpr int kLeastVersion = 12010;
 
 absl::Status CheckVersion(const CudaDriver& driver) {

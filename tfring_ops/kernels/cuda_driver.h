@@ -1,7 +1,7 @@
 // The CUDA driver's functions, found at run time: nothing here asks the linker
 // for one.  Thread-safe.
 //
-// Types and numbers are those of cuda.h 12.1; the names with _v2 are what that
+// Types and numbers are from cuda.h 12.1; the names with _v2 are what that
 // header's macros stand for.
 #ifndef TFRING_OPS_KERNELS_CUDA_DRIVER_H_
 #define TFRING_OPS_KERNELS_CUDA_DRIVER_H_
@@ -66,7 +66,7 @@ class CudaDriver {
   static absl::StatusOr<const CudaDriver*> Get();
 
   // A function of the driver: called, it gives a Status with the driver's own
-  // name and words for what went wrong.
+  // name and words for the error.
   template <typename... Parameters>
   class Function {
    public:
@@ -176,8 +176,8 @@ inline void* DeviceMemory(CUdeviceptr address) {
 }
 
 // A stream in the calling thread's context that does not wait for the null
-// stream.  Its priority is the highest: what a collective asks for goes ahead
-// of the kernels of backpropagation that wait for a place on the GPU.
+// stream.  Its priority is the highest: a collective's kernels run before
+// backpropagation's kernels that wait for a place on the GPU.
 absl::Status CreateStream(const CudaDriver& driver, CUstream* stream);
 
 // Makes a context the calling thread's while it lives.

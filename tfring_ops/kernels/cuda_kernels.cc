@@ -27,14 +27,14 @@ namespace tfring {
 namespace {
 
 constexpr int64_t kBytesPerThread = 16;  // cuda_kernels.cu: Vector
-// Of the longer elements of a tile: four vectors for each thread.
+// For the longer elements of a tile: four vectors for each thread.
 constexpr int64_t kTileBytes =
     int64_t{kCudaThreadsPerBlock} * kBytesPerThread * 4;
 
-// Blocks of a grid. What they do is bounded by the bus between GPUs, which 64
-// blocks fill (Note [Loads in flight] in cuda_kernels.cu), and no GPU has a
-// use for more but one that does nothing else: backpropagation keeps the other
-// multiprocessors, and half of the threads of these.
+// Blocks of a grid.  The bus between GPUs bounds the kernels, and 64 blocks
+// fill it (Note [Loads in flight] in cuda_kernels.cu).  Only an idle GPU has a
+// use for more: backpropagation keeps the remaining multiprocessors, and half
+// of the threads of these.
 constexpr int64_t kMostBlocks = 64;
 
 // cuda_kernels.cu's word for it.
@@ -248,7 +248,7 @@ absl::StatusOr<void*> CudaKernels::Allocate(int64_t bytes) const {
   return DeviceMemory(address);
 }
 
-// The driver waits for what still uses it.
+// The driver waits for work that still uses it.
 void CudaKernels::Free(void* memory) const {
   const CudaScope scope(driver_, context_);
   AwaitWork().IgnoreError();  // Where it fails, nothing waits any more.

@@ -1,5 +1,5 @@
 // The kernels on the memory of an NVIDIA GPU.  tools/cuda_kernels.py compiles
-// them to cuda_kernels.ptx, which is what the op library holds.
+// them to cuda_kernels.ptx, which is built into the op library.
 //
 // Each computes an element with the same IEEE operations in the same order as
 // cpu_loops.h, and is compiled without contraction: results are the same to the
@@ -171,10 +171,10 @@ union Vector {
 
 // Note [Loads in flight]
 // Few blocks have to keep many bytes on the way: in 1 us a GPU's memory, and
-// another GPU's over NVLink, give a MB or more. So a thread loads several
-// vectors before it looks at the first. Behind the last one there is none: it
-// is loaded again in their place. Fewer where a vector takes much code: two of
-// bytes, and one of what is scaled or converted. The loops around are not
+// another GPU's over NVLink, give a MB or more.  So a thread loads several
+// vectors before it looks at the first.  Behind the last one there is none: it
+// is loaded again in their place.  Fewer if a vector takes much code: two of
+// bytes, and one if it is scaled or converted.  The loops around are not
 // unrolled: the compiler would make far more code of the elements that no
 // vector has.
 constexpr int kUnrolled = 4;
@@ -233,7 +233,7 @@ __device__ void Reduce(void* dst, const void* a, const void* b,
 
 constexpr double kForgiven = 0x1p-51;
 
-// Integers of up to 32 bits, whose range doubles hold.
+// Integers of up to 32 bits, which doubles hold.
 template <typename T>
 __device__ T ScaledInteger(T value, double factor, double lowest,
                            double highest) {
@@ -364,7 +364,7 @@ struct MapTile {
   }
 };
 
-// Copies in units of which both have borders at the same places, and the bytes
+// Copies in units with borders at the same places of both, and copies the bytes
 // before the first border and behind the last one by themselves.
 struct CopyTile {
   template <typename Compute>
@@ -490,7 +490,7 @@ NUMBER(uint16, Plain<uint16_t>)
 NUMBER(uint32, Plain<uint32_t>)
 NUMBER(uint64, Plain<uint64_t>)
 REDUCES(bool, boolean)
-// Of bytes, whatever they are.
+// Bytes, of any type.
 KERNEL tfring_copy_uint8(const tfring::CudaPieces table) { Copy(table); }
 CONVERTS(float32, Plain<float>, float16)
 CONVERTS(float32, Plain<float>, bfloat16)

@@ -29,9 +29,9 @@ extern "C" const char tfring_cuda_ptx[];
 
 class CudaKernels final : public Kernels {
  public:
-  // Loads the kernels for a GPU of that capability (80 is 8.0), that of the
-  // calling thread's context: its own code if that is built in; else, or if the
-  // driver does not take it, the driver compiles them.
+  // Loads the kernels for a GPU of that capability (80 is 8.0), the calling
+  // thread's: its own code if that is built in; else, or if the driver does not
+  // take it, the driver compiles them.
   // REQUIRES: `context` and `stream` outlive the kernels.
   static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(
       const CudaDriver& driver, CUcontext context, CUstream stream,

@@ -3,11 +3,10 @@
 // Thread-safe on the host, where kernels hold no state; kernels that work on a
 // stream (cuda.h) belong to the thread that owns it.  An operand may be `dst`
 // itself; any other overlap is undefined.  Counts are elements; zero is legal.
-// Buffers are aligned to their elements, and may be a device's: nobody but
-// kernels and transports reads or writes what they point to.  float16 and
-// bfloat16 are added and multiplied in float and rounded to nearest even.  The
-// bits of a result do not depend on the CPU, but for the sign and payload of a
-// NaN.
+// Buffers are aligned to their elements, and may be a device's: only kernels
+// and transports read or write them.  float16 and bfloat16 are added and
+// multiplied in float and rounded to nearest even.  The bits of a result do not
+// depend on the CPU, but for the sign and payload of a NaN.
 #ifndef TFRING_OPS_KERNELS_KERNELS_H_
 #define TFRING_OPS_KERNELS_KERNELS_H_
 
@@ -47,9 +46,9 @@ class Kernels {
   // `dst` and `src` may be the same, and may not overlap otherwise.
   virtual void Copy(void* dst, const void* src, int64_t bytes) const = 0;
 
-  // All pieces: elements of type `from` become those of type `to`, rounded to
-  // nearest even (a float64 to float32 first), and are then scaled by `factor`
-  // as Scale does.
+  // All pieces: elements of type `from` become elements of type `to`, rounded
+  // to nearest even (a float64 to float32 first), and are then scaled by
+  // `factor` as Scale does.
   // REQUIRES: one of the two can travel as the other (CanTravelAs).
   virtual void CopyPieces(absl::Span<const CopyPiece> pieces, DataType from,
                           DataType to, double factor) const = 0;
@@ -68,8 +67,8 @@ class Kernels {
   virtual absl::Status Synchronize() const = 0;
 
   // Before somebody else asks for memory of the device: returns when no work
-  // enqueued so far waits for other ranks, or an error if it goes on to.  See
-  // Note [Waits of the driver] in cuda.h; on the host there is none.
+  // enqueued so far waits for other ranks, or an error if some does.  See Note
+  // [Waits of the driver] in cuda.h; on the host there is none.
   virtual absl::Status AwaitWork() const = 0;
 
   // Memory that the kernels work on fastest.  ResourceExhausted if there is no

@@ -6,9 +6,9 @@
 
 namespace tfring {
 
-// As memcpy, by stores that go past this core's caches, where the CPU has such:
-// no line of `dst` is fetched before it is written.  A store that follows, and
-// that another thread sees, comes after them.
+// Like memcpy, with stores that bypass this core's caches, if the CPU has them:
+// no line of `dst` is fetched before it is written.  A thread that sees a later
+// store sees these stores, too.
 // REQUIRES: `dst` is a multiple of 16.
 void StreamingCopy(void* dst, const void* src, size_t bytes);
 

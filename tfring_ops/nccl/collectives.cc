@@ -210,7 +210,7 @@ class NcclCollectives final : public StreamCollectives {
   const int rank_, size_;
 };
 
-// A rank's message to the others before the decision.
+// A rank's message to all ranks before the decision.
 struct Introduction {
   bool has_nccl;
   std::array<char, 400> reason;  // if it has not

@@ -12,7 +12,7 @@
 namespace tfring {
 namespace {
 
-// A rank's message to the others about a step that all must take.
+// A rank's message to all ranks about a step that all must take.
 struct Word {
   // kGivenUp: because another one has failed.
   enum class State { kBusy, kDone, kFailed, kGivenUp };
@@ -21,7 +21,7 @@ struct Word {
 };
 
 // Calls `done` until it says so on every rank, or there is an error on one,
-// which is then everyone's.  Nobody goes on waiting for a rank that has failed.
+// which is then everyone's.  No rank keeps waiting for a rank that has failed.
 absl::Status UntilAllAreDone(
     Transport& host, const std::function<absl::StatusOr<bool>()>& done) {
   std::vector<Word> words(host.size());
@@ -99,7 +99,7 @@ absl::StatusOr<LaunchOrder::Turn> NcclCommunicator::AwaitTurn() {
 }
 
 absl::Status NcclCommunicator::Open(const NcclUniqueId& id) {
-  // NCCL allocates memory on the GPU, for which it waits for what is there.
+  // NCCL allocates memory on the GPU, and waits for the GPU's work for that.
   TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
   const CudaScope scope(driver_, device_.context());
   absl::Status started = scope.status();

@@ -1,9 +1,9 @@
-// A communicator of NCCL's, none of whose calls blocks.
+// A communicator of NCCL's; none of its calls blocks.
 //
 // While NCCL is busy, on the host or on the GPU, this rank polls the host's
 // transport, which reports the loss of a peer, and the errors that NCCL has
-// noticed by itself.  So no rank waits forever.  What NCCL has enqueued on the
-// GPU its owner polls (Poll), and the host's transport, too.
+// noticed by itself.  So no rank waits forever.  Its owner polls the work that
+// NCCL has enqueued on the GPU (Poll), and the host's transport, too.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_NCCL_COMMUNICATOR_H_
@@ -100,7 +100,7 @@ class NcclCommunicator {
   std::shared_ptr<CudaEvent> launched_;  // the last group
   std::deque<Mark> marks_;               // that the stream has not come to
   bool is_marked_ = true;                // the end of what NCCL was asked for
-  // When the stream could begin with what the first mark ends.
+  // When the stream could begin with the work before the first mark.
   Clock::time_point first_since_;
   std::vector<std::unique_ptr<CudaEvent>> events_;  // of earlier marks
   absl::Status broken_;

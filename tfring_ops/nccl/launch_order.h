@@ -1,30 +1,30 @@
-// The one order in which the process sets of a process have their collectives
-// on GPUs launched, where NCCL does some of them.
+// If NCCL does some of a process's collectives on GPUs, its process sets launch
+// them in one order.
 //
-// A collective of NCCL's holds a part of the GPU while it waits for the other
-// ranks.  Where two communicators share two ranks, and these launch them in
-// different orders, each rank may hold its GPU for what the other has not
+// A collective of NCCL's holds a part of the GPU while it waits for its ranks.
+// If two communicators share two ranks, and these launch them in different
+// orders, each rank may hold its GPU for a collective that its peer has not
 // launched: a deadlock, which NCCL leaves to its callers.  So the ranks of a
 // communicator agree on a number for each launch, and a process launches by
 // these numbers, on its GPU, too, each behind the one before.
 //
 // Note [Why the ring takes turns]
-// A stream of the ring's waits only for what other ranks have asked their GPUs
-// for, so that it holds up nobody for ever, and yet it waits.  The streams of a
-// process share the queues of its GPU (CUDA_DEVICE_MAX_CONNECTIONS).  If a
-// collective of NCCL's is behind such a wait in the queue of one rank, and what
-// that is for is behind the same collective on another rank, both wait forever.
-// So a collective of the ring's has a number, too, and asks the GPU for all of
-// it in its turn.  It follows no other one on the GPU.
+// A stream of the ring's waits only for work that other ranks have enqueued, so
+// that it blocks no rank for ever, and yet it waits.  The streams of a process
+// share the queues of its GPU (CUDA_DEVICE_MAX_CONNECTIONS).  If a collective
+// of NCCL's is behind such a wait in the queue of one rank, and the awaited
+// work is behind the same collective on another rank, both wait forever.  So a
+// collective of the ring's has a number, too, and asks the GPU for all of it in
+// its turn.  It follows no other one on the GPU.
 //
 // Note [Numbers of launches]
-// As a multicast is ordered in Skeen's algorithm (Birman and Joseph, "Reliable
-// communication in the presence of failures", 1987).  Each rank proposes a
-// number above all that its process has seen, and the highest of them is the
-// launch's.  Until that is known, the proposal stands for it, which it is not
-// below.  So whoever is first by number, and then by process set, stays first:
-// what comes later has a higher number.  A rank waits for lower numbers alone,
-// and so ranks never wait for each other in a cycle.
+// The order is made like a multicast's in Skeen's algorithm (Birman and Joseph,
+// "Reliable communication in the presence of failures", 1987).  Each rank
+// proposes a number above all that its process has seen, and the highest of
+// them is the launch's.  Until that is known, the proposal takes its place; the
+// number is never below it.  So the launch that is first by number, and then by
+// process set, stays first: later ones have higher numbers.  A rank waits for
+// lower numbers alone, and so ranks never wait for each other in a cycle.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_NCCL_LAUNCH_ORDER_H_
@@ -63,10 +63,10 @@ class LaunchOrder {
       if (order_ != nullptr && !is_part_) order_->Leave(process_set_);
     }
 
-    // What `stream` is asked for from now on waits for the launch before.
+    // Work enqueued on `stream` from now on waits for the launch before.
     absl::Status Follow(void* stream) const;
-    // What `stream` has been asked for, of whose context `event` is, is this
-    // launch.
+    // The work enqueued on `stream` so far is this launch; `event` is of its
+    // context.
     absl::Status Launched(const std::shared_ptr<CudaEvent>& event,
                           void* stream) const;
 
@@ -84,12 +84,12 @@ class LaunchOrder {
   // Each rank of a process set calls it at the same place among its launches.
   void Begin() { several_ = true; }
   bool begun() const { return several_; }
-  // Before `event`, which a launch may have been, goes: that launch is over.
+  // Called before `event` is destroyed: a launch that it marked is over.
   void Forget(const std::shared_ptr<CudaEvent>& event);
 
   // Returns when it is the turn of `process_set`, whose ranks are those of
   // `host`.  Collective over them, unless there is one process set or this one
-  // has its turn.  No wait for others is longer than `timeout_seconds` of
+  // has its turn.  No wait for a rank is longer than `timeout_seconds` of
   // `clock`; 0 is no limit.
   // REQUIRES: the order outlives the turn; a process set calls it on one thread
   // at a time.
@@ -125,7 +125,7 @@ struct LaunchPlace {
 
   std::shared_ptr<LaunchOrder> order;
   int process_set = 0;
-  // By which its ranks wait for others; outlives them.
+  // For its ranks' waits; outlives them.
   const Clock* clock = &SteadyClock();
 };
 

@@ -1,7 +1,7 @@
 // NCCL's functions, found at run time: nothing here asks the linker for one.
 // Thread-safe.
 //
-// Types and numbers are those of nccl.h 2.14, which later versions keep.
+// Types and numbers are from nccl.h 2.14, and later versions keep them.
 #ifndef TFRING_OPS_NCCL_LIBRARY_H_
 #define TFRING_OPS_NCCL_LIBRARY_H_
 
@@ -38,9 +38,9 @@ struct NcclConfig {
 
 class NcclLibrary {
  public:
-  // The one of this process, which lives for ever: that of TensorFlow's own
-  // package of NCCL where it is installed, else the loader's.  Unavailable,
-  // with the reason, where there is none.
+  // The process's library, which lives for ever: from TensorFlow's own package
+  // of NCCL if it is installed, else the loader's.  Unavailable, with the
+  // reason, where there is none.
   static absl::StatusOr<const NcclLibrary*> Get();
 
   // 22105 is 2.21.5.

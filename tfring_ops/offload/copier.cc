@@ -12,7 +12,7 @@ namespace {
 // of some MiB occupies all threads.
 constexpr int64_t kPieceBytes = 2 << 20;
 
-// The memory's bandwidth is used up by few cores, and the others compute.
+// Few cores use up the memory's bandwidth; the rest compute.
 constexpr int kThreads = 2;
 
 }  // namespace

@@ -1,8 +1,9 @@
 // Threads that copy between tensors and a tier, beside the computation.
 //
 // A copy is cut into pieces, which all threads share, so that one large tensor
-// has the bandwidth of several cores.  Copies back come first: the computation
-// waits for them, whereas a copy out only delays the release of memory.
+// has the bandwidth of several cores.  Copies back have priority: the
+// computation waits for them, whereas a copy out only delays the release of
+// memory.
 //
 // Thread-safe.
 //

@@ -13,7 +13,7 @@
 
 namespace tfring {
 
-// The copies of one direction, which end in the order in which they begin.
+// The copies of one direction, which end in the order of their begins.
 class CudaCopier::Lane {
  public:
   static absl::StatusOr<std::unique_ptr<Lane>> Create(
@@ -61,9 +61,9 @@ class CudaCopier::Lane {
         stream_(std::move(stream)),
         thread_([this] { Run(); }) {}
 
-  // See Note [What copies wait for on a GPU], 1.  What fails once the copy has
-  // been enqueued is the whole context, which then does nothing more.  Takes
-  // `done` if it returns OK.
+  // See Note [What copies wait for on a GPU], 1.  After a copy is enqueued,
+  // only the whole context can fail; it then does nothing more.  Takes `done`
+  // if it returns OK.
   // REQUIRES: mutex_ is held.
   absl::Status Enqueue(void* framework_stream, char* device, char* pinned,
                        int64_t bytes, Copier::Done& done) {

@@ -15,10 +15,10 @@
 //    Until then nobody else may have the memory of the tensor, nor of the slot.
 //
 // So a copy waits for as long as the framework's stream does, which always
-// comes to an end: where a rank is lost, what waits for it is let go.
+// ends: if a rank is lost, the waits for it are released.
 //
-// The framework's stream itself never waits for a copy: what uses a tensor that
-// comes back is enqueued after 2.  If it waited, so would all that is enqueued
+// The framework's stream itself never waits for a copy: users of a fetched
+// tensor are enqueued after 2.  If it waited, so would all that is enqueued
 // meanwhile and could run beside the copy.
 //
 // Thread-safe.

@@ -141,7 +141,7 @@ bool Execution::Moves(int item, int64_t bytes) {
   }
   seen_[item].bytes = bytes;
   if (!keep_.empty() && keep_[item] &&
-      // The batch may be larger than that of the plan.
+      // The batch may be larger than the plan's.
       statistics_.kept_bytes + bytes <= plan_->options_.budget_bytes) {
     ++statistics_.kept;
     statistics_.kept_bytes += bytes;

@@ -1,4 +1,4 @@
-// What is done with the feature maps of one traced step, and what that cost.
+// The treatment of the feature maps of one traced step, and its costs.
 //
 // A Plan belongs to a traced step, an Execution to one run of it.  The handles
 // of a run's stashed tensors share its Execution, so that it ends with the last
@@ -36,7 +36,7 @@ using Meter = std::function<int64_t()>;
 struct PlanOptions {
   int64_t id = 0;
   int items = 0;  // how many feature maps the step may move
-  // What is smaller stays.
+  // Smaller ones stay.
   int64_t min_bytes = 0;
   // The most that may stay, small ones not counted; 0 moves everything.
   int64_t budget_bytes = 0;
@@ -46,7 +46,7 @@ struct PlanOptions {
 
 struct PlanStatistics {
   int64_t steps = 0;  // that have ended
-  // Of the last step that has ended.
+  // The next ones are of the last step that has ended.
   int64_t moved = 0;
   int64_t moved_bytes = 0;
   int64_t kept = 0;  // for the budget
@@ -57,7 +57,7 @@ struct PlanStatistics {
   // From its begin until no feature map was held any more.
   int64_t step_ns = 0;
   int64_t peak_bytes = -1;  // by the meter, when it ended
-  // Of the tiers, which plans share.
+  // The use of the tiers, which plans share.
   Tier::Use tier;
 };
 
@@ -77,9 +77,9 @@ class Plan : public std::enable_shared_from_this<Plan> {
   std::shared_ptr<Execution> Begin(Meter meter);
 
   PlanStatistics statistics() const;
-  // Where tensors in the host's memory go.
+  // The tier for tensors in the host's memory.
   Tier* tier() const { return Tier::Pageable(); }
-  // Where those of a GPU go.
+  // The tier for a GPU's tensors.
   Tier* TierOfGpu(int gpu);
 
  private:
@@ -104,7 +104,7 @@ class Execution {
 
   Plan& plan() { return *plan_; }
 
-  // Whether a feature map of that size is moved.
+  // Returns true if a feature map of that size is moved.
   bool Moves(int item, int64_t bytes);
   void CopiedOut(int64_t busy_ns);
   // Backpropagation needs a feature map, whether it was moved or not.

@@ -1,8 +1,8 @@
 // Which feature maps stay where they are, under a budget.
 //
 // After "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient
-// Neural Network Design" (Rhu et al., 2016), whose dynamic policy tries plans
-// in whole steps.  Here one step shows the sizes and the order for all plans.
+// Neural Network Design" (Rhu et al., 2016); its dynamic policy tries plans in
+// whole steps.  Here one step shows the sizes and the order for all plans.
 #ifndef TFRING_OPS_OFFLOAD_PLANNER_H_
 #define TFRING_OPS_OFFLOAD_PLANNER_H_
 
@@ -21,7 +21,7 @@ struct FeatureMap {
 // `budget_bytes`: when backpropagation begins it holds all of them.
 //
 // The first to be used stays first: it would have been away for the shortest
-// time, in which its copies hide least behind the computation.
+// time, with the least computation to hide its copies.
 std::vector<bool> ChooseToKeep(const std::vector<FeatureMap>& feature_maps,
                                int64_t budget_bytes);
 

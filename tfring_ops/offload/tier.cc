@@ -22,11 +22,11 @@ constexpr int64_t kAlignment = 4096;
 
 }  // namespace
 
-// Where blocks come from.
+// The source of blocks.
 class Tier::BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // The error says what to do.
+  // The error names the remedy.
   virtual absl::StatusOr<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* block) = 0;
 };

@@ -1,12 +1,13 @@
-// Where feature maps are kept while nobody needs them: memory of the host that
-// is not TensorFlow's.
+// Memory of the host that is not TensorFlow's, for feature maps that nothing
+// needs meanwhile.
 //
 // Thread-safe.
 //
 // Invariants:
-// - What a slot takes is given back when it is destroyed, and by nothing else.
-// - The memory that is kept for later slots is, with what is in use, no more
-//   than was once in use, and one slot.
+// - A slot's memory is given back when the slot is destroyed, and by nothing
+//   else.
+// - Memory in use and memory kept for later slots are together at most the peak
+//   of use, and one slot.
 #ifndef TFRING_OPS_OFFLOAD_TIER_H_
 #define TFRING_OPS_OFFLOAD_TIER_H_
 

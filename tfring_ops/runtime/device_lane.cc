@@ -23,7 +23,7 @@
 namespace tfring {
 namespace {
 
-// A status as a message to the other ranks.
+// A status as a message to all ranks.
 struct Word {
   absl::StatusCode code = absl::StatusCode::kOk;
   char text[500] = "";
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> Open(int32_t device) {
   return CudaDevice::ForOrdinal(device);
 }
 
-// Messages of several segments, whose bytes take longer than to ask for them.
+// Messages of several segments: their bytes take longer than their enqueueing.
 constexpr int64_t kMeasuredBytes = 16 << 20;
 
 // Returns when the GPU has done what its stream was asked for, unless a rank is
@@ -123,7 +123,7 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   if (lane.collectives == nullptr) {
     auto costs = MeasureDevice(options, *cuda, *lane.transport, data);
     if (!costs.ok()) {
-      // The others wait for messages that will not come.
+      // The remaining ranks wait for messages that will not be sent.
       lane.transport->Abort(costs.status());
       return costs.status();
     }

@@ -1,4 +1,4 @@
-// The lane of a GPU: what the engine, which knows no CUDA, is given.
+// The lane of a GPU, for the engine, which knows no CUDA.
 #ifndef TFRING_OPS_RUNTIME_DEVICE_LANE_H_
 #define TFRING_OPS_RUNTIME_DEVICE_LANE_H_
 

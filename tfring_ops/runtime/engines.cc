@@ -62,7 +62,7 @@ struct Registry {
   std::map<int32_t, Registered> sets;  // by id; empty before tfring_init
   bool forked = false;                 // from a process that had engines
   int64_t generation = 0;              // of the sets; 0 where they are MPI's
-  // Of the sets, on the GPU.
+  // The order of the sets on the GPU.
   std::shared_ptr<LaunchOrder> launch_order;
   // The last that is over, changed under `mutex`.
   std::atomic<int64_t> aborted_generation{0};
@@ -91,8 +91,8 @@ absl::Status CheckNotAborted(int64_t generation) {
   return registry.abort_reason;
 }
 
-// What makes the channels of a process set: 0, which is that of control, and
-// has no other; and those for data, from 1 on, with that of control.
+// Makes the channels of a process set: 0, which is control's, and has no other;
+// and those for data, from 1 on, with that of control.
 using MakeTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
     int channel, Transport* control)>;
 
@@ -117,7 +117,7 @@ MakeTransport OverSockets(const Options& options, int64_t generation,
              Transport* control) -> absl::StatusOr<std::unique_ptr<Transport>> {
     TFRING_RETURN_IF_ERROR(CheckNotAborted(generation));
     std::vector<int> sockets(ranks.nodes.size(), kNotYet);
-    // See Note [Connections that come later].
+    // See Note [Later connections].
     for (int peer = 0; control == nullptr && peer < ranks.size(); ++peer) {
       if (peer == ranks.rank) continue;
       TFRING_ASSIGN_OR_RETURN(sockets[peer], ranks.connect(channel, peer));
@@ -138,7 +138,7 @@ MakeTransport OverSockets(const Options& options, int64_t generation,
   };
 }
 
-// What makes the lane of a GPU for a process set.
+// Makes the lane of a GPU for a process set.
 decltype(ProcessSet::make_device_lane) MakesDeviceLane(
     std::shared_ptr<LaunchOrder> order, int32_t id) {
   return [place = LaunchPlace{std::move(order), id}](
@@ -147,9 +147,9 @@ decltype(ProcessSet::make_device_lane) MakesDeviceLane(
   };
 }
 
-// From here on the world's collectives on GPUs are in one order with those of
-// other process sets, of which none has an engine yet: for each rank at the
-// same place among them, where its engine ends a barrier.
+// From here on the world's collectives on GPUs are in one order with every
+// process set's; no set has an engine yet.  Each rank begins at the same place,
+// where its engine ends a barrier.
 absl::Status OrderLaunches(Engine& world,
                            const std::shared_ptr<LaunchOrder>& order) {
   auto ended = std::make_shared<absl::Notification>();
@@ -217,7 +217,7 @@ void Register(int32_t id, Registered registered, int64_t generation) {
   registry.sets[id] = std::move(registered);
 }
 
-// What makes the channels of a process set.
+// Makes the channels of a process set.
 using Over = std::function<MakeTransport(const Options& options)>;
 
 absl::Status StartWorldOver(int64_t generation, const Over& over) {

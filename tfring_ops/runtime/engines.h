@@ -40,18 +40,17 @@ struct SocketRanks {
   std::function<absl::StatusOr<int>(int channel, int peer)> connect;
 };
 
-// The same without MPI, of whose kind a process can have one job after the
-// other, each of a higher generation; also while a rank is lost.
+// The same without MPI; a process can have several such jobs in turn, each of a
+// higher generation; also while a rank is lost.
 //
-// The number of a job whose rank is lost is never used again.
+// The number of a job with a lost rank is never used again.
 // REQUIRES: `generation` is positive.
 absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks);
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
                                     const SocketRanks& connected);
 
-// Soon fails everything with `reason`, on the other ranks too, in the jobs of
-// this generation and of all before it, as well while they start.  Never
-// blocks.
+// Soon fails everything with `reason`, on all ranks, in the jobs of this
+// generation and of all before it, even while they start.  Never blocks.
 void AbortGeneration(int64_t generation, const std::string& reason);
 
 // Forgets the set, and stops its engine.  Without it, does nothing.

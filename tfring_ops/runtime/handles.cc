@@ -23,14 +23,14 @@ constexpr std::chrono::microseconds kBriefWait{30};
 //
 // A train step starts all its reductions, each start after the one before it
 // (`prev`), and then collects them.  When a Done fails, the framework aborts
-// the step at once.  XLA then frees the step's buffers, in which the engine
-// would still be writing for the later entries of the chain.  So a failure is
+// the step at once.  XLA then frees the step's buffers, and the engine would
+// still be writing there for the later entries of the chain.  So a failure is
 // held back until the engine has completed every entry of the chain.
 //
 // That is enough because a Done takes the handle of the chain's last start as
 // an input: when any Done runs, every entry of the chain has been submitted,
-// here and on the other ranks, and so completes.  (Chains of one XLA program
-// follow one another; see `ended` in op_definitions.h.)
+// here and on all ranks, and so completes.  (Chains of one XLA program follow
+// one another; see `ended` in op_definitions.h.)
 //
 // TensorFlow's executor does not need this, since the entries keep their
 // memory alive.  But there, too, it leaves nothing in flight behind a failed
@@ -44,8 +44,8 @@ constexpr std::chrono::microseconds kBriefWait{30};
 // a Done makes its stream wait, and until then the entry keeps its memory,
 // which the framework would otherwise give to work that waits for nothing.
 //
-// A Done that fails is the last of its step, whose other entries nobody
-// collects any more: its stream waits for all of the chain's.
+// A Done that fails is the last of its step, and nobody collects the step's
+// remaining entries: its stream waits for all of the chain's.
 //
 // The memory of an entry that nobody collects is released once the GPU is seen
 // to have done it: by later starts, as there may be none of its name.
@@ -119,7 +119,8 @@ absl::StatusOr<Handle> Handles::Start(TensorEntry entry, Handle previous,
       const Handle earlier = it->second;
       if (pending_.at(earlier)->chain == pending->chain) {
         // This holds even if the engine has completed it: all ranks must decide
-        // alike, or some would wait for a collective that others have refused.
+        // alike, or some would wait for a collective that the rest have
+        // refused.
         status = absl::InvalidArgumentError(absl::StrCat(
             "'", pending->name.second,
             "': a collective of that name has been started and not collected. "

@@ -38,13 +38,13 @@ using Handle = int64_t;
 // The handle before the first start of a chain.
 inline constexpr Handle kNoHandle = 0;
 
-// What owns an entry's memory, where a framework counts references to it.
+// The owner of an entry's memory, if a framework counts references to it.
 class EntryMemory {
  public:
   virtual ~EntryMemory() = default;
   // The engine is done with it, and the GPU for whoever uses it next.
   virtual void Release() = 0;
-  // Nobody may ever have it again; see TensorEntry::keep_memory.
+  // It may never be used again; see TensorEntry::keep_memory.
   virtual void Keep() = 0;
 };
 
@@ -57,14 +57,15 @@ struct Outcome {
 class Handles {
  public:
   using Callback = std::function<void(Outcome)>;
-  // Whether who collects a collective can use its outputs, which lie there.
+  // Returns true if the collector of a collective can use its outputs, which
+  // are there.
   using Check =
       std::function<absl::Status(const std::vector<const void*>& outputs)>;
 
   // Lives for ever.
   static Handles& Global();
 
-  // Submits `entry`, whose `done` must be empty, to the engine.  It joins the
+  // Submits `entry` to the engine; its `done` must be empty.  It joins the
   // chain of `previous`.  `memory` may be null; `order` is the entry's, null on
   // the host.
   //
@@ -79,7 +80,7 @@ class Handles {
   // Collects: returns the outcome if there is one already; else it goes to
   // `callback`, usually on a thread of the engine's.  If it is of a GPU,
   // `stream` there has been made to wait until it is whole.  An error of
-  // `check` is a failure like those of the engine's.
+  // `check` is a failure like the engine's.
   //
   // REQUIRES: the last start of the chain has been made; with `check`, the
   // outputs are not allocated by the engine.
@@ -97,7 +98,8 @@ class Handles {
                 const absl::Status& status);
   // REQUIRES: `pending` is deliverable, and has been collected.
   Outcome HandOut(Pending& pending);
-  // Releases what the GPU has done, though nobody may ever collect it.
+  // Releases entries that the GPU has done, though nobody may ever collect
+  // them.
   void ReleaseWhatIsOver();
   // REQUIRES: mutex_ is held.
   void Forget(Handle handle);
@@ -107,8 +109,7 @@ class Handles {
   // The entries not collected yet, and the newest of them by request name.
   std::unordered_map<Handle, std::shared_ptr<Pending>> pending_;
   std::map<Name, Handle> newest_;
-  // Those that are complete, and on which a GPU may still be at work; in that
-  // order.
+  // Complete ones that a GPU may still work on; in that order.
   std::deque<std::shared_ptr<Pending>> on_gpu_;
 };
 

@@ -29,7 +29,7 @@ void KeepFreedMemory() {
       IsSet("malloc.trim_threshold", "MALLOC_TRIM_THRESHOLD_")) {
     return;
   }
-  // Smaller ones come from where they are kept, and not from mmap.
+  // Smaller ones are taken from the kept memory, and not from mmap.
   if (mallopt(M_MMAP_THRESHOLD, INT_MAX) == 0) {
     mallopt(M_MMAP_THRESHOLD, kOlderMaxMmapThreshold);
   }

@@ -13,7 +13,7 @@
 namespace tfring {
 namespace {
 
-// Of the one pulse; -1 without.
+// The one pulse's; -1 without.
 std::atomic<int> pulse_socket{-1};
 
 void Beat(std::chrono::duration<double> period) {

@@ -11,17 +11,17 @@
 //    the allocator gives out again while that is enqueued.
 // 3. The engine's stream waits for `ready`, and works.
 // 4. `finished` is recorded on the engine's stream, and the entry is done.
-// 5. Who collects it has its own stream wait for `finished`.  Only then,
+// 5.  Its collector has its own stream wait for `finished`.  Only then,
 // 6. its tensors are released, and the work that reads the outputs is enqueued.
 //
-// What the framework enqueues between 2 and 5, as the rest of backpropagation,
-// waits for nothing.
+// Work that the framework enqueues between 2 and 5, such as the rest of
+// backpropagation, waits for nothing.
 //
 // By NCCL an entry is done only when the GPU has done it (Note [Launched
 // buckets] in engine/execution/lanes.h).  Then there is no `finished`, and
 // nothing to wait for.
 //
-// An output whose size is known only in 3 is allocated there, and then the
+// If an output's size is known only in 3, it is allocated there, and then the
 // engine's stream waits for the framework's once more.
 #ifndef TFRING_OPS_RUNTIME_STREAM_ORDER_H_
 #define TFRING_OPS_RUNTIME_STREAM_ORDER_H_

@@ -30,7 +30,7 @@ class AfterStartOp : public OpKernel {
     context->set_output(0, context->input(0));
   }
 
-  // It runs where its last input came from, in no thread of its own.
+  // It runs on the thread of its last input, and takes no thread of its own.
   bool IsExpensive() override { return false; }
 };
 

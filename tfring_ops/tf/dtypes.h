@@ -21,7 +21,7 @@
   M(kFloat32, float, "float")                    \
   M(kFloat64, double, "double")
 
-// The same for every type whose tensors are in a GPU's memory.
+// The same for every type that TensorFlow keeps in a GPU's memory.
 #define TFRING_FOR_EACH_DTYPE_ON_GPU(M) \
   TFRING_FOR_EACH_FLOAT(M)              \
   M(kInt8, int8_t, "int8")              \

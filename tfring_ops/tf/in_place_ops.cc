@@ -1,6 +1,6 @@
-// Allreduce, broadcast, and reducescatter and allgather in place, whose outputs
-// have the shapes of their inputs, and the Done that they and the other
-// reducescatter share.
+// Allreduce, broadcast, and reducescatter and allgather in place: their outputs
+// have the shapes of their inputs.  Also their Done, which the reducescatter of
+// row_ops.cc shares.
 #include <memory>
 #include <utility>
 

@@ -1,11 +1,10 @@
 // The kernels of offload_ops.cc, on the CPU and on GPUs.  Conversion only:
-// between tensors and what offload/ knows.
+// between tensors and the types of offload/.
 //
-// On a GPU an op has run when its work has been enqueued, and what it took in
-// is given back.  That is soon enough for TfringComputed: what a fetch
-// allocates then is memory that has been given back, and its copy waits for the
-// work that was enqueued; see Note [What copies wait for on a GPU] of
-// cuda_copier.h.
+// On a GPU an op has run when its work has been enqueued and its inputs are
+// given back.  That is soon enough for TfringComputed: a fetch then allocates
+// memory that has been given back, and its copy waits for the work that was
+// enqueued; see Note [What copies wait for on a GPU] of cuda_copier.h.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -52,7 +51,7 @@ struct Stashed {
   Tensor kept;
 };
 
-// What a variant of ours holds.  It cannot leave the process.
+// The content of our variants.  It cannot leave the process.
 template <typename T>
 struct Reference {
   std::shared_ptr<T> to;
@@ -229,7 +228,7 @@ class AfterStashOp : public OpKernel {
     context->set_output(0, Tensor(x.dtype(), x.shape(), std::move(buffer)));
   }
 
-  // It runs where its last input came from, in no thread of its own.
+  // It runs on the thread of its last input, and takes no thread of its own.
   bool IsExpensive() override { return false; }
 };
 
@@ -304,8 +303,8 @@ TFRING_ON_GPU_OF(kNone, tensorflow::complex128, "complex128")
 }  // namespace
 }  // namespace tfring
 
-// Has TensorFlow count what is allocated on the CPU from now on, which it does
-// by itself only for other devices.  For Python (ctypes).
+// Has TensorFlow count the CPU's allocations from now on; by itself it counts
+// only other devices'.  For Python (ctypes).
 extern "C" __attribute__((visibility("default"))) void
 tfring_offload_count_allocations() {
   tensorflow::EnableCPUAllocatorStats();

@@ -3,31 +3,31 @@
 //
 // Note [Offloading is not stateful]
 //
-// Stateful ops of a tf.function run in the order in which they were traced, and
-// all of these are traced after backpropagation: a fetch would wait for things
-// that wait for it.  So only data and control inputs order them.  Nothing can
-// be folded or merged, since each has a variant, or what follows from one, as
-// an input or output, and an `item` of its own.
+// Stateful ops of a tf.function run in the order of tracing, and all of these
+// are traced after backpropagation: a fetch would wait for things that wait for
+// it.  So only data and control inputs order them.  Nothing can be folded or
+// merged, since each has an input or output that is a variant or depends on
+// one, and an `item` of its own.
 //
 // Note [Shapes go along]
 //
-// Where a dimension is not known, TensorFlow's optimizations ask whether two
-// tensors have the same one, and then reorder their sums and products.  So that
-// they decide alike for what has been away, a fetch takes in the shape, from
-// where they can see that it is that of the tensor that was stashed.
+// If a dimension is not known, TensorFlow's optimizations ask whether two
+// tensors have the same one, and then reorder their sums and products.  To make
+// them decide alike for fetched tensors, a fetch has the stashed tensor's shape
+// as an input, and they see that the two shapes are equal.
 //
 // Note [Sums in place]
 //
-// A sum of three tensors begins with the first one that nobody else holds, as
-// its memory takes the result: so how it is rounded depends on who holds what
-// at that moment.  Without offloading backpropagation holds a feature map, and
-// the forward pass never sums up in it.  So that it does not do so either once
-// a copy has been made, which is a matter of time, the forward pass is given
-// all feature maps by TfringAfterStash, in buffers that nobody may write to.
+// A sum of three tensors begins with the first one that nothing else holds, as
+// its memory takes the result: so its rounding depends on the references at
+// that moment.  Without offloading backpropagation holds a feature map, and the
+// forward pass never sums up in it.  So that it does not do so either once a
+// copy has been made, which is a matter of time, the forward pass is given all
+// feature maps by TfringAfterStash, in buffers that nobody may write to.
 //
 // The variants are references: to one run of the step, and to a tensor that is
-// away.  Where a run fails or is cancelled, the executor drops them like any
-// tensor, and with the last one goes what they refer to.
+// away.  If a run fails or is cancelled, the executor drops them like any
+// tensor, and the last one frees its object.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -77,7 +77,7 @@ REGISTER_OP("TfringAfterStash")
     .Attr("N: int >= 0")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
-// Copies back what was stashed, once the ops that gave `after` have run.  The
+// Copies the stashed tensor back, once the ops that gave `after` have run.  The
 // shape is known, or there is one `like`: see Note [Shapes go along].
 REGISTER_OP("TfringFetch")
     .Input("handle: variant")
@@ -102,8 +102,8 @@ REGISTER_OP("TfringFetch")
       return absl::OkStatus();
     });
 
-// 0, once `x` has been computed.  It stands between `x` and what waits for it,
-// so that `x` is not kept meanwhile.
+// 0, once `x` has been computed.  It is between `x` and the users that wait, so
+// that `x` is not kept meanwhile.
 REGISTER_OP("TfringComputed")
     .Input("x: T")
     .Output("token: int64")

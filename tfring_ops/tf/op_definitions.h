@@ -1,10 +1,10 @@
 // Attributes and shape functions that the definitions of the ops share.
 //
-// Ops come in pairs: Start hands tensors to the engine and returns at once,
-// Done waits for them.  All pairs are stateful.  Never make one stateless:
-// grappler would fold it into a constant.  Without XLA, stateful ops of a
-// tf.function run in the order in which they were traced; under XLA only data
-// orders them, for which there are three handles:
+// Ops are pairs: Start hands tensors to the engine and returns at once, Done
+// waits for them.  All pairs are stateful.  Never make one stateless: grappler
+// would fold it into a constant.  Without XLA, stateful ops of a tf.function
+// run in the order of tracing; under XLA only data orders them, for which there
+// are three handles:
 // - `prev` of a Start: the handle of the chain's Start before it, so that every
 //   rank starts in the same order.  It only orders.
 // - `last` of a Done: the handle of the chain's last Start; see Note [A failure

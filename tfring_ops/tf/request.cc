@@ -35,7 +35,7 @@ absl::StatusOr<T> Attribute(tensorflow::OpKernelConstruction* context,
   return value;
 }
 
-// Those of a list of tensors; a single one has the name of its request.
+// The same for a list of tensors; a single one has the name of its request.
 absl::StatusOr<std::vector<std::string>> TensorNames(
     tensorflow::OpKernelConstruction* context,
     const std::string& request_name) {
@@ -63,7 +63,7 @@ absl::StatusOr<double> DoubleAttribute(
   return value;
 }
 
-// Sets the wire type of an allreduce, whose dtype is known.
+// Sets the wire type of an allreduce; its dtype is known.
 absl::Status SetWireType(tensorflow::OpKernelConstruction* context,
                          CollectiveRequest& request) {
   TFRING_ASSIGN_OR_RETURN(

@@ -1,4 +1,4 @@
-// Allgather, reducescatter and alltoall, whose outputs have other rows than
+// Allgather, reducescatter and alltoall: their outputs have other rows than
 // their inputs.
 #include <algorithm>
 #include <memory>

@@ -1,5 +1,5 @@
-// A transport around another, to which it passes on all that a derived class
-// does not change.
+// A transport around another: it passes on all calls that a derived class does
+// not change.
 #ifndef TFRING_OPS_TRANSPORT_FORWARDING_H_
 #define TFRING_OPS_TRANSPORT_FORWARDING_H_
 
@@ -42,7 +42,7 @@ class ForwardingTransport : public Transport {
     return inner_->Peek(peer, message_bytes);
   }
   void Release(int peer) override { inner_->Release(peer); }
-  // ReleaseAndSend is left to what a derived class makes of its two parts.
+  // ReleaseAndSend calls the derived class's two parts.
 
   absl::Status Export(Bytes memory) override { return inner_->Export(memory); }
   bool TakesDeviceMemory(int peer) const override {

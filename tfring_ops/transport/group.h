@@ -10,7 +10,7 @@
 namespace tfring {
 
 // Rank i of the group is rank members[i] of `whole`, which must outlive it.
-// Its messages are those of `whole`, and so is an abort.
+// Its messages travel by `whole`, and so does an abort.
 // REQUIRES: this rank is a member.
 std::unique_ptr<Transport> MakeGroupTransport(Transport& whole,
                                               std::vector<int> members);

@@ -1,4 +1,4 @@
-// A transport whose owner polls something else while it waits.
+// A transport that lets its owner poll something else while it waits.
 #ifndef TFRING_OPS_TRANSPORT_POLLING_H_
 #define TFRING_OPS_TRANSPORT_POLLING_H_
 

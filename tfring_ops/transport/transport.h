@@ -4,11 +4,11 @@
 // Not thread-safe: one thread makes every call.
 //
 // Invariants:
-// - Messages from one peer arrive in the order in which it started them.
+// - Messages from one peer arrive in the order of their starts.
 // - A receive takes a message of exactly its own size; zero bytes are legal.
 // - Posting a receive never waits on a send.
-// - Nothing aborts the process: what goes wrong is a Status, and after the
-//   first error every later call on any rank fails with it too.
+// - Nothing aborts the process: a failure is a Status, and after the first
+//   error every later call on any rank fails with it too.
 // - Waiting never burns a core that a computation could use for long.
 #ifndef TFRING_OPS_TRANSPORT_TRANSPORT_H_
 #define TFRING_OPS_TRANSPORT_TRANSPORT_H_
@@ -34,11 +34,11 @@ inline constexpr OperationId kNoOperation = 0;
 inline constexpr size_t kPartAlignment = 64;
 
 // GPUs export whole pages of this size: a smaller piece of memory may share its
-// page with what is nobody else's business.
+// page with private data.
 inline constexpr int64_t kExportedBytes = 2 << 20;
 
-// DeadlineExceeded: `peer`'s data has not moved for `seconds`.  Whoever waits
-// knows what for, and adds it.
+// DeadlineExceeded: `peer`'s data has not moved for `seconds`.  The waiting
+// caller adds the purpose.
 absl::Status TimedOut(int peer, double seconds);
 // Returns true if `status` is that of TimedOut, on this rank.
 bool IsTimeout(const absl::Status& status);
@@ -72,17 +72,16 @@ class Transport {
   // Has `attend` called from time to time while a Wait or a Peek lasts, by
   // whoever waits; its error ends that wait, after which only Abort may be
   // called.  A transport that waits on another one may leave it to that one.
-  // NOLINTNEXTLINE(performance-unnecessary-value-param): others keep it.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): overrides keep it.
   virtual void SetAttendant(std::function<absl::Status()> /*attend*/) {}
 
   // Returns true if messages from `peer` may be read where they arrive, by Peek
   // and Release in place of StartRecv.
   virtual bool CanPeek(int /*peer*/) const { return false; }
 
-  // Waits for the next part of the message of `message_bytes` (not 0) that
-  // comes from `peer`.  A part begins where the one before it ended and, except
-  // for the last, is a multiple of kPartAlignment long.  It stays until
-  // Release.
+  // Waits for the next part of the message of `message_bytes` (not 0) from
+  // `peer`.  A part begins where the one before it ended and, except for the
+  // last, is a multiple of kPartAlignment long.  It stays until Release.
   // REQUIRES: CanPeek(peer); no receive from `peer` is in flight.
   virtual absl::StatusOr<ConstBytes> Peek(int /*peer*/,
                                           size_t /*message_bytes*/) {
@@ -90,8 +89,8 @@ class Transport {
   }
   // Gives back the whole of the part that Peek has given.
   virtual void Release(int /*peer*/) {}
-  // The same of the part from `from`, and then a send of `data`: what was made
-  // of it, or of it and those before.  Fewer calls where each costs.
+  // Releases the part from `from`, and then sends `data`, the result of that
+  // part, or of it and earlier ones.  Fewer calls where each costs.
   virtual OperationId ReleaseAndSend(int from, int to, ConstBytes data) {
     Release(from);
     return StartSend(to, data);

@@ -10,7 +10,7 @@
 //   the buffer stays where it is between Start and Done.  XLA copies arguments
 //   and values that something else reads.
 // - Layouts are fixed to row-major, so that the order of the elements does not
-//   depend on what else a rank's program does.
+//   depend on the rest of a rank's program.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -50,7 +50,7 @@ std::string Attribute(absl::string_view name, absl::string_view value) {
 }
 
 // Calls `target` with all of the op's inputs.  Its outputs are the first
-// `count` of them, in place, and those of `more`.
+// `count` of them, in place, and the shapes of `more`.
 void EmitInPlaceCall(XlaOpKernelContext* context, const char* target, int count,
                      absl::Span<const xla::Shape> more,
                      const std::string& attributes) {
@@ -149,11 +149,11 @@ class DoneXlaOp : public XlaOpKernel {
 // Note [What waits for a start under XLA]
 //
 // XLA schedules by data, and then by memory: a weight's gradient frees none, so
-// those of all layers may come last, and all starts with them.  On a GPU, whose
-// program has one order, the tensor therefore passes a barrier together with
-// the handle of the start.  XLA drops the barrier once it has made the
-// schedule, and so there is no copy.  On the CPU it would copy, and what is
-// ready runs side by side: there nothing waits.
+// the weights' gradients of all layers may be last, and all starts with them.
+// A program on a GPU has one order, so there the tensor passes a barrier
+// together with the handle of the start.  XLA drops the barrier once it has
+// made the schedule, and so there is no copy.  On the CPU the barrier would
+// copy, and ready operations run side by side: there nothing waits.
 template <Platform platform>
 class AfterStartXlaOp : public XlaOpKernel {
  public:

@@ -1,4 +1,4 @@
-// The handlers of ffi/ as those of TensorFlow's XLA.
+// Registers the handlers of ffi/ with TensorFlow's XLA.
 #include "tfring_ops/ffi/custom_calls.h"
 #include "tfring_ops/ffi/handlers.h"
 #include "xla/ffi/api/ffi.h"

@@ -51,7 +51,7 @@ absl::Status AdaptiveAllreduce::Run(const RingBuffers& buffers) {
   if (buffers.pieces.empty() || plan.algorithm == AllreduceAlgorithm::kRing) {
     return RunPlan(plan, buffers);
   }
-  // Only a ring goes over several pieces as one.
+  // Only a ring reduces several pieces as one.
   for (const RingPiece& piece : buffers.pieces) {
     RingBuffers alone = buffers;
     alone.pieces = {};

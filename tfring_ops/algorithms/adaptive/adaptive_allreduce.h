@@ -29,7 +29,7 @@ enum class CostSource {
 // Every rank makes the same calls, and so the same choices.
 class AdaptiveAllreduce {
  public:
-  // Where `options` ask for deterministic results, costs are typical ones.
+  // If `options` ask for deterministic results, costs are typical ones.
   // REQUIRES: `context` outlives this.
   AdaptiveAllreduce(const RingContext& context, const Options& options,
                     CostSource source);
@@ -44,7 +44,7 @@ class AdaptiveAllreduce {
   // Collective.
   absl::Status Run(const RingBuffers& buffers);
 
-  // The same for what `staging` has: see StagedRingAllreduce.
+  // The same for the data of `staging`: see StagedRingAllreduce.
   absl::Status RunStaged(const RingBuffers& buffers,
                          absl::Span<std::byte> stage, Staging& staging);
 

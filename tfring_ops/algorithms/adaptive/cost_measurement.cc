@@ -27,7 +27,7 @@ constexpr int64_t kTransferBytes = 1 << 20;
 // Enough where segments are so small that it would take long.
 constexpr int64_t kTransferSegments = 32;
 
-// The least time of some runs: what else the machine does only adds to it.
+// The least time of some runs: other load only adds to it.
 template <typename Body>
 absl::StatusOr<double> LeastSeconds(const Body& body) {
   double least = std::numeric_limits<double>::infinity();
@@ -77,7 +77,7 @@ absl::StatusOr<LinkCosts> MeasureLink(
   return costs;
 }
 
-// Every rank's costs become those of the slowest.
+// Every rank takes the slowest rank's costs.
 absl::Status TakeSlowest(const RingContext& context, Costs& costs) {
   static_assert(sizeof(Costs) % sizeof(double) == 0);
   RingBuffers buffers;

@@ -14,7 +14,7 @@
 namespace tfring {
 
 // Measures for some milliseconds, over a link of 1 Gbit/s some tens of them.
-// The result is that of the slowest rank, the same on all.
+// The result is the slowest rank's, the same on all.
 //
 // Collective; on the host only.
 absl::StatusOr<Costs> MeasureCosts(const RingContext& context);

@@ -93,7 +93,7 @@ double DoublingSeconds(const Layout& layout, const Costs& costs,
   return blocks * seconds;
 }
 
-// The step that all others of a ring over all ranks wait for.
+// The slowest step of a ring over all ranks: all steps wait for it.
 LinkCosts SlowestOfRing(const Layout& layout, const Costs& costs) {
   if (layout.nodes == 1) return costs.within;
   if (layout.ranks_per_node == 1) return costs.across;

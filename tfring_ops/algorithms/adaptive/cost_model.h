@@ -33,7 +33,7 @@ struct Costs {
   static Costs Typical(int ranks_per_node);
 };
 
-// Where the ranks are.
+// The places of the ranks.
 struct Layout {
   // Nodes with different numbers of ranks are as many nodes of one rank: there
   // is no grid that fits them.
@@ -55,15 +55,15 @@ struct Plan {
 };
 
 // All that a layout allows, of `algorithm` if it is not kAuto.  Never empty: a
-// ring is always possible, and takes the place of a grid that is not, and of
-// all others where there is but one rank.
+// ring is always possible, and takes the place of an impossible grid; with one
+// rank it is the only plan.
 std::vector<Plan> Plans(const Layout& layout, AllreduceAlgorithm algorithm);
 
 double PredictSeconds(const Plan& plan, const Layout& layout,
                       const Costs& costs, int64_t bytes);
 
-// The first of `plans` that is as fast as the fastest, or nearly so: where the
-// number of bytes decides, that is the ring, whose blocks stay in cache.
+// The first of `plans` that is as fast as the fastest, or nearly so: for many
+// bytes that is the ring, as its blocks stay in cache.
 // REQUIRES: not empty.
 const Plan& Fastest(const std::vector<Plan>& plans, const Layout& layout,
                     const Costs& costs, int64_t bytes);

@@ -1,5 +1,5 @@
-// Adasum by recursive doubling: log2 n rounds, in each of which two ranks
-// exchange what they have and combine it.
+// Adasum by recursive doubling: log2 n rounds; in each, pairs of ranks exchange
+// their vectors and combine them.
 //
 // The dot products are of whole tensors, so a tensor travels alone and whole;
 // at 2 ranks that is as much traffic as the ring's, at 8 not twice as much.

@@ -44,10 +44,10 @@ absl::Status RingAlltoall(const RingContext& context, const void* input,
                        sent[rank].count);
   TFRING_RETURN_IF_ERROR(context.kernels.Synchronize());
 
-  // In step j everything goes j places round the ring, so that each rank
-  // sends to one and receives from one.  The receives come first, and a rank
-  // waits only for ranks that have come to the same step: the ranks in the
-  // earliest step of all wait for nobody.
+  // In step j all data moves j places round the ring, so that each rank sends
+  // to one and receives from one.  Receives are posted first, and a rank waits
+  // only for ranks in the same step: the ranks in the earliest step wait for
+  // nobody.
   for (int j = 1; j < n; ++j) {
     const int next = (rank + j) % n;
     const int prev = (rank + n - j) % n;

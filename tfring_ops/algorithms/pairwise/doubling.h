@@ -1,8 +1,8 @@
-// Who meets whom in recursive doubling: in each round two halves of what has
-// met so far meet each other.
+// The partners in recursive doubling: in each round a rank exchanges with a
+// rank of another group, and the two groups become one.
 //
-// Where the number of ranks is no power of two, the surplus ranks first give
-// what they have to a neighbour, and get the result in the end.
+// If the number of ranks is no power of two, the surplus ranks first give their
+// data to a neighbour, and get the result in the end.
 //
 // Reference: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of
 // collective communication operations in MPICH", Int. J. High Perform. Comput.
@@ -32,7 +32,7 @@ class Doubling {
   bool takes() const { return paired() && place_ % 2 == 1; }
   int surplus_peer() const { return gives() ? place_ + 1 : place_ - 1; }
 
-  // The others meet at distances 1, 2, 4, ... below this.
+  // The remaining ranks meet at distances 1, 2, 4, ... below this.
   int doublers() const { return doublers_; }
   int Peer(int distance) const {
     const int other = number_ ^ distance;

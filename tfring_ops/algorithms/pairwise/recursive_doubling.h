@@ -10,7 +10,7 @@
 
 namespace tfring {
 
-// A longer buffer is reduced in blocks of this size, one after the other.
+// A longer buffer is reduced in blocks of this size, in turn.
 inline constexpr int64_t kDoublingBlockBytes = 1 << 20;
 
 // output = reduction of every rank's input, on any number of ranks.

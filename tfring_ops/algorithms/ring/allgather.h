@@ -1,4 +1,4 @@
-// Ring allgather of runs whose lengths may differ between ranks.
+// Ring allgather of runs; their lengths may differ between ranks.
 #ifndef TFRING_OPS_ALGORITHMS_RING_ALLGATHER_H_
 #define TFRING_OPS_ALGORITHMS_RING_ALLGATHER_H_
 

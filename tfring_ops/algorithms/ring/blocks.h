@@ -1,4 +1,4 @@
-// The blocks in which the ring reduces a long buffer.
+// The ring reduces a long buffer in blocks.
 #ifndef TFRING_OPS_ALGORITHMS_RING_BLOCKS_H_
 #define TFRING_OPS_ALGORITHMS_RING_BLOCKS_H_
 
@@ -14,12 +14,12 @@ namespace tfring {
 
 // Note [Reduction by blocks]
 // A long buffer is reduced block by block, so that a block stays in cache: the
-// last primitive on a block overwrites what the first one has read.  The first
-// primitive on the next block runs before the last one on this block, so that
-// the wire is never idle.  What Begin and End do goes on while the other block
-// is on the wire.
+// last primitive on a block writes to the memory that the first one has read.
+// The first primitive on the next block runs before the last one on this block,
+// so that the wire is never idle.  Begin and End run while the other block is
+// on the wire.
 
-// The buffer itself, or what a subclass makes of it.
+// A subclass may prepare and finish each block.
 class Blocks {
  public:
   // `count` elements in blocks of `block_count`.

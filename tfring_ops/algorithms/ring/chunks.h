@@ -9,7 +9,7 @@
 
 namespace tfring {
 
-// Part `index` of `count` elements cut into `parts` runs whose lengths differ
+// Part `index` of `count` elements cut into `parts` runs; their lengths differ
 // by one at most; the longer runs come first.
 inline Range ChunkOf(int64_t count, int parts, int index) {
   const int64_t length = count / parts;
@@ -20,12 +20,12 @@ inline Range ChunkOf(int64_t count, int parts, int index) {
 
 // Note [Aligned borders]
 // A GPU computes 16 bytes at a time where all operands are aligned to that, and
-// an element at a time elsewhere, which is several times slower.  So what is
-// cut where the algorithm likes begins at a multiple of kBorderBytes, as does
-// the memory: chunks, blocks, and each tensor of a message.  Between the
-// tensors of a message lie up to kBorderBytes - 1 bytes that belong to none,
-// whose values nobody looks at.  The rows of a reduce-scatter are what the
-// caller has asked for, and begin anywhere.
+// an element at a time elsewhere, which is several times slower.  So if the
+// algorithm may choose, parts begin at a multiple of kBorderBytes, as does the
+// memory: chunks, blocks, and each tensor of a message.  Between the tensors of
+// a message there are up to kBorderBytes - 1 unused bytes, with values that
+// nobody reads.  The caller chooses the rows of a reduce-scatter, which begin
+// anywhere.
 inline constexpr int64_t kBorderBytes = 64;
 
 // `count` elements, and the gap behind them: up to the next border.
@@ -34,15 +34,15 @@ inline int64_t UpToBorder(int64_t count, DataType dtype) {
   return (count + between - 1) / between * between;
 }
 
-// As many of `count` elements as end at a border; all, if none do.
+// The most of `count` elements that end at a border; all, if none do.
 inline int64_t DownToBorder(int64_t count, DataType dtype) {
   const int64_t between = kBorderBytes / SizeInBytes(dtype);
   return count < between ? count : count / between * between;
 }
 
 // The same as ChunkOf with chunks that begin at borders, but for those behind
-// the end, which are empty.  Their lengths differ by what lies between two
-// borders at most.
+// the end, which are empty.  Their lengths differ by at most the distance
+// between two borders.
 inline Range AlignedChunkOf(int64_t count, int parts, int index,
                             DataType dtype) {
   const int64_t between = kBorderBytes / SizeInBytes(dtype);

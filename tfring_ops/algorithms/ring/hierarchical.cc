@@ -18,11 +18,11 @@ namespace tfring {
 namespace {
 
 // Note [Blocks of a grid]
-// The work along the other axes goes on while the last axis, which is the one
-// between nodes, has the previous or next block on the wire: see Note
-// [Reduction by blocks].  At the ends of the buffer there is no other block.
-// So there are some blocks at least, unless their chunks would be so short that
-// the steps along the last axis cost more than is gained.
+// The first axes work on a block while the last axis, between nodes, has the
+// previous or next block on the wire: see Note [Reduction by blocks].  At the
+// ends of the buffer there is no other block.  So there are some blocks at
+// least, unless their chunks would be so short that the steps along the last
+// axis cost more than is gained.
 constexpr int64_t kBlocks = 4;
 constexpr int64_t kLeastChunkBytes = 128 << 10;
 
@@ -39,8 +39,8 @@ int64_t GridBlockCount(Rings rings, int64_t count, DataType dtype) {
                             dtype);
 }
 
-// The blocks of the ring along the last axis: the others reduce-scatter them
-// before, and gather them after it.
+// The blocks of the ring along the last axis: the first axes reduce-scatter
+// them before it, and gather them after it.
 class GridBlocks final : public Blocks {
  public:
   GridBlocks(Rings rings, const RingBuffers& buffers)

@@ -1,6 +1,6 @@
 // Allreduce over hierarchical allreduce: each rank is at a point of a grid, and
 // on one ring along each of its axes.  A reduce-scatter along the first axis
-// leaves every rank a share, an allreduce of the share goes along the other
+// leaves every rank a share, an allreduce of the share runs along the remaining
 // axes, and an allgather along the first one brings all shares together.
 //
 // With the ranks of a node along the first axis, the shares of a node cross its
@@ -24,7 +24,7 @@
 
 namespace tfring {
 
-// The rings on which this rank is.
+// The rings of this rank.
 class RingGrid {
  public:
   // `shape` has the number of ranks along each axis; their product is that of

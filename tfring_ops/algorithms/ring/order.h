@@ -1,7 +1,7 @@
 // In which order the ring visits the ranks.
 //
-// The ranks of a node come one after the other, whatever rank has been started
-// where: so each node's link is crossed once in each direction.
+// The ranks of a node are neighbours, whatever rank has been started where: so
+// each node's link is crossed once in each direction.
 #ifndef TFRING_OPS_ALGORITHMS_RING_ORDER_H_
 #define TFRING_OPS_ALGORITHMS_RING_ORDER_H_
 
@@ -18,7 +18,7 @@ struct RingOrder {
 
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // The rank from which the ring comes to this one in `steps` steps: 1 is the
+  // The rank that is `steps` steps before this one in the ring: 1 is the
   // previous neighbour, size() - 1 the next.
   // REQUIRES: 0 <= steps <= size().
   int Before(int steps) const {

@@ -154,12 +154,12 @@ void Primitives::Cut(Range chunk) {
 }
 
 // Note [Partial sums go to the output]
-// A segment that is to be reduced lands in a slot of the scratch, and the sum
-// goes to the output even in a primitive that does not keep it: an allreduce
-// overwrites it later; a reduce-scatter leaves it there or has a separate place
-// for it (Note [Three places for partial sums]).  A sum kept in the slot would
-// tie the slot's next receive to the end of its send, and such waits would form
-// a cycle around the ring.
+// A segment that is to be reduced is received into a slot of the scratch, and
+// the sum is written to the output even in a primitive that does not keep it:
+// an allreduce overwrites it later; a reduce-scatter leaves it there or has a
+// separate place for it (Note [Three places for partial sums]).  A sum kept in
+// the slot would tie the slot's next receive to the end of its send, and such
+// waits would form a cycle around the ring.
 std::byte* Primitives::Landing(const Segment& segment, int slot,
                                unsigned moves) {
   if (!(moves & kReduce)) return segment.output;

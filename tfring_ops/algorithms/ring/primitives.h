@@ -10,8 +10,8 @@
 // - Scratch is two segments, whatever the size of the buffer, and none where
 //   the transport lets a message be read where it arrives.
 // - A message is at most a segment, and never spans two pieces.
-// - Drain comes last.  After an error the transport must be aborted before the
-//   buffers are touched: operations may still be in flight.
+// - Drain is the last call.  After an error the transport must be aborted
+//   before the buffers are touched: operations may still be in flight.
 #ifndef TFRING_OPS_ALGORITHMS_RING_PRIMITIVES_H_
 #define TFRING_OPS_ALGORITHMS_RING_PRIMITIVES_H_
 
@@ -55,9 +55,9 @@ struct RingBuffers {
   ReduceOp op = ReduceOp::kSum;
   // Applied to each element once, at the rank where it becomes whole.
   double scale = 1.0;
-  // If there are any, they stand for `input` and `output`, one after the other
-  // with the gaps of Note [Aligned borders]: `count` is CountOf them.  The
-  // initializer lets others leave it out.
+  // If there are any, they replace `input` and `output`, in a row with the gaps
+  // of Note [Aligned borders]: `count` is CountOf them.  The initializer makes
+  // it optional.
   absl::Span<const RingPiece> pieces = {};  // NOLINT
 };
 
@@ -102,7 +102,7 @@ class Primitives {
   absl::Status Run(Range chunk, unsigned moves);
   // Cuts a chunk into segments_.
   void Cut(Range chunk);
-  // Where a received segment lands.
+  // The memory that a segment is received into.
   std::byte* Landing(const Segment& segment, int slot, unsigned moves);
   // Reduces or copies a segment part by part, as it arrives.  The last part is
   // not released if it is sent on.

@@ -55,8 +55,8 @@ absl::Status RingReduceScatterOwn(const RingContext& context,
   for (const Range& chunk : chunks) longest = std::max(longest, chunk.count);
   const auto* const input = static_cast<const std::byte*>(buffers.input);
   auto* const output = static_cast<std::byte*>(buffers.output);
-  // A part is a piece: number `round * n + j` is that of the chunk which was
-  // this rank's `j` steps ago.
+  // A part is a piece: number `round * n + j` is of the chunk that was this
+  // rank's `j` steps ago.
   std::vector<RingPiece> pieces;
   std::vector<Range> parts;
   buffers.count = 0;

@@ -10,11 +10,11 @@
 
 namespace tfring {
 
-// Chunk `chunks[rank]` of the output = that of the reduction of every rank's
-// input.  The rest of the output, which is as long as the input, is undefined:
-// see Note [Partial sums go to the output].  The chunks, the same list on every
-// rank, may be empty and must not overlap.  kAverage divides by the number of
-// ranks, on top of `buffers.scale`.
+// Chunk `chunks[rank]` of the output = the same chunk of the reduction of every
+// rank's input.  The rest of the output, which is as long as the input, is
+// undefined: see Note [Partial sums go to the output].  The chunks, the same
+// list on every rank, may be empty and must not overlap.  kAverage divides by
+// the number of ranks, on top of `buffers.scale`.
 absl::Status RingReduceScatter(const RingContext& context, RingBuffers buffers,
                                absl::Span<const Range> chunks);
 

@@ -10,11 +10,11 @@ namespace tfring {
 namespace {
 
 // Note [Two blocks of staging]
-// Where the stage does not hold everything, blocks use its two halves in turn.
-// A block is loaded when the one before the last has been stored.  The sends of
-// that one are complete by then: a primitive waits for the sends of the
+// If the stage does not hold everything, blocks use its two halves in turn.  A
+// block is loaded when the one before the last has been stored.  The sends of
+// the stored block are complete by then: a primitive waits for the sends of the
 // primitive before the last, and two primitives begin after a block's last
-// send, of which one is its last.
+// send; one of them is the block's last.
 class StagedBlocks final : public Blocks {
  public:
   StagedBlocks(int64_t count, int64_t block_count, bool takes_halves,

@@ -29,8 +29,8 @@ struct Part {
   int64_t bytes;  // of all ranks
 };
 
-// A rank's parts are one message, where each of them would be a short one:
-// through the fusion buffer, where what a rank has lies one behind the other.
+// If a rank's parts are short, they are one message: the fusion buffer holds
+// them in a row.
 absl::Status GatherStaged(ExecutionContext& context,
                           absl::Span<const Part> parts) {
   const Kernels& kernels = context.ring().kernels;

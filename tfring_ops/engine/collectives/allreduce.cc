@@ -87,8 +87,8 @@ class Allreduce final : public Collective {
         factors.push_back(entry->input_factor());
       }
     }
-    // By what the ranks have agreed on, so that it is the same on all,
-    // whichever of the entries are a rank's own.
+    // By the agreed request, so that it is the same on all ranks, whichever
+    // entries are a rank's own.
     const bool travels_as_it_is =
         first.prescale_factor == 1.0 && WireType(first) == first.dtype;
     for (const Pack& pack :

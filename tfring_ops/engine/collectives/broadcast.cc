@@ -22,7 +22,7 @@ class Broadcast final : public Collective {
         ". Pass a rank as tfring.rank() gives it."));
   }
 
-  // Broadcasts include optimizers' variables, whose names hold the whole path
+  // Broadcasts include optimizers' variables; their names hold the whole path
   // in one part.
   bool roles_agree() const override { return false; }
 

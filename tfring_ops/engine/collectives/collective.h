@@ -70,8 +70,7 @@ class Collective {
   virtual bool OnlyLaunches(const ExecutionContext& context,
                             const CollectiveRequest& request) const;
 
-  // Makes `request` that of a rank which has joined; see
-  // neutral_contribution.h.
+  // Makes `request` a joined rank's; see neutral_contribution.h.
   virtual void MakeNeutral(CollectiveRequest& request) const;
   // Fills an input of such a rank, if its contents matter.
   virtual void FillNeutral(const Kernels& kernels,

@@ -6,7 +6,7 @@ namespace {
 // The coordinator knows which ranks have joined; here they hear who was last.
 class Join final : public Collective {
  public:
-  // Who was the last differs from time to time.
+  // The last rank to join differs from time to time.
   bool is_cacheable() const override { return false; }
 
   absl::Status Run(ExecutionContext&, const Bucket& bucket) const override {

@@ -103,7 +103,7 @@ class ReduceScatter : public Collective {
   }
 
  private:
-  // What a rank gets of a tensor of `count` elements.
+  // A rank's part of a tensor of `count` elements.
   virtual Range ElementsOfRank(const TensorInfo& tensor, int64_t count,
                                int rank, int size) const {
     const int64_t row_count = count / tensor.dims[0];
@@ -111,7 +111,7 @@ class ReduceScatter : public Collective {
     return {rows.offset * row_count, rows.count * row_count};
   }
 
-  // Where this rank's go, which lie `offset` bytes behind the beginning of the
+  // The output for this rank's part, which begins at `offset` bytes of the
   // whole tensor.
   virtual void* OwnOutput(void* output, int64_t /*offset*/) const {
     return output;

@@ -38,13 +38,13 @@ absl::Status BucketTask::Run(ExecutionLane& lane) {
   if (!lane.failure.ok()) return lane.failure;
   absl::Status status = RunOn(lane);
   if (IsTimeout(status)) {
-    // Nobody is silent, as its engine would have noticed.
+    // No rank is silent, as its engine would have noticed.
     status = absl::DeadlineExceededError(absl::StrCat(
         what_, " does not move, although every rank is alive: ",
         status.message(), ". A link between the two may be broken."));
   }
-  // At once: peers may be in the middle of it, and must not take what this rank
-  // sends next for the rest.
+  // At once: peers may be in the middle of it, and must not take this rank's
+  // next message for the rest of it.
   if (!status.ok()) lane.Abort(status);
   return status;
 }
@@ -58,7 +58,7 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   const bool is_launched = lane.lane.collectives != nullptr;
   span_.emplace(Timeline::Phase::kBucket, first(), bytes_,
                 is_launched ? &lane.track : nullptr);
-  // Before `done`, after which this rank goes on.
+  // Before `done`, since this rank continues after it.
   if (first().kind == CollectiveKind::kJoin) submissions_.RestartNames();
   // The framework may ask the driver for memory of the outputs.
   if (entries_.front()->allocate_output) {
@@ -76,8 +76,8 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
       CollectiveOf(first().kind)
           .Run(lane.context, {entries_, bucket_, contributors, members_}));
   turn.reset();
-  // The ring's messages have told that all ranks are well.  Of others' only the
-  // device can tell, and so the entries are done when it is.
+  // The ring's messages have told that all ranks are well.  Only the device
+  // knows of errors on remote ranks, and so the entries are done when it is.
   if (is_launched) return absl::OkStatus();
   for (const TensorEntry* entry : entries_) {
     if (entry->on_finish) TFRING_RETURN_IF_ERROR(entry->on_finish(stream));
@@ -100,7 +100,7 @@ void BucketTask::Finish(const absl::Status& status) {
   for (const TensorEntry& entry : own_) {
     tfring::Finish(entry, status, submissions_);
   }
-  // Releases what they hold of the framework.
+  // Releases their framework objects.
   entries_.clear();
   own_.clear();
   neutral_contributions_.clear();
@@ -121,7 +121,7 @@ void Finish(const TensorEntry& entry, const absl::Status& status,
   Timeline::Global().RecordRequest(Timeline::Phase::kRequest, entry.request,
                                    entry.submitted_ns,
                                    Timeline::Global().Now());
-  // Before `done`, whose caller may at once use the name again.
+  // Before `done`, since its caller may at once use the name again.
   submissions.Remove(entry.request.name);
   entry.done(status);
 }

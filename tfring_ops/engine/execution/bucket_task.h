@@ -33,7 +33,7 @@ class BucketTask {
   // When it was made.
   Clock::time_point since() const { return since_; }
 
-  // This rank's entries, and neutral contributions for what it has not, in the
+  // This rank's entries, and neutral contributions for missing ones, in the
   // order of the bucket's names.
   void Add(TensorEntry entry);
   void AddNeutralContribution(const CollectiveRequest& request);
@@ -50,11 +50,11 @@ class BucketTask {
 
   // Returns before a lane with stream collectives has done what it is asked
   // for.  An error leaves the entries in flight: their memory may be, too.  It
-  // aborts the lane, on which nothing runs any more.
+  // aborts the lane, and nothing runs on it any more.
   // REQUIRES: the lane outlives this.
   absl::Status Run(ExecutionLane& lane);
 
-  // Unless it is finished: what was on the wire may still be used.
+  // Unless it is finished: messages in flight may still use the memory.
   void KeepMemory();
 
   // Calls each entry's `done`; the first call counts.

@@ -43,7 +43,7 @@ int64_t ExecutionContext::MostFusedBytes() const {
 
 absl::StatusOr<std::byte*> ExecutionContext::FusionBuffer(int64_t bytes) {
   if (bytes <= fusion_buffer_.bytes()) return fusion_buffer_.data();
-  // What is launched may use it, and the driver would wait for that without a
+  // Launched work may use it, and the driver would wait for that without a
   // deadline.
   if (collectives_ != nullptr) TFRING_RETURN_IF_ERROR(collectives_->Finish());
   Transport& transport = ring_.transport;

@@ -1,5 +1,5 @@
-// The means by which the collectives of a lane run: the ring, the fusion buffer
-// and scratch memory, and what does collectives in the ring's place.
+// The resources of a lane's collectives: the ring, the fusion buffer and
+// scratch memory, and the library that does collectives in the ring's place.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_EXECUTION_CONTEXT_H_
@@ -24,7 +24,7 @@
 
 namespace tfring {
 
-// Where a lane's tensors are.
+// The place of a lane's tensors.
 enum class Memory { kHost, kDevice };
 
 class ExecutionContext {
@@ -41,7 +41,7 @@ class ExecutionContext {
   ExecutionContext(const ExecutionContext&) = delete;
   ExecutionContext& operator=(const ExecutionContext&) = delete;
 
-  // Never frees what messages have used: see Transport::HasAbandoned.
+  // Never frees memory that messages have used: see Transport::HasAbandoned.
   void KeepMemory() {
     scratch_.Keep();
     fusion_buffer_.Keep();
@@ -59,7 +59,7 @@ class ExecutionContext {
   bool Delegates(const CollectiveRequest& request) const;
 
   int64_t fusion_threshold_bytes() const { return fusion_threshold_bytes_; }
-  // However large what goes through the fusion buffer may be.
+  // However large the packed tensors are.
   int64_t MostFusedBytes() const;
   // At least `bytes` of fusion buffer, the same on all ranks.  Collective.
   absl::StatusOr<std::byte*> FusionBuffer(int64_t bytes);

@@ -145,8 +145,8 @@ void Lanes::KeepMemory() {
 }
 
 void Lanes::Abort(const absl::Status& reason) {
-  // A worker may wait for a rank of which another worker is idle, and the other
-  // way round: so all are told before any is waited for.
+  // Workers may wait for one another across ranks: so all are told before any
+  // is waited for.
   for (ExecutionLane& lane : host_) {
     if (lane.worker == nullptr) {
       lane.Abort(reason);

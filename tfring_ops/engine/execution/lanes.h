@@ -1,4 +1,4 @@
-// Where an engine's collectives run: the lanes of host memory, and that of a
+// An engine's collectives run in lanes: several of host memory, and one of a
 // GPU, which is made when it is first needed.
 //
 // Submissions by any thread; all else by the engine's.
@@ -7,31 +7,30 @@
 // Between nodes the wire is the limit, and a bucket alone leaves it idle while
 // its first bytes are on their way, and its last ones.  So there are several
 // lanes, each with a channel and a worker of its own, and allreduces take them
-// by turns: what a lane does, and in which order, is the same on every rank.  A
+// by turns: a lane does the same work in the same order on every rank.  A
 // worker is given the next one while it still has one, as to wake it takes
 // long; for a small one it takes too long, which has its lane from the engine's
-// thread if that is free.  All else waits until all lanes are, and so comes
-// after what was agreed before it.
+// thread if that is free.  All else waits until all lanes are free, and so runs
+// after everything that was agreed before it.
 //
 // Note [Launched buckets]
 // By NCCL (StreamCollectives) a bucket is done only when the GPU has done it,
 // as nothing else tells that all ranks are well.  If the engine's thread waited
-// for that before it launches the next one, the GPU would be idle meanwhile. So
-// it launches buckets one behind the other, up to as many as may be in flight,
-// and finishes each when the stream has come to its end.  The stream keeps the
-// order of what they write, also to the fusion buffer.
+// for that before it launches the next one, the GPU would be idle meanwhile.
+// So it launches buckets in a row, up to as many as may be in flight, and
+// finishes each when the stream has done it.  The stream keeps the order of
+// their writes, also to the fusion buffer.
 //
 // A launched bucket may wait for a rank that is lost, and the host must not
-// wait for it without looking.  So what has the host wait for the GPU runs
-// alone, after all that is launched and before what comes next: what goes round
-// the ring, whose deadlines would count what is before it; and what allocates
-// or frees memory, where the driver may wait, without any deadline: neutral
-// contributions, outputs of an allgather, a fusion buffer that grows.
+// wait for it without looking.  So work that makes the host wait for the GPU
+// runs alone, after all that is launched and before the next bucket: the ring's
+// collectives, since their deadlines would count the work before them; and what
+// allocates or frees memory, where the driver may wait, without any deadline:
+// neutral contributions, outputs of an allgather, a fusion buffer that grows.
 //
-// Where the ring does all, there is no such gap: what goes by CUDA's IPC is
-// done when it is launched.  Staged copies cannot be launched ahead, nor
-// messages of MPI that knows of GPUs, as the host sends what the GPU has
-// written before.
+// If the ring does all, there is no such gap: a bucket by CUDA's IPC is done
+// when it is launched.  Staged copies cannot be launched ahead, nor messages of
+// a CUDA-aware MPI, as the host sends data that the GPU has to write first.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_LANES_H_
 #define TFRING_OPS_ENGINE_EXECUTION_LANES_H_
 
@@ -74,21 +73,21 @@ struct ExecutionLane {
     if (this->lane.costs) context.UseCosts(*this->lane.costs);
   }
 
-  // Of a stream's work the engine sees only how long it takes to ask for.
+  // The engine sees only how long it takes to enqueue a stream's work.
   static CostSource CostsOf(const Lane& lane) {
     if (lane.stream == nullptr) return CostSource::kMeasured;
     return lane.costs ? CostSource::kGiven : CostSource::kTypical;
   }
 
-  // Fails what this rank and its peers do on this lane.  The first call counts.
-  // By whoever has the lane.
+  // Fails all work of this rank and its peers on this lane.  The first call
+  // counts.  By whoever has the lane.
   void Abort(const absl::Status& reason);
 
   Lane lane;
   ExecutionContext context;
   Timeline::Track track;  // of a lane with stream collectives
-  // Why nothing more may run here: what peers send next may belong to another
-  // bucket than what this rank would receive it for.  OK while all is well.
+  // Why nothing more may run here: the peers' next messages may belong to
+  // another bucket than this rank's next receive.  OK while all is well.
   absl::Status failure;
   // Has this lane while it has anything left to do.  Null: the engine's thread
   // has it.
@@ -128,12 +127,13 @@ class Lanes {
   bool FollowsOthers(const BucketTask& task) const;
   // How many are launched and not done.
   int launched() const;
-  // Finishes those that the device has done, and returns true if there are any.
-  // An error is the end of all that are left.
+  // Finishes the buckets that the device has done, and returns true if there
+  // are any.  An error is the end of all that are left.
   absl::StatusOr<bool> Poll();
 
-  // The lane for what runs alone, agreed by all ranks.  Collective at the first
-  // call for a device; an error is the same on every rank, now and ever after.
+  // The lane for work that runs alone, agreed by all ranks.  Collective at the
+  // first call for a device; an error is the same on every rank, now and ever
+  // after.
   // REQUIRES: idle(), unless the task of `request` follows others.
   absl::StatusOr<ExecutionLane*> Of(const CollectiveRequest& request);
 
@@ -143,7 +143,7 @@ class Lanes {
 
   // After Abort: some memory may still be used, as Transport has it.
   bool HasAbandoned() const;
-  // Never frees what messages have used.
+  // Never frees memory that messages have used.
   void KeepMemory();
 
  private:

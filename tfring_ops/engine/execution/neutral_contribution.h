@@ -1,10 +1,10 @@
-// The contribution of a rank that has joined to the collectives of the others.
+// The contribution of a joined rank to the collectives of the remaining ranks.
 //
-// A ring needs all its ranks.  One that has joined therefore takes part in the
-// others' collectives, with an entry of its own making that changes no result:
-// what that is, and which kinds cannot run so, the file of each kind in
-// collectives/ says.  Such an entry is not multiplied by the request's prescale
-// factor, but travels the way that it has the others' take.
+// A ring needs all its ranks.  A joined rank therefore takes part in their
+// collectives, with an entry of its own making that changes no result.  The
+// file of each kind in collectives/ defines that entry, or refuses the kind.
+// Such an entry is not multiplied by the request's prescale factor, but travels
+// in the same way as the remaining ranks' entries.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_NEUTRAL_CONTRIBUTION_H_
 #define TFRING_OPS_ENGINE_EXECUTION_NEUTRAL_CONTRIBUTION_H_
 

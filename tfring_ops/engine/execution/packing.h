@@ -1,5 +1,6 @@
-// Which tensors of a bucket travel together, and how those do that go through
-// the fusion buffer: small ones, and those that do not travel as they are.
+// Decides which tensors of a bucket travel together, and packs them in the
+// fusion buffer: small ones, and all that change their type or are scaled on
+// the wire.
 //
 // Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_PACKING_H_
@@ -34,9 +35,9 @@ inline constexpr int64_t kStagedBytes = 32 << 10;
 std::vector<Pack> PlanPacks(absl::Span<const int64_t> sizes,
                             int64_t threshold_bytes);
 
-// Copies the pieces' inputs, one after the other with the gaps of Note [Aligned
-// borders], as the type of the wire and times the factor of each, and what
-// comes back to their outputs, as the type of the tensors.
+// Copies the pieces' inputs in a row, with the gaps of Note [Aligned borders],
+// as the type of the wire and times the factor of each; and copies the results
+// to their outputs, as the type of the tensors.
 class Packing final : public Staging {
  public:
   // REQUIRES: what it is given outlives it; there is a factor for each piece.

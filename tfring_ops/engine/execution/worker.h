@@ -1,4 +1,4 @@
-// A thread that does one thing after the other.
+// A thread that does its tasks in turn.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_ENGINE_EXECUTION_WORKER_H_
@@ -20,7 +20,7 @@ class Worker {
   // another thing has been done.
   explicit Worker(std::function<void()> after_each)
       : after_each_(std::move(after_each)) {}
-  // Does what is left to do.
+  // Does the remaining tasks.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -28,7 +28,7 @@ class Worker {
   // Never blocks.
   void Add(std::function<void()> work);
 
-  // How much is not yet done, what is being done included.
+  // The number of tasks that are not done, the current one included.
   size_t left() const;
 
  private:

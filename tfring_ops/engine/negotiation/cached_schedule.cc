@@ -108,7 +108,7 @@ Progress CachedSchedule::Total() const {
   return is_root() ? Below() : heard_[neighbors_.parent];
 }
 
-// All ranks come to the same count in the end, though not at the same time:
+// All ranks reach the same count in the end, though not at the same time:
 // progress is never taken back, and the last update of a neighbor is final.
 Progress CachedSchedule::Agreed() const {
   if (!is_root()) return heard_[neighbors_.parent];
@@ -152,7 +152,7 @@ absl::Status CachedSchedule::Receive(int neighbor,
     }
   }
   before = update.progress;
-  // Those of the ranks below are to come back from the coordinator.
+  // The coordinator sends the sizes of the ranks below down again.
   if (is_root() || neighbor == neighbors_.parent) {
     for (const RequestSizes& sizes : update.sizes) Know(sizes);
   } else {
@@ -186,8 +186,8 @@ std::vector<CachedSchedule::Item> CachedSchedule::TakeReady() {
   return ready;
 }
 
-// Not before all have left: a rank that has not may still add to what all have
-// requested, which this rank must run as well.
+// Not before all have left: until then the count of common items may grow, and
+// this rank must run them as well.
 bool CachedSchedule::over() const {
   const Progress agreed = Agreed();
   return agreed.all_left && taken_ == agreed.count;

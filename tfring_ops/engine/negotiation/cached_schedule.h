@@ -22,11 +22,11 @@
 //             | all have submitted             | pending ones are requests
 //             |                                | again (EndSchedule)
 //
-// Nobody decides: when all have left, all know the least count at which one
-// did, and every rank runs the items up to that.  A hung process neither leaves
-// nor sends heartbeats, by which the others know it.
+// No rank decides: when all have left, all know the least count at which one
+// did, and every rank runs the items up to that.  A hung process never leaves;
+// its missing heartbeats are reported.
 //
-// Who counts depends on the number of ranks (progress_tree.h).  A few are
+// The counting depends on the number of ranks (progress_tree.h).  A few are
 // peers: an update is one message one way, where a response list takes a way to
 // the coordinator and a way back.  More are a tree:
 //
@@ -39,14 +39,14 @@
 //   root      | nobody             | its children      | its own total
 //
 // Some kinds of collectives have sizes, which differ from rank to rank and may
-// from step to step: see Collective::Sizes.  An update has those of its items
-// that have changed since the ranks last ran them.  In a tree all of them go
-// up, and come down again from the coordinator.
+// from step to step: see Collective::Sizes.  An update has the sizes that have
+// changed since the ranks last ran the item.  In a tree all of them travel up,
+// and the coordinator sends them down again.
 //
 // Items that have become ready together may run as one bucket, if that is cut
 // alike on all ranks: there is a border behind each item up to which some rank
-// has reported, or in a tree the coordinator has told.  Nobody knows that all
-// ranks have requested an item before he knows the borders up to it.
+// has reported, or in a tree the coordinator has told.  A rank knows the
+// borders up to an item before it knows that all ranks have requested the item.
 //
 // Pure bookkeeping: no messages, no threads, no clock.  Not thread-safe.
 #ifndef TFRING_OPS_ENGINE_NEGOTIATION_CACHED_SCHEDULE_H_
@@ -69,11 +69,11 @@
 namespace tfring {
 
 // Returns true if the coordinator would accept the two as the same request, of
-// two ranks or of two steps.  An equivalence: all ranks whose requests match an
-// item of a cached schedule match one another.
+// two ranks or of two steps.  An equivalence: if the requests of two ranks
+// match an item of a cached schedule, they match each other.
 bool SameRequest(const CollectiveRequest& a, const CollectiveRequest& b);
 
-// Finds what repeats in the coordinator's response lists.
+// Finds the period of the coordinator's response lists.
 class PeriodFinder {
  public:
   // A longer period is none.
@@ -98,7 +98,8 @@ class PeriodFinder {
   // The number of each name's last request, of `added_`.
   std::unordered_map<std::string, int64_t> newest_;
   int64_t added_ = 0;
-  // The last `repeats_` requests each came first `period_` requests earlier.
+  // Each of the last `repeats_` requests equals the one `period_` requests
+  // earlier.
   int64_t period_ = 0;
   int64_t repeats_ = 0;
   int64_t wanted_periods_ = 2;
@@ -109,8 +110,8 @@ class PeriodFinder {
 // Invariants:
 // - An item that all ranks have requested runs, on all of them.
 // - An item that one rank has not requested when it leaves runs on none.
-// - What TakeReady returns is the same on every rank, call for call, but for
-//   the requests, which are its own.
+// - TakeReady returns the same on every rank, call for call, but for the
+//   requests, which are the rank's own.
 class CachedSchedule {
  public:
   struct Item {
@@ -119,7 +120,7 @@ class CachedSchedule {
     std::vector<std::vector<int64_t>> sizes;
   };
 
-  // Of `rank` among `size`.
+  // The view of `rank` among `size`.
   // REQUIRES: `items` is not empty, and the same on every rank.
   CachedSchedule(std::vector<CollectiveRequest> items, int rank, int size,
                  ProgressNeighbors neighbors);
@@ -167,11 +168,11 @@ class CachedSchedule {
   using SizesByRank = std::vector<std::vector<int64_t>>;
 
   bool is_root() const { return neighbors_.parent < 0; }
-  // Of this rank and those below it.
+  // The progress of this rank and the ranks below it.
   Progress Below() const;
-  // Of all ranks, as far as this one may tell its children.
+  // The progress of all ranks, as far as this one may tell its children.
   Progress Total() const;
-  // Of all ranks, as far as this one may act by it.
+  // The progress of all ranks, as far as this one may act by it.
   Progress Agreed() const;
   // Sizes that hold for all ranks.
   void Know(const RequestSizes& sizes);
@@ -186,8 +187,8 @@ class CachedSchedule {
   std::deque<CollectiveRequest> pending_;
   int64_t taken_ = 0;
   std::set<int64_t> borders_;  // beyond taken_
-  // By item of the period: what this rank has said last, and what all ranks had
-  // when the item ran last.
+  // By item of the period: this rank's last reported sizes, and all ranks'
+  // sizes when the item ran last.
   std::vector<std::vector<int64_t>> own_sizes_;
   std::vector<SizesByRank> sizes_;
   std::map<int64_t, std::vector<RequestSizes>> changes_;  // by item to be taken

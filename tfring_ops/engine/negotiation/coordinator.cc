@@ -42,8 +42,8 @@ Coordinator::Coordinator(const Options& options, Members members)
       last_added_(members_.size()) {}
 
 void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
-  // After a departure the shutdown response fails what every rank has in
-  // flight.
+  // After a departure the shutdown response fails all requests in flight, on
+  // every rank.
   if (!departed_.ok()) return;
   last_added_[rank] = now;
 
@@ -187,7 +187,7 @@ std::vector<int32_t> Coordinator::Missing(const Waiting& waiting,
 
 void Coordinator::Decide(Waiting waiting) {
   // A difference fails the request only now, when all ranks have sent it: a
-  // rank that came to it after the failure would begin another of that name,
+  // rank that submitted it after the failure would begin another of that name,
   // and be paired with the next step's.
   if (waiting.difference.empty()) {
     std::string why_not;
@@ -231,8 +231,8 @@ void Coordinator::Depart(int rank) {
       "before the first of them ends: look for a branch or an early end of the "
       "data on ",
       Ranks(members_, {rank}), "."));
-  // Every rank fails what it has in flight when it gets this, whether it had
-  // been answered or not.
+  // Every rank that gets this fails its requests in flight, whether they were
+  // answered or not.
   waiting_.clear();
   responses_.shutdown = departed_;
 }
@@ -321,9 +321,9 @@ absl::Status Coordinator::CheckStalls(Time now,
 
 // Note [Requests that share a message]
 // A ring cuts a message into chunks, and adds up each chunk in an order of
-// ranks of its own.  So the bits of a sum of three and more ranks depend on
-// where in the message its elements lie, and thus on what else is in it.  The
-// tensors of one request are always the same; which requests become ready
+// ranks of its own.  So the bits of a sum of three and more ranks depend on the
+// place of its elements in the message, and thus on the rest of the message.
+// The tensors of one request are always the same; which requests become ready
 // together depends on the time.  Options::deterministic keeps requests apart.
 ResponseList Coordinator::TakeResponses() {
   ResponseList response_list = std::exchange(responses_, {});
@@ -370,7 +370,7 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
 std::vector<CollectiveRequest> Coordinator::NextSchedule() const {
   if (members_.size() == 1 || joined_count_ > 0) return {};
   std::vector<CollectiveRequest> period = periods_.Period();
-  // Ranks would leave at once for what is not in it.
+  // A request that is not in it would make ranks leave at once.
   for (const auto& one : waiting_) {
     const CollectiveRequest& waiting = one.second.request;
     const bool scheduled = std::any_of(

@@ -1,10 +1,10 @@
 // The coordinator's side of the negotiation: collects the requests of all ranks
-// and makes the responses: what to run once all ranks have sent a request, or
-// the error that all must get.
+// and makes the responses: a bucket to run once all ranks have sent a request,
+// or the error for all.
 //
 // Pure bookkeeping on one rank of the process set: no messages, no threads, no
-// clock of its own.  Not thread-safe.  Ranks are those of the set; the texts of
-// errors and reports name the ranks of the world.
+// clock of its own.  Not thread-safe.  Ranks are numbers in the set; the texts
+// of errors and reports name the ranks of the world.
 //
 // Invariants:
 // - A request runs, or fails, once every rank that has not joined has submitted
@@ -49,13 +49,13 @@ class Coordinator {
   // `rank` has shut down: nothing can be agreed any more.
   void Depart(int rank);
 
-  // Reports requests that some ranks keep others waiting for, and fails those
-  // that have waited too long.  Ranks that wait for one another are reported
-  // sooner; see deadlock.h.  The `silent` ones have been
-  // reported already.
+  // Reports requests that some ranks have not sent, and fails requests that
+  // have waited too long.  Ranks that wait for one another are reported sooner;
+  // see deadlock.h.  The `silent` ones have been reported already.
   //
-  // Where ranks are replaced, an error ends the job of these: others have
-  // waited too long for a rank that waits for nothing itself, and so hangs.
+  // If ranks are replaced, an error ends these ranks' part in the job: a rank
+  // has waited too long for them, and they wait for nothing themselves, and so
+  // hang.
   absl::Status CheckStalls(Time now, const std::vector<int32_t>& silent = {});
 
   // Returns the decisions since the last call.  If they begin a cached
@@ -83,7 +83,7 @@ class Coordinator {
     std::string difference;
     std::vector<int32_t> differing_ranks;
   };
-  // A request that has failed by stalling, for the ranks still to come.
+  // A request that has failed by stalling, kept for the late ranks.
   struct Expired {
     std::vector<int32_t> missing;
     absl::Status status;
@@ -106,13 +106,13 @@ class Coordinator {
   void FindPeriods(const ResponseList& response_list);
   // The cached schedule to follow now; empty if there is none.
   std::vector<CollectiveRequest> NextSchedule() const;
-  // The ranks that have not submitted `waiting`: those that may yet, or those
-  // that have joined.
+  // The ranks that have not submitted `waiting`: the late ones, or the joined
+  // ones.
   std::vector<int32_t> Missing(const Waiting& waiting, bool joined) const;
   // Returns true if one of `ranks` has submitted nothing that waits.
   bool OneHangs(const std::vector<int32_t>& ranks) const;
   std::string DescribeStall(const Waiting& waiting, Time now) const;
-  // In the order in which they came.
+  // In the order of arrival.
   std::vector<PendingRequest> Pending() const;
   void CheckDeadlock(Time now);
 

@@ -59,7 +59,7 @@ std::string DescribeDeadlock(const Members& members,
         [&](const auto* other) { return other->submitted == one.submitted; });
     if (!known) listed.push_back(&one);
   }
-  // In the order of the ranks, as that in which they came differs between runs.
+  // In the order of the ranks, as the order of arrival differs between runs.
   std::sort(listed.begin(), listed.end(), [](const auto* a, const auto* b) {
     return a->submitted < b->submitted;
   });

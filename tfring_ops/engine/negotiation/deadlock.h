@@ -2,8 +2,8 @@
 // called, and rank 1 in one that rank 0 has not.
 //
 // A rank counts if all it has asked for waits for ranks that count, and it has
-// asked for nothing new for a while.  So those that compute do not count, nor
-// do those that wait for them; nor what one step has asked for in another order
+// asked for nothing new for a while.  So ranks that compute do not count, nor
+// do ranks that wait for them; nor what one step has asked for in another order
 // than on another rank, while it still asks for more.  The coordinator cannot
 // see if a thread of such a rank is still to ask for more: so it warns, and the
 // stall time-out decides.
@@ -25,8 +25,8 @@ namespace tfring {
 inline constexpr double kDeadlockCheckSeconds = 0.25;
 inline constexpr double kQuietSeconds = 5;
 
-// A request that some ranks have submitted, and others, who have not joined,
-// are missing.
+// A request that some ranks have submitted, and some ranks that have not joined
+// have not.
 struct PendingRequest {
   int64_t number;
   const CollectiveRequest* request;

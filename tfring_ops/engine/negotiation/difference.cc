@@ -43,10 +43,9 @@ std::string Tensors(const CollectiveRequest& request) {
                       Quoted(request.tensors.back()));
 }
 
-// The role of a tensor in its layer, "kernel" or "bias".  Where the layer
-// stands may be told differently: Keras numbers layers by how many the process
-// has made, and a model that was loaded has other paths than one that was
-// built.
+// The role of a tensor in its layer, "kernel" or "bias".  The ranks may name
+// the layer differently: Keras numbers layers by how many the process has made,
+// and a model that was loaded has other paths than one that was built.
 std::string Role(absl::string_view name) {
   const size_t slash = name.rfind('/');
   if (slash != absl::string_view::npos) name.remove_prefix(slash + 1);

@@ -38,7 +38,8 @@ class Fusion {
   int64_t bytes_ = 0;
 };
 
-// Adds the sizes of one request, by rank, to those of the bucket that it joins.
+// Adds the sizes of one request, by rank, to the sizes of the bucket that it
+// joins.
 void AddSizes(std::vector<std::vector<int64_t>> of_request, Response& bucket);
 
 }  // namespace tfring

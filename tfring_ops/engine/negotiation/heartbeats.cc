@@ -45,7 +45,7 @@ Heartbeats::Heartbeats(const Options& options, int rank, int size,
   const double end = options.stall_shutdown_seconds;
   if (limit == 0 || (end > 0 && end < limit)) limit = end;
   if (size == 1 || limit == 0) return;
-  // So that the report comes within the time.
+  // So that the report is in time.
   const double silence = std::max(0.8 * limit, kLeastSilence);
   silence_ = ToDuration(silence);
   period_ = ToDuration(std::min(silence / kHeartbeatsPerSilence, 1.0));
@@ -57,8 +57,8 @@ void Heartbeats::Spare(Clock::time_point now) {
 
 absl::Status Heartbeats::Look(Clock::time_point now) {
   if (period_.count() == 0 || now < next_look_) return absl::OkStatus();
-  // It has slept, and so may have others; what they have sent since may not be
-  // here yet.
+  // It has slept, and so may have its peers; what they have sent since may not
+  // be here yet.
   if (now - last_look_ > silence_ / 2) Spare(now);
   last_look_ = now;
   next_look_ = now + look();

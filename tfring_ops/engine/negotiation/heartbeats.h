@@ -1,7 +1,7 @@
 // Which ranks of a process set are silent: their processes hang or were
 // stopped, or their machines cannot be reached.
 //
-// A rank that is at work, or whose script is, has an engine that lives.  Every
+// The engine of a rank lives even while the rank or its script works.  Every
 // engine sends the coordinator a heartbeat now and then, whatever it waits for;
 // the coordinator sends every rank one, which says who is silent; and every
 // rank watches the coordinator.  So a rank sends and receives the same few
@@ -46,7 +46,7 @@ class Heartbeats {
   // Nor will `peer`.
   void StopListening(int peer) { peers_[peer].listens = false; }
 
-  // Sends what is due, and takes in what is here.
+  // Sends the heartbeats that are due, and receives the ones that have arrived.
   absl::Status Look(Clock::time_point now);
 
   // How often `Look` does more than read the clock; hours if it never does.
@@ -61,7 +61,7 @@ class Heartbeats {
   // Counts everybody as heard now.
   void Spare(Clock::time_point now);
   absl::Status Listen(Clock::time_point now);
-  // Finds out who is silent.  Returns true if others are than before.
+  // Finds out who is silent.  Returns true if the silent ranks have changed.
   bool Judge(Clock::time_point now);
   void Send(Clock::time_point now);
 

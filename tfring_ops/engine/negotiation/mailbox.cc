@@ -7,7 +7,7 @@
 namespace tfring {
 namespace {
 
-// In a length: what follows is a heartbeat.
+// In a length: the next message is a heartbeat.
 constexpr uint64_t kHeartbeat = uint64_t{1} << 63;
 
 ConstBytes BytesOf(const uint64_t& number) {

@@ -38,7 +38,7 @@ class Mailbox {
   // which is kept for Poll.  After the peer's last message, do not ask again.
   absl::Status Listen(int peer);
 
-  // Counts what has come from a peer.
+  // Counts the messages from a peer.
   struct Heard {
     int64_t count = 0;  // messages and heartbeats
     int64_t heartbeats = 0;
@@ -84,8 +84,8 @@ class Mailbox {
                   uint64_t flag);
 
   Transport& transport_;
-  // In the order of their numbers.  std::list: what does not leave, as its peer
-  // takes nothing, keeps its place, and `length` its address.
+  // In the order of their numbers. std::list: a message that cannot leave, as
+  // its peer takes nothing, keeps its place, and `length` its address.
   std::list<Outgoing> outgoing_;
   int64_t sent_ = 0;
   std::vector<Incoming> incoming_;             // by peer

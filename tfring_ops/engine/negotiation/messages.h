@@ -32,7 +32,7 @@ struct Progress {
   // One of them, or all of them, have left: these submit no more.
   bool some_left = false, all_left = false;
 
-  // Adds the progress of others.
+  // Adds the progress of more ranks.
   void Add(const Progress& others);
 };
 bool operator==(const Progress& a, const Progress& b);
@@ -45,15 +45,15 @@ struct RequestSizes {
   std::vector<int64_t> sizes;
 };
 
-// What a rank tells a neighbor under a cached schedule: the progress of some
-// ranks, and what is new since its last update; see cached_schedule.h.
+// A rank's message to a neighbor under a cached schedule: the progress of some
+// ranks, and the news since its last update; see cached_schedule.h.
 struct ProgressUpdate {
   Progress progress;
   std::vector<int64_t> borders;
   std::vector<RequestSizes> sizes;
 };
 
-// A rank from which the coordinator has heard nothing for a while.
+// A rank that the coordinator has not heard of for a while.
 struct SilentRank {
   int32_t rank = 0;
   double seconds = 0;
@@ -85,15 +85,15 @@ struct ErrorResponse {
   absl::Status status;
 };
 
-// A warning for `ranks`: some ranks keep others waiting.
+// A warning for `ranks`: some ranks are late.
 struct StallReport {
   std::vector<int32_t> ranks;
   std::string text;
 };
 
-// The coordinator's decision.  The same bytes go to every rank, which is what
-// makes the order of execution one.  A rank skips an error or a report that
-// does not name it.
+// The coordinator's decision.  Every rank gets the same bytes: that makes the
+// order of execution one.  A rank skips an error or a report that does not name
+// it.
 struct ResponseList {
   std::vector<Response> responses;
   std::vector<ErrorResponse> errors;

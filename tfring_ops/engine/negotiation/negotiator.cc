@@ -13,7 +13,7 @@
 namespace tfring {
 namespace {
 
-// How often rank 0 looks for what may wait: stalls, and late requests.
+// How often rank 0 looks for stalls and late requests, which may wait.
 constexpr std::chrono::milliseconds kLookPeriod{50};
 
 constexpr int64_t kMostKeptBackBytes = 64 << 10;
@@ -63,7 +63,7 @@ absl::StatusOr<bool> Negotiator::Progress(
   }
   const Clock::time_point now = clock_.Now();
   TFRING_ASSIGN_OR_RETURN(const bool progressed, ProgressMessages(now));
-  // After what is here has been heard.
+  // After the messages that are here have been read.
   TFRING_RETURN_IF_ERROR(heartbeats_.Look(now));
   return progressed;
 }
@@ -158,8 +158,8 @@ absl::Status Negotiator::Decide(Clock::time_point now) {
     }
     TFRING_RETURN_IF_ERROR(coordinator_->CheckStalls(now, silent));
   }
-  // One list at a time: what becomes ready while this rank runs the last one
-  // can share a message.
+  // One list at a time: requests that become ready while this rank runs the
+  // last one can share a message.
   if (!decisions_.empty()) return absl::OkStatus();
   ResponseList response_list = coordinator_->TakeResponses();
   if (response_list.empty()) return absl::OkStatus();
@@ -168,15 +168,15 @@ absl::Status Negotiator::Decide(Clock::time_point now) {
   for (int peer = 0; peer < members_.size(); ++peer) {
     if (peer != kCoordinatorRank) mailbox_.Send(peer, message);
   }
-  // The coordinator's rank takes what it has sent, like any other, so that all
-  // run the same in the same order.
+  // The coordinator's rank takes the list that it has sent, like any rank, so
+  // that all run the same in the same order.
   Accept(std::move(response_list));
   return absl::OkStatus();
 }
 
 void Negotiator::Accept(ResponseList response_list) {
   // A rank that an error does not name may have a request of that name that
-  // came too late to fail with the others', and still waits for an answer.
+  // arrived too late to fail with the rest, and still waits for an answer.
   for (const ErrorResponse& failure : response_list.errors) {
     const std::vector<int32_t>& ranks = failure.ranks;
     if (std::find(ranks.begin(), ranks.end(), rank_) != ranks.end()) {
@@ -233,12 +233,12 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
   std::vector<Asked> again;
   for (auto& [name, asked] : asked_) again.push_back(std::move(asked));
   asked_.clear();
-  // In the order in which the script asked, and before what has not been sent
+  // In the order of the script, and before the requests that have not been sent
   // yet: a rank follows a schedule by that order alone.
   std::sort(again.begin(), again.end(),
             [](const Asked& a, const Asked& b) { return a.number > b.number; });
   for (Asked& asked : again) unsent_.push_front(std::move(asked.request));
-  // A shutdown request is forgotten with the others, and sent again after the
+  // A shutdown request is forgotten with the rest, and sent again after the
   // schedule.
   left_[rank_] = false;
   heartbeats_.GoOnSending();
@@ -246,8 +246,8 @@ void Negotiator::BeginSchedule(std::vector<CollectiveRequest> items) {
 }
 
 absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
-  // A request out of turn ends the schedule for all.  It stays where it is,
-  // with all behind it, and goes to the coordinator afterwards.
+  // A request out of turn ends the schedule for all.  It stays in place, with
+  // all behind it, and is sent to the coordinator afterwards.
   while (!unsent_.empty() && !schedule_->has_left()) {
     if (schedule_->IsNext(unsent_.front())) {
       if (KeepsBack(unsent_.front())) break;
@@ -258,11 +258,11 @@ absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
     }
   }
   if (shutdown_requested_) schedule_->Leave();
-  // Before it listens: others may wait for nothing else.
+  // Before it listens: its neighbors may wait for this alone.
   const bool said = SendProgress();
   TFRING_ASSIGN_OR_RETURN(const bool received, ReceiveProgress());
   if (coordinator_) TFRING_RETURN_IF_ERROR(DropRequests(now));
-  // A rank that went on would wait for one that has left.
+  // A rank that stayed would wait for one that has left.
   if (schedule_->SomeHaveLeft()) schedule_->Leave();
   CheckPatience(now);
   const bool passed_on = SendProgress();
@@ -272,9 +272,9 @@ absl::StatusOr<bool> Negotiator::FollowSchedule(Clock::time_point now) {
 }
 
 void Negotiator::EndSchedule() {
-  // Items that some rank had not come to when it left go to the coordinator:
-  // all ranks know the count up to which the items have run, and so all send
-  // the same ones again.
+  // Items that some rank had not submitted when it left are sent to the
+  // coordinator: all ranks know the count up to which the items have run, and
+  // so all send the same ones again.
   unsent_.insert(unsent_.begin(), schedule_->pending().begin(),
                  schedule_->pending().end());
   if (coordinator_) coordinator_->ScheduleHasEnded(schedule_->taken());
@@ -290,16 +290,17 @@ bool Negotiator::SendProgress() {
   const std::optional<ProgressUpdate> total = schedule_->TakeTotal();
   if (total) SendTo(neighbors_.children, *total);
   if (!report && !total) return false;
-  // What all ranks have requested this one has reported long since; its
-  // children need its word for it.
+  // This rank has reported long since the items that all ranks have requested;
+  // its children need its word for it.
   sent_.push_back({neighbors_.children.empty() ? schedule_->reported().count
                                                : schedule_->told().count,
                    mailbox_.sent()});
   return true;
 }
 
-// As the coordinator decides one list ahead and no more.  What is larger takes
-// longer on the wire than to agree on the next, which goes on meanwhile.
+// Like the coordinator, which decides one list ahead and no more.  A larger
+// request takes longer on the wire than the agreement on the next one, which
+// runs meanwhile.
 bool Negotiator::KeepsBack(const CollectiveRequest& request) const {
   return !decisions_.empty() && Fusion::MayFuse(options_, request) &&
          SizeInBytes(request) <= kMostKeptBackBytes;
@@ -315,7 +316,8 @@ void Negotiator::SendTo(const std::vector<int>& ranks,
 absl::StatusOr<bool> Negotiator::ReceiveProgress() {
   bool received = false;
   for (const int neighbor : all_neighbors_) {
-    // Behind a neighbor's last update come requests, which are not for now.
+    // Behind a neighbor's last update there are requests, which are not for
+    // now.
     while (!schedule_->IsLast(neighbor)) {
       TFRING_ASSIGN_OR_RETURN(const std::optional<std::string> message,
                               mailbox_.Poll(neighbor));

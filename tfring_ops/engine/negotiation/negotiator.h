@@ -57,9 +57,9 @@ class Negotiator {
   Negotiator(const Options& options, const Members& members, Transport& control,
              const Clock& clock = SteadyClock());
 
-  // Sends `requests`, and with `shutdown` a shutdown request, and receives
-  // what other ranks have sent.  Returns true if there was anything to send or
-  // to receive.
+  // Sends `requests`, and with `shutdown` a shutdown request, and receives the
+  // messages of other ranks.  Returns true if there was anything to send or to
+  // receive.
   //
   // After its shutdown request this rank sends nothing more: the shutdown
   // response will fail later requests.  Every rank answers a shutdown response
@@ -73,7 +73,7 @@ class Negotiator {
   // Returns true if there is one, which may still have to leave.
   bool HasNext() const { return !decisions_.empty(); }
 
-  // The ranks from which nothing is heard.
+  // The ranks that are silent.
   const std::vector<Heartbeats::Silent>& silent() const {
     return heartbeats_.silent();
   }
@@ -123,14 +123,14 @@ class Negotiator {
   bool KeepsBack(const CollectiveRequest& request) const;
   absl::StatusOr<bool> ReceiveProgress();
   // Rank 0: receives requests that were sent before their senders had heard of
-  // the schedule, and would keep heartbeats behind them from being heard. There
-  // are no others, as a schedule is over on rank 0 first where it reads only
-  // from some of the ranks.
+  // the schedule, and would keep heartbeats behind them from being heard.
+  // There are no further ones: if rank 0 reads only from some of the ranks, a
+  // schedule is over there first.
   absl::Status DropRequests(Clock::time_point now);
   // Queues the items that all ranks have requested.  Returns true if there are
   // any.
   bool TakeScheduledItems();
-  // Leaves when this rank has waited for others for a while.
+  // Leaves when this rank has waited for a while.
   void CheckPatience(Clock::time_point now);
 
   const Options& options_;
@@ -157,14 +157,14 @@ class Negotiator {
   // Under a cached schedule.
   std::optional<CachedSchedule> schedule_;
   int64_t schedules_ = 0;  // that have begun
-  // How many items the neighbors know of from this rank, for those that are
-  // still to be taken, and how many messages it had sent by then.
+  // For items that are still to be taken: how many of them the neighbors know
+  // of from this rank, and how many messages it had sent by then.
   struct Sent {
     int64_t items;
     int64_t messages;
   };
   std::deque<Sent> sent_;
-  // Since when this rank has waited for the others.
+  // Since when this rank has waited.
   Clock::time_point waiting_since_;
 };
 

@@ -6,8 +6,8 @@
 namespace tfring {
 namespace {
 
-// Makes `rank` a node of the tree of `ranks`, in which each rank in turn has
-// the next kFanOut that have no parent yet as its children.
+// Makes `rank` a node of the tree of `ranks`: each rank in turn gets the next
+// kFanOut ranks without a parent as its children.
 void JoinTree(int rank, const std::vector<int>& ranks,
               ProgressNeighbors& neighbors) {
   constexpr int kFanOut = ProgressNeighbors::kFanOut;

@@ -71,7 +71,7 @@ class CudaTransport final : public Transport {
   bool CanPeek(int peer) const override {
     return peer != rank() && links_->link(peer).CanPeek();
   }
-  // Who releases as it sends on asks the driver once for both.
+  // A release with a send is one call of the driver.
   bool PrefersPeek(int peer) const override { return CanPeek(peer); }
 
   absl::StatusOr<ConstBytes> Peek(int peer, size_t message_bytes) override {
@@ -167,15 +167,15 @@ class CudaTransport final : public Transport {
   }
 
   // The first error counts.  A rank that ends says so before it takes back
-  // memory that others may be about to open: its reason is the first then.
+  // memory that peers may be about to open: its reason is the first then.
   void Note(const absl::Status& status) {
     if (!broken_.ok() || status.ok()) return;
     const absl::Status ended = host_.Progress();
     Abort(ended.ok() ? status : ended);
   }
 
-  // All links, not only the one that is waited for: that peer may be waiting
-  // for another, and the other for this rank.
+  // All links, not only the awaited one: that peer may wait for a second rank,
+  // and the second for this one.
   void MoveAll() {
     if (!broken_.ok()) return;
     const Scope scope(*links_);

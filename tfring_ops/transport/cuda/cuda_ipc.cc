@@ -9,7 +9,7 @@
 namespace tfring {
 namespace {
 
-// The offset of a part that lies in a slot, and not in the exported memory.
+// The offset of a part that is in a slot, and not in the exported memory.
 constexpr uint64_t kInSlot = UINT64_MAX;
 
 struct Token {
@@ -87,7 +87,7 @@ class IpcLink final : public CudaLink {
 
   absl::Status AwaitSent(const CudaMessage& message) override {
     if (!message.is_read_in_place) return AwaitCopies(message.last_part);
-    // Those before it have been read, too.
+    // Earlier ones have been read, too.
     if (message.last_part > awaited_reads_) {
       own_flags_.emptied.Await(*context_.numbers, message.last_part);
       awaited_reads_ = message.last_part;
@@ -149,8 +149,8 @@ class IpcLink final : public CudaLink {
     mapped_ = 0;
   }
 
-  // A token is received only when one is sure to come: no receive is left over
-  // at the end.
+  // A receive is posted only for a token that is sure to arrive: no receive is
+  // left over at the end.
   bool ExpectsToken() const {
     return in_flight_ > 0 || arrived_.size() < wanted_parts_;
   }
@@ -209,7 +209,7 @@ class IpcLink final : public CudaLink {
     return absl::OkStatus();
   }
 
-  // Where the peer finds `data` in what this rank has exported.
+  // The offset of `data` in this rank's exported memory.
   uint64_t OffsetOf(const std::byte* data) const {
     const Bytes& exported = memory_.exported();
     const uint64_t offset =
@@ -308,8 +308,7 @@ class IpcLink final : public CudaLink {
 
   const IpcPeerFlags own_flags_;  // that this rank awaits
 
-  // The peer's: its slots for this rank, what it awaits, and what it has
-  // exported besides.
+  // The peer's: its slots for this rank, its flags, and its exported memory.
   CUdeviceptr mapped_ = 0;
   std::byte* incoming_ = nullptr;
   std::unique_ptr<IpcFlags> mapped_flags_;

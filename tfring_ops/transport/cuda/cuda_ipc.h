@@ -14,25 +14,25 @@
 // read:
 // - The receiver's stream reads after the flag `filled`, which the sender's
 //   sets after all work that writes the part.
-// - A send is complete with the token that comes back, and who waits for it
+// - A send is complete when the reader's token has arrived, and a wait for it
 //   has the sender's stream wait for the flag `emptied`.  The algorithms
 //   overwrite sent data only after they have waited for the send, as any
 //   transport requires; the ring's own order (a chunk comes round when its
 //   neighbour has read it) does not hold for the next block of a stage, nor for
 //   recursive doubling.
 // - Before the memory is freed, every rank waits for its stream and closes it,
-//   and all ranks meet: CudaLinks::Export.
-// The second wait covers only work enqueued before it, here or by the peer: so
-// streams never wait for each other in a cycle.  It is made when the algorithm
-// waits for the send, and not when the token comes: in a ring that is one
-// primitive later, and neighbours need not take turns.
+//   and all ranks meet: CudaLinks::Export.  The second wait covers only work
+//   enqueued before it, here or by the peer: so streams never wait for each
+//   other in a cycle.  It is enqueued when the algorithm waits for the send,
+//   and not when the token arrives: in a ring that is one primitive later, and
+//   neighbours need not take turns.
 //
 // Note [One part after the other]
 // A flag only grows: the two streams that fill a slot by turns set it in the
-// order of the parts.  The copy of a part into the slot, and the flag that says
-// so, are over for the other stream before that sets the flag for a part that
-// lies elsewhere (AwaitCopies), and before a message is copied the outgoing
-// stream waits for all that the other has been asked for (FillSlot).
+// order of the parts.  A stream waits until the outgoing stream's copy of a
+// part into the slot, and its flag, are done before it sets the flag for a part
+// outside of the slots (AwaitCopies); and before it copies a message, the
+// outgoing stream waits for all work of the first stream (FillSlot).
 #ifndef TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 #define TFRING_OPS_TRANSPORT_CUDA_CUDA_IPC_H_
 
@@ -46,7 +46,7 @@
 
 namespace tfring {
 
-// A rank's message to a peer, with which the peer can open its memory.
+// A rank's message to a peer, by which the peer can open its memory.
 struct IpcOffer {
   CUipcMemHandle memory;
   uint64_t offset;        // of the slots to this peer
@@ -72,7 +72,7 @@ class IpcMemory {
   // That the peer sets.
   IpcPeerFlags flags(int index) const { return flags_->of_peer(index); }
 
-  // Memory besides the slots, whose parts peers read in place; none at first.
+  // Memory besides the slots, which peers read in place; none at first.
   absl::StatusOr<CUipcMemHandle> Export(Bytes memory);
   void ExportNone() { exported_ = {}; }
   const Bytes& exported() const { return exported_; }

@@ -31,15 +31,14 @@ struct CudaLinkContext {
   // Messages are cut into parts of this size, which are the slots'; a multiple
   // of kPartAlignment.
   size_t part_bytes;
-  // The same of slots in pinned memory of the host, of which there may be
-  // little.
+  // The same for slots in pinned memory of the host, which may be scarce.
   size_t host_part_bytes;
   double timeout_seconds;  // of a wait; 0 is never
 };
 
 // Before every return from the transport, and before other work is enqueued on
-// these streams.  The outgoing one's first: where two streams have one queue of
-// the GPU's, a wait ahead of what it waits for would block both.
+// these streams.  The outgoing one's first: if two streams share a queue of the
+// GPU, a wait ahead of its own signal would block both.
 inline absl::Status FlushNumbers(const CudaLinkContext& context) {
   TFRING_RETURN_IF_ERROR(context.outgoing_numbers->Flush());
   return context.numbers->Flush();
@@ -51,8 +50,8 @@ absl::Status WaitForStream(const CudaLinkContext& context, CUstream stream);
 // The same for a moment of a stream's.
 class CudaMark;
 absl::Status WaitForMark(const CudaLinkContext& context, const CudaMark& mark);
-// The same for all streams: what the driver waits for comes to an end then.
-// See Note [Waits of the driver] in kernels/cuda.h.
+// The same for all streams: afterwards the driver's waits end.  See Note [Waits
+// of the driver] in kernels/cuda.h.
 absl::Status WaitForStreams(const CudaLinkContext& context);
 
 // An event with its owner.
@@ -119,7 +118,7 @@ class CudaLink {
   virtual void Send(CudaMessage& message) = 0;
   virtual void Receive(CudaMessage& message) = 0;
 
-  // Makes progress on all messages, and marks those that are complete.
+  // Makes progress on all messages, and marks the complete ones.
   virtual absl::Status Move() = 0;
 
   // The same as in transport.h; an empty part means that none has come.
@@ -129,8 +128,8 @@ class CudaLink {
   }
   virtual absl::Status Release() { return absl::OkStatus(); }
 
-  // Work enqueued on the stream from now on may write to what `message`, which
-  // is complete and has a last part, has sent.
+  // Work enqueued on the stream from now on may overwrite the data of
+  // `message`, which is complete and has a last part.
   virtual absl::Status AwaitSent(const CudaMessage& /*message*/) {
     return absl::OkStatus();
   }
@@ -142,15 +141,15 @@ class CudaLink {
   }
   virtual void CloseExported() {}
 
-  // Tells the peer of what is enqueued by now.  Comes after FlushNumbers.
+  // Tells the peer of the work enqueued so far.  Comes after FlushNumbers.
   virtual void SendTokens() {}
 
   // Waits until the tokens that the link has sent to the peer have left.
   virtual absl::Status LetTokensGo() { return absl::OkStatus(); }
 
   // After an abort: the streams no longer wait for the peer, which may be lost,
-  // and what they work on is undefined.  The peer may undo it while it goes on,
-  // so it is called again until the streams have come to their end.
+  // and their data is undefined.  A peer that still runs may undo it, so it is
+  // called again until the streams are idle.
   virtual void StopWaiting() {}
 
   // Before the end, unless the transport has been aborted: waits until the peer

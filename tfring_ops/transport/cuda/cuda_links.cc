@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the GPU may take for what is enqueued when the transport ends.
+// How long the GPU may take for enqueued work when the transport ends.
 constexpr std::chrono::seconds kStopGrace{5};
 
 // Of StreamNumbers; each segment has one or two of them, and some calls more.
@@ -27,10 +27,10 @@ constexpr int64_t kCallsBetweenMarks = 32;
 
 // All slots of a rank on its GPU together, however many ranks there are.
 constexpr size_t kSlotsBytes = 128 << 20;
-// A slot in the host's memory, of which a container may have 64 MiB in all.
+// A slot in the host's memory: a container may have 64 MiB in all.
 constexpr size_t kMostHostPartBytes = 4 << 20;
 
-// How it went, and the reason if not well.
+// The outcome, and the reason of a failure.
 struct Outcome {
   bool ok;
   std::array<char, 255> reason;
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
       new CudaLinks(*driver, device, host, options));
   TFRING_RETURN_IF_ERROR(ways->OpenStreams());
 
-  // Host memory carries what MPI does not.
+  // Host memory carries the rest.
   bool cuda_aware = true;
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank() || host.CanPeek(peer)) continue;
@@ -204,7 +204,7 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
     const absl::StatusOr<absl::Status> outcome =
         CheckIpc(*this, peers, kernels);
     if (!outcome.ok()) {
-      // The others wait for messages that will not come.
+      // The remaining ranks wait for messages that will not be sent.
       host.Abort(outcome.status());
       return outcome.status();
     }
@@ -212,7 +212,7 @@ absl::Status CudaLinks::TryIpc(const std::vector<int>& peers,
   }
   if (agreed) return absl::OkStatus();
   for (std::unique_ptr<CudaLink>& link : links_) link.reset();
-  // No rank frees what another has open.
+  // No rank frees memory that another has open.
   TFRING_RETURN_IF_ERROR(ExchangeOne(host, 'x').status());
   memory_.reset();
   return absl::OkStatus();
@@ -230,7 +230,7 @@ absl::Status CudaLinks::OpenIpcLinks(const std::vector<int>& peers,
 
 CudaLinks::~CudaLinks() {
   if (!StopWaiting()) {
-    // The driver would wait to free what the GPU may still use.
+    // The driver would wait to free memory that the GPU may still use.
     for (std::unique_ptr<CudaLink>& link : links_) {
       link.release();  // NOLINT(bugprone-unused-return-value)
     }

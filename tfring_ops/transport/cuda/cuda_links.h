@@ -23,10 +23,10 @@ namespace tfring {
 // A queue of the GPU's holds about a thousand calls, and a call that finds it
 // full waits, without a deadline: for ever, if the stream waits for a rank that
 // is lost.  The host takes less time for a segment than the GPU does, and so
-// would come there within one large tensor.  Therefore it is never more than
-// some hundreds of calls ahead of a stream that may wait for other ranks, and
-// waits for the stream as for a rank: it makes progress meanwhile, and hears of
-// a loss.
+// would fill it within one large tensor.  Therefore it is never more than some
+// hundreds of calls ahead of a stream that may wait for other ranks, and waits
+// for the stream as for a rank: it makes progress meanwhile, and hears of a
+// loss.
 
 class CudaLinks {
  public:
@@ -52,11 +52,11 @@ class CudaLinks {
   // See Transport::Export.
   absl::Status Export(Bytes memory);
 
-  // Meets the other ranks, so that nobody's memory goes while it is read.
+  // Meets all ranks, so that no memory is freed while it is read.
   absl::Status Quiesce();
 
  private:
-  // Two moments of a stream, the one kCallsBetweenMarks calls behind the other.
+  // Two moments of a stream, kCallsBetweenMarks calls apart.
   struct Pace {
     Pace(const CudaLinkContext& context, CUstream stream,
          const StreamNumbers& numbers)
@@ -85,7 +85,7 @@ class CudaLinks {
   absl::Status OpenIpcLinks(const std::vector<int>& peers,
                             const std::vector<IpcOffer>& offers);
   absl::Status OpenExported(const std::vector<CUipcMemHandle>& handles);
-  // Takes back what this rank has exported, when no peer reads it any more.
+  // Takes back this rank's exported memory, when no peer reads it any more.
   absl::Status ExportNone();
 
   CudaLinkContext context_;

@@ -75,8 +75,8 @@ class IpcCheck {
   }
 
  private:
-  // Calls work() with `numbers` on the device, and returns with what it has
-  // made of them.
+  // Calls work() with `numbers` on the device, and returns with the result in
+  // `numbers`.
   template <typename T, typename Work>
   absl::Status OnDevice(std::vector<T>& numbers, const Work& work) {
     const CudaDriver& driver = context_.driver;
@@ -88,8 +88,8 @@ class IpcCheck {
     if (status.ok()) {
       status = work(static_cast<std::byte*>(DeviceMemory(memory)));
     }
-    // It may also still be copying what was sent.  See Note [Waits of the
-    // driver] in kernels/cuda.h.
+    // It may also still be copying sent data.  See Note [Waits of the driver]
+    // in kernels/cuda.h.
     if (status.ok()) status = WaitForStreams(context_);
     if (status.ok()) {
       status = driver.cuMemcpyDtoHAsync(numbers.data(), memory, bytes,
@@ -195,7 +195,7 @@ absl::StatusOr<absl::Status> CheckIpc(CudaLinks& links,
   IpcCheck check(links, peers);
   const absl::StatusOr<absl::Status> copies = check.Copies();
   if (!copies.ok()) return Explained(copies.status());
-  // Whatever came of that: the peers wait for this rank.
+  // In any case: the peers wait for this rank.
   const absl::StatusOr<absl::Status> reductions = check.Reductions(kernels);
   if (!reductions.ok()) return Explained(reductions.status());
   return copies->ok() ? reductions : copies;

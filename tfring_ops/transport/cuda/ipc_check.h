@@ -1,11 +1,10 @@
-// The first data that goes from GPU to GPU by CUDA IPC, which is checked.
+// Checks the first data that travels from GPU to GPU by CUDA IPC.
 //
 // Note [Kernels read otherwise than copies]
-// The engine that copies and the processors that run kernels reach another
-// GPU's memory by ways of their own, of which one may be sound and the other
-// not, and what holds for the first bytes of the memory need not hold for all.
-// So what is checked is what will be done: copies, and reductions of megabytes
-// whose operands lie in all the slots of the peers.
+// Copies and kernels reach another GPU's memory in different ways.  One may be
+// sound and one not, and a sound start of the memory does not prove the rest.
+// So the check does the real work: copies, and reductions of megabytes with
+// operands in all the slots of the peers.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_IPC_CHECK_H_
 #define TFRING_OPS_TRANSPORT_CUDA_IPC_CHECK_H_
 
@@ -18,8 +17,8 @@
 
 namespace tfring {
 
-// Exchanges data with `peers`, to which `links` has opened links.  The inner
-// status says if it has arrived; the outer one is an error of the exchange.
+// Exchanges data with `peers`; `links` has links to them.  The inner status
+// says if it has arrived; the outer one is an error of the exchange.
 // Collective over the ranks of the node.
 absl::StatusOr<absl::Status> CheckIpc(CudaLinks& links,
                                       const std::vector<int>& peers,

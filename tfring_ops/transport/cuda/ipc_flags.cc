@@ -7,7 +7,7 @@
 
 namespace tfring {
 
-// What one peer sets, apart from what another does.
+// One peer's flags, in cache lines of their own.
 struct alignas(64) IpcFlags::Block {
   std::array<std::atomic<uint32_t>, kIpcSlots> filled;
   std::atomic<uint32_t> emptied, ready;

@@ -1,9 +1,9 @@
-// Numbers by which the streams of two processes of a node wait for each other.
+// Numbers that order the streams of two processes of a node.
 //
-// They lie in memory of the host that both processes share and both GPUs use: a
-// stream that waits for a number looks there until it comes, and not at an
-// event of the other process, for which it would wait for ever if that is
-// killed. Where the other is lost, the host writes the number in its place.
+// They are in memory of the host that both processes share and both GPUs use.
+// A stream that waits for a number polls it there.  It would wait for ever for
+// an event of a killed process; if the peer is lost, the host writes the number
+// in its place.
 //
 // Calls are made in the device's context.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_IPC_FLAGS_H_
@@ -49,7 +49,7 @@ class IpcFlag {
   CUdeviceptr address_ = 0;
 };
 
-// What one rank awaits of one other, and the other sets: parts, counted from 1.
+// A rank awaits these numbers, and one peer sets them: parts, counted from 1.
 struct IpcPeerFlags {
   std::array<IpcFlag, kIpcSlots> filled;  // the last part in each slot
   IpcFlag emptied;                        // the last part that has been read
@@ -61,14 +61,14 @@ struct IpcPeerFlags {
 // The flags of one rank, or of another one that it sets.
 class IpcFlags {
  public:
-  // A message with which another process can open them.
+  // A message by which another process can open them.
   struct Offer {
     SegmentAddress segment;
     int32_t peers = 0;
     int32_t index = 0;  // of the process that gets it
   };
 
-  // What this rank awaits of `peers` others.
+  // This rank's flags, for `peers` peers.
   static absl::StatusOr<std::unique_ptr<IpcFlags>> Create(
       const CudaDriver& driver, int peers);
   static absl::StatusOr<std::unique_ptr<IpcFlags>> Open(

@@ -1,10 +1,9 @@
 // The GPU's context in threads that move messages of its memory along.
 //
-// A CUDA-aware MPI copies from and to GPUs in whatever call comes next, by
-// whichever thread and for whichever communicator, and works in the context
-// that is current there.  The engine's own calls make theirs current for as
-// long as they last; what another engine, a worker or the negotiation asks MPI
-// for does not.
+// A CUDA-aware MPI copies from and to GPUs in any later call, by any thread and
+// for any communicator, and works in the context that is current there.  The
+// engine's own calls make theirs current for as long as they last; what another
+// engine, a worker or the negotiation asks MPI for does not.
 //
 // Thread-safe.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_PROGRESS_CONTEXT_H_

@@ -7,7 +7,7 @@
 namespace tfring {
 namespace {
 
-// Pinned memory of one part, and how far its content has come.
+// Pinned memory of one part, and the state of its content.
 struct Slot {
   explicit Slot(const CudaLinkContext& context)
       : context(context), asked(context), copied(context) {}
@@ -127,7 +127,7 @@ class StagedLink final : public CudaLink {
   }
 
   absl::Status MoveReceives() {
-    // Slots whose copy to the GPU is over, in order.
+    // Slots that have been copied to the GPU, in order.
     while (!in_.busy().empty() && !in_.busy().front()->on_wire) {
       TFRING_ASSIGN_OR_RETURN(const bool copied,
                               in_.busy().front()->copied.Done());
@@ -147,8 +147,8 @@ class StagedLink final : public CudaLink {
                               context_.host.Test(slot->request));
       if (!arrived) break;
       slot->on_wire = false;
-      // Not before the stream has read what it overwrites, and the stream reads
-      // no further before it is there.
+      // The copy waits until the stream has read the memory that it overwrites,
+      // and the stream waits for the copy.
       TFRING_RETURN_IF_ERROR(slot->asked.Record(context_.stream));
       TFRING_RETURN_IF_ERROR(slot->asked.Await(context_.incoming));
       TFRING_RETURN_IF_ERROR(
@@ -199,8 +199,8 @@ class CudaAwareLink final : public CudaLink {
  private:
   struct Operation {
     CudaMessage* message;
-    // The stream has come as far as when it was started: what is to be sent is
-    // there, and what is to be overwritten has been read.
+    // Work enqueued before this transfer is complete: the send data is ready,
+    // and the receive buffer is free.
     std::unique_ptr<CudaMark> ready;
     absl::Status recorded;
     bool started = false;

@@ -1,5 +1,5 @@
 // Messages between GPUs through the host's transport: for ranks of different
-// nodes, and for those of one node without CUDA IPC. Threads of the host copy
+// nodes, and for ranks of one node without CUDA IPC.  Threads of the host copy
 // every byte in and out of the transport.
 #ifndef TFRING_OPS_TRANSPORT_CUDA_STAGED_H_
 #define TFRING_OPS_TRANSPORT_CUDA_STAGED_H_
@@ -16,8 +16,9 @@ namespace tfring {
 std::unique_ptr<CudaLink> MakeStagedLink(const CudaLinkContext& context,
                                          int peer);
 
-// The host's transport takes the GPU's memory itself, once the stream has come
-// so far.  REQUIRES: `context` outlives the link.
+// The host's transport takes the GPU's memory itself, once the stream has done
+// the work before.
+// REQUIRES: `context` outlives the link.
 std::unique_ptr<CudaLink> MakeCudaAwareLink(const CudaLinkContext& context,
                                             int peer);
 

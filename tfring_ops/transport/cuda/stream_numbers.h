@@ -11,9 +11,9 @@
 
 namespace tfring {
 
-// Keeps what it is asked for until Flush, which comes before anything else is
-// enqueued on the stream and before whoever uses the transport goes on: a rank
-// that waits for one of the numbers may be what that waits for.
+// Keeps the calls until Flush, which is called before anything else is enqueued
+// on the stream, and before the transport returns: the caller may wait for a
+// rank that waits for one of the numbers.
 //
 // Calls are made in the device's context, but for Set and Await.
 class StreamNumbers {

@@ -36,8 +36,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kDataTag = 0;
 constexpr int kAbortTag = 1;
-// The shutdown response of a rank whose transport has failed: text,
-// zero-terminated.
+// The last message of a rank with a failed transport: text, zero-terminated.
 using AbortText = std::array<char, 512>;
 // Note [Messages in pieces]
 // A message longer than MPI's eager limit, 64 KiB where Open MPI uses TCP, is
@@ -241,8 +240,8 @@ class MpiTransport final : public Transport {
     std::deque<MPI_Request> receipts;  // of the sends in flight
   };
 
-  // A wait for the wire is long: benchmarks/results/2026-11-22.md has what more
-  // would cost.
+  // A wait for the wire is long: benchmarks/results/2026-11-22.md has the costs
+  // of longer spins.
   static constexpr int kYields = 128;
   // A look at the abort channel costs as much as a test of the operation.
   static constexpr int kTestsPerAbortCheck = 64;
@@ -320,7 +319,7 @@ class MpiTransport final : public Transport {
     }
   }
 
-  // Sends what has waited for those before it.
+  // Sends the messages that have waited for earlier ones.
   void Advance(Outbox& outbox) {
     while (!outbox.receipts.empty()) {
       int complete = 0;
@@ -362,7 +361,7 @@ class MpiTransport final : public Transport {
         !status.ok() || !complete) {
       return status;
     }
-    // The rank that aborted has notified all others: no need to pass it on.
+    // The rank that aborted has notified all ranks: no need to pass it on.
     broken_ = absl::UnavailableError(abort_received_->data());
     AbandonAll();
     return broken_;
@@ -431,7 +430,7 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeMpiTransport(
                                         timeout_seconds);
 }
 
-// Open MPI and others have a function for this; it is in no header that all of
+// Open MPI and MPICH have a function for this; it is in no header that all of
 // them have.
 bool MpiIsCudaAware() {
   void* const query = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");

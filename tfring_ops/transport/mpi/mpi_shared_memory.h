@@ -11,8 +11,8 @@
 
 namespace tfring {
 
-// MakeMpiTransport, whose requirements hold here too, with shared memory within
-// the nodes as ShareWithinNodes has it.
+// MakeMpiTransport with shared memory within the nodes, by ShareWithinNodes.
+// MakeMpiTransport's requirements hold here, too.
 //
 // Collective over the communicator.  Rank 0's `shared_memory` holds for all.
 absl::StatusOr<std::unique_ptr<Transport>> MakeNodeTransport(

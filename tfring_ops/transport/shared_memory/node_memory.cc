@@ -50,7 +50,7 @@ absl::Status BroadcastFromZero(Transport& transport, T& data) {
   return WaitForAll(transport, sends);
 }
 
-// How sharing went on a rank.
+// The outcome of sharing on a rank.
 struct Report {
   int32_t failed = 0;
   std::array<char, 252> reason{};
@@ -58,7 +58,7 @@ struct Report {
 
 // The ranks of this rank's node in order, and the memory between them.
 //
-// Each rank's segment has the channels to the other ranks, in order.
+// Each rank's segment has the channels to its peers, in order.
 class Node {
  public:
   explicit Node(const Transport& others) {
@@ -128,7 +128,7 @@ class Node {
     return links;
   }
 
-  // Keeps what the links point to.
+  // Keeps the memory that the links point to.
   std::shared_ptr<void> TakeMemory() {
     return std::make_shared<std::vector<std::unique_ptr<SharedSegment>>>(
         std::move(segments_));

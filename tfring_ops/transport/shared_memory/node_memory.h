@@ -11,13 +11,12 @@ namespace tfring {
 
 enum class SharedMemory { kNever, kWithinNodes };
 
-// Messages between two ranks of a node (`others->node_of`) go through shared
-// memory, the rest by `others`.  Where a rank cannot share its memory, nobody
-// does, and rank 0 warns.  `timeout_seconds` is as for
-// MakeSharedMemoryTransport.
+// Messages between two ranks of a node (`others->node_of`) use shared memory,
+// and the rest use `others`.  If a rank cannot share its memory, no rank does,
+// and rank 0 warns.  `timeout_seconds` is as for MakeSharedMemoryTransport.
 //
-// The ranks agree by messages of `control`, by default `others` itself; both
-// are aborted where that fails.  Collective over its ranks.  Rank 0's
+// The ranks agree by messages of `control`, by default `others`; both are
+// aborted where that fails.  Collective over its ranks.  Rank 0's
 // `shared_memory` holds for all.
 // REQUIRES: nothing else is in flight on it.
 absl::StatusOr<std::unique_ptr<Transport>> ShareWithinNodes(

@@ -18,11 +18,11 @@ using Clock = std::chrono::steady_clock;
 // multiples of a line, and a part holds whole elements.
 constexpr size_t kLine = kPartAlignment;
 
-// Progress is published in steps of this size: the other side can begin before
-// the whole message is here, and its data is still in cache.
+// Progress is published in steps of this size: the reader can begin before the
+// whole message is here, and its data is still in cache.
 constexpr size_t kPartBytes = 64 << 10;
 
-// What is shorter goes by memcpy: it waits for few lines.
+// Shorter copies use memcpy: they wait for few lines.
 constexpr size_t kLeastStreamedBytes = 16 << 10;
 
 constexpr uint64_t RoundUp(uint64_t position) {

@@ -25,7 +25,7 @@ namespace tfring {
 
 // The memory of a channel.  Memory of zeros is a channel that nobody has used.
 struct SharedChannel {
-  // The error message of a writer whose transport has failed: zero-terminated.
+  // The error message of a writer with a failed transport: zero-terminated.
   static constexpr size_t kReasonBytes = 512;
 
   // Bytes that have passed since the beginning: a position in the ring, modulo
@@ -36,7 +36,7 @@ struct SharedChannel {
   alignas(128) std::atomic<uint32_t> closed;   // changed by the writer alone
   char reason[kReasonBytes];
 
-  // The size of a channel whose ring has `ring_bytes`.
+  // The size of a channel with a ring of `ring_bytes`.
   static constexpr size_t Bytes(size_t ring_bytes) {
     return sizeof(SharedChannel) + ring_bytes;
   }
@@ -56,7 +56,7 @@ class ChannelWriter {
   // of it is in; until then, the next call must be for the same message.
   bool Write(ConstBytes message);
 
-  // Notifies the reader that no more data will come.
+  // Notifies the reader that there will be no more data.
   void Close(const absl::Status& reason);
 
   // Grows with every byte that is written.

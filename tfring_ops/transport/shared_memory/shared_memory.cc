@@ -125,8 +125,8 @@ class SharedMemoryTransport final : public Transport {
     bool complete = false;
     absl::Status status;
   };
-  // A peer with which this rank shares memory, and what is in flight between
-  // them, in order.
+  // A peer that this rank shares memory with, and the messages in flight
+  // between them, in order.
   struct Peer {
     Peer(const SharedLink& link, size_t ring_bytes)
         : outgoing(link.outgoing),
@@ -166,8 +166,7 @@ class SharedMemoryTransport final : public Transport {
     return request;
   }
 
-  // Most ranks of a node talk to a few of the others, and in many process sets
-  // to none.
+  // Most ranks of a node talk to a few peers, and in many process sets to none.
   void Allocate(Peer& peer) {
     if (peer.is_allocated) return;
     peer.is_allocated = true;
@@ -177,8 +176,8 @@ class SharedMemoryTransport final : public Transport {
     }
   }
 
-  // Makes progress on all peers, not only the one that is waited for: that one
-  // may be waiting for another, and the other for this rank.
+  // Makes progress on all peers, not only the awaited one: that one may wait
+  // for a second rank, and the second for this one.
   void MoveAll() {
     if (!broken_.ok()) return;
     for (Peer& peer : linked_) {

@@ -11,16 +11,16 @@
 
 namespace tfring {
 
-// Where another process finds a segment, and how it knows that it is the one.
-// A plain block of numbers.
+// The address of a segment for another process, and a mark to recognize it.  A
+// plain block of numbers.
 struct SegmentAddress {
   int64_t process = 0;  // 0: there is no segment
   int64_t descriptor = 0;
   uint64_t device = 0, inode = 0;
 };
 
-// Allocates the pages of a segment in which the bytes lie, or of any memory: to
-// touch them cannot fail then.  ResourceExhausted if there is no memory.
+// Allocates the pages of the bytes in a segment, or of any memory: to touch
+// them cannot fail then.  ResourceExhausted if there is no memory.
 absl::Status AllocatePages(void* begin, size_t bytes);
 
 // A file in memory, without a name, that belongs to no file system that could
@@ -34,8 +34,7 @@ class SharedSegment {
 
   // The same, but of its memory only the first `used_bytes` of each
   // `block_bytes` are allocated.  The rest may not be touched before
-  // AllocatePages.  Where the system has none, as before Linux 5.14, it is
-  // Create.
+  // AllocatePages.  If the system cannot, as before Linux 5.14, Create does it.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Reserve(
       size_t bytes, size_t block_bytes, size_t used_bytes);
 

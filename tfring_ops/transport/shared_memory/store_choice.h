@@ -9,16 +9,16 @@ namespace tfring {
 
 // Note [Plain or streaming stores]
 //
-// The reader has read the lines that the writer writes anew, so that the writer
-// has to take them from the other core's caches.  Where that is fast, plain
-// stores are best: the reader then finds what it reads in a cache.  Where it is
-// slow, they were seen to write 2 GB/s, and streaming stores, which take no
-// line, 20.  Which it is changes while a program runs, as a virtual machine's
-// cores move, or its threads.
+// The reader has read the lines that the writer writes anew, so the writer has
+// to take them from the reader's caches.  If that is fast, plain stores are
+// best: the reader then finds the data in a cache.  If it is slow, plain stores
+// were seen to write 2 GB/s, and streaming stores, which take no line, 20.  The
+// speed changes while a program runs, as a virtual machine's cores move, or its
+// threads.
 //
 // So both are tried now and then.  The least time counts, since a thread may
-// lose its core.  Streaming has to be much faster: what it wrote comes from
-// memory, and the reader takes longer.
+// lose its core.  Streaming has to be much faster: the reader then reads from
+// memory, and takes longer.
 class StoreChoice {
  public:
   static constexpr int kTrials = 4;    // of each, one after the other

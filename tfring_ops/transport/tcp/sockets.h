@@ -21,10 +21,10 @@ absl::Status SetUpSocket(int socket);
 // 0 for none.
 int TakeError(int socket);
 
-// Reads what is here, at most `size` bytes; returns how many.
+// Reads the bytes that have arrived, at most `size`; returns how many.
 size_t ReadSome(int socket, char* data, size_t size);
 
-// Reads what is here, and throws it away.
+// Reads the bytes that have arrived, and discards them.
 void ReadAway(int socket, uint64_t size);
 
 }  // namespace tfring

@@ -25,9 +25,9 @@
 namespace tfring {
 namespace {
 
-// A wait looks so often, offering the core to others, before it sleeps.
+// A wait looks so often, and yields the core each time, before it sleeps.
 constexpr int kLooks = 16;
-// And then for as long at a time, unless data comes.
+// And then for as long at a time, unless data arrives.
 constexpr int kSleepMilliseconds = 1;
 constexpr int kMaxEvents = 64;
 // A peer that is still to be connected is asked for so often.
@@ -56,7 +56,7 @@ struct Operation {
   bool complete() const { return moved == total(); }
 };
 
-// Appends what of `operation` has still to move.
+// Appends the rest of `operation`.
 void AppendRest(Operation& operation, std::vector<iovec>& parts) {
   constexpr size_t kHeader = sizeof(operation.announced);
   if (operation.moved < kHeader) {
@@ -99,8 +99,8 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override {
     for (const Peer& peer : peers_) {
       if (peer.socket < 0) continue;
-      // Where the peer has not read all that there is before it, this is lost,
-      // and the peer believes to have lost this rank.
+      // If the peer has not read everything before it, this is lost, and the
+      // peer takes this rank for lost.
       if (peer.sends.empty() || peer.sends.front().moved == 0) {
         send(peer.socket, &kDone, sizeof(kDone), MSG_NOSIGNAL | MSG_DONTWAIT);
       }
@@ -290,8 +290,8 @@ class TcpTransport final : public Transport {
     Listen(peer);
   }
 
-  // One message at a time, as what is behind it is for a buffer that may not
-  // be known yet.
+  // One message at a time, as the next one is for a buffer that may not be
+  // known yet.
   void Receive(int peer) {
     std::deque<Operation>& receives = peers_[peer].receives;
     while (!receives.empty()) {
@@ -325,8 +325,8 @@ class TcpTransport final : public Transport {
     Listen(peer);
   }
 
-  // Nothing is in flight on a connection that its rank has ended.  Where that
-  // is done, or what it has sent is still to be received, it is no error.
+  // Nothing is in flight on a connection that its rank has ended.  If that is
+  // done, or its messages are still to be received, it is no error.
   void CheckEnd(int index) {
     Peer& peer = peers_[index];
     uint64_t next = 0;
@@ -337,7 +337,7 @@ class TcpTransport final : public Transport {
       return Lose(index, kEnded);
     }
     if (std::exchange(peer.has_ended, true)) return;
-    // It would tell of it again and again.  What is here can be received
+    // It would tell of it again and again.  Arrived data can be received
     // without it.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, peer.socket, nullptr);
   }
@@ -362,8 +362,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  // Has epoll tell what the operations in flight wait for; it always tells of
-  // connections that are lost.
+  // Registers the events of the operations in flight with epoll; it always
+  // tells of connections that are lost.
   void Listen(int index) {
     Peer& peer = peers_[index];
     if (peer.has_ended) return;
@@ -375,7 +375,7 @@ class TcpTransport final : public Transport {
     Watch(EPOLL_CTL_MOD, index);
   }
 
-  // Moves what can be moved, after `milliseconds` at the latest.
+  // Makes all progress that is possible, after `milliseconds` at the latest.
   void MoveAll(int milliseconds) {
     const auto is_here = [this](int peer) {
       Move(peer);
@@ -444,8 +444,8 @@ class TcpTransport final : public Transport {
     return Decode(begin);
   }
 
-  // Closes every connection at once, by which every peer fails, too.  It hears
-  // the reason unless a message to it is stuck half-way.
+  // Closes every connection at once, which makes every peer fail, too.  It
+  // hears the reason unless a message to it is stuck half-way.
   void Break(const absl::Status& reason) {
     broken_ = reason;
     std::string words = Encode(reason);

@@ -1,18 +1,17 @@
-// Messages over TCP connections that others have made: a transport that may be
-// thrown away with its ranks, as nothing outlives its sockets.
+// Messages over TCP connections that the caller has made: a transport that may
+// be thrown away with its ranks, as nothing outlives its sockets.
 //
 // A rank that is lost is heard at once if its machine lives, and within some
 // seconds if that, or the way to it, is gone: also where nothing is in flight
 // to or from it.  Abort fails every other rank; the end of a transport fails
 // only those that wait for its rank.  All this is for ranks that are connected.
 //
-// Note [Connections that come later]
-// Of many ranks one talks to a few: the next in the ring, those at a distance
-// of a power of two.  So a channel for data has no connections at first, and
-// makes one where the first message is to go or to come.  Until then a rank
-// hears nothing of the other by this channel; who waits for a rank that is
-// lost, or that has aborted, hears of it by the attendant, from the channel of
-// control.
+// Note [Later connections]
+// A rank among many talks to a few: the next in the ring, and ranks at a
+// distance of a power of two.  So a channel for data has no connections at
+// first, and makes one for the first message.  Until then a rank hears nothing
+// of its peer by this channel; who waits for a rank that is lost, or that has
+// aborted, hears of it by the attendant, from the channel of control.
 //
 // Note [What TCP is told]
 // Data that nobody acknowledges for kUnacknowledgedMilliseconds ends the
@@ -38,7 +37,7 @@ namespace tfring {
 inline constexpr int kUnacknowledgedMilliseconds = 5000;
 
 // Returns a connection to a peer, which is the caller's then; kNotYet if the
-// peer has yet to do its part.  Never waits for what the peer computes.
+// peer has yet to do its part.  Never waits for the peer's computation.
 using ConnectPeer = std::function<absl::StatusOr<int>(int peer)>;
 inline constexpr int kNotYet = -1;
 
