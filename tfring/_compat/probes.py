@@ -1,4 +1,4 @@
-"""Horovod's probes of what a build can do.
+"""Horovod's probes of a build's features.
 
 All but `is_homogeneous` and `mpi_threads_supported` may be asked before `init`.
 `tfringrun --check-build` shows more, for people.

@@ -23,7 +23,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
     initialized.
 
     Args:
-        root_rank: The rank whose values all others take.
+        root_rank: All ranks take this rank's values.
 
     Returns:
         The operation.
@@ -66,9 +66,9 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     restored from a checkpoint, which then only the root needs.
 
     Args:
-        root_rank: The rank whose values all others take.
-        device: Where it is done, such as "/cpu:0". By default where TensorFlow
-            likes.
+        root_rank: All ranks take this rank's values.
+        device: The device for it, such as "/cpu:0". By default TensorFlow
+            chooses.
 
     Raises:
         NotImplementedError: tfring has no kernels for `device`.

@@ -1,9 +1,9 @@
 """Checks that the op library fits this environment's TensorFlow and MPI.
 
-C++ libraries that do not fit each other crash, or worse, compute.  So the
-build writes down what it was made with, and `import tfring` compares: with the
-metadata of packages, without loading TensorFlow, and with what libmpi says of
-itself, without starting MPI.
+C++ libraries that do not fit each other crash, or worse, compute.  So the build
+records its versions, and `import tfring` compares them: with the metadata of
+packages, without loading TensorFlow, and with libmpi's own version, without
+starting MPI.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Clocks of several machines, of which each counts from a time of its own."""
+"""Clocks of several machines; each counts from a time of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PING_PONGS = 20
 
 
 def kernel() -> str:
-    """Names this machine's kernel, whose processes have one clock."""
+    """Names this machine's kernel: its processes have one clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -28,8 +28,8 @@ def offset_ns(
     middle.
 
     Args:
-        ask: Returns the other's `time.monotonic_ns()`; it is called
-            `PING_PONGS` times.
+        ask: Returns the peer's `time.monotonic_ns()`; it is called `PING_PONGS`
+            times.
         clock_ns: This process's.
     """
     fastest_ns, offset = None, 0

@@ -34,7 +34,7 @@ class NotDistributedWarning(UserWarning):
 
 
 class NotBroadcastWarning(UserWarning):
-    """Ranks are about to update variables in which they differ.
+    """Ranks are about to update variables that differ between them.
 
     Averages of gradients leave variables as far apart as they were, so that
     each rank trains a model of its own from there. Call
@@ -76,7 +76,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818
 
 
 def warn_all_ranks(warning: Warning, *, is_shown: bool) -> None:
-    """Gives a warning that all ranks come to, and of which one says it.
+    """Gives a warning that all ranks reach, and one prints.
 
     Args:
         warning: Raised on every rank if warnings of its class are errors.

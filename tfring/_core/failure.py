@@ -17,8 +17,8 @@ from tfring._core import native
 
 # The longest that a failing rank waits for the launcher to read its output.
 _READ_SECONDS = 5.0
-# The longest that a rank which fails as another has left leaves it to the other
-# to end the job, with its own status.
+# If a rank fails because another has left, it gives that rank so long to end
+# the job with its own status.
 _OTHERS_SECONDS = 5.0
 _LOOK_SECONDS = 0.001
 
@@ -31,7 +31,7 @@ def end_job_with_this_process(
     """Makes an exception that nobody catches here end the job.
 
     Args:
-        is_another_gone: Says whether it comes of another rank's end.
+        is_another_gone: Tells if another rank's end has caused it.
         end_job: Takes the status and the exception in words.
     """
     show = sys.excepthook
@@ -84,11 +84,11 @@ def _note_exits() -> None:
 
 
 def wait_until_read(*descriptors: int) -> None:
-    """Waits, but not for long, until what was written to pipes has been read.
+    """Waits, but not for long, until pipes have been read.
 
     The launcher gets a rank's words by pipes and an abort by a way of its own.
-    When it has both before it, it takes the abort first: its own words and
-    those of other ranks then stand before what has happened.
+    When it has both before it, it reads the abort first: then the launcher's
+    own words and other ranks' precede the message.
     """
     deadline = time.monotonic() + _READ_SECONDS
     while any(map(_unread_bytes, descriptors)):

@@ -1,4 +1,4 @@
-"""The job of this process: what all kinds of jobs have."""
+"""The job of this process: the interface of all kinds of jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Where this rank stands: in the job, on its node, and across nodes."""
+    """This rank's numbers: in the job, on its node, and across nodes."""
 
     rank: int
     size: int
@@ -54,20 +54,20 @@ class Job(abc.ABC):
     """The ranks that this process runs collectives with, until it leaves.
 
     Attributes:
-        topology: Where this rank stands, among those that collectives reach.
+        topology: This rank's numbers, among the ranks that collectives reach.
     """
 
     topology: Topology
 
     @property
     def place(self) -> Topology:
-        """What a script is told; see Note [A place to come]."""
+        """The numbers for scripts; see Note [A place to come]."""
         return self.topology
 
     @property
     @abc.abstractmethod
     def comm(self) -> MPI.Intracomm:
-        """A communicator of the job, for what is not the engine's.
+        """A communicator of the job, for all but the engine.
 
         Raises:
             RuntimeError: The job does not use MPI.
@@ -86,11 +86,11 @@ class Job(abc.ABC):
         Collective.
 
         Returns:
-            What is wrong on this rank; None if nothing is.
+            The error on this rank; None if nothing is.
         """
 
     def leave(self) -> None:  # noqa: B027
-        """Ends what is not the engine's, which has stopped."""
+        """Ends all but the engine, which has stopped."""
 
     @abc.abstractmethod
     def next(self, steps: int) -> Job:
@@ -102,7 +102,7 @@ class Job(abc.ABC):
             steps: How many commits are in this rank's state; -1: it has none.
 
         Raises:
-            TimeoutError: Another rank has not come in as long as a collective
-                may be stalled.
+            TimeoutError: A rank is missing for as long as a collective may be
+                stalled.
             RuntimeError: See `tfring.init`.
         """

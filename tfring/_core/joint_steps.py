@@ -1,9 +1,9 @@
 """Steps of `init` that succeed on every rank, or raise on every rank.
 
-A rank that fails alone would leave the others waiting inside MPI. So before
-and after each step the ranks tell rank 0 how it went, and rank 0 answers: with
-the first failure that it hears of, or with the names of ranks that have not
-come in time. Nobody waits in a blocking call of MPI meanwhile.
+If a rank failed alone, the rest would wait inside MPI. So before and after each
+step the ranks tell rank 0 the outcome, and rank 0 answers: with the first
+failure that it hears of, or with the names of ranks that are late. No rank is
+in a blocking call of MPI meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAGS = 1000
 _LONGEST_POLL_SECONDS = 0.01
 # After its deadline rank 0 has this long to answer.
 _ANSWER_SECONDS = 10.0
-# So that a report fits into what MPI sends without asking first.
+# So that MPI sends a report without asking first.
 _LONGEST_TEXT = 1500
 
 # A failed agreement may leave reports unread, so the next has another tag. All
@@ -69,7 +69,7 @@ class Party:
         self._agree_on(step)
 
     def run(self, work: Callable[[], _T]) -> _T:
-        """Takes a step that waits for the other ranks, in another thread.
+        """Takes a step that waits for all ranks, in another thread.
 
         Raises:
             Exception: `work` raised it, here or on another rank; `work` may
@@ -177,7 +177,7 @@ def _take(step: Future[_T], work: Callable[[], _T]) -> None:
 
 
 def _report(step: Future[Any], rank: int) -> Exception | None:
-    """An error for other ranks, where a step that is over went wrong."""
+    """An error for all ranks, of a failure in a step that is over."""
     error = step.exception()
     if error is None:
         return None

@@ -1,7 +1,7 @@
 """A worker's connection to the launcher of its elastic job.
 
-The launcher decides who belongs to which generation of the job. A thread of
-this process listens to it, whatever the script does. The thread aborts the
+The launcher decides the members of each generation of the job. A thread of this
+process listens to it, whatever the script does. The thread aborts the
 collectives of a generation that is over, and ends this process with the
 launcher.
 """
@@ -90,8 +90,8 @@ class LauncherLink:
         Args:
             generation: The one that it has left, 0 if it was in none.
             steps: How many commits are in its state; -1: it has none.
-            building: It has no model yet: if others train already, it builds
-                first, and is told its place to come.
+            building: It has no model yet: if a generation trains already, it
+                builds first, and is told its future place.
         """
         self.say(
             "ready",
@@ -191,7 +191,7 @@ def _needed(name: str) -> str:
 
 
 def _end(status: int, text: str) -> NoReturn:
-    """Ends this process from a thread of it, whatever the others do."""
+    """Ends this process from one of its threads, whatever the rest do."""
     with contextlib.suppress(OSError, ValueError):
         print(f"tfring: {text}", file=sys.stderr)
         sys.stdout.flush()

@@ -1,11 +1,11 @@
 """Connections between the workers of an elastic job, by generation and channel.
 
-Each worker listens at one address for as long as it lives. Of two members the
-one with the higher rank connects: in a channel of control at once, and in one
-for data when it first needs the other. A hello says the generation, the channel
-and the ranks, and proves that it is of this job; all else is refused.
+Each worker listens at one address for as long as it lives. The member with the
+higher rank connects: in a channel of control at once, and in one for data when
+it first needs its peer. A hello says the generation, the channel and the ranks,
+and proves that it is of this job; all else is refused.
 
-A worker that is still to join probes the others: it connects to each, which
+A worker that is still to join probes the members: it connects to each, which
 connects back.
 """
 
@@ -39,7 +39,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Who belongs to a generation, by rank; `rank` is this worker's."""
+    """The members of a generation, by rank; `rank` is this worker's."""
 
     generation: int
     rank: int
@@ -55,7 +55,7 @@ class UnreachableError(ConnectionError):
 
 
 class Mesh:
-    """What this worker listens to, and its connections with others."""
+    """This worker's listener, and its connections with other workers."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Mesh:
         self.address = self._listener.address
         self._state = threading.Condition()
         self._generation = 1  # Earlier ones are refused.
-        # Of members that were faster than this worker: by generation, channel
-        # and worker.
+        # Connections of members that were faster than this worker: by
+        # generation, channel and worker.
         self._came: dict[tuple[int, str, str], socket.socket] = {}
         threading.Thread(
             target=self._accept, name="tfring mesh", daemon=True
@@ -99,10 +99,10 @@ class Mesh:
         ranks: Sequence[int],
         seconds: float = _CONNECT_SECONDS,
     ) -> list[int]:
-        """Connects this worker with all others of one channel.
+        """Connects this worker with all members of one channel.
 
-        Collective over `ranks`, of which this worker is one. A channel's name
-        is used once in a generation.
+        Collective over `ranks`; this worker is one of them. A channel's name is
+        used once in a generation.
 
         Returns:
             The connected sockets' descriptors, the caller's, in the order of
@@ -139,7 +139,7 @@ class Mesh:
     ) -> int | None:
         """Connects this worker with another one, which need not wait for it.
 
-        As `connect`, but None if the other one has the higher rank, and has not
+        Like `connect`, but None if the peer has the higher rank, and has not
         connected yet.
         """
         if rank < form.rank:

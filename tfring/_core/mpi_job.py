@@ -1,4 +1,4 @@
-"""The job whose ranks MPI has started."""
+"""A job of ranks that MPI has started."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MpiJob(Job):
 def join(comm: Any) -> MpiJob:
     """Joins the job of `comm`, as `tfring.init` describes.
 
-    From here on nothing that fails on one rank leaves the others waiting.
+    From here on a failure on one rank ends the waits of all.
     """
     global _unusable
     if _unusable is not None:
@@ -93,7 +93,7 @@ def join(comm: Any) -> MpiJob:
 
 
 def _party_of(comm: Any) -> tuple[joint_steps.Party, Exception | None]:
-    """The ranks that join, and what keeps this one from it.
+    """The ranks that join, and the reason if this one cannot.
 
     Raises:
         ValueError: This process is not in the list `comm`.
@@ -146,7 +146,7 @@ def _check_before_start(comm: Any) -> None:
 
 
 def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
-    """Waits for the other ranks: not for the main thread."""
+    """Waits for all ranks: not for the main thread."""
     if comm is None:
         comm = native.mpi().COMM_WORLD
     elif isinstance(comm, Sequence):
@@ -158,7 +158,7 @@ def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
 
 
 def topology_of(comm: MPI.Intracomm) -> Topology:
-    """Where this process stands in `comm`. Collective."""
+    """This process's numbers in `comm`. Collective."""
     local = comm.Split_type(native.mpi().COMM_TYPE_SHARED, key=comm.rank)
     cross = comm.Split(color=local.rank, key=comm.rank)
     local_sizes = comm.allgather(local.size)
@@ -184,8 +184,8 @@ def _part_of_the_world(ranks: Sequence[int]) -> MPI.Intracomm:
     return part
 
 
-# Variables by which launchers give the number of tasks, their launcher, and how
-# to start the tasks so that MPI sees them.
+# Launchers' variables for the number of tasks, with the launcher's name, and
+# how to start the tasks so that MPI sees them.
 _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "srun", "with `srun --mpi=pmix`, or "),
     ("OMPI_COMM_WORLD_SIZE", "mpirun", ""),

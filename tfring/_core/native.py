@@ -11,8 +11,8 @@ from typing import Any
 
 from tfring._core import abi, settings, watchdog
 
-# How long `init` waits for the other ranks, unless
-# TFRING_INIT_TIMEOUT_SECONDS says otherwise.
+# How long `init` waits for all ranks, unless TFRING_INIT_TIMEOUT_SECONDS is
+# set.
 INIT_SECONDS = 600.0
 
 # Open MPI's value, for a process that must not call MPI any more.
@@ -23,7 +23,7 @@ CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
 
 _forked = False
 
-# By name, what the launcher of an elastic job has told this process.
+# By name, the variables of an elastic job's launcher for this process.
 _elastic_variables: dict[str, str] = {}
 
 
@@ -58,12 +58,11 @@ def mpi() -> Any:
     """
     if is_elastic():
         raise no_mpi()
-    # There may be several, of which mpi4py would take the first it finds.
+    # There may be several, and mpi4py would take the first it finds.
     os.environ.setdefault("MPI4PY_LIBMPI", str(abi.mpi_library()))
-    # UCX, by which an MPI may take the memory of GPUs, remembers whose each
-    # address is. It does not watch all ways by which TensorFlow's memory comes
-    # and goes, and would take it for the host's. This is read when MPI's
-    # library is opened.
+    # An MPI may take GPU memory by UCX, which remembers the device of each
+    # address. It does not see all of TensorFlow's allocations, and would take
+    # them for the host's. This is read when MPI's library is opened.
     os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
     try:
         limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", INIT_SECONDS)
@@ -87,7 +86,7 @@ def mpi() -> Any:
             )
         if not MPI.Is_initialized():  # mpi4py.rc.initialize is False.
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-            # Who starts it ends it, after all that is registered later.
+            # The starter ends it, after all that is registered later.
             atexit.register(_finalize)
     return MPI
 
@@ -159,7 +158,7 @@ def ops() -> Any:
 def _ops() -> Any:
     import tensorflow as tf
 
-    # MPI comes first: the library then finds the same libmpi by its soname.
+    # MPI is loaded first: the library then finds the same libmpi by its soname.
     if is_elastic():
         # It is only loaded, and no part of a job.
         ctypes.CDLL(str(abi.mpi_library()))

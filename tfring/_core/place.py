@@ -37,7 +37,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This machine's number among those that have this `local_rank`."""
+    """This machine's number among the machines with this `local_rank`."""
     return runtime.place().cross_rank
 
 

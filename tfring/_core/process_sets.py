@@ -18,11 +18,11 @@ class ProcessSet:
     `tfring.add_process_set`, and until it is removed or `tfring.shutdown` is
     called. Then pass it as `process_set=` to collectives, which its ranks alone
     may call. Collectives of different sets run independently, each set in the
-    order in which its own ranks become ready.
+    order of its own ranks' requests.
 
     A rank keeps its number in the job: the root of a broadcast is given as
-    `tfring.rank()` counts, and errors count so too. Wherever ranks are in
-    order, as in the rows of an `allgather`, it is that of these numbers.
+    `tfring.rank()` counts, and errors count so too. Wherever ranks have an
+    order, as in the rows of an `allgather`, these numbers give it.
 
     Args:
         ranks_or_comm: The ranks, in any order; or an mpi4py communicator whose

@@ -25,7 +25,8 @@ _after_shutdown_hooks: list[Callable[[], None]] = []
 _after_restart_hooks: list[Callable[[], None]] = []
 # How many jobs this process has joined.
 _starts = 0
-# Of a state that are compared. More would be too long for a message.
+# The names of a state's parts that are compared. More would be too long for a
+# message.
 _MOST_PARTS = 10_000
 _lock = threading.Lock()
 _process_hooks_installed = False
@@ -76,8 +77,8 @@ def shutdown() -> None:
         if native.is_disowned():  # The job is this process's parent's.
             return
         native.capi().tfring_shutdown()
-        # After it: what other ranks have in flight has failed, and they come
-        # here, too.
+        # After it: all ranks' collectives in flight have failed, so they call
+        # this, too.
         for hook in _after_shutdown_hooks:
             hook()
         left.leave()
@@ -86,23 +87,23 @@ def shutdown() -> None:
 def restart(steps: int = -1) -> Over | None:
     """Leaves the job, and joins it again with the ranks that there are then.
 
-    A rank that is not lost must call it: what the others submit fails once one
-    of them has, so that they know. Process sets are gone afterwards. A timeline
-    goes on, without what a lost rank has recorded.
+    Every rank that is not lost must call it: once one has, all further
+    submissions fail, so that all notice. Process sets are gone afterwards. A
+    timeline continues, without a lost rank's recording.
 
     Collective over the ranks that are left.
 
     Args:
-        steps: How many commits are in this rank's state; -1: it has none. Where
-            ranks join the job, rank 0 is one that has most.
+        steps: How many commits are in this rank's state; -1: it has none. If
+            ranks join the job, a rank with most of them is rank 0.
 
     Returns:
         None; or, in an elastic job, that the others have ended what this rank
         would go on with. Then it is by itself, until the next call.
 
     Raises:
-        TimeoutError: Another rank has not come in as long as a collective may
-            be stalled.
+        TimeoutError: A rank is missing for as long as a collective may be
+            stalled.
         RuntimeError: See `init`.
     """
     global _job
@@ -124,7 +125,7 @@ def may_grow() -> bool:
 
 
 def say_goodbye() -> None:
-    """Tells an elastic job that this worker ends, and another may come."""
+    """Tells an elastic job that this worker ends, and may be replaced."""
     tcp_job.leave(0, preempted=True)
 
 
@@ -149,7 +150,7 @@ def tell_of_state(
     Args:
         describe: Returns its parts, each with its name; None if they are
             unknown. Called on rank 0 alone, as all ranks have the same, and in
-            a worker that builds beside the others.
+            a worker that builds while a generation trains.
     """
     if not isinstance(_job, tcp_job.TcpJob) or _job.topology.rank != 0:
         return
@@ -159,7 +160,7 @@ def tell_of_state(
 
 
 def is_beside() -> bool:
-    """Tells if this worker is still to join the others, which train."""
+    """Tells if this worker is still to join a generation that trains."""
     return isinstance(_job, tcp_job.TcpJob) and _job.is_beside
 
 
@@ -196,13 +197,13 @@ def after_restart(hook: Callable[[], None]) -> Callable[[], None]:
 
 
 def job() -> Job:
-    """The job, for what is not the engine's."""
+    """The job, for all but the engine."""
     native.check_not_forked()
     return _joined()
 
 
 def starts() -> int:
-    """How many jobs this process has joined, one after the other."""
+    """How many jobs this process has joined so far."""
     return _starts
 
 
@@ -212,12 +213,12 @@ def is_initialized() -> bool:
 
 
 def place() -> Topology:
-    """What a script is told; see Note [A place to come]."""
+    """The numbers for scripts; see Note [A place to come]."""
     return _joined().place
 
 
 def rank() -> int:
-    """This process's number among those that collectives reach."""
+    """This process's number among the ranks that collectives reach."""
     return _joined().topology.rank
 
 
@@ -227,7 +228,7 @@ def size() -> int:
 
 
 def is_alone() -> bool:
-    """Tells if the job has one process alone, and others cannot join it."""
+    """Tells if the job has one process alone, and none can join it."""
     return _joined().topology.size == 1 and not may_grow()
 
 
@@ -281,7 +282,7 @@ def _leave_at_exit() -> None:
     if native.is_elastic():
         tcp_job.leave(status)
     elif status != 0 and native.mpi().COMM_WORLD.size > 1:
-        # MPI_Finalize would wait for the others, which are not done, and the
+        # MPI_Finalize would wait for the ranks that are not done, and the
         # status would be lost.
         native.skip_finalize()
 
@@ -292,7 +293,7 @@ def _is_another_gone() -> bool:
 
 
 def _end_job(status: int, text: str) -> None:
-    """Ends the other ranks, where they cannot do without this one."""
+    """Ends all ranks, if they cannot do without this one."""
     if native.is_elastic():
         tcp_job.fail(text)
         return

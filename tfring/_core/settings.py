@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-# A year: what sleeps and waits take without an overflow.
+# A year: sleeps and waits take it without an overflow.
 _LONGEST_SECONDS = 366 * 24 * 3600.0
 
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# What the C library takes in place of a socket.
+# The C library's value for no socket.
 _NOT_YET, _FAILED = -1, -2
 
 
 class TcpJob(Job):
-    """A generation of which this worker is a member.
+    """A generation with this worker as a member.
 
     Attributes:
         launcher: The connection to the launcher.
@@ -42,7 +42,7 @@ class TcpJob(Job):
         place: Topology | None = None,
         over: Over | None = None,
     ) -> None:
-        """Connects with the other members, and starts the engine. Collective.
+        """Connects with all members, and starts the engine. Collective.
 
         `place` is the place to come of a worker that is alone until it joins.
 
@@ -130,7 +130,7 @@ class TcpJob(Job):
         Also after the engine has stopped.
 
         Raises:
-            OSError: It does not come, or the generation is over.
+            OSError: It does not connect, or the generation is over.
         """
         self._pairs[other] += 1
         found = self.launcher.mesh.connect(
@@ -207,8 +207,8 @@ def _join_next(
 ) -> TcpJob:
     """Joins the next generation that can be formed.
 
-    Or returns a job of this worker alone, from which it joins later. `place` is
-    its place in the job that it leaves; None if it leaves none.
+    Or returns a job of this worker alone; it joins a generation later. `place`
+    is its place in the job that it leaves; None if it leaves none.
 
     Raises:
         RuntimeError: It leaves none, and the members have ended its training.

@@ -1,8 +1,8 @@
 """A timeline's recordings of an elastic job.
 
-Ranks come and go, and so nothing is agreed on before the end: then each rank
-that is there gives rank 0 its recording, by a connection of its own with it.
-What a lost rank has recorded is lost with it.
+Ranks join and leave, and so nothing is agreed on before the end: then each
+remaining rank gives rank 0 its recording, by a connection of its own. A lost
+rank's recording is lost with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfring.rendezvous import wire
 _ANSWER_SECONDS = 30.0
 # Rank 0 may have something left to do before it ends, such as to save.
 _FIRST_SECONDS = 600.0
-# For all others together: one that has joined later may have nothing to give.
+# For all ranks together: one that has joined later may have nothing to give.
 _OTHERS_SECONDS = 60.0
 _PART_CHARACTERS = 1 << 20
 
@@ -62,7 +62,7 @@ def gather(
 
 def _give(job: TcpJob, text: str) -> None:
     with contextlib.closing(job.pair(0, _FIRST_SECONDS)) as channel:
-        # Not before it is asked for: what nobody reads is cut off.
+        # Not before it is asked for: unread bytes would be cut off.
         asked = _receive(job, channel, _FIRST_SECONDS)
 
         def ask() -> int:

@@ -1,4 +1,4 @@
-"""Records what every rank's collectives do, and when.
+"""Records every rank's collectives, with their times.
 
 The file is for https://ui.perfetto.dev or chrome://tracing, and for
 tfring/timeline, which sums it up.
@@ -28,7 +28,7 @@ from tfring._core import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Interval at which a rank checks whether the others have come.
+# Interval at which a rank checks whether all have arrived.
 _LOOK_SECONDS = 0.001
 
 
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.001
 class _Running:
     path: str  # rank 0's
     ranks: MPI.Intracomm | tcp_job.TcpJob  # that there are now
-    # Added to this rank's clock, it gives that of rank 0.
+    # Added to this rank's clock, it gives rank 0's.
     offset_ns: int = 0
 
 
@@ -44,20 +44,20 @@ _running: _Running | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records what collectives do on every rank, until `stop_timeline`.
+    """Records the collectives of every rank, until `stop_timeline`.
 
     Each collective is shown from its submission over the ranks' negotiation to
-    its end, with what it does in between: copies into the fusion buffer, the
-    ring, copies back; and how long TensorFlow had to wait for it. Up to 500,000
-    of these are kept on each rank.
+    its end, with its phases: copies into the fusion buffer, the ring, copies
+    back; and how long TensorFlow had to wait for it. Up to 500,000 of these are
+    kept on each rank.
 
     The same from `init` to `shutdown`: the environment variable
     `TFRING_TIMELINE=FILE`.
 
-    In an elastic job it goes on from one generation to the
-    next, and the file has what those have recorded that are there at the end,
-    each by its last rank. A worker that joins later records from its own call
-    of this function on. Rank 0 waits a minute for the others.
+    In an elastic job it continues from one generation to the next, and the file
+    has the recordings of the workers that are there at the end, each by its
+    last rank. A worker that joins later records from its own call of this
+    function on. Rank 0 waits a minute for all ranks.
 
     Collective: every rank must call it.
 
@@ -66,7 +66,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             https://ui.perfetto.dev or chrome://tracing. On other ranks it does
             not matter, but in an elastic job any rank may become rank 0.
         mark_cycles: If True, each response list of the coordinator is marked.
-            The name is Horovod's, whose engine works in cycles.
+            The name is Horovod's: its engine works in cycles.
 
     Raises:
         FileNotFoundError: There is no directory for the file; on rank 0.
@@ -109,7 +109,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends what `start_timeline` began; rank 0 writes the file.
+    """Ends the recording of `start_timeline`; rank 0 writes the file.
 
     Collective: every rank must call it.
 
@@ -126,7 +126,7 @@ def stop_timeline() -> None:
     if isinstance(ranks, tcp_job.TcpJob):
         recordings = tcp_recordings.gather(ranks, _recorded())
     else:
-        # A rank that comes early leaves its core to the others.
+        # A rank that is early leaves its core to the rest.
         barrier = ranks.Ibarrier()
         while not barrier.Test():
             time.sleep(_LOOK_SECONDS)
@@ -164,7 +164,7 @@ def _stop_if_recording() -> None:
     global _running
     leaves = tcp_job.has_left() or failure.exit_status() != 0
     if runtime.may_grow() and leaves:
-        # The others go on.
+        # The rest continue.
         _running = None
     if is_recording():
         stop_timeline()
@@ -194,7 +194,7 @@ def _clock_offset_ns(comm: MPI.Intracomm) -> int:
 
 
 def _measured_offset_ns(comm: MPI.Intracomm, rank: int) -> int:
-    """The offset of `rank`, on which alone it is of use, by ping-pongs."""
+    """The offset of `rank`, by ping-pongs; only `rank` may use it."""
 
     def ask() -> int:
         comm.send(None, 0)

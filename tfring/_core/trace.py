@@ -41,7 +41,7 @@ class Recording:
 
 
 def parse(text: str) -> tuple[int, list[Event]]:
-    """Parses what `tfring_timeline_stop` returns: dropped and kept events."""
+    """Parses the result of `tfring_timeline_stop`: dropped and kept events."""
     dropped, *lines = text.splitlines()
     events = []
     for line in lines:
@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[int, list[Event]]:
 
 
 def write(path: Path, recordings: Sequence[Recording]) -> None:
-    """Writes what all ranks, in their order, have recorded."""
+    """Writes all ranks' recordings, in the order of the ranks."""
     path.write_text(json.dumps({"traceEvents": chrome_events(recordings)}))
 
 

@@ -6,8 +6,8 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-# It waits for the end of its input, which comes with that of its parent, and
-# acts only where that has not come in time.
+# It waits for the end of its input, which ends with its parent, and acts only
+# if that is late.
 _SCRIPT = """
 timeout "$1" cat
 if [ $? = 124 ]; then

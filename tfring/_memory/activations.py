@@ -24,9 +24,9 @@ def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
     is not collective.
 
     Args:
-        gradients: What `tf.GradientTape.gradient` has returned in the
-            `tf.function` that is being traced. They stay what they are.
-        offload: What is moved, and where to.
+        gradients: The result of `tf.GradientTape.gradient` in the `tf.function`
+            that is being traced. It is not changed.
+        offload: Which feature maps are moved.
 
     Raises:
         NotImplementedError: The step is being traced for XLA, or has loops of
@@ -72,10 +72,10 @@ def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
 def offload_step(
     function: str, gradients: Sequence[Any], offload: Offload | None
 ) -> None:
-    """Does what `offload_activations` does, for a public function.
+    """Like `offload_activations`, for a public function.
 
     Args:
-        function: The name by which errors speak of it.
+        function: The function's name in errors.
         gradients: Tensors, `tf.IndexedSlices` or None.
         offload: Its argument; None does nothing.
     """

@@ -2,11 +2,11 @@
 
 Note [Views]: some operations give another shape to the same memory. A feature
 map that is moved, while a view of it is not, would take as much memory as
-before. So views are looked through, and made again of what has been fetched.
+before. So views are looked through, and made again of the fetched tensor.
 
 Note [Constants]: what depends on shapes alone, such as `tf.ones_like`, stays.
 TensorFlow leaves out a product with it, which it could not any more once its
-value came from elsewhere.
+value is fetched.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import tensorflow as tf
 from tfring._memory.offload_options import FeatureMap, Offload
 from tfring._memory.schedule import Schedule
 
-# Operations whose output has the memory of their first input.
+# Operations with an output in the memory of their first input.
 _VIEWS = {"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"}
 # Operations that read no more than a shape may run when they like.
 _SHAPE_READERS = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
-# Operations whose results lie in memory of others: moving would not release it.
+# Operations with results in another tensor's memory: moving would not release
+# it.
 _NOT_OURS = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
 # Calls of traced functions, which are one operation here.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-# Operations whose inputs the policy "conv" moves.
+# The policy "conv" moves the inputs of these operations.
 _HEAVY = {
     *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput"),
     *("Conv3DBackpropInputV2", "MatMul", "BatchMatMul", "BatchMatMulV2"),
@@ -58,7 +59,7 @@ class Found:
 
     Attributes:
         tensor: The tensor.
-        uses: Where backpropagation uses it, in order.
+        uses: Its uses in backpropagation, in order.
     """
 
     tensor: tf.Tensor
@@ -70,8 +71,9 @@ class FeatureMaps:
     """The feature maps of a traced step.
 
     Attributes:
-        moved: Those that are moved, in the order of the forward pass.
-        notes: What else there is, and why it is left where it is.
+        moved: The feature maps that are moved, in the order of the forward
+            pass.
+        notes: The tensors that stay, and why.
     """
 
     moved: Sequence[Found]
@@ -132,7 +134,7 @@ def find(schedule: Schedule, offload: Offload) -> FeatureMaps:
 def forward_uses(
     schedule: Schedule, tensor: tf.Tensor
 ) -> list[tuple[tf.Operation, int]]:
-    """Where the forward pass uses a tensor for more than its shape."""
+    """The uses of a tensor in the forward pass, for more than its shape."""
     return [
         (operation, number)
         for operation, number in schedule.consumers.get(tensor.name, ())

@@ -22,9 +22,9 @@ class FeatureMap:
     """A tensor of the forward pass that backpropagation needs.
 
     Attributes:
-        name: Of the tensor in the traced graph.
+        name: The tensor's name in the traced graph.
         op_type: The type of the operation that made it, such as "Relu".
-        shape: As far as it is known when the step is traced.
+        shape: Its shape, as far as it is known when the step is traced.
         dtype: Its dtype.
         forward_uses: The types of the operations of the forward pass that use
             it; views such as "Reshape" and casts are looked through.
@@ -41,7 +41,7 @@ class FeatureMap:
 
 @dataclasses.dataclass(frozen=True)
 class OffloadStatistics:
-    """Figures of the last step: how much it has moved, and at what cost.
+    """Figures of the last step: how much it has moved, and the costs.
 
     Attributes:
         steps: How many steps have ended.
@@ -60,11 +60,11 @@ class OffloadStatistics:
             -1 if it has no count. `tf.config.experimental.reset_memory_stats`
             begins it anew. On a CPU with oneDNN it leaves out tensors below
             256 KiB; on other CPUs there is none.
-        tier_bytes: What the host's memory holds now of feature maps, of all
-            steps of this process. Pinned and ordinary memory are added up.
+        tier_bytes: Bytes of feature maps in the host's memory now, of all steps
+            of this process. Pinned and ordinary memory are added up.
         tier_peak_bytes: The most that it has held.
-        tier_reserved_bytes: What has been taken of it, which later steps use
-            again.
+        tier_reserved_bytes: Bytes that are allocated for them; later steps use
+            these again.
     """
 
     steps: int
@@ -86,13 +86,12 @@ class OffloadStatistics:
 class Offload:
     """Moves feature maps away between forward pass and backpropagation.
 
-    Memory is what bounds the batch and the model, and most of it is held by the
-    results of layers, which wait for backpropagation. With this option they are
-    copied to memory of the host that is not TensorFlow's, pinned memory from a
-    GPU; their memory is released, and they are copied back before they are
-    needed. The copies go on beside the
-    computation. With `"all"` and `"conv"` the weights come out the same to the
-    bit in all models that the tests have; where a function moves
+    Memory bounds the batch and the model, and the results of layers, which wait
+    for backpropagation, hold most of it. With this option they are copied to
+    memory of the host that is not TensorFlow's, pinned memory from a GPU; their
+    memory is released, and they are copied back before they are needed. The
+    copies go on beside the computation. With `"all"` and `"conv"` the weights
+    are the same to the bit in all models of the tests; where a function moves
     only some, TensorFlow's optimizations may round a sum in another way.
 
     Pass it as `offload=` to `tfring.DistributedOptimizer` or
@@ -111,7 +110,7 @@ class Offload:
             stay. Not counted are feature maps on their way, see `ahead`,
             tensors below `min_bytes`, weights and the batch. Each call that is
             traced has a budget of its own.
-        min_bytes: What is smaller stays.
+        min_bytes: Smaller feature maps stay.
         ahead: How many feature maps may be on their way out at a time, and how
             many may be back before they are used. More hides copies better, and
             takes more memory.

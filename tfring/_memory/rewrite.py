@@ -1,25 +1,25 @@
 """Rewrites a traced step, so that it moves feature maps away and back.
 
-Note [What waits for what]: each feature map is copied out as soon as it has
+Note [Order of copies]: each feature map is copied out as soon as it has
 been computed. The forward pass uses the n-th of them only when the (n-ahead)-th
 has been copied out and released; else it would run ahead of the copies, and
-memory be no smaller. Backpropagation has the n-th back, in the order in which
-it needs them, only after it has used the (n-ahead)-th, and all of them before
-it. That includes gradients of weights, which nothing else waits for: TensorFlow
-would put them off, and with them the release of what they need.
+memory be no smaller. Backpropagation gets the n-th back, in the order of its
+needs, only after it has used the (n-ahead)-th, and all earlier ones. That
+includes gradients of weights, which nothing else waits for: TensorFlow would
+put them off, and with them the release of their inputs.
 
 Note [Where edges are]: every edge leads forward in the order of `Schedule`, so
-there is no cycle. Nor does an optimization make one, or other bits. What merges
-operations, such as a convolution and its bias or two products with constants,
-looks at whether what is between them is used elsewhere, or has control edges.
-So there are no control edges to operations that are not tfring's; the forward
-pass waits on data that is used twice anyway, once by backpropagation; and where
-a result of backpropagation has but one use, a fetch waits for the next in line
-that has more, or is a gradient.
+there is no cycle. Nor does an optimization make one, or other bits.
+Optimizations that merge operations, such as a convolution and its bias or two
+products with constants, look whether the tensor between them has other users,
+or control edges. So there are no control edges to operations that are not
+tfring's; the forward pass waits on data that is used twice anyway, once by
+backpropagation; and where a result of backpropagation has but one use, a fetch
+waits for the next in line that has more, or is a gradient.
 
-Note [Names]: TensorFlow sorts what is added up by the names of the operations
-that give it, and sums of floats depend on their order. So what takes the place
-of a tensor is called as it, with a slash and a word behind.
+Note [Names]: TensorFlow sorts the terms of a sum by the names of their
+operations, and sums of floats depend on their order. So a tensor's replacement
+has its name, with a slash and a word behind.
 
 Note [Sums in place]: a sum of three tensors begins with one that nobody else
 holds, and which these are must not depend on what is copied when. The forward
@@ -28,9 +28,9 @@ written to (offload_ops.cc); a fetch waits for a sum, not for what it adds up.
 
 Note [After reductions]: with more than one rank, backpropagation waits for the
 starts of reductions, by operations in the way of data, which TensorFlow cannot
-merge anything across. Where these are follows from the edges that there are, so
-offloading adds its own afterwards: then they are where they are without it, and
-so are the bits.
+merge anything across. Their places follow from the edges of the graph, so
+offloading adds its own edges afterwards: then the places are the same as
+without it, and so are the bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tfring._memory.offload_options import Offload
 from tfring._memory.schedule import Schedule
 
 _OPAQUE = {tf.resource, tf.variant}
-# Operations that, as gradients, may be merged with those of the optimizer.
+# Operations that, as gradients, may be merged with the optimizer's.
 _MERGED = {
     *("Add", "AddN", "AddV2", "Cast", "Div", "Mul", "Neg", "RealDiv"),
     *("Reshape", "Sub", "Transpose"),
@@ -129,7 +129,7 @@ class _Rewrite:
             )
 
     def _hold_forward_pass(self, handles: Sequence[tf.Tensor]) -> None:
-        """See Note [What waits for what] and Note [Sums in place]."""
+        """See Note [Order of copies] and Note [Sums in place]."""
         ahead = self._offload.ahead
         for number, found in enumerate(self._moved):
             uses = feature_maps.forward_uses(self._schedule, found.tensor)
@@ -141,7 +141,7 @@ class _Rewrite:
                     name="held", x=found.tensor, handle=awaited
                 )
             for operation, number in uses:
-                # Not public, but what TensorFlow's own control flow uses.
+                # Not public, but TensorFlow's own control flow uses it.
                 operation._update_input(number, later)
 
     def _fetch(self, handles: Sequence[tf.Tensor]) -> None:
@@ -261,7 +261,7 @@ def _beside(tensor: tf.Tensor) -> Iterator[None]:
 def _with_views(
     fetched: tf.Tensor, use: Use, views: dict[str, tf.Tensor]
 ) -> tf.Tensor:
-    """The inputs of an operation that are a feature map come back."""
+    """An operation's inputs that are feature maps are fetched."""
     tensor = fetched
     for view in use.views:
         if view.name not in views:

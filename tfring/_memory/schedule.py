@@ -1,12 +1,12 @@
-"""One order of a traced graph's operations, to which edges may be added.
+"""An order of a traced graph's operations; edges may be added along it.
 
 Note [Edges that go forward]: offloading adds edges between operations: a fetch
 waits for what runs before it. If all edges, old and new, lead forward in one
-order of the operations, there is no cycle. The order here is that of tracing,
-which is also that in which the program would run, except that what was traced
-late and is needed early, by an earlier rewrite of the graph, comes when it is
-needed. TensorFlow runs stateful operations in the order of tracing; these edges
-it adds when the trace has ended, so they are taken for granted here.
+order of the operations, there is no cycle. It is the order of tracing, which is
+also the program's. An exception are operations that an earlier rewrite of the
+graph has added late: they are placed before their first use. TensorFlow runs
+stateful operations in the order of tracing; these edges it adds when the trace
+has ended, so they are taken for granted here.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# Part of the names of what tf.GradientTape.gradient traces.
+# Part of the names of operations that tf.GradientTape.gradient traces.
 _TAPE_SCOPE = "gradient_tape"
 # Operations that pass on their first input, when something has happened.
 _WAITING = {"TfringAfterStart", "TfringAfterStash"}
 
 
 class Schedule:
-    """The operations of a graph in an order in which they can run.
+    """The operations of a graph in a possible order of execution.
 
     Args:
         graph: The graph.
-        gradients: What backpropagation has been traced for. A tape traces more
-            than that, which TensorFlow drops: it is left out here.
+        gradients: The gradients that backpropagation was traced for. A tape
+            traces more than that, which TensorFlow drops: it is left out here.
 
     Attributes:
         operations: The operations, first to last.
@@ -64,7 +64,7 @@ class Schedule:
         return bool(self._backward)
 
     def position_of(self, operation: tf.Operation) -> int:
-        """Where the operation is in the order."""
+        """The place of the operation in the order."""
         return self._position[operation.name]
 
 
@@ -82,14 +82,15 @@ def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     ordered: list[tf.Operation] = []
     placed: set[str] = set()
     for root in operations:
-        # Depth first, without recursion: each with what is left of its needs.
+        # Depth first, without recursion: each operation with the rest of its
+        # needs.
         path = [] if root.name in placed else [(root, _needs(root, before))]
         on_path = {root.name}
         while path:
             operation, needs = path[-1]
             while needs:
                 need = needs.pop()
-                # A loop of TensorFlow 1 comes back to itself.
+                # A loop of TensorFlow 1 leads back to itself.
                 if need.name not in placed and need.name not in on_path:
                     path.append((need, _needs(need, before)))
                     on_path.add(need.name)
@@ -120,7 +121,7 @@ def _needs(
 
 
 def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
-    """The names of what a tape has traced, and of what follows from it.
+    """The names of a tape's operations, and of all that depend on them.
 
     Gradients of functions, and their sums, have other names.
 
@@ -150,7 +151,7 @@ def _before_rewrites(tensor: tf.Tensor) -> tf.Operation:
 def _used(
     operations: Sequence[tf.Operation], gradients: Sequence[tf.Tensor]
 ) -> set[str]:
-    """The names of what leads to a gradient, or to what must run."""
+    """The names of operations that gradients or stateful ones depend on."""
     stateful_types = _stateful_types(operations)
     needed = [gradient.op for gradient in gradients]
     needed += [o for o in operations if o.type in stateful_types]

@@ -15,25 +15,24 @@ from tfring._training.model_state import broadcast_model, has_variables
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Starts training from one rank's state: weights, optimizer, seeds.
 
-    Without it ranks that were initialized differently, or of which one has
-    loaded a checkpoint, would average gradients of different models. It acts
-    once in each `fit`, before the first batch; a model that has no variables
-    until it has seen a batch is broadcast after that. Metrics remain each
-    rank's own; gradients that were accumulated in an earlier `fit` become the
-    mean of the ranks'. Collective: pass it on every rank.
+    Without it ranks would average gradients of different models if they were
+    initialized differently, or if one has loaded a checkpoint. It acts once in
+    each `fit`, before the first batch; a model that has no variables until it
+    has seen a batch is broadcast after that. Metrics remain each rank's own;
+    gradients that were accumulated in an earlier `fit` become the mean of the
+    ranks'. Collective: pass it on every rank.
 
     Each rank draws noise of its own, for dropout and augmentation in the model:
-    the seeds of layers become those of `root_rank` folded with the rank, so
-    that a run can be repeated, and resumed from that rank's checkpoint.
-    Horovod's gives all ranks the same seeds.
+    the seeds of layers become `root_rank`'s, folded with the rank, so that a
+    run can be repeated, and resumed from that rank's checkpoint. Horovod's
+    gives all ranks the same seeds.
 
     Args:
-        root_rank: The rank whose state all others take. Must agree across
-            ranks.
-        device: Where values are broadcast, such as "/cpu:0". By default where
+        root_rank: All ranks take this rank's state. Must agree across ranks.
+        device: The device for the broadcast, such as "/cpu:0". By default where
             TensorFlow likes.
         local_variables: The model's variables that remain each rank's own, with
-            the optimizer's states for them, as do those of
+            the optimizer's states for them; so do
             `tfring.PartialDistributedOptimizer`'s local layers.
         same_seeds: If true, all ranks have the seeds of `root_rank`, and draw
             the same noise.

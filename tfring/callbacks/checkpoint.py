@@ -18,8 +18,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     All ranks have the same weights, and ranks that write to the same file spoil
     it; so rank 0 writes, and the others never do. In `fit` with a
-    `DistributedOptimizer` the metric is that of all ranks' data; elsewhere put
-    it after `MetricAverageCallback`, or it is that of rank 0's. It makes no
+    `DistributedOptimizer` the metric is over all ranks' data; elsewhere put it
+    after `MetricAverageCallback`, or it is that of rank 0's. It makes no
     collective calls; pass it on every rank or on rank 0 only.
 
     A file is whole or not there: the model is saved beside it, in a directory
@@ -92,9 +92,9 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def _save_whole(model: keras.Model, path: Path) -> None:
-    """Saves a model so that others see the old file or the new one."""
-    # The same name each time: what a killed job has left is found and removed.
-    # A directory, as Keras may put files of its own beside the model's.
+    """Saves a model so that readers see the old file or the new one."""
+    # The same name each time: a killed job's leftover is found and removed. A
+    # directory, as Keras may put files of its own beside the model's.
     directory = path.with_name(f".{path.name}.partial")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

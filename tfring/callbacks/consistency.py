@@ -25,7 +25,7 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     and epochs begin; this is for finding out after which batch they differ, and
     for any other optimizer. Optimizer states are not compared; one that differs
     shows in the weights a step later. Local variables of a
-    `tfring.PartialDistributedOptimizer`, and ranks that stand by
+    `tfring.PartialDistributedOptimizer`, and ranks that wait
     (`tfring.callbacks.JoinCallback`), are not compared. Put it after
     `BroadcastGlobalVariablesCallback`. Collective: pass it on every rank.
 

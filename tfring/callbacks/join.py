@@ -16,20 +16,18 @@ from tfring._training.model_state import broadcast_model
 class JoinCallback(keras.callbacks.Callback):
     """Lets ranks have different numbers of batches in `fit`.
 
-    At the end of its batches a rank joins (`tfring.join`): it stands by while
-    the others average their gradients without it. When no rank has batches left
-    all take the weights and the optimizer's state, with its count of steps, of
-    the rank that joined last, which has made every step. A rank may even have
-    no batch at all in an epoch, if its model has been built. Gradients that
-    were accumulated become the mean of the ranks that have made as many
-    batches; those of a rank that joined in the middle of an update are left
-    out.
+    At the end of its batches a rank joins (`tfring.join`): it waits while the
+    rest average their gradients without it. When no rank has batches left all
+    take the weights and the optimizer's state, with its count of steps, of the
+    rank that joined last, which has made every step. A rank may even have no
+    batch at all in an epoch, if its model has been built. Gradients that were
+    accumulated become the mean of the ranks that have made as many batches;
+    those of a rank that joined in the middle of an update are left out.
 
-    It acts before all other callbacks, wherever it stands in the list, and in
-    `fit` alone. With an optimizer that is not a `DistributedOptimizer` put it
-    first yourself. Validation in `fit` comes after the join, and so do its
-    metrics. Every epoch broadcasts the weights once. Collective: pass it on
-    every rank.
+    It acts before all other callbacks, at any place in the list, and in `fit`
+    alone. With an optimizer that is not a `DistributedOptimizer` put it first
+    yourself. Validation in `fit` follows the join, and so do its metrics. Every
+    epoch broadcasts the weights once. Collective: pass it on every rank.
 
     Args:
         local_variables: Variables of the model that remain each rank's own, as

@@ -19,9 +19,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             number of ranks, where that is done.
         multiplier: A function of the epoch, or a number: the decay from one
             epoch to the next, `multiplier ** (epoch - start_epoch)`.
-        start_epoch: The first epoch, counted from 0, in which the callback
-            acts.
-        end_epoch: The first epoch in which it does so no more; default never.
+        start_epoch: The callback's first epoch, counted from 0.
+        end_epoch: The first epoch after its last one; default never.
         staircase: If true, the learning rate changes only at the beginning of
             an epoch. Otherwise it changes before every batch, and `multiplier`
             is given a fractional epoch.

@@ -7,26 +7,26 @@ from tfring._training.metric_averages import MetricAverages
 
 
 class MetricAverageCallback(MetricAverages):
-    """Replaces the metrics of an epoch by those of all ranks' data.
+    """Replaces the metrics of an epoch by the metrics of all ranks' data.
 
     Each rank sees its own part of the data, which may be larger than another's.
-    The loss and Keras's own metrics become what one rank would have got from
-    all the data together, accuracy as well as AUC: sums, such as the number of
-    samples, are added up over the ranks before the metric is computed. Other
-    numbers and arrays of numbers in the logs, those of metric classes of your
-    own among them, become averages over the ranks, weighted by the samples that
-    each has seen. All become floats, or float64 arrays.
+    The loss and Keras's own metrics, accuracy as well as AUC, become the values
+    that one rank would have got from all the data together: sums, such as the
+    number of samples, are added up over the ranks before the metric is
+    computed. Other numbers and arrays of numbers in the logs, also of metric
+    classes of your own, become averages over the ranks, weighted by the samples
+    that each has seen. All become floats, or float64 arrays.
 
     Put it before callbacks that read metrics; those before it see the rank's
-    own. Where one of Keras's decides by them (`ReduceLROnPlateau`,
-    `EarlyStopping`, whatever has `save_best_only`), `fit` with a
-    `DistributedOptimizer` has it act before all others, and also if it is not
-    in the list. Collective: pass it on every rank.
+    own. If one of Keras's callbacks decides by them (`ReduceLROnPlateau`,
+    `EarlyStopping`, any with `save_best_only`), `fit` with a
+    `DistributedOptimizer` has this one act first, even if it is not in the
+    list. Collective: pass it on every rank.
 
     Horovod's weights all ranks alike, however little data they have.
 
     Args:
-        device: Where numbers are added up, such as "/cpu:0". By default where
+        device: The device for the sums, such as "/cpu:0". By default where
             TensorFlow likes.
 
     Raises:

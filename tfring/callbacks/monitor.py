@@ -1,4 +1,4 @@
-"""A callback that says how fast ranks train, and what keeps them."""
+"""A callback that reports how fast ranks train, and their delays."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class MonitorCallback(keras.callbacks.Callback):
     At the end of each epoch rank 0 writes scalars to `log_dir`: the time of a
     step on the slowest rank, the bytes that a rank has brought to collectives
     in a step, how much of their time nothing waited for them (overlap), how
-    long the others have waited for each rank in a step (late), reports of
-    stalls, and how often the job has started again without a lost rank
-    (generation).
+    long ranks have waited for each rank in a step (late), reports of stalls,
+    and how often the job has started again without a lost rank (generation).
 
     Each rank counts its steps and their time for Prometheus, too, which finds
     them where `TFRING_METRICS_PORT` or `port` says. Figures of the engine
@@ -37,8 +36,8 @@ class MonitorCallback(keras.callbacks.Callback):
         port: While training, each rank serves its figures at `/metrics` of this
             port plus its `local_rank()`, also without the setting. Default: it
             does not.
-        address: Where it listens. The default is the loopback interface alone,
-            "0.0.0.0" everything that can reach this machine.
+        address: The address to listen at. The default is the loopback interface
+            alone, "0.0.0.0" everything that can reach this machine.
 
     Raises:
         ValueError: `port` is no port.

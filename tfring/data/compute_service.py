@@ -46,7 +46,7 @@ class TfDataServiceConfig:
     Attributes:
         dispatchers: 1 for all training ranks together, or one for each.
         workers_per_dispatcher: How many workers each has.
-        dispatcher_side: Where dispatchers run: "compute" or "training".
+        dispatcher_side: The place of dispatchers: "compute" or "training".
         addresses: The dispatchers, as "grpc://host:port"; none where they run
             on the training side.
         configfile: The config file, in a folder that both jobs can write.
@@ -188,8 +188,8 @@ def send_to_data_service(
             "distributed_epoch" the workers share out the dataset's elements;
             with "parallel_epochs" each has all of them.
         reuse_dataset: If true, all ranks of a dispatcher share one run of the
-            dataset, each taking other elements than the others. Otherwise each
-            has one for itself.
+            dataset, and no element is taken twice. Otherwise each has one for
+            itself.
         round_robin: With `reuse_dataset`, whether ranks take turns in a fixed
             order; `dataset` must be infinite.
 
@@ -343,5 +343,5 @@ def _write(path: Path, text: str) -> None:
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    # Nobody shall see half of it.
+    # No reader shall see half of it.
     Path(unfinished).replace(path)

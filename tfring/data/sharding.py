@@ -32,18 +32,18 @@ def shard(
 
     The elements that are left over when the dataset does not divide by the
     number of ranks, fewer than `size()`, are dropped or padded. With a new
-    order in every epoch they are others each time. For `tfring.metrics`, which
+    order in every epoch they differ each time. For `tfring.metrics`, which
     takes unequal parts, they are kept.
 
     Every rank reads all shuffled elements. So shard small ones, file names or
-    indices, and load, `map`, `batch` and `prefetch` after it. The new order
-    comes with a new iterator: iterate over the result equally often on every
-    rank. It does not depend on `tf.random.set_seed` or
-    `keras.utils.set_random_seed`, which may have other seeds on every rank.
+    indices, and load, `map`, `batch` and `prefetch` after it. Each new iterator
+    has a new order: iterate over the result equally often on every rank. It
+    does not depend on `tf.random.set_seed` or `keras.utils.set_random_seed`,
+    which may have other seeds on every rank.
 
-    In training that goes on in the middle of an epoch, perhaps with another
+    In training that resumes in the middle of an epoch, perhaps with another
     number of ranks, `seed` is the epoch's and `skip` the number of elements
-    that all ranks have taken of it: none of them comes again, and none is left
+    that all ranks have taken of it: none of them is repeated, and none is left
     out.
 
     Collective: every rank must call it, eagerly, with the same arguments.
@@ -64,8 +64,8 @@ def shard(
             out. For one epoch: it leaves them out in each.
 
     Returns:
-        A dataset of this rank's elements. Its cardinality is known if that of
-        `dataset` is.
+        A dataset of this rank's elements. Its cardinality is known if
+        `dataset`'s is.
 
     Raises:
         RuntimeError: It was called while tracing a `tf.function`.

@@ -1,8 +1,8 @@
 """Training that survives lost ranks, with Horovod's elastic API.
 
-Under `tfringrun --elastic` lost ranks are replaced, and hosts may come and go.
-All ranks then start again from the last commit. In any other job a lost rank
-ends the job.
+Under `tfringrun --elastic` lost ranks are replaced, and hosts may join and
+leave. All ranks then start again from the last commit. In any other job a lost
+rank ends the job.
 """
 
 from tfring._core.errors import (

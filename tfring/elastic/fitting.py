@@ -70,8 +70,8 @@ def fit(
             function, the rows of its batches; batches need none.
         epochs: How often to go through all data.
         shuffle: If true, each epoch shuffles the rows of arrays, or the batches
-            of a `PyDataset` (whose `on_epoch_end` is not called), alike on
-            every rank. A `tf.data.Dataset` keeps its order.
+            of a `PyDataset` (its `on_epoch_end` is not called), alike on every
+            rank. A `tf.data.Dataset` keeps its order.
         seed: The seed of these orders.
         callbacks: Keras callbacks, as for `model.fit`; or a function that makes
             them, which is called after each new start. Callbacks of rank 0
@@ -229,9 +229,9 @@ def _end_epoch(
     epochs: int,
     options: dict[str, Any],
 ) -> None:
-    """Ends an epoch whose rest is too short for a step of all ranks.
+    """Ends an epoch if the rest is too short for a step of all ranks.
 
-    The logs come from the last commit, so all ranks have the same.
+    The logs are from the last commit, so all ranks have the same.
     """
     logs = dict(state.logs)
     called = keras.callbacks.CallbackList(

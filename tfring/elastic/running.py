@@ -37,8 +37,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Under `tfringrun --elastic` lost ranks and machines are replaced, as the
     guide on elastic training says. A new worker joins at a commit, by a new
     start of all. A script may call several such functions in turn: a worker
-    that joins later skips those that are over, and each returns the result of
-    the other ranks.
+    that joins later skips functions that are over; they return the result of
+    the earlier ranks.
 
     Collective: every rank must call the function.
 

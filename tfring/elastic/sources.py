@@ -1,4 +1,4 @@
-"""What `fit` trains on: each kind of data, from a place in an epoch on.
+"""The data of `fit`: each kind, from a place in an epoch on.
 
 A place is a number of rows, or of batches, that all ranks have taken of it.
 """
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 
 class Rest(NamedTuple):
-    """What is left of an epoch: this rank's batches."""
+    """The rest of an epoch: this rank's batches."""
 
     steps: int  # how many there are, the same on all ranks
     batch: Callable[[int], Any]  # by its number; in order it is fastest
@@ -30,7 +30,7 @@ class Source:
     rest: Callable[[int, int, int, int], Rest]
     per_rank: int  # what a rank takes in a step, in the units of a place
     unit: str  # these, in words
-    # What a `keras.utils.PyDataset` is made with.
+    # The arguments of a `keras.utils.PyDataset`.
     loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -211,7 +211,7 @@ class _Reader:
             self._kept.clear()
         while step not in self._kept:
             number, batch = next(self._batches)
-            # As PyDatasets have it.
+            # The default of PyDatasets.
             is_whole = isinstance(batch, tuple | dict)
             self._kept[number] = batch if is_whole else (batch,)
         return self._kept[step]

@@ -234,8 +234,7 @@ class ObjectState(State):
         Subclasses add to it, under names that are no attributes'.
 
         Args:
-            is_collective: If true, the ranks put together what each has a part
-                of.
+            is_collective: If true, the ranks put their parts together.
         """
         return {
             name: copy.deepcopy(getattr(self, name)) for name in self._names

@@ -46,7 +46,7 @@ def _ask(number: int, frame: FrameType | None) -> None:
 
 
 def leave_if_asked() -> None:
-    """Ends this process if SIGTERM has come; call it after a commit."""
+    """Ends this process if SIGTERM has arrived; call it after a commit."""
     if _is_asked:
         runtime.say_goodbye()
         sys.exit(0)

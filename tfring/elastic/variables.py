@@ -101,7 +101,7 @@ class TensorFlowState(ObjectState):
         if self.session is None:
             _assign(self.variables, values)
         else:
-            # As `Variable.load` does. Some may share an initial value.
+            # Like `Variable.load`. Some may share an initial value.
             for variable, value in zip(self.variables, values, strict=True):
                 given = {variable.initializer.inputs[1]: value}
                 self.session.run(variable.initializer, given)
@@ -133,7 +133,7 @@ class TensorFlowKerasState(ObjectState):
         model: A Keras model that has been built.
         optimizer: By default the optimizer of `model.compile`. It is built if
             need be.
-        backend: As Horovod has it. Without effect.
+        backend: Horovod's order. Without effect.
         same_seeds: If true, all ranks have rank 0's seeds.
         keep_traces: If true, the functions are kept in a job of another size,
             too. They must then be the same for every rank and size: see "What
@@ -195,7 +195,7 @@ class TensorFlowKerasState(ObjectState):
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
         states = None
         with whole_states(self.optimizer) if is_collective else nullcontext():
-            # Where they are sharded, this rank alone has a part of them.
+            # If they are sharded, this rank alone has a part of them.
             if is_collective or not self._is_sharded():
                 states = whole_values(self.optimizer)
             if is_collective:

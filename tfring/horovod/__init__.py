@@ -20,8 +20,8 @@ VERSION = "0.28.1+tfring"
 def settings() -> dict[str, str]:
     """Returns the environment variables of such programs.
 
-    They are `PYTHONPATH`, by which the names are found, and tfring's variables
-    for those of Horovod's that are set.
+    They are `PYTHONPATH`, for the names, and tfring's counterparts of Horovod's
+    variables that are set.
 
     Raises:
         ValueError: Horovod itself is installed.

@@ -1,4 +1,4 @@
-"""Functions whose parameters Horovod's Keras modules have in another order.
+"""Functions with another order of parameters in Horovod's Keras modules.
 
 And which Keras these modules are for.
 """

@@ -11,7 +11,7 @@ import tensorflow as tf
 def has_samples(x: Any) -> bool:
     """Tells whether a rank has any data; Keras needs some.
 
-    A dataset whose cardinality is unknown has its first element read.
+    If a dataset's cardinality is unknown, its first element is read.
     """
     if x is None:
         return False
@@ -38,7 +38,7 @@ def raise_errors(
         everyones: By rank, the same on all of them.
 
     Raises:
-        Exception: This rank's, or a `RuntimeError` that has that of another.
+        Exception: This rank's error, or a `RuntimeError` with another rank's.
     """
     if own is not None:
         raise own

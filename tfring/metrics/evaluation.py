@@ -50,11 +50,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a model on all ranks' data, each rank on its own part.
 
-    The results are those of one process with all the data, up to rounding:
-    every rank calls `model.evaluate`, and the states of the metrics, such as
-    how many samples were right and how many there were, are added up before
-    the results are computed. So AUC, a root of a mean and weighted metrics are
-    right, too, however unequal the parts are. A rank may have no data.
+    The results equal one process's with all the data, up to rounding: every
+    rank calls `model.evaluate`, and the states of the metrics, such as how many
+    samples were right and how many there were, are added up before the results
+    are computed. So AUC, a root of a mean and weighted metrics are right, too,
+    however unequal the parts are. A rank may have no data.
 
     That holds for Keras's own metrics, subclasses of them that inherit
     `update_state`, and subclasses of `keras.metrics.Mean` and `Sum` that add no
@@ -65,9 +65,9 @@ def evaluate(
     Args:
         model: A compiled Keras model.
         x: This rank's part: a dataset, such as `tfring.data.shard` gives,
-            arrays, or what else `model.evaluate` takes. None or an empty one:
-            this rank has no data.
-        y: See `model.evaluate`, also for what follows.
+            arrays, or any other input of `model.evaluate`. None or an empty
+            one: this rank has no data.
+        y: See `model.evaluate`, also for the next ones.
         batch_size: How many samples are evaluated at a time.
         verbose: Rank 0 alone shows a progress bar, of its own part.
         sample_weight: Weights of the samples in `x`.
@@ -83,12 +83,12 @@ def evaluate(
         an array where the metric gives one. The loss is "loss".
 
     Raises:
-        Exception: What `model.evaluate` raises on this rank.
+        Exception: Any error of `model.evaluate` on this rank.
         RuntimeError: It raised an error on another rank.
         TypeError: `merge` is not a dictionary of these reductions.
         ValueError: On every rank: none has data, ranks have different metrics,
-            a metric's state cannot be merged, or what the model's `test_step`
-            returns is from no metric.
+            a metric's state cannot be merged, or the model's `test_step`
+            returns values that are from no metric.
 
     Example:
 
@@ -200,7 +200,7 @@ def _kinds(model: Any, merge: Mapping[str, ReduceOp]) -> list[Any]:
 
 
 def _strange(model: Any, logs: Mapping[str, Any]) -> list[str]:
-    """The names of what a `test_step` returns that is not from metrics."""
+    """The names of a `test_step`'s results that are not from metrics."""
     return sorted(set(logs) - set(model.get_metrics_result()))
 
 
@@ -259,7 +259,7 @@ def _merged(state: State, metrics: list[Any], process_set: ProcessSet) -> State:
 
     Args:
         state: This rank's; empty if it has no data.
-        metrics: Those of `_kinds`, the same on all ranks.
+        metrics: The kinds of `_kinds`, the same on all ranks.
         process_set: The ranks.
     """
     ops = [ReduceOp[op] for *_, op, shapes in metrics for _ in shapes]

@@ -41,9 +41,9 @@ def predict(
 
     Args:
         model: A Keras model.
-        x: This rank's part: a dataset, arrays, or what else `model.predict`
-            takes. None or an empty one: this rank has no data.
-        batch_size: See `model.predict`, also for what follows.
+        x: This rank's part: a dataset, arrays, or any other input of
+            `model.predict`. None or an empty one: this rank has no data.
+        batch_size: See `model.predict`, also for the next ones.
         verbose: Rank 0 alone shows a progress bar, of its own part.
         steps: How many batches of an infinite dataset are used.
         callbacks: Are called on this rank, about its part.
@@ -61,7 +61,7 @@ def predict(
         element; with "pad" those that were repeated are at the end.
 
     Raises:
-        Exception: What `model.predict` raises on this rank.
+        Exception: Any error of `model.predict` on this rank.
         RuntimeError: It raised an error on another rank.
         TypeError: An output is ragged or sparse, or of a dtype that `allgather`
             does not take, or the outputs are in a class that cannot be pickled.
@@ -189,7 +189,7 @@ def _checked(of_ranks: dict[int, Any]) -> tuple[Any, list[Any]]:
 
 
 def _places(counts: list[int], order: str) -> Any:
-    """Where in the whole each of the gathered rows belongs."""
+    """The place of each gathered row in the whole."""
     if order == "blocks":
         return np.arange(sum(counts))
     places = np.concatenate(

@@ -36,7 +36,7 @@ def from_json(payload: bytes) -> dict[str, Any]:
 
 
 class Decoder:
-    """Cuts what comes on a connection into frames."""
+    """Cuts the bytes of a connection into frames."""
 
     def __init__(self, longest_bytes: int) -> None:
         """Takes payloads of at most so many bytes."""
@@ -44,7 +44,7 @@ class Decoder:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes as they come."""
+        """Takes bytes as they arrive."""
         self._data += data
 
     def next(self) -> bytes | None:

@@ -4,12 +4,12 @@ The side that accepts sends a nonce. The side that connects answers with one
 frame: a nonce of its own, an HMAC-SHA256 of both nonces and of its hello, and
 the hello, which is JSON. The side that accepts proves itself by an HMAC of its
 own, or closes the connection. Each HMAC names its direction and has both
-nonces, so that no proof serves twice, or for the other side. A busy
+nonces, so that no proof serves twice, or in both directions. A busy
 listener sends a word that proves nothing in place of its nonce or its proof,
 and its peer tries again.
 
-What follows on the connection is neither encrypted nor signed: the network
-between the hosts of a job is trusted not to alter what it carries.
+The rest of the connection is neither encrypted nor signed: the network between
+the hosts of a job is trusted not to alter it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Connecting:
         return frames.encode(self._nonce + proof + self._hello)
 
     def check(self, proof: bytes) -> None:
-        """Checks the other side's proof.
+        """Checks the peer's proof.
 
         Raises:
             BusyError: The listener is busy, and has sent no proof.
@@ -133,8 +133,8 @@ class Accepting:
     """The side that accepts.
 
     Attributes:
-        greeting: What to send first.
-        hello: Who connects, once `feed` has returned a proof.
+        greeting: The bytes to send first.
+        hello: The name of the peer, once `feed` has returned a proof.
     """
 
     def __init__(self, token: str) -> None:
@@ -150,7 +150,7 @@ class Accepting:
         Raises:
             HandshakeError: The other side does not have the token, or talks out
                 of turn.
-            ConnectionError: What it says is no hello.
+            ConnectionError: Its message is no hello.
         """
         self._frames.feed(data)
         if (frame := self._frames.next()) is None:

@@ -47,12 +47,13 @@ MOST_HANDSHAKES = 4096
 _SHARE_OF_DESCRIPTORS = 4
 # After so many new connections the handshakes go on.
 ACCEPTED_AT_ONCE = 64
-# Of a message on a channel: the members of a generation with 1000s of workers.
+# The longest message of a channel: the members of a generation with 1000s of
+# workers.
 MESSAGE_BYTES = 4 << 20
-# As between workers (tfring_ops/transport/tcp/tcp.h, Note [What TCP is told]):
+# As between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP options]):
 # pulses tell sooner that a worker is lost, while the end of one of these
-# connections ends its process, for which a machine that stands still for two
-# seconds is no reason.
+# connections ends its process, and a machine that freezes for two seconds is no
+# reason for that.
 UNACKNOWLEDGED_MILLISECONDS = 5000
 
 # A connection may be cut for another reason than the token.
@@ -85,7 +86,7 @@ def connect(
 ) -> socket.socket:
     """Connects to a process of this job, and has both prove that they are.
 
-    The hello says who connects, and what for. The socket is blocking, and
+    The hello names the peer and the purpose. The socket is blocking, and
     nothing has been said on it yet.
 
     Raises:
@@ -158,11 +159,11 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 class Listener:
-    """Accepts connections of this job, and no others.
+    """Accepts connections of this job alone.
 
-    Strangers who say nothing, too little or the wrong thing are closed, and do
-    not keep others waiting. A connection that is closed for want of room is
-    told to try again. The process gets the highest limit of descriptors.
+    Strangers that send nothing, too little or a wrong message are closed, and
+    nobody waits for them. A connection that is closed for want of room is told
+    to try again. The process gets the highest limit of descriptors.
 
     It has a `fileno`, which a selector may wait for; then, and a few times a
     second in any case, call `accept(0)` until there is no more. Not
@@ -213,7 +214,7 @@ class Listener:
     ) -> tuple[socket.socket, dict[str, Any]] | None:
         """Returns a connection of this job and its hello, if there is one.
 
-        The socket is blocking, and the other side speaks next.
+        The socket is blocking, and the peer speaks next.
         """
         deadline = self._clock() + timeout_seconds
         while not self._done:
@@ -226,7 +227,7 @@ class Listener:
             now = self._clock()
             # After the reads: this process may be the slow one.
             self._drop_slow(now)
-            # Also where strangers come without end.
+            # Even if strangers connect without end.
             if now >= deadline:
                 break
         return self._done.popleft() if self._done else None
@@ -375,8 +376,8 @@ class Channel:
     def start_send(self, frame: bytes = b"") -> bool:
         """Sends as much as the connection takes now, and keeps the rest.
 
-        The frame of a message comes behind all that is kept. If it returns
-        False, call it again once the descriptor is writable.
+        The frame of a message is behind all that is kept. If it returns False,
+        call it again once the descriptor is writable.
 
         Raises:
             ChannelClosedError: The other side is gone.
@@ -401,11 +402,11 @@ class Channel:
         return True
 
     def receive(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """Returns the next message; None if none came in this time.
+        """Returns the next message; None if none arrived in this time.
 
         Raises:
             ChannelClosedError: The connection has ended, also by `shutdown`, or
-                what came is no message.
+                its bytes are no message.
         """
         deadline = time.monotonic() + timeout_seconds
         try:

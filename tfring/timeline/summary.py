@@ -22,7 +22,7 @@ class OfRank:
     buckets: int
     count_bytes: int
     seconds: float  # in which a bucket ran
-    # The part of it in which no operation waited for its result.
+    # The part of it while no operation waited for its result.
     overlap: float
     # The mean delay of its submissions behind the first rank's.
     late_seconds: float
@@ -43,7 +43,7 @@ class Summary:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that others wait for most."""
+        """The rank that is waited for most."""
         return max(self.ranks, key=lambda rank: self.ranks[rank].late_seconds)
 
 
@@ -127,7 +127,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
 
 def _lateness(events: Sequence[dict[str, Any]], size: int) -> list[float]:
     """Returns each rank's mean delay in seconds, over all requests."""
-    # The n-th request of a name on one rank is the n-th on the others.
+    # The n-th request of a name on one rank is the n-th on all.
     submitted: dict[tuple[str, int, int], dict[int, float]] = {}
     seen: dict[tuple[int, str, int], int] = {}
     for event in sorted(events, key=lambda event: event.get("ts", 0)):
@@ -199,7 +199,7 @@ def _length(spans: Iterable[Span]) -> float:
 
 
 def plot(path: Path, events: Sequence[dict[str, Any]]) -> None:
-    """A line for what each rank's engine does, one for what waits for it.
+    """Draws a line for each rank's engine, and one for its waiting operations.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Who is to blame where members of a generation cannot connect."""
+"""Finds the guilty worker if members of a generation cannot connect."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _address_for(host: str, job: ElasticJob) -> str:
 
 
 class Agent:
-    """A supervisor's process, or that of the ssh by which it runs."""
+    """A supervisor's process, or its ssh's."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Agent:
         return line or "its supervisor has ended"
 
     def close(self) -> None:
-        """Ends the connection to it, by which it ends."""
+        """Ends the connection to it, which ends it."""
         self._writer.join(timeout=1.0)
         if self._process.stdin is not None and not self._writer.is_alive():
             with contextlib.suppress(BrokenPipeError):

@@ -11,7 +11,7 @@ from typing import IO
 
 from tfring.launcher import hosts as hosts_lib, processes
 
-# As Horovod has it.
+# Horovod's interval.
 INTERVAL_SECONDS = 1.0
 # A script that takes longer is killed, and started again.
 LONGEST_SECONDS = 60.0
@@ -27,7 +27,7 @@ class Discovery:
         self._output: IO[bytes]  # while it runs
         # When it is killed, if it runs, or else starts.
         self._due = 0.0
-        # What was wrong the last time.
+        # The last error.
         self.error = ""
 
     def poll(self, now: float) -> dict[str, int] | None:
@@ -85,7 +85,7 @@ class Discovery:
 
 
 def parse(text: str) -> dict[str, int]:
-    """Reads what a script has printed.
+    """Reads a script's output.
 
     Raises:
         ValueError: A line is not as in `node1:4`, or a host is there twice.

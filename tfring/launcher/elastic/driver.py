@@ -22,7 +22,7 @@ from tfring.rendezvous import handshake
 from tfring.rendezvous.wire import Listener
 
 _TICK_SECONDS = 0.1
-# What a worker said before it ended may come so much later than the news of it.
+# A worker's last messages may arrive so much later than the news of its end.
 _LAST_MESSAGE_SECONDS = 1.0
 # After a failure the workers have this long to end by themselves.
 _FAILURE_GRACE_SECONDS = 3.0
@@ -44,8 +44,8 @@ class Driver:
     ) -> None:
         """Prepares it.
 
-        Where hosts come by themselves, they have the token already, and the
-        listener, at `job.interface`, is where they come.
+        If hosts join by themselves, they have the token already, and connect to
+        the listener, at `job.interface`.
         """
         self._job = job
         self._token = token or handshake.make_token()
@@ -54,8 +54,8 @@ class Driver:
             self._server.take_over(listener)
         self._hosts = HostTable()
         self._membership = Membership(job.limits, self._hosts, time.monotonic)
-        # Reports of ended workers: when they are taken at the latest, and the
-        # hosts that they come from.
+        # Reports of ended workers: when they are taken at the latest, and their
+        # hosts.
         self._exits: list[tuple[float, str, dict[str, Any]]] = []
         # By host; also of those whose connection is being made.
         self._agents: dict[str, Agent] = {}
@@ -126,7 +126,8 @@ class Driver:
     def _start_supervisors(self) -> None:
         for host in self._hosts.missing(time.monotonic()):
             if host in self._agents:
-                # It was taken away, and is back before its supervisor went.
+                # It was taken away, and is back before its supervisor has
+                # ended.
                 if self._server.is_connected("supervisor", host):
                     self._hosts.came_up(host)
                 continue
@@ -210,12 +211,12 @@ class Driver:
         elif message["kind"] == "stopped":
             self._membership.silent(message["worker"], "it is stopped")
         elif message["kind"] == "exited":
-            # What the worker said by its own connection may come later.
+            # Messages of the worker's own connection may arrive later.
             by = time.monotonic() + _LAST_MESSAGE_SECONDS
             self._exits.append((by, host, message))
 
     def _take_exits(self, lost_host: str | None = None) -> None:
-        """Takes the ends of workers of which nothing more is to come."""
+        """Takes the ends of workers that will send nothing more."""
         now = time.monotonic()
         exits, self._exits = self._exits, []
         for by, host, message in exits:
@@ -258,7 +259,7 @@ class Driver:
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
-        # An output's connection ends when all of it has come.
+        # An output's connection ends when all of it has arrived.
         roles = ("supervisor", "output")
         self._wait_for(
             lambda: not any(map(self._server.connected, roles)),

@@ -1,4 +1,4 @@
-"""What an elastic job is made of: read from options and settings."""
+"""An elastic job's description, from options and settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The hosts of an elastic job: which may take workers, and which are left out.
 
-No clocks and no sockets: the time comes with the calls.
+No clocks and no sockets: callers pass the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_RETRY_SECONDS = 1.0
 @dataclasses.dataclass
 class _Host:
     slots: int
-    # If it is lost and comes again, it is a new one.
+    # If it is lost and joins again, it is a new one.
     has_come_by_itself: bool = False
     up: bool = False  # its supervisor is connected
     leaving: bool = False  # its supervisor has been asked to end
@@ -52,7 +52,7 @@ class HostTable:
     def update(self, slots: Mapping[str, int]) -> bool:
         """Takes the hosts that there are now; tells if anything has changed.
 
-        One that goes and comes back begins anew.
+        One that leaves and returns begins anew.
         """
         before = {name: host.slots for name, host in self._hosts.items()}
         for name in before.keys() - slots.keys():
@@ -62,7 +62,7 @@ class HostTable:
         return before != dict(slots)
 
     def add(self, name: str, slots: int) -> None:
-        """Takes a host that has come by itself."""
+        """Takes a host that has joined by itself."""
         self._hosts[name] = _Host(slots, has_come_by_itself=True)
 
     def __contains__(self, name: str) -> bool:
@@ -81,7 +81,7 @@ class HostTable:
         ]
 
     def tick(self, now: float) -> None:
-        """Takes hosts again, on trial, whose cool-down is over."""
+        """Takes hosts again, on trial, when their cool-down is over."""
         for host in self._hosts.values():
             if host.cools_down and (
                 now >= host.struck_at + host.cool_down_seconds
@@ -111,8 +111,8 @@ class HostTable:
     def strike(self, name: str, started: float, now: float) -> str:
         """Takes note of a failure on a host.
 
-        What was started before the failure that counted last does not count
-        again: the workers of a host often fail together.
+        Workers started before the failure that counted last do not count again:
+        the workers of a host often fail together.
 
         Returns for how long it is left out, in words; "" if it is not, or was
         so before.

@@ -34,7 +34,7 @@ _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 _FORMING_SECONDS = 60.0
 # A generation that has lasted for so long clears its hosts of suspicion.
 PROGRESS_SECONDS = 30.0
-# The first generation goes without those that come later than this after the
+# The first generation leaves out workers that join later than this after the
 # one before.
 _GATHER_SECONDS = 30.0
 # A process may live on so long without its connection.
@@ -92,7 +92,7 @@ class Membership:
         # A member has ended of its own will.
         self._some_done = False
         self._over_since: float | None = None
-        # A member that was lost when others had ended the training.
+        # A member that was lost when some had ended the training.
         self._lost_at_end: Worker | None = None
         # In the latest generation with a failure.
         self.first_failure: Worker | None = None
@@ -146,7 +146,7 @@ class Membership:
         elif message["kind"] == "error" and name in self._ending:
             self._ending[name].error = message["text"]
 
-    # What a worker says, by its kind.
+    # A worker's messages, by their kind.
 
     def _take_ready(
         self,
@@ -266,7 +266,7 @@ class Membership:
         if not worker.trained:
             self._lose(worker, text, _ENDING_SECONDS)
 
-    # What others say of it.
+    # Accusations of it.
 
     def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
         """Takes note that nothing is heard of a worker.
@@ -411,7 +411,7 @@ class Membership:
             self._stop_at = math.inf
 
     def _going_on(self) -> list[Worker]:
-        """The members that have not come to the end of the training."""
+        """The members that have not reached the end of the training."""
         return [each for each in self._members if not each.is_over]
 
     def _waited_for(self) -> list[Worker]:
@@ -723,7 +723,7 @@ class Membership:
         self._actions.append(Send("worker", names, {"kind": kind, **more}))
 
     def _order(self, worker: Worker, kind: str, **more: Any) -> None:
-        """Tells a worker's supervisor what to do with it."""
+        """Gives a worker's supervisor an order for it."""
         message = {"kind": kind, "worker": worker.name, **more}
         self._actions.append(Send("supervisor", (worker.host,), message))
 

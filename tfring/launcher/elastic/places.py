@@ -1,4 +1,4 @@
-"""Which workers become the members of a generation, and in which order."""
+"""Chooses the members of a generation, and their order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def choose(
 ) -> list[Worker]:
     """Chooses who trains on, of the members and those who wait for a place.
 
-    Members whose host has been taken away, or has fewer slots now, leave,
-    unless the newest state would go with them, or too few would be left.
+    If a host has been taken away, or has fewer slots now, its members leave,
+    unless the newest state would be lost with them, or too few would be left.
     """
     places = count(limits, hosts)
     both = sorted([*members, *joiners], key=_newest_first)
@@ -39,7 +39,7 @@ def choose(
         has_slot = taken[worker.host] <= hosts.slots(worker.host)
         (staying if has_slot else leaving).append(worker)
     if leaving and (not staying or _steps(staying[0]) < _steps(leaving[0])):
-        # It gives the others its state, and leaves the next time.
+        # It gives its state to all, and leaves the next time.
         staying.insert(0, leaving.pop(0))
         places += limits.maximum is None
     missing = max(0, limits.minimum - len(staying))
@@ -54,7 +54,7 @@ def _steps(worker: Worker) -> float:
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
     """Sorts by rank: the newest state first, and nodes together.
 
-    Who had a place keeps it if that can be, with what is traced for it.
+    Workers keep their rank if possible, so traced functions stay valid.
     """
     by_state = sorted(workers, key=_newest_first)
     if (kept := _in_their_places(by_state)) is not None:
@@ -84,7 +84,7 @@ def to_come(
 
 
 def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
-    """New workers between the others; None if nodes would not be together."""
+    """New workers between the members; None if nodes would not be together."""
     new = [each for each in workers if each.rank is None]
     old = {each.rank: each for each in workers if each.rank is not None}
     if len(new) + len(old) < len(workers) or max(old, default=0) >= len(
@@ -100,7 +100,7 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
             worker = next((each for each in new if each.host == node), new[0])
             new.remove(worker)
         places.append(worker)
-    # Of those with the newest state the first has the first place.
+    # The first worker with the newest state has the first place.
     first = places.index(workers[0])
     if _steps(places[0]) < _steps(workers[0]):
         places[0], places[first] = places[first], places[0]
@@ -110,6 +110,6 @@ def _in_their_places(workers: Sequence[Worker]) -> list[Worker] | None:
 
 
 def _newest_first(worker: Worker) -> tuple[float, float, int]:
-    """Then those that had a place, by their ranks."""
+    """Then the workers that had a place, by their ranks."""
     rank = math.inf if worker.rank is None else worker.rank
     return (-_steps(worker), rank, worker.number)

@@ -1,4 +1,4 @@
-"""What the workers of an elastic job write, each line with its rank in front.
+"""Shows the output of an elastic job's workers, each line with its rank.
 
 `[2] ` is the rank that the worker has at the time; one that has had none yet
 has its name there, `[w5] `.
@@ -20,7 +20,7 @@ _WAITING_BYTES = 1 << 20
 class Writer:
     """Writes to this process's streams, in a thread of its own.
 
-    Whoever reads them may stop, and the rendezvous must go on.
+    Their reader may stop, and the rendezvous must continue.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class JobScreen:
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
-        # What stands before a worker's lines, if it is not its name.
+        # The prefix of a worker's lines, if it is not its name.
         self.prefixes: dict[int, str] = {}
         self._screen = Screen(
             self.writer.write,
@@ -72,14 +72,14 @@ class JobScreen:
             lambda worker: self.prefixes.get(worker, f"w{worker}"),
         )
         self._held = HeldLines(self._screen.show_lines)
-        # The supervisors pass on what each worker wrote by itself.
+        # The supervisors pass on each worker's own output.
         self._readers = {
             stream: StreamReader(stream, Marks(), self._screen, self._held)
             for stream in (1, 2)
         }
 
     def take(self, worker: int, stream: int, data: bytes) -> None:
-        """Takes what a worker wrote to its stream 1 or 2."""
+        """Takes a worker's output to its stream 1 or 2."""
         self._readers[stream].feed_rank(worker, data)
 
     def say(self, text: str) -> None:
@@ -87,7 +87,7 @@ class JobScreen:
         self._screen.show(2, None, f"tfringrun: {text}\n".encode())
 
     def tick(self) -> None:
-        """Shows what was held back long enough."""
+        """Shows lines that were held back long enough."""
         for reader in self._readers.values():
             reader.tick()
         self._held.tick()

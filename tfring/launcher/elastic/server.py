@@ -1,4 +1,4 @@
-"""The rendezvous' sockets: who is connected, and what they say."""
+"""The rendezvous' sockets: the connected peers, and their messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Event:
 
     role: str  # `supervisor`, `output`, `worker` or `pulse`
     name: str  # the host, or the worker
-    # What was said; the hello comes first. None: the connection has ended. Of a
+    # The message; the hello comes first. None: the connection has ended. Of a
     # pulse: nothing was heard for too long. A pulse that ends is not heard any
     # more: perhaps its worker has just said more.
     message: dict[str, Any] | None
@@ -93,7 +93,7 @@ class Server:
     ) -> None:
         """Sends a message, encoded once for all.
 
-        A connection by which it cannot be delivered ends.
+        If a connection cannot deliver it, the connection ends.
         """
         frame = wire.encoded(message)
         for name in names:
@@ -101,7 +101,7 @@ class Server:
                 self._send(connection, frame)
 
     def _send(self, connection: _Connection, frame: bytes = b"") -> None:
-        """Sends what is taken now, and the rest in `poll`: others wait, too."""
+        """Sends as much as the socket takes now, and the rest in `poll`."""
         events = selectors.EVENT_READ
         try:
             if not connection.channel.start_send(frame):
@@ -122,7 +122,7 @@ class Server:
             connection.sock.close()
 
     def pause_output(self, pause: bool) -> None:
-        """Leaves what the workers write where it is, or takes it again."""
+        """Stops reading the workers' output, or resumes."""
         if pause == self._paused:
             return
         self._paused = pause
@@ -191,7 +191,7 @@ class Server:
             sock.close()
             return
         if role == "supervisor":
-            # What an earlier one has yet to say would keep this one out.
+            # Pending messages of an earlier one would keep this one out.
             self.drop("output", name)
         if role == "pulse":
             self._heard[name] = self._clock
@@ -202,7 +202,7 @@ class Server:
         events.append(Event(role, name, {**hello, "kind": "hello"}))
 
     def _read(self, connection: _Connection, events: list[Event]) -> bool:
-        """Reads some of what has come; tells if there may be more."""
+        """Reads some of the arrived bytes; tells if there may be more."""
         role, name = connection.role, connection.name
         if connection.is_dropped():
             return False
@@ -211,7 +211,7 @@ class Server:
                 while connection.sock.recv(4096):
                     self._heard[name] = self._clock
                 raise wire.ChannelClosedError("the pulse has ended.")
-            # A bounded number: others wait, too.
+            # A bounded number: other peers wait, too.
             for _ in range(16):
                 message = connection.channel.receive(0)
                 if message is None:

@@ -1,13 +1,13 @@
 """The program on each host of an elastic job that starts and kills workers.
 
 It gets its configuration by standard input, as a line of JSON: the job's token
-is on no command line. Then it does what the rendezvous says, passes on what the
-workers write, and reports how each has ended. It ends, and all workers with it,
-when its connection or its standard input does. In a task of a batch system
-`tasks` gives it its configuration, and it is a host that has come by itself.
+is on no command line. Then it follows the rendezvous' orders, passes on the
+workers' output, and reports how each has ended. It ends, and all workers with
+it, when its connection or its standard input does. In a task of a batch system
+`tasks` gives it its configuration, and it is a host that has joined by itself.
 
 Two processes share the work: one is the parent of the workers, and its own
-parent only waits, to kill what is left if that one is killed.
+parent only waits, to kill leftovers if that one is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tfring.rendezvous import wire
 
 # After SIGTERM the workers have this long to leave politely.
 TERMINATION_GRACE_SECONDS = 10.0
-# How long the launcher may take for what they have written, at the end.
+# How long the launcher may take for their output, at the end.
 LAST_WORDS_SECONDS = 3.0
 
 
@@ -69,7 +69,7 @@ class Output:
 
     def _connect(self) -> wire.Channel:
         sock = wire.connect(self._address, self._token, self._hello, 30.0)
-        # The launcher may be told to wait by whoever reads what it writes.
+        # The reader of the launcher's output may block it.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         return wire.Channel(sock)
 
@@ -123,14 +123,14 @@ class Supervisor:
             "TFRING_ELASTIC_TOKEN": token,
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
             "TFRING_ELASTIC_INTERFACE": interface,
-            # Those that share memory, and count as of one machine.
+            # Workers that share memory, and count as of one machine.
             "TFRING_ELASTIC_HOST": host,
         }
         self._workers: dict[str, _Worker] = {}
         # Some also of workers that have ended.
         self._forwarders: list[threading.Thread] = []
         self._ending = False
-        # What the rendezvous said of the job's end.
+        # The rendezvous' message on the job's end.
         self._status: int | None = None
         # The signal that asks this process to end.
         self._terminated = 0
@@ -163,7 +163,7 @@ class Supervisor:
         if "slots" not in self._configuration:
             poll.register(0, select.POLLIN)  # The launcher's.
         while not (self._ending and not self._workers):
-            # A bounded wait also bounds what a lost wake-up costs.
+            # A bounded wait also bounds the cost of a lost wake-up.
             ready = {fd for fd, _ in poll.poll(self._wait_ms())}
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -188,7 +188,7 @@ class Supervisor:
                     _kill(name, worker.process.pid)
 
     def close(self) -> None:
-        """Kills all workers, and passes on what they have written."""
+        """Kills all workers, and passes on their output."""
         processes.kill_descendants(grace_seconds=0.0)
         with contextlib.suppress(wire.ChannelClosedError):
             self._reap()
@@ -270,7 +270,7 @@ class Supervisor:
         self._workers[name] = _Worker(process, slot)
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Passes on what a worker writes; a thread for each worker."""
+        """Passes on a worker's output; a thread for each worker."""
         selector = selectors.PollSelector()
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             assert pipe is not None
@@ -296,7 +296,7 @@ class Supervisor:
                         connected = False
 
     def _reap(self) -> None:
-        """Reports the workers that have ended, and kills what they left."""
+        """Reports the workers that have ended, and kills their leftovers."""
         ended = [
             (name, worker.process)
             for name, worker in self._workers.items()
@@ -322,7 +322,7 @@ class Supervisor:
 
 
 def _say(configuration: dict[str, Any], text: str) -> None:
-    # Where the launcher has started it, that says whose words these are.
+    # If the launcher has started it, the launcher names the worker.
     prefix = "tfringrun: " if "slots" in configuration else ""
     line = f"{prefix}{text.rstrip('.')}."
     print(line, file=sys.stderr, flush=True)
@@ -346,7 +346,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _kill(name: str, pid: int) -> None:
-    """Kills a worker's process group, and what has left it."""
+    """Kills a worker's process group, and processes that have left it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     mark = f"TFRING_ELASTIC_WORKER={name}".encode()
@@ -358,7 +358,7 @@ def _kill(name: str, pid: int) -> None:
 
 
 def _wait_and_clean(child: int) -> int:
-    """Waits for the process that has the workers, and kills what is left."""
+    """Waits for the process that has the workers, and kills leftovers."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: os.kill(child, number))
     while True:
@@ -385,7 +385,7 @@ def supervise(configuration: dict[str, Any]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        # What called `supervise` goes on in the other process alone.
+        # The caller of `supervise` continues in the second process alone.
         os._exit(status)
 
 

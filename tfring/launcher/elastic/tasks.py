@@ -1,4 +1,4 @@
-"""Elastic jobs whose machines a batch system starts: a task on each of them.
+"""Elastic jobs that a batch system starts: a task on each machine.
 
 All tasks are given the same line, with the address of one of them. That one is
 the launcher; the others are supervisors of their hosts, which join and stay

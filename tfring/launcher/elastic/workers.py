@@ -1,4 +1,4 @@
-"""What the rules of an elastic job speak of: limits, workers and actions."""
+"""The terms of an elastic job's rules: limits, workers and actions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Limits:
     replacement_seconds: float = 600.0
     # How long a member may take to leave a generation.
     ready_seconds: float = 30.0
-    # More hosts may come.
+    # More hosts may join.
     may_grow: bool = False
 
 
@@ -48,13 +48,13 @@ class Say:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What all workers must have alike."""
+    """The state that all workers must have alike."""
 
     run: int  # in which function of `tfring.elastic.run`
     parts: Sequence[Sequence[str]]  # each part, and its name, which may differ
 
     def difference_from(self, others: State) -> str:
-        """Tells where it differs from the others' state; "" if it does not."""
+        """Tells where it differs from the members' state; "" if it does not."""
         if self.run != others.run:
             return ""  # Nobody knows.
         for own, other in itertools.zip_longest(
@@ -102,7 +102,7 @@ class Worker:
 
     @property
     def is_over(self) -> bool:
-        """Tells if the others need it no more, nor it them."""
+        """Tells if the members need it no more, nor it them."""
         return self.trained or self.done
 
     def __str__(self) -> str:

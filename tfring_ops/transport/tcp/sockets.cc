@@ -30,7 +30,7 @@ absl::Status SetOption(int socket, int level, int name, int value) {
 
 std::string SystemError(int error) { return std::strerror(error); }
 
-// See Note [What TCP is told].
+// See Note [TCP options].
 absl::Status SetUpSocket(int socket) {
   const int flags = fcntl(socket, F_GETFL);
   if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) != 0 ||

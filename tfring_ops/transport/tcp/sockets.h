@@ -14,7 +14,7 @@ namespace tfring {
 std::string SystemError(int error);
 
 // Never blocks, is closed in a program that this process starts, and hears of
-// a lost peer: Note [What TCP is told] in tcp.h.
+// a lost peer: Note [TCP options] in tcp.h.
 absl::Status SetUpSocket(int socket);
 
 // Returns the error that the socket has, which the next call on it would get;

@@ -13,7 +13,7 @@
 // of its peer by this channel; who waits for a rank that is lost, or that has
 // aborted, hears of it by the attendant, from the channel of control.
 //
-// Note [What TCP is told]
+// Note [TCP options]
 // Data that nobody acknowledges for kUnacknowledgedMilliseconds ends the
 // connection, and so does a peer that answers no probe for as long: TCP's own
 // limits are minutes and hours.  A peer that takes no more data, as its process
