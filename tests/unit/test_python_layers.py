@@ -40,10 +40,7 @@ LOADED_BY_LAUNCHER = {LAUNCHER, "_build_info", "rendezvous", "horovod"}
 ALLOWED_IN_LAUNCHER = {*LOADED_BY_LAUNCHER, "_core", ""}
 
 # They take seconds to import, or are not always installed.
-HEAVY = {
-    *("deepspeed", "keras", "matplotlib", "mpi4py", "ninja", "tensorflow"),
-    "torch",
-}
+HEAVY = {"keras", "matplotlib", "mpi4py", "tensorflow", "torch"}
 
 
 class Import(NamedTuple):
