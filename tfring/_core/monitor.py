@@ -191,6 +191,8 @@ class Server:
 
     def close(self) -> None:
         """Ends it, and gives the port back."""
+        if native.is_disowned():  # Its thread is this process's parent's.
+            return
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
