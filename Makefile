@@ -24,7 +24,7 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
   parallel-4 trainings gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
-  network chaos clients bazel compat
+  network chaos clients compat
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs
   clients
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
   parallel-2 parallel-3 parallel-4 trainings gpu gpu-schedule jobs network chaos \
-  clients bazel
+  clients
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
 test-all: build
@@ -273,10 +273,6 @@ build/clients/%/.ready: tests/clients/%.txt | build
 clients: build build/clients/omnifold/.ready \
   $(if $(EXTENT),,build/clients/deepmd/.ready)
 	$(PYTEST) tests/clients
-
-BAZEL_TARGETS := //:all
-bazel: build $(GTEST_READY)
-	tools/bazel_test $(BAZEL_TARGETS)
 
 # The parallel tests with another TensorFlow or MPI than .venv has, in a copy of
 # this tree: make compat TF=2.18.1, or TF=2.21.0 MPI=mpich, or MPICC=...

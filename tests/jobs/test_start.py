@@ -14,6 +14,7 @@ mpi4py.rc.initialize = False
 import tensorflow as tf
 import tfring
 from pathlib import Path
+from tfring._core import monitor
 
 def error_of(call):
     try:
@@ -78,6 +79,8 @@ def collective():
 def boom():
     raise ValueError("boom")
 
+# A thread of this process serves its figures, and none in a child.
+monitor._server = monitor.Server("127.0.0.1", 0)
 assert status_of_child(tfring.rank) == 5
 assert status_of_child(collective) == 5
 assert status_of_child(boom) == 1

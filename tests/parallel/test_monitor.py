@@ -7,9 +7,9 @@ import contextlib
 import math
 import re
 import socket
+import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -18,15 +18,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mpi4py import MPI
+from prometheus_client.parser import text_string_to_metric_families
 from tensorflow.core.util import event_pb2
 
 import tfring
 from tfring._core import monitor, runtime
 
-# A line of the text format, with this rank's labels.
-_SAMPLE = re.compile(
-    r'(tfring_[a-z_]+)\{rank="(\d+)",local_rank="(\d+)"\} (\d\S*)'
-)
+_GUIDE = Path(__file__).parents[2] / "docs/guides/watching.md"
 
 
 def free_ports(size):
@@ -46,26 +44,23 @@ def free_ports(size):
     return tfring.broadcast_object(first, 0)
 
 
-def scraped(port):
+def samples(port):
     url = f"http://127.0.0.1:{port}/metrics"
     with urllib.request.urlopen(url, timeout=20) as response:
-        assert response.headers["Content-Type"].startswith("text/plain")
         text = response.read().decode()
-    assert text.endswith("\n")
-    figures, kinds = {}, {}
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split()
-            kinds[name] = kind
-        elif not line.startswith("# HELP "):
-            name, rank, local_rank, value = _SAMPLE.fullmatch(line).groups()
-            figures[name] = float(value)
-    assert {re.sub("_(sum|count)$", "", name) for name in figures} == {*kinds}
-    assert all(
-        name.endswith("_total") == (kind == "counter")
-        for name, kind in kinds.items()
-    )
-    return int(rank), int(local_rank), figures
+    families = text_string_to_metric_families(text)
+    return [sample for family in families for sample in family.samples]
+
+
+def scraped(port):
+    found = samples(port)
+    labels = found[0].labels
+    assert all(sample.labels == labels for sample in found)
+    figures = {sample.name: sample.value for sample in found}
+    assert figures.keys() == {
+        *re.findall(r"`(tfring_[a-z_]+)`", _GUIDE.read_text())
+    }
+    return int(labels["rank"]), int(labels["local_rank"]), figures
 
 
 def begin_anew(monkeypatch, rank, **settings):
@@ -153,8 +148,6 @@ def test_a_setting_serves_each_rank(
     assert max(everyones)[0] > 0 or size == 1
     # Of three, another may come still later.
     assert everyones[-1] == (0, 0) or size > 2
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{first + rank}/", timeout=20)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", first + rank), timeout=20)
 
@@ -165,6 +158,32 @@ def test_a_setting_serves_each_rank(
     with socket.create_server(("127.0.0.1", first + rank)):
         pass  # the port is free
     tfring.init()
+
+
+def test_an_address_to_listen_at(monkeypatch, rank, size, same_job_again):
+    port = free_ports(size)
+    begin_anew(monkeypatch, rank, TFRING_METRICS_PORT=f"0.0.0.0:{port}")
+    socket.create_connection(("127.0.0.2", port + rank), timeout=20).close()
+
+
+def test_a_rank_without_the_client_ends_init_on_all(
+    monkeypatch, rank, size, same_job_again
+):
+    last = size - 1
+    if rank == last:
+        monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    whose = "" if rank == last else f"rank {last}: "
+    with pytest.raises(ImportError, match=f"^{whose}TFRING_.* pip install"):
+        begin_anew(monkeypatch, rank, TFRING_METRICS_PORT="9400")
+    assert not tfring.is_initialized()
+
+
+def test_between_jobs_there_are_no_figures(size, same_job_again):
+    port = free_ports(size) + tfring.rank()
+    server = monitor.Server("127.0.0.1", port)
+    tfring.shutdown()
+    assert samples(port) == []
+    server.close()
 
 
 def test_a_port_that_is_taken_is_a_warning(
@@ -286,7 +305,11 @@ def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
         }
 
 
-def test_what_the_callback_refuses():
+def test_what_the_callback_refuses(monkeypatch):
     for port in (0, 65536):
         with pytest.raises(ValueError, match=f"65535, or None, got {port}"):
             tfring.callbacks.MonitorCallback(port=port)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ImportError, match=r"\(port=\) takes .* pip install"):
+        tfring.callbacks.MonitorCallback(port=9400)
+    tfring.callbacks.MonitorCallback()

@@ -1,6 +1,5 @@
 """Includes point down the layers, and are the deps in BUILD."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -13,30 +12,59 @@ MODULES = (
 )
 
 
+# They are in no target of BUILD: tools/native.mk alone has what they need.
+NATIVE_ALONE = re.compile(
+    r"tfring_ops/kernels/cuda_cubins\.cc"
+    r"|tests/cpp/((cuda|large)_\w+|\w+_timing|c_status)_test\.cc"
+    r"|tests/cpp/((mpi|nccl)_\w+|device_sets)\.(cc|h)"
+)
+
+
 def targets():
-    """Returns the literal arguments of BUILD's cc_library rules, by name.
+    """Returns the arguments of BUILD's rules by name, with globs as files.
 
     BUILD's language is a part of Python's.
     """
-    rules = {}
-    for node in ast.walk(ast.parse((ROOT / "BUILD").read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == (
-            "cc_library"
-        ):
-            rule = {word.arg: word.value for word in node.keywords}
-            rules[ast.literal_eval(rule["name"])] = rule
-    return rules
+    found = {}
+
+    def rule(name, **arguments):
+        assert name not in found
+        found[name] = arguments
+
+    def matches(patterns):
+        paths = [path for each in patterns for path in ROOT.glob(each)]
+        return {path.relative_to(ROOT).as_posix() for path in paths}
+
+    known = {
+        **dict.fromkeys(("cc_binary", "cc_library", "cc_test"), rule),
+        **dict.fromkeys(("config_setting", "package"), lambda **_: None),
+        "glob": lambda some, exclude=(): sorted(
+            matches(some) - matches(exclude)
+        ),
+        # All at once.
+        "select": lambda choices: sorted(set().union(*choices.values())),
+    }
+    exec((ROOT / "BUILD").read_text(), known)
+    return found
+
+
+TARGETS = targets()
+
+
+def files_of(target):
+    return [
+        path
+        for kind in ("srcs", "hdrs")
+        for path in TARGETS[target].get(kind, ())
+    ]
+
+
+TARGET_OF = {path: target for target in TARGETS for path in files_of(target)}
 
 
 def deps(target):
-    return ast.literal_eval(targets()[target].get("deps", ast.List([])))
-
-
-def target_of(path):
-    """Returns BUILD's target for a file of tfring_ops/."""
-    module = path.split("/")[1]
-    is_mpi = path.startswith("tfring_ops/transport/mpi/")
-    return "transport_mpi" if is_mpi else module
+    """Returns those that are BUILD's own."""
+    return {dep for dep in TARGETS[target].get("deps", ()) if dep[0] == ":"}
 
 
 def files(*folders):
@@ -56,14 +84,22 @@ def includes(path):
 def test_every_module_is_a_target():
     modules = {path.split("/")[1] for path in files("tfring_ops")}
     assert modules == set(MODULES)
-    assert set(MODULES) <= set(targets())
+    for path, target in TARGET_OF.items():
+        if path.startswith("tfring_ops/transport/mpi/"):
+            assert target == "transport_mpi"
+        elif path.startswith("tfring_ops/"):
+            assert target == path.split("/")[1]
 
 
-def test_every_source_is_in_its_target():
-    for module in MODULES:
-        sources = ast.unparse(targets()[module]["srcs"])
-        below = "**/" if any((ROOT / "tfring_ops" / module).glob("*/")) else ""
-        assert f"'tfring_ops/{module}/{below}*.cc'" in sources
+def test_every_source_is_in_one_target():
+    of_targets = [path for target in TARGETS for path in files_of(target)]
+    assert len(of_targets) == len({*of_targets})
+    expected = {
+        path
+        for path in files("tfring_ops", "tests/cpp")
+        if not NATIVE_ALONE.fullmatch(path)
+    }
+    assert {*of_targets} - {*files("tests/fake_cuda")} == expected
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -71,22 +107,39 @@ def test_deps_point_down(module):
     below = {f":{lower}" for lower in MODULES[: MODULES.index(module)]}
     if MODULES.index("transport") < MODULES.index(module):
         below.add(":transport_mpi")
-    assert {dep for dep in deps(module) if dep.startswith(":")} <= below
+    assert deps(module) <= below
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_deps_are_includes(module):
-    """Each module names all its includes, and none beyond them."""
-    included = {}
-    for path in files(f"tfring_ops/{module}"):
-        of_target = included.setdefault(target_of(path), set())
-        for include in includes(path):
-            if include.startswith("tfring_ops/"):
-                of_target.add(f":{target_of(include)}")
-    assert included
-    for target, needed in included.items():
-        ours = {dep for dep in deps(target) if dep.startswith(":")}
-        assert ours == needed - {f":{target}"}
+@pytest.mark.parametrize("target", TARGETS)
+def test_deps_are_includes(target):
+    """Each target names all its includes, and a library none beyond them."""
+    needed = {
+        f":{TARGET_OF[include]}"
+        for path in files_of(target)
+        for include in includes(path)
+        if include.startswith(("tfring_ops/", "tests/"))
+    } - {f":{target}"}
+    assert needed <= deps(target)
+    if target in {*MODULES, "transport_mpi", "test_helpers"}:
+        assert needed == deps(target)
+
+
+def test_bazel_compiles_the_kernels_as_make_does():
+    native = (ROOT / "tools/native.mk").read_text().replace("\\\n", "")
+    avx2, more = re.findall(
+        r"^AVX\d+_FLAGS := (?:\$\(AVX2_FLAGS\))?(.*)$", native, re.MULTILINE
+    )
+    flags_of = {
+        r"\.cc$": "-ffp-contract=off",
+        r"_avx(2|512)\.cc$": avx2,
+        r"_avx512\.cc$": more,
+    }
+    _, *lines = (ROOT / ".bazelrc").read_text().splitlines()
+    assert lines == [
+        f"build --per_file_copt=tfring_ops/kernels/cpu_.*{end}@"
+        + ",".join(flags.split())
+        for end, flags in flags_of.items()
+    ]
 
 
 def knowing(pattern, *folders):

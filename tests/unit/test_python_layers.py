@@ -39,11 +39,10 @@ LAUNCHER_ENTRY = "run"
 LOADED_BY_LAUNCHER = {LAUNCHER, "_build_info", "rendezvous", "horovod"}
 ALLOWED_IN_LAUNCHER = {*LOADED_BY_LAUNCHER, "_core", ""}
 
-# They take seconds to import, or are not always installed.
-HEAVY = {
-    *("deepspeed", "keras", "matplotlib", "mpi4py", "ninja", "tensorflow"),
-    "torch",
-}
+# They are not always installed.
+OPTIONAL = {"matplotlib", "prometheus_client", "torch"}
+# Or take seconds to import.
+HEAVY = {*OPTIONAL, "keras", "mpi4py", "tensorflow"}
 
 
 class Import(NamedTuple):
@@ -146,6 +145,12 @@ def test_no_module_imports_itself_by_way_of_others():
         if each.target != each.importer:
             below[each.importer].add(each.target)
     graphlib.TopologicalSorter(below).prepare()  # raises if there is a cycle
+
+
+def test_optional_packages_are_imported_where_they_are_used():
+    imports = [e for e in IMPORTS if e.target.split(".")[0] in OPTIONAL]
+    assert {each.target.split(".")[0] for each in imports} == OPTIONAL
+    assert [each for each in imports if not each.in_function] == []
 
 
 @pytest.mark.parametrize(

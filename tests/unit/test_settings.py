@@ -25,17 +25,23 @@ def test_what_is_no_time(monkeypatch, text):
 
 
 def test_metrics_endpoint(monkeypatch):
-    port, address = "TFRING_METRICS_PORT", "TFRING_METRICS_ADDRESS"
-    for name in (port, address):
-        monkeypatch.delenv(name, raising=False)
+    name = "TFRING_METRICS_PORT"
+    monkeypatch.delenv(name, raising=False)
     assert settings.metrics_endpoint() is None
-    monkeypatch.setenv(port, "9400")
-    assert settings.metrics_endpoint() == ("127.0.0.1", 9400)
-    monkeypatch.setenv(address, "0.0.0.0")
-    assert settings.metrics_endpoint() == ("0.0.0.0", 9400)
-    for wrong in ("http", "-1", "0", "65536"):
-        monkeypatch.setenv(port, wrong)
-        with pytest.raises(
-            ValueError, match=f"{port}='{wrong}' must be a port"
-        ):
+    for text, endpoint in {
+        "": None,
+        "9400": ("127.0.0.1", 9400),
+        "0.0.0.0:9400": ("0.0.0.0", 9400),
+        "localhost:65535": ("localhost", 65535),
+        "[::]:9400": ("::", 9400),
+    }.items():
+        monkeypatch.setenv(name, text)
+        assert settings.metrics_endpoint() == endpoint
+    for wrong in (
+        *("http", "-1", "0", "65536", " 9400", "0.0.0.0", "0.0.0.0:", ":9400"),
+        *("0.0.0.0:0", "::9400", ":::9400", "[::]9400", "[::]", "[]:9400"),
+    ):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(ValueError, match="must be a port") as raised:
             settings.metrics_endpoint()
+        assert str(raised.value).startswith(f"{name}='{wrong}' ")

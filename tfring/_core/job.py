@@ -78,6 +78,14 @@ class Job(abc.ABC):
         """Returns rank 0's value of a setting. Collective."""
 
     @abc.abstractmethod
+    def raise_everywhere(self, error: Exception | None) -> None:
+        """Raises the error of any rank on every rank. Collective.
+
+        Args:
+            error: This rank's, of a text alone; None if it has none.
+        """
+
+    @abc.abstractmethod
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:

@@ -1,24 +1,18 @@
-"""Figures of this rank, for whoever watches the job; Prometheus's text of them.
-
-Reference: Prometheus, "Exposition formats", text format 0.0.4.
-"""
+"""Figures of this rank, for whoever watches the job, by prometheus_client."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
-import http.server
-import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from absl import logging
 
 from tfring._core import native, runtime, settings
-
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# So long a client may take to ask.
-_CLIENT_SECONDS = 10
+from tfring._core.errors import NotInitializedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,102 +72,127 @@ def generation() -> int:
     return _generation
 
 
-def prometheus_text() -> str:
-    """This rank's figures, labelled with its rank."""
+def missing_client(asker: str) -> ImportError | None:
+    """Returns the error of a rank that cannot serve figures; None if it can.
+
+    Args:
+        asker: The setting or the argument that asks for them.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        return ImportError(
+            f"{asker} takes the package prometheus_client, which cannot be "
+            f"imported ({error}): pip install prometheus_client"
+        )
+    return None
+
+
+class _Figures:
+    """This rank's figures at the time of a scrape, labelled with its rank."""
+
+    def collect(self) -> Iterator[Any]:
+        """Yields them to the registry; none once the rank has left the job."""
+        with contextlib.suppress(NotInitializedError):
+            yield from _families()
+
+
+def _families() -> Iterator[Any]:
+    from prometheus_client import core
+
+    gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
+    labels = {
+        "rank": str(runtime.rank()),
+        "local_rank": str(runtime.local_rank()),
+    }
     totals = engine_totals()
-    step_count, step_seconds = steps()
-    figures: list[tuple[str, str, str, dict[str, float]]] = [
-        ("size", "gauge", "Ranks of the job.", {"": runtime.size()}),
+    families: list[tuple[Any, str, str, tuple[float, ...]]] = [
+        (gauge, "size", "Ranks of the job.", (runtime.size(),)),
         (
+            gauge,
             "generation",
-            "gauge",
             "How often the job has started again without a lost rank.",
-            {"": _generation},
+            (_generation,),
         ),
         (
+            counter,
             "requests_total",
-            "counter",
             "Collectives on which the ranks have agreed.",
-            {"": totals.requests},
+            (totals.requests,),
         ),
         (
+            counter,
             "negotiation_seconds_total",
-            "counter",
             "Time of requests until all ranks had sent them; least on the "
             "rank that the others wait for.",
-            {"": totals.negotiate_ns / 1e9},
+            (totals.negotiate_ns / 1e9,),
         ),
         (
+            counter,
             "buckets_total",
-            "counter",
             "Requests or groups of them that ran together.",
-            {"": totals.buckets},
+            (totals.buckets,),
         ),
         (
+            counter,
             "bytes_total",
-            "counter",
             "Bytes of this rank's tensors in them.",
-            {"": totals.count_bytes},
+            (totals.count_bytes,),
         ),
         (
+            counter,
             "running_seconds_total",
-            "counter",
             "Time in which a bucket ran.",
-            {"": totals.running_ns / 1e9},
+            (totals.running_ns / 1e9,),
         ),
         (
+            counter,
             "exposed_seconds_total",
-            "counter",
             "The part of it in which an operation waited for a result.",
-            {"": totals.exposed_ns / 1e9},
+            (totals.exposed_ns / 1e9,),
         ),
         (
+            counter,
             "stalls_total",
-            "counter",
             "Reports of a collective that some ranks have not called.",
-            {"": totals.stalls},
+            (totals.stalls,),
         ),
         (
+            core.SummaryMetricFamily,
             "step_seconds",
-            "summary",
             "Steps of training that MonitorCallback has seen.",
-            {"_count": step_count, "_sum": step_seconds},
+            steps(),
         ),
     ]
-    labels = f'{{rank="{runtime.rank()}",local_rank="{runtime.local_rank()}"}}'
-    lines = []
-    for name, kind, text, values in figures:
-        lines.append(f"# HELP tfring_{name} {text}")
-        lines.append(f"# TYPE tfring_{name} {kind}")
-        lines += [
-            f"tfring_{name}{suffix}{labels} {value!r}"
-            for suffix, value in values.items()
-        ]
-    return "\n".join(lines) + "\n"
+    for kind, name, text, values in families:
+        family = kind(f"tfring_{name}", text, labels=labels)
+        family.add_metric(labels.values(), *values)
+        yield family
 
 
 class Server:
-    """Serves `prometheus_text` at /metrics, from a thread, until `close`.
+    """Serves this rank's figures at /metrics, from a thread, until `close`.
 
     Args:
         address: The address to listen at.
-        port: A port of it; 0 takes a free one.
+        port: A port of it.
 
     Raises:
         OSError: It cannot listen there.
     """
 
     def __init__(self, address: str, port: int) -> None:
-        kind = _HttpServer6 if ":" in address else _HttpServer
-        self._http = kind((address, port), _Handler)
-        self.port = int(self._http.server_address[1])
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(0.1,), daemon=True
-        )
-        self._thread.start()
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        # Not the process's own, which has figures of Python's and the script's.
+        registry = CollectorRegistry()
+        registry.register(_Figures())
+        self._http, self._thread = start_http_server(port, address, registry)
 
     def close(self) -> None:
         """Ends it, and gives the port back."""
+        if native.is_disowned():  # Its thread is this process's parent's.
+            return
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -203,11 +222,20 @@ def serve(address: str, port: int) -> Server | None:
 
 
 def serve_where_asked() -> None:
-    """Serves if rank 0's settings say so, until `shutdown`. Collective."""
+    """Serves if rank 0's settings say so, until `shutdown`. Collective.
+
+    Raises:
+        ImportError: prometheus_client is not installed, here or on another
+            rank.
+    """
     global _server
-    endpoint = runtime.job().agreed(settings.metrics_endpoint())
+    job = runtime.job()
+    endpoint = job.agreed(settings.metrics_endpoint())
+    if endpoint is None:
+        return
+    job.raise_everywhere(missing_client("TFRING_METRICS_PORT"))
     # A rank that is still to join has no place on its machine yet.
-    if endpoint is not None and not runtime.is_beside():
+    if not runtime.is_beside():
         _server = serve(*endpoint)
 
 
@@ -225,33 +253,3 @@ def _go_on_with_the_ranks_left() -> None:
     _generation += 1
     # A rank may have another place on its machine now.
     serve_where_asked()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _CLIENT_SECONDS
-
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "Only /metrics is here.")
-            return
-        try:
-            body = prometheus_text().encode()
-        except ValueError as error:  # it has just left the job
-            self.send_error(503, str(error))
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", _CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Says nothing: a scrape is no news."""
-
-
-class _HttpServer(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-
-class _HttpServer6(_HttpServer):
-    address_family = socket.AF_INET6

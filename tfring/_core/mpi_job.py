@@ -38,6 +38,14 @@ class MpiJob(Job):
         agreed: _T = self.comm.bcast(value)
         return agreed
 
+    def raise_everywhere(self, error: Exception | None) -> None:
+        errors = self.comm.allgather(error)
+        if error is not None:
+            raise error
+        for rank, each in enumerate(errors):
+            if each is not None:
+                raise type(each)(f"rank {rank}: {each}")
+
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 
 # A year: sleeps and waits take it without an overflow.
 _LONGEST_SECONDS = 366 * 24 * 3600.0
+# A port, or an address and a port; an address of IPv6 in brackets.
+_ENDPOINT = re.compile(r"(?:(?:\[([^\[\]\s]+)\]|([^\[\]:\s]+)):)?([0-9]{1,5})")
 
 
 def seconds(variable: str, default: float) -> float:
@@ -40,18 +43,15 @@ def metrics_endpoint() -> tuple[str, int] | None:
     None for nowhere.
 
     Raises:
-        ValueError: The port is no number, or out of bounds.
+        ValueError: It is neither a port nor an address and a port.
     """
     text = os.environ.get("TFRING_METRICS_PORT", "")
-    address = os.environ.get("TFRING_METRICS_ADDRESS", "") or "127.0.0.1"
     if not text:
         return None
-    try:
-        port = int(text)
-    except ValueError:
-        port = 0
-    if not 0 < port < 65536:
+    found = _ENDPOINT.fullmatch(text)
+    if found is None or not 0 < int(found[3]) < 65536:
         raise ValueError(
-            f"TFRING_METRICS_PORT='{text}' must be a port, from 1 to 65535."
+            f"TFRING_METRICS_PORT='{text}' must be a port, from 1 to 65535, or "
+            "an address and a port, such as 0.0.0.0:9400 or [::]:9400."
         )
-    return address, port
+    return found[1] or found[2] or "127.0.0.1", int(found[3])

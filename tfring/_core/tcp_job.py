@@ -94,6 +94,11 @@ class TcpJob(Job):
         # could not take part in an agreement.
         return value
 
+    def raise_everywhere(self, error: Exception | None) -> None:
+        # For the same reason on this rank alone, whose end the launcher shows.
+        if error is not None:
+            raise error
+
     def add_process_set(
         self, process_set_id: int, ranks: Sequence[int]
     ) -> str | None:

@@ -55,6 +55,8 @@ def init(
             "dynamic", Horovod's word for those to come, which needs no saying.
 
     Raises:
+        ImportError: `TFRING_METRICS_PORT` is set, and prometheus_client is not
+            installed, here or on another rank; then there is no job.
         RuntimeError: MPI gives no `MPI_THREAD_MULTIPLE`, does not see the other
             tasks of an `srun` or of another version's `mpirun`, or
             the engine cannot start, here or on another rank; or this process
@@ -89,11 +91,12 @@ def init(
         timeline_path = runtime.job().agreed(os.environ.get("TFRING_TIMELINE"))
         if timeline_path:
             timeline.start_timeline(timeline_path)
-        monitor.serve_where_asked()
     if process_sets is None or isinstance(process_sets, str):
-        return
+        process_sets = ()
     add = add_process_set if is_new else add_unless_known
     try:
+        if is_new:
+            monitor.serve_where_asked()
         for process_set in process_sets:
             add(process_set)
     except Exception:

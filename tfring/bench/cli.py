@@ -80,8 +80,7 @@ _PEERS = _flag(
     flags.DEFINE_list,
     "peers",
     "",
-    "Others in the same rounds: mpi (mpi4py), gloo (PyTorch), oneccl (Intel's, "
-    "in the folder CCL_ROOT), deepspeed (its allreduce in shared memory).",
+    "Others in the same rounds: mpi (mpi4py), gloo (PyTorch).",
 )
 _PRESET = _flag(
     flags.DEFINE_enum,

@@ -40,6 +40,7 @@ class MonitorCallback(keras.callbacks.Callback):
             alone, "0.0.0.0" everything that can reach this machine.
 
     Raises:
+        ImportError: `port` is given, and prometheus_client is not installed.
         ValueError: `port` is no port.
 
     Example:
@@ -48,8 +49,7 @@ class MonitorCallback(keras.callbacks.Callback):
     model.fit(x, y, callbacks=[tfring.callbacks.MonitorCallback("logs")])
     ```
 
-    Reference: Prometheus, "Exposition formats"; docs/guides/watching.md
-    has the names.
+    Reference: docs/guides/watching.md has the names.
     """
 
     def __init__(
@@ -64,6 +64,10 @@ class MonitorCallback(keras.callbacks.Callback):
                 "MonitorCallback: port must be from 1 to 65535, or None, got "
                 f"{port!r}."
             )
+        if port is not None:
+            missing = monitor.missing_client("MonitorCallback(port=)")
+            if missing is not None:
+                raise missing
         self._clock = time.perf_counter
         self._log_dir = None if log_dir is None else os.fspath(log_dir)
         self._endpoint = None if port is None else (address, port)

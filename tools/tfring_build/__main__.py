@@ -1,9 +1,7 @@
-"""For the Makefile: `python -m tfring_build requirements|config|bazel`."""
+"""For the Makefile: `python -m tfring_build requirements|config`."""
 
 import sys
-from pathlib import Path
 
-from tfring_build.bazel import write_repositories
 from tfring_build.find import NotFoundError, missing_requirements
 from tfring_build.native import write_config
 
@@ -14,8 +12,6 @@ def main() -> None:
             print(*missing_requirements())
         case ["config"]:
             write_config()
-        case ["bazel", directory]:
-            write_repositories(Path(directory))
         case _:
             sys.exit(__doc__)
 

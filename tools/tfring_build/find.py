@@ -53,7 +53,6 @@ class Mpi:
     version: str  # "Open MPI 5.0.11"
     compile_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
-    include_dirs: tuple[Path, ...]
     library_dirs: tuple[Path, ...]
     mpirun: Path | None
 
@@ -129,7 +128,6 @@ def find_mpi() -> Mpi:
         link_flags=tuple(
             flag for flag in flags if flag.startswith(("-L", "-l"))
         ),
-        include_dirs=include_dirs,
         library_dirs=library_dirs,
         mpirun=_find_mpirun(mpicc),
     )

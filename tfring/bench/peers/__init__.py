@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfring.bench.measure import Contestant, Simple
-from tfring.bench.peers import deepspeed, gloo, mpi, oneccl
+from tfring.bench.peers import gloo, mpi
 from tfring.bench.peers.calls import Call
 
 _Array = np.ndarray[Any, Any]
@@ -37,12 +37,7 @@ class Peer(Protocol):
         """
 
 
-PEERS: dict[str, Peer] = {
-    "mpi": mpi,
-    "gloo": gloo,
-    "oneccl": oneccl,
-    "deepspeed": deepspeed,
-}
+PEERS: dict[str, Peer] = {"mpi": mpi, "gloo": gloo}
 
 
 def missing(peer: str, dtype: str) -> str | None:

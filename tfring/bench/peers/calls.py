@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 # Those that NumPy and most libraries have in common.
-DTYPES = ("float32", "float64", "int32", "int64")
+_DTYPES = ("float32", "float64", "int32", "int64")
 
 # The call itself, and the array that its result is then in.
 Call = tuple[Callable[[], Any], np.ndarray[Any, Any]]
 
 
-def missing_dtype(dtype: str, known: Collection[str]) -> str | None:
-    """Returns why a dtype is not measured; None if it is known."""
-    return None if dtype in known else f"measured with {', '.join(known)} only"
+def missing_dtype(dtype: str) -> str | None:
+    """Returns why a dtype is not measured; None if it is."""
+    known = ", ".join(_DTYPES)
+    return None if dtype in _DTYPES else f"measured with {known} only"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfring._core import native
-from tfring.bench.peers.calls import DTYPES, Call, missing_dtype
+from tfring.bench.peers.calls import Call, missing_dtype
 
 _Array = np.ndarray[Any, Any]
 
@@ -18,7 +18,7 @@ _Array = np.ndarray[Any, Any]
 def missing(dtype: str) -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
-    return missing_dtype(dtype, DTYPES)
+    return missing_dtype(dtype)
 
 
 def call(

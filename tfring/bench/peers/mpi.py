@@ -8,13 +8,13 @@ import numpy as np
 
 from tfring._core import native
 from tfring.bench.kinds import KINDS
-from tfring.bench.peers.calls import DTYPES, Call, missing_dtype
+from tfring.bench.peers.calls import Call, missing_dtype
 
 _Array = np.ndarray[Any, Any]
 
 
 def missing(dtype: str) -> str | None:
-    return missing_dtype(dtype, DTYPES)
+    return missing_dtype(dtype)
 
 
 def call(
