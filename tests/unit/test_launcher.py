@@ -262,7 +262,7 @@ class TestUsage:
             if name.startswith("TFRING_")
         }
         assert found == {
-            "TFRING_VERBOSE": str(32 << 20),
+            "TFRING_FUSION_THRESHOLD": str(32 << 20),
             "TFRING_TIMELINE": "t.json",
             "TFRING_STALL_CHECK_TIME_SECONDS": "5",
             "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "9",
@@ -291,7 +291,7 @@ class TestUsage:
     def test_horovodrun_has_no_fusion(self):
         arguments = ["-np", "2", "--fusion-threshold-mb", "0", "echo"]
         assert horovodrun.main(arguments) == 0
-        assert self.environment["TFRING_VERBOSE"] == "0"
+        assert self.environment["TFRING_FUSION_THRESHOLD"] == "0"
 
     def test_horovodrun_is_elastic_where_horovods_is(self, monkeypatch):
         seen = []
@@ -315,10 +315,10 @@ class TestUsage:
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", "1")
         option = ["-np", "2", "--timeline-filename", "ours.json"]
         assert cli.main([*option, "echo"]) == 0
-        assert "TFRING_VERBOSE" not in self.environment
+        assert "TFRING_FUSION_THRESHOLD" not in self.environment
         assert capsys.readouterr().err == ""
         assert cli.main(["--horovod", *option, "echo"]) == 0
-        assert self.environment["TFRING_VERBOSE"] == "64"
+        assert self.environment["TFRING_FUSION_THRESHOLD"] == "64"
         assert self.environment["TFRING_TIMELINE"] == "ours.json"
         assert "ignores them: HOROVOD_CYCLE_TIME.\n" in capsys.readouterr().err
 
