@@ -1,6 +1,7 @@
 """Messages about a job, made from its ranks' reports."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -69,7 +70,7 @@ def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
     if pmi_fd is not None:
         environment["PMI_FD"] = str(pmi_fd)
     ended = subprocess.run(
-        [*wrapper.OF_HYDRA, sys.executable, "-c", program, "a b", "$c"],
+        [*wrapper.SHELL, sys.executable, "-c", program, "a b", "$c"],
         env=environment,
         capture_output=True,
         # In place of Hydra, which has it open.
@@ -83,3 +84,16 @@ def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
     assert ended.returncode == 3
     assert os.read(reader, 100) == (b"to mpirun" if pmi_fd else b"")
     os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        (["sh", "-c", "echo mine >&2; kill -9 $$"], 137, rb"mine\n"),
+        (["no-such-program"], 127, rb".*no-such-program: not found\n"),
+    ],
+)
+def test_the_shell_does_not_say_how_the_rank_ended(program, status, said):
+    ended = subprocess.run([*wrapper.SHELL, *program], capture_output=True)
+    assert ended.returncode == status
+    assert re.fullmatch(said + rb"\x1eexit %d \S+\x1f\n" % status, ended.stderr)

@@ -140,11 +140,9 @@ def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
     """The whole command line that starts `job`."""
     if launcher.family is Family.OPEN_MPI:
         options = _open_mpi_options(launcher, job)
-        shell = wrapper.OF_OPEN_MPI
     else:
         options = _hydra_options(job)
-        shell = wrapper.OF_HYDRA
-    command = [*shell, *job.command]
+    command = [*wrapper.SHELL, *job.command]
     return [str(launcher.path), "-np", str(job.ranks), *options, *command]
 
 

@@ -18,25 +18,19 @@ import signal
 
 # A signal to the rank's process group must not end the shell before the rank.
 # POSIX shells redirect one digit; MPICH's rank talks to its launcher by PMI_FD,
-# which may be 9.
-_BEGIN = (
+# which may be 9. The shell says nothing itself, such as that a rank was killed.
+SHELL = (
+    "/bin/sh",
+    "-c",
     "trap : HUP INT TERM; "
     'reports=9; [ "$PMI_FD" = 9 ] && reports=8; '
     'TFRING_REPORTS="$reports $(readlink "/proc/$$/fd/2")"; '
-    "export TFRING_REPORTS; "
-)
-_RUN = r'eval "\"\$@\" $reports>&2"; status=$?; '
-_RUN_WITHOUT_INPUT = r'eval "\"\$@\" $reports>&2 </dev/null"; status=$?; '
-_REPORT = r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&2; '
-_END = "exit $status"
-
-OF_HYDRA = (
-    "/bin/sh",
-    "-c",
-    _BEGIN + _RUN_WITHOUT_INPUT + _REPORT + _END,
+    'export TFRING_REPORTS; eval "exec $reports>&2 2>/dev/null"; '
+    '(exec "$@") 2>&$reports </dev/null; status=$?; '
+    r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&$reports; '
+    "exit $status",
     "tfringrun",
 )
-OF_OPEN_MPI = ("/bin/sh", "-c", _BEGIN + _RUN + _REPORT + _END, "tfringrun")
 
 # A part of the pattern that `output` looks for.
 REPORT_PATTERN = rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
