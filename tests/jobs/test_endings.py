@@ -131,6 +131,6 @@ def test_a_host_that_cannot_be_reached(start, tmp_path):
     assert job.returncode != 0
     assert re.fullmatch(
         "tfringrun: (host node2|a host) cannot be reached: ssh: connect to "
-        "host node2 port 22: Connection refused.\n",
+        "host node2 port 22: Connection refused. It needs ssh .*\n",
         output,
     ), output
