@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tfring.launcher import wrapper
-from tfring.launcher.wrapper import RankStates, Report, describe
+from tfring.launcher.wrapper import RankStates, Report
 
 
 def _first_failure(reports):
@@ -43,16 +43,19 @@ def test_who_failed_first(reports, expected):
     assert _first_failure(reports) == expected
 
 
-def test_description():
-    begin = "tfringrun: rank 1 (host a) failed first: "
-    assert describe(EXIT_3, "", "words") == (
-        f"{begin}exit status 3; its last line: words"
-    )
-    assert describe(KILLED, "", "") == f"{begin}killed by SIGKILL."
-    error = "ValueError: boom"
-    assert describe(Report(1, "exit", 1, "a"), error, "words") == begin + error
-    assert describe(EXIT_3, error, "") == f"{begin}exit status 3."
-    assert describe(KILLED, error, "") == f"{begin}killed by SIGKILL."
+@pytest.mark.parametrize(
+    ("status", "exception", "last_line", "how"),
+    [
+        (3, "", "words", "exit status 3; its last line: words"),
+        (137, "", "", "killed by SIGKILL."),
+        (1, "ValueError: boom", "words", "ValueError: boom"),
+        (3, "ValueError: boom", "", "exit status 3."),
+        (137, "ValueError: boom", "", "killed by SIGKILL."),
+    ],
+)
+def test_description(status, exception, last_line, how):
+    said = wrapper.describe("rank 1", "a", status, exception, last_line)
+    assert said == f"tfringrun: rank 1 (host a) failed first: {how}"
 
 
 @pytest.mark.parametrize("pmi_fd", [None, 8, 9])

@@ -58,10 +58,6 @@ class Report:
         status, _, host = rest.partition(" ")
         return cls(rank, word, int(status), host)
 
-    def signal_name(self) -> str | None:
-        """The signal that ended the rank, as far as the status tells."""
-        return signal_name(self.status)
-
 
 class RankStates:
     """The state of the job by all reports together."""
@@ -81,24 +77,7 @@ class RankStates:
             self.first_failure = next(iter(self._leaving.values()), report)
 
 
-def describe(failure: Report, exception: str, last_line: str) -> str:
-    """The last line of a job that failed.
-
-    Args:
-        failure: The report of the rank that failed first.
-        exception: The end of that rank's traceback, "" if it wrote none.
-        last_line: That rank's last line on stderr.
-    """
-    return describe_end(
-        f"rank {failure.rank}",
-        failure.host,
-        failure.status,
-        exception,
-        last_line,
-    )
-
-
-def describe_end(
+def describe(
     who: str, host: str, status: int, exception: str, last_line: str
 ) -> str:
     """The last line of a job that failed, by whoever failed first.
