@@ -51,7 +51,7 @@ except RuntimeError:
         lines.pop(),
     ), job.stdout
     assert bool(BOILERPLATE.search("\n".join(lines[3:]))) == verbose, job.stdout
-    if verbose:  # With the shell's words about the others' end.
+    if verbose:
         return
     # Each whole, and that of the first rank next to the last line.
     ranks = [line[:3] for line in lines]
@@ -95,7 +95,7 @@ def test_a_progress_bar_moves_on_a_terminal(start, write_script, tmp_path):
             assert data, seen
             seen += data
         (tmp_path / f"{i} was seen").touch()
-    assert re.search(r"\r\[0\] 1/3 .*\r\[0\] 2/3 =.*\r\[0\] 3/3 ==", seen)
+    assert re.search(r"\[0\] 1/3 .*\r\[0\] 2/3 =.*\r\[0\] 3/3 ==", seen)
 
 
 IN_TERMINAL = """
@@ -131,6 +131,6 @@ def test_a_host_that_cannot_be_reached(start, tmp_path):
     assert job.returncode != 0
     assert re.fullmatch(
         "tfringrun: (host node2|a host) cannot be reached: ssh: connect to "
-        "host node2 port 22: Connection refused.\n",
+        "host node2 port 22: Connection refused. It needs ssh .*\n",
         output,
     ), output

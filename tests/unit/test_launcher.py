@@ -117,7 +117,7 @@ class TestCommandLine:
             "/mpi/bin/mpirun -np 6 -H node1:4,node2:2 --map-by slot "
             "--bind-to none --stdin none --output tag:raw "
             "-x PATH -x TFRING_VERBOSE "
-            f"{shlex.join(wrapper.OF_OPEN_MPI)} python train.py -x"
+            f"{shlex.join(wrapper.SHELL)} python train.py -x"
         )
 
     def test_open_mpi_4(self, monkeypatch):
@@ -127,7 +127,7 @@ class TestCommandLine:
         assert shlex.join(line) == (
             "/mpi/bin/mpirun -np 2 --allow-run-as-root --map-by slot:PE=4 "
             "--bind-to core --stdin none --tag-output "
-            f"{shlex.join(wrapper.OF_OPEN_MPI)} python"
+            f"{shlex.join(wrapper.SHELL)} python"
         )
 
     def test_mpich(self):

@@ -109,13 +109,16 @@ class TestHostFailures:
         ("lines", "said"),
         [
             ([_NO_ROUTE, *_DAEMON], f"node2 cannot be reached: {_NO_ROUTE}."),
-            ([_DENIED, *_DAEMON], f"node2 cannot be reached: {_DENIED}"),
+            (
+                [_DENIED, *_DAEMON],
+                f"node2 cannot be reached: {_DENIED} It needs",
+            ),
             ([_NO_NAME, _PROXY], f"a host cannot be reached: {_NO_NAME}."),
             (
                 [_NO_FILE, "---", *_DAEMON],
-                f"part of the job: {_NO_FILE}. It needs",
+                f"node2 cannot be reached: {_NO_FILE}. It needs",
             ),
-            (_DAEMON, "node2 cannot start its part of the job: MPI"),
+            (_DAEMON, "node2 cannot be reached: MPI's daemon is not heard."),
         ],
     )
     def test_one_that_does_not_start(self, lines, said):

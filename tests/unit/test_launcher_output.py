@@ -1,9 +1,10 @@
 """The ranks' output as a user sees it, with each MPI launcher's marks."""
 
+import types
+
 import pytest
 
-from tfring.launcher import mpi_launchers, plain
-from tfring.launcher.held import HeldLines
+from tfring.launcher import mpi_launchers, output
 from tfring.launcher.mpi_launchers import Family, MpiLauncher
 from tfring.launcher.output import Screen, StreamReader, View
 from tfring.launcher.wrapper import Report
@@ -11,8 +12,14 @@ from tfring.launcher.wrapper import Report
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
 MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
-LAUNCHERS = [OPEN_MPI_4, OPEN_MPI_5, MPICH]
 RULER = b"-" * 74 + b"\n"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(output, "time", clock)
+    return clock
 
 
 class FakeTerminal:
@@ -21,51 +28,30 @@ class FakeTerminal:
     def __init__(self, launcher=OPEN_MPI_5, **view):
         self.launcher = launcher
         self.written = b""
-        self.now = 0.0
-        screen = Screen(self._write, View(**view))
-        clock = lambda: self.now  # noqa: E731
-        self.held = HeldLines(
-            screen.show_lines, verbose=screen.view.verbose, clock=clock
-        )
+        self.reports = []
+        self.screen = Screen(self._write, View(**view))
         marks = mpi_launchers.marks(launcher)
         self.out, self.err = (
-            StreamReader(stream, marks, screen, self.held, clock)
+            StreamReader(stream, marks, self.screen, self.reports.append)
             for stream in (1, 2)
         )
-        self.screen = screen
 
     def _write(self, stream, data):
         self.written += data
 
-    def prints(self, rank, text):
-        self.out.feed(mark(self.launcher, rank) + text)
+    def prints(self, rank, *texts):
+        for text in texts:
+            self.out.feed(mark(self.launcher, rank) + text)
 
     def complains(self, rank, *lines):
         """Lines of a rank on stderr, each as the launcher marks it."""
         for line in lines:
             self.err.feed(mark(self.launcher, rank) + line + b"\n")
 
-    def shown(self, given):
-        """Takes (rank, text) on stdout, and waits for so many seconds."""
-        for each in given:
-            if isinstance(each, float):
-                self.wait(each)
-            else:
-                self.prints(*each)
-        self.close()
-        return self.written
-
-    def wait(self, seconds):
-        self.now += seconds
-        self.out.tick()
-        self.err.tick()
-        self.held.tick()
-
     def close(self, explained=False):
         self.out.close()
         self.err.close()
-        self.held.close(explained=explained)
-        self.screen.close()
+        self.screen.close(explained=explained)
 
 
 def mark(launcher, rank):
@@ -76,7 +62,9 @@ def mark(launcher, rank):
 
 
 @pytest.mark.parametrize(
-    "launcher", LAUNCHERS, ids=["openmpi4", "openmpi5", "mpich"]
+    "launcher",
+    [OPEN_MPI_4, OPEN_MPI_5, MPICH],
+    ids=["openmpi4", "openmpi5", "mpich"],
 )
 class TestOutput:
     @pytest.mark.parametrize(
@@ -84,24 +72,25 @@ class TestOutput:
         [
             (
                 [(1, b"a\n"), (1, b"\n"), (11, b"[1,2] b\r\n")],
-                b"[1] a\n[1] \n[11] [1,2] b\r\n",
+                b"[1] a\n[1] \n[11] [1,2] b\n",
             ),
             # Lines do not mix.
             (
                 [(0, b"half"), (1, b"whole\n"), (0, b" line\n")],
                 b"[1] whole\n[0] half line\n",
             ),
-            # The newline of a line that was interrupted is no line.
-            (
-                [(0, b"bar"), 0.2, (1, b"text\n"), (0, b"\n"), (0, b"next\n")],
-                b"[0] bar\n[1] text\n[0] next\n",
-            ),
             ([(0, b"last [")], b"[0] last [\n"),
             ([(0, b"a\0\n")], b"[0] a\n"),
+            # It is not of the launcher.
+            ([(1, b"-" * 80 + b"\n")], b"[1] " + b"-" * 80 + b"\n"),
         ],
     )
     def test_lines_get_their_rank(self, launcher, given, shown):
-        assert FakeTerminal(launcher).shown(given) == shown
+        terminal = FakeTerminal(launcher)
+        for rank, text in given:
+            terminal.prints(rank, text)
+        terminal.close()
+        assert terminal.written == shown
 
     def test_cut_anywhere(self, launcher):
         one, two = mark(launcher, 1), mark(launcher, 2)
@@ -114,37 +103,39 @@ class TestOutput:
                 b"[1] some text\n[2] and [x] more\n[1] end\n"
             ), f"cut at {cut}"
 
-    def test_progress_bar(self, launcher):
+    def test_rank_0s_progress_bar(self, launcher):
         terminal = FakeTerminal(launcher)
-        terminal.prints(0, b"\r1/3 =")
-        assert terminal.written == b""
-        assert terminal.out.tick() == pytest.approx(0.1)
-        terminal.wait(0.11)
-        terminal.prints(0, b"\b\b\r2/3 ==\r")
-        terminal.wait(0.11)
-        assert terminal.out.tick() is None
-        assert terminal.written == b"[0] \r[0] 1/3 =\b\b\r[0] 2/3 =="
+        for rank in (0, 1):
+            terminal.prints(rank, b"\r1/3 ", b"=  ", b"\b\b\b\r2/3 ==\r")
+        assert terminal.written == (b"[0] 1/3 \r[0] 1/3 =  \r[0] 2/3 ==")
         # Another rank speaks, and the bar goes on below.
         terminal.written = b""
         terminal.complains(1, b"warning")
-        terminal.prints(0, b"3/3 ===\n")
-        assert terminal.written == b"\n[1] warning\n[0] \r[0] 3/3 ===\n"
+        for rank in (0, 1):
+            terminal.prints(rank, b"3/3 \x1b[1m===\x1b[0m", b"\n")
+        bar = b"3/3 \x1b[1m===\x1b[0m"
+        assert terminal.written == (
+            b"\n[1] warning\n[0] %b\r[0] %b\n[1] %b\n" % (bar, bar, bar)
+        )
 
-    def test_the_launchers_own_words(self, launcher):
+    def test_the_launchers_own_words(self, launcher, clock):
         terminal = FakeTerminal(launcher)
         words = RULER + b"mpirun's\n" + RULER
         terminal.complains(1, b"rank's")
         terminal.err.feed(words)
-        terminal.wait(1.1)
+        clock.now = 2.1
+        terminal.screen.tick(ending=True)
         terminal.complains(1, b"rank's")
-        assert terminal.written == b"[1] rank's\n" + words + b"[1] rank's\n"
+        assert terminal.written == b"[1] rank's\n" * 2
+        terminal.screen.tick()
+        assert terminal.written == b"[1] rank's\n" * 2 + words
 
 
 def test_mpich_reports_a_failed_rank():
     terminal = FakeTerminal(MPICH)
     terminal.err.feed(b"\x1e1\x1ferror\n\x1e1\x1f\x1eexit 3 node1\x1f\n\n===\n")
-    assert terminal.err.reports == [Report(1, "exit", 3, "node1")]
-    assert terminal.err.last_lines == {1: b"error"}
+    assert terminal.reports == [Report(1, "exit", 3, "node1")]
+    assert terminal.screen.last_words(1) == ("", "error")
     assert terminal.written == b"[1] error\n"
     terminal.close()
     assert terminal.written == b"[1] error\n\n===\n"
@@ -166,10 +157,10 @@ def test_open_mpi_gives_a_job_up(launcher, width, line, failed):
     ruler = b"-" * width + b"\n"
     terminal = FakeTerminal(launcher)
     terminal.complains(1, line[:-1])  # A rank may say anything.
-    assert not terminal.err.job_failed
+    assert not terminal.screen.job_failed
     terminal.err.feed(ruler + line[:9])
     terminal.err.feed(line[9:] + ruler)
-    assert terminal.err.job_failed == failed
+    assert terminal.screen.job_failed == failed
 
 
 def traceback(rank):
@@ -188,37 +179,32 @@ def shown(rank, *more):
 
 
 class TestFailures:
-    def test_tracebacks_do_not_mix_and_the_first_rank_is_last(self):
+    def test_tracebacks_do_not_mix_and_the_first_rank_is_last(self, clock):
         terminal = FakeTerminal()
         for lines in zip(*map(traceback, range(3)), strict=True):
             for rank, line in enumerate(lines):
                 terminal.complains(rank, line)
         assert terminal.written == b""
-        terminal.held.heed_failure(1)
-        assert terminal.held.exception(1) == "ValueError: of rank 1"
-        terminal.wait(1.1)
+        terminal.screen.failed = 1
+        clock.now = 2.1
+        terminal.screen.tick()
         assert terminal.written == shown(0) + shown(2)
         terminal.close(explained=True)
         assert terminal.written == shown(0) + shown(2) + shown(1)
 
-    def test_a_traceback_that_the_rank_survives(self):
+    def test_a_traceback_that_the_rank_survives(self, clock):
         terminal = FakeTerminal()
         terminal.complains(1, *traceback(1))
-        terminal.wait(1.1)
+        words = ("ValueError: of rank 1", "More words.")
+        assert terminal.screen.last_words(1) == words
+        clock.now = 2.1
+        terminal.screen.tick()
         assert terminal.written == shown(1)
         # It may be what the rank fails by, if it says no more.
-        assert terminal.held.exception(1) == "ValueError: of rank 1"
+        assert terminal.screen.last_words(1) == words
         terminal.complains(1, b"went on")
         assert terminal.written == shown(1, b"went on")
-        assert terminal.held.exception(1) == ""
-
-    def test_a_rank_that_never_pauses_is_not_held_for_ever(self):
-        terminal = FakeTerminal()
-        terminal.complains(1, *traceback(1))
-        for _ in range(7):
-            terminal.wait(0.5)
-            terminal.complains(1, b"more")
-        assert terminal.written.startswith(shown(1, b"more"))
+        assert terminal.screen.last_words(1) == ("", "went on")
 
     def test_the_exception_is_the_last_of_a_chain(self):
         terminal = FakeTerminal()
@@ -227,110 +213,73 @@ class TestFailures:
             b"During handling of the above exception, another one occurred:",
             *(b"", *traceback(1)[:-2], b"a.b.LastError: last"),
         )
-        assert terminal.held.exception(1) == "a.b.LastError: last"
+        assert terminal.screen.last_words(1)[0] == "a.b.LastError: last"
 
     @pytest.mark.parametrize("verbose", [False, True])
-    def test_the_launchers_words_about_a_failure(self, verbose):
+    @pytest.mark.parametrize("stream", ["out", "err"])
+    @pytest.mark.parametrize("explained", [False, True])
+    def test_the_launchers_words(self, verbose, stream, explained):
         words = RULER + b"prterun detected that one or more\n"
-        for stream in ("out", "err"):
-            terminal = FakeTerminal(verbose=verbose)
-            getattr(terminal, stream).feed(words)
-            assert terminal.written == (words if verbose else b"")
-            terminal.held.expect_failure()
-            terminal.wait(1.1)
-            terminal.close(explained=True)
-            assert terminal.written == (words if verbose else b"")
-            # Where nobody knows better they are shown.
-            terminal = FakeTerminal(verbose=verbose)
-            getattr(terminal, stream).feed(words)
-            terminal.close(explained=False)
-            assert terminal.written == words
+        terminal = FakeTerminal(verbose=verbose)
+        getattr(terminal, stream).feed(words)
+        assert terminal.written == (words if verbose else b"")
+        # Where nobody knows better they are shown.
+        terminal.close(explained=explained)
+        assert terminal.written == (b"" if explained > verbose else words)
 
     @pytest.mark.parametrize(
         "line",
         [
-            b"Aborted (core dumped)",
             b"application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1",
             b"Abort(7) on node 1 (rank 1 in comm 0): application called "
             b"MPI_Abort(MPI_COMM_WORLD, 7) - process 1",
         ],
     )
-    def test_words_that_no_program_wrote(self, line):
+    def test_mpichs_words_in_the_name_of_a_rank(self, line):
         terminal = FakeTerminal(MPICH)
         terminal.complains(1, b"mine", line)
         assert terminal.written == b"[1] mine\n"
-        assert terminal.err.last_lines == {1: b"mine"}
-        # Where nobody says more.
-        terminal.close(explained=False)
-        said = line + b"\n" if b"MPI_Abort" in line else b""
-        assert terminal.written == b"[1] mine\n" + said
-        terminal = FakeTerminal(MPICH, verbose=True)
-        terminal.complains(1, b"mine", line)
-        assert terminal.written == b"[1] mine\n[1] " + line + b"\n"
+        assert terminal.screen.last_words(1) == ("", "mine")
+        terminal.close(explained=True)
+        assert terminal.written == b"[1] mine\n"
 
-
-def test_last_words():
-    terminal = FakeTerminal()
-    terminal.complains(
-        1,
-        b"the reason",
-        b"I0000 00:00:1795396079.202971   20559 port.cc:153] oneDNN is on.",
-        b"2026-11-23 01:00:00.123456: W tensorflow/core/a.cc:1] slow",
-        b"[node1:42] *** End of error message ***",
-        b"",
-    )
-    assert terminal.err.last_lines == {1: b"the reason"}
+    def test_last_words(self):
+        terminal = FakeTerminal()
+        terminal.complains(
+            1,
+            b"\x1b[31mthe reason\x1b[0m",
+            b"I0000 00:00:1795396079.202971   20559 port.cc:153] oneDNN is on.",
+            b"2026-11-23 01:00:00.123456: W tensorflow/core/a.cc:1] slow",
+            b"[node1:42] *** End of error message ***",
+            b"",
+        )
+        assert terminal.screen.last_words(1) == ("", "the reason")
 
 
 def test_one_rank_alone():
     terminal = FakeTerminal(only_rank=0)
-    both = [(1, b"not mine\n"), (0, b"\r1/2"), 0.2, (1, b"not mine\n")]
-    assert terminal.shown([*both, (0, b"\r2/2\nend\n")]) == b"\r1/2\r2/2\nend\n"
+    for rank in (1, 0):
+        terminal.prints(rank, b"\r1/2", b"\r2/2\nend\n")
+    assert terminal.written == b"1/2\r2/2\nend\n"
 
 
-class TestFile:
-    """Lines for a file: no carriage return, backspace or colour."""
+def test_a_bar_in_a_file(clock):
+    """A line when it ends, of rank 0 one each ten seconds before."""
+    file = FakeTerminal(terminals=frozenset())
+    for seconds, text in [
+        (9, b"\r\x1b[1m1/5\x1b[0m"),
+        (18, b"\b\b\b2/5"),
+        (20, b"\b\b\b\r\x1b[1m3/5\x1b[0m  "),
+        (29, b"\r4/5"),
+        (30, b"\r5/5  \n"),
+    ]:
+        clock.now = seconds
+        for rank in (0, 1):
+            file.prints(rank, text)
+    assert file.written == b"[0] 3/5\n[0] 5/5\n[1] 5/5\n"
 
-    @pytest.mark.parametrize(
-        ("given", "shown"),
-        [
-            # A bar that stands still is shown once.
-            ([b"\r1/2 =", *[1.0] * 100, b"\n"], b"[0] 1/2 =\n"),
-            # One that moves, after 10 seconds and at its end.
-            (
-                [
-                    *(b"\r\x1b[1m1/4\x1b[0m", 9.0, b"\b\b\b2/4", 2.0),
-                    *(b"\r3/4", 2.0, b"\r4/4 \n"),
-                ],
-                b"[0] 2/4\n[0] 4/4\n",
-            ),
-            # Other lines come as ever.
-            ([b"half \xff", 0.2, b" line\r\n"], b"[0] half \xff line\n"),
-            # A bar after words.
-            ([b"0%", 0.2, b"\r50%\r100%\n"], b"[0] 0%\n[0] 100%\n"),
-        ],
-    )
-    def test_lines(self, given, shown):
-        given = [e if isinstance(e, float) else (0, e) for e in given]
-        file = FakeTerminal(terminals=frozenset())
-        assert file.shown(given) == shown
 
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [
-            (b"plain", b"plain"),
-            (b"abc\rX", b"Xbc"),
-            (b"abc\r\x1b[KX", b"X"),
-            (b"abc\x1b[2K\rX", b"X"),
-            (b"abc\b\bX", b"aXc"),
-            (b"\x1b[1;32mgreen\x1b[0m\n", b"green\n"),
-            (b"50%\r60%\r", b"60%"),
-            ("\r━\r━━".encode(), "━━".encode()),
-        ],
-    )
-    def test_a_line_as_a_terminal_would_show_it(self, text, line):
-        assert plain.text_of(text) == line
-        if not text.endswith(b"\n"):
-            assert plain.text_of(plain.abridge(text) + b"!") == plain.text_of(
-                text + b"!"
-            )
+def test_a_line_in_a_file():
+    file = FakeTerminal(terminals=frozenset())
+    file.prints(0, b"\x1b[32mhalf \xff", b"\x1b[0m line\r\n")
+    assert file.written == b"[0] half \xff line\n"

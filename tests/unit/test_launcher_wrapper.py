@@ -1,13 +1,14 @@
 """Messages about a job, made from its ranks' reports."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tfring.launcher import wrapper
-from tfring.launcher.wrapper import RankStates, Report, describe
+from tfring.launcher.wrapper import RankStates, Report
 
 
 def _first_failure(reports):
@@ -42,16 +43,19 @@ def test_who_failed_first(reports, expected):
     assert _first_failure(reports) == expected
 
 
-def test_description():
-    begin = "tfringrun: rank 1 (host a) failed first: "
-    assert describe(EXIT_3, "", "words") == (
-        f"{begin}exit status 3; its last line: words"
-    )
-    assert describe(KILLED, "", "") == f"{begin}killed by SIGKILL."
-    error = "ValueError: boom"
-    assert describe(Report(1, "exit", 1, "a"), error, "words") == begin + error
-    assert describe(EXIT_3, error, "") == f"{begin}exit status 3."
-    assert describe(KILLED, error, "") == f"{begin}killed by SIGKILL."
+@pytest.mark.parametrize(
+    ("status", "exception", "last_line", "how"),
+    [
+        (3, "", "words", "exit status 3; its last line: words"),
+        (137, "", "", "killed by SIGKILL."),
+        (1, "ValueError: boom", "words", "ValueError: boom"),
+        (3, "ValueError: boom", "", "exit status 3."),
+        (137, "ValueError: boom", "", "killed by SIGKILL."),
+    ],
+)
+def test_description(status, exception, last_line, how):
+    said = wrapper.describe("rank 1", "a", status, exception, last_line)
+    assert said == f"tfringrun: rank 1 (host a) failed first: {how}"
 
 
 @pytest.mark.parametrize("pmi_fd", [None, 8, 9])
@@ -69,7 +73,7 @@ def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
     if pmi_fd is not None:
         environment["PMI_FD"] = str(pmi_fd)
     ended = subprocess.run(
-        [*wrapper.OF_HYDRA, sys.executable, "-c", program, "a b", "$c"],
+        [*wrapper.SHELL, sys.executable, "-c", program, "a b", "$c"],
         env=environment,
         capture_output=True,
         # In place of Hydra, which has it open.
@@ -83,3 +87,16 @@ def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
     assert ended.returncode == 3
     assert os.read(reader, 100) == (b"to mpirun" if pmi_fd else b"")
     os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        (["sh", "-c", "echo mine >&2; kill -9 $$"], 137, rb"mine\n"),
+        (["no-such-program"], 127, rb".*no-such-program: not found\n"),
+    ],
+)
+def test_the_shell_does_not_say_how_the_rank_ended(program, status, said):
+    ended = subprocess.run([*wrapper.SHELL, *program], capture_output=True)
+    assert ended.returncode == status
+    assert re.fullmatch(said + rb"\x1eexit %d \S+\x1f\n" % status, ended.stderr)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 # Open MPI 5 and 4 say so.
 _LOST = re.compile(r"(?:PRTE|ORTE) has lost communication with a remote daemon")
-# Open MPI 5, Open MPI 4 and MPICH say so.
-_NOT_STARTED = re.compile(
-    r"A daemon failed to report back after being spawned"
+# Or this, as does MPICH, of a host that does not start its part.
+_FAILED = re.compile(
+    rf"{_LOST.pattern}|A daemon failed to report back after being spawned"
     r"|ORTE was unable to reliably start one or more daemons"
     r"|\[mpiexec@.*Launch proxy failed"
 )
@@ -30,26 +30,17 @@ def describe(lines: Sequence[str], *, under_way: bool) -> str | None:
         lines: The launcher's own words, in order.
         under_way: Some rank has started.
     """
-    news = _first(_LOST, lines)
-    missing = _first(_NOT_STARTED, lines)
-    if news is None and missing is None:
+    failed = [at for at, line in enumerate(lines) if _FAILED.match(line)]
+    if not failed:
         return None
-    named = [found["host"] for line in lines if (found := _HOST.match(line))]
+    named = [match["host"] for match in map(_HOST.match, lines) if match]
     host = f"host {named[0]}" if named else "a host"
-    if news is not None or under_way:
+    if under_way or any(map(_LOST.match, lines)):
         return f"{host} was lost."
-    before = [line for line in lines[:missing] if not _RULER.fullmatch(line)]
-    of_ssh = [line for line in before if _OF_SSH.match(line)]
-    if of_ssh:
-        return f"{host} cannot be reached: {of_ssh[-1].rstrip('.')}."
-    reason = before[-1].rstrip(".") if before else "MPI's daemon is not heard"
+    before = [x for x in lines[: failed[0]] if not _RULER.fullmatch(x)]
+    reasons = [x for x in before if _OF_SSH.match(x)] or before
+    reason = reasons[-1].rstrip(".") if reasons else "MPI's daemon is not heard"
     return (
-        f"{host} cannot start its part of the job: {reason}. It needs the same "
-        "Python and MPI at the same paths, and no firewall in between."
-    )
-
-
-def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:
-    return next(
-        (i for i, line in enumerate(lines) if pattern.match(line)), None
+        f"{host} cannot be reached: {reason}. It needs ssh without a password, "
+        "the same Python and MPI at the same paths, and no firewall in between."
     )

@@ -140,11 +140,9 @@ def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
     """The whole command line that starts `job`."""
     if launcher.family is Family.OPEN_MPI:
         options = _open_mpi_options(launcher, job)
-        shell = wrapper.OF_OPEN_MPI
     else:
         options = _hydra_options(job)
-        shell = wrapper.OF_HYDRA
-    command = [*shell, *job.command]
+    command = [*wrapper.SHELL, *job.command]
     return [str(launcher.path), "-np", str(job.ranks), *options, *command]
 
 
@@ -216,59 +214,20 @@ def _join_hosts(hosts: Iterable[Host]) -> str:
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
-# Open MPI's words by which it gives a job up.
-_FAILURE = re.compile(
-    rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
-    rb"|detected that one or more processes exited)"
-    rb"|(?:PRTE|ORTE) has lost communication with a remote daemon"
-    rb"|A daemon failed to report back after being spawned)"
-)
-
-# The words of the shell that is around each rank, and of MPICH's MPI_Abort.
-_NOISE = re.compile(
-    rb"(?:(?:Hangup|Terminated|Killed|Aborted|Bus error|Segmentation fault"
-    rb"|Illegal instruction|Floating point exception|Broken pipe)"
-    rb"(?: \(core dumped\))?"
-    rb"|(?P<of_mpi>(?:Abort\(-?\d+\) on node \d+ \(rank .*\): )?"
-    rb"application called MPI_Abort\(.*))\r?\n"
-)
-
-
 def marks(launcher: MpiLauncher) -> Marks:
     """How this launcher marks the ranks' output, as `command_line` asks it."""
-    if launcher.family is Family.HYDRA:
-        return Marks(
-            pattern=re.compile(
-                rb"\x1e(?P<rank>\d+)\x1f|" + wrapper.REPORT_PATTERN
-            ),
-            unfinished=re.compile(rb"\x1e[^\x1f]*\x1f?\Z"),
-            every_line=True,
-            failure=_FAILURE,
-            noise=_NOISE,
-        )
-    tag = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
-    start_of_tag = rb"\[[\d,]*(?:\][<a-z>]*)?"
-    if launcher.major < 5:
-        return Marks(
-            pattern=re.compile(tag + rb"|" + wrapper.REPORT_PATTERN),
-            unfinished=re.compile(
-                rb"(?:" + start_of_tag + rb"|\x1e[^\x1f]*\x1f?)\Z"
-            ),
-            every_line=True,
-            failure=_FAILURE,
-            noise=_NOISE,
-        )
-    # Its own messages stand between rulers of either length.
+    mark, unfinished = rb"\x1e(?P<rank>\d+)\x1f", rb"\x1e[^\x1f]*\x1f?"
+    if launcher.family is Family.OPEN_MPI:
+        mark = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
+        unfinished += rb"|\[[\d,]*(?:\][<a-z>]*)?"
+        if launcher.major >= 5:
+            # Its own messages stand between rulers of either length.
+            mark += rb" |(?<!-)-{60}(?:-{14})?\n"
+            unfinished += rb":?|-+"
     return Marks(
-        pattern=re.compile(
-            tag + rb" |-{60}(?:-{14})?\n|" + wrapper.REPORT_PATTERN
-        ),
-        unfinished=re.compile(
-            rb"(?:" + start_of_tag + rb":?|-+|\x1e[^\x1f]*\x1f?)\Z"
-        ),
-        every_line=False,
-        failure=_FAILURE,
-        noise=_NOISE,
+        pattern=re.compile(mark + rb"|" + wrapper.REPORT_PATTERN),
+        unfinished=re.compile(rb"(?:" + unfinished + rb")\Z"),
+        every_line=launcher.family is Family.HYDRA or launcher.major < 5,
     )
 
 

@@ -1,10 +1,14 @@
-"""The ranks' output, line by line, each with its rank in front: `[1] text`.
+"""The ranks' output: whole lines, each with its rank in front, `[1] text`.
 
 The MPI launcher marks every piece of output with its rank; here the marks
-become prefixes. Lines of different ranks do not mix. A line that is not
-finished yet is shown as it stands after a short while, or a progress bar, which
-rewrites its one line with carriage returns, would appear only at its end. In a
-file such a bar is whole lines, now and then (see `plain`).
+become prefixes. A progress bar, which rewrites its line, is a line once it
+ends. Rank 0's is shown before, too: on a terminal as it moves, in a file as a
+line now and then.
+
+Two kinds of lines are held for a while. Tracebacks of ranks that fail together
+would mix, line by line; that of the rank that failed first is held until the
+end, where a user looks. An MPI launcher's own words about a failure say less
+than the failed rank's, and are dropped where those are known.
 """
 
 from __future__ import annotations
@@ -12,27 +16,47 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from tfring.launcher import plain
-from tfring.launcher.held import HeldLines
 from tfring.launcher.wrapper import Report
 
-# The longest that an unfinished line is held back.
-HOLD_SECONDS = 0.1
+HOLD_SECONDS = 2.0
+# How often a bar that moves gets a line in a file.
+BAR_SECONDS = 10.0
 _LONGEST_MARK_BYTES = 320
+# A control sequence of ECMA-48, a colour for example.
+_SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+_TRACEBACK = re.compile(
+    rb"[ +|]*(?:Exception Group )?Traceback \(most recent call last\):"
+)
+# Its group is the first line after a traceback's frames, which are indented.
+_EXCEPTION = re.compile(
+    r"^Traceback \(most recent call last\):\n(?: .*\n)*(\S.*)", re.MULTILINE
+)
 # Lines that do not tell why a rank has ended: Open MPI's account of a crash, in
 # the name of the rank, and TensorFlow's logs below an error.
 _NO_LAST_WORDS = re.compile(
     rb"\[\S+:\d+\] (?:\*\*\* |Signal|Failing at|\[ *\d+\] )"
     rb"|[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages"
+    rb"|\s*\Z"
 )
-_NEVER = re.compile(rb"(?!)")
+# Open MPI's words by which it gives a job up.
+_FAILURE = re.compile(
+    rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
+    rb"|detected that one or more processes exited)"
+    rb"|(?:PRTE|ORTE) has lost communication with a remote daemon"
+    rb"|A daemon failed to report back after being spawned)"
+)
+# MPICH's words about an MPI_Abort, in the name of the rank.
+_ABORT = re.compile(
+    rb"(?:Abort\(-?\d+\) on node \d+ \(rank .*\): )?"
+    rb"application called MPI_Abort\("
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """How an MPI launcher marks the output of the ranks; by default not at all.
+    """How an MPI launcher marks the output of the ranks.
 
     Attributes:
         pattern: Matches a mark; its group `rank` is the rank, or does not take
@@ -41,18 +65,11 @@ class Marks:
         unfinished: Matches the end of a text that may be the start of a mark.
         every_line: Each line of a rank is marked, so that a line without a mark
             is the launcher's own. Else a mark holds until the next.
-        failure: Matches a line of the launcher's own by which it gives the job
-            up.
-        noise: Matches a rank's line on stderr that says only that a process has
-            ended, and was not written by the program; its group `of_mpi`, one
-            that is as good as the launcher's own words.
     """
 
-    pattern: re.Pattern[bytes] = _NEVER
-    unfinished: re.Pattern[bytes] = _NEVER
-    every_line: bool = False
-    failure: re.Pattern[bytes] = _NEVER
-    noise: re.Pattern[bytes] = _NEVER
+    pattern: re.Pattern[bytes]
+    unfinished: re.Pattern[bytes]
+    every_line: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +81,7 @@ class View:
             be rewritten.
         only_rank: The one rank that is shown, without its number in front; None
             shows all.
-        verbose: The MPI launcher's words about a failed rank are shown.
+        verbose: The MPI launcher's words are shown as they come.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))
@@ -72,25 +89,13 @@ class View:
     verbose: bool = False
 
 
-@dataclasses.dataclass
-class _Line:
-    """The unfinished line of one rank on one stream."""
-
-    text: bytes = b""
-    shown: bool = False
-    since: float = 0.0
-    # In a file: the state of a rewritten line that was shown last, and when.
-    snapshot: bytes = b""
-    snapshot_at: float = 0.0
-
-
 class Screen:
-    """Where all lines end up, and which of them is still open there."""
+    """Shows whole lines of all ranks, and the progress bar of rank 0."""
 
     def __init__(
         self,
         write: Callable[[int, bytes], None],
-        view: View | None = None,
+        view: View,
         name: Callable[[int], str] = str,
     ) -> None:
         """Makes an empty one.
@@ -101,74 +106,146 @@ class Screen:
             name: What stands for a rank before its lines.
         """
         self._write = write
+        self._view = view
         self._name = name
-        self.view = view or View()
-        self._open: tuple[int, int | None] | None = None
+        # By stream and rank, None for the launcher itself: when it was begun or
+        # last shown, and the text.
+        self._unfinished: dict[tuple[int, int | None], tuple[float, bytes]] = {}
+        # Whose bar a terminal's last line is, which has no newline yet.
+        self._bar: tuple[int, int | None] | None = None
+        # By rank: since when, and lines with their streams.
+        self._held: dict[int | None, tuple[float, list[tuple[int, bytes]]]] = {}
+        # The last line of each rank on stderr; or its last traceback, with what
+        # was held behind it.
+        self._words: dict[int, list[bytes]] = {}
+        # The rank that failed first.
+        self.failed: int | None = None
+        # The launcher's own words, by stream.
+        self.launcher_lines: dict[int, list[str]] = {1: [], 2: []}
+        # Set when the launcher has said that the job has failed.
+        self.job_failed = False
 
-    def show(self, stream: int, rank: int | None, text: bytes) -> None:
-        """Writes a text that stands at, or goes on with, `rank`'s line."""
+    def take(self, stream: int, rank: int | None, text: bytes) -> None:
+        """Takes what a rank wrote, or the launcher itself as rank None."""
+        now = time.monotonic()
+        since, begin = self._unfinished.pop((stream, rank), (now, b""))
+        *lines, rest = (begin + text).split(b"\n")
+        for line in lines:
+            self._take_line(stream, rank, line)
+            since = now
+        rest = _last_state(rest)
+        state = rest.strip(b"\r\b")
+        is_bar = state not in (b"", rest)
+        if is_bar and rank is not None and self._name(rank) == "0":
+            if stream in self._view.terminals:
+                self.show(stream, rank, state, end=b"")
+            elif now >= since + BAR_SECONDS:
+                self.show(stream, rank, state)
+                since = now
+        if rest:
+            self._unfinished[stream, rank] = since, rest
+
+    def show(
+        self, stream: int, rank: int | None, text: bytes, end: bytes = b"\n"
+    ) -> None:
+        """Writes a line; without an end it is a bar that may move on."""
         prefix = b"" if rank is None else f"[{self._name(rank)}] ".encode()
-        if self.view.only_rank is not None and rank is not None:
-            if rank != self.view.only_rank:
+        if self._view.only_rank is not None and rank is not None:
+            if rank != self._view.only_rank:
                 return
             prefix = b""
-        owner = (stream, rank)
-        if self._open is not None and self._open != owner:
-            self._write(self._open[0], b"\n")
-            self._open = None
-        if self._open is None:
-            text = prefix + text
-        # A rewritten line gets its prefix again, but not an empty rewrite.
-        rewritten = b"\r" + prefix
-        text = re.sub(rb"\r(?=[^\r\n\b])", lambda _: rewritten, text)
-        self._write(stream, text)
-        self._open = None if text.endswith(b"\n") else owner
+        if stream not in self._view.terminals:
+            # Shorter states of a bar are padded, to cover longer ones.
+            text = _SEQUENCE.sub(b"", text).rstrip(b" ")
+        if self._bar == (stream, rank):
+            prefix = b"\r" + prefix
+        elif self._bar is not None:
+            self._write(self._bar[0], b"\n")
+        self._write(stream, prefix + text + end)
+        self._bar = None if end else (stream, rank)
 
-    def show_lines(self, stream: int, rank: int | None, text: bytes) -> None:
-        """Writes whole lines."""
-        for line in _split_lines(text):
+    def last_words(self, rank: int) -> tuple[str, str]:
+        """A rank's last exception and last line on stderr, each or ""."""
+        words = _SEQUENCE.sub(b"", b"\n".join(self._words.get(rank, [])))
+        text = words.decode(errors="replace")
+        exceptions = _EXCEPTION.findall(text) or [""]
+        return exceptions[-1].strip(), text.rpartition("\n")[2].strip()
+
+    def tick(self, *, ending: bool = False) -> None:
+        """Shows what was held long enough.
+
+        Args:
+            ending: The job is about to end: the launcher's words wait for that.
+        """
+        due = time.monotonic() - HOLD_SECONDS
+        for rank, (since, _) in list(self._held.items()):
+            waits = ending if rank is None else rank == self.failed
+            if since <= due and not waits:
+                self._release(rank)
+
+    def close(self, *, explained: bool) -> None:
+        """Shows the rest, at the end of the job.
+
+        Args:
+            explained: There are better words than the launcher's for what
+                happened: those are dropped.
+        """
+        for (stream, rank), (_, rest) in self._unfinished.items():
+            self._take_line(stream, rank, rest)
+        self._unfinished.clear()
+        if explained:
+            self._held.pop(None, None)
+        for rank in sorted(self._held, key=lambda rank: rank == self.failed):
+            self._release(rank)
+        if self._bar is not None:
+            self._write(self._bar[0], b"\n")
+
+    def _take_line(self, stream: int, rank: int | None, line: bytes) -> None:
+        line = _last_state(line).strip(b"\r\b")
+        if rank is None or _ABORT.match(line):
+            text = line.decode(errors="replace").rstrip()
+            self.launcher_lines[stream].append(text)
+            self.job_failed |= _FAILURE.match(line) is not None
+            if not self._view.verbose:
+                self._hold(None, stream, line)
+                return
+        elif stream == 2:
+            goes_on = rank in self._held
+            if not _NO_LAST_WORDS.match(line):
+                if not goes_on:
+                    self._words[rank] = []
+                self._words[rank].append(line)
+            if goes_on or _TRACEBACK.match(line):
+                self._hold(rank, stream, line)
+                return
+        self.show(stream, rank, line)
+
+    def _hold(self, rank: int | None, stream: int, line: bytes) -> None:
+        _, lines = self._held.setdefault(rank, (time.monotonic(), []))
+        lines.append((stream, line))
+
+    def _release(self, rank: int | None) -> None:
+        for stream, line in self._held.pop(rank)[1]:
             self.show(stream, rank, line)
-
-    def is_open(self, stream: int, rank: int | None) -> bool:
-        return self._open == (stream, rank)
-
-    def close(self) -> None:
-        """Ends the line that is still open."""
-        if self._open is not None:
-            self._write(self._open[0], b"\n")
-            self._open = None
 
 
 class StreamReader:
-    """Turns one stream of the MPI launcher into lines on the screen."""
+    """Reads one stream of the MPI launcher, by its marks."""
 
     def __init__(
         self,
         stream: int,
         marks: Marks,
         screen: Screen,
-        held: HeldLines,
-        clock: Callable[[], float] = time.monotonic,
+        report: Callable[[Report], None],
     ) -> None:
+        """Makes one for stream 1 or 2; `report` gets the ranks' reports."""
         self._stream = stream
         self._marks = marks
         self._screen = screen
-        self._held = held
-        self._clock = clock
+        self._report = report
         self._rest = b""  # Perhaps the start of a mark.
-        self._rest_since = 0.0
         self._rank: int | None = None
-        self._at_line_start = True
-        self._lines: dict[int | None, _Line] = {}
-        self._is_terminal = stream in screen.view.terminals
-        # The ranks' reports, in order.
-        self.reports: list[Report] = []
-        # The last line of each rank that is not empty.
-        self.last_lines: dict[int, bytes] = {}
-        # The launcher's own words.
-        self.launcher_lines: list[str] = []
-        # Set when the launcher has said that the job has failed.
-        self.job_failed = False
         # Set when any rank has said anything.
         self.heard_ranks = False
 
@@ -181,49 +258,11 @@ class StreamReader:
         )
         end = unfinished.start() if unfinished else len(data)
         self._rest = data[end:]
-        self._rest_since = self._clock()
         self._take(data[:end])
 
-    def feed_rank(self, rank: int, data: bytes) -> None:
-        """Takes what a rank wrote, where that is known without marks."""
-        self._rank = rank
-        self._take_text(data)
-
-    def tick(self) -> float | None:
-        """Shows what was held back long enough.
-
-        Returns:
-            The seconds until the next tick is due, None if nothing is held.
-        """
-        now = self._clock()
-        waits = []
-        if self._rest:
-            waits.append(self._rest_since + HOLD_SECONDS - now)
-            if waits[-1] <= 0:
-                waits.pop()
-                self._take(self._rest)
-                self._rest = b""
-        for rank, line in self._lines.items():
-            if not line.text:
-                continue
-            due = line.since + HOLD_SECONDS
-            if not self._is_terminal and plain.is_rewritten(line.text):
-                due = line.snapshot_at + plain.SNAPSHOT_SECONDS
-            if due > now:
-                waits.append(due - now)
-            elif self._is_terminal or not plain.is_rewritten(line.text):
-                self._show(rank, line)
-            else:
-                self._show_snapshot(rank, line)
-        return min(waits) if waits else None
-
     def close(self) -> None:
-        """Shows everything, at the end of the stream."""
+        """Takes the rest, at the end of the stream."""
         self._take(self._rest)
-        self._rest = b""
-        for rank, line in self._lines.items():
-            if line.text:
-                self._show(rank, line)
 
     def _take(self, data: bytes) -> None:
         position = 0
@@ -233,13 +272,10 @@ class StreamReader:
             groups = mark.groupdict()
             if groups["report"] is not None:
                 if self._rank is not None:
-                    self.reports.append(
-                        Report.parse(self._rank, groups["report"])
-                    )
-                self._at_line_start = True
+                    self._report(Report.parse(self._rank, groups["report"]))
+                self._end_line()
             elif groups["rank"] is not None:
                 self._rank = int(groups["rank"])
-                self._at_line_start = False
                 self.heard_ranks = True
             else:
                 self._rank = None
@@ -247,92 +283,20 @@ class StreamReader:
         self._take_text(data[position:])
 
     def _take_text(self, text: bytes) -> None:
-        for piece in _split_lines(text):
-            if self._marks.every_line and self._at_line_start:
-                self._rank = None
-            self._at_line_start = piece.endswith(b"\n")
-            line = self._lines.setdefault(self._rank, _Line())
-            if not line.text:
-                line.since = self._clock()
-                if not line.snapshot:
-                    line.snapshot_at = line.since
-            line.text += piece
-            if self._at_line_start:
-                self._end_line(line)
+        line, newline, rest = text.partition(b"\n")
+        if self._marks.every_line and newline:
+            self._screen.take(self._stream, self._rank, line + newline)
+            self._end_line()
+            text = rest
+        if text:
+            self._screen.take(self._stream, self._rank, text)
 
-    def _end_line(self, line: _Line) -> None:
-        """Shows a whole line, or keeps it for later."""
-        if self._rank is None:
-            self._heed_launcher(line.text)
-        elif noise := self._noise(line.text):
-            if noise["of_mpi"]:
-                self._held.take(self._stream, None, line.text)
-            line.text = b""
-            return
-        elif not _NO_LAST_WORDS.match(line.text) and line.text.strip():
-            self.last_lines[self._rank] = plain.text_of(line.text).strip()
-        if not line.shown and self._held.take(
-            self._stream, self._rank, line.text
-        ):
-            line.text = b""
-            return
-        self._show(self._rank, line)
-
-    def _noise(self, text: bytes) -> re.Match[bytes] | None:
-        if self._stream != 2 or self._screen.view.verbose:
-            return None
-        return self._marks.noise.match(text)
-
-    def _heed_launcher(self, text: bytes) -> None:
-        if self._marks.failure.match(text):
-            self.job_failed = True
-        self.launcher_lines.append(text.decode(errors="replace").rstrip())
-
-    def _show(self, rank: int | None, line: _Line) -> None:
-        if not self._is_terminal:
-            self._show_plain(rank, line)
-            return
-        # The text behind a carriage return at the end is not known yet.
-        text = line.text.removesuffix(b"\r")
-        line.text = line.text[len(text) :]
-        self._show_part(rank, line, text)
-
-    def _show_plain(self, rank: int | None, line: _Line) -> None:
-        rewritten = plain.is_rewritten(line.text)
-        text = plain.text_of(line.text)
-        line.text = b""
-        if rewritten and line.shown:  # It began as any other line.
-            self._show_part(rank, line, b"\n")
-        if line.snapshot and line.snapshot == text.rstrip(b"\n"):
-            text = b""
-        line.snapshot = b""
-        self._show_part(rank, line, text)
-
-    def _show_snapshot(self, rank: int | None, line: _Line) -> None:
-        """Shows a rewritten line as it stands, as a line of its own."""
-        text = plain.text_of(line.text)
-        line.text = plain.abridge(line.text)
-        line.snapshot_at = self._clock()
-        if text == line.snapshot:
-            return
-        if line.shown:
-            self._show_part(rank, line, b"\n")
-        line.snapshot = text
-        self._show_part(rank, line, text + b"\n")
-
-    def _show_part(self, rank: int | None, line: _Line, text: bytes) -> None:
-        """Writes what comes next of a line."""
-        if not text:
-            return
-        interrupted = line.shown and not self._screen.is_open(
-            self._stream, rank
-        )
-        line.shown = not text.endswith(b"\n")
-        # Another rank's line has already ended this one on the screen.
-        if not (interrupted and text == b"\n"):
-            self._screen.show(self._stream, rank, text)
+    def _end_line(self) -> None:
+        if self._marks.every_line:
+            self._rank = None
 
 
-def _split_lines(text: bytes) -> Iterator[bytes]:
-    """Cuts after each newline, and nowhere else."""
-    return (piece for piece in re.split(rb"(?<=\n)", text) if piece)
+def _last_state(line: bytes) -> bytes:
+    """Cuts what a line has rewritten, but for a sign that it does so."""
+    written = line.rstrip(b"\r\b")
+    return line[max(written.rfind(b"\r"), written.rfind(b"\b"), 0) :]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tfring.launcher import host_failures, processes, wrapper
-from tfring.launcher.held import HeldLines
 from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 # After a rank's failure that the launcher does not act on by itself, the others
@@ -50,14 +49,12 @@ class RunningJob:
         self.ranks = ranks
         self._states = wrapper.RankStates()
         self._screen = Screen(self._write, view)
-        self._held = HeldLines(self._screen.show_lines, verbose=view.verbose)
-        # The last words of the rank that failed first.
-        self._exception = ""
-        self._last_line = ""
         self._stop_signal: int | None = None
         self._stop_at = float("inf")
         self._kill_at = float("inf")
         self._stopping = False
+        # Says who failed first, and why; "" while no rank has.
+        self._said = ""
         self._process: subprocess.Popen[bytes]
         self._readers: dict[int, StreamReader] = {}
 
@@ -104,14 +101,15 @@ class RunningJob:
             (2, self._process.stderr),
         ):
             self._readers[stream] = StreamReader(
-                stream, self._marks, self._screen, self._held
+                stream, self._marks, self._screen, self._take_report
             )
             selector.register(pipe, selectors.EVENT_READ, stream)
         if self._lifeline is not None:
             selector.register(self._lifeline, selectors.EVENT_READ, 0)
         ended_at: float | None = None
         while self._is_open(selector) or ended_at is None:
-            for key, _ in selector.select(self._next_tick()):
+            # No longer, as a signal does not end the wait.
+            for key, _ in selector.select(0.2):
                 data = os.read(key.fd, 1 << 16)
                 if data and key.data:
                     self._readers[key.data].feed(data)
@@ -121,8 +119,8 @@ class RunningJob:
                         self.orphaned = True
                         self._on_signal(signal.SIGTERM)
             now = time.monotonic()
-            self._take_reports()
             self._end_when_due(now)
+            self._screen.tick(ending=self._stop_at < float("inf"))
             if ended_at is None and self._process.poll() is not None:
                 ended_at = now
             # A process that a rank left in the background may keep them open.
@@ -130,46 +128,32 @@ class RunningJob:
                 break
         for reader in self._readers.values():
             reader.close()
-        self._take_reports()
         explained = self._stop_signal is not None or bool(self.failure())
-        self._held.close(explained=explained)
-        self._screen.close()
+        self._screen.close(explained=explained)
 
     @staticmethod
     def _is_open(selector: selectors.BaseSelector) -> bool:
         """Tells if the launcher may write more."""
         return any(key.data for key in selector.get_map().values())
 
-    def _next_tick(self) -> float:
-        ticks = [reader.tick() for reader in self._readers.values()]
-        ticks.append(self._held.tick())
-        due = [max(0.01, tick) for tick in ticks if tick is not None]
-        # No longer, as a signal does not end the wait.
-        return min([0.2, *due])
-
-    def _take_reports(self) -> None:
-        for reader in self._readers.values():
-            for report in reader.reports:
-                before = self._states.first_failure
-                self._states.take(report)
-                failure = self._states.first_failure
-                if failure is not before and failure is not None:
-                    self._note_failure(failure.rank)
-            reader.reports.clear()
-
-    def _note_failure(self, rank: int) -> None:
-        # They are taken now: later lines are of what came of it.
-        line = self._readers[2].last_lines.get(rank, b"")
-        self._last_line = line.decode(errors="replace")
-        self._exception = self._held.exception(rank)
-        self._held.heed_failure(rank)
+    def _take_report(self, report: wrapper.Report) -> None:
+        self._states.take(report)
+        failure = self._states.first_failure
+        if failure is not None and not self._said:
+            # Now: the rank's later lines are consequences.
+            self._said = wrapper.describe(
+                f"rank {failure.rank}",
+                failure.host,
+                failure.status,
+                *self._screen.last_words(failure.rank),
+            )
+            self._screen.failed = failure.rank
 
     def _end_when_due(self, now: float) -> None:
         if self._states.first_failure is not None:
             self._stop_at = min(self._stop_at, now + FAILURE_GRACE_SECONDS)
         # Open MPI 5 would wait for ever for the daemon of a host that is lost.
-        if self._job_failed():
-            self._held.expect_failure()
+        if self._screen.job_failed:
             self._stop_at = min(self._stop_at, now + LAUNCHER_GRACE_SECONDS)
         if now >= self._stop_at and not self._stopping:
             self._stopping = True
@@ -179,16 +163,13 @@ class RunningJob:
             self._kill_at = now + STOP_GRACE_SECONDS
             processes.kill_descendants(grace_seconds=0.0)
 
-    def _job_failed(self) -> bool:
-        return any(reader.job_failed for reader in self._readers.values())
-
     def _exit_status(self) -> int:
         if self._stop_signal is not None:
             return 128 + self._stop_signal
         if self._states.first_failure is not None:
             return self._states.first_failure.status
         status = self._process.returncode
-        if self._job_failed() and (status == 0 or self._stopping):
+        if self._screen.job_failed and (status == 0 or self._stopping):
             # It lost a host, which Open MPI 5 takes for success; or it was
             # stopped here, which is not why the job failed.
             return 1
@@ -197,22 +178,19 @@ class RunningJob:
     @property
     def failed_rank(self) -> int | None:
         """The rank that failed first."""
-        failure = self._states.first_failure
-        return None if failure is None else failure.rank
+        return self._screen.failed
 
     def failure(self) -> str:
         """The last line of a job that failed; "" if there is nothing to say."""
         if self._stop_signal is not None:
             return ""
-        if self._states.first_failure is not None:
-            return wrapper.describe(
-                self._states.first_failure, self._exception, self._last_line
-            )
+        if self._said:
+            return self._said
         # stderr comes first: there ssh says why a host has no daemon.
         host = host_failures.describe(
             [
-                *self._readers[2].launcher_lines,
-                *self._readers[1].launcher_lines,
+                *self._screen.launcher_lines[2],
+                *self._screen.launcher_lines[1],
             ],
             under_way=any(r.heard_ranks for r in self._readers.values()),
         )

@@ -18,25 +18,19 @@ import signal
 
 # A signal to the rank's process group must not end the shell before the rank.
 # POSIX shells redirect one digit; MPICH's rank talks to its launcher by PMI_FD,
-# which may be 9.
-_BEGIN = (
+# which may be 9. The shell says nothing itself, such as that a rank was killed.
+SHELL = (
+    "/bin/sh",
+    "-c",
     "trap : HUP INT TERM; "
     'reports=9; [ "$PMI_FD" = 9 ] && reports=8; '
     'TFRING_REPORTS="$reports $(readlink "/proc/$$/fd/2")"; '
-    "export TFRING_REPORTS; "
-)
-_RUN = r'eval "\"\$@\" $reports>&2"; status=$?; '
-_RUN_WITHOUT_INPUT = r'eval "\"\$@\" $reports>&2 </dev/null"; status=$?; '
-_REPORT = r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&2; '
-_END = "exit $status"
-
-OF_HYDRA = (
-    "/bin/sh",
-    "-c",
-    _BEGIN + _RUN_WITHOUT_INPUT + _REPORT + _END,
+    'export TFRING_REPORTS; eval "exec $reports>&2 2>/dev/null"; '
+    '(exec "$@") 2>&$reports </dev/null; status=$?; '
+    r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&$reports; '
+    "exit $status",
     "tfringrun",
 )
-OF_OPEN_MPI = ("/bin/sh", "-c", _BEGIN + _RUN + _REPORT + _END, "tfringrun")
 
 # A part of the pattern that `output` looks for.
 REPORT_PATTERN = rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
@@ -64,10 +58,6 @@ class Report:
         status, _, host = rest.partition(" ")
         return cls(rank, word, int(status), host)
 
-    def signal_name(self) -> str | None:
-        """The signal that ended the rank, as far as the status tells."""
-        return signal_name(self.status)
-
 
 class RankStates:
     """The state of the job by all reports together."""
@@ -87,24 +77,7 @@ class RankStates:
             self.first_failure = next(iter(self._leaving.values()), report)
 
 
-def describe(failure: Report, exception: str, last_line: str) -> str:
-    """The last line of a job that failed.
-
-    Args:
-        failure: The report of the rank that failed first.
-        exception: The end of that rank's traceback, "" if it wrote none.
-        last_line: That rank's last line on stderr.
-    """
-    return describe_end(
-        f"rank {failure.rank}",
-        failure.host,
-        failure.status,
-        exception,
-        last_line,
-    )
-
-
-def describe_end(
+def describe(
     who: str, host: str, status: int, exception: str, last_line: str
 ) -> str:
     """The last line of a job that failed, by whoever failed first.

@@ -174,8 +174,8 @@ class Driver:
         elif event.role == "output":
             if message is not None and message.get("kind") == "output":
                 self._screen.take(
-                    _number(message["worker"]),
                     message["stream"],
+                    _number(message["worker"]),
                     message["data"].encode("latin-1"),
                 )
         elif message is None and event.role == "pulse":
@@ -269,7 +269,9 @@ class Driver:
         for agent in self._agents.values():
             agent.close()
         first = self._membership.first_failure
-        self._screen.close(first.number if first and failure else None)
+        if first and failure:
+            self._screen.failed = first.number
+        self._screen.close(explained=True)
         self._screen.end(self._describe(), 1.0 if stopped else None)
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
@@ -309,7 +311,7 @@ class Driver:
         if first.status is None:
             host = f" (host {first.host})"
             return f"{line}\ntfringrun: {who}{host} failed first: {first.why}."
-        end = wrapper.describe_end(
+        end = wrapper.describe(
             who, first.host, first.status, exception, last_line
         )
         return f"{line}\n{end}"

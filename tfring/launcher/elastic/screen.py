@@ -10,8 +10,7 @@ import os
 import queue
 import threading
 
-from tfring.launcher.held import HeldLines
-from tfring.launcher.output import Marks, Screen, StreamReader, View
+from tfring.launcher.output import Screen, View
 
 # More than that waits where it was written.
 _WAITING_BYTES = 1 << 20
@@ -59,52 +58,22 @@ class Writer:
             self._written_bytes += len(data)
 
 
-class JobScreen:
+class JobScreen(Screen):
     """The output of all workers, by their numbers."""
 
     def __init__(self, view: View) -> None:
         self.writer = Writer()
         # The prefix of a worker's lines, if it is not its name.
         self.prefixes: dict[int, str] = {}
-        self._screen = Screen(
+        super().__init__(
             self.writer.write,
             view,
             lambda worker: self.prefixes.get(worker, f"w{worker}"),
         )
-        self._held = HeldLines(self._screen.show_lines)
-        # The supervisors pass on each worker's own output.
-        self._readers = {
-            stream: StreamReader(stream, Marks(), self._screen, self._held)
-            for stream in (1, 2)
-        }
-
-    def take(self, worker: int, stream: int, data: bytes) -> None:
-        """Takes a worker's output to its stream 1 or 2."""
-        self._readers[stream].feed_rank(worker, data)
 
     def say(self, text: str) -> None:
         """Shows a line of the launcher's own."""
-        self._screen.show(2, None, f"tfringrun: {text}\n".encode())
-
-    def tick(self) -> None:
-        """Shows lines that were held back long enough."""
-        for reader in self._readers.values():
-            reader.tick()
-        self._held.tick()
-
-    def last_words(self, worker: int) -> tuple[str, str]:
-        """Returns a worker's exception and its last line, each or ""."""
-        line = self._readers[2].last_lines.get(worker, b"")
-        return self._held.exception(worker), line.decode(errors="replace")
-
-    def close(self, failed: int | None) -> None:
-        """Shows the rest, the last of the worker that failed first."""
-        for reader in self._readers.values():
-            reader.close()
-        if failed is not None:
-            self._held.heed_failure(failed)
-        self._held.close(explained=True)
-        self._screen.close()
+        self.show(2, None, f"tfringrun: {text}".encode())
 
     def end(self, line: str, timeout_seconds: float | None) -> None:
         """Shows the job's last line, if there is one, and waits for it all."""
