@@ -1,4 +1,4 @@
-"""What may happen to a job: faults by chance, each of which it survives."""
+"""Random faults of a job; the job survives each of them."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-# By kind: how often it is, of all.
+# The relative frequency of each kind.
 KINDS = {
     "kill": 6,
     "kill two": 2,
@@ -38,17 +38,17 @@ KINDS = {
     "validation kill": 2,
     "validation exception": 1,
 }
-# Those that a job must be made for.
+# These kinds need a job with a discovery script, or with `fit`.
 OF_SCRIPTS = ("fewer slots",)
 OF_FIT = ("validation kill", "validation exception")
-# By then it is known who has been lost.
+# The launcher has detected a lost worker after this time.
 _DETECTION_SECONDS = 4.0
 AT_THE_END = ("none", "end kill", "end exception", "end stop", "kill")
 
 
 @dataclasses.dataclass
 class Fault:
-    """One that has happened."""
+    """A fault that has happened."""
 
     kind: str
     victims: list
@@ -57,7 +57,7 @@ class Fault:
 
 
 class Faults:
-    """Harms a job, and keeps enough of those alive that have its state."""
+    """Harms a job, and keeps enough workers with its state alive."""
 
     def __init__(self, job, dice):
         self._job = job
@@ -69,21 +69,21 @@ class Faults:
         self.done = []
 
     def tick(self):
-        """Does what is due, such as to mend a link."""
+        """Runs the actions that are due, such as mending a link."""
         while self._later and self._later[0][0] <= time.monotonic():
             heapq.heappop(self._later)[2]()
 
     def is_quiet(self):
-        """Tells if nothing is to be mended any more."""
+        """Returns True if no action is left."""
         return not self._later
 
     def mend_all(self):
-        """Does what would be due later."""
+        """Runs all later actions now."""
         while self._later:
             heapq.heappop(self._later)[2]()
 
     def survivors(self):
-        """By name: (host, pid) of who trains, and has come to no harm."""
+        """Returns (host, pid) of each unharmed worker that trains, by name."""
         trained, _ = self._job.records.trained()
         return {
             name: place
@@ -108,7 +108,7 @@ class Faults:
         return True
 
     def _choose(self, kind, survivors):
-        """Workers or hosts to come to harm; two others live on, and train."""
+        """Chooses workers or hosts to harm, and leaves two workers to train."""
         names = sorted(survivors)
         spare = len(names) - 2
         hosts = sorted({host for host, _ in survivors.values()})
@@ -153,7 +153,8 @@ class Faults:
             case "joiner stop":
                 self._signal(first, signal.SIGSTOP)
             case "sync kill" | "reset kill" | "reset stop":
-                # In the recovery from another's loss.
+                # The fault happens in the recovery from the loss of another
+                # worker.
                 self._order(first, kind)
                 self._signal(victims[1], signal.SIGKILL)
             case "lost host":
@@ -197,7 +198,7 @@ class Faults:
                     lambda: self._job.write_hosts(slots),
                 )
             case "pause":
-                # For longer than a silence, or not.
+                # Some of these pauses are longer than the limit on silence.
                 seconds = self._dice.choice([0.3, 1.0, 3.5])
                 self._signal(first, signal.SIGSTOP)
                 self._after(
@@ -235,12 +236,12 @@ class Faults:
                 os.kill(self._dice.choice(sorted(pids)), number)
 
     def _harm_host(self, host, seconds, action=None):
-        """Counts on nobody of a host until it is well again."""
+        """Counts no worker of a host as a survivor until it has recovered."""
         mark = object()
         self._harmed_hosts[host] = mark
 
         def forget():
-            # Those that are lost have seen no generation since.
+            # Lost workers are in no later generation.
             if self._harmed_hosts.get(host) is mark:
                 del self._harmed_hosts[host]
 

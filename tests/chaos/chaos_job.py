@@ -1,4 +1,4 @@
-"""A job on several hosts, what becomes of it, and what it leaves behind."""
+"""A job on several hosts, with its records, its results and its leftovers."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from jobs import FORGIVING_TFRINGRUN
 from host_network import HEAD
 
 SCRIPT = Path(__file__).with_name("chaos_training.py")
-# What takes longer is a hang.
+# A longer wait is a hang.
 PATIENCE_SECONDS = 400
 
 
@@ -34,7 +34,7 @@ class Note:
 
 
 def write_hosts(folder, slots):
-    """Writes what a discovery script prints, which is `cat FOLDER/hosts`."""
+    """Writes the hosts that the script, `cat FOLDER/hosts`, prints."""
     lines = [f"{host}:{number}\n" for host, number in slots.items() if number]
     for name, text in (("slots", json.dumps(slots)), ("hosts", "".join(lines))):
         draft = folder / f".{name}"
@@ -43,7 +43,7 @@ def write_hosts(folder, slots):
 
 
 def listening(proc):
-    """(address, port, inode) of what listens in a process's network."""
+    """Yields (address, port, inode) of listeners in a process's network."""
     for line in (proc / "net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A":
@@ -53,7 +53,7 @@ def listening(proc):
 
 
 class Records:
-    """What all workers of a job have written of themselves."""
+    """The records that all workers of a job have written."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -85,14 +85,14 @@ class Records:
         return max((note.generation for note in self.look()), default=0)
 
     def trained(self):
-        """Who has done a step in the newest generation, and its size."""
+        """Returns who has trained in the newest generation, and its size."""
         newest = self.generation()
         of_it = [n for n in self.notes if n.generation == newest and newest]
         size = max((n.size for n in of_it), default=0)
         return {n.worker for n in of_it if n.kind == "done"}, size
 
     def done_again(self):
-        """By generation: how many steps were begun that had been before."""
+        """Returns how many steps each generation has repeated."""
         last, again = -1, {}
         begun = [note for note in self.look() if note.kind == "begun"]
         for generation in sorted({note.generation for note in begun}):
@@ -141,11 +141,11 @@ class ChaosJob:
 
     @property
     def slots(self):
-        """By host, what a discovery script prints."""
+        """The discovery script's number of slots for each host."""
         return json.loads((self.folder / "slots").read_text())
 
     def write_hosts(self, slots):
-        """Has the discovery script print other hosts."""
+        """Makes the discovery script print these hosts."""
         write_hosts(self.folder, slots)
 
     def _read(self):
@@ -177,7 +177,7 @@ class ChaosJob:
         return found
 
     def start_strangers(self, seed):
-        """Has others connect to all ports, until there is enough."""
+        """Makes strangers connect to all ports until the training ends."""
         self.write_ports()
         _, pid = next(iter(self.workers().values()))
         environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -196,7 +196,7 @@ class ChaosJob:
         self._strangers.stdin.flush()
 
     def write_ports(self):
-        """Tells them where the launcher and the workers listen now."""
+        """Lists the ports of the launcher and the workers for the strangers."""
         lines = [
             f"{address} {port} nobody"
             for address, port, _ in listening(self.network.proc(HEAD))
@@ -219,7 +219,7 @@ class ChaosJob:
         draft.rename(self.folder / "ports")
 
     def strangers_said(self):
-        """What those said at their end, and None if there were none."""
+        """Returns the output of the strangers, or None if there were none."""
         if self._strangers is None:
             return None
         said, _ = self._strangers.communicate(timeout=PATIENCE_SECONDS)
@@ -233,7 +233,7 @@ class ChaosJob:
             time.sleep(0.05)
 
     def story(self):
-        """What has been written, also to a file beside all that it did."""
+        """Returns the folder and the output; writes the output to a file."""
         (self.folder / "story").write_text(self.output())
         return f"{self.folder}\n{self.output()}"
 
@@ -246,14 +246,14 @@ class ChaosJob:
         return self.process.returncode
 
     def kill(self):
-        """Ends what is left of a job that has gone wrong."""
+        """Kills the processes that are left after a failure."""
         for process in (self.process, self._strangers):
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
 
     def seconds_to_the_next_step(self, faults):
-        """Pairs of a fault's kind and the seconds until others train again."""
+        """Yields each fault's kind and the seconds to the next step."""
         done = [n for n in self.records.look() if n.kind == "done"]
         for fault in faults:
             others = [
@@ -261,7 +261,7 @@ class ChaosJob:
                 for note in done
                 if note.time > fault.time and note.worker not in fault.victims
             ]
-            # A flap may harm nobody, and a joiner's loss does not.
+            # A flap may harm no worker, and the loss of a joiner harms none.
             later = [
                 note.time
                 for note in others
@@ -273,7 +273,7 @@ class ChaosJob:
                 yield fault.kind, next_step - fault.time
 
     def seconds_to_join(self):
-        """Of those that came later: from when they were built to a step."""
+        """Yields each later worker's seconds from built model to first step."""
         built, joined = {}, set()
         for note in sorted(self.records.look(), key=lambda note: note.time):
             if note.kind == "built" and note.generation == 0:

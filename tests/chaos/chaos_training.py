@@ -1,15 +1,15 @@
-"""Training that comes to harm, for test_chaos_training.py.
+"""Training with injected faults, for test_chaos_training.py.
 
     chaos_training.py FOLDER OPTIMIZER run|fit
 
-By `tfring.elastic.run` each step is on the same rows, whatever the number of
-ranks, so that the weights are those of an undisturbed run. By
-`tfring.elastic.fit` there is a validation after each of its short epochs. The
-script trains twice, and what matters is the second time. It forks children.
+With `tfring.elastic.run`, a step uses the same rows for any number of ranks, so
+that the weights equal the weights of an undisturbed run. With
+`tfring.elastic.fit`, a validation follows each short epoch. The script trains
+twice; only the second training is tested. It forks children.
 
-A worker writes what it does to `FOLDER/progress/NAME`, looks for harm in
-`FOLDER/faults/NAME`, as in "commit kill", and trains until there is a file
-`FOLDER/enough`.
+A worker records its steps in `FOLDER/progress/NAME`, reads faults such as
+"commit kill" from `FOLDER/faults/NAME`, and trains until the file
+`FOLDER/enough` exists.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ import tfring
 from tfring._core import tcp_job
 from tfring.elastic import fitting
 
-# All numbers of ranks up to eight divide it.
+# Every number of ranks up to eight divides it.
 STEP_ROWS = 840
 EPOCH_STEPS = 40
 FEATURES = 16
-# By `fit`, of each rank; and the steps of an epoch of five ranks.
+# With `fit`: the batch size per rank, and the steps per epoch on five ranks.
 FIT_BATCH, FIT_STEPS = 24, 12
-# Of the first training, in steps or epochs.
+# The length of the first training, in steps or epochs.
 FIRST = {"run": 8, "fit": 1}
 _STEPS_PER_CHILD = 7
 _NAME = os.environ.get("TFRING_ELASTIC_WORKER", "")
@@ -69,7 +69,7 @@ def make_model(optimizer):
 def make_optimizer(kind):
     if kind == "momentum":
         return keras.optimizers.SGD(0.01, momentum=0.9)
-    # Rounding is not to be magnified where gradients are small.
+    # A large epsilon does not magnify rounding errors of small gradients.
     return keras.optimizers.Adam(0.001, epsilon=0.001)
 
 
@@ -78,7 +78,7 @@ def order_of(epoch):
 
 
 class Harm:
-    """What is to happen to this worker, and the record of what it does."""
+    """Injects the faults of this worker, and records its steps."""
 
     def __init__(self, folder):
         self._fault = folder / "faults" / _NAME
@@ -145,7 +145,7 @@ def fork_a_child():
 
 
 class State(tfring.elastic.KerasState):
-    """Comes to harm in its commits, and notes those that were made."""
+    """Injects faults into commits, and records the successful commits."""
 
     harm: Harm
 
@@ -158,7 +158,7 @@ class State(tfring.elastic.KerasState):
 
     def _snapshot(self, is_collective=True):
         snapshot = super()._snapshot(is_collective)
-        # In `commit` this is in its middle, in `sync` at its end.
+        # This is in the middle of `commit`, and at the end of `sync`.
         if is_collective:
             self.harm.at("save")
         return snapshot
@@ -179,7 +179,7 @@ class State(tfring.elastic.KerasState):
 
 
 class Steps(keras.callbacks.Callback):
-    """Says when a step begins, and ends the training for all at once."""
+    """Records the start of each step, and stops all ranks at the same step."""
 
     def __init__(self, harm, is_enough, end):
         super().__init__()
@@ -205,7 +205,7 @@ class Steps(keras.callbacks.Callback):
 
 
 class Position(keras.callbacks.Callback):
-    """Counts batches and epochs, of which the last may be a part."""
+    """Counts batches and epochs; the last epoch may be partial."""
 
     def __init__(self, state):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hosts that are network namespaces, and what was seen of their faults."""
+"""Hosts as network namespaces, and statistics of their faults."""
 
 import collections
 import statistics
@@ -10,17 +10,17 @@ import pytest
 import host_network
 from host_network import HostNetwork
 
-# How other tests' processes are found.
+# tests/jobs has the module `jobs`.
 sys.path.append(str(Path(__file__).parents[1] / "jobs"))
 
-# By kind of a fault: the seconds from it to the next step of a survivor. And
-# from when a worker that comes later has built its model to its first step.
+# The seconds from a fault to the next step of a survivor, by kind of fault.
+# Also the seconds from a later worker's built model to its first step.
 _SECONDS = collections.defaultdict(list)
 
 
 @pytest.fixture(scope="session")
 def seconds_by_fault():
-    """By kind of a fault: the seconds to the next step of another worker."""
+    """The seconds from a fault to the next step of a survivor, by kind."""
     return _SECONDS
 
 

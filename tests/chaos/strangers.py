@@ -1,11 +1,11 @@
-"""Connects to every port of a job as those do who do not belong to it.
+"""Connects to every port of a job as programs outside the job do.
 
     strangers.py FOLDER SEED
 
-`FOLDER/ports` has a line for each: its address, port, and who listens there.
-With what is no handshake, another job's token, or the token of this one (on
-standard input) and a generation that is over. It ends with the job, and fails
-if one of its connections is not closed.
+`FOLDER/ports` has a line for each port: its address, number and listener. A
+connection sends garbage, another job's token, or the token of this job (read
+from standard input) with an old generation. The script ends with the job, and
+fails if one of its connections is not closed.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from pathlib import Path
 
 from tfring.rendezvous import handshake, wire
 
-# Hosts may be frozen and links cut for some of it; a worker whose Python hangs
-# is found after 20 s, and has 30 s to leave its generation.
+# Hosts may be frozen and links cut for some of this time. A worker with a hung
+# Python is detected after 20 s, and has 30 s to leave its generation.
 _SECONDS = 90
-# A greeting, and why it hangs up.
+# A greeting, and the reason to hang up.
 _WORDS_BYTES = handshake.NONCE_BYTES + max(
     len(handshake.BUSY), len(handshake.NO_DESCRIPTORS)
 )
 
 
 def is_closed(sock, may_come):
-    """Whether the other side ends it, and says no more before than this."""
+    """Returns True if the peer closes it after at most `may_come` bytes."""
     sock.settimeout(_SECONDS)
     came = b""
     try:
@@ -60,7 +60,7 @@ def connect_with_another_token(address):
 
 
 def connect_as_of_old(address, token, worker):
-    """As a member of the generation before the first."""
+    """Connects as a member of the generation before the first."""
     hello = {
         **{"role": "data", "generation": 0, "channel": "world/1", "rank": 1},
         **{"worker": "w999", "to": worker},

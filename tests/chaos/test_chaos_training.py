@@ -1,7 +1,7 @@
-"""Training that goes on whatever happens to its workers and hosts.
+"""Training continues after random faults of its workers and hosts.
 
-Four hosts, which are network namespaces, with one or two workers each, and
-faults by chance; what is lost is replaced. By hand for hours:
+Four hosts are network namespaces, with one or two workers each. Faults are
+random, and lost workers and hosts are replaced. To run it by hand for hours:
 
     TFRING_CHAOS_ROUNDS=20 TFRING_CHAOS_FAULTS=10 TFRING_CHAOS_SEED=7 \\
         pytest tests/chaos
@@ -22,7 +22,7 @@ from chaos_job import PATIENCE_SECONDS, ChaosJob, write_hosts
 _SEED = int(os.environ.get("TFRING_CHAOS_SEED", "1"))
 _ROUNDS = int(os.environ.get("TFRING_CHAOS_ROUNDS", "1"))
 _FAULTS = int(os.environ.get("TFRING_CHAOS_FAULTS", "5"))
-# Some kinds of faults alone, with a comma between them.
+# Runs only these kinds of faults, separated by commas.
 _ONLY = os.environ.get("TFRING_CHAOS_KINDS", "")
 
 
@@ -50,7 +50,7 @@ def kinds_of(dice, *, how, options):
 
 
 def options_of(number, network, folder):
-    """The options of a job, and how many workers train when all is well."""
+    """Returns the options of a job, and its full number of workers."""
     match number % 3:
         case 0:
             return ["-H", network.slots(1), "--min-np", "2"], 4
@@ -101,7 +101,7 @@ def test_training_goes_on(network, tmp_path, seconds_by_fault, number):
             if not faults.strike(kind):
                 time.sleep(0.1)
                 continue
-            # The next one may come while they start again, or a worker joins.
+            # The next fault may hit a restart, or a worker that joins.
             pause = time.monotonic() + dice.uniform(0.0, 3.0)
             wait_for(lambda until=pause: time.monotonic() > until, "time")
             if dice.random() < 0.5:
@@ -130,7 +130,7 @@ def test_training_goes_on(network, tmp_path, seconds_by_fault, number):
     assert len({each["digest"] for each in results}) == 1, story
     steps = results[0]["steps"]
     assert {each["steps"] for each in results} == {steps}, story
-    # Of each generation at most one step is lost, and none is left out.
+    # Each generation loses at most one step, and no step is skipped.
     again = job.records.done_again()
     assert set(again.values()) <= {0, 1}, (again, story)
     if how == "run":

@@ -49,7 +49,7 @@ ATOMS, FRAMES, STEPS = 6, 80, 200
 
 
 def energy_and_forces(positions):
-    """Of pairs that push each other away."""
+    """Returns the energy and the forces of pairs that repel each other."""
     energy, forces = 0.0, np.zeros_like(positions)
     for i in range(len(positions)):
         for j in range(i):
@@ -79,7 +79,7 @@ def make_system(folder):
 
 
 def errors(folder, ranks, batch_size):
-    """Of energies and of forces, before and after the training."""
+    """Returns the errors of energies and forces before and after training."""
     folder = folder / str(ranks)
     make_system(folder)
     training = {
@@ -111,7 +111,7 @@ def errors(folder, ranks, batch_size):
             "descriptor": descriptor,
             "fitting_net": {"neuron": [16, 16], "seed": 1},
         },
-        # By default Horovod's ranks multiply it.
+        # By default, the number of Horovod ranks multiplies it.
         "learning_rate": {
             "type": "exp",
             "start_lr": 0.005,
@@ -125,7 +125,7 @@ def errors(folder, ranks, batch_size):
     (folder / "input.json").write_text(json.dumps(settings))
     run(ranks, "deepmd", folder)
     lines = np.loadtxt(folder / "lcurve.out")
-    # Of rank 0 alone: the steps, each once.
+    # Only rank 0 writes, so each step is there once.
     assert lines[:, 0].tolist() == [0, STEPS]
     assert list(folder.glob("model.ckpt*"))
     return lines[0, 2:4], lines[-1, 2:4]

@@ -1,4 +1,5 @@
-// Where a transport cannot end what is on the wire, its memory is kept.
+// If a transport cannot cancel messages on the wire, the engine keeps their
+// memory.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,7 +10,7 @@
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/transport/forwarding.h"
 
-// What is kept is leaked, which AddressSanitizer would report.
+// AddressSanitizer would report the kept memory as a leak.
 extern "C" __attribute__((visibility("default"))) const char*
 __asan_default_options() {
   return "detect_leaks=0";

@@ -66,7 +66,7 @@ TEST(AllgatherTest, ShortTensorsAreOneMessage) {
   const int of_one = Gather({5}, kThreshold);
   EXPECT_EQ(of_one, kSize * (kSize - 1));
   EXPECT_EQ(Gather({5, 0, 300, 7}, kThreshold), of_one);
-  // Of some that fill the buffer.
+  // These tensors need two fusion buffers.
   EXPECT_EQ(Gather({2000, 2000, 2000, 2000}, 140'000), 2 * of_one);
 }
 

@@ -146,14 +146,15 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
           RingGrid(context, {2, 2}),
           {data.data(), data.data(), static_cast<int64_t>(data.size())});
       EXPECT_TRUE(status.ok()) << status;
-      // How often those begin, after others.
+      // Counts the changes from messages within the node to messages between
+      // nodes.
       for (size_t i = 1; rank == 0 && i < across.size(); ++i) {
         result += across[i] && !across[i - 1];
       }
     });
     return result;
   };
-  // One block; four; and as many as a short segment makes.
+  // One block, four blocks, and one block per short segment.
   EXPECT_EQ(turns(kSize * (128 << 10), 512 << 10), 1);
   EXPECT_GE(turns(kSize * (512 << 10), 512 << 10), 4);
   EXPECT_GE(turns(kSize * (128 << 10), 4 << 10), 8);

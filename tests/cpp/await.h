@@ -1,4 +1,4 @@
-// Waits of a test for what another thread does.
+// Lets a test wait for another thread.
 #ifndef TESTS_CPP_AWAIT_H_
 #define TESTS_CPP_AWAIT_H_
 

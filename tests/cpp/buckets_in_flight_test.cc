@@ -21,8 +21,7 @@ constexpr int kSize = 3;
 // Runs on a worker; fewer floats may not.
 constexpr size_t kLarge = 20'000;
 
-// A job of which each rank is a node, with a gate in the first channel of
-// rank 1.
+// A job with one rank per node and a gate in the first channel of rank 1.
 class BucketsInFlightTest : public testing::Test {
  protected:
   explicit BucketsInFlightTest(int64_t buckets_in_flight = 2) {
@@ -45,14 +44,14 @@ class BucketsInFlightTest : public testing::Test {
             return std::move(more_[made++][rank]);
           };
         });
-    // Measures what an allreduce takes, while the gate is open.
+    // Measures the cost of an allreduce while the gate is open.
     ExpectWorks(*job_, "first");
     ExpectWorks(*job_, "second");
   }
 
   ~BucketsInFlightTest() override { gate_.Open(); }
 
-  // One that waits for the gate.
+  // Submits an allreduce that waits for the gate.
   Entries SubmitHeld(const std::string& name) {
     gate_.Close();
     Entries entries = MakeEntries(kSize, name, kLarge);
@@ -60,7 +59,7 @@ class BucketsInFlightTest : public testing::Test {
     return entries;
   }
 
-  // All ranks agree on what has been submitted, and begin it if they may.
+  // Lets all ranks agree on the submitted entries and begin the allowed ones.
   void Pass() { clocks_.AwaitLooks({0, 1, 2}); }
 
   Gate gate_;
@@ -189,8 +188,8 @@ TEST_F(BucketsInFlightTest, WhatFailsOnOneRankGivesNobodyAnothersData) {
           std::vector<float>(kLarge, factor * static_cast<float>(rank + 1))));
     }
   }
-  // When the last is done, which has the other lane, the third is the lane's
-  // next.
+  // Entries 0 and 2 share a lane; 1 and 3 share the second one.  When entry 3
+  // is done, entry 2 is next in its lane.
   Completion& last = work[3][0]->outcome;
   work[0][0]->callbacks.on_start = [&last](void* /*stream*/) {
     EXPECT_TRUE(last.Wait().ok());

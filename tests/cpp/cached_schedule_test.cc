@@ -53,7 +53,7 @@ TEST(PeriodFinderTest, APeriodIsFoundWhenItHasComeTwice) {
       {"abcacb", ""},
       {"abcabcx", ""},
       {"abcabd", ""},
-      // Not where a name comes twice in it.
+      // A period must not contain a name twice.
       {"aabaabaab", ""}};
   for (const auto& [text, period] : cases) {
     PeriodFinder finder;
@@ -119,7 +119,7 @@ TEST(CachedScheduleTest, OnlyAnEqualRequestIsNextOrAnAllgatherOfOtherRows) {
   EXPECT_TRUE(schedule.TakeReady().empty());
 }
 
-// Else an embedding whose batches are all alike would have them sent each step.
+// Otherwise an embedding with equal batches would send its sizes in each step.
 TEST(CachedScheduleTest, SizesAreSaidWhenTheyChange) {
   CachedSchedule schedule({MakeAllgather("a", 3)}, /*rank=*/0, /*size=*/2,
                           NeighborsOf(0, {0, 0}, kMaxPeers));

@@ -1,5 +1,5 @@
-// Executions of a chain: what a rank starts in one never meets what another
-// starts in the next.
+// Executions of a chain: a collective of one execution never matches a
+// collective of the next.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -165,7 +165,7 @@ TEST_F(ChainTest, TheNextStepOfOneRankDoesNotMeetTheLastOneOfOthers) {
                     "rank 1 in execution");
       }
     }
-    // Where they catch their errors too, all go on together.
+    // Ranks 0 and 2 catch their errors too, so all ranks continue together.
     const Entries caught_up[] = {Start(0, 100), Start(2, 100)};
     ExpectAll(ahead, 300);
     for (const Entries& entries : caught_up) ExpectAll(entries, 300);

@@ -15,12 +15,12 @@
 namespace tfring {
 namespace {
 
-// Values of type From, as To: their bits must be those of `expected`.
+// Converts values of type From to type To and expects the bits of `expected`.
 template <typename To, typename From>
 void ExpectConverted(DataType from_type, DataType to_type,
                      const std::vector<From>& from, double factor,
                      const std::vector<To>& expected) {
-  // In three pieces out of order, of which one is empty.
+  // Three pieces out of order; one is empty.
   const size_t half = from.size() / 2;
   std::vector<To> to(from.size() + 1, To(7.0F));
   const std::vector<CopyPiece> pieces = {
@@ -72,7 +72,7 @@ void TestConversion(DataType half_type, DataType dtype) {
   for (const double factor : {1.0, 1.0 / 3}) {
     std::vector<Half> halves;
     for (const T value : values) {
-      // Rounded twice, as it is what is scaled that has been cast.
+      // The value is cast before it is scaled, so it is rounded twice.
       Half half(static_cast<float>(value));
       const auto scaled = static_cast<double>(static_cast<float>(half));
       if (factor != 1.0) half = Half(static_cast<float>(scaled * factor));

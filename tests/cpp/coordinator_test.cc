@@ -1,4 +1,4 @@
-// What the ranks agree on, and who is told what.
+// Decisions of the coordinator, and the ranks that receive them.
 #include "tfring_ops/engine/negotiation/coordinator.h"
 
 #include <gtest/gtest.h>
@@ -244,7 +244,7 @@ TEST_F(CoordinatorTest, ALateRankGetsTheFailureThatItMissed) {
   Add(0, MakeRequest("a"));
   Pass(600);
   const absl::Status status = TakeFailure().status;
-  // The others have gone on, and even used the name again.
+  // The remaining ranks have continued, and two have even used the name again.
   Add(0, MakeRequest("a"));
   Add(1, MakeRequest("a"));
   ErrorResponse failure = TakeFailure();

@@ -1,5 +1,5 @@
-// Every variant of the kernels that this CPU can run gives the baseline's bits:
-// kernels_test.cc says what is right, this that there is but one answer.
+// Every kernel variant that this CPU can run gives the bits of the baseline
+// variant.  kernels_test.cc tests the values; this file only compares variants.
 #include "tfring_ops/kernels/cpu_variants.h"
 
 #include <gtest/gtest.h>
@@ -99,8 +99,8 @@ TEST_P(CpuVariantsTest, ConvertToTheSameBits) {
   }
 }
 
-// Every count up to some vectors, at every distance from what they are aligned
-// to; and nothing beside the range is touched.
+// Tests every count up to a few vectors, at every offset from vector alignment.
+// No byte outside the range is touched.
 TEST_P(CpuVariantsTest, AnyCountAndAlignment) {
   constexpr int64_t kMost = 150;
   const DataType dtype = GetParam();

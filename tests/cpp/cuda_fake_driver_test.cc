@@ -1,4 +1,4 @@
-// What the fake driver forbids, as CUDA does: a library that breaks one of
+// Rules of CUDA that the fake driver enforces.  A library that breaks one of
 // these rules fails in its own tests.
 #include <gtest/gtest.h>
 
@@ -18,7 +18,8 @@ constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400,
               kNotReady = 600, kIllegalAddress = 700;
 constexpr size_t kBytes = 4096;
 
-// Makes GPU 1 the calling thread's, whose end no other test minds.
+// Makes GPU 1 current on the calling thread.  No other test depends on its
+// context, so this test may end it.
 class FakeDriverTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -168,10 +169,12 @@ TEST_F(FakeDriverTest, StreamsMayShareAQueue) {
     ASSERT_EQ(driver_.cuStreamBatchMemOp.Result(waits, 1, &wait, 0), 0);
     ASSERT_EQ(driver_.cuEventRecord.Result(event, third), 0);
     AwaitQuietGpus();
-    // One queue has all of them, of two the third stream has the first's.
+    // With one queue, all streams share it.  With two, the first and third
+    // streams share one.
     const bool is_behind = queues == 1 || queues == 2;
     EXPECT_EQ(driver_.cuEventQuery.Result(event), is_behind ? kNotReady : 0);
-    // A stream that has ended may have left work to others' queues.
+    // A destroyed stream may have left work in a queue that other streams
+    // share.
     EXPECT_EQ(driver_.cuStreamDestroy.Result(waits), 0);
     if (queues == 1) {
       reinterpret_cast<std::atomic<uint32_t>&>(number) = queues + 1;

@@ -1,5 +1,5 @@
-// Collectives that go through the fusion buffer of a GPU, checked on one rank
-// of a job whose ranks all make the same calls.
+// Checks of collectives that use the fusion buffer of a GPU.  Each check runs
+// on one rank; all ranks of the job make the same calls.
 #ifndef TESTS_CPP_CUDA_FUSION_CHECKS_H_
 #define TESTS_CPP_CUDA_FUSION_CHECKS_H_
 
@@ -31,8 +31,8 @@ class GpuFusion {
         context_(options, transport, device.kernels(), CostSource::kTypical,
                  Memory::kDevice) {}
 
-  // Reduces so many tensors, small enough to be packed, one after the other;
-  // calls `begin` when they are on the GPU.
+  // Reduces so many tensors in turn, each small enough to be packed; calls
+  // `begin` when they are on the GPU.
   void CheckAllreduce(
       const SolvedAllreduce& c, int64_t tensors,
       const std::function<void()>& begin = [] {}) {
@@ -56,8 +56,8 @@ class GpuFusion {
         << c.count << " on rank " << transport_.rank();
   }
 
-  // Scatters tensors with so many rows, one after the other, each scaled on its
-  // way into the fusion buffer.
+  // Reduce-scatters tensors with so many rows in turn.  Each is scaled when it
+  // is packed into the fusion buffer.
   void CheckReduceScatter(const std::vector<int64_t>& rows) {
     SolvedAllreduce c(
         {DataType::kFloat32, ReduceOp::kSum,

@@ -64,15 +64,17 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(std::vector<int>{0, 0},
                                      std::vector<int>{0, 0, 0},
                                      std::vector<int>{0, 0, 0, 0},
-                                     // Some read in place, others by the host.
+                                     // In place within a node, through the host
+                                     // between nodes.
                                      std::vector<int>{0, 0, 1},
                                      std::vector<int>{0, 0, 1, 1}),
                      testing::Values(AllreduceAlgorithm::kRing,
                                      AllreduceAlgorithm::kHierarchical,
                                      AllreduceAlgorithm::kRecursiveDoubling)));
 
-// A block is packed where the one before the last was, and a message where the
-// one before it was: a neighbour may still be about to read that.
+// A block is packed into the memory of the block before the last, and a message
+// into the memory of the previous message.  A neighbour may not have read that
+// memory yet.
 TEST_P(CudaFusionTest, ABlockWaitsUntilWhatWasThereHasBeenRead) {
   const SolvedAllreduce c = Solve(5000, size());
   for (const int64_t threshold_bytes : {int64_t{2000}, kLargeThreshold}) {
@@ -115,8 +117,9 @@ TEST(CudaFusionBufferTest, MayGrowWhileOthersReadIt) {
   });
 }
 
-// However long a GPU takes: nobody sends, overwrites or frees what it has yet
-// to write or read, between neighbours and by the host.
+// However long a GPU takes, no rank sends memory that the GPU has yet to write,
+// and no rank overwrites or frees memory that it has yet to read.  This holds
+// between neighbours and through the host.
 TEST(CudaFusionBufferTest, WaitsForAGpuThatStandsStill) {
   const SolvedAllreduce c = Solve(5000, 3);
   const WithFakeCuda restored(&FakeOptions::held, 0);

@@ -1,5 +1,5 @@
-// The kernels for GPUs against those for the host.  Under the fake driver this
-// shows what surrounds the kernels; on a real GPU it shows the kernels too.
+// The kernels for GPUs against those for the host.  The fake driver tests the
+// code around the kernels; a real GPU tests the kernels too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -179,8 +179,8 @@ TEST_F(CudaKernelsTest, ScalesAsTheHostDoes) {
   }
 }
 
-// More pieces than one launch takes, of lengths around those of a vector and of
-// a tile, aligned and not.
+// Copies more pieces than one launch takes.  Their lengths are near the length
+// of a vector or of a tile; some are aligned and some are not.
 TEST_F(CudaKernelsTest, CopiesPiecesAsTheHostDoes) {
   constexpr int64_t kCounts[] = {0, 1, 7, 8, 65, 2048, 4099, 33'001};
   constexpr int kPieces = 131;

@@ -1,5 +1,5 @@
-// A rank is lost, or its GPU fails, before it has done what the others wait
-// for: they come to an end without it.
+// A rank is lost, or its GPU fails, while the remaining ranks wait for its
+// work.  They end without it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -37,11 +37,12 @@ struct Rank {
         transport(MakeCudaTransport(*device, host, OptionsFor(way)).value()),
         scratch(device->kernels()),
         memory(device->kernels().Allocate(1 << 10).value()) {
-    // A rank whose streams are held waits for them before it gets any memory.
+    // An allocation on a rank with held streams waits for them, so memory is
+    // allocated now.
     EXPECT_TRUE(scratch.AtLeast(64 << 10).ok());
   }
 
-  // Returns when it is enqueued.
+  // Returns when the allreduce is enqueued.
   absl::Status Allreduce(const SolvedAllreduce& c, const DeviceElements& data) {
     const RingContext context{*transport, device->kernels(), kSegmentBytes,
                               scratch};
@@ -89,8 +90,8 @@ class Deadline {
   std::thread watch_;
 };
 
-// A job whose last rank is lost before its GPU, which is its own, has done what
-// the others wait for.
+// A job that loses its last rank.  This rank has its own GPU, which has not
+// finished the work that the remaining ranks wait for.
 class LostRank {
  public:
   LostRank(int size, Way way, int64_t count)
@@ -109,14 +110,15 @@ class LostRank {
 
   const SolvedAllreduce& c() const { return c_; }
 
-  // Calls ask(rank, data) on all ranks, and then end(rank, data) on the others.
-  // With the depth of their GPU's queues the lost one goes on until it is lost.
+  // Calls ask(rank, data) on all ranks, and then end(rank, data) on the
+  // remaining ranks.  If `depth` is given, the GPUs have queues of that depth
+  // and the lost rank runs an allreduce until it is lost.
   template <typename Ask, typename End>
   void Run(const Ask& ask, const End& end,
            std::optional<int> depth = std::nullopt) {
     const int lost = static_cast<int>(hosts_.size()) - 1;
     const WithFakeCuda restored(&FakeOptions::depth, 0);
-    // Its process is killed, and so frees nothing.
+    // A killed process frees nothing.
     static auto* const killed = new std::vector<
         std::pair<std::unique_ptr<Rank>, std::unique_ptr<DeviceElements>>>();
     std::atomic<int> ready{0}, asked{0}, ended{0}, gone{0};
@@ -150,7 +152,7 @@ class LostRank {
       ++asked;
       end(*rank, *data);
       EXPECT_FALSE(rank->transport->HasAbandoned());
-      // Until then one may still copy to another's memory.
+      // Until all have ended, a rank may still copy to another rank's memory.
       ++ended;
       Wait(ended, lost);
       data.reset();
@@ -158,13 +160,14 @@ class LostRank {
       ++gone;
     });
     FakeCuda()->held_device = -1;
-    // The driver takes back what a killed process had.
+    // The driver reclaims the context of a killed process.
     (*CudaDriver::Get())->cuDevicePrimaryCtxRelease.Result(1);
   }
 
  private:
-  // The others look for messages again and again, and ask their GPUs for
-  // nothing more: neither do they wait for these in the driver.
+  // Returns when the remaining ranks poll for messages repeatedly and enqueue
+  // nothing more on their GPUs.  This also shows that none of them waits in the
+  // driver.
   void AwaitNothingMoves() {
     const std::atomic<int64_t>& calls = FakeCudaCounts().stream_calls;
     for (int64_t before = -1; before != calls;) {
@@ -205,7 +208,7 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
         for (; status.ok(); std::this_thread::yield()) {
           status = rank.transport->Progress();
         }
-        // And not because a message has not come in time.
+        // The error must not be the timeout of a message.
         EXPECT_EQ(status, absl::UnavailableError("a rank is lost"));
         rank.transport->Abort(status);
         EXPECT_EQ(rank.device->Finish(), absl::OkStatus());
@@ -213,7 +216,8 @@ TEST_P(CudaLostRankTest, TheOthersEnd) {
       /*depth=*/0);
 }
 
-// The host asks for much in one tensor; the lost rank's goes on until the end.
+// The host enqueues much work for one tensor; the lost rank's host continues
+// until it is lost.
 TEST_P(CudaLostRankTest, NorDoesAQueueOfTheGpuRunFull) {
   const auto [size, way] = GetParam();
   LostRank job(size, way, 100'000);
@@ -226,8 +230,8 @@ TEST_P(CudaLostRankTest, NorDoesAQueueOfTheGpuRunFull) {
       /*depth=*/500);
 }
 
-// What the host may do after work is enqueued that waits for the lost rank, and
-// for which the driver waits.
+// Calls of the host after it has enqueued work that waits for the lost rank.
+// The driver waits for this work in each of them.
 enum class Call { kUpload, kAdasum, kAllocate, kFree };
 
 class CudaLostRankCallTest
@@ -240,7 +244,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(CudaLostRankCallTest, TheDriverDoesNotWaitForIt) {
   const auto [size, call] = GetParam();
-  // So little that nobody waits for the GPU before it is enqueued.
+  // This is so little data that no rank waits for the GPU before it is
+  // enqueued.
   LostRank job(size, Way::kIpc, 1023);
   const WithFakeCuda waits(&FakeOptions::waits, 1);
   job.Run(
@@ -273,9 +278,9 @@ TEST_P(CudaLostRankCallTest, TheDriverDoesNotWaitForIt) {
       });
 }
 
-// Launches fail when so many have succeeded since all ranks have come here:
-// making the transports takes some.  From the first failure on nobody gets
-// memory on the GPU.
+// Launches fail after `left` have succeeded, counted from the time when all
+// ranks have called this function: creating the transports takes some launches.
+// After the first failure no rank can allocate GPU memory.
 void FailLaunches(int left, std::atomic<int>& ready, int size) {
   if (++ready == size) {
     FakeCuda()->launches_left = left;
@@ -284,7 +289,7 @@ void FailLaunches(int left, std::atomic<int>& ready, int size) {
   Wait(ready, size + 1);
 }
 
-// The same, on one rank too, and where MPI knows of GPUs.
+// Also runs on one rank, and with a CUDA-aware MPI.
 class CudaFailingRankTest
     : public testing::TestWithParam<std::tuple<int, Way>> {};
 INSTANTIATE_TEST_SUITE_P(Ways, CudaFailingRankTest,

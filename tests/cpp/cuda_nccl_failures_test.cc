@@ -1,5 +1,5 @@
-// Who is taken, NCCL or the ring; and that what goes wrong in NCCL is an error
-// on every rank.
+// The choice between NCCL and the ring.  A failure in NCCL is an error on every
+// rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -102,7 +102,7 @@ TEST(CudaNcclChoiceTest, NoIdOnOneRank) {
       "no network interface");
 }
 
-// The others do not go on waiting for it.
+// The remaining ranks stop waiting for it.
 TEST(CudaNcclChoiceTest, OneRankCannotConnect) {
   for (int rank = 0; rank < kSize; ++rank) {
     const WithFakeNccl fails(&fake_nccl::Options::fails_to_init, rank);
@@ -114,8 +114,8 @@ TEST(CudaNcclChoiceTest, OneRankCannotConnect) {
   }
 }
 
-// On the rank that met it, and on the others.  What comes later is in
-// cuda_nccl_launched_test.cc.
+// Every rank reports the failure, not only the failing rank.
+// cuda_nccl_launched_test.cc tests later failures.
 TEST(CudaNcclEngineTest, ALaunchFails) {
   const WithFakeNccl full(&fake_nccl::Options::launches_left, kSize - 1);
   for (const NcclOutcome& outcome : AllreduceByNccl(kSize)) {

@@ -1,4 +1,4 @@
-// Buckets that are launched behind others which the GPU has not done yet; see
+// Buckets that are launched while the GPU still works on earlier buckets; see
 // Note [Launched buckets] in tfring_ops/engine/execution/lanes.h.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -191,8 +191,8 @@ TEST_F(CudaNcclLaunchedTest, StreamsThatAreLateByTurns) {
   }
 }
 
-// What the tensors of a joined rank lie in is freed when its bucket is done,
-// and the driver may wait for all that is launched.
+// The memory of a joined rank's tensors is freed when its bucket is done.  The
+// driver may then wait for all launched work.
 TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
   StartJob();
   Join(0);
@@ -226,8 +226,9 @@ TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
   ExpectSums();
 }
 
-// A barrier of host memory, or what goes round the ring, begins when that which
-// was agreed before it has ended, and ends before what comes next is launched.
+// A barrier in host memory and a collective of the ring each begin when all
+// earlier collectives have ended.  They end before the next collective is
+// launched.
 TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
   StartJob();
   const Entries barriers = MakeEntries(kSize, "barrier", 0);
@@ -270,8 +271,8 @@ TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
   }
 }
 
-// A GPU's line has its buckets one after the other, each until the GPU has
-// done it.
+// A GPU's timeline track shows its buckets in turn, each until the GPU has done
+// it.
 TEST_F(CudaNcclLaunchedTest, TheTimelineShowsWhatTheGpuDoes) {
   StartJob();
   Timeline::Global().Start(/*mark_responses=*/false);
@@ -388,7 +389,7 @@ TEST_F(CudaNcclLaunchedTest, ARankIsLost) {
   ExpectAllFail("rank 1 is lost");
 }
 
-// Of the same options, with a rank for which the GPUs of all wait.
+// All GPUs of this job wait for one rank; its options are the same.
 class CudaNcclStuckTest : public CudaNcclLaunchedTest {
  protected:
   static constexpr const char* kReason =
@@ -418,7 +419,7 @@ TEST_F(CudaNcclStuckTest, ARankNeverComes) {
   ExpectTimeouts();
 }
 
-// Which has the host wait for the GPU.
+// The ring makes the host wait for the GPU.
 TEST_F(CudaNcclStuckTest, TheRingIsNext) {
   const WithFakeNccl lost(&fake_nccl::Options::lost, 1);
   Submit("a");

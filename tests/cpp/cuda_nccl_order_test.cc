@@ -30,14 +30,14 @@ namespace {
 using std::chrono::microseconds;
 
 // Two process sets of the same two ranks, without an order: each rank launches
-// another one's first.
+// a different set first.
 class CudaNcclNoOrderTest : public testing::Test {
  protected:
   CudaNcclNoOrderTest() {
     for (DeviceSet* const set : {&world_, &same_}) set->Meet();
   }
 
-  // If one of them is told this.
+  // Returns true if one of the sets reports an error with `text`.
   bool AreTold(absl::string_view text) {
     const int begun = FakeNccl()->begun, launched = FakeNccl()->launched;
     const auto await_first = [begun] {
@@ -66,7 +66,8 @@ class CudaNcclNoOrderTest : public testing::Test {
   DeviceSet same_{1, {0, 1}, orders_, NcclOptions()};
 };
 
-// What the fake NCCL is for: the order is needed, and its absence seen.
+// The fake NCCL detects a missing launch order, so it shows that the order is
+// needed.
 TEST_F(CudaNcclNoOrderTest, IsAnError) {
   EXPECT_TRUE(AreTold("launched in different orders"));
 }
@@ -76,7 +77,7 @@ TEST_F(CudaNcclNoOrderTest, OrADeadlock) {
   EXPECT_TRUE(AreTold("NCCL has waited"));
 }
 
-// Whoever comes first, on each rank another process set.
+// Each rank begins with a different process set; both assignments are tested.
 TEST(LaunchOrderTest, RanksAgreeOnWhoLaunchesFirst) {
   for (const int first : {0, 1}) {
     const Orders orders = MakeOrders(2);
@@ -123,7 +124,7 @@ void Delay(int gpu, std::atomic<bool>& ends) {
   EXPECT_EQ(launch(nullptr, wait, &ends), 0);
 }
 
-// What is launched first begins first, also where its tensor comes late.
+// A collective that is launched first begins first, even if its tensor is late.
 TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
   const WithFakeCuda devices(&fake_cuda::Options::devices, 2);
   const auto keep = {OpenGpu(0), OpenGpu(1)};
@@ -148,7 +149,7 @@ TEST(CudaNcclOrderTest, HoldsOnTheGpuToo) {
   same.Shutdown();
 }
 
-// The first set beside the world comes while that one works.
+// The first set besides the world is created while the world runs collectives.
 TEST(CudaNcclOrderTest, BeginsInTheMiddle) {
   constexpr int kSize = 3;
   const WithFakeCuda devices(&fake_cuda::Options::devices, kSize);

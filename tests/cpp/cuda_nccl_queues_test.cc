@@ -1,5 +1,5 @@
-// Streams that share the queues of their GPU: one waits for whatever another
-// has been asked for before, and still the ranks come to an end.
+// Streams that share the queues of their GPU.  A stream then waits for all
+// earlier work in its queue, and the ranks must still end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-// By the ring, although other process sets go by NCCL.
+// Uses the ring, although other process sets use NCCL.
 Options RingOptions(Way way) {
   Options options = OptionsFor(way);
   options.gpu_backend = Options::GpuBackend::kAuto;
@@ -34,8 +34,8 @@ struct Case {
   std::vector<Options> options;  // of the process sets, by turns
 };
 
-// The parameters are the number of queues, of which with 0 each stream has its
-// own, and what the process sets go by.
+// The parameters are the number of queues, and the backends of the process
+// sets.  With 0 queues each stream has its own.
 class CudaQueuesTest : public testing::TestWithParam<std::tuple<int, Case>> {};
 INSTANTIATE_TEST_SUITE_P(
     , CudaQueuesTest,
@@ -81,9 +81,9 @@ TEST_P(CudaQueuesTest, SetsOfAllKindsAtOnce) {
   for (const auto& set : sets) set->Shutdown();
 }
 
-// Rank 0 has a collective of NCCL's in its queue before what a ring of another
-// process set sends.  Rank 1 may not yet launch its part of the collective, and
-// would have what waits for the ring's in its queue before.
+// On rank 0, an NCCL collective is in the queue before the sends of another
+// process set's ring.  Rank 1 may not launch its part of the collective yet;
+// without turns, its queue would have the ring's waits before that part.
 TEST(CudaQueuesOrderTest, TheRingTakesTurnsWithNccl) {
   for (const Way way : {Way::kIpc, Way::kStaged}) {
     const WithFakeCuda devices(&FakeOptions::devices, 3);
@@ -101,7 +101,8 @@ TEST(CudaQueuesOrderTest, TheRingTakesTurnsWithNccl) {
     const auto wait_for = [](const std::atomic<bool>& may) {
       EXPECT_TRUE(Await([&] { return may.load(); }));
     };
-    // All at once: a new tensor waits for what is in its GPU's queue.
+    // All are submitted at once, because a new tensor waits for the work in its
+    // GPU's queue.
     first.SubmitBehind([&](int index) {
       ++begun;
       if (index == 1) wait_for(last_may);

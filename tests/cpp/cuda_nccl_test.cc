@@ -77,7 +77,7 @@ class DeviceEntry {
   std::deque<DeviceElements> inputs_, outputs_;
 };
 
-// Tensors of which some are packed, and some lie where they are.
+// The short tensors are packed; the long one is not.
 constexpr int64_t kCounts[] = {7, 1001, 50'001};
 
 struct Factors {
@@ -174,7 +174,7 @@ TEST_P(CudaNcclTest, Allgather) {
           size, [&](int rank, ExecutionContext& context,
                     const CudaDevice& device, StreamCollectives& collectives) {
             std::vector<int64_t> rows(size, 5);
-            // Nothing comes from rank 1.
+            // Rank 1 contributes no rows.
             if (ragged) {
               for (int peer = 0; peer < size; ++peer)
                 rows[peer] = 20 * peer % 60;

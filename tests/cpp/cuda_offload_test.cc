@@ -27,7 +27,7 @@ using Direction = Copier::Direction;
 using testing::HasSubstr;
 
 constexpr int64_t kBytes = 4096;
-// So long does a test wait for what must happen.
+// The longest wait for an event that must happen.
 constexpr std::chrono::seconds kLong(30);
 // FAKE_CUDA_HELD
 constexpr int kFramework = 1, kCopies = 2;
@@ -50,7 +50,7 @@ class CudaCopierTest : public testing::Test {
       std::memset(slot->memory(), 0, kBytes);
     }
   }
-  // Its memory is not freed while it is copied.
+  // No memory is freed while it is copied.
   void TearDown() override { copier_.reset(); }
 
   std::future<absl::Status> Submit(Direction direction,
@@ -66,7 +66,8 @@ class CudaCopierTest : public testing::Test {
     return ended->get_future();
   }
 
-  // As the framework's kernels do: enqueued, and not yet done.
+  // Enqueues a copy like a kernel of the framework, without waiting for its
+  // end.
   void Enqueue(const DeviceElements& to, const DeviceElements& from) {
     const CudaDriver& driver = **CudaDriver::Get();
     const CudaScope scope(driver, device_->context());
@@ -110,7 +111,8 @@ void ExpectOkSoon(std::future<absl::Status>& ended) {
   EXPECT_EQ(ended.get(), absl::OkStatus());
 }
 
-// Out, for what makes the tensor; back, for whoever had the memory.
+// A copy out waits for the work that writes the tensor.  A copy back waits for
+// the earlier work that uses the memory.
 TEST_F(CudaCopierTest, ACopyWaitsForTheFrameworksWorkBefore) {
   for (const Direction direction : {Direction::kOut, Direction::kBack}) {
     const DeviceElements memory(*device_, Filled(1)),
@@ -131,8 +133,8 @@ TEST_F(CudaCopierTest, ACopyWaitsForTheFrameworksWorkBefore) {
   }
 }
 
-// Then the memory of a tensor that is out is given out again, and who needs one
-// that is back is enqueued.
+// After the copy, the framework reuses the memory of an offloaded tensor, and
+// enqueues the consumers of a tensor that is back.
 TEST_F(CudaCopierTest, ACopyIsDoneWhenItHasEnded) {
   for (const Direction direction : {Direction::kOut, Direction::kBack}) {
     const DeviceElements memory(*device_, Filled(1)),
@@ -167,7 +169,8 @@ TEST_F(CudaCopierTest, TheFrameworkDoesNotWaitForCopies) {
   ExpectOkSoon(back);
 }
 
-// Tensors one after the other in the same memory, out and back again.
+// Several tensors in turn use the same memory, and are copied out and back
+// again.
 TEST_F(CudaCopierTest, BitsUnderDelays) {
   const WithFakeCuda delay(&fake_cuda::Options::delay_us, 300);
   const DeviceElements one(*device_, Filled(0)), other(*device_, Filled(0));

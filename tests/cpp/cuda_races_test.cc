@@ -1,5 +1,6 @@
-// The fake GPU shows it when a transport leaves out a wait: here its driver
-// forgets some of them.  Races on purpose, and so not under TSan.
+// The fake GPU shows when a transport omits a wait: here the fake driver
+// ignores some waits.  This test races on purpose, so it does not run under
+// TSan.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,7 +22,7 @@ TEST_P(CudaRacesTest, AWaitThatIsLeftOutIsSeen) {
   const SolvedAllreduce c({DataType::kFloat32, ReduceOp::kSum, 8191}, 2);
   for (const int nth : {0, 1, 2, 5}) {
     std::atomic<int> wrong{0};
-    // Once, it may come out well by chance.
+    // A single run may be right by chance.
     const int most = nth > 0 ? 20 : 3;
     for (int i = 0; i < most && wrong == 0; ++i) {
       OnGpus(2, OptionsFor(GetParam()), GetParam(),

@@ -86,9 +86,10 @@ std::string WarningOf(const WithFakeCuda&) {
   return testing::internal::GetCapturedStderr();
 }
 
-// One warning for the job, and the job goes on.
+// The job prints one warning and continues.
 TEST(CudaFallbackTest, WhereMemoryCannotBeOpenedAllGoThroughTheHost) {
-  // Ranks that are threads cannot, as CUDA has it.
+  // CUDA does not let a process open its own memory, and these ranks are
+  // threads of one process.
   const std::string text = WarningOf(WithFakeCuda(&FakeOptions::open_own, 0));
   const size_t found = text.find("cannot share its GPU's");
   EXPECT_NE(found, std::string::npos) << text;
@@ -103,10 +104,11 @@ TEST(CudaFallbackTest, WhereThereIsNoIpcAllGoThroughTheHost) {
             std::string::npos);
 }
 
-// The numbers by which streams wait for each other lie in pinned memory.
+// Streams wait for each other by counters in pinned memory.
 TEST(CudaFallbackTest, WhereMemoryCannotBePinnedAllGoThroughTheHost) {
   const WithFakeCuda open_own(&FakeOptions::open_own, 1);
-  // Three ranks pin what each has, and then what two others have.
+  // Each of three ranks pins its own counters first, and then the counters of
+  // two peers.
   for (const int pins : {0, 2, 3, 8}) {
     EXPECT_NE(WarningOf(WithFakeCuda(&FakeOptions::pins_left, pins))
                   .find("CUDA_ERROR_NOT_SUPPORTED"),
@@ -115,7 +117,7 @@ TEST(CudaFallbackTest, WhereMemoryCannotBePinnedAllGoThroughTheHost) {
   }
 }
 
-// Some ranks share a node, and others not; parts come late.
+// Only some ranks share a node; parts are late.
 TEST(CudaNodesTest, StagedWithinAndBetweenThem) {
   const WithFakeCuda delay(&FakeOptions::delay_us, 300);
   for (const std::vector<int>& nodes :

@@ -22,7 +22,7 @@ class DeadlockTest : public testing::Test {
     pending_.push_back({static_cast<int64_t>(pending_.size()), &request,
                         std::move(submitted), std::move(missing)});
   }
-  // Their names, one after the other.
+  // Returns the concatenated names of the requests.
   std::string Find(const std::vector<bool>& quiet = {true, true, true, true}) {
     std::string names;
     for (const PendingRequest& one : FindDeadlock(pending_, quiet)) {

@@ -13,7 +13,7 @@ namespace {
 constexpr int kSize = 3;  // two floats have the same sum in either order
 constexpr int kCount = 1000;
 
-// Floats whose sum over the ranks depends on the order of the additions.
+// Floats with a sum over the ranks that depends on the order of the additions.
 std::vector<float> Values(int rank, unsigned seed) {
   std::mt19937 generator(10 * seed + rank);
   std::uniform_real_distribution<float> any(-1, 1);

@@ -38,7 +38,7 @@ class Events {
   std::vector<std::string> events_;
 };
 
-// A job whose ranks have a lane each for a device, and what it did.
+// A job with a device lane and a log of events on each rank.
 class DeviceLanesTest : public testing::Test {
  protected:
   // The stream of a rank's lane is its Events.
@@ -213,7 +213,7 @@ TEST_F(DeviceLanesTest, WithoutALaneEveryRankIsToldAndTheJobGoesOn) {
   }
 }
 
-// Who makes a lane may take the loss for a reason to have none.
+// A factory may take the loss of a rank for a reason to have no lane.
 TEST_F(DeviceLanesTest, ARankMayBeLostWhileALaneIsMade) {
   Job job(2, [](int rank, ProcessSet& set) {
     set.make_device_lane = [rank](const Options&, int32_t,
@@ -257,7 +257,7 @@ TEST_F(DeviceLanesTest, ALaneThatCannotBeMadeIsAskedForOnce) {
   for (const int count : calls) EXPECT_EQ(count, 1);
 }
 
-// One rank's callback fails, the others' do not.
+// The callback fails on one rank only.
 class DeviceCallbackTest : public DeviceLanesTest,
                            public testing::WithParamInterface<int> {};
 INSTANTIATE_TEST_SUITE_P(FailingRank, DeviceCallbackTest,

@@ -1,4 +1,4 @@
-// Process sets whose ranks have a GPU each, and work on it at the same time.
+// Process sets that work at the same time, with one GPU per rank.
 #ifndef TESTS_CPP_DEVICE_SETS_H_
 #define TESTS_CPP_DEVICE_SETS_H_
 

@@ -1,5 +1,5 @@
-// Values of every dtype, and what a reduction of them must give: written with
-// plain C++ arithmetic, apart from the kernels.
+// Values of every dtype and the expected results of their reduction, computed
+// with plain C++ arithmetic and without the kernels.
 #ifndef TESTS_CPP_ELEMENTS_H_
 #define TESTS_CPP_ELEMENTS_H_
 

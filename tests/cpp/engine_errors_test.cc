@@ -1,5 +1,5 @@
-// Errors that every rank receives, after which the job goes on; ranks that are
-// late; and the end.
+// Errors that every rank receives while the job continues; late ranks; and
+// shutdown.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,12 +22,12 @@ constexpr int kSize = 3;
 
 // ---- Mismatches ----
 
-// Of each kind: difference_test.cc.
+// difference_test.cc tests each kind of mismatch.
 TEST(EngineMismatchTest, EveryRankGetsTheTextAndTheJobGoesOn) {
   Job job(kSize);
   const Entries entries = MakeEntries(kSize, "bias", 8);
   entries[2]->request.tensors[0].dims = {2, 4};
-  // Rank 2's request comes last, and so is the one found to differ.
+  // Rank 2's request arrives last, so the error names rank 2.
   for (int rank = 0; rank < kSize; ++rank) {
     ExpectWorks(job);
     entries[rank]->SubmitTo(job.engine(rank));
@@ -130,7 +130,7 @@ TEST_P(EngineShutdownTest, OfOneRankEndsTheOthers) {
   for (const auto& entry : later) ExpectShutdownError(*entry, leaving);
 }
 
-// With the destructor, from which nobody hears anything more.
+// The destructor also shuts down, and no rank receives anything after it.
 TEST_P(EngineShutdownTest, MayBeAskedForTwiceAndFromTwoThreads) {
   const Entries entries = MakeEntries(kSize, "waiting", 4);
   {

@@ -169,8 +169,7 @@ TEST_P(EngineFaultTest, ReachesEveryEntryOnce) {
       [](int64_t k) { return Run(k, AllreduceAlgorithm::kRing); });
 }
 
-// The control channel's operations then are those of a cached schedule that
-// begins, holds and ends.
+// Here the control channel begins, uses and ends a cached schedule.
 TEST_P(EngineFaultTest, ReachesEveryEntryOfRepeatedSteps) {
   ForEveryOperation([](int64_t k) {
     std::vector<Entries> work;

@@ -1,5 +1,5 @@
-// An engine in which nothing fails.  Collectives of all kinds, in any order,
-// are drawn in property_test.cc.
+// Tests of an engine without failures.  property_test.cc draws collectives of
+// all kinds in any order.
 #include "tfring_ops/engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -130,7 +130,7 @@ TEST_P(EngineTest, ScalesBeforeAndAfter) {
       if (op == ReduceOp::kAverage) whole /= size();
       for (const auto& entry : entries) {
         EXPECT_TRUE(entry->outcome.Wait().ok());
-        // Of a reducescatter every rank has as much as this at least.
+        // A reducescatter gives every rank at least this many elements.
         for (int i = 0; i < 500 / size(); ++i) {
           EXPECT_EQ(entry->result()[i], whole) << Name(kind) << Name(op);
         }
@@ -161,7 +161,7 @@ TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
   });
 }
 
-// Where nobody else is waited for, so that it does not depend on time.
+// The job has one rank, so the test does not depend on time.
 TEST(SmallRequestTest, RunsOnTheThreadThatSubmitsIt) {
   Job job(1);
   const auto is_run_here = [&](int64_t count) {

@@ -1,4 +1,4 @@
-// Engines of an in-process job, and what becomes of the entries given to them.
+// Engines of an in-process job, and the outcomes of their entries.
 //
 // Submit never blocks, so one test thread can play every rank.
 #ifndef TESTS_CPP_ENGINES_H_

@@ -30,13 +30,13 @@ inline fake_cuda::Options* FakeCuda() {
              : reinterpret_cast<fake_cuda::Options* (*)()>(function)();
 }
 
-// Where there is a fake driver.
+// REQUIRES: a fake driver.
 inline fake_cuda::Counts& FakeCudaCounts() {
   return *reinterpret_cast<fake_cuda::Counts* (*)()>(
       FakeCudaFunction("FakeCudaCounts"))();
 }
 
-// A GPU that does nothing more, and fails.
+// Makes a GPU stop all work and fail.
 inline void LoseGpu(int device) {
   reinterpret_cast<void (*)(int)>(FakeCudaFunction("FakeCudaLose"))(device);
 }

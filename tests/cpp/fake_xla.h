@@ -37,7 +37,7 @@ struct XlaBuffer {
 
 using XlaAttribute = std::variant<std::string, int64_t>;
 
-// What XLA serves its handlers with, as far as ours ask for it.
+// The part of XLA's FFI API that our handlers use.
 inline const XLA_FFI_Api& FakeXlaApi() {
   static const XLA_FFI_Api api = [] {
     XLA_FFI_Api made{};
@@ -84,8 +84,7 @@ inline const XLA_FFI_Api& FakeXlaApi() {
   return api;
 }
 
-// Calls `handler` as a program would that has come to it, and waits for its
-// future.
+// Calls `handler` as a running XLA program would, and waits for its future.
 inline absl::Status CallHandler(
     XLA_FFI_Handler* handler, void* stream, int32_t device,
     std::vector<XlaBuffer> args, std::vector<XlaBuffer> rets,

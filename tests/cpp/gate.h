@@ -12,10 +12,10 @@
 
 namespace tfring {
 
-// Stops every thread of a rank that comes by, as SIGSTOP does.
+// Stops every thread of a rank at its next operation, as SIGSTOP does.
 class Gate {
  public:
-  // Closes when the data has been asked for so many operations.
+  // Closes at this number of sends on the data transports, counted from now.
   void CloseAfter(int operations) { left_ = operations; }
   void Close() {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,4 @@
-// Who is silent, with a clock of the test's own.
+// Detection of silent ranks, with a manual clock.
 #include "tfring_ops/engine/negotiation/heartbeats.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Numbers that arithmetic goes wrong with, and what it makes of them.
+// Edge cases of arithmetic, and their expected results.
 #ifndef TESTS_CPP_INTERESTING_ELEMENTS_H_
 #define TESTS_CPP_INTERESTING_ELEMENTS_H_
 

@@ -1,4 +1,4 @@
-// Ranks that have joined, and what the others' collectives do without them.
+// Joined ranks, and the collectives of the remaining ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -187,7 +187,7 @@ class JoinTest : public testing::TestWithParam<int> {
   // The rank that has joined; rank 0 is the coordinator, so it is one case.
   static int joined() { return GetParam(); }
   void Join(int rank) { joins_[rank]->SubmitTo(job_.engine(rank)); }
-  // Joined ones go on with the others when they all have.
+  // Joined ranks continue when all ranks have joined.
   void JoinOthers() {
     for (int rank = 0; rank < kSize; ++rank) {
       if (rank != joined()) Join(rank);
@@ -330,7 +330,8 @@ TEST_P(JoinTest, NamesByTheOrderOfCallsAgreeAfterwards) {
   ExpectWorks(job_, "");
 }
 
-// Where a bucket has what one rank contributes to and what it does not.
+// One bucket holds a tensor that a rank contributes to, and a tensor that it
+// does not contribute to.
 TEST(JoinFusionTest, EachTensorHasItsOwnFactor) {
   const Entries joins = MakeJoins(kSize);
   Entries a = MakeEntries(kSize, "a", 333);

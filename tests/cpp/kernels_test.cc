@@ -1,5 +1,5 @@
-// Every dtype with every op against one plain line of C++ per op, on all pairs
-// of the values where arithmetic goes wrong and on random bits.
+// Compares every dtype and op with one plain line of C++ per op, on all pairs
+// of edge cases and on random bits.
 #include "tfring_ops/kernels/kernels.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +29,9 @@ constexpr int64_t kCounts[] = {0, 1, 7, 64, 1000};
 template <typename T>
 using Number = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
-// All pairs of the values where arithmetic goes wrong, in turn, and then random
-// bits.  Bools are random bytes, not only 0 and 1.
+// Edge cases of arithmetic, numbered so that a test can form all pairs; the
+// remaining operands are random bits.  Bools are random bytes, not only 0 and
+// 1.
 template <typename T>
 T Special(uint64_t choice) {
   using Limits = std::numeric_limits<Number<T>>;
@@ -229,8 +230,8 @@ TEST_P(KernelsTest, ScalingByOneChangesNoBit) {
   EXPECT_EQ(data, input);
 }
 
-// The rest says in numbers what the header promises, in case the reference
-// above errs together with the code.
+// The tests below use literal numbers for the promises of the header, in case
+// the reference above has the same error as the code.
 
 template <typename T>
 T ReduceOne(T a, T b, DataType dtype, ReduceOp op) {

@@ -1,5 +1,4 @@
-// A rank that others wait for while steps repeat, which a cached schedule has
-// agreed on.
+// One rank is late while steps of a cached schedule repeat.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -37,7 +37,7 @@ class ManualClock final : public Clock {
 
   void Advance(duration time) { now_ += time.count(); }
   int64_t readings() const { return readings_; }
-  // What WaitFor was asked for last, or zero.
+  // The duration of the last WaitFor, or zero.
   duration last_wait() const { return duration(last_wait_); }
 
  private:
@@ -46,16 +46,15 @@ class ManualClock final : public Clock {
   mutable std::atomic<int64_t> readings_{0};
 };
 
-// A clock for each rank's engine, all of which show the same time.
+// One clock per rank's engine.  All clocks show the same time.
 class RankClocks {
  public:
   explicit RankClocks(int size) : clocks_(size) {}
 
   const ManualClock& of(int rank) const { return clocks_[rank]; }
 
-  // Returns when each of `ranks` has looked at all that had happened, and at
-  // what the others had to say to that, and to that; or when `ended`, which is
-  // returned.
+  // Returns when each of `ranks` has processed all earlier events, the answers
+  // of its peers, and the answers to those; or when `ended`.  Returns ended().
   template <typename Condition>
   bool AwaitLooks(const std::vector<int>& ranks, const Condition& ended) const {
     for (int turn = 0; turn < 3; ++turn) {

@@ -1,6 +1,5 @@
-// XLA's custom calls on a GPU, called as a program of XLA's is enqueued: the
-// host waits for nothing on the stream.  And what they have in common with
-// those on the host.
+// XLA's custom calls on a GPU, called as XLA enqueues a program: the host never
+// waits for the stream.  Some tests also cover the custom calls on the host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -95,12 +94,11 @@ class MpiCudaFfiTest : public testing::Test {
     stream_ = nullptr;
   }
 
-  // Returns true if XLA's stream comes to the end of what it has been asked
-  // for.
+  // Returns true if XLA's stream finishes all enqueued work.
   bool Ends() {
     return Await([done = RecordEnd()] { return *done->Done(); });
   }
-  // If it waits for what a test holds.
+  // Returns true if XLA's stream waits for work that a test holds.
   bool IsHeld() {
     const auto end = RecordEnd();
     AwaitQuietGpus();
@@ -194,7 +192,7 @@ TEST_F(MpiCudaFfiTest, OnlyADoneWaitsForAReduction) {
   EXPECT_EQ(second.Download(), Equal(kCount, Sum()));
 }
 
-// XLA then gives the step's memory to others.
+// After an error, XLA reuses the memory of the step.
 TEST_F(MpiCudaFfiTest, ADoneThatFailsWaitsForAllThatNobodyCollects) {
   const DeviceElements first(*device_, Equal(10, 1));
   const DeviceElements second(*device_, Equal(10, 1));
@@ -213,8 +211,9 @@ TEST_F(MpiCudaFfiTest, ADoneThatFailsWaitsForAllThatNobodyCollects) {
   ASSERT_EQ(Done(Buffer(first, 10)), absl::OkStatus());
 }
 
-// In each way in which it can be seen that XLA has moved something: its stream
-// waits for all of the chain, whose memory XLA then gives to others.
+// The places where a handler can detect that XLA has moved a tensor.  After the
+// error XLA reuses the memory of the chain, so its stream must wait for the
+// whole chain.
 enum class Moved { kDone, kResultOfDone, kResultOfStart };
 class MpiCudaFfiMovedTest : public MpiCudaFfiTest,
                             public testing::WithParamInterface<Moved> {};
@@ -249,7 +248,7 @@ TEST_P(MpiCudaFfiMovedTest, ItsErrorWaitsForTheChain) {
   ASSERT_EQ(Done(a), absl::OkStatus());
 }
 
-// What was started before may still be in flight: no reason to fail.
+// Earlier collectives may still be in flight; this is no reason to fail.
 TEST_F(MpiCudaFfiTest, AWriteElsewhereCopiesTheWhole) {
   std::vector<float> whole = {1, 2, 3, 4, 5}, there(5), share = {7, 8};
   const auto buffer = [](std::vector<float>& data) {
@@ -265,7 +264,8 @@ TEST_F(MpiCudaFfiTest, AWriteElsewhereCopiesTheWhole) {
   }
 }
 
-// Of which the other ranks make the last start only when this one has failed.
+// The remaining ranks call the last start of the chain only after rank 0 has
+// failed.
 TEST_F(MpiCudaFfiTest, OnTheHostTooAnErrorWaitsForTheChain) {
   std::vector<float> first(10, 1), second(10, 1), there(10, 1);
   int64_t none = 0, last = 0, handle_of_a = 0, handle_of_b = 0;

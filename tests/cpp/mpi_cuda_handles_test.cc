@@ -1,5 +1,5 @@
-// Entries of a GPU between a Start and its Done, whose stream alone waits for
-// them: what they keep meanwhile, also if the Done never comes.
+// GPU entries between a Start and its Done: the memory that they keep, also if
+// no Done follows.  Only the stream of the Done waits for an entry.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -31,7 +31,7 @@ class Memory final : public EntryMemory {
   std::atomic<int>& releases_;
 };
 
-// What a Start has made.
+// The objects that a Start creates.
 struct Started {
   Handle handle;
   std::weak_ptr<EntryMemory> memory;
@@ -82,19 +82,18 @@ class MpiCudaHandlesTest : public testing::Test {
     return outcome.has_value() ? *std::move(outcome) : late.get_future().get();
   }
 
-  // All that was started before is launched when it returns.  A stream of no
-  // interest waits for it.
+  // When it returns, all earlier entries are launched.  A stream that the tests
+  // do not check waits for the entry.
   void StartAndTake(const std::string& name) {
     const Started started = Start(name);
     EXPECT_EQ(Take(started, device_->stream()).status, absl::OkStatus());
   }
 
-  // Returns true if the framework's stream comes to the end of what it has been
-  // asked for.
+  // Returns true if the framework's stream finishes all enqueued work.
   bool Ends() {
     return Await([done = RecordEnd()] { return *done->Done(); });
   }
-  // If it waits for what a test holds.
+  // Returns true if the framework's stream waits for work that a test holds.
   bool IsHeld() {
     const auto end = RecordEnd();
     AwaitQuietGpus();

@@ -19,7 +19,7 @@ namespace {
 
 class MpiCudaLaneTest : public testing::Test {
  protected:
-  // The costs by which its algorithms are chosen.
+  // The costs that the lane uses to choose its algorithms.
   std::optional<Costs> CostsOfLane(const Options& options) {
     const Lane lane = MakeDeviceLane(options, 0, *host_).value();
     EXPECT_EQ(lane.finish(), absl::OkStatus());
@@ -31,8 +31,8 @@ class MpiCudaLaneTest : public testing::Test {
 };
 
 TEST_F(MpiCudaLaneTest, ItsCostsAreMeasuredOnTheGpuAndTheSameOnAllRanks) {
-  // A hop is two tasks of a stream or more, of half that on average, of which
-  // ten in a row are measured.
+  // A hop is at least two tasks of a stream.  Each task takes half this delay
+  // on average, and ten hops in a row are measured.
   constexpr double kDelaySeconds = 2e-3;
   for (const bool ipc : {true, false}) {
     Options options;

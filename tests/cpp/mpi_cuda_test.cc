@@ -32,7 +32,7 @@ class MpiCudaTest
     return options;
   }
 
-  // What a test has opened of other ranks' memory it has closed as often.
+  // A test has closed every handle of other ranks' memory that it opened.
   void TearDown() override { EXPECT_EQ(FakeCudaCounts().open_handles, 0); }
 
   const std::unique_ptr<Transport> host_ =
@@ -54,7 +54,7 @@ TEST_P(MpiCudaTest, EveryCollective) {
       .CheckAll(*host_, SolveSomeTypesAndOps(host_->size()));
 }
 
-// What copies carry soundly, and kernels do not.
+// Copies read the memory correctly here; kernels do not.
 TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
   for (const int bytes : {1, 64 << 10, 1 << 20}) {
     const WithFakeCuda blind(&fake_cuda::Options::blind_kernels, bytes);
@@ -69,7 +69,7 @@ TEST_P(MpiCudaTest, IpcThatKernelsReadWrongIsNotUsed) {
   }
 }
 
-// As CUDA does it, and only the last close ends the mapping.
+// CUDA does the same.  Only the last close ends the mapping.
 TEST(MpiCudaDriverTest, AHandleThatIsOpenedTwiceIsMappedOnce) {
   const auto host = MakeWorldTransport(SharedMemory::kNever);
   const CudaDriver& driver = **CudaDriver::Get();
@@ -107,8 +107,8 @@ TEST(MpiCudaDriverTest, AHandleThatIsOpenedTwiceIsMappedOnce) {
   EXPECT_EQ(driver.cuMemFree(own), absl::OkStatus());
 }
 
-// As a CUDA-aware MPI needs it: whoever calls MPI may move the GPU's messages
-// along.
+// A CUDA-aware MPI needs the context, because any thread that calls MPI may
+// progress the GPU's messages.
 TEST(MpiCudaAwareTest, EveryThreadThatCallsMpiHasTheContext) {
   auto host = MakeWorldTransport(SharedMemory::kNever);
   const auto other_channel = MakeWorldTransport(SharedMemory::kNever);

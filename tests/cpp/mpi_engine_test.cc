@@ -1,5 +1,5 @@
-// The engine over MPI and shared memory: what the in-process transport cannot
-// show.
+// Tests of the engine over MPI and shared memory that the in-process transport
+// cannot run.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The program of the tests whose ranks are processes under mpirun.
+// Main program of the tests that run under mpirun, with one process per rank.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
   if (rank > 0) testing::GTEST_FLAG(output) = "";
   testing::InitGoogleTest(&argc, argv);
   const int failed = RUN_ALL_TESTS();
-  // The others may be waiting for this rank.
+  // The remaining ranks may be waiting for this rank.
   if (failed) MPI_Abort(MPI_COMM_WORLD, 1);
   MPI_Finalize();
   return 0;

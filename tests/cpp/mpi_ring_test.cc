@@ -48,7 +48,8 @@ TEST_P(MpiRingTest, KnowsItsPlace) {
   }
 }
 
-// None, around the sizes of what MPI gets, and more sends at once than it gets.
+// The sizes include zero and the limits of an MPI message.  The test starts
+// more sends at once than the transport passes to MPI at once.
 TEST_P(MpiRingTest, MessagesOfAnySizeArriveWholeAndInOrder) {
   std::vector<size_t> sizes = {8,      0,       64512,       64513,
                                129024, 1032192, 1032192 + 1, 3 << 20};
@@ -108,7 +109,7 @@ TEST_P(MpiRingTest, AnAbortReachesEveryRank) {
                   .status(),
               absl::UnavailableError("first"));
   }
-  // No rank leaves before the others have received the abort.
+  // No rank leaves before all ranks have received the abort.
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -138,9 +139,9 @@ TEST_P(MpiRingTest, AnAttendantLooksAndMayEndAWait) {
   EXPECT_FALSE(transport->HasAbandoned());
 }
 
-// One warning for the job, and the job goes on.
+// The job prints one warning and continues.
 TEST_P(MpiRingTest, WhereARankCannotShareItsMemoryAllTalkByMpi) {
-  // On one rank a file, also one in memory, may not have a single byte.
+  // On one rank, no file may have a single byte, not even a file in memory.
   const auto make_without_memory = [this] {
     rlimit limit{}, none{};
     getrlimit(RLIMIT_FSIZE, &limit);

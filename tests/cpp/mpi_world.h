@@ -1,5 +1,5 @@
-// Tests whose ranks are processes under mpirun.  Every rank runs every test;
-// a failure of one rank is the job's.
+// Support for tests that run under mpirun, with one process per rank.  Every
+// rank runs every test; a failure of one rank fails the job.
 #ifndef TESTS_CPP_MPI_WORLD_H_
 #define TESTS_CPP_MPI_WORLD_H_
 

@@ -1,4 +1,5 @@
-// Engines that work by NCCL, between what another stream of each GPU does.
+// Engines that use NCCL, with work on another stream of each GPU before and
+// after.
 #ifndef TESTS_CPP_NCCL_ENGINES_H_
 #define TESTS_CPP_NCCL_ENGINES_H_
 
@@ -32,7 +33,7 @@ class StreamedTensor {
   static constexpr int64_t kCount = 20'000;
 
   explicit StreamedTensor(int rank) : StreamedTensor(rank, rank) {}
-  // Of that rank of a process set.
+  // `rank` is the rank in a process set.
   StreamedTensor(int rank, int gpu, int64_t count = kCount)
       : count_(count),
         gpu_(OpenGpu(gpu)),
@@ -42,7 +43,7 @@ class StreamedTensor {
         written_(*CudaEvent::Create(*gpu_)),
         reduced_(*CudaEvent::Create(*gpu_)) {}
 
-  // `pause` comes before the rank launches it.
+  // The rank sleeps for `pause` before it launches the collective.
   void SubmitTo(Engine& engine, const std::string& name = "gradient",
                 std::chrono::microseconds pause = {}) {
     TensorEntry entry;

@@ -147,15 +147,15 @@ class Negotiators {
   std::vector<Names> decided_{kSize};
 };
 
-// Rank 11 is not a neighbor of the coordinator's, which so reads what it has
-// sent before the schedule only after it.
+// Rank 11 is not a neighbor of the coordinator.  The coordinator therefore
+// reads rank 11's earlier messages only after the schedule has ended.
 TEST(NegotiatorTest, ARequestFromBeforeAScheduleDoesNotCountAfterIt) {
   constexpr int kSize = Negotiators::kSize;
   Negotiators ranks;
   for (int rank = 0; rank < kSize; ++rank) ranks.Submit(rank, {"a"});
   ranks.Run();
   for (int rank = 1; rank < kSize; ++rank) ranks.Submit(rank, {"a"});
-  // Until it has decided, for the second time, and so begun a schedule.
+  // Rank 0 runs until its second decision, which begins a schedule.
   ranks.Submit(0, {"a"});
   while (!ranks.HasNext(0)) ranks.Submit(0, {});
   ranks.Submit(kSize - 1, {"b"});
@@ -182,7 +182,7 @@ TEST(NegotiatorTest, NorDoesItHideTheHeartbeatsBehindIt) {
   }
   for (int rank = kSize - 1; rank >= 0; --rank) ranks.Submit(rank, {"b"});
   while (!ranks.HasNext(0)) ranks.Submit(0, {});
-  // All, so that the schedule goes on and nobody waits.
+  // All ranks submit, so the schedule continues and no rank waits.
   for (int rank = kSize - 1; rank >= 0; --rank) ranks.Submit(rank, {"a"});
   ranks.Pass(std::chrono::milliseconds(60), 10);
   for (const auto& names : ranks.decided()) {

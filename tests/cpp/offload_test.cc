@@ -74,7 +74,7 @@ TEST(CopierTest, CopiesBackComeFirst) {
   EXPECT_THAT(order, ElementsAre('a', 'c', 'b'));
 }
 
-// What was written is read, whatever else is in the tier.
+// A slot keeps its bytes while more slots are allocated and freed.
 TEST(TierTest, SlotsHaveMemoryOfTheirOwn) {
   const std::unique_ptr<Tier> tier = Tier::MakePageable();
   std::vector<std::unique_ptr<Tier::Slot>> slots;
@@ -85,7 +85,7 @@ TEST(TierTest, SlotsHaveMemoryOfTheirOwn) {
     ASSERT_TRUE(slot.ok()) << slot.status();
     slots.push_back(*std::move(slot));
     std::memcpy(slots[i]->memory(), texts[i].data(), texts[i].size());
-    // Those in between are free for the next.
+    // The freed slot in between is free for the next allocation.
     if (i == 2) slots[1].reset();
   }
   for (const int i : {4, 0, 3, 2}) {

@@ -1,5 +1,5 @@
-// Engines of process sets that share ranks, side by side in one process.  What
-// they do at the same time is drawn in property_test.cc.
+// Engines of process sets that share ranks, side by side in one process.
+// property_test.cc draws collectives that they run at the same time.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -63,7 +63,7 @@ TEST(IdleProcessSetsTest, SetsThatNobodyUsesShareAThread) {
   EXPECT_TRUE(Await([&] { return NewThreads(before) <= 1; }));
   ExpectWorks(*sets[3]);
   EXPECT_TRUE(Await([&] { return NewThreads(before) <= 1 + 3; }));
-  // Those that were never used, too.
+  // Sets that were never used shut down too.
   for (const auto& set : sets) set->Shutdown();
   EXPECT_TRUE(Await([&] { return NewThreads(before) <= 1; }));
 }
@@ -75,7 +75,7 @@ TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
     const Entries entries = MakeEntries(3, "first", 100);
     const std::set<std::string> before = Threads();
     entries[first]->SubmitTo(set->engine(first));
-    // On rank 0, too, which is asked.
+    // The thread of rank 0 starts too, because rank 0 is the coordinator.
     const int started = first == 0 ? 1 : 2;
     EXPECT_TRUE(Await([&] { return NewThreads(before) >= started; }));
     for (int rank = 0; rank < 3; ++rank) {
@@ -85,7 +85,7 @@ TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
   }
 }
 
-// As on a rank that waits, and has no more to ask for.
+// The remaining ranks are idle and submit nothing more.
 TEST(IdleProcessSetsTest, OneThatAnotherRankShutsDownEnds) {
   for (const int first : {0, 2}) {
     IdleWatch watch;
@@ -106,7 +106,7 @@ TEST(IdleProcessSetsTest, OneThatIsAbortedFailsOnAllRanks) {
   ExpectErrors(entries, absl::StatusCode::kUnavailable, "lost elsewhere");
 }
 
-// Nobody takes a rank for silent whose engine has no thread.
+// A rank without an engine thread is not reported as silent.
 TEST(IdleProcessSetsTest, HeartbeatsGoOn) {
   Options options = Job::ShortOptions();
   options.stall_check_seconds = 3;
@@ -198,7 +198,7 @@ TEST(ProcessSetsTest, ARootIsARankOfTheWorld) {
 }
 
 TEST(ProcessSetsTest, ALostRankEndsTheOtherSetsToo) {
-  // Ends the other set as capi.cc does, on rank 2, which both sets have.
+  // Like capi.cc, this ends the world on rank 2, which is in both sets.
   Job world(kWorldSize);
   const auto data = [] {
     auto transports = MakeInProcessTransports(2);
@@ -207,7 +207,7 @@ TEST(ProcessSetsTest, ALostRankEndsTheOtherSetsToo) {
   };
   Job set(MakeInProcessTransports(2), data(), Job::ShortOptions(), 1, {0, 2},
           [&](const absl::Status& status) { world.engine(2).Abort(status); });
-  // Rank 3 waits for the others, who would never come.
+  // Rank 3 waits for the remaining ranks, which never submit.
   const Entries waiting = MakeEntries(kWorldSize, "waits", 10);
   waiting[3]->SubmitTo(world.engine(3));
   const Entries doomed = MakeEntries(2, "doomed", 10);

@@ -1,14 +1,14 @@
-// Schedules made at random: collectives of all kinds, types and sizes, in an
-// order of each rank's own, that repeat with others between them, that run
-// beside those of a process set, while some ranks have joined, that differ
-// between ranks, and with something that fails on one rank.  Each rank takes
-// its own time, up to a step apart from the others. A result is right to the
-// bit, or there is an error: of a request that differs on every rank, after
-// which the job goes on; else only if something was made to fail, and then the
-// whole job ends.  Nothing takes for ever.
+// Random schedules of collectives of all kinds, types and sizes.  Each rank has
+// its own order and pace; ranks are at most one step apart.  Collectives
+// repeat, with new ones in between, and run at the same time as collectives of
+// a process set.  Some ranks may have joined, some requests differ between
+// ranks, and one rank may have an injected fault.  Every result must be exact
+// to the bit, or an error.  A request that differs between ranks fails on every
+// rank, and the job continues.  All other errors need an injected fault, and
+// then the whole job ends.  No schedule hangs.
 //
-// TFRING_PROPERTY_SCHEDULES says how many, TFRING_PROPERTY_SEED which is the
-// first: a failure names the seed that shows it again.
+// TFRING_PROPERTY_SCHEDULES is the number of schedules, TFRING_PROPERTY_SEED
+// the first seed.  A failure names the seed that reproduces it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ class Schedule {
       RunPhase("phase " + std::to_string(phase));
     }
     if (!Stops() && fault_ == Fault::kNone) {
-      // Nothing that came before has left anything behind.
+      // Earlier collectives must have left no state behind.
       ExpectWorks(*job_);
     }
     if (failed_) ExpectEnded();
@@ -74,7 +74,7 @@ class Schedule {
     Running* running;
     Running* after;  // of the same name, or null
   };
-  // What one rank submits, step by step.
+  // The entries that one rank submits, by step.
   struct Script {
     Engine* engine;
     bool waits;  // for all of a step, before the next
@@ -176,7 +176,8 @@ class Schedule {
     for (const auto& entry : join) Take(entry->request, entry->outcome.Wait());
   }
 
-  // Of these engines of a job, whose ranks in the world may be others.
+  // Adds a script for each of `ranks` of `job`.  `world_ranks` are the ranks of
+  // its members in the world, if they differ.
   void AddScripts(std::vector<Script>& scripts, Job& job,
                   const std::vector<int>& ranks,
                   const std::vector<int32_t>& world_ranks,
@@ -192,7 +193,7 @@ class Schedule {
       batch.push_back(draw(name + ", " + std::to_string(i)));
     }
     const int64_t steps = Below(random_, 2) == 0 ? 1 : 1 + Below(random_, 12);
-    // Each time in the same order, as a training loop.
+    // Each step has the same order, as in a training loop.
     const bool is_orderly = Below(random_, 2) == 0;
     const bool waits = Below(random_, 2) == 0;
     const size_t first = scripts.size();

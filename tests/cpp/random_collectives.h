@@ -1,4 +1,4 @@
-// Collectives of all kinds made at random, and what each must give.
+// Random collectives of all kinds, with their expected results.
 #ifndef TESTS_CPP_RANDOM_COLLECTIVES_H_
 #define TESTS_CPP_RANDOM_COLLECTIVES_H_
 
@@ -36,7 +36,7 @@ inline int64_t SomeCount(Random& random) {
   return Below(random, OneOf(random, kEnds));
 }
 
-// One collective: what each rank gives, and what it must get.
+// One collective: the input and the expected output of each rank.
 struct RandomCollective {
   struct Part {
     std::vector<Elements> inputs, expected;  // of each tensor
@@ -108,8 +108,8 @@ class Maker {
     return result;
   }
 
-  // Gives a collective whose ranks have sizes of their own others, as the next
-  // step of a script may.
+  // Gives an allgather or alltoall new random sizes, as the next step of a
+  // script may.
   void Vary(RandomCollective& collective) {
     const CollectiveRequest& request = collective.of_rank[0].request;
     if (request.kind != CollectiveKind::kAllgather &&
@@ -146,7 +146,7 @@ class Maker {
     return Elements(begin, begin + count * SizeInBytes(dtype));
   }
 
-  // Elements `shift` and on of what every test adds up.
+  // The inputs and the sum of an allreduce, from a random element on.
   struct Sum {
     std::vector<Elements> inputs;
     Elements whole;
@@ -192,7 +192,7 @@ class Maker {
                         : Range{own.offset * kColumns, own.count * kColumns};
       const Elements of_rank =
           Slice(sum.whole, request.dtype, own.offset, own.count);
-      // In place it leaves the others as they were.
+      // In place, the remaining elements keep their values.
       Elements expected =
           to.in_place ? sum.inputs[rank] : Elements(of_rank.size());
       std::copy(of_rank.begin(), of_rank.end(),

@@ -39,7 +39,7 @@ enum class Medium {
   kTwoNodes,    // even ranks are a node, odd ranks another
   // TCP on the loopback interface, each rank on a node of its own.
   kTcp,
-  // The same, connected when that is needed: for data.
+  // TCP that connects on first use, as data channels do.
   kTcpLater,
   // Shared memory within a node, else TCP.
   kTcpOneNode,
@@ -61,12 +61,13 @@ inline int NodeOf(Medium medium, int rank) {
   }
 }
 
-// That of the channel of control, where `data` is that of others.
+// Returns the medium of the control channel, given the medium of the data
+// channels.
 inline Medium ControlBeside(Medium data) {
   return data == Medium::kTcpLater ? Medium::kTcp : data;
 }
 
-// The ring of a channel, so small that messages are cut and wrap round.
+// The ring of a channel is so small that messages are cut and wrap round.
 inline constexpr size_t kSmallRingBytes = 4096;
 
 inline std::vector<std::unique_ptr<Transport>> MakeTcpTransports(
@@ -96,7 +97,7 @@ inline std::vector<std::unique_ptr<Transport>> MakeLateTcpTransports(
   return transports;
 }
 
-// With the memory of nodes, on which the ranks agree.
+// Makes TCP transports with shared memory within nodes; the ranks agree on it.
 inline std::vector<std::unique_ptr<Transport>> MakeTcpNodeTransports(
     const std::vector<int>& nodes, double timeout_seconds) {
   auto transports = MakeTcpTransports(nodes, timeout_seconds);

@@ -1,5 +1,5 @@
-// Steps that repeat, which are agreed by a cached schedule, and a shutdown that
-// ends them.  What else may end a cached schedule is drawn in property_test.cc.
+// Repeated steps that run by a cached schedule, and a shutdown that ends them.
+// property_test.cc draws more ways to end a cached schedule.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class Worker {
  public:
   Worker(Engine& engine, int size) : engine_(engine), size_(size) {}
 
-  // As in a step with gradients of which some are sparse.  A bucket waits for
-  // the last one of its name.  Returns false if somebody has shut down.
+  // Runs a step with dense and sparse gradients.  A bucket waits for the
+  // previous one of its name.  Returns false if a rank has shut down.
   bool Step() {
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
       if (!Finish(bucket)) return false;

@@ -1,5 +1,6 @@
-// Checks of every ring collective, on one rank of a job whose ranks all make
-// the same calls: threads, or processes under mpirun; on the host, or on GPUs.
+// Checks of every ring collective.  Each check runs on one rank; all ranks of
+// the job make the same calls.  Ranks are threads, or processes under mpirun,
+// on the host or on GPUs.
 #ifndef TESTS_CPP_RING_CHECKS_H_
 #define TESTS_CPP_RING_CHECKS_H_
 
@@ -323,7 +324,7 @@ class HostRank : public RingRank<HostDevice, HostElements> {
         << What(c) << ", stage of " << stage_count;
   }
 
-  // Numbers whose sum depends on the order of the additions.
+  // The sum of these numbers depends on the order of the additions.
   template <typename Allreduce = decltype(&RingAllreduce)>
   void CheckIsTheSameOnAllRanks(const AllreduceCase& c,
                                 const Allreduce& allreduce = &RingAllreduce) {

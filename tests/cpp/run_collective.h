@@ -11,8 +11,7 @@
 
 namespace tfring {
 
-// Runs `entry` on all ranks of the context's transport, none of which has
-// joined.
+// Runs `entry` on all ranks of the context's transport.  No rank has joined.
 inline absl::Status RunCollective(ExecutionContext& context, TensorEntry& entry,
                                   const Response& response = {}) {
   const int size = context.ring().transport.size();

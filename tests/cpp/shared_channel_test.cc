@@ -25,7 +25,7 @@ class SharedChannelTest : public testing::Test {
   static Bytes BytesOf(std::string& text) {
     return Bytes(reinterpret_cast<std::byte*>(text.data()), text.size());
   }
-  // Text whose every place is its own.
+  // Text with a period of 251 characters, so that a misplaced part is detected.
   static std::string Text(size_t bytes) {
     std::string text;
     for (size_t i = 0; i < bytes; ++i) {
@@ -34,7 +34,7 @@ class SharedChannelTest : public testing::Test {
     return text;
   }
 
-  // Moves a message through, as far as one side lets the other.
+  // Moves a message through the channel.  Writer and reader take turns.
   std::string Pass(const std::string& sent) {
     std::string received(sent.size(), '?');
     for (bool in = false, out = false; !out;) {

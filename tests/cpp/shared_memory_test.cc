@@ -54,7 +54,8 @@ TEST_P(SharedMemoryTest, AMessageLongerThanTheRingNeedsItsReceiver) {
   EXPECT_EQ(received, sent);
 }
 
-// Each rank waits for its own first, and so must serve the others meanwhile.
+// Each rank waits for its own operations first, so it must serve its peers
+// meanwhile.
 TEST_P(SharedMemoryTest, WhoWaitsForOneServesAll) {
   OnThreads(3, [this](int self) {
     std::string sent(50'000, static_cast<char>('a' + self));

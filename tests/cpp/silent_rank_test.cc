@@ -1,5 +1,6 @@
-// A rank stops in the middle of a transfer: the others say who it is and what
-// they wait in, while they wait and in the end.
+// A rank stops in the middle of a transfer.  The remaining ranks name the rank
+// and the collective that they wait in, both in a warning and in the final
+// error.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,7 +20,8 @@
 namespace tfring {
 namespace {
 
-// What is written to stderr from here on, and may be read meanwhile.
+// Captures stderr from its construction on; a test may read the text at any
+// time.
 class CapturedStderr {
  public:
   CapturedStderr()
@@ -69,7 +71,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
 
   void StartJob(double shutdown_seconds) {
     auto gated = [&](bool is_data) {
-      // Looks that are many may take long.
+      // Many polls may take long.
       auto transports = MakeTransports(medium(), kSize, kSmallRingBytes,
                                        /*timeout_seconds=*/300);
       auto& one = transports[stopped()];
@@ -154,7 +156,7 @@ TEST_P(SilentRankTest, IsNamedByAllAndGivenUpWithOneMessage) {
         << said;
   }
   EXPECT_NE(said.find(Silence()), std::string::npos) << said;
-  // Nobody else is called silent.
+  // No other rank is reported as silent.
   for (int rank = 0; rank < kSize; ++rank) {
     const std::string blame =
         "nothing has been heard from rank " + std::to_string(rank);

@@ -1,6 +1,6 @@
-// Engines over TCP, with shared memory within a node, whose job ends: whole
-// jobs in one process, and ranks that are processes, of which one is killed.
-// property_test.cc has them work.
+// The end of a job over TCP, with shared memory within a node.  Some jobs run
+// in one process.  Others have one process per rank, and the test kills one
+// process.  property_test.cc tests the collectives of such jobs.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(TcpEngineTest, AnAbortEndsACollectiveOnEveryRank) {
   Job job = MakeJob();
   ExpectWorks(job);
-  // Ranks that wait for one that does not come.
+  // These ranks wait for rank 0, which submits nothing.
   const Entries entries = MakeEntries(size(), "late", kLongestMessage);
   for (int rank = 1; rank < size(); ++rank) {
     entries[rank]->SubmitTo(job.engine(rank));
@@ -70,8 +70,8 @@ TEST_P(TcpEngineTest, AnAbortEndsACollectiveOnEveryRank) {
 
 // ---- Ranks that are processes ----
 
-// What a rank of a node is for the test: its part of the job, until a
-// collective fails.  Returns the status of the process.
+// Runs one rank of the job in its process until a collective fails.  Returns
+// the exit status of the process.
 int TrainUntilRankIsLost(int rank, const std::vector<int>& nodes,
                          const std::vector<int>& control,
                          const std::vector<int>& data, int started) {
@@ -111,7 +111,7 @@ TEST_P(LostProcessTest, EndsTheCollectivesOfTheOthers) {
   const auto control = ConnectedSockets(size), data = ConnectedSockets(size);
   std::array<int, 2> started;
   ASSERT_EQ(pipe(started.data()), 0);
-  // While this process has one thread.
+  // Forks while this process has one thread.
   std::vector<pid_t> processes;
   for (int rank = 0; rank < size; ++rank) {
     processes.push_back(fork());

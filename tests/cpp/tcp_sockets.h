@@ -20,7 +20,7 @@ class LateSockets {
   LateSockets(const LateSockets&) = delete;
   LateSockets& operator=(const LateSockets&) = delete;
 
-  // As a ConnectPeer of `rank`.
+  // A ConnectPeer for `rank`.
   int Connect(int rank, int peer);
 
  private:

@@ -1,5 +1,5 @@
-// What TCP adds to the contract of transport.h: ranks that are lost, in every
-// way, and buffers that it fills.
+// Properties of TCP beyond the contract of transport.h: all ways to lose a
+// rank, and buffers that TCP fills.
 #include "tfring_ops/transport/tcp/tcp.h"
 
 #include <fcntl.h>
@@ -163,7 +163,8 @@ TEST_F(TcpTest, AnAbortFreesBuffersThatAreStuck) {
 
 TEST_F(TcpTest, TheEndOfATransportLosesNothing) {
   std::vector<int64_t> sent(1000, 5), received(1000), unread(1000);
-  // What rank 0 has not read, when it goes, costs the others nothing.
+  // Messages that rank 0 has not read at its end cause no loss on the remaining
+  // ranks.
   const OperationId lost = rank(2).StartSend(0, BytesOf(unread));
   EXPECT_TRUE(rank(2).Wait(lost).ok());
   EXPECT_TRUE(rank(0).Wait(rank(0).StartSend(1, BytesOf(sent))).ok());
@@ -177,7 +178,7 @@ TEST_F(TcpTest, TheEndOfATransportLosesNothing) {
   EXPECT_EQ(status.message(), "rank 0 cannot be reached: it has ended");
 }
 
-// Whoever shares memory with a rank has nothing in flight on its connection.
+// Ranks that share memory have nothing in flight on their connection.
 TEST_F(TcpTest, ALostRankIsHeardWhereNothingIsInFlight) {
   ASSERT_TRUE(rank(1).Progress().ok());
   for (const int peer : {0, 2}) shutdown(sockets_[0][peer], SHUT_RDWR);
@@ -290,7 +291,7 @@ TEST_F(LateTcpTest, AnAbortFreesWhatWaitsForTheConnection) {
   EXPECT_EQ(rank(0).Progress(), reason);
 }
 
-// As an engine has it, whose channel of control has heard of the loss.
+// An engine returns this error when its control channel has detected the loss.
 TEST_F(LateTcpTest, AnAttendantEndsTheWaitForAConnection) {
   const absl::Status lost = absl::UnavailableError("rank 1 is lost");
   rank(0).SetAttendant([&] { return lost; });

@@ -1,4 +1,4 @@
-// What holds for every tier.
+// Checks that hold for every tier.
 #ifndef TESTS_CPP_TIER_CHECKS_H_
 #define TESTS_CPP_TIER_CHECKS_H_
 
@@ -14,7 +14,7 @@
 
 namespace tfring {
 
-// In a thousand steps, in which `check` sees each slot.
+// Runs a thousand steps and passes each slot to `check`.
 inline void CheckTierDoesNotGrow(
     Tier& tier,
     const std::function<void(Tier::Slot&)>& check = [](Tier::Slot&) {}) {

@@ -1,4 +1,4 @@
-// The events that a timeline keeps, and those that engines add.
+// The events that a timeline keeps, and the events that engines add.
 #include "tfring_ops/engine/timeline.h"
 
 #include <gmock/gmock.h>

@@ -89,7 +89,7 @@ TEST_P(EveryTransportTest, MessagesOfOnePeerArriveInOrder) {
   for (int64_t& number : sent) {
     requests.push_back(rank(0).StartSend(1, BytesOf(number)));
   }
-  // Another peer's message does not come between.
+  // Another peer's message does not disturb this order.
   const OperationId other_send = rank(2).StartSend(1, BytesOf(other));
   const OperationId other_receive = rank(1).StartRecv(2, BytesOf(of_other));
   for (int64_t& number : received) {

@@ -1,4 +1,4 @@
-// Waits leave the CPU to others, by the kernel's account.
+// Waits use almost no CPU, by the accounting of the kernel.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

@@ -1,5 +1,5 @@
-// Tensors that travel as another type: to the bit what comes of casting them
-// first, reducing them so, and casting them back.
+// Tensors that travel as another type.  The result has the same bits as a cast,
+// a reduction in that type, and a cast back.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -52,7 +52,7 @@ class WireTypeTest : public testing::TestWithParam<int> {
  protected:
   int size() const { return GetParam(); }
 
-  // Small ones and large ones, of which all are more than two blocks.
+  // Uses small and large tensors, in total more than two blocks.
   void ExpectSameAsCastByHand(const Options& options) {
     const std::vector<int64_t> counts = {3, 0, 70'000, 1, 1000, 20'000};
     Job job(size(), options);

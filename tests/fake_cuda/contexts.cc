@@ -11,9 +11,9 @@ namespace tfring::fake_cuda {
 namespace {
 
 std::mutex mutex;
-// Of each device; null if it is not retained.
+// The context of each device; null if it is not retained.
 std::array<Context*, kMostDevices> primary;
-// Never deleted, so that one that has ended is known as such.
+// Contexts are never deleted, so that an ended context is still recognized.
 std::vector<Context*>& Contexts() {
   static auto* const contexts = new std::vector<Context*>();
   return *contexts;

@@ -11,7 +11,7 @@ namespace {
 
 uint64_t Address(const void* host) { return reinterpret_cast<uint64_t>(host); }
 
-// What is null is no memory of the GPU's.
+// A null address is not GPU memory.
 int Copy(std::byte* to, const std::byte* from, size_t bytes, void* handle) {
   Stream* stream = nullptr;
   RETURN_IF_ERROR(Check());

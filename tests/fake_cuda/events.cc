@@ -1,4 +1,4 @@
-// Events and numbers, by which streams wait for each other.
+// Events and numbers that let streams wait for each other.
 #include <chrono>
 #include <mutex>
 #include <set>

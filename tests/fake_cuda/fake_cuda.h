@@ -1,60 +1,60 @@
-// A driver of a GPU that is the host: takes the place of libcuda.so.1 where
-// there is none, so that the code for GPUs runs in tests.
+// A CUDA driver that uses the host as its GPU.  It replaces libcuda.so.1 on
+// machines without one, so that the code for GPUs runs in tests.
 //
-// Memory is the host's, at addresses that only the fake can use; a stream is a
-// thread that runs its tasks later; IPC goes from process to process
-// by memory files.  A kernel is known by its name in the PTX or in what was
-// assembled of it, and its source is compiled for the host: tests hold its
-// arithmetic against the host's kernels, and only what a compiler and a GPU
-// make of it is left to a real one.  It is strict where CUDA leaves things
-// undefined or an error comes late:
-// - A call without a context is an error, and so is a stream, an event or a
-//   kernel of another one, or one that has been destroyed.
-// - What the GPU reads or writes lies in its memory or in pinned memory, from
-//   its first byte to its last.  A copy that does not is an error; a kernel
-//   that does not ends its context, whose every call fails from then on.
-// - The last release of a primary context ends all that is in it.
-// - A handle that is opened twice is mapped once; one opened where it was made,
-//   or an element that is not aligned, are errors; and to close another
-//   process's memory while it is read is a crash.
+// GPU memory is host memory, at addresses that only the fake can use.  A stream
+// is a thread that runs its tasks later.  Processes share memory by memory
+// files.  A kernel is found by its name in the PTX or in the assembled code,
+// and its source is compiled for the host.  Tests compare its arithmetic with
+// the host's kernels; only the effects of the compiler and of the hardware need
+// a real GPU.  The fake is strict where CUDA has undefined behavior or reports
+// errors late:
+// - A call without a context is an error.  So is a stream, an event or a kernel
+//   that belongs to another context or has been destroyed.
+// - The GPU reads and writes only its own memory and pinned memory, from the
+//   first byte of an access to the last.  Any other copy is an error; any other
+//   access of a kernel ends its context, and every later call there fails.
+// - The last release of a primary context ends everything in it.
+// - A handle that is opened twice is mapped once.  It is an error to open a
+//   handle in the process that made it, or to use an unaligned element.  A
+//   process that closes another process's memory while it is read crashes.
 //
 // Options, each also read at the start from the environment as FAKE_CUDA_...:
-//   DELAY_US       every task of a stream starts up to this much later, however
-//                  long that is
+//   DELAY_US       every task of a stream starts late by a random time up to
+//                  this
 //   IGNORE_WAITS   n: every n-th wait of a stream, for an event or a number,
-//                  is left out, the bug that tests must be able to see; but for
-//                  streams of ordinary priority, which are the framework's
-//   HELD           1: the null stream does nothing, 2: none of the highest
+//                  is skipped, a bug that tests must detect; waits of streams
+//                  of ordinary priority, the framework's, are never skipped
+//   HELD           1: the null stream runs no task, 2: no stream of the highest
 //                  priority does
-//   HELD_DEVICE    no stream of that GPU does anything; -1 is none
+//   HELD_DEVICE    no stream of that GPU runs a task; -1 is none
 //   OPEN_OWN       1: handles may be opened in the process that made them, so
 //                  that ranks may be threads
 //   NO_IPC         1: there is no IPC, as in some containers
-//   EXPORTS_LEFT   cuIpcGetMemHandle fails when so many have succeeded; -1 is
-//                  never
-//   PINS_LEFT      cuMemHostRegister fails when so many have succeeded; -1 is
-//                  never
-//   NO_COMPILER    1: no kernels can be made of PTX
-//   NO_CODE        1: no kernels that are assembled are taken, as by a driver
-//                  that is older
+//   EXPORTS_LEFT   cuIpcGetMemHandle fails after this many have succeeded; -1
+//                  is never
+//   PINS_LEFT      cuMemHostRegister fails after this many have succeeded; -1
+//                  is never
+//   NO_COMPILER    1: PTX cannot be compiled
+//   NO_CODE        1: assembled kernels are refused, as by an older driver
 //   CAPABILITY     of all devices: 90 is 9.0
-//   BLIND_KERNELS  kernels read zeros where they reduce so many bytes or more
-//                  of another process's memory, of which copies are sound: what
-//                  some buses do to what the GPUs themselves read; 0 is never
-//   LAUNCHES_LEFT  a launch fails when this many have succeeded; -1 is never
-//   DEVICES        how many there are
+//   BLIND_KERNELS  a kernel that reduces this many bytes or more of another
+//                  process's memory reads zeros, while copies are correct, as
+//                  on some buses; 0 is never
+//   LAUNCHES_LEFT  a launch fails after this many have succeeded; -1 is never
+//   DEVICES        the number of GPUs
 //   OWN_GPUS       1: each process has GPUs of its own, by their UUIDs
 //   QUEUES         n: the streams of a context share n hardware queues, which
-//                  they get by turns. A task waits for all that has come into
-//                  its queue before it, also for other streams', as it may with
-//                  n CUDA_DEVICE_MAX_CONNECTIONS; 0: each stream has its own
-//   WAITS          1: waits for the GPU wherever the driver may: for all of
-//                  the context's streams where memory is allocated, pinned or
-//                  opened and kernels are loaded or unloaded, for the copy's
-//                  where memory of the host is copied that is not pinned.  0:
-//                  only where it surely does, to free, unpin and close memory
-//   DEPTH          n: a stream of GPU 0 holds n tasks, and who has another one
-//                  for it waits; 0: any number
+//                  are assigned in turn.  A task waits for all earlier tasks in
+//                  its queue, from other streams too, as it may with n
+//                  CUDA_DEVICE_MAX_CONNECTIONS; 0: each stream has its own
+//   WAITS          1: the driver waits for the GPU wherever CUDA may: for all
+//                  streams of the context when memory is allocated, pinned or
+//                  opened and when kernels are loaded or unloaded; for the
+//                  copy's stream when unpinned host memory is copied.  0: it
+//                  waits only where CUDA always does, to free, unpin and close
+//                  memory
+//   DEPTH          n: a stream of GPU 0 holds n tasks, and a caller with one
+//                  more task waits; 0: any number
 #ifndef TESTS_FAKE_CUDA_FAKE_CUDA_H_
 #define TESTS_FAKE_CUDA_FAKE_CUDA_H_
 
@@ -76,15 +76,15 @@ Options& GetOptions();
 // Counts since the process began.
 struct Counts {
   std::atomic<int64_t> copied_bytes;  // by cuMemcpyDtoDAsync
-  // Memory that was freed while a handle of it was open, in this process: CUDA
-  // leaves it undefined.
+  // Memory that was freed while this process had a handle of it open: undefined
+  // behavior in CUDA.
   std::atomic<int64_t> freed_while_open;
   // Memory that was left when its context ended.
   std::atomic<int64_t> left_in_context;
-  // Reductions of at least 16 bytes whose operands are not all aligned to that:
-  // a GPU does those an element at a time.
+  // Reductions of at least 16 bytes with an operand that is not aligned to 16
+  // bytes.  A GPU reduces one element at a time there.
   std::atomic<int64_t> slow_reductions;
-  // Streams whose priority is not the highest.
+  // Streams without the highest priority.
   std::atomic<int64_t> ordinary_streams;
   std::atomic<int64_t> loaded_modules;
   std::atomic<int64_t> compiled_modules;  // of these, from PTX
@@ -194,7 +194,7 @@ std::byte* OnHost(uint64_t address, size_t bytes);
 std::atomic<uint32_t>* Number(uint64_t address);
 // Returns true if it is another process's.
 bool IsImported(uint64_t address);
-// Frees all that is in it.  REQUIRES: it has no streams.
+// Frees all memory of the context.  REQUIRES: it has no streams.
 void EndMemory(const Context* context);
 
 // ---- kernels.cc ----
@@ -210,21 +210,23 @@ void RunGrid(unsigned blocks, unsigned threads,
 class Stream;
 enum StreamKind { kNullStream = 1, kUrgentStream = 2, kOrdinaryStream = 3 };
 Stream* NewStream(StreamKind kind);
-// Sets `stream`, if the result is 0: it exists, and is the current context's.
-// Null is that one's null stream.
+// Sets `stream` if the result is 0: the stream exists and belongs to the
+// current context.  A null handle is the null stream of that context.
 int FindStream(void* handle, Stream** stream);
-// What it has been asked for is still done.
+// The stream still runs its enqueued tasks.
 void Destroy(Stream* stream);
-// All of a context that has an error, and returns when they have ended.
+// Ends all streams of a context with an error, and returns when they have
+// ended.
 void EndStreams(Context* context);
 Context* ContextOf(const Stream* stream);
 StreamKind KindOf(const Stream* stream);
 // A task returns the error that ends the context, or 0.
 void Enqueue(Stream* stream, std::function<int()> task);
 void WaitUntilIdle(Stream* stream);
-// All of the current context: another GPU's are not waited for.
+// Waits for all streams of the current context, and for no stream of another
+// GPU.
 void WaitUntilAllIdle();
-// The same, where the driver may do so or not.
+// The same, where the driver may wait or not.
 void MayWaitUntilAllIdle();
 
 // ---- events.cc ----
@@ -246,7 +248,7 @@ void Destroy(Event* event);
 
 int Record(Event& event, Stream* stream);
 void Await(const Event& event, Stream* stream);
-// Or until its context has an error.
+// Returns early if its context has an error.
 void WaitUntilDone(const Event& event);
 // Until `value` is `number` or more, as numbers that wrap round.
 void Write(std::atomic<uint32_t>& value, uint32_t number, Stream* stream);

@@ -74,7 +74,7 @@ std::set<std::string> NamesInPtx(const std::string& ptx) {
   return names;
 }
 
-// Of code of a GPU: a kernel has a section of its own.
+// Each kernel has its own section in GPU code.
 std::set<std::string> NamesInCode(const char* image) {
   const auto& header = *reinterpret_cast<const Elf64_Ehdr*>(image);
   const auto* const sections =
@@ -103,7 +103,7 @@ bool RunsHere(const char* image) {
          made_for / 10 == capability / 10 && made_for <= capability;
 }
 
-// Those that are loaded.
+// The loaded modules.
 std::mutex modules_mutex;
 std::set<Module*>& Modules() {
   static auto* const modules = new std::set<Module*>();

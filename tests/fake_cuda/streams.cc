@@ -1,5 +1,4 @@
-// Streams, each of which does one task after the other, and the queues that do
-// them.
+// Streams, which run their tasks in order, and the queues with their threads.
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,19 +22,19 @@ struct Task {
   std::function<int()> run;
 };
 
-// A thread that does one task after the other, of one stream or of several.
+// A thread that runs the tasks of one or several streams in order.
 class Queue {
  public:
   explicit Queue(Context* context) : context_(context) {}
 
   Context* context() const { return context_; }
 
-  // Its streams, and the context that has it for more of them.
+  // Adds a user: a stream, or a context that shares the queue among streams.
   void Enter() {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++users_;
   }
-  // Does what it has been asked for, and goes with the last user.
+  // Removes a user.  After the last one the queue finishes its tasks and ends.
   void Leave() {
     const std::lock_guard<std::mutex> lock(mutex_);
     --users_;
@@ -79,7 +78,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   }
   void WaitUntilIdle() const { queue_->WaitUntilIdle(*this); }
 
-  // Now long and now short, and otherwise in every stream.
+  // Waits for a random time that differs between tasks and between streams.
   void Delay() {
     const Options& options = GetOptions();
     const auto is_held = [&] {
@@ -152,7 +151,7 @@ void Queue::Run() {
       task.run = std::move(tasks_.front().run);
     }
     task.stream->Delay();
-    // What follows an error is not done.
+    // Tasks after an error are skipped.
     const int result = context_->error == 0 ? task.run() : 0;
     if (int none = 0; result != 0) {
       context_->error.compare_exchange_strong(none, result);
@@ -167,7 +166,7 @@ void Queue::Run() {
 }
 
 std::mutex streams_mutex;
-// Lives for ever, as queues do that a test leaves.
+// Never destroyed, because a test may leave queues behind.
 std::condition_variable& queue_has_gone = *new std::condition_variable;
 
 // The queues that a context's streams share, by turns.
@@ -177,9 +176,10 @@ struct SharedQueues {
 };
 
 struct Streams {
-  // Whose thread runs.
+  // Queues with a running thread.
   std::map<Queue*, std::shared_ptr<Queue>> running;
-  // The others have been destroyed, and go when their work is done.
+  // Destroyed streams are not in this map; they are deleted after their last
+  // task.
   std::map<Stream*, std::shared_ptr<Stream>> usable;
   std::map<Context*, Stream*> null_streams;
   std::map<Context*, SharedQueues> shared;
@@ -189,7 +189,7 @@ Streams& AllStreams() {
   return *streams;
 }
 
-// Of which the caller is a user.  REQUIRES: streams_mutex is held.
+// Makes a queue with the caller as its user.  REQUIRES: streams_mutex is held.
 std::shared_ptr<Queue> NewQueue(Context* context) {
   const auto made = std::make_shared<Queue>(context);
   Queue* const queue = made.get();

@@ -45,10 +45,10 @@ void* FakeCudaOnHost(void* memory, size_t bytes);
 
 namespace tfring::fake_gpu {
 
-// The one of TensorFlow's streams on which its kernels run.
+// TensorFlow runs its kernels on this stream.
 inline constexpr CUstream kComputes = nullptr;
 
-// The context is a thread's, and TensorFlow has many.
+// Each thread has its own context, and TensorFlow has many threads.
 inline void UseContext(int ordinal) {
   static thread_local int in_use = -1;
   if (in_use == ordinal) return;

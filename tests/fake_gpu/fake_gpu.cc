@@ -2,12 +2,12 @@
 // memory, the streams and the events of the fake driver in tests/fake_cuda.
 //
 // TensorFlow makes four streams for a GPU: one that computes, and one each for
-// copies to the device, to the host, and between devices.  It asks for events
-// between them as it does on a GPU of NVIDIA's, and what it does not order runs
-// at any time.  It knows no platform stream of such devices, so kernels get the
-// null stream, and that is the one that computes, which TensorFlow makes first.
-// Copies without a stream wait for no other, as on NVIDIA's, whose null stream
-// minds none of TensorFlow's.
+// copies to the device, to the host, and between devices.  It orders them by
+// events, as on NVIDIA GPUs; unordered work may run at any time.  It has no
+// platform stream for such devices, so kernels get the null stream.  The null
+// stream is therefore the compute stream, which TensorFlow makes first.  Copies
+// without a stream wait for no stream, as on NVIDIA GPUs, where the null stream
+// does not wait for TensorFlow's streams.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -102,8 +102,7 @@ int CreateStream(int ordinal, CUstream* stream) {
   return have_one->insert(ordinal).second ? 0 : NewStream(stream);
 }
 
-// What `stream` is asked for from now on waits for all that `other` has been
-// asked for.
+// Makes all later work of `stream` wait for all earlier work of `other`.
 int Follow(CUstream stream, CUstream other) {
   CUevent event = nullptr;
   if (const int error = cuEventCreate(&event, kDisableTiming)) return error;
@@ -213,7 +212,7 @@ void SetEvents(SP_StreamExecutor* executor) {
 
 // ---- Copies ----
 
-// Of a device's copies without a stream.
+// Returns the stream for a device's copies that name no stream.
 int SynchronousStream(int ordinal, CUstream* stream) {
   static std::mutex mutex;
   static auto* const streams = new std::map<int, CUstream>();

@@ -1,7 +1,7 @@
-// TensorFlow's kernels for GPUs, as many as the training of a dense model needs
-// on the fake one: operations with no kernel here run on the CPU, but a
-// variable is where its updates are.  Each computes on the host when the stream
-// has come so far.
+// TensorFlow's kernels for the fake GPU, enough to train a dense model.
+// Operations without a kernel here run on the CPU, but a variable must be on
+// the device of its updates.  Each kernel computes on the host in the order of
+// its stream.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -53,8 +53,8 @@ Tensor* NewOutput(OpKernelContext* context, const TensorShape& shape) {
 
 // ---- One element with another, broadcast as in NumPy ----
 
-// For each element of `result`, the index of its operand in `shape`. None where
-// each is that of its operand: most tensors, and the largest.
+// For each element of `result`, the index of its operand in `shape`.  Empty if
+// the shapes are equal, as for most tensors and for the largest.
 std::vector<int64_t> Operands(const TensorShape& shape,
                               const TensorShape& result) {
   if (shape == result) return {};
@@ -255,7 +255,7 @@ class UpdateVariableOp : public OpKernel {
   }
 };
 
-// Updates some rows alone, an embedding's.  Indices must be those of rows.
+// Updates only some rows, as for an embedding.  Indices must be valid rows.
 template <typename T, typename Index, typename Operation>
 class UpdateRowsOp : public OpKernel {
  public:

@@ -17,7 +17,7 @@ constexpr uint64_t kMagic = 0x666b6e63636c6964;
 
 }  // namespace
 
-// The file stays open as long as the process: others may come late.
+// The file stays open until the process ends, because ranks may join late.
 bool Meeting::Found(Address& address) {
   const int file = memfd_create("fake_nccl", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) return false;

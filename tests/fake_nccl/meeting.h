@@ -1,4 +1,4 @@
-// Where the ranks of a communicator meet: memory that they share.
+// Shared memory where the ranks of a communicator meet.
 #ifndef TESTS_FAKE_NCCL_MEETING_H_
 #define TESTS_FAKE_NCCL_MEETING_H_
 
@@ -11,18 +11,18 @@ namespace tfring::fake_nccl {
 
 inline constexpr int kMostRanks = 8;
 inline constexpr size_t kSlotBytes = 32 << 10;
-// Of one communicator, that are not done on all ranks.
+// Launches of one communicator that are not done on all ranks.
 inline constexpr int kMostLaunches = 64;
 
-// How many launches of another communicator were before one, on the same GPU.
+// The number of earlier launches of another communicator on the same GPU.
 struct Before {
   uint64_t communicator;
   uint64_t launches;
 };
-// Of all that are known there, and then zeros.
+// The counts of all communicators known on that GPU, followed by zeros.
 using AllBefore = std::array<Before, 32>;
 
-// How another rank finds it.
+// The address at which another rank finds the meeting.
 struct Address {
   uint64_t magic;
   int32_t process;
@@ -33,7 +33,7 @@ class Meeting {
  public:
   // Returns false if there is no memory.
   static bool Found(Address& address);
-  // Null if the address is none.
+  // Returns null if the address is invalid.
   static Meeting* Join(const Address& address, int size);
   static void Leave(Meeting* meeting);
 
@@ -46,11 +46,12 @@ class Meeting {
   // `ends`.
   bool Meet(int rank, const std::atomic<bool>& ends);
 
-  // Rank `rank` has launched its next collective, after those.
+  // Records that rank `rank` has launched its next collective, after those in
+  // `before`.
   void Launch(int rank, const AllBefore& before);
-  // Returns when all ranks have launched that of number `launch`, from 0 on, or
-  // `ends`: true if two of them have launched those of another communicator,
-  // which both have, in different orders.
+  // Returns when all ranks have launched their collective number `launch`,
+  // counted from 0, or `ends`.  Returns true if two ranks share another
+  // communicator and have ordered its launches differently.
   bool OrdersDiffer(uint64_t launch, const std::atomic<bool>& ends) const;
 
   std::byte* slot(int rank) { return shared_->slots[rank]; }

@@ -89,7 +89,7 @@ def python(tmp_path_factory):
 
 
 def bare(programs):
-    """This environment, without what leads to another Python's packages."""
+    """This environment, without variables that point to another Python."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI")
     kept = {k: v for k, v in os.environ.items() if k not in hidden}
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"

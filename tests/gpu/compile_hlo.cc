@@ -28,8 +28,8 @@ std::string Message(const PJRT_Api& api, PJRT_Error* error) {
   return {arguments.message, arguments.message_size};
 }
 
-// What stands for our handlers, which compilers ask for nothing but the version
-// of the interface that they are made for.
+// A stub for our handlers.  Compilers ask a handler only for the version of its
+// interface.
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
   const XLA_FFI_Extension_Base* const extension = frame->extension_start;
   if (extension != nullptr && extension->type == XLA_FFI_Extension_Metadata) {

@@ -1,4 +1,4 @@
-"""The machine, and what its driver says of the GPU: for the report."""
+"""Facts about the machine and, from its driver, the GPU, for the report."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _MPS = "nvidia-cuda-mps-control"
 
 
 class Jobs:
-    """Runs jobs, each in the time that is left, and keeps what they print."""
+    """Runs jobs, each within the time that is left, and keeps their output."""
 
     def __init__(self, seconds: float, log: Path | None) -> None:
         self._end = time.monotonic() + seconds

@@ -1,11 +1,11 @@
-"""A rank is killed in the middle of a collective: the others get an error.
+"""A rank is killed in a collective; the remaining ranks get an error.
 
   .venv/bin/python tests/gpu/lost.py
 
-It starts jobs of 2, 3 and 4 ranks, whose GPUs read each other's memory, and one
-that goes by the host's. On the fake GPU the streams of the rank are held before
-it is killed; on a real one it is killed while some hundreds of megabytes are
-under way. Without TensorFlow.
+It starts jobs of 2, 3 and 4 ranks with GPUs that read each other's memory, and
+one job that uses host memory. On the fake GPU the streams of the rank are held
+before it is killed; on a real one it is killed while some hundreds of megabytes
+are in flight. It does not use TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A rank is killed while its GPU's work is not done; the others go on.
+"""A rank is killed while its GPU still works; the job continues.
 
-`make gpu` runs it with `tfringrun --elastic`, where another takes the place and
-the GPU of the one that is lost; on the fake GPU, whose streams are held from
-some moment on.
+`make gpu` runs it with `tfringrun --elastic`, which starts a new worker with
+the slot and the GPU of the lost rank. On the fake GPU, the test holds the
+streams before the kill.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def total() -> tf.Tensor:
 
 
 def kill_soon() -> None:
-    """Kills this process when it has asked its GPU for its part, or waits."""
+    """Kills this process after it has enqueued its part, or while it waits."""
     if bare_gpu.is_fake():
         options = bare_gpu.driver().FakeCudaOptions
         options.restype = ctypes.POINTER(ctypes.c_int)
@@ -48,7 +48,7 @@ def kill_soon() -> None:
 
 @elastic.run
 def train(state: elastic.TensorFlowState) -> None:
-    """Adds up the totals of some steps, and goes on until another has come."""
+    """Adds up the totals of some steps, until a new worker has joined."""
     while state.step < _STEPS or tfring.size() < 3:
         worker = os.environ["TFRING_ELASTIC_WORKER"]
         if state.step == _LAST_OF_ALL and worker == "w2":

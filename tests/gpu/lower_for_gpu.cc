@@ -1,6 +1,6 @@
 // Lets a TensorFlow without CUDA lower functions for a GPU, though it cannot
-// compile them: what the CUDA build registers in xla_gpu_jit.  Loaded before
-// anything is lowered.
+// compile them.  It registers the same backend as xla_gpu_jit in the CUDA
+// build, and must be loaded before a function is lowered.
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 
 namespace {

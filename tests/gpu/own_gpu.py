@@ -1,7 +1,7 @@
-"""Ranks that see all GPUs of a machine, and take one each.
+"""Ranks that see all GPUs of a machine, and use one each.
 
-It needs a process whose TensorFlow has made no device yet, and so a job of its
-own. On the fake GPU, `make gpu` runs it with three ranks and two GPUs.
+TensorFlow must not have made a device in the process yet, so this test runs in
+its own job. On the fake GPU, `make gpu` runs it with three ranks and two GPUs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the ring needs of the driver, between two processes on one GPU.
+"""The driver calls that the ring needs, between two processes on one GPU.
 
-Each test is one call or two of the driver, so that a failure of the engine can
-be told from one of the machine. The figures are for the report.
+Each test makes one or two driver calls, so that a failure of the machine can be
+told from a failure of the engine. The figures are for the report.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def seconds(gpu, work: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def peers_memory(gpu, mpi, memory) -> Iterator[int]:
-    """Maps the other rank's memory, for which it maps this rank's."""
+    """Maps the peer's memory, while the peer maps this rank's memory."""
     own, mapped = Handle(), ctypes.c_uint64()
     bare_gpu.call(
         "cuIpcGetMemHandle",
@@ -243,7 +243,7 @@ def test_a_stream_that_waits_holds_no_one_up(gpu, mpi, nbytes, record_property):
 
 
 def test_the_host_releases_a_stream(gpu, mpi):
-    """As it does when the other rank is lost."""
+    """The host also does this when a peer is lost."""
     with flags(gpu, mpi) as (host, address):
         at = mpi.rank * _FLAG_BYTES // 4
         await_flag(gpu, address(mpi.rank), 7)

@@ -1,8 +1,8 @@
-"""A pytest plugin: writes down how each test went, as soon as it is known.
+"""A pytest plugin that records each outcome as soon as it is known.
 
-One file for each rank, with a line for each test that begins and for each that
-ends, so that validate.py also sees what a crash cut short. Tests that the file
-`done` names are left out: an earlier job has run them.
+Each rank has one file, with a line for each start and each end of a test, so
+that validate.py also sees tests that a crash has cut short. Tests that are
+listed in the file `done` are skipped, because an earlier job has run them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""In which order XLA will do a step on a GPU, found without one.
+"""XLA's schedule of a training step on a GPU, found without a GPU.
 
-Compiles the modules of tests/gpu/schedule_step.py for an H100, by the plugin of
-XLA's compiler that JAX has for CUDA, and looks at what has come of our custom
-calls. `make gpu-schedule` runs it, by a Python with JAX for the CPU:
+Compiles the modules of tests/gpu/schedule_step.py for an H100 with JAX's XLA
+plugin for CUDA, and checks the positions of our custom calls. `make
+gpu-schedule` runs it in a Python with JAX for the CPU:
 
     python tests/gpu/schedule.py COMPILE_HLO PLUGIN MODULES
 """
@@ -136,14 +136,14 @@ class Step:
         self.dones = [x for x in self.program if x.is_done]
 
     def made_by(self, name: str) -> Instruction:
-        """What has computed a value that may have gone through names alone."""
+        """Returns the producer of a value, past instructions that rename it."""
         found = self.program[self.place[name]]
         while found.opcode in {"bitcast", "get-tuple-element"}:
             found = self.program[self.place[found.operands[0]]]
         return found
 
     def work(self, first: int, last: int) -> list[Instruction]:
-        """What is computed between two places."""
+        """Returns the instructions that compute between two places."""
         return [
             x
             for x in self.program[first + 1 : last]
@@ -151,12 +151,12 @@ class Step:
         ]
 
     def check_all_calls_are_in_the_program(self, calls: int) -> None:
-        """None is in a command buffer, in a loop, or gone."""
+        """No call is in a command buffer or in a loop, and none is missing."""
         assert len(self.starts) == len(self.dones) == calls
         assert len(re.findall('target="tfring_', self.text)) == 2 * calls
 
     def check_starts_follow_their_gradients(self) -> None:
-        """As soon as the last of them is there, in the order of the chain."""
+        """Each start directly follows its last gradient, in chain order."""
         before = ""
         for start in self.starts:
             *gradients, previous = start.operands
@@ -169,14 +169,14 @@ class Step:
             assert not between, f"{start.name} is behind {between}"
 
     def check_backpropagation_goes_on(self) -> None:
-        """After the first start, and no done is before the last one."""
+        """Work continues after the first start; all dones follow the last."""
         first, last = (self.place[self.starts[i].name] for i in (0, -1))
         between = [x for x in self.work(first, last) if not x.is_start]
         assert len(between) > 3, f"{between} alone are beside collectives"
         assert all(self.place[x.name] > last for x in self.dones)
 
     def check_nothing_is_copied(self) -> None:
-        """Neither before a start, nor from there to its done, nor after it."""
+        """No copy is before a start, before its done, or after its done."""
         for call in self.starts + self.dones:
             for operand in call.operands:
                 assert not self.made_by(operand).opcode.startswith("copy")

@@ -86,9 +86,10 @@ def step_of(
 
 
 def in_place(text: str, weights: int, states: int) -> str:
-    """The module, with each weight and its states updated where they are.
+    """Returns the module, with each weight and its states updated in place.
 
-    As TensorFlow has it for variables: what takes memory decides on the order.
+    TensorFlow also updates variables in place, and memory use affects the
+    order.
     """
     pairs = []
     for weight in range(weights):

@@ -20,7 +20,7 @@ SIZES = (3, 1000, 70_001)
 
 @pytest.fixture(params=bare_jax.PLATFORMS)
 def platform(request, world):
-    """A platform of JAX's, whose first device is the one that computes."""
+    """A platform of JAX; the test computes on its first device."""
     if request.param not in {jax.default_backend(), "cpu"}:
         pytest.skip(f"this JAX has no {request.param}")
     with jax.default_device(jax.devices(request.param)[0]):
@@ -28,7 +28,7 @@ def platform(request, world):
 
 
 def own(world, size: int) -> np.ndarray:
-    """Whole numbers, whose sums are exact."""
+    """Returns whole numbers, so that sums are exact."""
     numbers = np.random.default_rng([world.rank, size]).integers(0, 8, size)
     return numbers.astype(np.float32)
 
@@ -39,7 +39,7 @@ def every(world, size: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_in_a_step(world, platform, op):
-    """What is computed before is reduced, and what follows has the result."""
+    """The step reduces a computed value and computes with the result."""
 
     @jax.jit
     def step(tensors):

@@ -1,13 +1,13 @@
 """Tests tfring on this machine's GPU: `make gpu-validation`.
 
-Every part is a job of its own, by tfringrun: first what needs no TensorFlow, by
-the C API, then TensorFlow, if it is there. A job that crashes or hangs costs
-the test that it was in; the next job goes on with the rest. The report is
-Markdown, for docs/gpu-validation.md; it is in the folder --output, too, with
-what the jobs have printed.
+Every part is a separate job of tfringrun. The first parts use the C API and
+need no TensorFlow; the parts with TensorFlow follow, if it is installed. If a
+job crashes or hangs, its current test fails, and the next job runs the
+remaining tests. The report is Markdown, for docs/gpu-validation.md. The folder
+--output also has it, with the output of the jobs.
 
-Where there is no GPU, it is the fake one of tests/fake_cuda and
-tests/fake_gpu, and what that cannot do is not counted as seen.
+A machine without a GPU uses the fake GPU of tests/fake_cuda and tests/fake_gpu.
+Tests that need a real GPU are then skipped.
 
   .venv/bin/python tests/gpu/validate.py --parts=kernels,ipc --ranks=2
 """
@@ -122,7 +122,7 @@ def needs_tensorflow(part: Part | Script) -> bool:
 
 @dataclasses.dataclass
 class Result:
-    """How a test went on all ranks."""
+    """The outcome of a test on all ranks."""
 
     test: str
     outcome: str  # "ok", "failed" or "skipped"
@@ -187,17 +187,17 @@ def run_script(script: Script, nbytes: str, jobs: Jobs) -> tuple[Result, str]:
     return Result(script.file, outcome, problem), output
 
 
-# How much a rank's line says of what went wrong.
+# The severity of a rank's outcome.
 _GRAVITY = {"ok": 0, "skipped": 0, "begun": 1, "failed": 2}
 
 
 def read_results(
     directory: Path, ranks: int, problem: str
 ) -> tuple[bool, list[Result]]:
-    """Returns True if all ranks came to their end, and their results.
+    """Returns True if all ranks finished, and the results of the tests.
 
-    A test is as good as its worst rank, whose message counts: one that was cut
-    short has none of its own.
+    A test has the outcome and the message of its worst rank. A test that was
+    cut short has no message, and gets `problem`.
     """
     worst: dict[str, dict[str, str]] = {}
     ended = 0
@@ -222,7 +222,7 @@ def read_results(
 
 
 def versions() -> list[str]:
-    """The date, and what this machine has."""
+    """Returns the date and the versions on this machine."""
     report = subprocess.run(
         [sys.executable, "-m", "tfring.run", "--check-build"],
         capture_output=True,
@@ -276,7 +276,7 @@ def _brief(message: str) -> str:
 
 
 class Report:
-    """What is printed, in a file, too, as soon as it is known."""
+    """Prints the report line by line, and also writes it to a file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

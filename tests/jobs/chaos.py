@@ -1,8 +1,8 @@
-"""A training loop of a few numbers in which one rank comes to harm.
+"""A small training loop with a fault on one rank.
 
     chaos.py VICTIM STEP HARM
 
-It is what `test_chaos.py` starts; it imports as little as it can.
+`test_chaos.py` starts it. It imports as little as possible.
 """
 
 import os

@@ -32,7 +32,7 @@ def start(tmp_path):
     """Returns a function that starts a command line and gives its `Popen`.
 
     stdout and stderr are one pipe. Processes that outlive the test are killed,
-    and what they have written is printed, with what its ranks are doing.
+    and their output is printed, with the stacks of the ranks.
     """
     started = []
     marker = f"TFRING_TEST_JOB={tmp_path}"
@@ -81,7 +81,7 @@ def start(tmp_path):
 def run(start):
     """Returns a function that runs a command line to its end.
 
-    It gives the output, of a command whose exit status is `status`.
+    It returns the output, and expects the exit status `status`.
     """
 
     def run(command, *, status=0, env=None):

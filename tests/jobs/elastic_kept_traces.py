@@ -1,7 +1,7 @@
-"""Training that says in which jobs it was traced.
+"""Training that prints the jobs of its traces.
 
-For test_elastic_kept_traces.py. The second worker is killed; the first one goes
-on alone until another joins.
+For test_elastic_kept_traces.py. The second worker is killed; the first one
+continues alone until another one joins.
 """
 
 import json
@@ -16,14 +16,14 @@ import tfring
 from tfring._core import runtime
 
 WORKER = os.environ["TFRING_ELASTIC_WORKER"]
-# The first worker's jobs: with the second, alone, and with who has joined.
+# The first worker's jobs: with the second worker, alone, and with the joiner.
 LAST_JOB_OF_THE_FIRST = 3
-# The job of each trace, by its number among those of this process.
+# The job of each trace, by its number in this process.
 TRACED_IN = []
 
 
 class Traced(keras.layers.Layer):
-    """Notes each time that it becomes part of a graph."""
+    """Records each trace of the layer."""
 
     def call(self, inputs):
         if not tf.executing_eagerly():
@@ -32,7 +32,7 @@ class Traced(keras.layers.Layer):
 
 
 class Steps(keras.callbacks.Callback):
-    """Notes the sizes of the jobs with a step, and says when all is seen."""
+    """Records the sizes of the jobs, and stops the training in the last job."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Launches of elastic jobs whose workers train nothing."""
+"""Launches of elastic jobs with workers that train nothing."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ class Elastic:
         return self.process.returncode
 
     def pids(self, program):
-        """The processes whose command line has this word."""
+        """Returns the processes with this word in their command line."""
         found = []
         for pid in running(self.marker):
             with contextlib.suppress(OSError):

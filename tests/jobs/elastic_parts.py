@@ -53,9 +53,9 @@ def train(state, x, y):
     model, size = state.model, tfring.size()
     state.sizes.append(size)
     even = tfring.add_process_set(range(0, size, 2))
-    # After a loss it has all that are left.
+    # After a loss this set has all remaining ranks.
     pair = tfring.add_process_set([0, 1])
-    # Each rank has noise of its own, also who has come later.
+    # Each rank has its own noise, even if it joined later.
     seeds = tfring.allgather_object(seeds_of(model))
     assert len({tuple(each) for each in seeds}) == size, seeds
     indices = tf.data.Dataset.range(ROWS)

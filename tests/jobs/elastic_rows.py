@@ -1,10 +1,10 @@
-"""`tfring.elastic.fit` whose model counts its rows, for test_elastic_rows.py.
+"""`tfring.elastic.fit` of a model that counts rows, for test_elastic_rows.py.
 
     elastic_rows.py DATA [jit_compile]
 
-Each row has a weight, which is one more whenever that row is trained on. One
-worker is killed in the middle of an epoch. No code of its own runs between a
-new start and the next step: the others go on with what they have traced.
+Each row has a weight, and training on the row increments it. One worker is
+killed in the middle of an epoch. The script runs no code between a new start
+and the next step, so the remaining workers continue with their traces.
 """
 
 import json

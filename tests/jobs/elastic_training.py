@@ -1,4 +1,4 @@
-"""Training whose workers fail as they are told, for test_elastic_tcp.py.
+"""Training with injected faults of workers, for test_elastic_tcp.py.
 
 TFRING_TEST_FAULTS is a JSON list of [worker, step, fault]; at step -1 a worker
 has another model.
@@ -40,13 +40,13 @@ def make_model(optimizer, units=32):
 
 
 def order_of(epoch, ranks):
-    """The rows of an epoch, those of each step's ranks by turns."""
+    """Returns the rows of an epoch; the ranks of a step take them in turn."""
     order = np.random.default_rng(epoch).permutation(IMAGES)
     return order[: BATCHES * BATCH_SIZE * ranks]
 
 
 def own_faults():
-    """By step: the faults of this worker."""
+    """Returns the faults of this worker by step."""
     worker = os.environ["TFRING_ELASTIC_WORKER"]
     return {
         step: fault

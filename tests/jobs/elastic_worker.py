@@ -145,7 +145,7 @@ class Worker:
         self.options.talk = 0
 
     def train(self, size):
-        """Returns whether it has come to its end."""
+        """Returns True if the training has ended."""
         while self.steps < self.options.steps or size < self.options.size:
             message = self.receive(0.02)
             if message is not None:
@@ -158,7 +158,7 @@ class Worker:
             if self.options.until and Path(self.options.until).exists():
                 break
         self.talk()
-        # All have come here, as far as this one can tell.
+        # All workers have finished, as far as this worker can tell.
         return self.receive(0.3) is None
 
 

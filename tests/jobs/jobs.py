@@ -8,17 +8,17 @@ from tfring import _build_info
 from tfring.launcher import mpi_launchers
 
 TFRINGRUN = [sys.executable, "-m", "tfring.run"]
-# For jobs in which one host loses many workers.
+# For jobs that lose many workers of one host.
 FORGIVING_TFRINGRUN = [
     sys.executable,
     str(Path(__file__).parents[2] / "tools/forgiving_tfringrun.py"),
 ]
-# A job that takes longer hangs, however much else the machine has to do.
+# A longer job is a hang, even on a busy machine.
 JOB_SECONDS = 240
 
-# A third of the time in which a rank starts is for what Keras imports where it
-# is installed, and can do without: `lean` hides scikit-learn and others. Jobs
-# that use those have the environment WHOLE, all others LEAN.
+# A third of the start time of a rank is spent on optional imports of Keras. The
+# folder `lean` hides scikit-learn and similar packages. Jobs that need these
+# packages use the environment WHOLE, all other jobs LEAN.
 WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 LEAN = {
     "PYTHONPATH": os.pathsep.join(

@@ -1,7 +1,7 @@
-"""Jobs in which one rank comes to harm, at random.
+"""Jobs with a random fault on one rank.
 
-However it happens, the job ends in time, no rank computes a wrong value, the
-message names the rank, and nothing stays behind. By hand for hours:
+After any fault, the job ends in time, no rank computes a wrong value, the
+message names the rank, and nothing stays behind. To run it by hand for hours:
 
     TFRING_CHAOS_ROUNDS=1000 TFRING_CHAOS_SEED=7 pytest tests/jobs/test_chaos.py
 """
@@ -49,10 +49,10 @@ _SELDOM = {
 
 
 def _with_mounts(harm, folder, shared):
-    """The start of a command line with a shared memory of its own.
+    """Returns the start of a command line with its own shared memory.
 
-    It is `shared`, where one sees from outside what stays behind; or it is
-    full, or the folder is.
+    The memory is `shared`, so that the test sees files that stay behind. With
+    `full_shm` or `full_tmp`, the memory or the folder is full instead.
     """
     small = "mount -t tmpfs -o size=64k tmpfs"
     mounts = {

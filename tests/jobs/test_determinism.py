@@ -58,5 +58,6 @@ def test_the_same_run_gives_the_same_bits(run_job):
     # Both runs and all ranks give one result for each threshold.
     assert len(set(bits)) == 2, bits
     assert {threshold for threshold, _ in bits} == {"default", "0"}
-    # One of `fit`, and one of all the times that tensors came singly.
+    # Each result has one digest of `fit`, and one for all runs of single
+    # tensors.
     assert [len(digests.split()) for _, digests in set(bits)] == [2, 2]

@@ -57,7 +57,7 @@ def test_a_lost_worker_is_replaced(elastic, what, said):
     sizes = re.findall(r"tfringrun: generation \d: (\d)", job.output)
     assert sizes[0] == "3"
     assert sizes[-1] == "3"
-    # Its replacement did not keep the others waiting.
+    # The remaining workers did not wait for its replacement.
     assert "] builds while the others train" in job.output
     # Each generation begins where the one before has ended.
     steps = [int(s) for s in re.findall(r"from step (-?\d+)", job.output)]
@@ -155,7 +155,7 @@ def test_a_killed_supervisor_leaves_nothing(elastic, which):
     pair = job.pids("launcher.elastic.supervisor")
     assert len(pair) == 2
     os.kill(pair[which], signal.SIGKILL)
-    # SIGTERM, if the other one could still pass it on.
+    # The status is SIGTERM if the remaining process could still forward it.
     assert job.finish() in (1, 143), job.output
     assert "all workers are lost" in job.output
     assert job.nothing_is_left()
@@ -207,7 +207,7 @@ def test_random_faults(elastic):
         sizes = re.findall(r"tfringrun: generation \d+: (\d)", job.output)
         workers = job.workers()
         lost = len(re.findall(r"worker w\d+ .*is lost: ", job.output))
-        # Two are to be left of those that have the state.
+        # Two workers with the state must be left.
         if lost < faults or sizes[-1:] != ["4"] or len(workers) < 5:
             continue
         for victim in chance.sample(workers, chance.randint(1, 2)):
@@ -226,7 +226,7 @@ def test_random_faults(elastic):
 
 
 def ports(pids):
-    """Where these processes listen."""
+    """Returns the addresses that these processes listen on."""
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():

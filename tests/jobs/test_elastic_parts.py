@@ -1,4 +1,4 @@
-"""What is each rank's own in an elastic job: states, data, seeds and sets."""
+"""Rank-specific parts of an elastic job: states, data, seeds and sets."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def test_parts_are_shared_out_anew(start):
     ]
     assert sorted(each["rank"] for each in results) == [*range(RANKS)]
     assert len({each["digest"] for each in results}) == 1
-    # One was lost, and another came.
+    # One worker was lost, and another one joined.
     sizes = results[0]["sizes"]
     assert sizes[:2] == [RANKS, RANKS - 1]
     assert sizes[-1] == RANKS

@@ -13,7 +13,7 @@ from jobs import JOB_SECONDS, TFRINGRUN
 from tfring.timeline import summary
 
 
-# Each kind of data goes on in tests/parallel/test_elastic_fit.py, too.
+# tests/parallel/test_elastic_fit.py also resumes each kind of data.
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -50,7 +50,7 @@ def test_what_is_left_of_an_epoch_is_shared_out_anew(
     ]
     assert len(counts) in (RANKS - 1, RANKS)
     assert all(each == counts[0] for each in counts)
-    # None twice, and none left out but what makes no step.
+    # No row was used twice, and only rows without a full step were left out.
     assert max(counts[0]) == EPOCHS
     assert sum(counts[0]) > EPOCHS * (ROWS - BATCH * RANKS)
 

@@ -38,7 +38,7 @@ def task(elastic):
 def pair(task, options, *arguments):
     """A launcher, and a task that has joined it."""
     head = task("head", options, *arguments)
-    # Whoever can listen there is the launcher.
+    # The first task that can listen there is the launcher.
     head.read_until("generation 1: rank")
     other = task("node2", options, *arguments)
     head.read_until("host node2 has come")
@@ -51,7 +51,7 @@ def test_tasks_with_the_same_line_are_one_job(task):
     for each in tasks:
         assert each.finish() == 0, each.output
         assert each.nothing_is_left()
-    # One of them came first.
+    # The first task is the launcher.
     head, other = sorted(tasks, key=lambda each: "joins" in each.output)
     assert "generation 1: 4 workers on 2 hosts" in head.output
     assert "lost" not in head.output
@@ -96,7 +96,7 @@ def test_a_task_that_is_asked_to_end_takes_its_workers_along(task):
 
 def test_tasks_end_with_the_status_of_the_job(task):
     faults = [f"--fault=w{i}:exit:5" for i in range(1, 20)]
-    # One may be left, where the other's host is left out, and wait for others.
+    # If the host of one task is excluded, the remaining task may wait for more.
     line = ("-np 2 --min-np 2", *faults)
     limit = {"TFRING_ELASTIC_TIMEOUT_SECONDS": "20"}
     head = task("head", *line, **limit)

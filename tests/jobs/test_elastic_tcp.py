@@ -1,4 +1,4 @@
-"""Elastic jobs: lost workers are replaced, and training goes on."""
+"""Elastic jobs: lost workers are replaced, and training continues."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def train(start, faults, marker, silence):
                 "its state has float32 (16, 33) kernel where the members' has",
             ],
         ),
-        # Rank 0, whose state all others would take, among them.
+        # One of them is rank 0, the source of the state.
         (
             [["w2", 9, "terminate"], ["w1", 22, "kill"], ["w3", 35, "exit"]],
             [
@@ -104,7 +104,7 @@ def test_lost_workers_are_replaced(start, faults, reasons, request):
 
     assert sorted(each["rank"] for each in results) == list(range(RANKS))
     assert {each["size"] for each in results} == {RANKS}
-    # Those that came later have built by themselves, and knew how many are.
+    # Workers that joined later have built on their own, and knew the size.
     assert {each["began with"] for each in results} == {RANKS}
     assert all(each["weights"] == results[0]["weights"] for each in results)
     # At most one step is done again for each fault ...

@@ -53,7 +53,8 @@ except RuntimeError:
     assert bool(BOILERPLATE.search("\n".join(lines[3:]))) == verbose, job.stdout
     if verbose:
         return
-    # Each whole, and that of the first rank next to the last line.
+    # Each traceback is whole, and the traceback of the first rank to fail is at
+    # the end.
     ranks = [line[:3] for line in lines]
     assert len(ranks) == 3 * 7
     assert ranks == sorted(ranks, key=ranks.index)
@@ -88,7 +89,7 @@ def test_a_progress_bar_moves_on_a_terminal(start, write_script, tmp_path):
         ]
     )
     seen = ""
-    # They come one by one, and not all at the end of the line.
+    # The updates arrive one by one, and not all at the end of the line.
     for i in (1, 2, 3):
         while f"{i}/3" not in seen:
             data = os.read(job.stdout.fileno(), 1000).decode()

@@ -1,4 +1,4 @@
-"""The examples run, and do what they say."""
+"""The examples run, and produce the promised output."""
 
 import re
 import sys
@@ -55,7 +55,7 @@ def test_transformer_lm(start):
     second = bits_a_letter(output)
     assert list(first) == [1, 2]
     assert list(second) == [3]
-    # Better than what the frequencies of letters alone allow, and ever better.
+    # Better than letter frequencies alone allow, and improving with each epoch.
     assert first[1] > first[2] > second[3]
     assert second[3] < 4.2
 
@@ -87,7 +87,7 @@ def test_sparse_embeddings(start):
 
 @pytest.mark.thorough
 def test_process_sets(start):
-    # Two ranks in the one set, one in the other.
+    # One set has two ranks, and the second set has one.
     command = [*TFRINGRUN, "-np", "3", sys.executable]
     job = start([*command, EXAMPLES / "process_sets.py"], env=WHOLE)
     output, _ = job.communicate(timeout=JOB_SECONDS)

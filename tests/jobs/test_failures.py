@@ -127,7 +127,7 @@ for step in range(10**9):
 )
 
 
-# Stops a process until what lies on stderr, unread, grows no more.
+# Stops a process until the unread data on stderr stops growing.
 WAKE = """
 import fcntl, os, signal, sys, termios, time
 
@@ -147,9 +147,9 @@ os.kill(launcher, signal.SIGCONT)
 
 @pytest.mark.parametrize("plain_mpirun", [False, True])
 def test_an_exception_on_one_rank(run_job, plain_mpirun):
-    # The launcher looks up when the rank has said why it ends, and so late, as
-    # on a busy machine. A rank that did not wait for it would have its words
-    # and the job's end lie before it together.
+    # The launcher wakes up only after the rank has printed its error, as on a
+    # busy machine. If the rank did not wait for the launcher, the launcher
+    # would find the error and the end of the job at the same time.
     script = f"WAKE = {WAKE!r}\n" + TRAINING.replace(
         "END",
         """
@@ -165,7 +165,7 @@ def test_an_exception_on_one_rank(run_job, plain_mpirun):
     assert job.returncode == 1, job.stdout
     raised = re.search(r"ValueError: boom$", job.stdout, re.MULTILINE)
     assert raised, job.stdout
-    # Nothing of the other ranks, or of MPI, before the traceback.
+    # No output of another rank or of MPI is before the traceback.
     before = job.stdout[: raised.start()]
     assert len(re.findall(r"\bTraceback \(", before)) == 1
     assert not re.search(r"abort|mpirun|terminated", before, re.IGNORECASE)

@@ -1,5 +1,6 @@
-"""`tfringrun` starts real jobs. Their ranks import neither TensorFlow nor MPI,
-unless that is what is tested.
+"""`tfringrun` starts real jobs.
+
+Their ranks import neither TensorFlow nor MPI, except in tests of those.
 """
 
 import os

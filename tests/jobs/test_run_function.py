@@ -179,7 +179,7 @@ tfring.run(sleep)
     assert job.stdout.readline() == "asleep\n"
     assert len(running(marker)) >= 4
     [folder] = tmp_path.glob(".tfring-run-*")
-    # Nobody else may read them, or put others there.
+    # No other user may read these files, or add files there.
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "call").stat().st_mode & 0o777 == 0o600
     job.send_signal(signal.Signals[how])

@@ -1,4 +1,4 @@
-"""A rank stops in the middle of a transfer: the others say which, and where."""
+"""A rank stops in a transfer; the remaining ranks name it and the call."""
 
 import re
 

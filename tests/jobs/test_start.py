@@ -1,10 +1,10 @@
-"""How jobs start, and what a rank may do around it."""
+"""How jobs start, and calls that a rank may make around the start."""
 
 import re
 
 
 def test_init(run_job):
-    """One job, as each rank's imports are most of the time."""
+    """Uses one job, because the imports of a rank take most of the time."""
     job = run_job(
         2,
         """

@@ -13,7 +13,7 @@ from tfring import _build_info
 ROOT = Path(__file__).parents[2]
 
 
-# To compile the library takes two cores two minutes, and others may want them.
+# Compiling the library takes two minutes on two cores, if they are free.
 BUILD_SECONDS = 1200
 
 

@@ -39,7 +39,7 @@ def make_network(_possible):
 def launch(make_network):
     """Returns a function that starts `tfringrun` on a network's host.
 
-    It gives the `Popen`, whose stdout has stderr in it.
+    It returns the `Popen`. Its stdout includes stderr.
     """
     started = []
 

@@ -1,4 +1,4 @@
-"""What a job says, and how it ends."""
+"""The output of a job, and its end."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 
 
 def finish(process, timeout):
-    """The rest of a job's output; fails the test if it goes on for longer."""
+    """Returns the remaining output; fails the test at the timeout."""
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
@@ -17,7 +17,7 @@ def finish(process, timeout):
 
 
 def read_until(process, pattern):
-    """A job's output up to the line with a pattern."""
+    """Returns a job's output up to the line with a pattern."""
     output = ""
     while not re.search(pattern, output):
         line = process.stdout.readline()

@@ -55,7 +55,7 @@ def test_a_lost_host(elastic, how):
     assert job.returncode == 0, output
     assert "tfringrun: host host2 was lost." in output
     assert "generation 2: 1 workers on 1 hosts" in output
-    # What was cut off has ended by itself.
+    # The workers of the cut host have ended by themselves.
     assert not workers()
 
 

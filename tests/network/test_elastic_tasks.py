@@ -33,7 +33,7 @@ def tasks(make_network, launch):
 
 def test_hosts_find_each_other_and_one_is_cut_off(tasks):
     line = ("--steps=300", "--size=2")
-    # The launcher's comes last.
+    # The task of the launcher starts last.
     network, started = tasks(["host3", "host2", "host1"], *line)
     third, second, first = started
     output = read_until(first, r"generation \d: 3 workers on 3 hosts")
@@ -42,7 +42,7 @@ def test_hosts_find_each_other_and_one_is_cut_off(tasks):
     output += finish(first, timeout=60)
     assert first.returncode == 0, output
     assert second.wait(20) == 0
-    # What was cut off has ended by itself, and says why.
+    # The task of the cut host has ended by itself, and prints the reason.
     assert "the launcher is gone" in finish(third, timeout=20)
     assert third.returncode == 1
     assert not any(map(network.processes, network.hosts))

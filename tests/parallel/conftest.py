@@ -1,11 +1,11 @@
 """Every rank runs every test: `tfringrun -np 4 pytest tests/parallel`.
 
-A test is a collective. A failure on one rank leaves the others waiting, so that
-rank reports it, and ends the job.
+A test is a collective. A failure on one rank leaves the remaining ranks
+waiting, so the failing rank reports it and ends the job.
 
-With TFRING_TEST_DEVICE=GPU:0 the tests' tensors are on that device. Where
-TensorFlow has none, it is the fake one of tests/fake_gpu, and tests of XLA are
-skipped.
+With TFRING_TEST_DEVICE=GPU:0 the tensors of the tests are on that device. If
+TensorFlow has no GPU, the tests use the fake GPU of tests/fake_gpu, and tests
+of XLA are skipped.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def _load_fake_gpu() -> None:
 
 _ON_FAKE_GPU = bool(_DEVICE) and not tf.config.list_physical_devices("GPU")
 if _ON_FAKE_GPU:
-    # Before TensorFlow has made its devices.
+    # This must run before TensorFlow makes its devices.
     _load_fake_gpu()
-    # Keras's "auto", which would be XLA.
+    # Keras resolves "auto" to XLA otherwise.
     trainer.Trainer._resolve_auto_jit_compile = lambda model: False
-    # They make ops of others, when these have got their devices.
+    # These optimizers create new ops after the placement of ops on devices.
     tf.config.optimizer.set_experimental_options(
         {
             "arithmetic_optimization": False,
@@ -64,10 +64,10 @@ if _ON_FAKE_GPU:
         }
     )
 
-# Of float32, as on a CPU; a GPU has products of 19 bits otherwise.
+# Computes products in float32, as on a CPU; a GPU uses 19 bits otherwise.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
-# By these of its parameters a test asks for XLA, or else by its mark.
+# A test needs XLA if it has one of these parameters, or the mark `xla`.
 _XLA = {
     "jit_compile": (True,),
     "mode": ("xla",),
@@ -83,10 +83,11 @@ def _needs_xla(item: pytest.Item) -> bool:
     )
 
 
-# Before it runs: what fails for any other reason is a failure.
+# Skips by parameters and marks, not by errors, so that any other failure
+# counts.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What TensorFlow's modules are made of stays. Keras's clear_session() would
-    # look through it each time, for a fifth of a second.
+    # The objects of TensorFlow's modules are never freed. Without this, each
+    # clear_session() of Keras would scan them for a fifth of a second.
     gc.freeze()
     for item in items:
         if _ON_FAKE_GPU and _needs_xla(item):
@@ -120,7 +121,7 @@ def size() -> int:
 
 @pytest.fixture
 def several_ranks(size: int) -> None:
-    """Of a test in which ranks wait for each other, or disagree."""
+    """Skips a test on one rank; it needs ranks that wait or disagree."""
     if size == 1:
         pytest.skip("one rank agrees with itself")
 
@@ -133,9 +134,9 @@ def mode(request: pytest.FixtureRequest) -> Callable[[object], object]:
 
 @pytest.fixture
 def slow_streams() -> Iterator[fake_driver.Options | None]:
-    """Every task of a stream starts up to this much later, here and there.
+    """Makes every task of a stream start late by a random time.
 
-    That is for the fake driver; None where it is a real one.
+    Only the fake driver can do this; the value is None with a real one.
     """
     options = fake_driver.options()
     if options is not None:
@@ -149,7 +150,8 @@ def slow_streams() -> Iterator[fake_driver.Options | None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xla: of jit_compile=True")
-    # Before output is captured: what must be seen when a rank dies goes here.
+    # Opened before pytest captures output, for text that must be seen when a
+    # rank dies.
     config._tfring_stderr = os.fdopen(os.dup(2), "w")
     from mpi4py import MPI
 

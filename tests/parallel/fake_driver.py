@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-# Of `held`: all streams but TensorFlow's.
+# A value of `held`: all streams except TensorFlow's.
 OTHER_STREAMS = 2
 
 
 class Options(ctypes.Structure):
-    """The first of those in tests/fake_cuda/fake_cuda.h."""
+    """The first options of tests/fake_cuda/fake_cuda.h."""
 
     _fields_ = (
         ("delay_us", ctypes.c_int),
@@ -19,7 +19,7 @@ class Options(ctypes.Structure):
 
 
 def options() -> Options | None:
-    """None where the driver is a real one, or none."""
+    """Returns None if there is a real driver, or no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         find = driver.FakeCudaOptions

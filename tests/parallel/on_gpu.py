@@ -95,8 +95,8 @@ def test_memory_that_is_given_late_is_free(slow_streams, rank, size):
     count, times = (24, 300) if slow_streams is not None else (2048, 100)
     same = tf.eye(count)
 
-    # The result is allocated when all ranks have come. By then the products
-    # have given back memory that the GPU has yet to write.
+    # The result is allocated when all ranks have started. By then the products
+    # have freed memory that the GPU has yet to write.
     @tf.function
     def step(own, matrix, request_name):
         started = chains.start_allgather(

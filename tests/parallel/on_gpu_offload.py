@@ -81,7 +81,7 @@ def test_bits(slow_streams, ahead):
 
 def test_the_peak_is_lower(slow_streams):
     rows = 4096
-    # What tests before have left.
+    # Memory of earlier tests.
     others = tf.config.experimental.get_memory_info("GPU:0")["current"]
     plain, plain_peak = trained(None, rows)
     offload = tfring.Offload(min_bytes=rows * WIDTH * 4, ahead=1)
@@ -110,7 +110,7 @@ def test_a_budget_is_held(slow_streams, dtype):
     statistics = offload.statistics()
     assert 0 < statistics.kept_bytes <= budget
     assert statistics.peak_bytes == peak
-    # What is on its way differs from step to step.
+    # The tensors in flight differ from step to step.
     assert peak <= least + budget + 3 * feature_map
 
 

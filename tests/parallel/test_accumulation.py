@@ -1,7 +1,8 @@
-"""Accumulated gradients are kept where ranks are given one rank's state.
+"""Accumulated gradients stay when ranks receive the state of one rank.
 
-Each rank has those of its own batches. Three batches an epoch, and an update
-after two, so that each epoch begins or ends in the middle of an update.
+Each rank keeps the gradients of its own batches. An epoch has three batches,
+and an update follows two batches, so that each epoch begins or ends in the
+middle of an update.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def by_batches(model, rank, size, batches):
 
 
 def committed(shard_states, rank, size, path):
-    """A rank loses what it had, and is given what rank 0 has committed."""
+    """A rank loses its gradients, and receives the commit of rank 0."""
     model = make_model(distributed(shard_states))
     by_batches(model, rank, size, range(3))
     state = tfring.elastic.TensorFlowKerasState(model)

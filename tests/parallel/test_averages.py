@@ -13,7 +13,7 @@ INTEGERS = [dtype for dtype in DTYPES if dtype.is_integer]
 
 
 def values_of(rank, dtype):
-    """Python's integers: the ends, what is next to them, and large numbers."""
+    """Returns Python integers: limits, their neighbors, and large numbers."""
     low, high = dtype.min, dtype.max
     values = [
         high,

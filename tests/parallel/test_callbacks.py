@@ -53,7 +53,7 @@ class StateBeforeTheFirstBatch(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.state is None:
-            # Without seeds, of which each rank has its own.
+            # This leaves out seeds, because each rank has its own.
             variables = self.model.weights + self.model.optimizer.variables
             self.state = [v.numpy() for v in variables]
 

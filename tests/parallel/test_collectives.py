@@ -214,7 +214,7 @@ def test_calls_from_threads_in_any_order(rank, size):
 def test_failure_leaves_nothing_of_its_chain_in_flight(
     mode, several_ranks, rank, size
 ):
-    # A dozen, so that XLA does not run them one after the other.
+    # With a dozen collectives, XLA does not run them in sequence.
     def step(first):
         started = None
         in_flight = []
@@ -315,8 +315,8 @@ COMPLEX = tf.ones(2, tf.complex64)
 def test_bad_arguments_raise_before_anything_starts(
     error, words, call, rank, size
 ):
-    # On one rank alone: the others do not wait for it, and it has not counted
-    # as a call without a name.
+    # Only rank 0 calls it: no rank waits for the call, and it does not count as
+    # a call without a name.
     if rank == 0:
         with pytest.raises(error, match=words):
             call()

@@ -1,4 +1,4 @@
-"""Compression on the wire: its error, in every way in which it is used."""
+"""Compression on the wire: its error bound, in every use of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(result, arrays, op, compression):
         exact, magnitude = exact / len(arrays), magnitude / len(arrays)
     roundings = len(arrays) + 1
     unit = UNIT_ROUNDOFF[compression]
-    # The first order, and what the higher ones can add to it.
+    # The error of first order, and a bound on the higher orders.
     bound = roundings * unit * (1 + roundings * unit) * magnitude
     bound += roundings * SMALLEST_STEP[compression]
     error = np.abs(np.asarray(result, np.float64) - exact)
@@ -79,7 +79,7 @@ class ByHand(Compressor):
 
 
 def tensors_to_round(rank, dtype):
-    """Small and large ones, and what is not an ordinary float16."""
+    """Returns small and large tensors, and values at the limits of float16."""
     odd = np.array([0.0, -0.0, np.inf, 1e-7, 6e-8, 65519, 65520, 1 + 2**-11])
     return [
         tf.constant(values_of(rank, dtype, 40_009)),

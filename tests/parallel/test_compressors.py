@@ -1,4 +1,4 @@
-"""Compressors of one's own, wherever gradients and tensors are reduced."""
+"""Custom compressors in every reduction of gradients and tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfring.compression import Compressor
 
 
 class Hundredths(Compressor):
-    """Integers travel; what is below a hundredth is lost."""
+    """Sends integers; fractions below a hundredth are lost."""
 
     @staticmethod
     def compress(tensor):
@@ -23,7 +23,7 @@ class Hundredths(Compressor):
 
 
 class NotNegative:
-    """Another shape travels; no subclass, and with a state."""
+    """Sends another shape; it is no subclass, and it has a state."""
 
     def __init__(self, offset):
         self.offset = offset
@@ -45,7 +45,7 @@ def compression(request):
 
 
 def values_of(rank, shape=(3, 2)):
-    """Hundredths, of which no average has fewer digits than float32."""
+    """Returns hundredths; their averages are hundredths too."""
     count = int(np.prod(shape))
     return (np.arange(count).reshape(shape) - 2.0) * (rank + 1) * 12 / 100
 

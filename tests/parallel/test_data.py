@@ -68,7 +68,7 @@ def test_the_remainder(left_over, remainder, count, size):
 )
 def test_what_was_taken_is_skipped(count, size, skip, remainder):
     n = 5 * size + 1
-    # Of one rank's by itself: the order that all of them share.
+    # All ranks shuffle in the same order, here put together from the shards.
     [*order] = tfring.data.shard(
         count(n), seed=3, buffer_size=n, remainder="keep"
     ).as_numpy_iterator()

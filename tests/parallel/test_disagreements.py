@@ -1,4 +1,4 @@
-"""When ranks disagree, all learn who brought what, and the job goes on."""
+"""If ranks disagree, every rank gets the details, and the job continues."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from helpers import MODES, assert_alike
 import tfring
 
 NAME = "disagreement"
-# No int32 in what follows: with GPUs that is in the host's memory, which would
-# be another disagreement.
+# The tests below avoid int32, because int32 tensors are in host memory even
+# with GPUs. That would be another disagreement.
 
 
 def of_reductions(reduce, odd):
@@ -37,7 +37,7 @@ def of_reductions(reduce, odd):
 
 
 def of_wires(reduce, odd):
-    """Further differences, where the engine casts."""
+    """Further differences in collectives with a cast in the engine."""
     compression = tfring.Compression
     return {
         "dtypes on the wire": lambda: reduce(
@@ -65,7 +65,7 @@ def of_rows(move, odd):
 
 
 def of_groups(grouped, odd):
-    """Further differences in groups, also in those that reduce."""
+    """Further differences in groups, with and without reduction."""
     rows = tfring.size()
     ones = tf.ones([rows, 1])
     return {
@@ -77,7 +77,7 @@ def of_groups(grouped, odd):
 
 
 def disagreements(odd):
-    """By collective and by what the odd rank does otherwise."""
+    """Returns calls by collective and by the difference on the odd rank."""
 
     def named(function):
         return lambda *args, **options: function(*args, name=NAME, **options)
@@ -143,13 +143,13 @@ def test_every_rank_learns_of_it(collective, mode, several_ranks, rank, size):
         for _ in range(2):
             with pytest.raises(tf.errors.FailedPreconditionError) as error:
                 function()
-            # Without what TensorFlow adds about the operation.
+            # This removes the text that TensorFlow adds about the operation.
             message = re.search(r"[a-z]+ of '.*\.", error.value.message)[0]
             assert f"'{NAME}" in message, what
             words = "shapes" if what == "ranks" else what
             assert f"{words} differ. Rank " in message, what
             assert "ank 1 sent " in message, what
             assert_alike(message)
-        # And goes on, with the same name.
+        # The job continues, and may use the name again.
         result = tfring.allreduce(tf.ones([2]), op=tfring.Sum, name=NAME)
         np.testing.assert_array_equal(result, [size, size], err_msg=what)

@@ -78,7 +78,7 @@ def test_example_of(
         tfring.remove_process_set(process_set)
 
 
-# A page is one script: what a block has made, those after it use.
+# A page is one script: later blocks use the names of earlier blocks.
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES)
 def test_page(

@@ -43,7 +43,7 @@ def test_who_fails_takes_all_back_to_the_commit(rank, size):
             state.step += 1
             if state.step == 2:
                 state.commit()
-            # One rank alone: the others hear of it.
+            # Only one rank fails; all ranks learn of it.
             if state.step == 3 and len(starts) == 1 and rank == size - 1:
                 raise fail
         return rank
@@ -143,7 +143,7 @@ def test_a_model_and_its_optimizer(rank, size, monkeypatch):
     state.on_reset()
     for now, then in zip(state_of(model), saved, strict=True):
         np.testing.assert_array_equal(now, then)
-    # What is traced for this rank of so many holds.
+    # A trace stays valid for the same rank and size.
     assert model.train_function is traced
     larger = dataclasses.replace(state._traced_at, size=size + 1)
     monkeypatch.setattr(state, "_traced_at", larger)
@@ -181,7 +181,7 @@ def keras_state(variable, **kwargs):
 def test_a_rank_that_is_lost_in_a_sync_changes_no_commit(
     make, lost_at, monkeypatch
 ):
-    """Values and variables are those of one commit, also without the new."""
+    """After the loss, values and variables are from the same commit."""
     variable = tf.Variable(0.0)
     state = make(variable, step=0)
     if make is keras_state:

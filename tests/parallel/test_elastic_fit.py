@@ -262,7 +262,7 @@ def test_fit_goes_on_where_it_was(
 
 
 def test_callbacks_know_the_place_in_the_epoch(rank, size, tmp_path):
-    """A warm-up goes on where it was, and a file of logs is not begun anew."""
+    """A warm-up resumes at its step, and a log file is not truncated."""
 
     def rates_and_logs(name, *fails):
         path = tmp_path / name
@@ -301,7 +301,7 @@ def test_callbacks_know_the_place_in_the_epoch(rank, size, tmp_path):
 
 
 class Ends(keras.callbacks.Callback):
-    """Notes the epochs that end, and their logs."""
+    """Records the epochs that end, and their logs."""
 
     def __init__(self):
         super().__init__()
@@ -312,7 +312,7 @@ class Ends(keras.callbacks.Callback):
 
 
 def test_an_epoch_ends_also_without_a_step_for_all_ranks(size):
-    """As where more ranks share out a rest that was a step of fewer."""
+    """The remaining rows may be a step for few ranks, but not for more."""
     fails, ends = FailsOnce(1, 2), Ends()
 
     def left(epoch, taken):
@@ -415,7 +415,7 @@ class Labels(keras.utils.PyDataset):
 
 
 def test_fit_reads_without_autotuning(monkeypatch):
-    """An iterator whose tuner sleeps may take seconds to end."""
+    """An iterator with a sleeping autotuner may take seconds to end."""
     tuned = []
     begin = tf.data.Dataset.__iter__
 

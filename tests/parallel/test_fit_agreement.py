@@ -1,4 +1,4 @@
-"""Ranks agree in `fit`: on what they do, who writes, and when to stop."""
+"""Ranks agree in `fit` on decisions, on the writer and on the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_model(seed=0, rate=0.1):
 
 
 def fit(model, rank, *, rows=ROWS, nan_at=0, **arguments):
-    # Each rank's data is another's, and so are its metrics.
+    # Each rank has different data, and so different metrics.
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=(rows, 1)) + rank
     if nan_at:
@@ -110,7 +110,7 @@ def test_what_differs_is_named_before_the_first_batch(
         fit(model, rank, **arguments(rank))
     assert re.search(expected, str(error.value))
     assert steps_of(model) == 0
-    # All were told, so the job can go on.
+    # All ranks got the error, so the job can continue.
     fit(model, rank)
     assert_same_weights(model)
 
@@ -177,7 +177,7 @@ def test_one_that_stops_stops_all(how, rank, size):
         model, rank, epochs=3, callbacks=callbacks, nan_at=BATCH * nan_at
     )
     assert len(history["loss"]) == 1
-    # Where none looks at batches, at the end of the epoch.
+    # If no callback acts on batches, ranks stop at the end of the epoch.
     assert steps_of(model) == (ROWS // BATCH if how == "not a callback" else 2)
     assert model.stop_training
 
@@ -192,7 +192,7 @@ def test_callbacks_that_decide_by_metrics_decide_alike(rank):
     results = []
     for extra in ([], [MetricAverageCallback()]):
         model = make_model(rate=0.05)
-        # In the order in which they decide before they hear of the others.
+        # In this order, they decide before the metrics are averaged.
         history = fit(model, rank, epochs=9, callbacks=callbacks() + extra)
         results.append((history, float(model.optimizer.learning_rate)))
         assert_alike(results[-1])
@@ -211,7 +211,7 @@ def test_logs_stay_each_ranks_own_where_nothing_decides_by_them(rank, size):
 
 def test_validation_on_one_rank_alone(rank):
     def callbacks():
-        # On the others it only warns that there is no such metric.
+        # On the remaining ranks it only warns that the metric is missing.
         return [keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)]
 
     data = (np.ones((4, 3)), np.ones((4, 1))) if rank == 0 else None
@@ -346,7 +346,7 @@ def test_a_metric_that_is_no_number_is_refused_at_the_first_batch(rank):
 
 
 def test_weights_are_compared_where_fit_ends(rank):
-    """As one rank alone may go back to its best ones."""
+    """One rank alone may restore its best weights."""
     model = make_model()
     rng = np.random.default_rng(7)
     validation = rng.normal(size=(8, 3)), 100 * rng.normal(size=(8, 1))
@@ -357,7 +357,7 @@ def test_weights_are_compared_where_fit_ends(rank):
     expected = "at the end of fit the ranks differ.* Weights: .*validation data"
     with pytest.raises(RuntimeError, match=expected):
         fit(model, rank, epochs=9, callbacks=[stop], **arguments)
-    # All were told, so the job can go on.
+    # All ranks got the error, so the job can continue.
     fit(model, rank, callbacks=[BroadcastGlobalVariablesCallback()])
     assert_same_weights(model)
 

@@ -13,7 +13,7 @@ ROWS, STEPS, CLASSES = 12, 5, 3
 
 
 def data():
-    """Those of all ranks: the first rows have few valid elements."""
+    """Returns the data of all ranks; the first rows have few valid elements."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, STEPS, 4)).astype("float32")
     labels = rng.integers(0, CLASSES, size=(ROWS, STEPS))
@@ -63,7 +63,7 @@ def test_values(rank, size):
     share = tfring.global_mean(half, [True, True, False])
     assert share.dtype == tf.float16
     np.testing.assert_allclose(share, 2 * (rank + 1))
-    # Of different numbers of elements, and of none.
+    # Ranks have different numbers of elements, and rank 0 has none.
     own = tf.fill([rank, 2], 1.0 + rank)
     shares = tfring.allgather([tfring.global_mean(own)]).numpy()
     elements = np.concatenate([np.full(2 * r, 1.0 + r) for r in range(size)])

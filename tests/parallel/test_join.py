@@ -1,4 +1,4 @@
-"""Ranks that have no more data join, and the others go on."""
+"""Ranks without more data join, and the remaining ranks continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def test_reductions_are_of_the_ranks_that_contribute(rank, size):
     for batch in range(rank + 1):
         values = np.add(contributors(batch, size), 1)
         for op, reduction in expected.items():
-            # Without a name, by which the counts of such calls differ.
+            # The call has no name, so the ranks have different counts of such
+            # calls.
             result = tfring.allreduce(tf.fill([5], rank + 1.0), op=op)
             np.testing.assert_allclose(result, reduction(values), rtol=1e-6)
         ints = tfring.allreduce(tf.fill([3], rank + 1))

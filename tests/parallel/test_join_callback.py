@@ -122,7 +122,7 @@ def test_sparse_gradients_a_schedule_and_a_rank_without_batches(rank, size):
         callbacks=[tfring.callbacks.JoinCallback()],
         verbose=0,
     )
-    # BatchNormalization's statistics too, which were each rank's own.
+    # The statistics of BatchNormalization are equal too; each rank had its own.
     assert_same_on_all_ranks(model.weights + model.optimizer.variables)
-    # Where a dataset's end comes as a surprise, Keras counts it as a step.
+    # If the length of a dataset is unknown, Keras counts its end as a step.
     assert int(model.optimizer.iterations) >= EPOCHS * 2 * max(size - 1, 1)

@@ -36,7 +36,7 @@ def available_bytes():
 
 
 def need(gibibytes, size):
-    """Skips what this machine has no memory for; `gibibytes` of both ranks."""
+    """Skips a test if this machine has no `gibibytes` for both ranks."""
     if size != 2:
         pytest.skip("runs on two ranks, as it fills the memory of a machine")
     available = MPI.COMM_WORLD.allreduce(available_bytes(), op=MPI.MIN)
@@ -52,7 +52,7 @@ def marks(rank, rows):
 
 
 def marked(rank):
-    """All rows of a rank; where none is marked, they take no memory.
+    """Returns all rows of a rank; unmarked rows take no memory.
 
     The kernel has one page of zeros for all that has not been written yet, and
     TensorFlow is given that memory as it is.
@@ -66,7 +66,7 @@ def marked(rank):
 
 
 def check(result, first, ranks):
-    """Holds rows from `first` on against the sum of those of some ranks."""
+    """Compares rows from `first` on with the sum over some ranks."""
     array = np.asarray(memoryview(result))  # without the copy of numpy()
     end = first + len(array)
     for rows in MARKED:
@@ -78,19 +78,19 @@ def check(result, first, ranks):
         assert not array[begin : max(behind.start - first, 0) : 997].any()
 
 
-# Memory that is new to a process is what takes long.
+# The first use of memory takes most of the time.
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_more_elements_than_32_bits_count(rank, size):
     need(9, size)
 
-    # In one function, where what follows the allreduce is in place.
+    # Within one function, the ops after the allreduce are in place.
     @tf.function
     def step(rows, own_rows):
         total = tfring.allreduce(tf.reshape(rows, [-1]), op=tfring.Sum)
-        # Rank 0 has zeros, until rank 1 gives it its own.
+        # Rank 0 has zeros until the broadcast from rank 1.
         total = tfring.broadcast(total * tf.cast(rank, tf.int8), 1)
-        # All but one row come from rank 0.
+        # Rank 0 contributes all rows but one.
         return tfring.allgather(tf.reshape(total, [-1, COLUMNS])[:own_rows])
 
     result = step(marked(rank), tf.constant(ROWS if rank == 0 else 1))
@@ -104,7 +104,7 @@ def test_more_elements_than_32_bits_count(rank, size):
 @pytest.mark.timeout(600)
 def test_alltoall_of_more_than_32_bits(rank, size):
     need(4, size)
-    # All but one row go from rank 0 to rank 1.
+    # Rank 0 sends all rows but one to rank 1.
     rows = marked(rank)
     if rank == 0:
         result, received = tfring.alltoall(rows, [1, ROWS - 1])

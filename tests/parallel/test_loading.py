@@ -1,4 +1,4 @@
-"""Saved, loaded and wrapped again, training goes on as if nothing was."""
+"""A model that is saved, loaded and wrapped again resumes its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local variables stay each rank's own, beside those that all share."""
+"""Local variables differ between ranks, beside variables that all share."""
 
 from __future__ import annotations
 

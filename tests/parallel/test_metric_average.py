@@ -1,4 +1,4 @@
-"""Metrics of ranks with more and less data are those of all data."""
+"""Metrics of ranks with unequal data equal the metrics of all data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation and prediction by all ranks are those of one with all the data."""
+"""Evaluation and prediction by all ranks match one process with all data."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_process_set(data, rank, size):
     x, y, _ = data
     model = same_weights(compiled(Model()))
     alone = model.evaluate(x, y, verbose=0, return_dict=True)
-    # In a set whose root is not rank 0.
+    # Tests a set without rank 0.
     last = tfring.add_process_set([size - 1]) if size > 1 else None
     if last is None or last.included():
         arguments = {} if last is None else {"process_set": last}

@@ -1,4 +1,4 @@
-"""A job tells Prometheus and TensorBoard how it goes, while it goes."""
+"""A running job reports its progress to Prometheus and TensorBoard."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def same_job_again(monkeypatch):
 
 
 def late_allreduce(rank, size, tmp_path):
-    """The last rank comes when another's engine has reported a stall.
+    """The last rank starts after an engine has reported a stall.
 
     Returns the seconds that this rank has certainly waited for it.
     """
@@ -146,7 +146,7 @@ def test_a_setting_serves_each_rank(
     assert figures["tfring_stalls_total"] >= stalls
     everyones = tfring.allgather_object((waited, stalls))
     assert max(everyones)[0] > 0 or size == 1
-    # Of three, another may come still later.
+    # With three ranks, another rank may start even later.
     assert everyones[-1] == (0, 0) or size > 2
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", first + rank), timeout=20)
@@ -249,7 +249,7 @@ def test_the_callback(rank, size, tmp_path):
     assert all(values.keys() == {0, 1} for values in scalars.values())
     assert scalars["step_seconds"][1] > 0
     if size > 1:
-        # Weights and biases, and what ranks compare in `fit`.
+        # Weights and biases, and the values that ranks compare in `fit`.
         bytes_per_step = scalars["bytes_per_step"][1]
         assert 4 * 9 * 16 <= bytes_per_step < 4 * 9 * 16 * 4
 

@@ -35,7 +35,7 @@ CALLS = {
 
 @pytest.mark.parametrize("what", CALLS)
 def test_two_threads(what, rank, several_ranks, size):
-    """The second call fails while the first one still waits for the others."""
+    """The second call fails while the first one still waits for its peers."""
     if what == "broadcast_object" and "TFRING_TEST_DEVICE" in os.environ:
         # Its integers of 64 bits are on the GPU.
         pytest.skip("there TensorFlow fails both calls: see docs/limits.md")
@@ -51,7 +51,7 @@ def test_two_threads(what, rank, several_ranks, size):
                 timeout=60,
                 return_when=concurrent.futures.FIRST_COMPLETED,
             )
-            # The others come now, so that no thread is left waiting.
+            # The remaining ranks start now, so that no thread is left waiting.
             MPI.COMM_WORLD.Barrier()
             assert len(refused) == len(waiting) == 1
             with pytest.raises(
@@ -70,7 +70,7 @@ def test_two_threads(what, rank, several_ranks, size):
 
 
 def test_one_chain(mode, rank, size):
-    """Where the first may have run to its end before the second starts."""
+    """The first use of the name may end before the second one starts."""
 
     @mode
     def step():
@@ -93,7 +93,7 @@ def test_one_chain(mode, rank, size):
             tf.errors.InvalidArgumentError, match="'one_chain/same'"
         ):
             step()
-    # And goes on, with the same name.
+    # The job continues, and may use the name again.
     for name in "before", "same", "behind":
         result = tfring.allreduce(1, op=tfring.Sum, name=f"one_chain/{name}")
         assert result == size

@@ -1,4 +1,4 @@
-"""The warning of a loop of one's own whose ranks have different weights."""
+"""The warning of a custom loop with different weights on the ranks."""
 
 from __future__ import annotations
 

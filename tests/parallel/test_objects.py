@@ -1,4 +1,4 @@
-"""Python objects of all kinds and sizes, and those that cannot be sent."""
+"""Python objects of all kinds and sizes, and objects that cannot be sent."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_pickled_fails_on_every_rank(rank, size):
         tfring.broadcast_object(own, root)
     with raises:
         tfring.allgather_object(own)
-    # And the job goes on.
+    # The job continues.
     assert tfring.allgather_object(rank) == list(range(size))
 
 

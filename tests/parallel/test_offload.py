@@ -111,8 +111,8 @@ def data_for(model, rest=0):
 
 def fitted(make_model, offload, *, accumulated=None, rest=0, **how):
     """The model's variables and losses after two epochs."""
-    # Layers are numbered anew: TensorFlow adds up in the order of names, in
-    # which conv2d_10 comes before conv2d_9.
+    # Layers are numbered from the start again. TensorFlow sums in the order of
+    # names, where conv2d_10 is before conv2d_9.
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     model = make_model()
@@ -195,7 +195,7 @@ def test_bits_otherwise(name):
         statistics = check_same_bits(offload, branches_and_skips, **how)
     finally:
         keras.config.set_dtype_policy(before)
-    # All that can be are 23, or what the policy chooses.
+    # At most 23 tensors can be moved; a policy chooses fewer.
     if "policy" in options:
         assert 0 < statistics.moved < 15
     else:

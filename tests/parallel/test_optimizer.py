@@ -88,7 +88,7 @@ def test_accumulates_passes(average, clipnorm, rank, size, mean_rank):
         values = applied(optimizer, gradients, tf.function)
         expected = [0 * update] * 2 + [update] * 3 + [2 * update]
         np.testing.assert_allclose(values, expected, rtol=1e-6)
-    # Of each optimizer one for each update, and one that compares the weights.
+    # Each optimizer has one request per update, and one to compare the weights.
     requests = monitor.engine_totals().requests - before
     assert requests == (6 if size > 1 else 0)
 
@@ -279,7 +279,7 @@ def test_gradient_of_a_shape_known_on_one_rank_alone(rank, mean_rank):
 
 
 def test_models_that_differ_are_named_on_every_rank(several_ranks, rank, size):
-    # One rank alone: of three that differ, the first two to come are named.
+    # Only one rank differs: an error names the first two requests that differ.
     units = 3 if rank == size - 1 else 2
     head = keras.Variable(np.zeros(units, np.float32), name="head")
     sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))

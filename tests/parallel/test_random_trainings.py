@@ -1,4 +1,4 @@
-"""Trainings drawn at random are those of one process on the global batch."""
+"""Random trainings match one process on the global batch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def drawn(seed):
 
 
 class OneHot(keras.layers.Layer):
-    """An embedding by a product, whose gradient is dense."""
+    """An embedding as a product, with a dense gradient."""
 
     def build(self, shape):
         self.embeddings = self.add_weight(shape=(WORDS, 6), name="embeddings")

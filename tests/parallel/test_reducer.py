@@ -44,7 +44,7 @@ def gradients_of(variables, layer=tf.tanh):
 
 
 def traced(function, *arguments, **how):
-    """The graph of a step, and the operations by which reductions start."""
+    """Returns the graph of a step, and the operations that start reductions."""
     step = tf.function(function, **how)
     graph = step.get_concrete_function(*arguments).graph
     kinds = "TfringAllreduceStart", "TfringAllgatherStart"

@@ -56,7 +56,7 @@ def split_of(sender, receiver):
 
 
 def alltoall_case(rank, size, dtype=tf.float32):
-    """A rank's rows, their splits, and what it must get."""
+    """Returns a rank's rows, their splits, and its expected result."""
     parts = [
         [
             values_of(s * size + r, (split_of(s, r), 3), dtype)
@@ -211,5 +211,5 @@ def test_in_place(mode, dtype, prescale_factor, rank, size):
             part.numpy().ravel()[own_share], expected.ravel()[own_share]
         )
         np.testing.assert_array_equal(whole, 2 * expected)
-        # Only what nothing else uses is changed.
+        # A tensor with another use is not changed.
         np.testing.assert_array_equal(tensor, of_ranks[rank])

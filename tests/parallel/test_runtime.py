@@ -1,4 +1,4 @@
-"""Who is who in the job."""
+"""The ranks and sizes of the job."""
 
 from __future__ import annotations
 

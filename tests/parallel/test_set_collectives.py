@@ -36,7 +36,7 @@ def halves():
 def test_every_collective(mode, mine):
     n = mine.size()
     own = mine.rank()
-    # As many rows as the set has ranks, and one more.
+    # Each tensor has one row more than the set has ranks.
     of_rank = [
         np.arange((n + 1) * 3.0).reshape(-1, 3) + 100 * r for r in mine.ranks
     ]
@@ -103,7 +103,7 @@ def test_gradients_with_ops_and_factors(mode, mine):
     """Each against Note [Whose loss] in `_gradients`, of the set's ranks."""
     n = mine.size()
     weights = np.arange(1.0, n + 1)[:, np.newaxis]
-    # Of n + 1 rows the first rank has two.
+    # The first rank has two of the n + 1 rows.
     splits = [2] + [1] * (n - 1)
     of_rows = np.repeat(weights, splits, axis=0)
     options = {"process_set": mine}

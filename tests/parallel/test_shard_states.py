@@ -1,6 +1,6 @@
-"""Optimizers of which each rank has a share of the states.
+"""Optimizers with a share of the states on each rank.
 
-Compared with the same optimizer that has all of them, on the same gradients.
+They are compared with the same optimizer without shards, on the same gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIMIZERS = {
     "Ftrl": lambda: optimizers.Ftrl(0.05, l1_regularization_strength=0.001),
     "Lion": lambda: optimizers.Lion(0.001),
 }
-# Of some kernels, of a size that no number of ranks shares out evenly, and
+# Shapes of kernels, of sizes that no number of ranks divides evenly, and with
 # fewer elements than ranks.
 SHAPES = [(48, 64), (64,), (13, 37), (7,), (), (2, 1), (16,), (150, 111)]
 
@@ -42,7 +42,7 @@ def variables_of(shapes=SHAPES, dtype="float32"):
 
 
 def gradients_of(step, shapes=SHAPES):
-    """This rank's, of other sizes in other steps."""
+    """Returns this rank's gradients; their magnitude differs between steps."""
     rng = np.random.default_rng([step, tfring.rank()])
     return [
         tf.constant((1 + step) * rng.normal(size=s), tf.float32) for s in shapes
@@ -146,7 +146,7 @@ def excluding(make, *names):
     return optimizer
 
 
-# How they are made, with which options, and whether the result is exact.
+# A factory, the options, and True if the result is exact.
 OPTIONS = {
     "decay": (
         lambda: excluding(OPTIMIZERS["AdamW"], "v0", "v4"),
@@ -209,7 +209,7 @@ IN_THE_GATE = ("averages", "global_clipnorm", "loss scaling")
             for name in OPTIONS
             if name not in IN_THE_GATE
         ),
-        # Those with collectives inside of a condition.
+        # These options have collectives inside of a condition.
         *(
             pytest.param(name, "xla", marks=pytest.mark.thorough)
             for name in ("loss scaling", "averages", "accumulation")
@@ -244,14 +244,14 @@ def test_skips_together(rank, size):
     )
 
     def gradients(step, shapes):
-        # In the second step the last rank alone has none.
+        # In the second step, only the last rank has no valid gradient.
         bad = step == 1 and rank == size - 1
         return [tf.fill(s, float("nan") if bad else 2.0) for s in shapes]
 
     before = variables_of()
     after = trained(optimizer, tf.function, 3, gradients=gradients)
     for one, other in zip(before, after, strict=True):
-        # In the third the scale is half of what it was.
+        # The scale is halved for the third step.
         np.testing.assert_allclose(other.numpy(), one.numpy() - 3, rtol=1e-5)
     assert optimizer.dynamic_scale == 1.0
 
@@ -313,7 +313,7 @@ def test_sparse_gradients_are_made_dense(rank):
 
 
 def test_ranks_of_a_process_set(rank, size):
-    """Those outside keep all of it, and their own gradients."""
+    """Ranks outside keep all states, and their own gradients."""
     process_set = tfring.add_process_set([size - 1])
     optimizer = tfring.DistributedOptimizer(
         optimizers.Adam(0.01), shard_states=True, process_set=process_set
@@ -330,9 +330,9 @@ def test_ranks_of_a_process_set(rank, size):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_xla_copies_no_large_variable():
-    """It reduces gradients, and gathers weights, where they lie.
+    """XLA reduces gradients and gathers weights in place.
 
-    And it makes no loop over a share in which it divides by a row's length.
+    No loop over a share divides by the length of a row.
     """
     shape = (301, 333)
     weights = [tf.Variable(tf.ones(s)) for s in [shape, shape[::-1]]]

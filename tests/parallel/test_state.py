@@ -55,7 +55,7 @@ def test_variables_that_differ_are_named_on_every_rank(
         tfring.broadcast_variables([same, other])
     for part in ("head", "(3,)", "(4,)", f"ank {size - 1}"):
         assert part in str(error.value)
-    # And the job goes on.
+    # The job continues.
     tfring.broadcast_variables([same])
     assert same.numpy() == 0.0
 
@@ -64,8 +64,8 @@ def test_broadcast_in_place_and_returns(mode, rank, size):
     dtypes = ["float32", "int32", "bool", "complex64", "float32"]
     if mode is helpers.MODES["xla"]:
         dtypes.remove("complex64")  # which XLA casts to no bytes
-        # Of int32, TensorFlow has variables on the host beside a GPU, too, and
-        # there XLA's code for the GPU cannot reach them.
+        # TensorFlow keeps int32 variables on the host even with a GPU, and
+        # XLA's GPU code cannot reach them there.
         dtypes[dtypes.index("int32")] = "int64"
     variables = [tf.Variable(values_of(rank, dtype)[1]) for dtype in dtypes]
     variables.append(keras.Variable([float(rank)]))

@@ -1,4 +1,4 @@
-"""A timeline has what every rank did, on one clock."""
+"""A timeline has the events of every rank, on one clock."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def trained_alone(make_model, optimizer_name):
 
 
 def trained_together(make_model, optimizer, **how):
-    # Rank 0's weights alone are those of `trained_alone`.
+    # Only rank 0 starts with the weights of `trained_alone`.
     keras.utils.set_random_seed(tfring.rank())
     model = make_model()
     model.compile(optimizer, "mse", **how)

@@ -59,7 +59,7 @@ def test_a_rank_outside_keeps_its_gradients(halves, rank):
         ) as tape:
             loss = source * float(rank)
         of_odd = tape.gradient(loss, source)
-        # Whose name does not depend on who had the other one.
+        # The name of this one does not depend on the ranks of the first one.
         with tfring.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = source * float(rank)
         return of_odd, tape.gradient(loss, source)

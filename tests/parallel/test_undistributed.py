@@ -1,4 +1,4 @@
-"""The warning of training in which nothing is reduced."""
+"""The warning of training that reduces nothing."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_as_an_error_it_is_one_on_every_rank(kind, several_ranks, size):
 def test_an_optimizer_that_averages_where_it_computes(
     how, warns, rank, several_ranks, monkeypatch
 ):
-    """One of TensorFlow 1 or Keras 2, whose `apply_gradients` does not."""
+    """In TensorFlow 1 and Keras 2, `apply_gradients` does not average."""
     monkeypatch.setattr(reducer, "_calls", 0)
     variable = tf.Variable([1.0])
     passes = 2 if how == "itself" else 1  # reduces nothing in the first

@@ -1,9 +1,9 @@
-"""Scripts as users have them do on ranks what they did on one.
+"""A user's scripts do the same on several ranks as on one.
 
-Models and data are `user_scripts`'s, which knows no tfring; here are the lines
-that its user adds, and what he may expect: the same bits on all ranks, the
-weights of one process with the global batch where noise is the same, other
-noise on each rank, files that plain Keras loads.
+Models and data are from `user_scripts`, which does not use tfring. This file
+has the lines that a user adds, and tests the promises: all ranks have the same
+bits; with equal noise, the weights equal the weights of one process with the
+global batch; each rank has its own noise; and plain Keras loads the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tfring
 
 _BATCH = 8  # of a rank
 
-# What is compared with it trains on each rank alone, which is meant.
+# The reference trains on each rank alone on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::tfring.NotDistributedWarning")
 
 
@@ -34,7 +34,7 @@ def start_from_rank_0():
 
 @pytest.fixture(autouse=True)
 def _seeds(rank):
-    # Other ones on each rank, as a new user's script has none.
+    # Each rank has different seeds, because a new user sets none.
     keras.utils.set_random_seed(100 + rank)
     yield
     keras.utils.set_random_seed(0)

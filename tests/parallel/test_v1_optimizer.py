@@ -16,7 +16,7 @@ def session():
 
 
 def losses(rank):
-    """Of a dense variable and of an embedding; the ranks' differ."""
+    """Returns a dense variable, an embedding and a loss, different by rank."""
     dense = v1.get_variable("dense", initializer=[1.0, 2.0], use_resource=True)
     table = v1.get_variable(
         "table", initializer=tf.zeros([4, 1]), use_resource=True
@@ -55,7 +55,7 @@ def test_minimize(session, sparse_as_dense, rank, size):
     slot = optimizer.get_slot(dense, "momentum")
     np.testing.assert_allclose(session.run(slot), [1.5 * mean] * 2)
     assert len(optimizer.variables()) == 2
-    # A saver would write what is in collections.
+    # A saver would write the variables in collections.
     keys = tf.compat.v1.get_default_graph().get_all_collection_keys()
     assert not [key for key in keys if "tfring" in str(key)]
 

@@ -1,4 +1,4 @@
-"""Sharded optimizer states in `fit`: what is saved, loaded and committed."""
+"""Sharded optimizer states in `fit`: saving, loading and committing."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_one_rank_has_loaded_is_broadcast(rank, tmp_path):
     fit(other, callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)])
     fit(model)
     assert bits_of(other.variables) == bits_of(model.variables)
-    # Once it has made steps of its own, every rank keeps what it has.
+    # After its own steps, every rank keeps its states.
     before = bits_of(other.optimizer.variables)
     tfring.broadcast_variables(other.optimizer.variables, 0)
     assert bits_of(other.optimizer.variables) == before
@@ -175,7 +175,7 @@ def test_callbacks_that_save(rank, tmp_path):
     best = keras.models.load_model(f"{directory}/best.keras")
     assert best.optimizer.iterations == 8
     assert not model.optimizer._tfring_whole
-    # It goes on after the second epoch.
+    # The training resumes after the second epoch.
     again = small_model(jit_compile=False)
     fit(again, 3, [keras.callbacks.BackupAndRestore(f"{directory}/backup")])
     fit(model)
@@ -186,7 +186,7 @@ def test_callbacks_that_save(rank, tmp_path):
 
 
 def test_checkpoints_between_batches_of_two_fits(tmp_path):
-    """The callback goes on counting where the fit before has ended."""
+    """The callback continues the count of the previous fit."""
     path = f"{same_directory(tmp_path)}/last.weights.h5"
     model = small_model(jit_compile=False)
     saves = keras.callbacks.ModelCheckpoint(
@@ -296,7 +296,7 @@ def test_elastic_commits_have_the_whole_state(rank):
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Leaves each rank alone when it is called, as if others were lost."""
+    """Returns a function that makes each rank the only one left."""
 
     def lose_others():
         for module in (shares, state_shares):

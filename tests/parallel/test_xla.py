@@ -1,4 +1,4 @@
-"""Collectives under jit_compile=True, beside what test_collectives.py shows."""
+"""Collectives under jit_compile=True, in addition to test_collectives.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a user has before tfring comes in: models and data, in plain Keras.
+"""A user's models and data in plain Keras, without tfring.
 
-`python user_scripts.py FILE.keras...` loads each of the files, beside which
-FILE.npz has an input and the output for it, and prints the largest difference.
+`python user_scripts.py FILE.keras...` loads each of the files and prints the
+largest difference to the saved output. FILE.npz has the input and the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LENGTH = 6
 
 
 def images(count):
-    """Bars, upright or lying, and which."""
+    """Returns images of bars, vertical or horizontal, and their kinds."""
     rng = np.random.default_rng(0)
     kinds = rng.integers(0, 2, count)
     x = rng.normal(0, 0.1, (count, PIXELS, PIXELS, 1)).astype(np.float32)
@@ -139,7 +139,8 @@ def main(paths):
             import keras_hub  # noqa: F401 (its classes are registered)
         model = keras.saving.load_model(path)
         with np.load(path.replace(".keras", ".npz")) as saved:
-            # Eagerly, as they were computed: XLA and graphs may round others.
+            # The model runs eagerly, as before saving; XLA and graphs may round
+            # differently.
             given = {
                 name.removeprefix("in_"): saved[name]
                 for name in saved

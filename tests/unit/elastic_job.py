@@ -1,10 +1,10 @@
-"""An elastic job whose workers are played by a test."""
+"""An elastic job; the test plays its workers."""
 
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.membership import Membership
 from tfring.launcher.elastic.workers import Limits, Say
 
-# What workers say, and the fields of that.
+# The kinds of messages that workers send, and their fields.
 FIELDS = {
     "ready": ["generation", "address", "steps", "building"],
     "formed": ["generation"],
@@ -30,14 +30,14 @@ class Job:
         for host in hosts:
             self.table.came_up(host)
         self.host_of = {}
-        # By worker: the messages that it has got and not read.
+        # The unread messages of each worker.
         self.inbox = {}
         # Pairs of workers that cannot connect.
         self.cut = set()
         self.answers_probes = True
         self.killed = []
         self.said = []
-        # More events come before the rules are followed.
+        # If True, the launcher takes more events before it acts.
         self.is_behind = False
         self.act()
 

@@ -1,8 +1,8 @@
-"""A job of which only a rank's place is known."""
+"""A job with nothing but the place of a rank."""
 
 
 class Place:
-    """A job, as far as a trace can ask for it."""
+    """The parts of a job that a trace reads."""
 
     comm = None
 

@@ -80,7 +80,7 @@ def test_table():
         row(who="empty function"),
     ]
     head, first, second = report.table(rows).splitlines()
-    # Nobody had memory to report, so there is no such column.
+    # No row reports memory, so there is no such column.
     assert head.split() == ["median", "min", "max", "algbw", "busbw", "CPU"]
     assert first.split("  ")[0] == "4 MiB"
     assert "2.00 ms  1.00 ms  4.00 ms  2.10 GB/s  3.10 GB/s  1.00 ms" in first

@@ -1,4 +1,4 @@
-"""The C API: what it exports is guarded, and used."""
+"""Every exported function of the C API is guarded, and used."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ GUARDS = ("RunAsCStatus", "RunAsText", "RunAnyway", "RunOr")
 
 
 def _bodies():
-    """The exported functions, and what each does."""
+    """Returns the exported functions and their bodies."""
     text = "".join(path.read_text() for path in sorted(CAPI.glob("*.cc")))
     functions = r"^[\w* ]+?\b(tfring_\w+)\([^{;]*\) \{\n(.*?)^\}"
     return dict(re.findall(functions, text, re.MULTILINE | re.DOTALL))

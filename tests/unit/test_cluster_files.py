@@ -1,4 +1,4 @@
-"""The files of examples/cluster do what they say, without a cluster."""
+"""The files of examples/cluster work, tested without a cluster."""
 
 import json
 import os
@@ -92,9 +92,9 @@ def test_the_image_has_what_the_manifest_runs(manifests):
 
 @pytest.fixture
 def slurm(tmp_path):
-    """A function that starts train.sbatch where Slurm's programs are ours.
+    """Returns a function that runs train.sbatch with fake Slurm programs.
 
-    They write what they do to the file `log`.
+    The programs log their calls to the file `log`.
     """
     (tmp_path / "log").touch()
 

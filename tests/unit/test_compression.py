@@ -1,4 +1,4 @@
-"""Compression casts some tensors, and leaves others alone."""
+"""Compression casts some tensors, and leaves all other tensors alone."""
 
 import pytest
 import tensorflow as tf

@@ -12,7 +12,8 @@ MODULES = (
 )
 
 
-# They are in no target of BUILD: tools/native.mk alone has what they need.
+# These files are in no target of BUILD; only tools/native.mk has their
+# dependencies.
 NATIVE_ALONE = re.compile(
     r"tfring_ops/kernels/cuda_cubins\.cc"
     r"|tests/cpp/((cuda|large)_\w+|\w+_timing|c_status)_test\.cc"
@@ -41,7 +42,7 @@ def targets():
         "glob": lambda some, exclude=(): sorted(
             matches(some) - matches(exclude)
         ),
-        # All at once.
+        # All branches at once.
         "select": lambda choices: sorted(set().union(*choices.values())),
     }
     exec((ROOT / "BUILD").read_text(), known)
@@ -160,7 +161,7 @@ def test_only_the_mpi_transport_knows_mpi():
 
 
 def test_only_tf_and_xla_know_tensorflow():
-    """XLA's FFI, whose headers need nothing else, other frameworks have too."""
+    """Other frameworks have XLA's FFI too; its headers need nothing else."""
     framework = r"(tensorflow|tsl|xla(?!/ffi/api))/"
     for path in knowing(framework, "tfring_ops", "tests/cpp"):
         assert path.startswith(("tfring_ops/tf/", "tfring_ops/xla/"))

@@ -1,4 +1,4 @@
-"""The PTX that is committed is what its source compiles to, for all GPUs."""
+"""The committed PTX matches its source, and assembles for all GPUs."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def test_the_ptx_runs_on_old_drivers_and_gpus():
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_the_ptx_assembles_for_every_gpu(capability, tmp_path):
-    """And no kernel keeps in memory what belongs in registers."""
+    """It also checks that no kernel spills registers to memory."""
     ptxas = find_ptxas()
     if ptxas is None:
         pytest.skip(f"needs {PTXAS_WHEEL}")
@@ -51,7 +51,7 @@ def test_the_ptx_assembles_for_every_gpu(capability, tmp_path):
 
 
 def test_each_gpu_has_code_of_its_generation():
-    """The library's list of assembled kernels is that of the build."""
+    """The library and the build list the same assembled kernels."""
     root = cuda_kernels.ROOT
     source = (root / "tfring_ops/kernels/cuda_cubins.cc").read_text()
     macro, _, _ = source.partition("#define TFRING_INCLUDE_CUBIN")

@@ -51,5 +51,5 @@ def test_workers_that_do_not_come(configfile):
         1, 1, "training", [], str(configfile), timeout=0, trusted_network=True
     )
     refuses(config, 0, TimeoutError, "workers did not appear within 0 s")
-    # Workers that come now know that dispatcher.
+    # Workers that start now still know that dispatcher.
     refuses(config, 0, RuntimeError, "Start the compute job anew")

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tfring
 
 BOTH = "device_dense", "device_sparse"
-# Each call that takes a device: its arguments, and what it calls devices.
+# Each call that takes a device, its arguments and its device parameters.
 CALLS = (
     (tfring.allreduce, [[1.0]], BOTH),
     (tfring.grouped_allreduce, [[[1.0]]], BOTH),

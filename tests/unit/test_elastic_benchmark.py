@@ -1,4 +1,4 @@
-"""What the benchmark of an elastic job's faults reads of its workers."""
+"""The figures that the benchmark of elastic faults reads from workers."""
 
 import sys
 from pathlib import Path

@@ -16,9 +16,9 @@ def test_the_first_generation_waits_for_all_that_are_started():
     assert job.got("w1", "form") is None
     job.be_ready("w3")
     form = job.got("w1", "form")
-    # Those of a host have neighbouring ranks.
+    # Workers of a host have neighbouring ranks.
     assert [m["worker"] for m in form["members"]] == ["w1", "w2", "w3"]
-    # It is encoded once.
+    # The message is encoded once.
     assert job.got("w3", "form") is form
 
 
@@ -407,7 +407,8 @@ def test_a_joiner_that_has_reached_one_who_is_lost_is_not_blamed():
     assert job.got("w1", "waiting") is None
     job.exited("w2", 9, "")
     job.be_ready("w1", 1, steps=5)
-    # It is formed without the joiner, of which nobody knows whether it can.
+    # The generation is formed without the joiner, because it is unknown whether
+    # the joiner reaches the workers.
     assert job.names() == {"w1"}
     job.formed("w1", 2)
     job.probed("w3", ["w1"], "w2", "it cannot reach w2")
@@ -571,7 +572,7 @@ def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
     job.start(["w1", "w2"])
     job.bye("w1", 0, False)
     job.exited("w1", 0, "exit status 0")
-    # Nobody knows what its script had yet to do.
+    # The rest of its script is unknown.
     job.exited("w2", 137, "killed by SIGKILL")
     assert "all workers are lost" in job.ended or "at the end" in job.ended
 
@@ -612,7 +613,7 @@ def test_who_ends_in_the_training_is_replaced(status, beside):
 
 
 def test_after_the_training_nobody_is_missed_or_killed():
-    """One is killed when the other begins to save."""
+    """A worker is killed while another one begins to save."""
     job = Job({"a": 2, "b": 1}, minimum=2, maximum=3)
     job.start(["w1", "w2", "w3"])
     for name in ("w1", "w2", "w3"):
@@ -716,7 +717,7 @@ def test_what_a_lost_or_unknown_worker_says_changes_nothing():
     job.host_of["w99"] = "a"
     job.be_ready("w99", 0)
     job.bye("w99", 0, False)
-    # Of a generation that is over.
+    # This message is of an old generation.
     job.be_ready("w1", 0, steps=3)
     assert job.names() == {"w1"}
     assert job.ended is None
@@ -775,7 +776,7 @@ def test_who_builds_is_told_the_place_that_it_has_in_the_end():
         job.be_ready(left, 1, steps=3)
     for left in ("w2", "w4"):
         job.formed(left, 2)
-    # Both are told of a job of four, though they may come one after the other.
+    # Both joiners get a job of four, although they may join one at a time.
     told = {}
     for joiner in ("w5", "w6"):
         job.be_ready(joiner, building=True)
@@ -858,7 +859,7 @@ def test_who_comes_when_the_last_training_is_over_only_ends():
 
 
 def test_who_was_at_the_end_with_the_others_goes_on_with_them():
-    """Its news that the generation has failed comes before theirs."""
+    """Its report of the failed generation arrives before its peer's report."""
     job = Job({"a": 3}, minimum=2, maximum=3)
     job.start(["w1", "w2", "w3"])
     for worker in ("w1", "w2", "w3"):
@@ -869,7 +870,7 @@ def test_who_was_at_the_end_with_the_others_goes_on_with_them():
     assert job.got("w2", "over")
     for worker in ("w1", "w2"):
         job.training(worker, "begun", function="tune")
-        # Of another state, which has no commits yet.
+        # The second function has another state, without commits.
         job.be_ready(worker, 1, steps=0)
     assert job.names() == {"w1", "w2"}
     assert job.got("w2", "form")["generation"] == 2

@@ -1,4 +1,4 @@
-"""Where the workers of elastic jobs are: hosts that come and go, and ranks."""
+"""Hosts and ranks of workers in elastic jobs, as hosts join and leave."""
 
 import pytest
 from elastic_job import Job

@@ -1,4 +1,4 @@
-"""The rules of elastic jobs, by events as chance has them."""
+"""The rules of elastic jobs, under random events."""
 
 import random
 
@@ -9,7 +9,7 @@ from tfring.launcher.elastic.membership import Phase
 
 
 class Fleet:
-    """Workers that keep to the rules, at a pace that chance gives them."""
+    """Workers that follow the rules, at a random pace."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -28,7 +28,7 @@ class Fleet:
             spares=chance.randint(0, 1),
         )
         self.state = {}
-        # By worker: the generation whose member it believes to be.
+        # The generation that each worker believes to be a member of.
         self.inside = {}
         self.steps = {}
         self.gone = set()
@@ -37,14 +37,14 @@ class Fleet:
         self.runs = chance.random() < 0.7
         self.generation = 0
         self.target = 10**9
-        # How often the launcher takes more events before it acts.
+        # The chance that the launcher takes more events before it acts.
         self.behind = chance.choice([0.0, 0.5, 0.9])
 
     def alive(self):
         return [w for w in self.job.host_of if w not in self.gone]
 
     def check(self):
-        """Holds the invariants."""
+        """Checks the invariants."""
         job, rules = self.job, self.job.membership
         members = rules._members
         assert len(set(self.job.names())) == len(members)
@@ -225,12 +225,12 @@ class Fleet:
     ],
 )
 def test_random_schedules(block):
-    """Whatever happens the invariants hold, and the job comes to an end."""
+    """The invariants hold for random events, and the job ends."""
     ends = []
     for seed in range(50 * block, 50 * block + 50):
         fleet = Fleet(seed)
         fleet.run(1500, harm=fleet.chance.choice([0.0, 0.005, 0.02, 0.1]))
-        # From here on nothing more fails.
+        # Nothing fails from here on.
         fleet.target = max(fleet.steps.values(), default=0) + 20
         fleet.run(20_000, harm=0.0)
         assert fleet.job.ended is not None, seed

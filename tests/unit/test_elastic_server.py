@@ -73,7 +73,7 @@ def test_a_message_that_is_not_taken_at_once_follows(server):
 
 
 def test_output_goes_on_by_another_connection(server, monkeypatch):
-    """Where a cut link has ended the first, whoever of the two hears it."""
+    """A cut link ends the first connection; either side may notice it."""
     address, came = server.listen("127.0.0.1"), []
 
     def take():
@@ -84,7 +84,7 @@ def test_output_goes_on_by_another_connection(server, monkeypatch):
         )
 
     def in_a_thread(call, *args):
-        """Runs what takes a server that listens meanwhile."""
+        """Runs a call while the server polls."""
         results = []
         thread = threading.Thread(target=lambda: results.append(call(*args)))
         thread.start()
@@ -98,13 +98,13 @@ def test_output_goes_on_by_another_connection(server, monkeypatch):
     output = in_a_thread(Output, address, TOKEN, "a")
     for number in range(40):
         output.send({"number": number})
-    # Unheard by the launcher, which has yet to read what came before.
+    # The launcher does not notice; it has yet to read earlier messages.
     monkeypatch.setattr(output._channel, "send", closed)
     in_a_thread(output.send, {"number": 40})
     while 40 not in came:
         take()
     assert came == list(range(41))
-    # Given up by the launcher: only what was on its way then is lost.
+    # The launcher drops the connection; only messages in flight are lost.
     server.drop("output", "a")
     while len(came) == 41:
         in_a_thread(output.send, {"number": 41})

@@ -1,4 +1,4 @@
-"""What a worker of an elastic job tells of its state before it joins."""
+"""The description of its state that a worker sends before it joins."""
 
 import types
 

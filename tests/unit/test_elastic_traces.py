@@ -16,7 +16,7 @@ FEWER = {"size": 2, "cross_size": 2}
 
 @pytest.fixture
 def restart(monkeypatch):
-    """A function: a new job, in which the topology may be another."""
+    """Returns a function that begins a new job with a changed topology."""
     tfring.init()
     monkeypatch.setattr(runtime, "_job", Place(PLACE))
 
@@ -45,7 +45,7 @@ def test_the_same_place_keeps_what_is_traced(restart, model):
     state = traced_state(model)
     restart(state)
     assert model.train_function is not None
-    # Of the same rank and size.
+    # The rank and the size are the same here.
     restart(state, local_size=2, cross_size=2)
     assert model.train_function is None
     model.make_train_function()

@@ -1,4 +1,4 @@
-"""What malloc does with memory that is freed, once `init` has been called."""
+"""After `init`, malloc keeps freed memory for reuse."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# The faults of 64 MiB that are taken again: pages of 4 KiB.
+# Prints the page faults of a second use of 64 MiB.
 SCRIPT = """
 import ctypes, resource, tfring
 tfring.init()

@@ -16,7 +16,7 @@ VISIBLE, GROWTH = "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"
 
 @pytest.fixture
 def growth(tmp_path):
-    """What TF_FORCE_GPU_ALLOW_GROWTH is for a rank, on so many GPUs."""
+    """Returns a function that returns TF_FORCE_GPU_ALLOW_GROWTH of a rank."""
 
     def run(count, **variables):
         for number in range(count):

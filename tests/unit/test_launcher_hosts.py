@@ -1,4 +1,4 @@
-"""A job's hosts, and what the launcher says of one that fails."""
+"""The hosts of a job, and the launcher's message if a host fails."""
 
 import os
 

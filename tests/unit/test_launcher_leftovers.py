@@ -1,4 +1,4 @@
-"""Files that killed jobs leave behind are removed, and no others."""
+"""Files that killed jobs leave behind are removed, and no other files."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""What a worker hears from the rendezvous, and tells it."""
+"""Messages between a worker and the rendezvous."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tfring.rendezvous.handshake import make_token
 
 
 class Rendezvous:
-    """The other side, in this process."""
+    """The rendezvous, in this process."""
 
     def __init__(self):
         self.token = make_token()

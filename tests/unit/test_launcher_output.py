@@ -23,7 +23,7 @@ def clock(monkeypatch):
 
 
 class FakeTerminal:
-    """Takes what a launcher writes and keeps what a user would see."""
+    """Takes the output of a launcher, and keeps the text that a user sees."""
 
     def __init__(self, launcher=OPEN_MPI_5, **view):
         self.launcher = launcher

@@ -29,7 +29,7 @@ FAILED_0 = Report(0, "failed", 1, "b")
         ([EXIT_3, FAILED_0], (1, 3)),
         ([KILLED, FAILED_0], (1, 137)),
         ([FAILED_0, EXIT_3], (0, 1)),
-        # The others fail as it leaves, before its process has ended.
+        # The remaining ranks fail while it exits, before its process has ended.
         ([Report(1, "leaving", 3, "a"), FAILED_0, EXIT_3], (1, 3)),
         # It has caught its SystemExit.
         (
@@ -60,7 +60,7 @@ def test_description(status, exception, last_line, how):
 
 @pytest.mark.parametrize("pmi_fd", [None, 8, 9])
 def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
-    """And the rank's report comes through, also if it redirects its stderr."""
+    """The rank's report also arrives if the rank redirects its stderr."""
     program = (
         "import os, sys; from tfring._core import reports;"
         "os.dup2(os.open('/dev/null', os.O_WRONLY), 2);"

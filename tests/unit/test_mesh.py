@@ -34,7 +34,7 @@ class Workers:
         return Form(generation, rank, tuple(members))
 
     def connect(self, generation, channel, ranks=None):
-        """What `connect` returns on each rank, or raises."""
+        """Returns the result or the error of `connect` on each rank."""
         ranks = list(ranks or range(len(self.meshes)))
         results = {}
 
@@ -179,7 +179,7 @@ def test_a_worker_that_is_no_member_is_not_taken():
 
 def test_a_generation_that_is_over_ends_the_wait():
     workers = Workers(2, why="w1 is lost")
-    # Rank 1 does not come.
+    # Rank 1 does not connect.
     results = {}
 
     def connect():

@@ -1,4 +1,4 @@
-"""Offload on one rank: what is moved, in which memory, and what is refused.
+"""Offload on one rank: the moved tensors, their memory, and errors.
 
 tests/parallel/test_offload.py compares bits.
 """
@@ -60,13 +60,13 @@ def test_what_is_moved_and_given_back():
         step(BATCH)
         statistics = offload.statistics()
         assert statistics.steps == steps
-        # What each layer gives, and the sum of squares: no weights.
+        # The outputs of the layers and the sum of squares, but no weights.
         assert (statistics.moved, statistics.small) == (4, 0)
         assert statistics.moved_bytes == 4 * BYTES
         assert statistics.tier_bytes == 0
         assert statistics.tier_reserved_bytes >= BYTES
         reserved.append(statistics.tier_reserved_bytes)
-    # The first perhaps not for all at once, as one came back early.
+    # The first step may reserve less, if one tensor was back early.
     assert max(reserved) <= reserved[0] + 3 * BYTES
 
 
@@ -82,7 +82,7 @@ def test_small_ones_stay_if_sizes_are_known_late():
 
 
 def test_all_are_away_at_once():
-    # All stashes come before all fetches, whatever `ahead` is.
+    # All stashes are before all fetches, for any `ahead`.
     offload = tfring.Offload(min_bytes=0, ahead=1)
     variables = weights(6, width=333)  # larger than in other tests
     traced(offload, partial(gradients_of, variables))(tf.ones([999, 333]))
@@ -105,7 +105,7 @@ def test_policies(policy):
         return [tape.gradient(loss, kernel)]
 
     traced(offload, gradients)(tf.ones([2, 192]), tf.ones([3, 3, 3, 4]))
-    # The convolution's input, and for "all" what the sigmoid gave.
+    # The input of the convolution, and for "all" the output of the sigmoid.
     assert offload.statistics().moved == (2 if policy == "all" else 1)
 
 
@@ -331,7 +331,7 @@ def until(condition):
 
 
 def is_empty(offload):
-    """A thread may drop what it has in hand after the end of a failed step."""
+    """A thread may release its last tensor after the end of a failed step."""
     return offload.statistics().tier_bytes == 0
 
 

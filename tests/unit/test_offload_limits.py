@@ -67,7 +67,7 @@ def limited(mib):
 def test_trains_in_a_fifth_of_the_memory():
     train = STEP + "for _ in range(4): print('loss', float(step(x)))"
     refused = start_script(train, None, **limited(250))
-    # Where one of oneDNN's operations finds no memory, it crashes.
+    # An operation of oneDNN crashes if it finds no memory.
     assert refused.returncode == -signal.SIGSEGV or any(
         text in refused.stderr
         for text in ("RESOURCE_EXHAUSTED", "OOM when allocating")
@@ -98,7 +98,8 @@ print(statistics.moved, statistics.kept_bytes, statistics.peak_bytes)
     for mib in (30, 90, 180, 256):
         moved, kept_bytes, peak = figures(policy="auto", budget_bytes=mib << 20)
         assert kept_bytes <= mib << 20
-        # Three feature maps: what is on its way differs from step to step.
+        # Allows for three feature maps, because the tensors in flight differ
+        # from step to step.
         assert peak <= least_peak + ((mib + 3 * 4) << 20)
         assert moved < least_moved
         least_moved = moved

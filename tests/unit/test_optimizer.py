@@ -1,4 +1,4 @@
-"""DistributedOptimizer in one process: what it changes and what it keeps."""
+"""DistributedOptimizer in one process: changed and unchanged behavior."""
 
 import copy
 import pickle
@@ -189,7 +189,7 @@ def test_saved_model_loads_as_plain_keras_with_state(make, tmp_path):
     saved, restored = model.optimizer.variables, loaded.optimizer.variables
     for before, after in zip(saved, restored, strict=True):
         np.testing.assert_array_equal(before.numpy(), after.numpy())
-    # And goes on, wrapped again.
+    # Training continues after it is wrapped again.
     tfring.DistributedOptimizer(loaded.optimizer)
     loaded.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
 

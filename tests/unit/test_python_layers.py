@@ -30,8 +30,8 @@ LAYER_OF = {
     for number, packages in enumerate(LAYERS)
     for package in packages
 }
-# The launcher stands beside the layers, and loads none of them, but for where
-# the modules of the name horovod are. Its programs for ranks, which test an
+# The launcher is outside of the layers. It loads none of them, except for the
+# location of the horovod modules. Its programs for ranks, which test an
 # installation, use the package as scripts do.
 LAUNCHER = "launcher"
 # `python -m tfring.run`, which is the launcher.
@@ -69,7 +69,7 @@ def package(module):
 
 
 def imports_of(module):
-    """Yields what a module imports, wherever in its text."""
+    """Yields all imports of a module, anywhere in its text."""
     tree = ast.parse(MODULES[module].read_text())
     in_functions, for_types = set(), set()
     for node in ast.walk(tree):

@@ -23,7 +23,7 @@ from tfring.rendezvous import frames, handshake, wire
 
 TOKEN = handshake.make_token()
 HELLO = {"role": "worker", "worker": "w1"}
-# Whoever takes longer hangs, however much else the machine has to do.
+# A longer wait is a hang, even on a busy machine.
 SECONDS = 60
 
 
@@ -53,7 +53,7 @@ def connect(listener, hello=HELLO):
 
 @contextlib.contextmanager
 def accepting(listener):
-    """Accepts in a thread, and gives a list of what came."""
+    """Accepts in a thread, and yields the list of accepted connections."""
     accepted = []
     stop = threading.Event()
 
@@ -94,7 +94,7 @@ def stranger(listener):
 
 
 def is_closed(sock):
-    """Tells if the other side closes it, whatever it said before."""
+    """Returns True if the peer closes it, perhaps after it has sent data."""
     try:
         while sock.recv(4096):
             pass
@@ -221,7 +221,7 @@ def test_what_one_connection_said_serves_no_other(listener):
 
 
 def test_a_proof_does_not_serve_the_other_side(listener):
-    # A stranger connects, and sends what it got from the one who accepted.
+    # A stranger connects, and sends back the proof of the accepting side.
     accepting_side = handshake.Accepting(TOKEN)
     connecting = handshake.Connecting(TOKEN, HELLO)
     frame = connecting.answer(accepting_side.greeting)
@@ -237,7 +237,7 @@ def test_a_proof_does_not_serve_the_other_side(listener):
 
 
 def garbage(seed):
-    """Yields what strangers say to a port."""
+    """Yields the data that strangers send to a port."""
     chance = random.Random(seed)
     yield b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(
@@ -322,7 +322,7 @@ def test_the_slow_are_closed_in_time(listener, clock):
 
 
 def test_ours_get_through_among_many_who_say_nothing(listener):
-    # Their time does not end: the clock stands still.
+    # The clock is stopped, so silent strangers never time out.
     listener._most_handshakes = 64
     with accepting(listener) as accepted:
         silent = [stranger(listener) for _ in range(300)]

@@ -35,7 +35,7 @@ def test_each_task_a_job_of_its_own(monkeypatch, variable, launcher):
     ("given", "expected"), [({}, "n"), ({"UCX_MEMTYPE_CACHE": "try"}, "try")]
 )
 def test_ucx_asks_the_driver_whose_memory_it_is(given, expected):
-    # As MPI's library sees it while it is opened.
+    # Prints the variable as the MPI library sees it when it is loaded.
     script = (
         "import ctypes\n"
         "from tfring._core import native\n"

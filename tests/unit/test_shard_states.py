@@ -1,4 +1,4 @@
-"""Sharded optimizer states in one process: the layout, and what is refused."""
+"""Sharded optimizer states in one process: the layout, and errors."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Arguments stand where Horovod 0.28.1's stand, with its defaults."""
+"""Arguments have the positions and defaults of Horovod 0.28.1."""
 
 import inspect
 

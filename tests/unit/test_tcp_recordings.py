@@ -1,4 +1,4 @@
-"""The recordings of ranks that are threads, one of which is lost."""
+"""Recordings of ranks in threads; one of the ranks is lost."""
 
 import socket
 import threading

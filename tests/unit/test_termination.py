@@ -25,7 +25,7 @@ def test_a_worker_is_asked(elastic_job):
 
 @pytest.mark.parametrize("attempt", range(20))
 def test_its_children_end(elastic_job, attempt):
-    """Also where the signal comes before anything else."""
+    """Tests a signal before any other work of the child, too."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with termination.goes_with_a_commit():
         readable, writable = os.pipe()

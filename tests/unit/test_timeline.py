@@ -16,7 +16,7 @@ def lines(*events):
 
 
 def recording(late_ms, offset_ms=0, wait_ms=4):
-    """One allreduce of 1000 bytes, in which something waits at the end."""
+    """Returns one allreduce of 1000 bytes, with a wait at its end."""
     text = "0\n" + lines(
         ("request", "allreduce", 0, 1, late_ms * MS, 30 * MS, 1000, "x"),
         ("negotiate", "allreduce", 0, 1, late_ms * MS, 18 * MS, 1000, "x"),
@@ -61,7 +61,7 @@ def test_summary():
     assert figures.slowest_rank == 1
     of_kind = figures.kinds["allreduce"]
     assert (of_kind.buckets, of_kind.count_bytes) == (1, 1000)
-    # Two ranks: each sends what the tensor has, in 10 ms.
+    # With two ranks, each sends the size of the tensor in 10 ms.
     assert of_kind.bus_bandwidth == pytest.approx(1e5)
 
 

@@ -1,4 +1,4 @@
-"""What tools/wheels.py says of wheels, and where pip finds them."""
+"""Checks of wheels by tools/wheels.py, and its index for pip."""
 
 import hashlib
 import zipfile

@@ -1,4 +1,4 @@
-"""A data service whose workers, on both hosts, send elements to each."""
+"""A data service with workers on both hosts that send elements to each rank."""
 
 import tempfile
 import threading
