@@ -172,7 +172,7 @@ def reduce_gradients(
     )
 
     # See Note [Starts before dones].
-    started: list[tuple[list[int], Any, Started]] = []
+    started: list[tuple[list[int], Started]] = []
     gathered: list[tuple[list[int], SlicesInFlight]] = []
     starts: list[Started] = []
     previous = None
@@ -196,7 +196,7 @@ def reduce_gradients(
             starts += slices.gathering.starts
         else:
             with on_device(options.device_dense):
-                buffers, start = chains.start_allreduce(
+                start = chains.start_allreduce(
                     [result[i] for i in indices],
                     request_name=next(request_names),
                     tensor_names=[names[i] for i in indices],
@@ -208,7 +208,7 @@ def reduce_gradients(
                     last=last,
                     process_set=process_set,
                 )
-            started.append((indices, buffers, start))
+            started.append((indices, start))
             starts.append(start)
         previous = starts[-1]
     backpropagation.wait_for(starts)
@@ -224,10 +224,9 @@ def reduce_gradients(
         result[i] = decompress(
             "gradients", dense_compression, average, *before[i]
         )
-    for indices, buffers, start in started:
+    for indices, start in started:
         with on_device(options.device_dense):
-            tensors = chains.finish(buffers, start)
-            for i, tensor in zip(indices, tensors, strict=True):
+            for i, tensor in zip(indices, chains.finish(start), strict=True):
                 result[i] = decompress(
                     "gradients", dense_compression, tensor, *before[i]
                 )
