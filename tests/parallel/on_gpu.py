@@ -103,14 +103,11 @@ def test_memory_that_is_given_late_is_free(slow_streams, rank, size):
             [own, own],
             request_name=request_name,
             tensor_names=[request_name, "the same"],
-            previous=None,
         )
         with tf.control_dependencies([started.handle]):
             for _ in range(times):
                 matrix = tf.matmul(matrix, same)
-        gathered = chains.finish_allgather(
-            [own, own], started, request_name=request_name
-        )
+        gathered, _ = chains.finish_allgather(started)
         return gathered, matrix
 
     own = tf.fill([count // size, count], np.float32(rank))

@@ -219,7 +219,7 @@ def test_failure_leaves_nothing_of_its_chain_in_flight(
         started = None
         in_flight = []
         for i in range(12):
-            buffers, started = chains.start_allreduce(
+            started = chains.start_allreduce(
                 [first if i == 0 else tf.fill([100_000 + i], first[0])],
                 request_name=f"failing_chain/{i}",
                 tensor_names=[f"failing_chain/{i}"],
@@ -227,8 +227,8 @@ def test_failure_leaves_nothing_of_its_chain_in_flight(
                 op=tfring.Sum,
                 last=i == 11,
             )
-            in_flight.append((buffers, started))
-        return [chains.finish(*pair)[0] for pair in in_flight]
+            in_flight.append(started)
+        return [chains.finish(started)[0] for started in in_flight]
 
     step = mode(step)
     for _ in range(5):

@@ -77,7 +77,7 @@ def test_one_chain(mode, rank, size):
         started = None
         in_flight = []
         for i, name in enumerate(["before", "same", "same", "behind"]):
-            buffers, started = chains.start_allreduce(
+            started = chains.start_allreduce(
                 [tf.fill([3], i + 1.0)],
                 request_name=f"one_chain/{name}",
                 tensor_names=[name],
@@ -85,8 +85,8 @@ def test_one_chain(mode, rank, size):
                 op=tfring.Sum,
                 last=name == "behind",
             )
-            in_flight.append((buffers, started))
-        return [chains.finish(*pair)[0] for pair in in_flight]
+            in_flight.append(started)
+        return [chains.finish(started)[0] for started in in_flight]
 
     for _ in range(20):
         with pytest.raises(

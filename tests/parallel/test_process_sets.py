@@ -119,16 +119,15 @@ def test_who_may_call_and_what(sets, rank, size):
         pytest.skip("one rank has only the set of all ranks")
     [first] = sets([0])
     if rank > 0:
-        buffers, started = chains.start_allreduce(
+        started = chains.start_allreduce(
             [tf.ones([1])],
             request_name="x",
             tensor_names=["x"],
-            previous=None,
             op=tfring.Sum,
             process_set=first,
         )
         with pytest.raises(tf.errors.InvalidArgumentError) as error:
-            chains.finish(buffers, started)
+            chains.finish(started)
         assert f"this rank, {rank}, is not in process set" in str(error.value)
         with pytest.raises(ValueError, match="is not in ProcessSet"):
             first.rank()
@@ -137,16 +136,15 @@ def test_who_may_call_and_what(sets, rank, size):
                 tfring.allreduce(1, process_set=first)
     else:
         assert allreduce(7, first, name="x") == 7
-        buffers, started = chains.start_broadcast(
+        started = chains.start_broadcast(
             [tf.ones([1])],
             request_name="x",
             tensor_names=["x"],
-            previous=None,
             root_rank=1,
             process_set=first,
         )
         with pytest.raises(tf.errors.InvalidArgumentError, match="root_rank"):
-            chains.finish(buffers, started)
+            chains.finish(started)
     unknown = tfring.ProcessSet([0])
     with pytest.raises(ValueError, match="never added"):
         unknown.size()

@@ -182,22 +182,20 @@ def test_in_place(mode, dtype, prescale_factor, rank, size):
 
     @mode
     def scatter_and_gather(*tensors):
-        buffers, started = chains.start_scatter_in_place(
+        started = chains.start_scatter_in_place(
             tensors,
             request_name="scattered in place",
             tensor_names=names,
-            previous=None,
             op=tfring.Sum,
             prescale_factor=prescale_factor,
         )
-        scattered = chains.finish(buffers, started)
-        buffers, started = chains.start_gather_in_place(
+        scattered = chains.finish(started)
+        started = chains.start_gather_in_place(
             [2 * tensor for tensor in scattered],
             request_name="gathered in place",
             tensor_names=names,
-            previous=None,
         )
-        return scattered, chains.finish(buffers, started)
+        return scattered, chains.finish(started)
 
     own = [tf.constant(of_ranks[rank]) for of_ranks in arrays]
     scattered, gathered = scatter_and_gather(*own)

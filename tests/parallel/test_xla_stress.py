@@ -41,7 +41,7 @@ def test_stress(rank, size):
         in_flight = []
         for begin in range(0, len(counts), bucket_length):
             end = begin + bucket_length
-            buffers, started = chains.start_allreduce(
+            started = chains.start_allreduce(
                 gradients[begin:end],
                 request_name=f"stress/{begin}",
                 tensor_names=[f"stress/{i}" for i in range(begin, end)],
@@ -49,8 +49,8 @@ def test_stress(rank, size):
                 op=tfring.Sum,
                 last=end == len(counts),
             )
-            in_flight.append((buffers, started))
-        sums = [x for pair in in_flight for x in chains.finish(*pair)]
+            in_flight.append(started)
+        sums = [x for started in in_flight for x in chains.finish(started)]
         wrong = [
             tf.math.count_nonzero(
                 x != number * (i + 1.0) * size * (size + 1) / 2

@@ -18,6 +18,8 @@ are therefore numbered within the function being traced.
 from __future__ import annotations
 
 import collections
+import dataclasses
+import enum
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -48,7 +50,6 @@ from tfring._ops.devices import on_device
 from tfring._ops.ordering import Started, traced_for_xla
 from tfring._ops.reductions import ReduceOp
 from tfring._ops.slices import (
-    SlicesInFlight,
     checked_slices,
     finish_slices,
     start_slices,
@@ -102,54 +103,139 @@ def reduce_gradients(
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     count_call()
-    result = list(gradients)
-    op, process_set = options.op, options.process_set
+    if traced_for_xla():
+        options = dataclasses.replace(options, sparse_as_dense=True)
+    process_set = options.process_set
     is_included = process_set.included()
     travels = is_included and not is_alone(process_set)
-    names = [name_of(v, i) for i, v in enumerate(variables)]
     backpropagation = Backpropagation()
-    make_dense = options.sparse_as_dense or traced_for_xla()
-    order = []
+    result = list(gradients)
+    shared = []
     for i in backpropagation.order(result):
         if is_included and variables[i] not in options.local_variables:
-            order.append(i)
+            shared.append(i)
             continue
-        result[i] = _with_each_index_once(result[i], make_dense, options)
+        result[i] = _with_each_index_once(result[i], options)
         if travels and options.scale_local_gradients:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
-    dense_compression, wire_dtype = split_engine_cast(options.compression, op)
-    before: dict[int, tuple[Any, tf.DType]] = {}  # being compressed
-    dense: list[int] = []
-    sparse: list[int] = []
-    averages_of_integers: list[int] = []  # which a compressor has made
-    for i in order:
-        if isinstance(result[i], tf.IndexedSlices) and not make_dense:
-            with on_device(options.device_sparse):
-                result[i] = checked_slices("gradients", result[i], op)
-            sparse.append(i)
-        else:
-            with on_device(options.device_dense):
-                tensor = made_dense(result[i], variables[i], names[i])
-                if not travels and dense_compression is not Compression.none:
-                    # No compressor is called, which may make another dtype.
-                    result[i] = tensor
-                    continue
-                result[i], context = compress(
-                    "gradients", dense_compression, tensor
-                )
-                checked_tensor("gradients", result[i])
-                check_reduction("gradients", op, result[i].dtype)
-                before[i] = context, tensor.dtype
-            is_integer = result[i].dtype.is_integer
-            apart = op is ReduceOp.Average and is_integer
-            (averages_of_integers if apart else dense).append(i)
+    ready = [
+        _prepare(i, variables[i], result[i], travels, options) for i in shared
+    ]
     if not travels:
-        for i in sparse:
-            result[i] = _with_each_index_once(result[i], make_dense, options)
+        for each in ready:
+            result[each.index] = _with_each_index_once(each.value, options)
         return result
+    buckets = _plan(ready, options)
+    backpropagation.wait_for(_start(buckets, options))
+    for bucket in sorted(buckets, key=lambda bucket: bucket.kind):
+        reduced = _finish(bucket, options)
+        for each, gradient in zip(bucket.gradients, reduced, strict=True):
+            result[each.index] = gradient
+    return result
 
+
+class _Kind(enum.IntEnum):
+    """How a bucket travels. Buckets finish in the order of these kinds."""
+
+    INTEGERS = 0  # an average by itself, after all starts
+    DENSE = 1  # an allreduce
+    SPARSE = 2  # an allgather of rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A gradient that the ranks share, in the form that travels."""
+
+    index: int
+    variable: Any
+    kind: _Kind
+    value: Any  # tf.Tensor | tf.IndexedSlices
+    decompress: Any = None  # a function of the reduced tensor
+
+
+@dataclasses.dataclass
+class _Bucket:
+    """Gradients of one kind that travel together."""
+
+    gradients: Sequence[_Ready]
+    request_name: str
+    in_flight: Any = None  # from `_start`: Started | SlicesInFlight
+
+    @property
+    def kind(self) -> _Kind:
+        return self.gradients[0].kind
+
+    @property
+    def values(self) -> list[Any]:
+        return [each.value for each in self.gradients]
+
+    @property
+    def names(self) -> list[str]:
+        return [name_of(each.variable, each.index) for each in self.gradients]
+
+
+def _prepare(
+    index: int,
+    variable: Any,
+    gradient: _Gradient,
+    travels: bool,
+    options: GradientOptions,
+) -> _Ready:
+    """Checks a gradient, and compresses it if it is dense and travels."""
+    if isinstance(gradient, tf.IndexedSlices) and not options.sparse_as_dense:
+        with on_device(options.device_sparse):
+            slices = checked_slices("gradients", gradient, options.op)
+        return _Ready(index, variable, _Kind.SPARSE, slices)
+    compression, _ = split_engine_cast(options.compression, options.op)
+    with on_device(options.device_dense):
+        tensor = made_dense(gradient, variable, name_of(variable, index))
+        if not travels and compression is not Compression.none:
+            # No compressor is called, which may make another dtype.
+            return _Ready(index, variable, _Kind.DENSE, tensor)
+        value, context = compress("gradients", compression, tensor)
+        checked_tensor("gradients", value)
+        check_reduction("gradients", options.op, value.dtype)
+    # A compressor may have made integers.
+    apart = options.op is ReduceOp.Average and value.dtype.is_integer
+    return _Ready(
+        index,
+        variable,
+        _Kind.INTEGERS if apart else _Kind.DENSE,
+        value,
+        lambda reduced: decompress(
+            "gradients", compression, reduced, context, tensor.dtype
+        ),
+    )
+
+
+def _plan(ready: Sequence[_Ready], options: GradientOptions) -> list[_Bucket]:
+    """The buckets in the order of their starts; see Note [Sparse buckets]."""
+    dense = [each for each in ready if each.kind is _Kind.DENSE]
+    of_last = {bucket[-1].index: bucket for bucket in _cut(dense, options)}
+    buckets: list[list[_Ready]] = []
+    sparse: list[_Ready] = []
+    for each in ready:
+        if each.kind is _Kind.SPARSE:
+            sparse.append(each)
+        elif each.index in of_last:
+            buckets += [sparse, of_last[each.index]]
+            sparse = []
+    buckets.append(sparse)
+    buckets += [[each] for each in ready if each.kind is _Kind.INTEGERS]
+    buckets = [bucket for bucket in buckets if bucket]
+    names = request_names_of(len(buckets), options.process_set)
+    return [
+        _Bucket(bucket, name)
+        for bucket, name in zip(buckets, names, strict=True)
+    ]
+
+
+def _cut(
+    dense: Sequence[_Ready], options: GradientOptions
+) -> list[list[_Ready]]:
+    tensors = [each.value for each in dense]
     if options.groups is None:
-        tensors = [result[i] for i in dense]
+        _, wire_dtype = split_engine_cast(options.compression, options.op)
         first_limit_bytes, limit_bytes = bucket_limits(
             tensors, runtime.fusion_threshold_bytes(), wire_dtype=wire_dtype
         )
@@ -160,121 +246,86 @@ def reduce_gradients(
             wire_dtype=wire_dtype,
         )
     else:
-        buckets = cut_by_groups(
-            [result[i] for i in dense],
-            group_numbers([variables[i] for i in dense], options.groups),
-        )
-    in_turn = _in_turn(
-        order, [[dense[position] for position in b] for b in buckets], sparse
-    )
-    request_names = request_names_of(
-        len(in_turn) + len(averages_of_integers), process_set
-    )
+        variables = [each.variable for each in dense]
+        groups = group_numbers(variables, options.groups)
+        buckets = cut_by_groups(tensors, groups)
+    return [[dense[position] for position in bucket] for bucket in buckets]
 
-    # See Note [Starts before dones].
-    started: list[tuple[list[int], Any, Started]] = []
-    gathered: list[tuple[list[int], SlicesInFlight]] = []
+
+def _start(
+    buckets: Sequence[_Bucket], options: GradientOptions
+) -> list[Started]:
+    """Starts all buckets but integers; see Note [Starts before dones]."""
+    _, wire_dtype = split_engine_cast(options.compression, options.op)
+    chain = [each for each in buckets if each.kind is not _Kind.INTEGERS]
     starts: list[Started] = []
-    previous = None
-    for number, (indices, is_sparse) in enumerate(in_turn):
-        last = number == len(in_turn) - 1
-        if is_sparse:
+    for bucket in chain:
+        previous = starts[-1] if starts else None
+        last = bucket is chain[-1]
+        if bucket.kind is _Kind.SPARSE:
             with on_device(options.device_sparse):
-                slices = start_slices(
+                bucket.in_flight = start_slices(
                     "gradients",
-                    [result[i] for i in indices],
-                    op=op,
+                    bucket.values,
+                    op=options.op,
                     factor=1.0,
                     compression=options.compression,
-                    process_set=process_set,
-                    name=next(request_names),
-                    tensor_names=[names[i] for i in indices],
+                    process_set=options.process_set,
+                    name=bucket.request_name,
+                    tensor_names=bucket.names,
                     previous=previous,
                     last=last,
                 )
-            gathered.append((indices, slices))
-            starts += slices.gathering.starts
+            starts += bucket.in_flight.gathering.starts
         else:
             with on_device(options.device_dense):
-                buffers, start = chains.start_allreduce(
-                    [result[i] for i in indices],
-                    request_name=next(request_names),
-                    tensor_names=[names[i] for i in indices],
+                bucket.in_flight = chains.start_allreduce(
+                    bucket.values,
+                    request_name=bucket.request_name,
+                    tensor_names=bucket.names,
                     previous=previous,
-                    op=op,
+                    op=options.op,
                     prescale_factor=1 / options.predivide_factor,
                     postscale_factor=options.predivide_factor,
-                    wire_dtype=wire_dtype(result[indices[0]].dtype),
+                    wire_dtype=wire_dtype(bucket.values[0].dtype),
                     last=last,
-                    process_set=process_set,
+                    process_set=options.process_set,
                 )
-            started.append((indices, buffers, start))
-            starts.append(start)
-        previous = starts[-1]
-    backpropagation.wait_for(starts)
-    for i in averages_of_integers:
-        average = allreduce(
-            result[i],
-            device_dense=options.device_dense,
-            op=op,
-            name=next(request_names),
-            ignore_name_scope=True,
-            process_set=process_set,
-        )
-        result[i] = decompress(
-            "gradients", dense_compression, average, *before[i]
-        )
-    for indices, buffers, start in started:
-        with on_device(options.device_dense):
-            tensors = chains.finish(buffers, start)
-            for i, tensor in zip(indices, tensors, strict=True):
-                result[i] = decompress(
-                    "gradients", dense_compression, tensor, *before[i]
-                )
-    for indices, slices in gathered:
+            starts.append(bucket.in_flight)
+    return starts
+
+
+def _finish(bucket: _Bucket, options: GradientOptions) -> list[_Gradient]:
+    """The reduced gradients; integers start here, too."""
+    if bucket.kind is _Kind.SPARSE:
         with on_device(options.device_sparse):
-            for i, reduced in zip(indices, finish_slices(slices), strict=True):
-                result[i] = reduced
-    return result
-
-
-def _in_turn(
-    order: Sequence[int],
-    dense_buckets: Sequence[list[int]],
-    sparse: Sequence[int],
-) -> list[tuple[list[int], bool]]:
-    """The buckets in the order in which they become ready.
-
-    See Note [Sparse buckets].
-
-    Args:
-        order: Gradients in the order in which they become ready.
-        dense_buckets: Those of them that are dense, by their last one.
-        sparse: Those of them that are not, in that order.
-
-    Returns:
-        For each bucket its gradients, and whether they are sparse.
-    """
-    place = {i: position for position, i in enumerate(order)}
-    ends = [max(place[i] for i in bucket) for bucket in dense_buckets]
-    result = []
-    for bucket, end in zip([*dense_buckets, None], [*ends, None], strict=True):
-        ready = [i for i in sparse if end is None or place[i] < end]
-        sparse = sparse[len(ready) :]
-        if ready:
-            result.append((ready, True))
-        if bucket is not None:
-            result.append((bucket, False))
-    return result
+            return finish_slices(bucket.in_flight)
+    if bucket.kind is _Kind.DENSE:
+        with on_device(options.device_dense):
+            tensors = chains.finish(bucket.in_flight)
+            return [
+                each.decompress(tensor)
+                for each, tensor in zip(bucket.gradients, tensors, strict=True)
+            ]
+    [each] = bucket.gradients
+    average = allreduce(
+        each.value,
+        device_dense=options.device_dense,
+        op=options.op,
+        name=bucket.request_name,
+        ignore_name_scope=True,
+        process_set=options.process_set,
+    )
+    return [each.decompress(average)]
 
 
 def _with_each_index_once(
-    gradient: _Gradient, make_dense: bool, options: GradientOptions
+    gradient: _Gradient, options: GradientOptions
 ) -> _Gradient:
     """A gradient that stays on this rank, in the form of reduced ones."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    if make_dense:
+    if options.sparse_as_dense:
         with on_device(options.device_dense):
             return tf.convert_to_tensor(gradient)
     with on_device(options.device_sparse):

@@ -71,7 +71,7 @@ def scatter_gradients(
     )
     _, wire_dtype = split_engine_cast(options.compression, options.op)
     request_names = request_names_of(len(buckets), options.process_set)
-    started: list[tuple[Bucket, list[Any], Started]] = []
+    started: list[tuple[Bucket, Started]] = []
     previous: Started | None = None
     for number, bucket in enumerate(buckets):
         name = next(request_names)
@@ -80,7 +80,7 @@ def scatter_gradients(
                 tf.cast(each, wire_dtype(each.dtype))
                 for each in bucket.pack(dense)
             ]
-            buffers, previous = chains.start_scatter_in_place(
+            previous = chains.start_scatter_in_place(
                 rows,
                 request_name=name,
                 tensor_names=_names_in_errors(bucket, rows, layout),
@@ -91,12 +91,12 @@ def scatter_gradients(
                 last=number == len(buckets) - 1,
                 process_set=options.process_set,
             )
-        started.append((bucket, buffers, previous))
-    backpropagation.wait_for([start for _, _, start in started])
+        started.append((bucket, previous))
+    backpropagation.wait_for([start for _, start in started])
     parts = {}
-    for bucket, buffers, start in started:
+    for bucket, start in started:
         with on_device(options.device_dense):
-            own = bucket.own(chains.finish(buffers, start))
+            own = bucket.own(chains.finish(start))
             for i, part in own.items():
                 parts[i] = tf.cast(part, bucket.dtype)
     return [
@@ -135,7 +135,7 @@ def gather_shares(
         b for b in layout.buckets if any(i in updated for i in b.indices)
     ]
     names = request_names_of(len(buckets), options.process_set)
-    started: list[tuple[Bucket, list[Any], Started]] = []
+    started: list[tuple[Bucket, Started]] = []
     previous: Started | None = None
     for number, bucket in enumerate(buckets):
         name = next(names)
@@ -147,7 +147,7 @@ def gather_shares(
                 for i in bucket.indices
             }
             rows = bucket.pack_own(parts, layout.variables)
-            buffers, previous = chains.start_gather_in_place(
+            previous = chains.start_gather_in_place(
                 rows,
                 request_name=name,
                 tensor_names=_names_in_errors(bucket, rows, layout),
@@ -155,11 +155,11 @@ def gather_shares(
                 last=number == len(buckets) - 1,
                 process_set=options.process_set,
             )
-        started.append((bucket, buffers, previous))
+        started.append((bucket, previous))
     result: list[tuple[int, tf.Tensor]] = []
-    for bucket, buffers, start in started:
+    for bucket, start in started:
         with on_device(options.device_dense):
-            whole = bucket.whole(chains.finish(buffers, start))
+            whole = bucket.whole(chains.finish(start))
             result.extend((i, whole[i]) for i in whole if i in updated)
     return result
 

@@ -18,7 +18,7 @@ from tfring._ops.arguments import (
     checked_tensors,
 )
 from tfring._ops.autograph import not_converted
-from tfring._ops.chains import finish_counted_allgather, start_allgather
+from tfring._ops.chains import finish_allgather, start_allgather
 from tfring._ops.groups import Request, in_order, requests_of
 from tfring._ops.ordering import Started
 
@@ -194,8 +194,6 @@ def finish_gather(gathering: Gathering) -> tuple[list[tf.Tensor], tf.Tensor]:
     results = []
     for request, started in gathering.requests:
         # A rank takes part in all requests of a chain, or in none.
-        gathered, contributors = finish_counted_allgather(
-            request.tensors, started, request_name=request.request_name
-        )
+        gathered, contributors = finish_allgather(started)
         results.append((request, gathered))
     return in_order(results), contributors

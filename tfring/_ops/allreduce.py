@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import ProcessSet, checked_id, global_process_set
 from tfring._ops import gradients as gradients  # registers them
 from tfring._ops.arguments import (
     check_process_set,
@@ -32,9 +32,9 @@ from tfring._ops.arguments import (
 from tfring._ops.autograph import not_converted
 from tfring._ops.chains import (
     Attributes,
-    allreduce_attributes,
     allreduce_now,
     finish,
+    reduction_attributes,
     start_allreduce,
 )
 from tfring._ops.compression import (
@@ -239,13 +239,15 @@ def _attributes_in(
         return None
     if op is ReduceOp.Average and dtype.is_integer:
         return None
-    return allreduce_attributes(
-        op=op,
-        prescale_factor=checked_factor("allreduce", prescale_factor),
-        postscale_factor=checked_factor("allreduce", postscale_factor),
-        wire_dtype=wire_dtype(dtype),
-        process_set=process_set,
-    )
+    return {
+        **reduction_attributes(
+            op,
+            checked_factor("allreduce", prescale_factor),
+            checked_factor("allreduce", postscale_factor),
+        ),
+        "wire_dtype": wire_dtype(dtype),
+        "process_set_id": checked_id(process_set),
+    }
 
 
 @not_converted
@@ -390,7 +392,7 @@ def _allreduce_tensors(
     for request in requests_of(reduction.tensors, name, reduction.names):
         dtype = request.tensors[0].dtype
         engine_op, prescale_factor, postscale_factor = reduction.of(dtype)
-        buffers, started = start_allreduce(
+        started = start_allreduce(
             request.tensors,
             request_name=request.request_name,
             tensor_names=request.tensor_names,
@@ -402,12 +404,9 @@ def _allreduce_tensors(
             wire_dtype=wire_dtype(dtype),
             last=request.last,
         )
-        in_flight.append((request, buffers, started))
+        in_flight.append((request, started))
     reduced = in_order(
-        [
-            (request, finish(buffers, started))
-            for request, buffers, started in in_flight
-        ]
+        [(request, finish(started)) for request, started in in_flight]
     )
     return [
         decompress(function, compression, result, context, tensor.dtype)

@@ -81,10 +81,9 @@ def alltoall(
         counts,
         request_name=name,
         tensor_names=[name],
-        previous=None,
         process_set=process_set,
     )
-    [result], received = finish_alltoall([tensor], started, request_name=name)
+    [result], received = finish_alltoall(started)
     if splits is None:
         return result
     received.set_shape([process_set.size()])

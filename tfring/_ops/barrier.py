@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._ops import chains
 from tfring._ops.arguments import check_process_set, checked_name
 from tfring._ops.autograph import not_converted
-from tfring._ops.chains import finish_barrier, start_barrier
 
 
 @not_converted
@@ -48,6 +50,7 @@ def barrier(
     """
     check_process_set("barrier", process_set)
     name = checked_name("barrier", name, process_set=process_set)
-    return finish_barrier(
-        start_barrier(request_name=name, process_set=process_set)
-    )
+    done = chains.barrier(name, process_set)
+    graph = tf.compat.v1.get_default_graph()
+    # A function runs all that is stateful, and can return no operation.
+    return None if graph.building_function else done

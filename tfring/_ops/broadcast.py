@@ -66,13 +66,12 @@ def broadcast(
     tensor = checked_tensor("broadcast", tensor)
     check_root_rank("broadcast", root_rank, process_set)
     name = checked_name("broadcast", name, ignore_name_scope, process_set)
-    buffers, started = start_broadcast(
+    started = start_broadcast(
         [tensor],
         request_name=name,
         tensor_names=[name],
-        previous=None,
         process_set=process_set,
         root_rank=root_rank,
     )
-    [result] = finish(buffers, started)
+    [result] = finish(started)
     return result

@@ -2,13 +2,14 @@
 
 A start hands tensors to the engine and returns at once; a done waits for them.
 Several starts, each given the handle of the one before it, are a chain; the
-dones of a chain come after its last start: see tfring/_ops/ordering.py.
+dones of a chain come after its last start: see tfring/_ops/ordering.py. Some
+collectives cannot run under XLA: their starts raise NotImplementedError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import tensorflow as tf
 
@@ -25,76 +26,72 @@ from tfring._ops.ordering import (
 )
 from tfring._ops.reductions import ReduceOp
 
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired, Unpack
+
 Attributes = Mapping[str, Any]
 
+_NO_STATIC_SHAPES = (
+    "XLA needs static shapes, and the first dimension of the result is known "
+    "only when all ranks have met."
+)
+_NO_ORDER = (
+    "XLA runs what does not depend on each other in any order, so there is no "
+    "before and after."
+)
 
-def allreduce_attributes(
-    *,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    wire_dtype: tf.DType,
-    process_set: ProcessSet,
-) -> Attributes:
-    """The attributes of an allreduce's operation but for names."""
-    return {
-        "process_set_id": checked_id(process_set),
-        "reduce_op": op.value,
-        "wire_dtype": wire_dtype,
-        # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
-        "prescale_factor": repr(float(prescale_factor)),
-        "postscale_factor": repr(float(postscale_factor)),
-    }
+
+class Common(TypedDict):
+    """Arguments of every start of tensors, which have one dtype.
+
+    Attributes:
+        request_name: Equal on all ranks, and unique among those in flight.
+        tensor_names: Names of the tensors in errors.
+        previous: The start before it in the chain; None, the default, begins a
+            chain.
+        last: True, the default, if it ends the chain; dones may follow.
+        process_set: Whose ranks take part, this one among them; it need not be
+            that of the rest of the chain. By default all ranks.
+    """
+
+    request_name: str
+    tensor_names: Sequence[str]
+    previous: NotRequired[Started | None]
+    last: NotRequired[bool]
+    process_set: NotRequired[ProcessSet]
+
+
+class Reduction(Common):
+    """Arguments of every start that reduces.
+
+    Attributes:
+        op: The reduction.
+        prescale_factor: Multiplies each tensor before it; by default 1.
+        postscale_factor: Multiplies the result; by default 1.
+    """
+
+    op: ReduceOp
+    prescale_factor: NotRequired[float]
+    postscale_factor: NotRequired[float]
 
 
 def start_allreduce(
     tensors: Sequence[tf.Tensor],
     *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    op: ReduceOp,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
     wire_dtype: tf.DType | None = None,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[list[tf.Tensor], Started]:
-    """Starts an allreduce of tensors of one dtype.
+    **reduction: Unpack[Reduction],
+) -> Started:
+    """Starts an allreduce, in place where nothing else uses the tensors.
 
-    Args:
-        tensors: Reduced in place where nothing else uses them.
-        request_name: Equal on all ranks, and unique among those in flight.
-        tensor_names: Names of the tensors in errors.
-        previous: The start before it in the chain; None begins a chain.
-        op: The reduction.
-        prescale_factor: Multiplies each tensor before the reduction.
-        postscale_factor: Multiplies the result.
-        wire_dtype: float16 or bfloat16, to which tensors of float32 and
-            float64 are cast before they are scaled and reduced, and back from
-            afterwards; not for Adasum. By default nothing is cast.
-        last: True if it ends the chain; dones may follow.
-        process_set: Whose ranks take part, this one among them; it need not be
-            that of the rest of the chain.
-
-    Returns:
-        Buffers that must not be read, and the start: both are for `finish`.
+    Tensors of float32 and float64 are cast to `wire_dtype`, float16 or
+    bfloat16, before they are scaled and reduced, and back afterwards; not for
+    Adasum. By default nothing is cast.
     """
-    result = native.ops().tfring_allreduce_start(
+    return _start_reduction(
+        native.ops().tfring_allreduce_start,
         x=tensors,
-        prev=handle_before(previous),
-        request_name=request_name,
-        tensor_names=tensor_names,
-        **allreduce_attributes(
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            wire_dtype=wire_dtype or tensors[0].dtype,
-            process_set=process_set,
-        ),
-    )
-    return list(result.buf), add_to_chain(
-        result.handle, process_set, previous, last=last
+        wire_dtype=wire_dtype or tensors[0].dtype,
+        **reduction,
     )
 
 
@@ -112,136 +109,57 @@ def allreduce_now(
 
 
 def start_broadcast(
-    tensors: Sequence[tf.Tensor],
-    *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    root_rank: int,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[list[tf.Tensor], Started]:
-    """Starts a broadcast of tensors of one dtype; see `start_allreduce`."""
-    result = native.ops().tfring_broadcast_start(
-        x=tensors,
-        prev=handle_before(previous),
-        request_name=request_name,
-        process_set_id=checked_id(process_set),
-        tensor_names=tensor_names,
-        root_rank=root_rank,
-    )
-    return list(result.buf), add_to_chain(
-        result.handle, process_set, previous, last=last
-    )
+    tensors: Sequence[tf.Tensor], *, root_rank: int, **common: Unpack[Common]
+) -> Started:
+    """Starts a broadcast, in place where nothing else uses the tensors."""
+    operation = native.ops().tfring_broadcast_start
+    return _start(operation, x=tensors, root_rank=root_rank, **common)
 
 
 def start_reducescatter(
-    tensors: Sequence[tf.Tensor],
-    *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    op: ReduceOp,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[list[tf.Tensor], Started]:
-    """Starts a reducescatter of tensors of one dtype; see `start_allreduce`.
-
-    Raises:
-        NotImplementedError: It is being traced for XLA.
-    """
-    if traced_for_xla():
-        raise NotImplementedError(
-            f"reducescatter of '{request_name}': XLA runs one program on every "
-            "rank, and the shape of the result may differ between ranks. Call "
-            "it outside of jit_compile=True."
-        )
-    result = native.ops().tfring_reducescatter_start(
-        x=tensors,
-        prev=handle_before(previous),
-        request_name=request_name,
-        process_set_id=checked_id(process_set),
-        tensor_names=tensor_names,
-        reduce_op=op.value,
-        prescale_factor=repr(float(prescale_factor)),
-        postscale_factor=repr(float(postscale_factor)),
+    tensors: Sequence[tf.Tensor], **reduction: Unpack[Reduction]
+) -> Started:
+    """Starts a reducescatter: each rank gets some rows of the result."""
+    _refuse_xla(
+        f"reducescatter of '{reduction['request_name']}'",
+        "XLA runs one program on every rank, and the shape of the result may "
+        "differ between ranks.",
     )
-    return list(result.buf), add_to_chain(
-        result.handle, process_set, previous, last=last
-    )
+    operation = native.ops().tfring_reducescatter_start
+    return _start_reduction(operation, x=tensors, **reduction)
 
 
 def start_scatter_in_place(
-    tensors: Sequence[tf.Tensor],
-    *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    op: ReduceOp,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[list[tf.Tensor], Started]:
-    """Starts a reducescatter whose results have the shapes of its tensors.
+    tensors: Sequence[tf.Tensor], **reduction: Unpack[Reduction]
+) -> Started:
+    """Starts a reducescatter with results in the shapes of the tensors.
 
-    Only this rank's share of a result is defined: of its elements, whatever
-    the shape, each rank has the same multiple of 16, and the last ones what is
-    left. All shapes are static, so that it can be traced for XLA. Otherwise see
-    `start_allreduce`.
+    Only this rank's share of a result is defined. All ranks' shares have the
+    same multiple of 16 elements, whatever the shape, and the last ones have
+    the rest. All shapes are static, so that it can be traced for XLA.
     """
-    result = native.ops().tfring_scatter_in_place_start(
-        x=tensors,
-        prev=handle_before(previous),
-        request_name=request_name,
-        process_set_id=checked_id(process_set),
-        tensor_names=tensor_names,
-        reduce_op=op.value,
-        prescale_factor=repr(float(prescale_factor)),
-        postscale_factor=repr(float(postscale_factor)),
-    )
-    return list(result.buf), add_to_chain(
-        result.handle, process_set, previous, last=last
-    )
+    operation = native.ops().tfring_scatter_in_place_start
+    return _start_reduction(operation, x=tensors, **reduction)
 
 
 def start_gather_in_place(
-    tensors: Sequence[tf.Tensor],
-    *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[list[tf.Tensor], Started]:
+    tensors: Sequence[tf.Tensor], **common: Unpack[Common]
+) -> Started:
     """Starts an allgather of the shares that the ranks have of whole tensors.
 
-    They are those that `start_scatter_in_place` leaves; what else is in the
-    tensors does not count. Otherwise see `start_allreduce`.
+    `start_scatter_in_place` leaves such shares. Nothing else in the tensors
+    counts.
     """
-    result = native.ops().tfring_gather_in_place_start(
-        x=tensors,
-        prev=handle_before(previous),
-        request_name=request_name,
-        process_set_id=checked_id(process_set),
-        tensor_names=tensor_names,
-    )
-    return list(result.buf), add_to_chain(
-        result.handle, process_set, previous, last=last
+    return _start(
+        native.ops().tfring_gather_in_place_start, x=tensors, **common
     )
 
 
-def finish(buffers: Sequence[tf.Tensor], started: Started) -> list[tf.Tensor]:
-    """The results of a start that gave `buffers`."""
-    result = native.ops().tfring_done(
-        buf=buffers,
-        handle=started.handle,
-        last=last_handle(started),
-    )
-    keep_done(result.ended)
-    return list(result.y)
+def finish(started: Started) -> list[tf.Tensor]:
+    """The results of a start above; those below have dones of their own."""
+    done = _done(native.ops().tfring_done, started, buf=started.tensors)
+    keep_done(done.ended)
+    return list(done.y)
 
 
 def after_start(tensor: tf.Tensor, started: Started) -> tf.Tensor:
@@ -250,165 +168,123 @@ def after_start(tensor: tf.Tensor, started: Started) -> tf.Tensor:
 
 
 def start_allgather(
-    tensors: Sequence[tf.Tensor],
-    *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[tf.Tensor], **common: Unpack[Common]
 ) -> Started:
-    """Starts an allgather of tensors of one dtype; see `start_allreduce`.
-
-    Raises:
-        NotImplementedError: It is being traced for XLA.
-    """
-    if traced_for_xla():
-        raise NotImplementedError(
-            f"allgather of '{request_name}': XLA needs static shapes, and the "
-            "first dimension of the result is known only when all ranks have "
-            "met. Call it outside of jit_compile=True."
-        )
-    handle = native.ops().tfring_allgather_start(
-        x=tensors,
-        prev=handle_before(previous),
-        request_name=request_name,
-        process_set_id=checked_id(process_set),
-        tensor_names=tensor_names,
-    )
-    return add_to_chain(handle, process_set, previous, last=last)
+    """Starts an allgather of rows."""
+    _refuse_xla(f"allgather of '{common['request_name']}'", _NO_STATIC_SHAPES)
+    return _start(native.ops().tfring_allgather_start, x=tensors, **common)
 
 
-def finish_allgather(
-    tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
-) -> list[tf.Tensor]:
-    """The results of `start_allgather`, which had the same `tensors`."""
-    return finish_counted_allgather(
-        tensors, started, request_name=request_name
-    )[0]
-
-
-def finish_counted_allgather(
-    tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns `finish_allgather`'s results, and how many ranks took part.
-
-    The count, of int64, is that of the ranks that have not joined.
-    """
-    result = native.ops().tfring_allgather_done(
-        x=tensors,
-        handle=started.handle,
-        last=last_handle(started),
-        request_name=request_name,
-        process_set_id=started.process_set_id,
-    )
-    return list(result.y), result.contributors
+def finish_allgather(started: Started) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The results and, of int64, the number of ranks that have not joined."""
+    done = _done_of_rows(native.ops().tfring_allgather_done, started)
+    return list(done.y), done.contributors
 
 
 def start_alltoall(
-    tensors: Sequence[tf.Tensor],
-    splits: tf.Tensor,
-    *,
-    request_name: str,
-    tensor_names: Sequence[str],
-    previous: Started | None,
-    last: bool = True,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[tf.Tensor], splits: tf.Tensor, **common: Unpack[Common]
 ) -> Started:
-    """Starts an alltoall of tensors of one dtype; see `start_allreduce`.
+    """Starts an alltoall of rows.
 
     `splits`, of int64, says how many rows of each tensor go to each rank. If it
     is empty, equally many do.
-
-    Raises:
-        NotImplementedError: It is being traced for XLA.
     """
-    if traced_for_xla():
-        raise NotImplementedError(
-            f"alltoall of '{request_name}': XLA needs static shapes, and the "
-            "first dimension of the result is known only when all ranks have "
-            "met. Call it outside of jit_compile=True."
-        )
-    handle = native.ops().tfring_alltoall_start(
-        x=tensors,
-        prev=handle_before(previous),
-        splits=splits,
+    _refuse_xla(f"alltoall of '{common['request_name']}'", _NO_STATIC_SHAPES)
+    operation = native.ops().tfring_alltoall_start
+    return _start(operation, x=tensors, splits=splits, **common)
+
+
+def finish_alltoall(started: Started) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The results and, of int64, the number of rows from each rank."""
+    done = _done_of_rows(native.ops().tfring_alltoall_done, started)
+    return list(done.y), done.received_splits
+
+
+def barrier(request_name: str, process_set: ProcessSet) -> Any:
+    """Waits for all ranks of the set, and returns the operation of its done."""
+    _refuse_xla(f"barrier '{request_name}'", _NO_ORDER)
+    started = _start(
+        native.ops().tfring_barrier_start,
         request_name=request_name,
-        process_set_id=checked_id(process_set),
-        tensor_names=tensor_names,
+        process_set=process_set,
     )
-    return add_to_chain(handle, process_set, previous, last=last)
-
-
-def finish_alltoall(
-    tensors: Sequence[tf.Tensor], started: Started, *, request_name: str
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The results of `start_alltoall`, which had the same `tensors`.
-
-    Behind them, of int64, how many rows came from each rank.
-    """
-    result = native.ops().tfring_alltoall_done(
-        x=tensors,
-        handle=started.handle,
-        last=last_handle(started),
-        request_name=request_name,
-        process_set_id=started.process_set_id,
-    )
-    return list(result.y), result.received_splits
-
-
-def start_barrier(
-    *, request_name: str, process_set: ProcessSet = global_process_set
-) -> Started:
-    """Starts a barrier, a chain by itself.
-
-    Raises:
-        NotImplementedError: It is being traced for XLA.
-    """
-    if traced_for_xla():
-        raise NotImplementedError(
-            f"barrier '{request_name}': XLA runs what does not depend on each "
-            "other in any order, so there is no before and after. Call it "
-            "outside of jit_compile=True."
-        )
-    handle = native.ops().tfring_barrier_start(
-        prev=handle_before(None),
-        request_name=request_name,
-        process_set_id=checked_id(process_set),
-    )
-    return add_to_chain(handle, process_set, None, last=True)
-
-
-def finish_barrier(started: Started) -> Any:
-    """Waits for `start_barrier`.
-
-    Returns:
-        None, but in a graph of TensorFlow 1 the operation that must be run.
-    """
-    done = native.ops().tfring_barrier_done(
-        handle=started.handle, last=last_handle(started)
-    )
-    graph = tf.compat.v1.get_default_graph()
-    # A function runs all that is stateful, and can return no operation.
-    return None if graph.building_function else done
+    return _done(native.ops().tfring_barrier_done, started)
 
 
 def join() -> tf.Tensor:
-    """Stands by until all ranks do, and returns the last, of int64.
+    """Stands by until all ranks do, and returns the last, of int64."""
+    _refuse_xla("join", _NO_ORDER)
+    operation = native.ops().tfring_join_start
+    started = _start(operation, request_name="join")
+    return _done(native.ops().tfring_join_done, started)
 
-    Raises:
-        NotImplementedError: It is being traced for XLA.
-    """
+
+def reduction_attributes(
+    op: ReduceOp, prescale_factor: float, postscale_factor: float
+) -> Attributes:
+    """The attributes that the operations of all reductions have."""
+    return {
+        "reduce_op": op.value,
+        # Text, which keeps all 64 bits; see `DoubleAttribute` in tf/request.cc.
+        "prescale_factor": repr(float(prescale_factor)),
+        "postscale_factor": repr(float(postscale_factor)),
+    }
+
+
+def _start_reduction(
+    operation: Callable[..., Any],
+    *,
+    op: ReduceOp,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    **others: Any,
+) -> Started:
+    reduction = reduction_attributes(op, prescale_factor, postscale_factor)
+    return _start(operation, **reduction, **others)
+
+
+def _start(
+    operation: Callable[..., Any],
+    *,
+    request_name: str,
+    previous: Started | None = None,
+    last: bool = True,
+    process_set: ProcessSet = global_process_set,
+    **own: Any,
+) -> Started:
+    """Calls the operation of a start; `own` are inputs of its kind alone."""
+    result = operation(
+        prev=handle_before(previous),
+        request_name=request_name,
+        process_set_id=checked_id(process_set),
+        **own,
+    )
+    # In place it has buffers besides its handle.
+    tensors, handle = (
+        result if isinstance(result, tuple) else (own.get("x", ()), result)
+    )
+    return add_to_chain(
+        handle, request_name, tensors, process_set, previous, last=last
+    )
+
+
+def _done(operation: Callable[..., Any], started: Started, **own: Any) -> Any:
+    """Calls the operation of a done; `own` are inputs of its kind alone."""
+    return operation(handle=started.handle, last=last_handle(started), **own)
+
+
+def _done_of_rows(operation: Callable[..., Any], started: Started) -> Any:
+    return _done(
+        operation,
+        started,
+        x=started.tensors,
+        request_name=started.request_name,
+        process_set_id=started.process_set_id,
+    )
+
+
+def _refuse_xla(what: str, why: str) -> None:
     if traced_for_xla():
         raise NotImplementedError(
-            "join: XLA runs what does not depend on each other in any order, "
-            "so there is no before and after. Call it outside of "
-            "jit_compile=True."
+            f"{what}: {why} Call it outside of jit_compile=True."
         )
-    handle = native.ops().tfring_join_start(
-        prev=handle_before(None), request_name="join", process_set_id=0
-    )
-    started = add_to_chain(handle, global_process_set, None, last=True)
-    return native.ops().tfring_join_done(
-        handle=started.handle, last=last_handle(started)
-    )

@@ -73,10 +73,9 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
         shares,
         request_name=name,
         tensor_names=[f"tensor {i}" for i in range(len(shares))],
-        previous=None,
         process_set=_process_set(op),
     )
-    gathered = chains.finish_allgather(shares, started, request_name=name)
+    gathered, _ = chains.finish_allgather(started)
     result = []
     for tensor, whole in zip(op.inputs, gathered, strict=False):
         whole.set_shape(tensor.shape)
@@ -97,10 +96,9 @@ def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
         op.outputs[-1],
         request_name=name,
         tensor_names=[f"tensor {i}" for i in range(len(rows))],
-        previous=None,
         process_set=_process_set(op),
     )
-    result, _ = chains.finish_alltoall(rows, started, request_name=name)
+    result, _ = chains.finish_alltoall(started)
     for tensor, own in zip(op.inputs, result, strict=False):
         own.set_shape(tensor.shape)
     return [*result, None, None]
@@ -133,10 +131,9 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
         [ranked],
         request_name=rows_name,
         tensor_names=[rows_name],
-        previous=None,
         process_set=_process_set(op),
     )
-    [ranks] = chains.finish_allgather([ranked], started, request_name=rows_name)
+    [ranks], _ = chains.finish_allgather(started)
     before = tf.boolean_mask(ranks, ranks[:, 0] < rank)
     begins = tf.reduce_sum(before[:, 1:], axis=0)
     result = []
@@ -171,18 +168,17 @@ def _allreduce(
 ) -> list[tf.Tensor]:
     tensors = _dense(op, gradients)
     name = _gradient_name(op)
-    buffers, started = chains.start_allreduce(
+    started = chains.start_allreduce(
         tensors,
         request_name=name,
         tensor_names=[f"tensor {i}" for i in range(len(tensors))],
-        previous=None,
         process_set=_process_set(op),
         op=reduce_op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         wire_dtype=wire_dtype,
     )
-    return chains.finish(buffers, started)
+    return chains.finish(started)
 
 
 def _dense(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +47,9 @@ class Started:
     handle: tf.Tensor
     chain: _Chain
     process_set_id: int
+    request_name: str
+    # Of a start in place its buffers, which must not be read; else its inputs.
+    tensors: Sequence[tf.Tensor]
 
 
 def is_eager_tensor(value: Any) -> bool:
@@ -85,6 +89,8 @@ def _no_handle() -> tf.Tensor:
 
 def add_to_chain(
     handle: tf.Tensor,
+    request_name: str,
+    tensors: Sequence[tf.Tensor],
     process_set: ProcessSet,
     previous: Started | None,
     *,
@@ -97,7 +103,8 @@ def add_to_chain(
     assert chain.open, "a start after the last of its chain"
     chain.last_handle = handle
     chain.open = not last
-    return Started(handle, chain, checked_id(process_set))
+    process_set_id = checked_id(process_set)
+    return Started(handle, chain, process_set_id, request_name, tensors)
 
 
 def count_eager_start() -> None:

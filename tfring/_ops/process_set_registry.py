@@ -242,14 +242,12 @@ def _start(process_set: ProcessSet, process_set_id: int) -> None:
 
 def _gather(function: str, row: list[int]) -> list[list[int]]:
     """The rows of all ranks of the job, by rank."""
-    tensor = tf.constant([row], tf.int64)
     started = chains.start_allgather(
-        [tensor],
+        [tf.constant([row], tf.int64)],
         request_name=_REQUEST,
         tensor_names=[function],
-        previous=None,
     )
-    [rows] = chains.finish_allgather([tensor], started, request_name=_REQUEST)
+    [rows], _ = chains.finish_allgather(started)
     result: list[list[int]] = rows.numpy().tolist()
     return result
 

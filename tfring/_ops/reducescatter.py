@@ -221,7 +221,7 @@ def _scatter(
         engine_op, prescale_factor, postscale_factor = reduction.of(
             request.tensors[0].dtype
         )
-        buffers, started = start_reducescatter(
+        started = start_reducescatter(
             request.tensors,
             request_name=request.request_name,
             tensor_names=request.tensor_names,
@@ -232,12 +232,9 @@ def _scatter(
             postscale_factor=postscale_factor,
             last=request.last,
         )
-        in_flight.append((request, buffers, started))
+        in_flight.append((request, started))
     reduced = in_order(
-        [
-            (request, finish(buffers, started))
-            for request, buffers, started in in_flight
-        ]
+        [(request, finish(started)) for request, started in in_flight]
     )
     return [
         _with_known_rows(

@@ -222,15 +222,14 @@ def _broadcast(
     for number, bucket in enumerate(buckets):
         # Each is assigned before the next starts: a large model is not held
         # twice.
-        buffers, started = chains.start_broadcast(
+        started = chains.start_broadcast(
             [values[i] for i in bucket],
             request_name=request_name and f"{request_name}/{number}",
             tensor_names=[_name(variables[i]) for i in bucket],
-            previous=None,
             process_set=process_set,
             root_rank=root_rank,
         )
-        received = chains.finish(buffers, started)
+        received = chains.finish(started)
         done += received
         if runtime.rank() == root_rank:
             continue

@@ -18,6 +18,7 @@ of callbacks is put right, until training has ended:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -95,28 +96,37 @@ def watch_fits() -> None:
 
 
 def _put_right(callback_list: Any, data: Any) -> None:
-    model = callback_list.model
-    # Without what a fit has left that failed.
-    given = [
+    """Has the ranks agree on the callbacks of a `fit` that begins."""
+    # A failed fit may have left some of ours.
+    callback_list.callbacks = [
         each
         for each in callback_list.callbacks
         if not isinstance(each, Agreement | GatherStates | MetricNotes)
         and type(each) is not MetricAverages
     ]
-    callback_list.callbacks = given
-    sharded = any(map(has_shards, distributed_optimizers(model)))
-    if sharded:
+    model, given = callback_list.model, callback_list.callbacks
+    if any(map(has_shards, distributed_optimizers(model))):
         _check_goes_with_shards(given)
     process_set = _training_together(model, given)
-    if process_set is None:
-        return
-    params = callback_list.params or {}
+    if process_set is not None:
+        everyones = _gather(callback_list, data, process_set)
+        decision = _decide(callback_list, everyones, process_set)
+        _arrange(callback_list, decision)
+
+
+def _gather(
+    callback_list: Any, data: Any, process_set: ProcessSet
+) -> dict[int, Any]:
+    """The facts about each rank's `fit`, by rank, compared and found alike."""
+    given, params = callback_list.callbacks, callback_list.params or {}
     uneven = any(map(_joins, given))
     own = {
         "alike": {
             "epochs": params.get("epochs"),
             "batches in an epoch": None if uneven else params.get("steps"),
-            "steps_per_execution": getattr(model, "steps_per_execution", 1),
+            "steps_per_execution": getattr(
+                callback_list.model, "steps_per_execution", 1
+            ),
             "callbacks": [
                 type(each).__name__ for each in given if _must_be_alike(each)
             ],
@@ -143,21 +153,43 @@ def _put_right(callback_list: Any, data: Any) -> None:
         {rank: each["seeds"] for rank, each in everyones.items()},
         runtime.rank(),
     )
-    arranged = [
+    return everyones
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decision:
+    """The callbacks that this rank has, for the sake of all ranks.
+
+    Attributes:
+        kept: The given callbacks, without writers of a file that another rank
+            writes.
+        averages: True if metrics are averaged before a callback decides.
+        gather: It puts states together before a callback saves; None if each
+            rank has them whole, or no rank saves.
+        meets: True if ranks meet at the end of a batch.
+        terms: The terms of `Agreement`.
+    """
+
+    kept: list[Any]
+    averages: bool
+    gather: GatherStates | None
+    meets: bool
+    terms: Terms
+
+
+def _decide(
+    callback_list: Any, everyones: dict[int, Any], process_set: ProcessSet
+) -> _Decision:
+    model, given = callback_list.model, callback_list.callbacks
+
+    def on_any(fact: str) -> bool:
+        return any(each[fact] for each in everyones.values())
+
+    kept = [
         each
         for each in given
         if not _is_writer(each)
         or _first_writer(_written_by(each), everyones) == runtime.rank()
-    ]
-    if any(each["needs averages"] for each in everyones.values()):
-        averages = [each for each in arranged if _averages(each)] or [
-            MetricAverages(process_set=process_set, strict=False)
-        ]
-        others = [each for each in arranged if not _averages(each)]
-        arranged = [*averages, *others]
-    arranged = [
-        *(each.notes for each in arranged if _averages(each)),
-        *arranged,
     ]
     savers = {
         _first_writer(written, everyones)
@@ -165,23 +197,19 @@ def _put_right(callback_list: Any, data: Any) -> None:
         for written in each["writes"]
         if written[0] != "CSVLogger"
     }
-    in_batches = any(each["saves in batches"] for each in everyones.values())
-    gathers = bool(savers) and any(
-        map(_is_in_parts, distributed_optimizers(model))
-    )
-    if gathers:
+    in_batches = on_any("saves in batches")
+    gather = None
+    if savers and any(map(_is_in_parts, distributed_optimizers(model))):
         gather = GatherStates(
-            [each for each in arranged if saves_models(each)],
+            [each for each in kept if saves_models(each)],
             in_batches=in_batches,
             root_rank=min(savers) if len(savers) == 1 else None,
             process_set=process_set,
         )
-        arranged = [gather, *arranged]
-    arranged.sort(key=_joins, reverse=True)
     terms = Terms(
         process_set=process_set,
-        votes=any(each["looks at batches"] for each in everyones.values()),
-        uneven=uneven,
+        votes=on_any("looks at batches"),
+        uneven=any(map(_joins, given)),
         restored_by=_restored_by(everyones),
         monitored=sorted({each.monitor for each in given if _decides(each)}),
         local_variables=[
@@ -193,6 +221,31 @@ def _put_right(callback_list: Any, data: Any) -> None:
             ),
         ],
     )
+    return _Decision(
+        kept=kept,
+        averages=on_any("needs averages"),
+        gather=gather,
+        meets=terms.votes or (gather is not None and in_batches),
+        terms=terms,
+    )
+
+
+def _arrange(callback_list: Any, decision: _Decision) -> None:
+    """Puts the callbacks in their order, until training has ended."""
+    given, terms = callback_list.callbacks, decision.terms
+    arranged = decision.kept
+    if decision.averages:
+        averages = [each for each in arranged if _averages(each)] or [
+            MetricAverages(process_set=terms.process_set, strict=False)
+        ]
+        others = [each for each in arranged if not _averages(each)]
+        arranged = [*averages, *others]
+    arranged = [
+        *([] if decision.gather is None else [decision.gather]),
+        *(each.notes for each in arranged if _averages(each)),
+        *arranged,
+    ]
+    arranged.sort(key=_joins, reverse=True)
 
     def undo() -> None:
         callback_list.callbacks = given
@@ -200,9 +253,9 @@ def _put_right(callback_list: Any, data: Any) -> None:
     arranged.append(Agreement(terms, at_end=undo))
     for each in arranged:
         if each not in given:
-            each.set_params(params)
-            each.set_model(model)
-    if terms.votes or (gathers and in_batches):
+            each.set_params(callback_list.params or {})
+            each.set_model(callback_list.model)
+    if decision.meets:
         # Keras has looked at this rank's callbacks alone to see whether those
         # at the end of a batch may be called from another thread.
         callback_list._async_train = False
