@@ -103,7 +103,7 @@ class RingRank {
       context_.transport.Abort(status);
       return status;
     }
-    EXPECT_TRUE(in_place || source.Download() == input) << What(c);
+    EXPECT_TRUE(in_place || source.Download() == input) << LabelOf(c);
     return result.Download();
   }
 
@@ -114,9 +114,9 @@ class RingRank {
     const Elements input = AllreduceInput(c.dtype, c.op, c.count, rank());
     for (const bool in_place : {false, true}) {
       const auto result = Reduce(c, input, in_place, allreduce);
-      ASSERT_TRUE(result.ok()) << What(c) << ": " << result.status();
+      ASSERT_TRUE(result.ok()) << LabelOf(c) << ": " << result.status();
       ASSERT_TRUE(*result == c.expected)
-          << What(c) << (in_place ? ", in place" : "");
+          << LabelOf(c) << (in_place ? ", in place" : "");
     }
   }
 
@@ -138,10 +138,10 @@ class RingRank {
           context_,
           {source.data(), result.data(), c.count, c.dtype, c.op, c.postscale},
           chunks);
-      ASSERT_TRUE(status.ok()) << What(c) << ": " << status;
+      ASSERT_TRUE(status.ok()) << LabelOf(c) << ": " << status;
       ASSERT_TRUE(share(result.Download()) == share(c.expected))
-          << What(c) << ", scattered" << (in_place ? ", in place" : "");
-      ASSERT_TRUE(in_place || source.Download() == input) << What(c);
+          << LabelOf(c) << ", scattered" << (in_place ? ", in place" : "");
+      ASSERT_TRUE(in_place || source.Download() == input) << LabelOf(c);
     }
     if (c.op != ReduceOp::kSum && c.op != ReduceOp::kAverage) return;
     const Tensor source(device_, input);
@@ -152,7 +152,7 @@ class RingRank {
         chunks);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(output.Download() == share(c.expected))
-        << What(c) << ", scattered, alone";
+        << LabelOf(c) << ", scattered, alone";
   }
 
   void CheckAllgather(std::vector<int64_t> bytes_of_rank) {
@@ -244,7 +244,7 @@ class RingRank {
   }
 
  protected:
-  std::string What(const AllreduceCase& c) const {
+  std::string LabelOf(const AllreduceCase& c) const {
     return absl::StrCat(Name(c.op), " of ", c.count, " ", Name(c.dtype), " on ",
                         Where());
   }
@@ -292,7 +292,7 @@ class HostRank : public RingRank<HostDevice, HostElements> {
     for (const Elements& output : outputs) {
       result.insert(result.end(), output.begin(), output.end());
     }
-    ASSERT_TRUE(result == c.expected) << What(c) << ", in pieces";
+    ASSERT_TRUE(result == c.expected) << LabelOf(c) << ", in pieces";
   }
 
   // Through a stage of `stage_count` elements.
@@ -321,7 +321,7 @@ class HostRank : public RingRank<HostDevice, HostElements> {
         absl::MakeSpan(stage), copying);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(copying.output == c.expected)
-        << What(c) << ", stage of " << stage_count;
+        << LabelOf(c) << ", stage of " << stage_count;
   }
 
   // The sum of these numbers depends on the order of the additions.
@@ -339,7 +339,7 @@ class HostRank : public RingRank<HostDevice, HostElements> {
     const auto bytes = static_cast<int64_t>(data.size());
     status = RingBroadcast(context_, of_rank_0.data(), bytes, /*root=*/0);
     ASSERT_TRUE(status.ok()) << status;
-    ASSERT_TRUE(data == of_rank_0) << What(c) << " differs from rank 0's";
+    ASSERT_TRUE(data == of_rank_0) << LabelOf(c) << " differs from rank 0's";
   }
 
  private:

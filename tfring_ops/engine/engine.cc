@@ -37,14 +37,16 @@ namespace tfring {
 namespace {
 
 constexpr int kCoordinatorRank = Negotiator::kCoordinatorRank;
-// How long an engine keeps IdleWatch::kShortestPeriod after its last work.
+// How long after its last work an engine still looks for messages each
+// IdleWatch::kShortestPeriod.
 constexpr std::chrono::seconds kLongIdle{1};
-// The same while workers are busy, which wake it when they are free.
+// The longest time between two looks while workers are busy; a worker that has
+// become free wakes the engine's thread.
 constexpr std::chrono::microseconds kBusyPoll{250};
-// A bucket of fewer bytes is not worth the way to a worker, nor from its caller
-// to the engine's thread.
-constexpr int64_t kWorkerBytes = 64 << 10;
-// How long the thread that submits such a request waits for all ranks.
+// To wake a worker for a smaller bucket, or the engine's thread for a smaller
+// request, would take longer than to run it.
+constexpr int64_t kSmallBytes = 64 << 10;
+// How long the thread that submits a small request waits for all ranks.
 constexpr std::chrono::microseconds kBriefWait{20};
 
 class RingEngine final : public Engine {
@@ -110,19 +112,20 @@ class RingEngine final : public Engine {
   const Options& options() const override { return options_; }
 
  private:
-  struct InFlight {
+  // Submitted, and not agreed on yet.
+  struct Requested {
     TensorEntry entry;
     Clock::time_point since;
   };
 
-  // The next response list is agreed on while the buckets of the last one are
-  // on the wire.
+  // Every wait on one of the channels makes progress with the negotiation: so
+  // the next response list is agreed on while buckets are on the wire.
   std::vector<std::unique_ptr<Transport>> Polling(
       std::vector<std::unique_ptr<Transport>> channels) {
     for (std::unique_ptr<Transport>& channel : channels) {
       channel = MakePollingTransport(std::move(channel), [this] {
-        // While a worker has it, the driver attends by itself; the worker
-        // need not wait for a bucket whose neighbour has failed.
+        // A worker that waits leaves the negotiation to the driver, and stops
+        // if the engine is aborted.
         return seat_.IsMine() ? Poll() : AbortReason();
       });
     }
@@ -131,7 +134,7 @@ class RingEngine final : public Engine {
 
   int world_rank() const { return members_.world_ranks[rank()]; }
 
-  // Unless it has been started.
+  // Starts the engine's thread, unless it runs already.
   void StartThread() {
     if (started_) return;
     std::lock_guard<std::mutex> lock(start_mutex_);
@@ -140,7 +143,7 @@ class RingEngine final : public Engine {
     started_ = true;
   }
 
-  // For the IdleWatch, which until the start has the place of the thread.
+  // For the IdleWatch, which takes the thread's place until the thread starts.
   std::optional<std::chrono::microseconds> LookWhileIdle() {
     std::unique_lock<std::mutex> lock(start_mutex_);
     if (started_) return std::nullopt;
@@ -166,25 +169,25 @@ class RingEngine final : public Engine {
   }
 
   bool RunSmallRequests() {
-    if (!in_flight_.empty() || !lanes_.idle()) return false;
+    if (!requested_.empty() || !lanes_.idle()) return false;
     const auto end = std::chrono::steady_clock::now() + kBriefWait;
     for (Backoff backoff;; backoff.Pause()) {
       if (!Poll().ok()) return false;
-      for (const auto& [name, waiting] : in_flight_) {
+      for (const auto& [name, waiting] : requested_) {
         if (!IsSmall(waiting.entry.request)) return false;
       }
       // The engine's thread meets an error again, and ends everything; one that
       // a Poll has met stays, also where it was for something that may fail.
       poll_status_.Update(RunNext());
       if (!poll_status_.ok() || finished_) return false;
-      if (in_flight_.empty()) return !negotiator_.HasNext();
+      if (requested_.empty()) return !negotiator_.HasNext();
       if (std::chrono::steady_clock::now() >= end) return false;
     }
   }
 
   static bool IsSmall(const CollectiveRequest& request) {
     return !OnDevice(request) && request.kind != CollectiveKind::kJoin &&
-           SizeInBytes(request) <= kWorkerBytes;
+           SizeInBytes(request) <= kSmallBytes;
   }
 
   void Run() {
@@ -196,15 +199,15 @@ class RingEngine final : public Engine {
       seat_.Take();
       progressed_ = false;
       if (next == Next::kAwaitWork) {
-        // Otherwise it would take many looks until a lost rank is seen, and
-        // the GPU may be waiting for it.
+        // Or a lost rank would be seen only after many looks, and the GPU may
+        // be waiting for it.
         poll_status_.Update(process_set_.control->Progress());
       }
       if (!finished_) status = Step();
       if (!status.ok() || finished_) break;
       next = progressed_                                    ? Next::kStep
              : !lanes_.idle()                               ? Next::kAwaitLanes
-             : in_flight_.empty() && !negotiator_.HasNext() ? Next::kAwaitWork
+             : requested_.empty() && !negotiator_.HasNext() ? Next::kAwaitWork
                                                             : Next::kPause;
       const bool on_device = lanes_.launched() > 0;
       const std::chrono::microseconds idle_poll = IdlePoll();
@@ -223,11 +226,11 @@ class RingEngine final : public Engine {
     seat_.Leave();
   }
 
-  // The last thing that a driver does.
+  // The end of the engine's thread.
   void Conclude(absl::Status status) {
     if (status.ok()) status = negotiator_.Flush();
     if (!status.ok()) {
-      Abort(status);  // for workers that wait
+      Abort(status);  // ends the waits of workers
       // Peers may be waiting for this rank, and buffers still be in flight.
       process_set_.control->Abort(status);
       lanes_.Abort(status);
@@ -263,9 +266,9 @@ class RingEngine final : public Engine {
     return RunNext();
   }
 
-  // The next decision, if there is one.
+  // Applies the next decision, if there is one.
   absl::Status RunNext() {
-    // Until then requests that become ready may share a message.
+    // Until a lane has room, requests that become ready may share a bucket.
     if (lanes_.HasRoom()) {
       TFRING_ASSIGN_OR_RETURN(std::optional<Negotiator::Decision> decision,
                               negotiator_.Next());
@@ -292,9 +295,9 @@ class RingEngine final : public Engine {
     for (TensorEntry& entry : submissions_.Take()) {
       const std::string name = entry.request.name;
       requests.push_back(entry.request);
-      in_flight_.emplace(name, InFlight{std::move(entry), now});
+      requested_.emplace(name, Requested{std::move(entry), now});
     }
-    if (!in_flight_.empty()) last_work_ = now;
+    if (!requested_.empty()) last_work_ = now;
     TFRING_ASSIGN_OR_RETURN(
         const bool progressed,
         negotiator_.Progress(std::move(requests),
@@ -334,7 +337,8 @@ class RingEngine final : public Engine {
     return absl::OkStatus();
   }
 
-  // An error leaves the entries in flight: their memory may be, too.
+  // After an error the entries are not done: the wire may still use their
+  // memory.
   absl::Status Execute(Response bucket, int64_t agreed_ns) {
     while (!tasks_.empty() && tasks_.front()->finished()) tasks_.pop_front();
     const auto& task = tasks_.emplace_back(std::make_shared<BucketTask>(
@@ -342,7 +346,7 @@ class RingEngine final : public Engine {
     const Response& agreed = task->bucket();
     for (size_t i = 0; i < agreed.names.size(); ++i) {
       const std::string& name = agreed.names[i];
-      if (auto node = in_flight_.extract(name); !node.empty()) {
+      if (auto node = requested_.extract(name); !node.empty()) {
         TensorEntry& entry = node.mapped().entry;
         Timeline::Global().RecordRequest(Timeline::Phase::kNegotiate,
                                          entry.request, entry.submitted_ns,
@@ -363,12 +367,12 @@ class RingEngine final : public Engine {
   absl::Status RunBeside(const std::shared_ptr<BucketTask>& task) {
     TFRING_RETURN_IF_ERROR(WaitUntil([this] { return lanes_.HasRoom(); }));
     TFRING_ASSIGN_OR_RETURN(ExecutionLane* const lane, lanes_.Next());
-    if (task->bytes() < kWorkerBytes && lane->worker->left() == 0) {
+    if (task->bytes() < kSmallBytes && lane->worker->left() == 0) {
       return RunAndFinish(task, *lane);
     }
     lane->worker->Add([this, task, lane] {
       const absl::Status status = RunAndFinish(task, *lane);
-      // Which has the engine's thread finish it.
+      // The engine's thread then finishes the task.
       if (!status.ok()) Abort(status);
     });
     return absl::OkStatus();
@@ -383,7 +387,7 @@ class RingEngine final : public Engine {
     TFRING_RETURN_IF_ERROR(WaitUntil(is_free));
     const absl::StatusOr<ExecutionLane*> lane = lanes_.Of(task->first());
     if (!lane.ok()) {
-      // Agreed by all ranks: the engine continues.
+      // All ranks have the same error: the engine continues.
       task->Finish(lane.status());
       return absl::OkStatus();
     }
@@ -391,7 +395,7 @@ class RingEngine final : public Engine {
     return follows ? absl::OkStatus() : WaitUntil(is_free);
   }
 
-  // Attends meanwhile.
+  // Makes progress with the negotiation meanwhile.
   template <typename Condition>
   absl::Status WaitUntil(const Condition& condition) {
     for (Backoff backoff; !condition();) {
@@ -407,7 +411,7 @@ class RingEngine final : public Engine {
   }
 
   void Finish(const std::string& name, const absl::Status& status) {
-    auto node = in_flight_.extract(name);
+    auto node = requested_.extract(name);
     if (node.empty()) return;
     tfring::Finish(node.mapped().entry, status, submissions_);
   }
@@ -419,26 +423,26 @@ class RingEngine final : public Engine {
     const Clock::time_point now = clock_.Now();
     for (TensorEntry& entry : submissions_.Take()) {
       const std::string name = entry.request.name;
-      in_flight_.emplace(name, InFlight{std::move(entry), now});
+      requested_.emplace(name, Requested{std::move(entry), now});
     }
     for (const auto& task : tasks_) task->Finish(ended_);
-    while (!in_flight_.empty()) {
-      Finish(std::string(in_flight_.begin()->first), ended_);
+    while (!requested_.empty()) {
+      Finish(std::string(requested_.begin()->first), ended_);
     }
   }
 
-  // Returns the wait that keeps this rank: for what is on the wire, else for
-  // the oldest request that is not agreed on.
+  // Returns this rank's longest wait: for a bucket on the wire, else for the
+  // oldest request that is not agreed on.
   std::optional<SilenceWatch::Wait> OldestWait() const {
     for (const auto& task : tasks_) {
-      if (!task->finished()) return {{task->what(), task->since()}};
+      if (!task->finished()) return {{task->label(), task->since()}};
     }
-    const InFlight* oldest = nullptr;
-    for (const auto& [name, waiting] : in_flight_) {
+    const Requested* oldest = nullptr;
+    for (const auto& [name, waiting] : requested_) {
       if (oldest == nullptr || waiting.since < oldest->since) oldest = &waiting;
     }
     if (oldest != nullptr) {
-      return {{What(members_, oldest->entry.request), oldest->since}};
+      return {{LabelOf(members_, oldest->entry.request), oldest->since}};
     }
     if (ending_since_) {
       return {{absl::StrCat("tfring.shutdown()", members_.Suffix()),
@@ -458,15 +462,15 @@ class RingEngine final : public Engine {
   std::mutex abort_mutex_;
   absl::Status abort_reason_;
   std::mutex start_mutex_;
-  std::atomic<bool> started_{false};  // thread_, under start_mutex_
+  std::atomic<bool> started_{false};  // thread_; set under start_mutex_
 
-  // The rest belongs to the driver.
+  // The next ones belong to the driver, or to IdleWatch until the start.
   DriverSeat seat_;
   Negotiator negotiator_;
   SilenceWatch silence_watch_;
   Lanes lanes_;
   std::deque<std::shared_ptr<BucketTask>> tasks_;  // some are finished
-  std::unordered_map<std::string, InFlight> in_flight_;
+  std::unordered_map<std::string, Requested> requested_;
   std::optional<Clock::time_point> ending_since_;
   Clock::time_point last_work_ = clock_.Now();
   absl::Status poll_status_;

@@ -18,7 +18,7 @@ std::string Ranks(const Members& members, const std::vector<int32_t>& ranks) {
                       " and ", of_world.back());
 }
 
-std::string What(const Members& members, const CollectiveRequest& request) {
+std::string LabelOf(const Members& members, const CollectiveRequest& request) {
   std::string what =
       absl::StrCat(Name(request.kind), " of '", request.name, "'");
   if (!request.tensors.empty()) {

@@ -16,7 +16,7 @@ std::string Ranks(const Members& members, const std::vector<int32_t>& ranks);
 
 // "allreduce of 'metrics' (process set 2)"; with several tensors "allreduce of
 // 'gradients/0' ('bias' to 'kernel')".
-std::string What(const Members& members, const CollectiveRequest& request);
+std::string LabelOf(const Members& members, const CollectiveRequest& request);
 
 // `what` has waited for `silent`, from whom the ranks hear nothing.
 std::string DescribeSilence(const Members& members, const std::string& what,

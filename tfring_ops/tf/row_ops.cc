@@ -79,7 +79,7 @@ class AllgatherStartOp : public StartOp {
       const Tensor& input = context->input(i);
       OP_REQUIRES(context, input.dims() >= 1,
                   absl::InvalidArgumentError(absl::StrCat(
-                      What(entry.request, i),
+                      LabelOf(entry.request, i),
                       ": a scalar has no first dimension to gather along.")));
       tensors->in_use.push_back(input);
       entry.buffers.push_back({input.data(), nullptr});
@@ -147,7 +147,7 @@ class ReducescatterStartOp : public StartOp {
       const TensorInfo& tensor = entry.request.tensors[i];
       OP_REQUIRES(context, input.dims() >= 1,
                   absl::InvalidArgumentError(absl::StrCat(
-                      What(entry.request, i),
+                      LabelOf(entry.request, i),
                       ": a scalar has no first dimension to scatter.")));
       TensorShape shape = input.shape();
       shape.set_dim(0, RowsOfRank(tensor, engine.rank(), engine.size()).count);
@@ -234,7 +234,7 @@ class AlltoallStartOp : public StartOp {
       const int64_t rows = first.dims() == 0 ? 0 : first.dim_size(0);
       OP_REQUIRES(context, rows % engine.size() == 0,
                   absl::InvalidArgumentError(
-                      absl::StrCat(What(entry.request, 0), ": ", rows,
+                      absl::StrCat(LabelOf(entry.request, 0), ": ", rows,
                                    " rows cannot be split evenly between ",
                                    engine.size(), " ranks. Pass splits=.")));
       entry.request.splits.assign(engine.size(), rows / engine.size());
@@ -261,7 +261,7 @@ class AlltoallStartOp : public StartOp {
   static absl::Status CheckSplits(const CollectiveRequest& request, int index,
                                   int size) {
     const TensorInfo& tensor = request.tensors[index];
-    const std::string what = absl::StrCat(What(request, index), ": ");
+    const std::string what = absl::StrCat(LabelOf(request, index), ": ");
     if (tensor.dims.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat(what, "a scalar has no first dimension to split."));

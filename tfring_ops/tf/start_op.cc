@@ -17,7 +17,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-std::string What(const CollectiveRequest& request, int index) {
+std::string LabelOf(const CollectiveRequest& request, int index) {
   const std::string& name = request.tensors[index].name;
   return name.empty() ? Name(request.kind)
                       : absl::StrCat(Name(request.kind), " of '", name, "'");

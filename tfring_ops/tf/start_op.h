@@ -16,7 +16,7 @@
 namespace tfring {
 
 // "broadcast of 'x'"; a request that the engine will name has no name yet.
-std::string What(const CollectiveRequest& request, int index);
+std::string LabelOf(const CollectiveRequest& request, int index);
 
 // A collective's request, with the shapes of the kernel's inputs.
 TensorEntry NewEntry(tensorflow::OpKernelContext* context,

@@ -5,7 +5,7 @@
 namespace tfring {
 namespace {
 
-// One rank has nothing to reduce.
+// On one rank there is nothing to reduce, but the result may be scaled.
 absl::Status CopyAlone(const Kernels& kernels, const RingBuffers& buffers) {
   const RingPiece whole{buffers.input, buffers.output, buffers.count};
   for (const RingPiece& piece : buffers.pieces.empty()
@@ -34,7 +34,8 @@ absl::Status RingAllreduceBlocks(const RingContext& context,
                                  const RingBuffers& buffers, Blocks& blocks) {
   const int n = context.transport.size();
   Primitives prims(context, buffers);
-  // The chunk of a block that was this rank's `j` steps ago.
+  // A block is cut into a chunk for each rank.  This is the chunk of the rank
+  // `j` places before this one in the ring.
   const auto chunk = [&](int64_t block, int j) {
     const Range place = blocks.Place(blocks.at(block));
     const Range own =
@@ -45,8 +46,8 @@ absl::Status RingAllreduceBlocks(const RingContext& context,
   TFRING_RETURN_IF_ERROR(blocks.Begin(blocks.at(0)));
   TFRING_RETURN_IF_ERROR(prims.Send(chunk(0, 1)));
   for (int64_t block = 0; block < blocks.size(); ++block) {
-    // Reduce-scatter.  Chunk r walks once round the ring and is whole at rank
-    // r.
+    // Reduce-scatter.  Chunk r starts at the rank behind r, walks round the
+    // ring, and is whole at rank r.
     for (int j = 2; j < n; ++j) {
       TFRING_RETURN_IF_ERROR(prims.RecvReduceSend(chunk(block, j)));
     }
@@ -56,7 +57,8 @@ absl::Status RingAllreduceBlocks(const RingContext& context,
     for (int j = 1; j < n - 1; ++j) {
       TFRING_RETURN_IF_ERROR(prims.RecvCopySend(chunk(block, j)));
     }
-    // See Note [Reduction by blocks].
+    // See Note [Reduction by blocks] in blocks.h.  Behind the last block there
+    // is an empty one.
     TFRING_RETURN_IF_ERROR(blocks.Begin(blocks.at(block + 1)));
     TFRING_RETURN_IF_ERROR(prims.Send(chunk(block + 1, 1)));
     TFRING_RETURN_IF_ERROR(prims.Recv(chunk(block, n - 1)));

@@ -19,7 +19,7 @@ BucketTask::BucketTask(Response bucket, const Members& members,
       since_(now) {}
 
 void BucketTask::Describe(const CollectiveRequest& request) {
-  if (what_.empty()) what_ = What(members_, request);
+  if (label_.empty()) label_ = LabelOf(members_, request);
 }
 
 void BucketTask::Add(TensorEntry entry) {
@@ -40,7 +40,7 @@ absl::Status BucketTask::Run(ExecutionLane& lane) {
   if (IsTimeout(status)) {
     // No rank is silent, as its engine would have noticed.
     status = absl::DeadlineExceededError(absl::StrCat(
-        what_, " does not move, although every rank is alive: ",
+        label_, " does not move, although every rank is alive: ",
         status.message(), ". A link between the two may be broken."));
   }
   // At once: peers may be in the middle of it, and must not take this rank's

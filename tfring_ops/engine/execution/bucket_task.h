@@ -41,7 +41,7 @@ class BucketTask {
   const CollectiveRequest& first() const { return entries_[0]->request; }
   // Its description for messages; also when it is finished.
   // REQUIRES: it has an entry.
-  const std::string& what() const { return what_; }
+  const std::string& label() const { return label_; }
   // The size of all tensors.
   int64_t bytes() const { return bytes_; }
   bool has_neutral_contributions() const {
@@ -76,7 +76,7 @@ class BucketTask {
   std::deque<TensorEntry> own_;
   std::deque<NeutralContribution> neutral_contributions_;
   std::vector<TensorEntry*> entries_;  // all of them
-  std::string what_;
+  std::string label_;
   int64_t bytes_ = 0;
   std::optional<TimelineSpan> span_;
   std::atomic<bool> finished_{false};

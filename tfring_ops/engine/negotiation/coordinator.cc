@@ -50,7 +50,7 @@ void Coordinator::Add(int rank, CollectiveRequest request, Time now) {
   if (joined_[rank]) {
     Fail({rank}, request.name,
          absl::FailedPreconditionError(absl::StrCat(
-             What(members_, request), ": ", Ranks(members_, {rank}),
+             LabelOf(members_, request), ": ", Ranks(members_, {rank}),
              " has joined, and asks for nothing before all ranks have. Wait "
              "for the join to end first.")));
     return;
@@ -124,7 +124,7 @@ void Coordinator::FailBehind(std::vector<int32_t> behind,
                              const CollectiveRequest& later) {
   const std::string who = Ranks(members_, {ahead});
   absl::Status status = absl::FailedPreconditionError(absl::StrCat(
-      What(members_, request), ": ", Ranks(members_, behind),
+      LabelOf(members_, request), ": ", Ranks(members_, behind),
       " asked for it in execution ", request.execution,
       " of the step that begins with '", request.chain, "', and ", who,
       " in execution ", later.execution, ". So ", who,
@@ -204,7 +204,7 @@ void Coordinator::Decide(Waiting waiting) {
     } else {
       Fail(RanksThat(waiting.submitted, true), waiting.request.name,
            absl::FailedPreconditionError(
-               absl::StrCat(What(members_, waiting.request), ": ", why_not,
+               absl::StrCat(LabelOf(members_, waiting.request), ": ", why_not,
                             ". Call it before the first rank joins, or after "
                             "the last one has.")));
     }
@@ -219,7 +219,7 @@ void Coordinator::Decide(Waiting waiting) {
   }
   Fail(RanksThat(waiting.submitted, true), waiting.request.name,
        absl::FailedPreconditionError(absl::StrCat(
-           What(members_, waiting.request), ": ", waiting.difference, also,
+           LabelOf(members_, waiting.request), ": ", waiting.difference, also,
            ". Run the same model and the same calls on every rank.")));
 }
 
@@ -396,7 +396,7 @@ std::string Coordinator::DescribeStall(const Waiting& waiting, Time now) const {
                          joined.size() == 1 ? " is" : " are",
                          " not waited for)");
   return absl::StrCat(
-      What(members_, waiting.request), " has waited ",
+      LabelOf(members_, waiting.request), " has waited ",
       std::lround(SecondsBetween(waiting.since, now)), " s for ",
       Ranks(members_, missing), "; ",
       Ranks(members_, RanksThat(waiting.submitted, true)), " asked for it",

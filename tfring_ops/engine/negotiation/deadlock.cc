@@ -67,7 +67,7 @@ std::string DescribeDeadlock(const Members& members,
   for (size_t i = 0; i < std::min(listed.size(), kMostListed); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : "; ",
                     Ranks(members, listed[i]->submitted), " in ",
-                    What(members, *listed[i]->request), " for ",
+                    LabelOf(members, *listed[i]->request), " for ",
                     Ranks(members, listed[i]->missing));
   }
   if (listed.size() > kMostListed) {
@@ -90,7 +90,7 @@ std::string DescribeWaits(const Members& members,
         [&](const PendingRequest& one) { return Has(one.submitted, rank); });
     if (found == pending.end() || ++listed > kMostListed) continue;
     absl::StrAppend(&text, ", and ", Ranks(members, {rank}), " waits in ",
-                    What(members, *found->request));
+                    LabelOf(members, *found->request));
   }
   return text;
 }
