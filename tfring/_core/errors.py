@@ -41,8 +41,8 @@ class NotBroadcastWarning(UserWarning):
     `tfring.broadcast_variables` before the first step. `fit` on a distributed
     optimizer raises an error instead.
 
-    It is given where gradients of variables are reduced for the first time, by
-    an optimizer or a tape, on rank 0. As an error it is raised on every rank.
+    Rank 0 gives it when an optimizer or a tape reduces the gradients of
+    variables for the first time. If warnings are errors, every rank raises it.
     """
 
 
@@ -51,7 +51,7 @@ class SameDrawsWarning(UserWarning):
 
     One seed was set on all ranks, and a dataset draws from it in `map`: an
     augmentation is then the same on all ranks, for other samples. `fit` gives
-    it on one rank. As an error it is raised on every rank.
+    it on one rank. If warnings are errors, every rank raises it.
     """
 
 

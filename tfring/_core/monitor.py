@@ -42,12 +42,12 @@ _server: Server | None = None
 
 
 def start_counting() -> None:
-    """Has the engines count from here on, for good."""
+    """Makes the engines count from now until the process ends."""
     native.capi().tfring_statistics_start()
 
 
 def engine_totals() -> EngineTotals:
-    """Sums of what this rank's engines have done since `start_counting`."""
+    """Returns the sums over this rank's engines since `start_counting`."""
     count = len(dataclasses.fields(EngineTotals))
     fields = (ctypes.c_int64 * count)()
     native.capi().tfring_statistics(fields, count)

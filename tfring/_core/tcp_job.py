@@ -95,7 +95,8 @@ class TcpJob(Job):
         return value
 
     def raise_everywhere(self, error: Exception | None) -> None:
-        # For the same reason on this rank alone, whose end the launcher shows.
+        # For the same reason only this rank raises. The launcher reports its
+        # end.
         if error is not None:
             raise error
 

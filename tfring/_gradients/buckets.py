@@ -1,11 +1,11 @@
-"""Cuts a list of tensors into buckets, each of which travels as one request.
+"""Cuts a list of tensors into buckets, one request per bucket.
 
-Note [Bucket sizes]: a bucket travels when the last of its tensors is ready, so
-the last bucket of all travels when nothing is left to compute. Were all
-gradients one bucket, none of it would overlap with backpropagation. So a bucket
-is at most an eighth of the whole; what is lost is an eighth, while the latency
-of eight messages is little where there is much to send. The first one is small,
-so that the wire has work soon.
+Note [Bucket sizes]: a bucket is sent when its last tensor is ready, so nothing
+is left to compute when the last bucket is sent. With all gradients in one
+bucket, communication would not overlap with backpropagation at all. So a bucket
+is at most an eighth of the whole: only an eighth does not overlap, and the
+latency of eight messages is small compared with the time to send many bytes.
+The first bucket is small, so that communication starts early.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def bucket_limits(
     *,
     wire_dtype: Callable[[tf.DType], tf.DType] = lambda dtype: dtype,
 ) -> tuple[int, int]:
-    """Returns the sizes of buckets that overlap with the making of the tensors.
+    """Returns bucket sizes that let communication overlap with computation.
 
     See Note [Bucket sizes].
 
     Args:
-        tensors: All that shall travel.
+        tensors: All tensors to send.
         most_bytes: The size of a bucket that is never exceeded.
         wire_dtype: See `cut_into_buckets`.
 
     Returns:
-        The bytes of the first bucket, and of each other one.
+        The bytes of the first bucket, and of every later bucket.
     """
     total = sum(_static_bytes(t, wire_dtype(t.dtype)) or 0 for t in tensors)
     part = max(_PART_BYTES, total // _PARTS)
@@ -64,15 +64,15 @@ def cut_into_buckets(
     bucket of its own.
 
     Args:
-        tensors: The tensors in the order in which they become ready.
-        limit_bytes: The size that a bucket of several tensors may have.
+        tensors: The tensors, in the order they become ready.
+        limit_bytes: The largest size of a bucket with several tensors.
         first_limit_bytes: The same for the first bucket; default `limit_bytes`.
-        wire_dtype: In which dtype tensors of a dtype travel, whose bytes count;
-            default their own.
+        wire_dtype: Maps a tensor's dtype to the dtype it is sent in, which
+            determines its bytes; default: the dtype itself.
 
     Returns:
         For each bucket the indices of its tensors, ascending. The buckets are
-        in the order in which their last tensors become ready.
+        sorted by the time their last tensors become ready.
     """
     if first_limit_bytes is None:
         first_limit_bytes = limit_bytes
@@ -100,12 +100,12 @@ def cut_into_buckets(
 def cut_by_groups(
     tensors: Sequence[tf.Tensor], groups: Sequence[int]
 ) -> list[list[int]]:
-    """Groups tensors as the caller wishes, whatever their size.
+    """Groups tensors as the caller wishes, regardless of their size.
 
     Args:
-        tensors: The tensors in the order in which they become ready.
-        groups: The number of each tensor's group. Tensors of one group and of
-            one dtype travel together.
+        tensors: The tensors, in the order they become ready.
+        groups: The number of each tensor's group. Tensors of one group and one
+            dtype share a bucket.
 
     Returns:
         See `cut_into_buckets`.

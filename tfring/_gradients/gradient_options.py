@@ -24,32 +24,34 @@ from tfring._ops.devices import checked_device
 from tfring._ops.reductions import ReduceOp
 
 
-# Without comparison: two optimizers never share options.
+# `eq=False`, because two optimizers never share options.
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientOptions:
     """Settings of `reduce_gradients`.
 
     Attributes:
-        device_dense: Where tensors are reduced; "" leaves it to TensorFlow.
+        device_dense: The device that reduces tensors; "" leaves the choice to
+            TensorFlow.
         device_sparse: The same for `tf.IndexedSlices`.
-        compression: How dense gradients are changed before they travel; see
-            `Compression` for `tf.IndexedSlices`.
+        compression: How dense gradients are compressed before they are sent;
+            see `Compression` for `tf.IndexedSlices`.
         sparse_as_dense: If True, `tf.IndexedSlices` are made dense and reduced,
-            instead of gathered from all ranks. Under XLA, whose shapes are
-            static, they always are.
+            instead of gathered from all ranks. Under XLA they are always made
+            dense, because shapes are static there.
         op: `Average`, `Sum` or `Adasum`.
         predivide_factor: Divides gradients before the reduction of an average,
             and multiplies the result. `tf.IndexedSlices` are divided once, as
             they are added up in float32 at least.
-        groups: Lists of variables whose gradients travel together, or a number
-            of groups; default buckets of the size that the engine wishes.
+        groups: Lists of variables; the gradients of one list are reduced
+            together. Or a number of groups. By default the engine chooses the
+            bucket size.
         process_set: The ranks that average among themselves.
         scale_local_gradients: If True, the gradients of local variables are
             divided by the number of ranks.
-        local_variables: Variables whose gradients are not reduced. More may be
-            added until the first step.
+        local_variables: Variables that keep their local gradients, without a
+            reduction. More may be added until the first step.
         offload: Which feature maps leave the device meanwhile.
-        shard_states: Whether each rank keeps a share of the optimizer's
+        shard_states: If True, each rank keeps a share of the optimizer's
             variables; see tfring/_gradients/shares.py.
     """
 
@@ -91,7 +93,7 @@ def gradient_options(
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices.
         TypeError: An argument is of a wrong type.
-        ValueError: An argument has a value that cannot be.
+        ValueError: An argument has an invalid value.
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(

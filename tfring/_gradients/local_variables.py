@@ -1,4 +1,4 @@
-"""Variables that each rank trains by itself, beside those that all share."""
+"""Local variables: variables that each rank trains by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def variable_key(variable: Any) -> Any:
 
 
 class LocalVariables:
-    """Variables, and layers whose variables may be yet to come."""
+    """Variables, and layers that may create their variables later."""
 
     def __init__(self) -> None:
         self._layers: list[Any] = []
@@ -39,13 +39,13 @@ class LocalVariables:
 
 
 def checked_layers(function: str, layers: Any) -> list[Any]:
-    """The layers as a list, of which `function` was given one, some or None."""
+    """Returns one layer, several layers or None as a list of layers."""
     if layers is None:
         return []
     if not isinstance(layers, Sequence):
         layers = [layers]
     for layer in layers:
-        # Keras 2's are of another class.
+        # No check of the class: Keras 2's layers are of another one.
         if not hasattr(layer, "trainable_variables"):
             raise ValueError(
                 f"{function}: local_layers must be Keras layers, got "

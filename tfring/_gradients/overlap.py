@@ -1,36 +1,38 @@
 """Starts reductions early, so that they overlap with backpropagation.
 
 Note [Backward order]: the gradients of the last layers are ready first. Reduced
-in that order, each travels while the ones before it in the model are still
-being computed. TensorFlow runs stateful operations of a graph in the order in
-which they were traced, so a reduction traced too early holds up all after it.
+in that order, each gradient is sent while the gradients of earlier layers are
+still being computed. TensorFlow runs a graph's stateful operations in the order
+of their tracing, so a reduction that is traced too early delays all later ones.
 
-Note [Control dependencies on starts]: a layer has two gradients, that of its
-weights, and that of its input, from which the layer before it goes on.
-TensorFlow takes what is ready in the order it likes; with one thread between
-operations it put the weights of all layers off until there was nothing else to
-do. Starts that were to overlap then come at the end. Therefore an operation
-that no start so far needs, and that uses a tensor which one of them needed,
-waits for the last of them.
+Note [Control dependencies on starts]: a layer has two gradients: one for its
+weights and one for its input. The previous layer continues from the second one.
+TensorFlow runs ready operations in any order. With one inter-op thread it
+delayed the weight gradients of all layers until nothing else was left to run,
+so the starts ran at the end and overlapped with nothing. Therefore, if an
+operation uses a tensor that an earlier start needed, and none of the starts so
+far needs the operation itself, it waits for the last of these starts.
 
-This cannot create a cycle. A start needs the operations that lead to it, the
-starts before it and, as stateful operations run in order, all these that were
-traced before it, with what leads to them; none of these waits for it. Loops of
-TensorFlow 1 cannot be looked through: a graph with such is left alone. Under
-XLA on a GPU it is the same, and on the CPU nothing waits: Note [What waits for
-a start under XLA] in tfring_ops/xla/lowering.cc.
+This cannot create a cycle. A start needs the operations that lead to it and the
+starts before it. Because stateful operations run in order, it also needs all
+stateful operations traced before it and the operations that lead to them. None
+of these waits for the start. TensorFlow 1 loops cannot be analyzed, so a graph
+with such a loop is left unchanged. XLA on a GPU works the same way, and on the
+CPU nothing waits: Note [What waits for a start under XLA] in
+tfring_ops/xla/lowering.cc.
 
-Note [Waiting by data]: nor can an optimization close a cycle later. A control
-edge from the start would not be safe: TensorFlow drops it where another path
-says the same, and then merges operations without looking for paths. So oneDNN's
-layout pass makes one node of BiasAddGrad and Conv2DBackpropFilter, which have
-their gradient in common; the first led to a start, the second waited for it
-through its constant shape. TfringAfterStart therefore stands in the way of the
-data: it passes a tensor on, once the start has run. No optimization knows it,
-so that none merges operations on both sides of it, and those that wait have no
-gradient in common with those that do not. Activations go past it where they
-lead to another input as well: what uses both the activation and that input
-comes after the start anyway. Neither constants nor operations on shapes wait.
+Note [Waiting by data]: an optimization cannot close a cycle later either. A
+control edge from the start would not be safe: TensorFlow drops it if another
+path implies it, and then merges operations without looking for paths. For
+example, oneDNN's layout pass fuses BiasAddGrad and Conv2DBackpropFilter, which
+share their gradient, into one node. The first led to a start, and the second
+waited for that start through its constant shape. So the data itself passes
+through TfringAfterStart, which returns its input tensor once the start has run.
+No optimization knows this operation, so none merges operations across it, and
+an operation that waits shares no gradient with one that does not. An activation
+bypasses it if the activation also leads to another input of the same operation,
+because the operation runs after the start anyway. Neither constants nor
+operations on shapes wait.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Backpropagation:
         return sorted(last_first, key=position)
 
     def wait_for(self, starts: Sequence[Started]) -> None:
-        """Makes backpropagation go on after each start.
+        """Makes backpropagation continue after each start.
 
         See Note [Control dependencies on starts].
 
@@ -126,7 +128,7 @@ class Backpropagation:
                     continue
                 key = inputs[i].name, number
                 if key not in passed:
-                    # Where it is, and after nothing else.
+                    # On the tensor's device, with no other control dependency.
                     with (
                         tf.control_dependencies(None),
                         tf.device(inputs[i].device or None),
@@ -134,7 +136,7 @@ class Backpropagation:
                         passed[key] = chains.after_start(
                             inputs[i], starts[number - 1]
                         )
-                # Not public, but what TensorFlow's own control flow uses.
+                # Private, but TensorFlow's own control flow uses it.
                 operation._update_input(i, passed[key])
 
     def _needed_by(self, starts: Sequence[Started]) -> dict[str, int]:

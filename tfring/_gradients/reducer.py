@@ -1,9 +1,9 @@
 """Reduces gradients over the ranks while backpropagation still runs.
 
-Note [Sparse buckets]: how many rows `tf.IndexedSlices` have is known only when
-the step runs, and differs from rank to rank, so that no limit of bytes can cut
-them. Those that become ready between two dense buckets travel together, as
-those before a dense bucket's last gradient are ready sooner than it.
+Note [Sparse buckets]: the number of rows of `tf.IndexedSlices` is known only
+when the step runs, and differs between ranks. So no limit in bytes can cut
+them. All `tf.IndexedSlices` that become ready between two dense buckets share
+one bucket: they are ready before the later dense bucket's last gradient.
 
 Note [Starts before dones]: a bucket is a start and a done operation. All starts
 are traced before the first done, as one chain (see tfring/_ops/chains.py), so
@@ -62,12 +62,12 @@ _calls = 0
 
 
 def count_of_calls() -> int:
-    """How often gradients have been reduced, or that has been traced."""
+    """Returns the number of gradient reductions that were called or traced."""
     return _calls
 
 
 def count_call() -> None:
-    """Counts a call, or trace, of what reduces gradients."""
+    """Counts one call, or trace, of a function that reduces gradients."""
     global _calls
     _calls += 1
 
@@ -89,9 +89,9 @@ def reduce_gradients(
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`.
-        variables: The variable, or other source, of each gradient. It gives the
-            name by which errors speak of the gradient, and the shape where the
-            trace does not know it.
+        variables: The variable, or other source, of each gradient. Error
+            messages name the gradient after it. It also gives the gradient's
+            shape if the trace does not know the shape.
         options: How they are reduced.
 
     Returns:
@@ -135,7 +135,7 @@ def reduce_gradients(
 
 
 class _Kind(enum.IntEnum):
-    """How a bucket travels. Buckets finish in the order of these kinds."""
+    """How a bucket is reduced. Buckets finish in the order of these kinds."""
 
     INTEGERS = 0  # an average by itself, after all starts
     DENSE = 1  # an allreduce
@@ -144,7 +144,7 @@ class _Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class _Ready:
-    """A gradient that the ranks share, in the form that travels."""
+    """A gradient that the ranks share, in the form that is sent."""
 
     index: int
     variable: Any
@@ -155,7 +155,7 @@ class _Ready:
 
 @dataclasses.dataclass
 class _Bucket:
-    """Gradients of one kind that travel together."""
+    """Gradients of one kind that are sent together."""
 
     gradients: Sequence[_Ready]
     request_name: str
@@ -181,7 +181,7 @@ def _prepare(
     travels: bool,
     options: GradientOptions,
 ) -> _Ready:
-    """Checks a gradient, and compresses it if it is dense and travels."""
+    """Checks a gradient, and compresses it if it is dense and sent."""
     if isinstance(gradient, tf.IndexedSlices) and not options.sparse_as_dense:
         with on_device(options.device_sparse):
             slices = checked_slices("gradients", gradient, options.op)
@@ -209,7 +209,7 @@ def _prepare(
 
 
 def _plan(ready: Sequence[_Ready], options: GradientOptions) -> list[_Bucket]:
-    """The buckets in the order of their starts; see Note [Sparse buckets]."""
+    """Returns the buckets in starting order; see Note [Sparse buckets]."""
     dense = [each for each in ready if each.kind is _Kind.DENSE]
     of_last = {bucket[-1].index: bucket for bucket in _cut(dense, options)}
     buckets: list[list[_Ready]] = []
@@ -296,7 +296,7 @@ def _start(
 
 
 def _finish(bucket: _Bucket, options: GradientOptions) -> list[_Gradient]:
-    """The reduced gradients; integers start here, too."""
+    """Returns the reduced gradients; integers start here, too."""
     if bucket.kind is _Kind.SPARSE:
         with on_device(options.device_sparse):
             return finish_slices(bucket.in_flight)
@@ -322,7 +322,7 @@ def _finish(bucket: _Bucket, options: GradientOptions) -> list[_Gradient]:
 def _with_each_index_once(
     gradient: _Gradient, options: GradientOptions
 ) -> _Gradient:
-    """A gradient that stays on this rank, in the form of reduced ones."""
+    """Returns a gradient of this rank alone, in the form of reduced ones."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     if options.sparse_as_dense:

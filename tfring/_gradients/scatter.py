@@ -1,7 +1,7 @@
 """Reduces gradients into shares, and gathers weights from them.
 
-What tfring/_gradients/reducer.py does for whole gradients, with its overlap.
-See Note [Shares] in shares.py.
+Communication overlaps with backpropagation as in tfring/_gradients/reducer.py,
+which reduces whole gradients. See Note [Shares] in shares.py.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def scatter_gradients(
     Args:
         gradients: One for each of the layout's variables: a tensor,
             `tf.IndexedSlices`, which are made dense, or None.
-        layout: Who gets what.
+        layout: Assigns the shares of the variables to the ranks.
 
     Returns:
-        The shares of the variables that have a gradient, and what this rank has
-        of the result, in the order in which gradients become ready.
+        Pairs of a share and this rank's part of the reduced gradient, one for
+        each variable with a gradient, in the order the gradients become ready.
 
     Raises:
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
@@ -64,7 +64,7 @@ def scatter_gradients(
         ]
 
     ready = {i: position for position, i in enumerate(order)}
-    # In the order in which the last of their gradients become ready.
+    # Sorted by the time the last gradient of a bucket becomes ready.
     buckets = sorted(
         (b for b in layout.buckets if any(i in ready for i in b.indices)),
         key=lambda b: max(ready.get(i, -1) for i in b.indices),
@@ -100,7 +100,7 @@ def scatter_gradients(
             for i, part in own.items():
                 parts[i] = tf.cast(part, bucket.dtype)
     return [
-        # An empty variable's does not travel.
+        # An empty variable is in no bucket.
         (
             layout.shares[i],
             parts[i] if i in parts else layout.shares[i].of(dense[i]),
@@ -112,17 +112,17 @@ def scatter_gradients(
 def gather_shares(
     values: Sequence[tuple[Share, tf.Tensor]], layout: Layout
 ) -> list[tuple[int, tf.Tensor]]:
-    """Gives every rank the whole variables of which each has a share.
+    """Gathers whole variables from the ranks' shares.
 
     Collective: every rank of the layout must call it, for the same shares.
 
     Args:
-        values: Shares, and what this rank has of them.
-        layout: Where they belong.
+        values: Pairs of a share and this rank's value of it.
+        layout: Assigns the shares to the ranks.
 
     Returns:
-        The numbers of the variables, and what is to be assigned to them: the
-        same bits on all ranks.
+        Pairs of a variable's number and its new value, which has the same bits
+        on all ranks.
     """
     options = layout.options
     updated = {share.index: value for share, value in values}

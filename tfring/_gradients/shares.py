@@ -1,21 +1,22 @@
 """Shares: which rank has which elements of the variables.
 
-Note [Shares]: each rank updates a part of each large variable, and some of the
-small variables whole (ZeRO-1: Rajbhandari et al.,
+Note [Shares]: each rank updates a part of each large variable, and some small
+variables as a whole (ZeRO-1: Rajbhandari et al.,
 https://arxiv.org/abs/1910.02054). A part begins at a multiple of 16 elements,
-and the last one ends where its variable does. So each element is computed by
-the instructions that would compute it in the whole variable, those for a full
-vector or those for what is left over, and comes out with the same bits.
+and the last one ends where its variable does. A CPU kernel uses vector
+instructions and, for the elements left over at the end, other instructions.
+With such parts it uses for each element the same instructions as in the whole
+variable, so the result has the same bits.
 
-Note [Buckets of shares]: two collectives do: a reducescatter of gradients, and
-an allgather of weights. Both share out whatever tensor they get by the rule
-above, so that a large variable travels as it is. All others of a bucket are
-packed into one tensor with a row for each rank: the parts of those that are
-shared out stand side by side, and each rank's whole variables behind its own,
-with padding that makes the row a rank's share. The buckets are those in which
-gradients would be reduced, in backward order. They are cut once, and not in
-each trace, as the optimizer's variables belong to them; what order a trace
-makes ready gradients in decides only in which order they travel.
+Note [Buckets of shares]: two collectives are enough: a reducescatter of
+gradients and an allgather of weights. Both split any tensor by the rule above,
+so a large variable is sent without packing. All smaller variables of a bucket
+are packed into one tensor with a row for each rank. A row holds the rank's
+parts of the variables that are split, then the variables that the rank has
+whole, then padding up to the size of a rank's share. The buckets are the same
+as for reducing whole gradients, in backward order. They are cut once and not in
+each trace, because the optimizer's variables depend on them. A trace's order of
+ready gradients determines only the order of sending.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from tfring._gradients.local_variables import variable_key
 from tfring._gradients.reducer import group_numbers, name_of
 from tfring._ops.ordering import traced_for_xla
 
-# A vector of the widest CPU has at most so many elements.
+# The widest CPU vector has at most this many elements.
 # SYNC: kShareMultiple in tfring_ops/engine/tensor_entry.h.
 _ALIGNED_COUNT = 16
-# A variable with fewer elements for each rank is one rank's: so the parts of
-# the others differ by little.
+# A variable with fewer elements per rank belongs to one rank, so that the parts
+# of larger variables differ little in size.
 _LEAST_PART = 32
-# A variable with so many elements travels from where it lies.
+# A variable with at least this many elements is sent without packing.
 _LARGE = 16384
 
 
@@ -53,10 +54,10 @@ class _Cut:
     """How one variable is shared out.
 
     Attributes:
-        shape: The variable's.
-        size: How many ranks there are.
-        part: The elements of a rank, but for the last ranks, which may have
-            fewer. 0 if one rank has all.
+        shape: The variable's shape.
+        size: The number of ranks.
+        part: The number of elements of each rank; the last ranks may have
+            fewer. 0 if one rank has the whole variable.
         owner: That rank.
     """
 
@@ -70,7 +71,7 @@ class _Cut:
         return math.prod(self.shape)
 
     def range_of(self, rank: int) -> tuple[int, int]:
-        """Where the elements of a rank begin, and where they end."""
+        """Returns the begin and the end of a rank's elements."""
         if self.part == 0:
             return 0, self.count if rank == self.owner else 0
         begin = min(self.count, rank * self.part)
@@ -81,7 +82,7 @@ def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
     counts = [math.prod(shape) for shape in shapes]
     loads = [0] * size
     cuts = {}
-    # The large ones first, as the others even out what they leave.
+    # Large variables first: the small ones then balance the loads.
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
         if size > 1 and counts[i] >= _LEAST_PART * size:
             part = _aligned(-(-counts[i] // size))
@@ -96,16 +97,16 @@ def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
 
 
 class Share:
-    """This rank's part of one variable, maybe empty, in its place.
+    """This rank's part of one variable; it may be empty.
 
-    To an optimizer it is a flat variable, which it updates. It has a value
-    during an update alone, and takes no memory otherwise.
+    An optimizer updates it like a flat variable. It has a value only during an
+    update, and uses no memory otherwise.
 
     Attributes:
-        index: Which variable.
-        begin: The first of its elements.
-        end: The one behind the last.
-        value: What an update is at.
+        index: The variable's number.
+        begin: The index of its first element.
+        end: The index after its last element.
+        value: The current value during an update; otherwise None.
     """
 
     constraint = None
@@ -125,7 +126,7 @@ class Share:
         return tf.TensorShape([self.end - self.begin])
 
     def of(self, tensor: Any) -> tf.Tensor:
-        """This part of a tensor of the variable's shape, flat."""
+        """Returns this part of a tensor of the variable's shape, flat."""
         tensor = tf.convert_to_tensor(tensor)
         return tf.cast(_part(tensor, self.begin, self.end), self.dtype)
 
@@ -152,7 +153,7 @@ tf.register_tensor_conversion_function(Share, _value)
 
 
 class Bucket:
-    """Variables of one dtype that travel together, as rows of the ranks.
+    """Variables of one dtype that are sent together, one row per rank.
 
     Attributes:
         indices: Their numbers; none is empty.
@@ -177,20 +178,20 @@ class Bucket:
         self._shared_out = [
             i for i in indices if cuts[i].part > 0 and cuts[i].count < _LARGE
         ]
-        # By the rank that has them whole.
+        # One list for each rank: the variables that it has whole.
         self._whole = [
             [i for i in indices if cuts[i].part == 0 and cuts[i].owner == rank]
             for rank in range(size)
         ]
-        # The elements of a packed row that belong to what is shared out, and
-        # behind them those of a rank's whole variables, with padding.
+        # A packed row has `_shared_count` elements of variables that are split,
+        # then `_whole_count` of a rank's whole variables and padding.
         self._shared_count = sum(cuts[i].part for i in self._shared_out)
         self._whole_count = _aligned(
             max(sum(cuts[i].count for i in of_rank) for of_rank in self._whole)
         )
 
     def pack(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
-        """What travels of tensors, one for each variable; None is zeros."""
+        """Packs tensors to send, one for each variable; None means zeros."""
         whole = {
             i: tf.zeros(self._cuts[i].shape, self.dtype)
             if tensors[i] is None
@@ -212,7 +213,7 @@ class Bucket:
         return result
 
     def own(self, packed: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """This rank's parts of the variables, from what has travelled."""
+        """Returns this rank's parts of the variables from received tensors."""
         result = {}
         for i, tensor in zip(self._large, packed, strict=False):
             result[i] = _part(tensor, *self._cuts[i].range_of(self._rank))
@@ -221,16 +222,16 @@ class Bucket:
             for i, place in self._places(self._rank):
                 begin, end = self._cuts[i].range_of(self._rank)
                 result[i] = row[place : place + end - begin]
-        for i in self.indices:  # Those that other ranks have whole.
+        for i in self.indices:  # Other ranks have the rest whole.
             result.setdefault(i, tf.zeros([0], self.dtype))
         return result
 
     def pack_own(
         self, parts: Mapping[int, tf.Tensor], variables: Sequence[Any]
     ) -> list[tf.Tensor]:
-        """What travels of the variables, of which this rank has these parts.
+        """Packs this rank's parts of the variables to send them.
 
-        Only its shares are defined.
+        Only this rank's shares of the packed tensors are defined.
         """
         result = [
             self._in_place(parts[i], i, variables[i]) for i in self._large
@@ -246,7 +247,7 @@ class Bucket:
         return result
 
     def whole(self, packed: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """The variables, from what has travelled."""
+        """Returns the whole variables from received tensors."""
         result = dict(zip(self._large, packed, strict=False))
         for i, place in self._places(rank=None):
             cut = self._cuts[i]
@@ -259,7 +260,7 @@ class Bucket:
         return result
 
     def _places(self, rank: int | None) -> Iterator[tuple[int, int]]:
-        """What is packed into the row of a rank, or of any; and the places."""
+        """Yields the packed variables of one rank or of all, with places."""
         place = 0
         for i in self._shared_out:
             yield i, place
@@ -275,7 +276,7 @@ class Bucket:
         return tf.reshape(padded, [self._size, cut.part])
 
     def _whole_row(self, flat: Mapping[int, tf.Tensor], rank: int) -> tf.Tensor:
-        """The variables that a rank has whole, one behind the other."""
+        """Concatenates the variables that a rank has whole."""
         row = tf.concat(
             [flat[i] for i in self._whole[rank]] or [tf.zeros([0], self.dtype)],
             0,
@@ -283,14 +284,14 @@ class Bucket:
         return _padded(row, self._whole_count)
 
     def _in_place(self, part: tf.Tensor, i: int, variable: Any) -> tf.Tensor:
-        """A tensor of a variable's shape, with this rank's part in place."""
+        """Returns a tensor of a variable's shape, with this rank's part."""
         cut = self._cuts[i]
         begin, end = cut.range_of(self._rank)
         if traced_for_xla():  # The variable's own memory.
             return native.ops().tfring_write_share(
                 whole=tf.convert_to_tensor(variable), share=part, begin=begin
             )
-        # To write anew is faster than to copy.
+        # A new tensor is faster than a copy of the variable.
         flat = tf.pad(part, [[begin, cut.count - end]])
         return tf.reshape(flat, cut.shape)
 
@@ -298,7 +299,7 @@ class Bucket:
 class Layout:
     """How the variables of an optimizer are shared out.
 
-    The same on all ranks, but for which of the parts is whose.
+    It is the same on all ranks, except for each rank's own shares.
 
     Args:
         variables: All that the optimizer trains, Keras's or TensorFlow's.
@@ -317,7 +318,7 @@ class Layout:
         }
         cuts = _cut_all([tuple(v.shape) for v in self.variables], self.size)
         dtypes = [tf.as_dtype(v.dtype) for v in self.variables]
-        # This rank's, one for each variable.
+        # This rank's share of each variable.
         self.shares = [
             Share(i, dtypes[i], *cut.range_of(self.rank))
             for i, cut in enumerate(cuts)
@@ -328,10 +329,10 @@ class Layout:
         ]
 
     def index_of(self, variable: Any) -> int:
-        """The number of one of `variables`.
+        """Returns the index of a variable in `variables`.
 
         Raises:
-            KeyError: It is none of them.
+            KeyError: It is not in `variables`.
         """
         index: int = self._index_of[variable_key(variable)]
         return index
@@ -341,7 +342,7 @@ class Layout:
         order = [
             i
             for i in reversed(range(len(self.variables)))
-            if 0 not in tuple(self.variables[i].shape)  # They do not travel.
+            if 0 not in tuple(self.variables[i].shape)  # They are not sent.
         ]
         specs = [
             tf.TensorSpec(self.variables[i].shape, self.variables[i].dtype)
@@ -363,7 +364,7 @@ class Layout:
 
 
 def place_in(options: GradientOptions) -> tuple[int, int]:
-    """This rank among those that share, and how many these are."""
+    """Returns this rank and the number of ranks that share the states."""
     process_set = options.process_set
     if not process_set.included():
         return 0, 1
@@ -371,7 +372,7 @@ def place_in(options: GradientOptions) -> tuple[int, int]:
 
 
 def _part(tensor: tf.Tensor, begin: int, end: int) -> tf.Tensor:
-    """Some of a tensor's elements, flat."""
+    """Returns some of a tensor's elements, flat."""
     count = tensor.shape.num_elements()
     if traced_for_xla() and count >= _LARGE:
         row = count // tensor.shape[0]

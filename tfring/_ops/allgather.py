@@ -33,12 +33,12 @@ def allgather(
     """Concatenates the tensors of all ranks along their first dimension.
 
     Collective: every rank must call it, with the same dtype, `name` and
-    dimensions but for the first, which may differ and may be 0. Not supported
-    under `jit_compile=True`, where shapes are static.
+    dimensions. Only the first dimension may differ, and it may be 0. Not
+    supported under `jit_compile=True`, where shapes are static.
 
-    Its gradient is the average of the ranks' gradients, each rank's own rows of
-    it. That is Horovod's; for the sum of the ranks' losses it would be
-    `size()` times as much.
+    Its gradient is this rank's rows of the average of the ranks' gradients, as
+    in Horovod. The exact gradient of the sum of the ranks' losses would be
+    `size()` times as large.
 
     Args:
         tensor: A tensor with at least one dimension, of a dtype that
@@ -48,7 +48,7 @@ def allgather(
         process_set: See `allreduce`.
 
     Returns:
-        The rows of rank 0, then those of rank 1, and so on.
+        The rows of rank 0, then the rows of rank 1, and so on.
 
     Raises:
         NotImplementedError: It is being traced for XLA.
@@ -83,9 +83,9 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gathers several tensors, those of one dtype in one request.
+    """Gathers several tensors, with one request for each dtype.
 
-    Faster than as many calls of `allgather`, which it is like otherwise.
+    It is faster than as many calls of `allgather`, and equivalent to them.
 
     Collective: every rank must call it, with the same number of tensors, and
     tensors that `allgather` would take together.
@@ -97,7 +97,7 @@ def grouped_allgather(
         process_set: See `allreduce`.
 
     Returns:
-        The results, in the order of `tensors`; of no tensors none.
+        The results, in the order of `tensors`; an empty list for no tensors.
 
     Raises:
         NotImplementedError: See `allgather`.
@@ -170,7 +170,7 @@ def start_gather(
     last: bool = True,
     process_set: ProcessSet,
 ) -> Gathering:
-    """Starts what comes after `previous` in its chain, with checked tensors."""
+    """Starts gathering checked tensors, after `previous` in its chain."""
     started = previous
     requests = []
     for request in requests_of(tensors, name, tensor_names):
@@ -187,9 +187,9 @@ def start_gather(
 
 
 def finish_gather(gathering: Gathering) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The results of `start_gather`, and how many ranks took part.
+    """Returns the results of `start_gather` and the number of contributors.
 
-    The number, of int64, is that of the ranks that have not joined.
+    Contributors are the ranks that have not joined; their number is int64.
     """
     results = []
     for request, started in gathering.requests:

@@ -4,8 +4,8 @@ They work eagerly, in a `tf.function` and under `jit_compile=True`, and have
 gradients. Ranks may reach collectives of different names in different orders.
 
 When ranks disagree on a collective, in dtype, shape or anything else, every one
-of them gets the same `tf.errors.FailedPreconditionError`, which says who
-brought what; the job may go on afterwards.
+of them gets the same `tf.errors.FailedPreconditionError`, which says which rank
+sent which value. The job may continue afterwards.
 """
 
 from __future__ import annotations
@@ -76,36 +76,38 @@ def allreduce(
     made dense.
 
     Args:
-        tensor: A tensor of any shape, or what `tf.convert_to_tensor` makes
-            one of. Floating-point, integer or, but for `Average`, bool. Or
-            `tf.IndexedSlices`, for `Average` and `Sum`.
+        tensor: A tensor of any shape, or a value that `tf.convert_to_tensor`
+            accepts. The dtype is floating-point, integer or, except for
+            `Average`, bool. `Average` and `Sum` also take `tf.IndexedSlices`.
         average: Deprecated: True for `op=tfring.Average`, False for
             `op=tfring.Sum`.
-        device_dense: Where a tensor is reduced, such as "/cpu:0": a device of
-            TensorFlow's that exists and for which tfring has kernels. By
-            default where TensorFlow likes. XLA places what it compiles itself.
+        device_dense: The device for the reduction, such as "/cpu:0": an
+            existing TensorFlow device for which tfring has kernels. By default
+            TensorFlow chooses it. XLA chooses the device of compiled operations
+            itself.
         device_sparse: The same for `tf.IndexedSlices`.
-        compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
-            larger floats travel, and are reduced. Or a
+        compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
+            which larger floats are sent and reduced. Or a
             `tfring.compression.Compressor` of your own.
         op: A `tfring.ReduceOp`; `tfring.Average` is the default, and
-            `tfring.Adasum` is of floating-point numbers alone. The average of
-            integers is exact for all values, and rounded towards zero; it
-            travels as int64. That of float16 is divided before it is added, or
-            the sum would be infinite where the average is not: what is smaller
-            than 6e-5 times the number of ranks loses precision. Sums of
-            integers wrap round.
+            `tfring.Adasum` takes only floating-point numbers. The average of
+            integers is exact for all values and rounded towards zero; they are
+            sent as int64. For an average of float16 the values are divided
+            before they are added, because the sum could overflow although the
+            average does not: values smaller than 6e-5 times the number of ranks
+            lose precision. Sums of integers wrap round.
         prescale_factor: Multiplies the tensor before the reduction, in float64,
             and is rounded to its dtype; integers towards zero, and they stop
             at the ends of their range.
         postscale_factor: Multiplies the result in the same way. It is one
             multiplication with the division of an average.
         name: Identifies the call, and names the tensor in errors; within
-            `tf.name_scope` the scope comes before it. By default it comes from
-            the order of calls, which must then be the same on all ranks. In
-            graphs of TensorFlow 1 it is made unique, as operations' names are.
-        process_set: Whose ranks take part; only they may call it, and size and
-            average are those of the set. By default all ranks.
+            `tf.name_scope` the scope comes before it. By default the name
+            depends on the order of calls, which must then be the same on all
+            ranks. In graphs of TensorFlow 1 it is made unique, as operations'
+            names are.
+        process_set: The ranks that take part. Only they may call it, and
+            `size()` and averages refer to the set. By default all ranks.
         ignore_name_scope: If True, the name is used without the name scope,
             for scopes that differ between ranks.
 
@@ -193,10 +195,9 @@ def allreduce(
 
 # Note [Eager allreduce of one tensor]
 #
-# Each operation, and what Python does around it, takes longer than a small
-# collective. So where nothing but the tensor and its name is new, the checks
-# are not made again; and where nothing is to be done but the reduction, it is
-# one operation.
+# Each operation, with the Python code around it, takes longer than a small
+# collective. So if only the tensor and its name are new, the checks are not
+# repeated. If only the reduction has to be done, it is one operation.
 def _attributes(*arguments: Any) -> Attributes | None:
     """Returns `_attributes_in` of this job; None if they cannot be kept."""
     process_set = arguments[-1]
@@ -205,10 +206,10 @@ def _attributes(*arguments: Any) -> Attributes | None:
         set_id = process_set.process_set_id
         return _attributes_in(runtime.starts(), set_id, *arguments)
     except (AttributeError, TypeError, ValueError, NotImplementedError):
-        return None  # Something is wrong, or is no key: a compressor may be.
+        return None  # Invalid or unhashable, as a compressor may be.
 
 
-# By type, too: Decimal(2) equals 2.0, and is no factor.
+# Typed, because Decimal(2) equals 2.0 but is not a valid factor.
 @functools.lru_cache(maxsize=1000, typed=True)
 def _attributes_in(
     job: int,
@@ -227,7 +228,7 @@ def _attributes_in(
     Returns:
         None, if there is more to do, or something may be wrong.
     """
-    del job, process_set_id  # With another one the checks are made again.
+    del job, process_set_id  # If these change, the checks are repeated.
     check_process_set("allreduce", process_set)
     compression = checked_compression("allreduce", compression, process_set)
     op = checked_op("allreduce", op, None)
@@ -264,9 +265,9 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces several tensors over all ranks, those of one dtype together.
+    """Reduces several tensors over all ranks, grouped by dtype.
 
-    Faster than as many calls of `allreduce`, which it is like otherwise.
+    It is faster than as many calls of `allreduce`, and equivalent to them.
 
     Collective: every rank must call it, with the same number of tensors and
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
@@ -286,7 +287,7 @@ def grouped_allreduce(
         name: See `allreduce`.
 
     Returns:
-        The results, in the order of `tensors`; of no tensors none.
+        The results, in the order of `tensors`; an empty list for no tensors.
 
     Raises:
         NotImplementedError: See `allreduce`.

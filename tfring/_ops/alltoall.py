@@ -30,32 +30,33 @@ def alltoall(
     """Gives every rank the rows that each rank has for it.
 
     Collective: every rank must call it, with the same dtype, `name` and
-    dimensions but for the first. Not supported under `jit_compile=True`, where
-    shapes are static.
+    dimensions, except for the first one. Not supported under
+    `jit_compile=True`, where shapes are static.
 
     Args:
         tensor: A tensor with at least one dimension, of a dtype that
-            `allreduce` takes. First in it are the rows for rank 0, behind them
-            those for rank 1, and so on.
-        splits: An integer tensor of shape (`size()`,): how many rows are for
-            each rank, which are all rows. May differ between ranks. By
-            default equally many.
+            `allreduce` takes. It has the rows for rank 0, then the rows for
+            rank 1, and so on.
+        splits: An integer tensor of shape (`size()`,): the number of rows for
+            each rank. Their sum is the number of all rows. May differ between
+            ranks. By default all ranks get equally many.
         name: See `allreduce`.
         ignore_name_scope: See `allreduce`.
         process_set: See `allreduce`.
 
     Returns:
-        The rows from rank 0, behind them those from rank 1, and so on. With
-        `splits` a pair: that, and a tensor of shape (`size()`,), how many rows
-        came from each rank: of int64 if `splits` are, else of int32.
+        The rows from rank 0, then the rows from rank 1, and so on. With
+        `splits` a pair: these rows, and a tensor of shape (`size()`,) with the
+        number of rows from each rank. Its dtype is int64 if the dtype of
+        `splits` is, else int32.
 
     Raises:
         NotImplementedError: It is being traced for XLA.
         TypeError: The dtype is not supported, or `splits` are no integers.
         ValueError: `tensor` is a scalar, or `init` has not been called.
-        tf.errors.InvalidArgumentError: The rows cannot be split evenly, or the
-            splits are not those of this tensor; a `ValueError` as well, but
-            where shapes or splits are not known before a graph is run.
+        tf.errors.InvalidArgumentError: The rows cannot be split evenly, or
+            `splits` does not fit this tensor. It is also a `ValueError`, unless
+            shapes or splits are known only when a graph runs.
         tf.errors.FailedPreconditionError: The ranks did not agree.
 
     Example:

@@ -150,7 +150,7 @@ def checked_compression(
     function: str, compression: Any, process_set: ProcessSet
 ) -> AnyCompressor:
     compression = checked(function, compression)
-    # One rank sends nothing, and keeps all its bits.
+    # A single rank sends nothing, so its tensors keep all their bits.
     return Compression.none if is_alone(process_set) else compression
 
 
@@ -184,8 +184,8 @@ def checked_name(
 
     A `name` within `tf.name_scope` begins with the scope.
     """
-    # Call this after all other checks: a rank whose call raises must not count
-    # it, or its names would differ from those of the other ranks from then on.
+    # Call this after all other checks: a rank must not count a call that
+    # raises, or all its later names would differ from the names on other ranks.
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(
             f"{kind}: name must be a string that is not empty, got {name!r}."
@@ -194,13 +194,13 @@ def checked_name(
         scope = tf.get_current_name_scope()
         name = f"{scope}/{name}" if scope else name
     if tf.executing_eagerly():
-        # Without a name it is named by the engine, as it comes: for every new
-        # name here TensorFlow would make a new kernel, and keep it.
+        # Without a name, the engine names the call when it gets it: for every
+        # new name here TensorFlow would make a new kernel, and keep it.
         return name or ""
     if name and tf.compat.v1.get_default_graph().building_function:
         return name
-    # Names come from the position in this graph, so that every trace of a
-    # function gives the same ones, however often a rank traces it. So do
-    # explicit names in a graph of TensorFlow 1, where two operations of one
-    # name could run at the same time.
+    # Names depend on the position in this graph, so that every trace of a
+    # function gives the same names, regardless of how often a rank traces it.
+    # The same holds for explicit names in a TensorFlow 1 graph, where two
+    # operations of one name could run at the same time.
     return unique_name(name or kind, process_set)

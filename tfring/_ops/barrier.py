@@ -16,14 +16,15 @@ from tfring._ops.autograph import not_converted
 def barrier(
     process_set: ProcessSet = global_process_set, name: str | None = None
 ) -> Any:
-    """Waits until every rank has come here.
+    """Waits until every rank has called it.
 
-    For what ranks do to each other without a collective: rank 0 writes a file,
-    and the others read it behind the barrier.
+    Use it to order effects outside the collectives. For example, rank 0 writes
+    a file, and all ranks read it after the barrier.
 
-    Collective: every rank must call it. In a `tf.function` it waits in its
-    place among the collectives, variables, prints and files; what only computes
-    may run before or after. Not supported under `jit_compile=True`.
+    Collective: every rank must call it. In a `tf.function` it keeps its place
+    among operations on collectives, variables, prints and files. Operations
+    that only compute may run before or after it. Not supported under
+    `jit_compile=True`.
 
     Args:
         process_set: See `allreduce`.
@@ -52,5 +53,5 @@ def barrier(
     name = checked_name("barrier", name, process_set=process_set)
     done = chains.barrier(name, process_set)
     graph = tf.compat.v1.get_default_graph()
-    # A function runs all that is stateful, and can return no operation.
+    # A function runs all stateful operations, and cannot return one.
     return None if graph.building_function else done

@@ -38,7 +38,7 @@ def broadcast(
     Args:
         tensor: A tensor of a dtype that `allreduce` takes. On other ranks than
             the root only its dtype and shape count.
-        root_rank: Whose tensor it is, from 0 to `size() - 1`, as
+        root_rank: The rank that sends its tensor, from 0 to `size() - 1`, as
             `tfring.rank()` counts.
         name: See `allreduce`.
         ignore_name_scope: See `allreduce`.

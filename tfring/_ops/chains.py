@@ -50,8 +50,8 @@ class Common(TypedDict):
         previous: The start before it in the chain; None, the default, begins a
             chain.
         last: True, the default, if it ends the chain; dones may follow.
-        process_set: Whose ranks take part, this one among them; it need not be
-            that of the rest of the chain. By default all ranks.
+        process_set: The ranks that take part, with this one among them; it need
+            not be that of the rest of the chain. By default all ranks.
     """
 
     request_name: str

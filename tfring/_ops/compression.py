@@ -1,4 +1,4 @@
-"""Compression of tensors before they travel, and back.
+"""Compression of tensors before they are sent, and decompression.
 
 `Compression.fp16` and `bf16` send half of the bytes, or a quarter of them;
 users can add compressors of their own.
@@ -15,17 +15,18 @@ from tfring._ops.reductions import SUPPORTED_DTYPES, ReduceOp
 
 
 class Compressor:
-    """Base class of compressors: what travels in place of a tensor.
+    """Base class of compressors, which change tensors before they are sent.
 
     Derive from it for a compression of your own, and pass the class, or an
     instance of it, wherever `compression` is an argument. The ranks reduce the
-    tensor that `compress` returns: from tensors of one dtype and shape it must
-    make such of one dtype and shape on every rank. It is called in graphs and
-    under `jit_compile=True`, too, so it consists of TensorFlow's operations.
+    tensor that `compress` returns: for tensors of one dtype and shape its
+    results must have one dtype and shape on every rank. It is also called in
+    graphs and under `jit_compile=True`, so it must consist of TensorFlow
+    operations.
 
-    `tf.IndexedSlices` are gathered, and reduced where they arrive. They travel
-    as they are, but for `Compression.fp16` and `bf16`. On one rank nothing
-    travels, and no compressor is called.
+    `tf.IndexedSlices` are gathered, and each rank reduces the rows that it
+    receives. Only `Compression.fp16` and `bf16` compress them. A single rank
+    sends nothing, and calls no compressor.
 
     Example:
 
@@ -54,7 +55,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Makes of a tensor what travels.
+        """Compresses a tensor before it is sent.
 
         Args:
             tensor: A tensor of any dtype and shape.
@@ -67,14 +68,14 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Makes of what has travelled a tensor as it was before.
+        """Restores the dtype and shape of a tensor after its reduction.
 
         Args:
             tensor: The reduction of the tensors that `compress` returned.
             ctx: The context that `compress` returned with its tensor.
 
         Returns:
-            A tensor of the dtype and shape of that before `compress`.
+            A tensor with the dtype and shape that it had before `compress`.
         """
         raise NotImplementedError("A Compressor must have its own decompress.")
 
@@ -98,7 +99,7 @@ class _Cast(Compressor):
 
     @classmethod
     def wire_dtype(cls, dtype: tf.DType) -> tf.DType:
-        """Returns the dtype in which tensors of `dtype` travel."""
+        """Returns the dtype in which tensors of `dtype` are sent."""
         is_larger = dtype.is_floating and dtype.size > cls.wire.size
         return cls.wire if is_larger else dtype
 
@@ -130,22 +131,23 @@ class Compression:
 
     A tensor is rounded to the dtype of the wire, reduced in it, and cast back.
     That concerns floats that are larger than the wire's: float32 and float64.
-    All other tensors travel as they are. Must agree across ranks.
+    All other tensors are sent unchanged. Must agree across ranks.
 
-    An allreduce is cast by the engine, block by block, as it copies: that takes
-    no memory of a tensor's size. All else is cast by TensorFlow's operations.
+    The engine casts the tensors of an allreduce block by block as it copies
+    them, which needs no memory of a tensor's size. TensorFlow operations cast
+    the tensors of all other collectives.
 
-    Worth it where the network is the limit. Inside one machine casting, and
-    adding float16 above all, may take longer than what it saves.
+    Use it if the network is the bottleneck. Inside one machine, casting, and
+    above all adding float16, may take more time than it saves.
 
     Each addition on the way is done in float32 and rounded to the dtype of the
     wire, and so are scale factors and the division of an average. Over n ranks
     a sum or an average has, to first order, an error of at most (n + 1) u times
     the sum or the average of the absolute values; u is `2**-11` for `fp16` and
-    `2**-8` for `bf16`. All ranks still get the same bits. On one rank nothing
-    travels, and nothing is rounded.
+    `2**-8` for `bf16`. All ranks still get the same bits. A single rank sends
+    nothing, and rounds nothing.
 
-    For another way of your own see `tfring.compression.Compressor`.
+    To write your own compressor, see `tfring.compression.Compressor`.
 
     Attributes:
         none: Nothing is changed.
@@ -195,12 +197,12 @@ def split_engine_cast(
 ) -> tuple[AnyCompressor, Callable[[tf.DType], tf.DType]]:
     """Splits an allreduce's compression between the engine and TensorFlow.
 
-    The engine casts as it copies, which saves two passes over each tensor; but
-    not for Adasum, which is computed where the tensors are.
+    The engine casts as it copies, which saves two passes over each tensor. It
+    does not cast for Adasum, which computes in the tensors themselves.
 
     Returns:
-        The compressor for what is left to do, and in which dtype the engine
-        must let tensors of a dtype travel.
+        The compressor that TensorFlow still has to apply, and a function from
+        the dtype of a tensor to the dtype that the engine must send.
     """
     kind = compression if isinstance(compression, type) else type(compression)
     if kind in (FP16Compressor, BF16Compressor) and op is not ReduceOp.Adasum:
@@ -211,8 +213,8 @@ def split_engine_cast(
 def compressor_for_rows(compression: AnyCompressor) -> AnyCompressor:
     """Returns the compressor for the rows of `tf.IndexedSlices`.
 
-    They meet those of other ranks, of which another compressor than a cast does
-    not know: its context is of this rank's rows.
+    Each rank decompresses the rows of all ranks. Only a cast can do that: any
+    other compressor's context belongs to this rank's own rows.
     """
     kind = compression if isinstance(compression, type) else type(compression)
     return compression if issubclass(kind, _Cast) else NoneCompressor
@@ -221,10 +223,10 @@ def compressor_for_rows(compression: AnyCompressor) -> AnyCompressor:
 def compress(
     function: str, compression: AnyCompressor, tensor: tf.Tensor
 ) -> tuple[tf.Tensor, Any]:
-    """Returns what travels of a tensor, and the context for `decompress`.
+    """Returns the tensor to send, and the context for `decompress`.
 
     Raises:
-        TypeError: The compressor gives something that cannot travel.
+        TypeError: The compressor returns something that cannot be sent.
     """
     if compression is NoneCompressor:
         return tensor, None
@@ -251,10 +253,10 @@ def decompress(
     context: Any,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Returns the tensor that has travelled in the dtype it had before.
+    """Returns the reduced tensor in the dtype it had before `compress`.
 
     Raises:
-        TypeError: The compressor gives another dtype.
+        TypeError: The compressor returns another dtype.
     """
     if compression is NoneCompressor:
         return travelled

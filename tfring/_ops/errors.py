@@ -8,8 +8,8 @@ import tensorflow as tf
 class InvalidArgumentError(tf.errors.InvalidArgumentError, ValueError):
     """An argument that no collective can take, found before it starts.
 
-    A `ValueError`, and for who comes from Horovod, where the op finds it, a
-    `tf.errors.InvalidArgumentError`.
+    It is a `ValueError`. It is also a `tf.errors.InvalidArgumentError`, because
+    Horovod's operations raise that for such an argument.
 
     Args:
         message: The text of the error.

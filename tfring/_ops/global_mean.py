@@ -27,11 +27,11 @@ def global_mean(
 ) -> tf.Tensor:
     """Divides the sum of this rank's values by the mean count of the ranks.
 
-    A loss with a mask divides by how many elements are valid. Each rank has
-    another number of them, and the average of the ranks' means is not the mean
-    over all elements: with few valid elements on one rank, these count for too
-    much. The ranks' averages of this loss, and of its gradients, are those of
-    one process with the batches of all ranks.
+    A loss with a mask divides by the number of valid elements. This number
+    differs between ranks, so the average of the ranks' means is not the mean
+    over all elements: if one rank has few valid elements, these count too much.
+    Averaged over the ranks, this loss and its gradients are the same as in one
+    process with the batches of all ranks.
 
     Collective: every rank must call it, also under `jit_compile=True`. Use it
     with the default `op=tfring.Average` of the optimizer or the tape.
@@ -39,14 +39,14 @@ def global_mean(
     Args:
         values: The losses of this rank's elements, of a floating-point dtype
             and any shape.
-        weights: How much each counts: a mask, of bools, or numbers, of a shape
-            that broadcasts to that of `values`. By default all count alike. It
-            has no gradient.
+        weights: The weight of each element: a mask of bools, or numbers, with a
+            shape that broadcasts to the shape of `values`. By default all
+            elements count equally. It has no gradient.
         process_set: The ranks that train together.
         name: See `tfring.allreduce`.
 
     Returns:
-        A scalar of the dtype of `values`; 0 where no rank has a valid element.
+        A scalar of the dtype of `values`; 0 if no rank has a valid element.
 
     Raises:
         TypeError: `values` are not of a floating-point dtype.
@@ -88,6 +88,6 @@ def global_mean(
         count = allreduce(
             count, op=ReduceOp.Average, name=name, process_set=process_set
         )
-    # What does not count may be infinite.
+    # A value with weight 0 may be infinite.
     total = tf.reduce_sum(tf.math.multiply_no_nan(losses, counts))
     return tf.cast(tf.math.divide_no_nan(total, count), values.dtype)

@@ -1,15 +1,16 @@
 """Gradients of the collectives; importing it registers them.
 
-The gradient of data that came from other ranks goes back to them: each gradient
-is a collective itself, and all ranks must take it.
+The gradient of received data is sent back to the ranks that sent the data. So
+each gradient is itself a collective, and all ranks must compute it.
 
-Note [Whose loss]: the factors are Horovod's, so that a script that moves here
-trains as before. The gradients of allreduce and alltoall are exact for the sum
-of the ranks' losses. The result of allgather and broadcast is taken for one
-replicated tensor, whose gradient is the average of what the ranks have, and
-`1 / size()` of the exact one; that of reducescatter is `size()` times the exact
-one. So a reducescatter with an allgather behind it has the gradient of the
-allreduce that it is.
+Note [Whose loss]: the factors are Horovod's, so that a ported script trains as
+before. The gradients of allreduce and alltoall are exact for the sum of the
+ranks' losses. The result of allgather and broadcast counts as one replicated
+tensor: its gradient is the average of the ranks' gradients. That is the exact
+    gradient divided by `size()`. The gradient of reducescatter is `size()`
+    times the
+exact one. So a reducescatter followed by an allgather has the gradient of an
+allreduce.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("TfringAlltoallDone")
 def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
-    # Back by the way that the rows came.
+    # Each row's gradient is sent back to the rank that sent the row.
     rows = _dense(op, gradients[:-1])
     name = _gradient_name(op)
     started = chains.start_alltoall(
@@ -108,8 +109,8 @@ def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
 def _broadcast_gradient(op: Any, *gradients: Any) -> list[Any]:
     means = _allreduce(op, gradients[:-1], reduce_op=ReduceOp.Average)
     if runtime.rank() != op.get_attr("root_rank"):
-        # Zeros that depend on the others' reduction: who fetches them in a
-        # graph of TensorFlow 1 takes part in it.
+        # Zeros that depend on the reduction: a TensorFlow 1 session that
+        # fetches them takes part in it.
         with tf.control_dependencies(means):
             means = [tf.zeros_like(gradient) for gradient in means]
     return [*means, None]
@@ -120,8 +121,8 @@ def _allgather_gradient(op: Any, *gradients: Any) -> list[Any]:
     gradients = gradients[:-1]  # contributors have none
     inputs = op.inputs[: len(gradients)]
     means = _allreduce(op, gradients, reduce_op=ReduceOp.Average)
-    # A row for each rank that has not joined: which it is, and how many rows
-    # of each result are its own.
+    # A row for each rank that has not joined: the rank, and the number of its
+    # rows in each result.
     rank = _process_set(op).rank()
     own_rows = [tf.shape(tensor, tf.int64)[0] for tensor in inputs]
     ranked = tf.stack([tf.constant(rank, tf.int64), *own_rows])[tf.newaxis]
@@ -184,8 +185,8 @@ def _allreduce(
 def _dense(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
     """Makes gradients of the first outputs of `op` dense, in their dtypes.
 
-    Some may be None or tf.IndexedSlices, or come in another dtype from who
-    passes `grad_ys` or `output_gradients`.
+    Some gradients may be None or tf.IndexedSlices. They have another dtype if
+    the caller passed such `grad_ys` or `output_gradients`.
     """
     return [
         tf.zeros_like(output)

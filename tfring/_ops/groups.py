@@ -27,12 +27,12 @@ def requests_of(
     name: str,
     tensor_names: Sequence[str] | None = None,
 ) -> Iterator[Request]:
-    """Splits tensors by dtype, in the order in which the dtypes come.
+    """Splits tensors by dtype, in the order the dtypes first appear.
 
     Args:
         tensors: Not empty.
-        name: The first request's; those after it add their dtype. "" leaves
-            all names to the engine.
+        name: The first request's name; later requests append their dtype. ""
+            leaves all names to the engine.
         tensor_names: Names of the tensors in errors; by default numbers.
     """
     if len(tensors) == 1 and tensor_names is not None:
@@ -56,10 +56,10 @@ def requests_of(
 def in_order(
     results: Sequence[tuple[Request, Sequence[tf.Tensor]]],
 ) -> list[tf.Tensor]:
-    """The results of all requests, each in the position of its tensor.
+    """Returns the results of all requests in the order of their tensors.
 
-    In a graph of TensorFlow 1 whoever fetches one of them runs all: a session
-    would leave the others in flight.
+    In a TensorFlow 1 graph, fetching one result runs all requests: a session
+    would otherwise leave some requests in flight.
     """
     if tf.executing_eagerly() and len(results) == 1:
         return list(results[0][1])

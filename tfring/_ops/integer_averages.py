@@ -1,12 +1,11 @@
 """Averages of integers, exact for every value.
 
-Note [Exact averages of integers]: the sum on the way to an average may be
-beyond the range of a dtype that holds the average. So the ranks add up int64,
-and divide what they get: integers of up to 32 bits travel as int64, and those
-of 64 bits as two of them, the upper and the lower 32 bits. Neither sum
-overflows below 2**30 ranks. With them travels a 1 from each rank, the sum of
-which is the number of ranks that take part: not those that have joined.
-Integers are averaged rarely, and their bytes matter little.
+Note [Exact averages of integers]: the sum for an average may overflow a dtype
+that holds the average. So the ranks add up int64 and divide the sums. Integers
+of up to 32 bits are sent as one int64, and integers of 64 bits as two: the
+upper and the lower 32 bits. Neither sum overflows below 2**30 ranks. Each rank
+also sends a 1, and the sum of the ones is the number of ranks that have not
+joined. Integers are averaged rarely, and their bytes matter little.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FORGIVEN = 2.0**-51
 
 
 class Reduction:
-    """Tensors of a group on their way: integers to average become summands.
+    """Tensors of a group to send, with summands in place of integer averages.
 
     Args:
         op: The reduction of the group.
@@ -33,8 +32,8 @@ class Reduction:
         postscale_factor: Multiplies each result.
         tensors: The tensors of the group.
         names: Their names in errors.
-        rank_count: How many ranks take part, where that is known; by default
-            they are counted.
+        rank_count: The number of ranks that take part, if it is known; by
+            default they are counted.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Reduction:
         self._dtypes = [tensor.dtype for tensor in tensors]
         self._rank_count = rank_count
         self._counts: list[int] = []  # of each tensor
-        # The tensors that travel in their place.
+        # The tensors to send in their place.
         self.tensors: list[tf.Tensor] = []
         self.names: list[str] = []
         for tensor, name in zip(tensors, names, strict=True):
@@ -68,13 +67,13 @@ class Reduction:
             self._counts.append(len(self.tensors) - before)
 
     def of(self, dtype: tf.DType) -> tuple[ReduceOp, float, float]:
-        """The op and the factors of what travels as `dtype`."""
+        """Returns the op and the factors for tensors sent as `dtype`."""
         if self._is_integer_average(dtype):
             return ReduceOp.Sum, 1.0, 1.0
         return self._op, *self._factors
 
     def results(self, reduced: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The group's results, from those of `self.tensors`."""
+        """Returns the group's results from the reduced `self.tensors`."""
         results = []
         left = iter(reduced)
         for dtype, count in zip(self._dtypes, self._counts, strict=True):
@@ -90,7 +89,7 @@ class Reduction:
 
 
 def summands(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The int64 tensors, of the same shape, that are added up instead."""
+    """Returns int64 tensors of the same shape to add up instead of a tensor."""
     if tensor.dtype.size < 8:
         return [tf.cast(tensor, tf.int64)]
     bits = tf.bitcast(tensor, tf.int64)
@@ -114,10 +113,10 @@ def _summand_names(dtype: tf.DType, name: str) -> list[str]:
 def quotient(
     sums: Sequence[tf.Tensor], divisor: Any, factor: float, dtype: tf.DType
 ) -> tf.Tensor:
-    """`factor * sum / divisor` of what `summands` have become, in `dtype`.
+    """Returns `factor * sum / divisor` in `dtype`, from the sums of `summands`.
 
-    Rounded towards zero, and once. Exact if the factor is 1; otherwise
-    multiplied in float64, and kept within the range of the dtype.
+    It is rounded towards zero, once. It is exact if the factor is 1; otherwise
+    it is multiplied in float64, and kept within the range of the dtype.
     """
     divisor = tf.cast(divisor, tf.int64)
     if factor != 1.0:
@@ -141,7 +140,7 @@ def quotient(
 
 
 def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """Integers times a factor, as the engine scales them."""
+    """Returns integers times a factor, as the engine scales them."""
     if factor == 1.0:
         return tensor
     return _rounded(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
@@ -155,13 +154,13 @@ def _divided(
 
 
 def _rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Rounds float64 towards zero; what is out of range becomes its end."""
+    """Rounds float64 towards zero, and clips to the range of `dtype`."""
     nearest = tf.round(values)
     is_near = tf.abs(values - nearest) <= _FORGIVEN * tf.abs(values)
     values = tf.where(is_near, nearest, values)
     lowest = tf.constant(dtype.min, dtype)
     highest = tf.constant(dtype.max, dtype)
-    # The highest integer of 64 bits is no float64, but the one after it is.
+    # The highest 64-bit integer is not a float64, but the one after it is.
     below = values <= float(dtype.min)
     above = values >= float(dtype.max + 1)
     is_inside = tf.logical_not(below | above | tf.math.is_nan(values))

@@ -1,4 +1,4 @@
-"""join: a rank without more data lets the others go on without it."""
+"""join: a rank without more data lets the job continue without it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tfring._ops.autograph import not_converted
 def join() -> Any:
     """Declares that this rank has no more data; returns when no rank has any.
 
-    For ranks with different amounts of data. Until all ranks have joined, the
-    others' collectives go on without this one:
+    Use it if ranks have different amounts of data. Until all ranks have joined,
+    collectives continue without this rank:
 
     - `allreduce` and `grouped_allreduce`, and so the gradients of an optimizer
       or a tape: it contributes nothing, and `Average` divides by the number of
@@ -25,14 +25,13 @@ def join() -> Any:
     - `barrier`: it does not wait for this rank.
     - `reducescatter`, `alltoall` and a `broadcast` from this rank have no
       result; they raise `tf.errors.FailedPreconditionError` on the ranks that
-      call them, and the job goes on.
+      call them, and the job continues.
 
-    Afterwards the weights of this rank are older than those of the rank that
-    joined last: take them from there. `tfring.callbacks.JoinCallback` does all
-    of that in `model.fit`.
+    Afterwards the rank that joined last has the newest weights: broadcast them
+    from there. `tfring.callbacks.JoinCallback` does all of that in `model.fit`.
 
-    Collective: every rank must call it, in its own time. Not supported under
-    `jit_compile=True`.
+    Collective: every rank must call it, when its own data ends. Not supported
+    under `jit_compile=True`.
 
     Returns:
         The rank that joined last, which has taken part in every collective: an

@@ -1,8 +1,9 @@
-"""Collectives on Python objects, which travel pickled.
+"""Collectives on Python objects, which are sent pickled.
 
 Received data is unpickled, as it is from ranks of the same job. Pickle finds
-functions and classes by name, so these must be importable on every rank. Where
-cloudpickle is installed, it takes what pickle does not, such as a lambda.
+functions and classes by name, so these must be importable on every rank. If
+cloudpickle is installed, it is used for objects that pickle cannot take, such
+as a lambda.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tfring._ops.arguments import check_process_set, check_root_rank
 from tfring._ops.autograph import not_converted
 from tfring._ops.broadcast import broadcast
 
-# Sent in place of a size by a rank that cannot pickle its object, so that the
-# others do not wait for it.
+# A rank that cannot pickle its object sends this in place of a size, so that no
+# rank waits for the object.
 _FAILED = -1
 
 
@@ -38,21 +39,22 @@ def broadcast_object(
 ) -> Any:
     """Gives every rank the Python object of one of them.
 
-    For what is no tensor: settings, the epoch to resume from, a vocabulary.
-    Collective: every rank of the process set must call it, with the same
-    `root_rank` and `name`; eagerly, or in a session.
+    Use it for objects that are not tensors: settings, the epoch to resume from,
+    a vocabulary. Collective: every rank of the process set must call it, with
+    the same `root_rank` and `name`; eagerly, or in a session.
 
     Args:
-        obj: Anything that `pickle` takes, or cloudpickle where that is
-            installed. On other ranks than the root it does not count.
-        root_rank: Whose object it is, from 0 to `size() - 1`.
-        session: For programs of TensorFlow 1: the session to run in, to whose
-            graph operations are added. By default the default session.
+        obj: Anything that `pickle` takes, or cloudpickle if that is installed.
+            It is ignored on all ranks except the root.
+        root_rank: The rank of the object, from 0 to `size() - 1`.
+        session: For programs of TensorFlow 1: the session to run in. Operations
+            are added to its graph. By default the default session.
         name: See `tfring.allreduce`.
         process_set: See `tfring.allreduce`.
 
     Returns:
-        On `root_rank` `obj` itself, on other ranks a copy of that rank's.
+        On `root_rank` `obj` itself; on any other rank a copy of the root's
+        `obj`.
 
     Raises:
         RuntimeError: It was called in a graph and no session, or the root
@@ -106,7 +108,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Makes a function of `broadcast_object`, with the other arguments given.
+    """Binds all arguments of `broadcast_object` except the object.
 
     Args:
         root_rank: See `broadcast_object`.
@@ -233,7 +235,7 @@ def _failed_elsewhere(function: str, ranks: list[int]) -> RuntimeError:
 def _session(
     function: str, session: tf.compat.v1.Session | None
 ) -> tf.compat.v1.Session | None:
-    """The session to run in: none if eagerly."""
+    """Returns the session to run in; None means eagerly."""
     if session is not None or tf.executing_eagerly():
         return session
     if not tf.compat.v1.get_default_graph().building_function:
@@ -248,7 +250,7 @@ def _session(
 
 
 def _graph(session: tf.compat.v1.Session | None) -> Any:
-    """Where tensors are made: nowhere if eagerly, or in the session's graph."""
+    """Enters the session's graph; does nothing without a session."""
     if session is None:
         return contextlib.nullcontext()
     return session.graph.as_default()

@@ -1,15 +1,16 @@
 """The order between the starts and dones of a graph.
 
 Note [Order under XLA]: without XLA the stateful ops of a graph run in the order
-in which they were traced. XLA:CPU knows only data, and runs what is independent
-in an order that differs between steps and between ranks. So the order is data
-there: a start takes the handle of the start before it, a done the handle of its
-chain's last start, and the first start of a chain what the dones of the chains
-before it in the same graph return. The ranks thus start everything in one
-order; and when a done fails, and XLA frees all memory of the step, nothing that
-still uses it is in flight. Graphs inside a graph, such as the branches of
-`tf.cond`, are ordered each by itself. A graph of TensorFlow 1 has no order: a
-session runs what is fetched, and ranks meet by name.
+in which they were traced. XLA:CPU knows only data dependencies, and runs
+independent ops in an order that differs between steps and between ranks. So the
+order is expressed as data there. A start takes the handle of the start before
+it, and a done takes the handle of its chain's last start. The first start of a
+chain takes the results of the dones of earlier chains in the same graph. So all
+ranks start everything in one order. If a done fails and XLA frees all memory of
+the step, no op in flight still uses the memory. Graphs inside a graph, such as
+the branches of `tf.cond`, are each ordered separately. A TensorFlow 1 graph has
+no order: a session runs the fetched ops, and requests of equal names match
+across ranks.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ class _Chain:
 
 @dataclasses.dataclass(slots=True)
 class Started:
-    """A start, as its done and the next start of its chain need it."""
+    """A start, for its done and for the next start of its chain."""
 
     handle: tf.Tensor
     chain: _Chain
     process_set_id: int
     request_name: str
-    # Of a start in place its buffers, which must not be read; else its inputs.
+    # For a start in place, its buffers, which must not be read; else its
+    # inputs.
     tensors: Sequence[tf.Tensor]
 
 
@@ -62,10 +64,10 @@ def is_eager_tensor(value: Any) -> bool:
 
 
 def handle_before(previous: Started | None) -> tf.Tensor:
-    """The input `prev` of a start; see Note [Order under XLA].
+    """Returns the input `prev` of a start; see Note [Order under XLA].
 
-    It is in host memory, as the start wants it: to be brought there from a GPU,
-    it would have to wait for all that the GPU has been asked for.
+    It is in host memory, where the start needs it. A copy from a GPU would wait
+    for all work queued on the GPU.
     """
     if previous is not None:
         return previous.handle
@@ -96,7 +98,7 @@ def add_to_chain(
     *,
     last: bool,
 ) -> Started:
-    """The start that has given `handle`; `last` if no other follows it."""
+    """Returns the start that gave `handle`; `last` if it ends its chain."""
     global _starts
     _starts += 1
     chain = _Chain() if previous is None else previous.chain
@@ -119,7 +121,7 @@ def count_of_starts() -> int:
 
 
 def last_handle(started: Started) -> tf.Tensor:
-    """The input `last` of a done: it comes after all starts of the chain."""
+    """Returns the input `last` of a done: its chain's last handle."""
     assert not started.chain.open, "a done before the last start of its chain"
     return started.chain.last_handle
 
@@ -133,8 +135,8 @@ def keep_done(ended: tf.Tensor) -> None:
 def _last_dones() -> list[tf.Tensor]:
     graph = tf.compat.v1.get_default_graph()
     if not graph.building_function:
-        # A graph of TensorFlow 1 runs what is fetched, and no more: what is
-        # traced first may belong to another step.
+        # A session runs only the fetched ops of a TensorFlow 1 graph: ops that
+        # were traced earlier may belong to another step.
         return []
     # They are kept on the graph itself, and die with it.
     if not hasattr(graph, _LAST_DONES):
@@ -155,11 +157,12 @@ def traced_for_xla() -> bool:
 
 
 def unique_name(name: str, process_set: ProcessSet) -> str:
-    """A request name that is new in the graph that is being traced.
+    """Returns a request name that is new in the graph being traced.
 
-    Equal on the ranks of the set, whatever collectives of other sets they have
-    in their graphs. And in whatever name scope they are: such have the numbers
-    of Keras's layers, and one rank may have made more layers than another.
+    The name is equal on all ranks of the set, even if their graphs have
+    different collectives of other sets. It does not depend on the name scope,
+    which may contain the numbers of Keras layers: one rank may have made more
+    layers than another.
     """
     process_set_id = checked_id(process_set)
     if process_set_id != 0:

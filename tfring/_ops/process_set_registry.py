@@ -1,8 +1,8 @@
 """add_process_set and remove_process_set, on which all ranks must agree.
 
-They agree by an allgather of what each was asked for. The error of a
-disagreement is thus the same on all ranks, and a rank that never comes is
-reported as it is for any collective.
+They agree by an allgather of the arguments of each rank. So all ranks get the
+same error if they disagree, and a missing rank is reported as for any
+collective.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfring._core.process_sets import (
 )
 from tfring._ops import chains
 
-# The name of the request of every agreement: ranks that add while others remove
-# meet, and learn of it.
+# All agreements share this request name: if some ranks add a set while another
+# rank removes one, their requests meet and fail.
 _REQUEST = "process sets"
 
 _lock = threading.Lock()
@@ -40,7 +40,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     (or with its own part of a communicator; see `tfring.ProcessSet`), in the
     same order among its collectives.
 
-    Unlike in Horovod it may always be called; nothing needs to be set.
+    Unlike in Horovod it may always be called, without any setting.
 
     Args:
         process_set: A `tfring.ProcessSet` or a list of ranks.
@@ -52,10 +52,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         RuntimeError: It was called while tracing a `tf.function`, or a rank
             could not start it.
         TypeError: It is neither a process set nor a list of ranks.
-        ValueError: A rank is not in the job, the ranks called it with different
-            lists, there is a process set of these ranks already (as that of
-            all ranks, `tfring.global_process_set`, always is, but in an elastic
-            job whose size changes), or `init` has not been called.
+        ValueError: A rank is not in the job, the ranks passed different lists,
+            a process set of these ranks exists already, or `init` has not been
+            called. `tfring.global_process_set` counts as a process set of all
+            ranks, except in an elastic job of varying size.
 
     Example:
 
@@ -169,7 +169,7 @@ def were_added() -> bool:
 
 
 def _ranks_in_job(process_set: ProcessSet) -> list[int]:
-    """The ranks of a set that is to be added, as the job counts them."""
+    """Returns the ranks of a set to be added, as ranks of the job."""
     size = runtime.size()
     if process_set.mpi_comm is None:
         ranks = process_set.ranks or []
@@ -192,10 +192,10 @@ def _ranks_in_job(process_set: ProcessSet) -> list[int]:
 
 
 def _checked_sets(asked: list[list[int]]) -> list[list[int]]:
-    """The sets to be added, in the order of the first rank that asked for each.
+    """Returns the sets to add, sorted by the first rank that asked for each.
 
-    `asked[r]` is what rank r asked for: the id that is free there, whether the
-    ranks are of a communicator, and for each rank of the job if it is a member.
+    `asked[r]` is the request of rank r: the next free id there, 1 if the ranks
+    are from a communicator, and for each rank of the job 1 if it is a member.
     """
     of_rank = [
         [rank for rank, member in enumerate(membership) if member]
@@ -204,7 +204,7 @@ def _checked_sets(asked: list[list[int]]) -> list[list[int]]:
     sets = [s for r, s in enumerate(of_rank) if s not in of_rank[:r]]
     parts = any(from_comm for _, from_comm, *_ in asked)
     for r, ranks in enumerate(of_rank):
-        # Parts of a communicator differ; but members of one part do not.
+        # Parts of a communicator differ, but the members of one part agree.
         others = [of_rank[other] for other in ranks] if parts else of_rank[:1]
         if any(other != ranks for other in others):
             other = next(o for o, s in enumerate(of_rank) if s != ranks)
@@ -215,7 +215,8 @@ def _checked_sets(asked: list[list[int]]) -> list[list[int]]:
                 "it."
             )
     for old in added():
-        # Those that are left may be the very ranks of a set.
+        # In an elastic job the remaining ranks may be exactly the ranks of a
+        # set.
         if old is global_process_set and runtime.may_grow():
             continue
         if old.ranks in sets:
@@ -241,7 +242,7 @@ def _start(process_set: ProcessSet, process_set_id: int) -> None:
 
 
 def _gather(function: str, row: list[int]) -> list[list[int]]:
-    """The rows of all ranks of the job, by rank."""
+    """Returns the rows of all ranks of the job, by rank."""
     started = chains.start_allgather(
         [tf.constant([row], tf.int64)],
         request_name=_REQUEST,

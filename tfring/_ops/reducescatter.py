@@ -48,15 +48,17 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduces a tensor over all ranks; every rank gets some rows of the result.
 
-    Half the traffic of an `allreduce`, for when each rank goes on with a part.
+    It has half the traffic of an `allreduce`. Use it if each rank needs only a
+    part of the result.
 
     Collective: every rank must call it, with the same dtype, shape, `op`,
     factors, `compression` and `name`. Not supported under `jit_compile=True`.
 
-    Its gradient is the ranks' gradients, gathered, times `prescale_factor`,
-    `postscale_factor` and, for `Sum`, `size()`. That is Horovod's; for the sum
-    of the ranks' losses it would be `1 / size()` of it. So `reducescatter`
-    with `allgather` behind it has the gradient of `allreduce`.
+    Its gradient is the gathered gradients of all ranks, times
+    `prescale_factor`, `postscale_factor` and, for `Sum`, `size()`, as in
+    Horovod. The exact gradient of the sum of the ranks' losses would be this
+    divided by `size()`. So `reducescatter` followed by `allgather` has the
+    gradient of `allreduce`.
 
     Args:
         tensor: A tensor with at least one dimension; otherwise as for
@@ -71,10 +73,10 @@ def reducescatter(
         postscale_factor: See `allreduce`.
 
     Returns:
-        This rank's rows of what `allreduce` would return: the first for rank
-        0, those behind them for rank 1, and so on. All ranks get equally many;
-        where the rows cannot be shared out so, the first
-        `tensor.shape[0] % size()` ranks get one more.
+        This rank's rows of the result of `allreduce`: the first rows for rank
+        0, the next rows for rank 1, and so on. All ranks get equally many rows.
+        If the rows cannot be split evenly, the first `tensor.shape[0] % size()`
+        ranks get one more.
 
     Raises:
         NotImplementedError: It is being traced for XLA.
@@ -121,9 +123,9 @@ def grouped_reducescatter(
     name: str | None = None,
     ignore_name_scope: bool = False,
 ) -> list[tf.Tensor]:
-    """Reduces and shares out several tensors, those of one dtype together.
+    """Reduces and scatters several tensors, grouped by dtype.
 
-    Faster than as many calls of `reducescatter`, which it is like otherwise.
+    It is faster than as many calls of `reducescatter`, and equivalent to them.
 
     Collective: every rank must call it, with the same number of tensors and
     the same dtypes, shapes, `op`, factors, `compression` and `name`.
@@ -141,7 +143,7 @@ def grouped_reducescatter(
         ignore_name_scope: See `allreduce`.
 
     Returns:
-        The results, in the order of `tensors`; of no tensors none.
+        The results, in the order of `tensors`; an empty list for no tensors.
 
     Raises:
         NotImplementedError: It is being traced for XLA.

@@ -76,19 +76,19 @@ def start_slices(
     previous: Started | None = None,
     last: bool = True,
 ) -> SlicesInFlight:
-    """Starts what comes after `previous`, a request for each dtype.
+    """Starts gathering slices after `previous`, with one request per dtype.
 
     Args:
         function: The name of the user's call, for errors.
         slices: From `checked_slices`.
         op: `Average` or `Sum`.
-        factor: That of the result.
+        factor: Multiplies the result.
         compression: For the values.
         process_set: The ranks that take part.
-        name: The first request's.
+        name: The name of the first request.
         tensor_names: Names of the slices.
         previous: The start before.
-        last: Whether that ends the chain.
+        last: True if this ends the chain.
     """
     slices = [
         summed_by_index(each) if each.values.dtype.is_floating else each
@@ -96,7 +96,7 @@ def start_slices(
     ]
     compression = compressor_for_rows(compression)
     compressed = [compress(function, compression, s.values) for s in slices]
-    # The dtype of indices, so that they travel in one request.
+    # Row counts have the dtype of the indices, to share one request with them.
     is_int32 = any(each.indices.dtype == tf.int32 for each in slices)
     row_counts = [
         tf.size(each.indices, tf.int32 if is_int32 else tf.int64)

@@ -25,12 +25,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks, of the job or of a process set.
 
     Args:
-        process_set_id: A `tfring.ProcessSet`'s; 0 is the whole job.
+        process_set_id: The id of a `tfring.ProcessSet`; 0 is the whole job.
         name: The operation's name.
 
     Returns:
-        An int32 scalar: in a graph, what `size()` is when the graph runs. Under
-        `jit_compile=True` what it is when the function is traced.
+        An int32 scalar: in a graph, the value of `size()` when the graph runs.
+        Under `jit_compile=True` it is the value when the function is traced.
 
     Raises:
         ValueError: There is no such process set, or `init` has not been called.
@@ -79,7 +79,7 @@ def process_set_included_op(
     """Tells whether this process is in a process set; otherwise as `size_op`.
 
     Args:
-        process_set_id: A `tfring.ProcessSet`'s; 0 is the whole job.
+        process_set_id: The id of a `tfring.ProcessSet`; 0 is the whole job.
         name: The operation's name.
 
     Returns:

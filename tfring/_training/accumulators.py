@@ -1,11 +1,12 @@
 """Gives all ranks the mean of the gradients that each has accumulated.
 
 Note [The mean of accumulators]: an update reduces what the ranks have
-accumulated, by a sum or a mean. So it is the same update if they take the mean
-of it beforehand, at any time; afterwards they are alike, and one rank's may be
-saved, or given to a new rank. The mean is over the ranks whose optimizer has
-counted as many batches as the root's: a rank that loads a state alone has a
-count of its own, and gives its accumulators to all.
+accumulated, by a sum or a mean. So the update is the same if they take the mean
+of the accumulators beforehand, at any time. Afterwards the accumulators are
+equal, and any rank's may be saved, or given to a new rank. The mean is over the
+ranks that have counted as many batches as the root. So a root that has loaded a
+state alone gives its accumulators to all ranks, because no other rank has its
+count.
 """
 
 from __future__ import annotations

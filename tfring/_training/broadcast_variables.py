@@ -49,41 +49,41 @@ def broadcast_variables(
 ) -> Any:
     """Assigns to each variable the value that it has on one rank.
 
-    Before the first step, so that all ranks start from the same weights, and
-    whenever one rank alone has changed them, by loading a checkpoint for
-    example. Collective: every rank must call it, with variables of the same
-    dtypes and shapes in the same order. On one rank it does nothing.
+    Call it before the first step, so that all ranks start from the same
+    weights, and whenever one rank alone has changed them, for example by
+    loading a checkpoint. Collective: every rank must call it, with variables of
+    the same dtypes and shapes in the same order. On one rank it does nothing.
 
-    The seeds among them, states of `keras.random.SeedGenerator` such as those
-    of `keras.layers.Dropout`, become the root's folded with the rank: each rank
-    draws noise of its own, and the same again in the next run.
+    Seeds are states of `keras.random.SeedGenerator`, for example in
+    `keras.layers.Dropout`. They become the root's seeds folded with the rank:
+    each rank draws noise of its own, and the same noise in the next run.
 
-    The states among them of an optimizer with `shard_states=True` become what
-    the root has loaded, each rank's own share of it; if it has loaded nothing
-    since its last step, they stay as they are.
+    States of an optimizer with `shard_states=True` become each rank's share of
+    the states that the root has loaded. If the root has loaded nothing since
+    its last step, they do not change.
 
-    Gradients that a `DistributedOptimizer` has accumulated become the mean of
-    those of the ranks that have made as many batches as the root, so that no
-    rank's batches are lost.
+    Gradients that a `DistributedOptimizer` has accumulated become their mean
+    over the ranks that have made as many batches as the root, so that no rank's
+    batches are lost.
 
     Args:
-        variables: Keras or TensorFlow variables of any dtype but strings. In a
-            graph also none of those that `tf.bitcast` lacks, such as float8.
-        root_rank: The rank whose values all others take.
+        variables: Keras or TensorFlow variables of any dtype except strings. A
+            graph also excludes dtypes that `tf.bitcast` lacks, such as float8.
+        root_rank: The rank that gives its values to all other ranks.
         process_set: See `tfring.allreduce`.
-        inplace: Accepted as Horovod's; it makes no difference: eagerly there is
+        inplace: Accepted for Horovod; it has no effect: in eager mode there is
             never more than one bucket of values besides the variables.
-        same_seeds: If true, seeds become the root's own, and all ranks draw the
-            same noise.
+        same_seeds: If true, every rank gets the root's seeds, and all ranks
+            draw the same noise.
 
     Returns:
-        None; in a graph the operation that broadcasts, which a session of
-        TensorFlow 1 must run.
+        None; in a graph the operation that broadcasts. A TensorFlow 1 session
+        must run it.
 
     Raises:
         NotImplementedError: In a graph, a variable is a share of the state of
             an optimizer with `shard_states=True`.
-        TypeError: A variable is of such a dtype, or is not a variable.
+        TypeError: A variable has an unsupported dtype, or is not a variable.
         ValueError: There is no rank `root_rank`.
         tf.errors.FailedPreconditionError: The ranks did not agree.
 
@@ -131,7 +131,7 @@ def broadcast_(
 
     Args:
         variables: See `broadcast_variables`.
-        root_rank: The rank whose values all others take.
+        root_rank: The rank that gives its values to all other ranks.
         name: See `tfring.allreduce`.
         process_set: See `tfring.allreduce`.
         same_seeds: See `broadcast_variables`.
@@ -163,7 +163,7 @@ def broadcast_(
     done = _broadcast(targets, root_rank, name, process_set, same_seeds)
     with tf.control_dependencies(done):
         return [
-            # A reference variable converts to what it was at first.
+            # Converting a reference variable would give its first value.
             variable.read_value()
             if isinstance(variable, tf.Variable)
             else tf.convert_to_tensor(variable)
@@ -201,11 +201,11 @@ def _broadcast(
     process_set: ProcessSet,
     same_seeds: bool,
 ) -> list[Any]:
-    """Returns, in a graph, what has to be run."""
+    """Broadcasts variables; returns, in a graph, the operations to run."""
     if is_alone(process_set):
         return []
     done: list[Any] = []
-    # Before the counts of batches are the root's.
+    # Do this before the broadcast overwrites the counts of batches.
     for number, (optimizer, accumulators) in enumerate(
         accumulators_by_optimizer(variables)
     ):
@@ -251,7 +251,7 @@ def _as_supported(variable: Any) -> tf.Tensor:
 
 
 def _assign(variable: Any, value: tf.Tensor) -> Iterator[Any]:
-    """Yields, in a graph, what has to be run for it."""
+    """Assigns a value; yields, in a graph, the operations to run."""
     dtype = tf.as_dtype(variable.dtype).base_dtype
     if value.dtype != dtype and tf.executing_eagerly():
         array = np.frombuffer(value.numpy(), dtype.as_numpy_dtype)
@@ -261,7 +261,8 @@ def _assign(variable: Any, value: tf.Tensor) -> Iterator[Any]:
         value = tf.bitcast(value, dtype)
     assigned = variable.assign(value)
     if not tf.executing_eagerly():
-        # Keras's variables return the value; those of TensorFlow themselves.
+        # Keras variables return the value; TensorFlow variables return
+        # themselves.
         yield getattr(assigned, "op", assigned)
 
 

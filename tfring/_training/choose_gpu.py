@@ -13,12 +13,12 @@ from tfring._core import runtime
 def choose_gpu() -> None:
     """Makes the rank's GPU the only one that TensorFlow uses.
 
-    By the place among the ranks of its machine, round and round if there are
-    more ranks than GPUs. In a elastic job, where that changes while
-    TensorFlow's devices do not, by the slot of the machine that the process has
-    for its life. With more ranks than GPUs TensorFlow takes memory as it grows,
-    or the first rank would leave the others none. A script that makes fewer
-    GPUs visible has chosen, before this or after it.
+    It is chosen by the rank's place on its machine, modulo the number of GPUs.
+    In an elastic job this place may change, but TensorFlow's devices cannot:
+    there the process keeps one slot of the machine for its life, and the slot
+    decides. With more ranks than GPUs, TensorFlow allocates memory as needed;
+    otherwise the first rank would take all of it. A script that makes fewer
+    GPUs visible makes its own choice, before this call or after it.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

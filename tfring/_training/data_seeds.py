@@ -17,9 +17,9 @@ from tfring._training.seeds import is_seed
 
 
 def seeds_of(data: Any) -> list[list[int]]:
-    """The seeds in the functions of a dataset; none of what is no dataset.
+    """Returns the seeds in a dataset's functions; none if it is no dataset.
 
-    Not those of `shuffle`, which each rank does with samples of its own.
+    Seeds of `shuffle` are left out, because each rank shuffles its own samples.
     """
     if not isinstance(data, tf.data.Dataset):
         return []
@@ -60,7 +60,7 @@ def warn_of_same_draws(
 
 
 def _functions_of(dataset: Any) -> Iterator[Any]:
-    """What is mapped, from the last to the first."""
+    """Yields the mapped functions, from the last to the first."""
     function = getattr(dataset, "_map_func", None)
     if function is not None:
         yield function.function

@@ -1,19 +1,19 @@
 """Ranks that train together in `fit` agree before the first callback.
 
-Each rank runs a `fit` of its own, whose callbacks look at that rank's data. A
-rank that stops alone, or has a batch more than the others, leaves them in the
-middle of a reduction; two that write one file spoil it. So where `fit` begins
-with a distributed optimizer, the ranks compare what must be alike, and the list
-of callbacks is put right, until training has ended:
+Each rank runs its own `fit`, with callbacks that see only that rank's data. If
+a rank stops alone, or has one batch more, the remaining ranks wait in the
+middle of a reduction. Two ranks that write one file corrupt it. So when a `fit`
+with a distributed optimizer begins, the ranks compare everything that must be
+equal. Until training has ended, `fit` also uses a corrected list of callbacks:
 
-- JoinCallback comes first. If a callback decides by metrics that are not yet
-  averaged, they are before any callback sees them.
-- Of the ranks that would write the same file, the first one does. Where it has
-  a backup to restore, the others are given what it has loaded.
-- `model.stop_training`, set on any rank, counts on all of them at once: at the
-  end of a batch if some callback looks at batches, else of the epoch.
+- JoinCallback is first. If a callback decides by metrics that are not yet
+  averaged, they are averaged before any callback sees them.
+- If several ranks would write the same file, only the first of them does. If it
+  restores a backup, all ranks get the restored state.
+- If any rank sets `model.stop_training`, all ranks stop together: at the end of
+  the batch if some callback looks at batches, else at the end of the epoch.
 
-`Agreement`, which is put at the end, does so, and goes on comparing.
+The last callback, `Agreement`, does this, and keeps comparing the ranks.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _check_goes_with_shards(callbacks: list[Any]) -> None:
 
 
 def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
-    """The ranks that share the model, if this one does with others."""
+    """Returns the ranks that share the model; None if no rank shares it."""
     if not runtime.is_initialized() or runtime.size() == 1:
         return None
     sets = {
@@ -300,7 +300,8 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
         and type(model).train_step is not keras.Model.train_step
         and any(map(_is_ours, callbacks))
     ):
-        # It reduces by itself; whoever broadcasts trains with all ranks.
+        # `train_step` reduces by itself. A callback of ours means that all
+        # ranks train together.
         return global_process_set
     if len(sets) != 1:
         return None

@@ -1,7 +1,7 @@
-"""Agreement: the callback at the end of the list, by which ranks stay together.
+"""Agreement: the last callback, which keeps the ranks together.
 
-It stands last, and so sees what the others have done: a learning rate they have
-set, a checkpoint they have loaded, that one wants to stop.
+It is last, so it sees the effects of all other callbacks: a new learning rate,
+a loaded checkpoint, a request to stop.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class Terms:
         process_set: The ranks that train together.
         votes: True if some rank may want to stop at the end of a batch.
         uneven: True if ranks may have different numbers of batches.
-        restored_by: The rank whose BackupAndRestore has a state to load.
-        monitored: The metrics by which this rank's callbacks decide.
+        restored_by: The rank with a BackupAndRestore that has a state to load,
+            or None.
+        monitored: The metrics that this rank's callbacks monitor.
         local_variables: The variables that each rank has for itself.
     """
 
@@ -92,7 +93,7 @@ class Terms:
 
 
 class Agreement(keras.callbacks.Callback):
-    """Compares ranks while they train, and has them stop together.
+    """Compares ranks while they train, and makes them stop together.
 
     Args:
         terms: See `Terms`.
@@ -112,7 +113,7 @@ class Agreement(keras.callbacks.Callback):
         root = self._terms.restored_by
         if root is None:
             return
-        # By this attribute Keras's `fit` is told where to begin.
+        # Keras's `fit` reads its first epoch from this attribute.
         self.model._initial_epoch = broadcast_object(
             getattr(self.model, "_initial_epoch", None),
             root,
@@ -136,8 +137,8 @@ class Agreement(keras.callbacks.Callback):
         self._compare(facts, when, "beginning of an epoch")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Not sooner, as a broadcast comes with the first batch; but later for
-        # a model that has no variables yet.
+        # Not earlier, because callbacks broadcast at the first batch. But later
+        # if the model has no variables yet.
         if not self._compared and has_variables(self.model):
             self._compared = True
             facts = self._state()
@@ -159,7 +160,7 @@ class Agreement(keras.callbacks.Callback):
             )
             self.model.stop_training = bool(votes > 0)
         elif self.model.stop_training:
-            # Until the others do, too.
+            # This rank continues until all ranks stop.
             self._wants_to_stop = True
             self.model.stop_training = False
 
@@ -173,7 +174,7 @@ class Agreement(keras.callbacks.Callback):
         for name in self._terms.monitored:
             if name in (logs or {}):
                 facts[f"metric '{name}'"] = str(np.asarray(logs[name]).tolist())
-        # Who writes a file has done so when the others go on.
+        # The ranks continue only after each of them has written its files.
         when = f"at the end of epoch {epoch + 1}"
         everyones = self._compare(facts, when, "end of an epoch")
         self.model.stop_training = any(each["stop"] for each in everyones)
@@ -182,7 +183,7 @@ class Agreement(keras.callbacks.Callback):
         self._watch(False)
         self._at_end()
         for optimizer in distributed_optimizers(self.model):
-            # As one rank may save the model from here on.
+            # From here on, one rank may save the model.
             average_all_accumulated(optimizer.variables)
         if self._compared:
             self._compare(self._state(), "at the end", "end")
@@ -226,7 +227,7 @@ class Agreement(keras.callbacks.Callback):
     def _compare(
         self, facts: dict[str, Any], when: str, name: str
     ) -> list[Any]:
-        # The name is one for all ranks, also where their epochs differ.
+        # All ranks use one name, even if their epochs differ.
         everyones = dict(
             gather_json(
                 [runtime.rank(), facts],
@@ -256,12 +257,12 @@ def check_alike(
     when: str,
     explain_weights: Callable[[], str] | None = None,
 ) -> None:
-    """Raises an error if ranks differ, which says in what, and what to do.
+    """Raises an error with advice if ranks differ in some fact.
 
     Args:
-        facts_of_rank: By rank, the same on all of them. A fact that is None is
-            not known.
-        when: Where in training they are.
+        facts_of_rank: The facts of each rank; equal on all ranks. A fact that
+            is None is unknown.
+        when: The point in training, for the error message.
         explain_weights: A collective that says which weights differ.
 
     Raises:

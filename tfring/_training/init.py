@@ -1,7 +1,7 @@
-"""init joins the job, and starts what its arguments and settings ask for.
+"""init joins the job, and applies its arguments and settings.
 
-It stands above the runtime, as process sets are added by collectives, and
-models are watched.
+It is a layer above the runtime, because it adds process sets by collectives and
+watches models.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ def init(
     """Joins this process to the job; call it before anything else of tfring.
 
     Collective: every rank of `comm` must call it. A process that no launcher
-    started is a job of size 1. A second call does nothing, but for adding those
-    of `process_sets` that the job has not.
+    started is a job of size 1. A second call only adds any `process_sets` that
+    the job does not have yet.
 
-    An error on one rank is raised on every rank, and waiting for a rank that
-    does not come ends after `TFRING_INIT_TIMEOUT_SECONDS` (600; 0 is
+    An error on one rank is raised on every rank. `init` stops waiting for a
+    missing rank after `TFRING_INIT_TIMEOUT_SECONDS` (default 600; 0 means
     never).
 
-    When the job has more than one rank, an exception that nobody catches ends
-    the whole job, its traceback shown first: the other ranks would wait for
-    this one for ever.
+    If the job has more than one rank, an uncaught exception shows its traceback
+    and then ends the whole job. Otherwise all other ranks would wait for this
+    one for ever.
 
-    On a machine with GPUs, TensorFlow will use the one of this rank alone, by
-    `local_rank`, unless the script makes some of them visible itself, before
-    this or after it: `tf.config.set_visible_devices`.
+    On a machine with GPUs, TensorFlow will use only the GPU of this rank, by
+    `local_rank`, unless the script itself chooses visible GPUs by
+    `tf.config.set_visible_devices`, before this or after it.
 
     Args:
-        comm: An mpi4py communicator whose ranks train together, or a list of
-            ranks of the world; the default is the world. Only the ranks of a
+        comm: An mpi4py communicator of the ranks that train together, or a list
+            of ranks of the world; the default is the world. Only the ranks of a
             list may call `init` with it. The engine works on a duplicate of it.
-        process_sets: Process sets that the job shall have from the start, the
-            same on every rank: as with `tfring.add_process_set` for each. Or
-            "dynamic", Horovod's word for those to come, which needs no saying.
+        process_sets: Process sets that the job has from the start, the same on
+            every rank, as if added by `tfring.add_process_set`. Or "dynamic",
+            which has no effect: in Horovod it allows sets to be added later.
 
     Raises:
         ImportError: `TFRING_METRICS_PORT` is set, and prometheus_client is not
             installed, here or on another rank; then there is no job.
-        RuntimeError: MPI gives no `MPI_THREAD_MULTIPLE`, does not see the other
-            tasks of an `srun` or of another version's `mpirun`, or
-            the engine cannot start, here or on another rank; or this process
-            was forked from a rank. The message says why.
-        TimeoutError: A rank has not come; the message says which.
+        RuntimeError: MPI does not provide `MPI_THREAD_MULTIPLE`, does not see
+            all tasks of an `srun` or of another version's `mpirun`, or the
+            engine cannot start, here or on another rank; or this process was
+            forked from a rank. The message says why.
+        TimeoutError: A rank is missing; the message says which.
         TypeError: `comm` is neither an mpi4py communicator nor a list.
         ValueError: A `TFRING_*` environment variable has an unusable value,
             here or on another rank, this process is not in the list `comm`, or

@@ -1,4 +1,4 @@
-"""The kinds of variables: how the ranks' values of one belong together.
+"""The kinds of variables: how the ranks' values of a variable are related.
 
 This is the one table of it. Broadcasts, saves, the states of elastic jobs and
 comparisons of weights read it, and nothing else decides.
@@ -11,9 +11,9 @@ comparisons of weights read it, and nothing else decides.
 | ACCUMULATED | gradients of several batches     | takes the ranks' mean|
 | OWN         | metrics, local variables         | leaves them alone    |
 
-Moving statistics, such as those of batch normalization, are ALIKE where ranks
-begin, and drift apart between broadcasts: comparisons leave them out, as they
-are not trained.
+Moving statistics, for example in batch normalization, are ALIKE at the start,
+and drift apart between broadcasts. Comparisons leave them out, because they are
+not trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""load_model: a saved Keras model, whose optimizer is distributed again."""
+"""load_model: loads a Keras model, and distributes its optimizer again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def load_model(
     `keras.models.load_model` loads a model that was trained with tfring, too,
     but with its plain optimizer: each rank would train alone, and get a
     `tfring.NotDistributedWarning`. The optimizer's state, such as momenta and
-    iterations, is that of the file. It makes no collective calls; every rank
-    that trains calls it, or is broadcast the weights by
+    iterations, is loaded from the file. This function makes no collective
+    calls: every rank that trains calls it, or gets the weights from
     `BroadcastGlobalVariablesCallback`.
 
     Args:

@@ -30,8 +30,8 @@ from tfring._training.metric_states import (
 class MetricNotes(keras.callbacks.Callback):
     """Notes the metrics' states of an epoch, before another callback acts.
 
-    Validation resets the metrics, and so does whoever evaluates the model in a
-    callback.
+    Validation resets the metrics, and so does a callback that evaluates the
+    model.
     """
 
     def __init__(self) -> None:
@@ -58,17 +58,17 @@ class MetricNotes(keras.callbacks.Callback):
 
 
 class MetricAverages(keras.callbacks.Callback):
-    """Has the logs of an epoch tell of all ranks' data, for who comes after it.
+    """Makes an epoch's logs cover all ranks' data, for all later callbacks.
 
     Args:
-        device: Where numbers are added up.
+        device: The device that adds up numbers.
         process_set: The ranks.
-        strict: If True, all ranks must have the same metrics. If not, those
-            that some rank lacks remain as they are.
+        strict: If True, all ranks must have the same metrics. If False, metrics
+            that some rank lacks do not change.
 
     Attributes:
-        notes: A callback that `fit` puts before all others. What it has noted
-            by the time of a call, it notes no more.
+        notes: A callback that `fit` puts before all other callbacks. It does
+            not note a state that it has noted already.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class MetricAverages(keras.callbacks.Callback):
         logs.update(zip(names, averages, strict=True))
 
     def _added_up(self, state: State) -> State:
-        """The state that the metrics have after all ranks' samples."""
+        """Returns the state that the metrics have after all ranks' samples."""
         is_sum = [
             consists_of_sums(metric)
             for metric in metrics_of(self.model)
@@ -174,7 +174,7 @@ class MetricAverages(keras.callbacks.Callback):
     def _weighted_averages(
         self, values: list[np.ndarray[Any, Any]], samples: float
     ) -> list[Any]:
-        """Numbers become floats, and others float64 arrays."""
+        """Returns averages: floats for numbers, float64 arrays for arrays."""
         flat = [np.ravel(value) for value in values]
         everyones = allgather(
             tf.constant([np.concatenate([[samples], *flat])], tf.float64),
@@ -199,10 +199,10 @@ class MetricAverages(keras.callbacks.Callback):
     def _of_all_ranks(
         self, shapes: dict[str, list[int]]
     ) -> tuple[list[str], bool]:
-        """The numbers that all ranks have, and whether all have validated.
+        """Returns the names that all ranks have, and if all have validated.
 
         Args:
-            shapes: By the names of this rank's, sorted.
+            shapes: The shapes of this rank's numbers, by sorted name.
         """
         # Validation on rank 0 alone is a common mistake, and averaging by
         # position would hide it.
@@ -238,7 +238,7 @@ def is_number(value: Any) -> bool:
 
 
 def _named(shapes: dict[str, list[int]]) -> str:
-    """Names, and shapes of what are no single numbers."""
+    """Returns the names, with the shapes of arrays, as text."""
     return ", ".join(
         f"'{name}'" + (f" {tuple(shape)}" if shape else "")
         for name, shape in shapes.items()

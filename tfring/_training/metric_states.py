@@ -1,4 +1,4 @@
-"""The states of a model's metrics: of what they consist, how they are set."""
+"""The states of a model's metrics: their contents, and how to set them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def set_state(model: Any, state: State) -> None:
 def consists_of_sums(metric: Any) -> bool:
     """Tells whether a metric's state is known to be sums over samples.
 
-    That of Keras's own is. Keras assumes it of others, too (`aggregation`), but
-    the maximum of something, say, is none.
+    The states of Keras's own metrics are. Keras assumes it of all metrics
+    (`aggregation`), but a maximum, for example, is not a sum.
     """
     ancestors = type(metric).__mro__
     known = next(
@@ -45,7 +45,7 @@ def consists_of_sums(metric: Any) -> bool:
         return False
     if not any("update_state" in vars(kind) for kind in ancestors[:known]):
         return True
-    # It computes something, of which Keras's class takes the mean or the sum.
+    # It computes values, and Keras's class takes their mean or their sum.
     return any(
         isinstance(metric, kind) and len(metric.variables) == count
         for kind, count in _OF_SUMS.items()

@@ -19,14 +19,15 @@ from tfring._training.optimizer_class import (
 def has_variables(model: Any) -> bool:
     """Tells whether a model has all of its variables.
 
-    One whose `train_step` calls its parts may never be built itself.
+    If `train_step` calls the model's parts, the model itself may never be
+    built.
     """
     layers = model.layers
     return model.built or bool(layers and all(each.built for each in layers))
 
 
 def local_variables_of(model: Any) -> list[LocalVariables]:
-    """The variables that each rank trains for itself, of all optimizers."""
+    """Returns the local variables of each of the model's optimizers."""
     return [
         optimizer._tfring_options.local_variables
         for optimizer in distributed_optimizers(model)
@@ -34,7 +35,7 @@ def local_variables_of(model: Any) -> list[LocalVariables]:
 
 
 def without_metrics(model: Any) -> list[Any]:
-    """The model's variables but those of its metrics."""
+    """Returns the model's variables, except the variables of its metrics."""
     of_metrics = {id(v) for v in model.metrics_variables}
     return [v for v in model.variables if id(v) not in of_metrics]
 
@@ -42,7 +43,7 @@ def without_metrics(model: Any) -> list[Any]:
 def shared_variables(
     variables: Iterable[Any], local_variables: Iterable[LocalVariables]
 ) -> list[Any]:
-    """Those that are not each rank's own."""
+    """Returns the variables that are not each rank's own."""
     local_variables = list(local_variables)
     return [
         variable
@@ -60,19 +61,20 @@ def broadcast_model(
     same_seeds: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank the weights and optimizer's state of one.
+    """Gives every rank the weights and the optimizer's state of one rank.
 
-    Collective. Seeds are those of that rank folded with each one's own; metrics
+    Collective. Seeds become the root's seeds folded with each rank; metrics
     remain each rank's own.
 
     Args:
-        model: A Keras model that has been built. Its optimizer is, if need be;
-            another that is an attribute of the model takes part if it is built.
-        root_rank: The rank whose state all others take.
-        local_variables: The model's variables that stay as they are, as do
-            those that its optimizers know to be local, and their states.
-        device: Where the collective is placed.
-        same_seeds: Whether seeds become that rank's own.
+        model: A Keras model that has been built. Its optimizer is built if
+            necessary. Any other optimizer in the model's attributes takes part
+            if it is built.
+        root_rank: The rank that gives its state to all other ranks.
+        local_variables: Variables of the model that do not change. The local
+            variables of its optimizers, and their states, do not change either.
+        device: The device of the collective.
+        same_seeds: If True, every rank gets the root's seeds.
         process_set: The ranks that take part.
     """
     if model.optimizer is not None and not model.optimizer.built:

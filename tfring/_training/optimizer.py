@@ -61,13 +61,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     Every rank then applies the same update, provided that all have started from
     the same weights (`BroadcastGlobalVariablesCallback`). In `fit` the ranks
     compare weights, batches and callbacks, and agree on when to stop; an error
-    says in what they differ. Gradients are clipped after they have been
-    averaged. Gradients of accumulated batches are averaged once for each
-    update; inside a `LossScaleOptimizer` for each batch, since the ranks must
-    skip a batch together.
+    names each difference. Gradients are clipped after they have been averaged.
+    Gradients of accumulated batches are averaged once for each update; inside a
+    `LossScaleOptimizer` for each batch, since the ranks must skip a batch
+    together.
 
-    The learning rate stays what it is. The batch of a step is `size()` times as
-    large, so scale it, as a rule, by `tfring.size()`.
+    The learning rate does not change. A step's batch is `size()` times as
+    large, so the learning rate should usually be scaled by `tfring.size()`.
 
     Applying gradients is collective: every rank must do it, for the same
     variables.
@@ -81,27 +81,27 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             package `tf_keras`, which is changed.
         name: A new name for `optimizer`; default the one that it has.
         use_locking: For optimizers of TensorFlow 1; Keras 3 does not know it.
-        device_dense: Where dense gradients are reduced, such as "/cpu:0". By
-            default where TensorFlow likes. XLA places what it compiles itself.
+        device_dense: The device that reduces dense gradients, such as "/cpu:0".
+            By default TensorFlow chooses it. XLA chooses the device of compiled
+            operations itself.
         device_sparse: The same for sparse gradients.
-        compression: `tfring.Compression.none`, `fp16` or `bf16`: in which dtype
-            larger floats travel, and are added. Or a
+        compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
+            which larger floats are sent and added. Or a
             `tfring.compression.Compressor` of your own. Must agree across
             ranks.
         sparse_as_dense: If true, gradients of embeddings, `tf.IndexedSlices`,
-            are made dense. Worth it where most rows are used in every step.
-            Must agree across ranks. Under `jit_compile` they always are. The
-            results are the same: on any number of ranks, repeated rows are
-            added up before Keras squares or clips them. Plain Keras takes each
-            of them by itself.
-        backward_passes_per_step: How many batches are accumulated for each
+            are made dense. Use it if most rows are used in every step. Must
+            agree across ranks. Under `jit_compile` they always are. The results
+            are the same: on any number of ranks, repeated rows are added up
+            before Keras squares or clips them. Plain Keras squares or clips
+            each row by itself.
+        backward_passes_per_step: The number of batches accumulated for each
             update, by Keras's `gradient_accumulation_steps`. So `iterations`
-            and schedules count updates, where Horovod's count batches.
+            and schedules count updates, while Horovod's count batches.
         op: `tfring.Average`, `tfring.Sum` or `tfring.Adasum` of the ranks'
-            gradients, each variable's by itself. Must agree across ranks.
-            With `Adasum` `tf.IndexedSlices` need `sparse_as_dense`; and it is
-            the gradients that are combined, where Horovod's TensorFlow 1
-            optimizer combined the updates.
+            gradients, for each variable by itself. Must agree across ranks.
+            `Adasum` needs `sparse_as_dense` for `tf.IndexedSlices`. It combines
+            gradients, while Horovod's TensorFlow 1 optimizer combined updates.
         gradient_predivide_factor: Splits the division of an average: gradients
             are divided by it before they are added, and the sum by
             `size() / gradient_predivide_factor`. So the sum of many ranks stays
@@ -111,13 +111,14 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             and not, as by default, with their sum. Keras's own
             `gradient_accumulation_steps` takes the mean.
         num_groups: Horovod's old name of `groups`, if that is a number.
-        groups: Which gradients travel together: lists of variables, or into
-            how many parts all are cut, in the order in which they become ready.
-            A variable in no list travels alone, and so does a sparse gradient;
-            a group of several dtypes travels as one request for each. Default:
-            buckets of up to `TFRING_FUSION_THRESHOLD`. Must agree across ranks.
-        process_set: Which ranks average among themselves; the others keep
-            their own gradients.
+        groups: The gradients to reduce together: lists of variables, or a
+            number of parts to cut all gradients into, in the order they become
+            ready. A variable in no list is reduced alone, and so is a sparse
+            gradient. A group of several dtypes has one request for each dtype.
+            Default: buckets of up to `TFRING_FUSION_THRESHOLD`. Must agree
+            across ranks.
+        process_set: The ranks that average among themselves. All other ranks
+            keep their own gradients.
         scale_local_gradients: If true, the gradients of local variables, see
             `PartialDistributedOptimizer`, are divided by the number of ranks.
         offload: Which feature maps are moved to the host's memory
@@ -132,25 +133,24 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             `tfring.whole_states`. Must agree across ranks.
 
     Returns:
-        `optimizer` itself, or the one of that name or configuration, which
-        now has a method `register_local_var(var)`:
-        the gradient of that variable stays each rank's own. A saved
-        optimizer loads in plain Keras, and must then be wrapped again. For one
-        of TensorFlow 1 a new optimizer, with the same method, around it.
-        `compute_gradients` of that, and `minimize` and `compute_gradients` of
-        one of Keras 2, give averages, and `apply_gradients` takes what it is
-        given.
+        `optimizer` itself, or the one of that name or configuration, which now
+        has a method `register_local_var(var)`: the gradient of that variable
+        stays each rank's own. A saved optimizer loads in plain Keras, and must
+        then be wrapped again. For a TensorFlow 1 optimizer, the result is a new
+        optimizer around it, with the same method. Its `compute_gradients`, and
+        `minimize` and `compute_gradients` of a Keras 2 optimizer, give
+        averages; `apply_gradients` does not average.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
             the optimizer or another argument does not go with `shard_states`,
             or with `offload`.
         NotInitializedError: `tfring.init()` has not been called.
-        TypeError: `optimizer` is none of Keras or TensorFlow 1, or another
-            argument is of a wrong type.
+        TypeError: `optimizer` is not an optimizer of Keras or TensorFlow 1, or
+            another argument is of a wrong type.
         ValueError: `optimizer` is wrapped already, or Keras has none of that
             name or configuration, Keras does not run on TensorFlow, or an
-            argument has a value that cannot be; the message says which.
+            argument has an invalid value; the message says which.
 
     Example:
 
@@ -221,32 +221,31 @@ def PartialDistributedOptimizer(  # noqa: N802
 ) -> keras.optimizers.Optimizer:
     """A `DistributedOptimizer` that leaves some layers to each rank.
 
-    For models of which every rank has a part of its own. The gradients of the
-    local layers are not reduced, but divided by the number of ranks, as the
-    average of the others is: all are then gradients of one loss, the mean over
-    the ranks.
+    Use it if every rank has its own part of the model. The gradients of the
+    local layers are not reduced, but divided by the number of ranks, as an
+    average is. So all gradients belong to one loss, the mean over the ranks.
     Such models cannot be clipped by `global_clipnorm`: the norm would contain
     the local gradients, differ between ranks, and drive the shared weights
     apart.
 
     Args:
         optimizer: See `DistributedOptimizer`, also for the arguments that are
-            not explained here. The order is that of Horovod, whose Keras module
-            alone has this.
+            not explained here. The arguments have Horovod's order; there, only
+            the Keras module has this function.
         name: A new name for `optimizer`.
-        device_dense: Where dense gradients are reduced.
-        device_sparse: Where sparse gradients are reduced.
-        compression: In which dtype larger floats travel.
+        device_dense: The device that reduces dense gradients.
+        device_sparse: The device that reduces sparse gradients.
+        compression: The dtype for sending larger floats.
         sparse_as_dense: If true, `tf.IndexedSlices` are made dense.
         gradient_predivide_factor: Splits the division of an average.
         op: Average, sum or Adasum.
-        groups: Which gradients travel together.
-        process_set: Which ranks average among themselves.
+        groups: The gradients to reduce together.
+        process_set: The ranks that average among themselves.
         local_layers: A Keras layer, or a list of them. Need not agree across
-            ranks, but each rank needs as many others, of the same shapes.
+            ranks, but the number and shapes of all other variables must.
         scale_local_gradients: If true, local gradients are divided by the
             number of ranks.
-        backward_passes_per_step: How many batches are accumulated.
+        backward_passes_per_step: The number of batches to accumulate.
         average_aggregated_gradients: If true, their mean is taken.
         num_groups: Horovod's old name of `groups`, if that is a number.
         offload: Which feature maps are moved away meanwhile.
@@ -307,11 +306,13 @@ def _is_v1(optimizer: Any) -> bool:
 
 
 def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
-    """The optimizer, or what Keras makes of a name or a configuration.
+    """Returns the optimizer; Keras makes it from a name or a configuration.
 
     Args:
-        optimizer: Of Keras 3, Keras 2 or TensorFlow 1.
-        is_of_keras3_alone: Whether an option is asked for that others lack.
+        optimizer: An optimizer of Keras 3, Keras 2 or TensorFlow 1, or a name
+            or a configuration.
+        is_of_keras3_alone: True if an option is set that only Keras 3
+            optimizers support.
     """
     runtime.check_joined()
     if _is_v1(optimizer) or is_keras2_optimizer(optimizer):
@@ -385,7 +386,7 @@ def _distributed(
     summed_passes = 1 if average_passes else passes
     if not options.shard_states:
         return distribute(optimizer, options, summed_passes=summed_passes)
-    # The states are those of what is inside.
+    # The states belong to the inner optimizer.
     distribute(
         getattr(optimizer, "inner_optimizer", optimizer),
         options,
@@ -430,7 +431,7 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             "inside it, if there is one"
         )
     elif optimizer.built:
-        # Its variables would come in another order than after loading.
+        # Its variables would have another order than after loading.
         problem = (
             "is built, without variables to accumulate in. Wrap it before its "
             "first use"

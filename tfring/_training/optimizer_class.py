@@ -1,18 +1,18 @@
-"""The class that stands before a Keras optimizer's, and averages.
+"""The mixin class that makes a Keras optimizer average gradients.
 
-Note [One class]: a wrapped optimizer is the same object, whose class
-has been exchanged for a subclass of the class it had, with the same name and
-module. So it keeps its state, and a saved file names the class that Keras
-knows. Gradients are averaged where they come in, in `apply`; but an optimizer
-that accumulates the gradients of several batches averages once for each update,
-in `_clip_gradients`, which Keras calls after accumulating and before clipping.
+Note [One class]: a wrapped optimizer is the same object, with its class
+exchanged for a subclass of that class, with the same name and module. So it
+keeps its state, and a saved file names the class that Keras knows. Gradients
+are averaged at the start of `apply`. But an optimizer that accumulates the
+gradients of several batches averages once for each update, in
+`_clip_gradients`, which Keras calls after accumulating and before clipping.
 
-Note [Loss scaling]: LossScaleOptimizer skips a step whose gradients are not all
-finite, inside a conditional. Each rank must come to the same decision, or some
-would wait in a reduction that others skip. So gradients are averaged before
-that check, where infinity and NaN spread to all ranks, and the optimizer inside
-averages no more. `compile()` under the policy "mixed_float16" puts a
-LossScaleOptimizer of Keras's own around ours; hence the patch.
+Note [Loss scaling]: LossScaleOptimizer skips a step, inside a conditional, if
+some gradients are not finite. All ranks must decide alike, or some ranks would
+wait in a reduction that other ranks skip. So gradients are averaged before that
+check, which spreads infinity and NaN to all ranks. The inner optimizer does not
+average again. `compile()` under the policy "mixed_float16" puts Keras's own
+LossScaleOptimizer around ours; hence the patch.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def distribute(
     _teach_loss_scale_optimizer()
     base: Any = type(optimizer)
     optimizer.__class__ = _distributed_class(base, mixin or Distributed)
-    # Past the tracking of attributes, to which variables in the options would
-    # be the optimizer's own.
+    # Bypasses attribute tracking, which would treat variables in the options as
+    # the optimizer's own.
     optimizer.__dict__["_tfring_options"] = options
     optimizer.__dict__["_tfring_summed_passes"] = summed_passes
     optimizer._tfring_begin()
@@ -76,7 +76,7 @@ def accumulates_as_keras(base: type) -> bool:
 
 
 class Distributed(_Optimizer):
-    """Stands before a Keras optimizer's class; see Note [One class]."""
+    """Mixed in before a Keras optimizer's class; see Note [One class]."""
 
     # Not constructor arguments, so that configurations remain Keras's own; an
     # optimizer made from one has these defaults.
@@ -86,8 +86,8 @@ class Distributed(_Optimizer):
     _tfring_paused = False
     # True while a `fit` compares the weights of the ranks.
     _tfring_is_watched = False
-    # Set for each class: whether `_clip_gradients` is certain to be called, the
-    # class it was before, and what stands before that.
+    # Set for each class: True if Keras is sure to call `_clip_gradients`, the
+    # class before the exchange, and the mixin before that class.
     _tfring_follows_keras = False
     _tfring_base: Any = None
     _tfring_mixin: Any = None
@@ -152,7 +152,7 @@ class Distributed(_Optimizer):
     def _backend_apply_gradients(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> None:
-        # `_clip_gradients` needs those that have a gradient; past the tracking.
+        # `_clip_gradients` needs the variables with a gradient. Untracked.
         self.__dict__["_tfring_applied"] = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)
 
@@ -166,11 +166,11 @@ class Distributed(_Optimizer):
     def _reduce_before_check(
         self, grads: Sequence[Any], variables: Any
     ) -> tuple[Sequence[Any], Any]:
-        """The gradients that a LossScaleOptimizer checks and then applies.
+        """Returns the gradients that a LossScaleOptimizer checks and applies.
 
         Returns:
-            Gradients that all ranks find finite, or none does, and what they
-            belong to.
+            Gradients that are finite on all ranks or on none, and the variables
+            that they belong to.
         """
         return self._average_overflowing(grads, variables), variables
 
@@ -179,7 +179,8 @@ class Distributed(_Optimizer):
     ) -> Sequence[Any]:
         """Averages as `_average` does, for a check that all are finite.
 
-        One that is not, and is local to a rank, is so on all ranks.
+        If a local gradient is not finite on one rank, local gradients become
+        NaN on all ranks.
         """
         grads = list(grads)
         local_variables = self._tfring_options.local_variables
@@ -211,8 +212,8 @@ class Distributed(_Optimizer):
                 "local variables are those of one model. Copy it before "
                 "DistributedOptimizer."
             )
-        # A process set travels by its id, on which all processes agree; the
-        # copy's local variables are its own.
+        # A process set is pickled as its id, which is the same in all
+        # processes. The copy has local variables of its own.
         fields = vars(options) | {
             "process_set": options.process_set.process_set_id
         }
@@ -262,7 +263,7 @@ class Distributed(_Optimizer):
 
 
 class _CallableList(list[Any]):
-    """Programs written for Horovod say `optimizer.variables()`."""
+    """A list to call, as Horovod programs do: `optimizer.variables()`."""
 
     def __call__(self) -> _CallableList:
         return self
@@ -299,7 +300,8 @@ def _distributed_class(base: Any, mixin: Any) -> Any:
     )
     registered_name = keras.saving.get_registered_name(base)
     if keras.saving.get_registered_object(registered_name) is base:
-        # Saved under the same name, which goes on to stand for `base`.
+        # It is saved under the name of `base`, and this name still loads
+        # `base`.
         package, name = registered_name.split(">", maxsplit=1)
         keras.saving.register_keras_serializable(package, name)(distributed)
         keras.saving.get_custom_objects()[registered_name] = base
@@ -307,7 +309,7 @@ def _distributed_class(base: Any, mixin: Any) -> Any:
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """The optimizer, and those inside a LossScale- or a MultiOptimizer."""
+    """Yields an optimizer, and any inside a LossScale- or MultiOptimizer."""
     yield optimizer
     inner = [getattr(optimizer, "inner_optimizer", None)]
     for each in [*inner, *getattr(optimizer, "optimizers", ())]:
@@ -321,9 +323,10 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The model's optimizer, and those in its attributes; an optimizer itself.
+    """Returns all optimizers of a model; an optimizer gives only itself.
 
-    A model may have several, as a pair that is trained against each other.
+    A model may have several in its attributes, such as a pair for adversarial
+    training.
     """
     if isinstance(model, keras.optimizers.Optimizer):
         return [model]
@@ -342,7 +345,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def distributed_optimizers(model: Any) -> Iterator[Distributed]:
-    """Those of a model or an optimizer that reduce gradients."""
+    """Yields the distributed optimizers in a model or an optimizer."""
     for optimizer in optimizers_of(model):
         for each in with_inner(optimizer):
             if isinstance(each, Distributed):
@@ -351,7 +354,7 @@ def distributed_optimizers(model: Any) -> Iterator[Distributed]:
 
 @functools.cache
 def _teach_loss_scale_optimizer() -> None:
-    """Lets it average before it looks; see Note [Loss scaling]."""
+    """Makes it average before its check; see Note [Loss scaling]."""
     loss_scale_optimizer = keras.optimizers.LossScaleOptimizer
     keras_apply = loss_scale_optimizer.apply
 

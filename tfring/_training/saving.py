@@ -1,4 +1,4 @@
-"""Puts states together before the callbacks that save, in `fit`."""
+"""Gathers whole states in `fit` before the callbacks that save."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def saves_models(callback: Any) -> bool:
 class GatherStates(keras.callbacks.Callback):
     """Enters `whole_states` on every rank before the callbacks that save.
 
-    It leaves it when training goes on. Collective.
+    It leaves the context when training continues. Collective.
 
     Args:
         savers: The callbacks that save on this rank.
-        in_batches: Whether some rank's save between the batches of an epoch.
+        in_batches: True if callbacks on some rank save between the batches of
+            an epoch.
         root_rank: The one rank that saves, or None if several do.
         process_set: The ranks that train together.
     """
@@ -62,7 +63,7 @@ class GatherStates(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self._in_batches:
             return
-        # A copy is asked, as the answer counts the batch.
+        # Asks a copy, because each call counts a batch.
         due = any(
             copy.copy(saver)._should_save_on_batch(batch)
             for saver in self._savers

@@ -1,17 +1,17 @@
-"""The class of an optimizer of which each rank keeps a share of the states.
+"""The mixin class for an optimizer with a share of the states on each rank.
 
 Note [An update by shares]: Keras's own code updates the shares (see
-tfring/_gradients/shares.py), each a flat variable to it, with the optimizer's
-variables of the same shape. Around it stands what is not element by element:
-before it, gradients are reduced into shares, and clipped by norms that the
-ranks add up; weight decay looks at each variable's name; after it, the weights
-are gathered. Where gradients of several batches are accumulated, each rank
-keeps those of its own batches whole, as it does without shares, and they are
-reduced once for each update.
+tfring/_gradients/shares.py). To Keras each share is a flat variable, and the
+optimizer's variables have the same shape. This class does the steps that are
+not element by element. Before the update, it reduces gradients into shares, and
+clips them by norms that the ranks add up. It applies weight decay by each
+variable's name. After the update, it gathers the weights. If gradients of
+several batches are accumulated, each rank keeps whole gradients of its own
+batches, as it does without shares, and they are reduced once for each update.
 
-Note [The layout of what is saved]: it is that of the plain optimizer, whose
-variables come in the order in which Keras's `build` asks for them. So
-`add_optimizer_variables` remembers what has been asked for.
+Note [The layout of saved states]: saved states have the plain optimizer's
+layout. Keras's `build` asks for its variables one by one, which is their order.
+So `add_optimizer_variables` remembers each request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_can_be_sharded(optimizer: Any, options: GradientOptions) -> None:
     """Raises if `shard_states=True` does not go with an optimizer or option.
 
     Raises:
-        NotImplementedError: The message says with what.
+        NotImplementedError: The message names the optimizer or the option.
     """
     function = "DistributedOptimizer: shard_states=True"
     known = [getattr(keras.optimizers, name) for name in _ELEMENT_WISE]
@@ -87,7 +87,7 @@ def _problems(options: GradientOptions) -> Iterator[tuple[str, str]]:
 
 
 class Sharded(WholeStates, Distributed):
-    """Stands before a Keras optimizer's class; see the Notes above."""
+    """Mixed in before a Keras optimizer's class; see the Notes above."""
 
     def _tfring_begin(self) -> None:
         teach_saving()
@@ -98,7 +98,7 @@ class Sharded(WholeStates, Distributed):
 
     def build(self, variables: Sequence[Any]) -> None:
         if not self.built:
-            # Past the tracking of attributes.
+            # Bypasses attribute tracking.
             self.__dict__["_tfring_layout"] = Layout(
                 variables, self._tfring_options
             )
@@ -135,7 +135,7 @@ class Sharded(WholeStates, Distributed):
             dtype=share.dtype.name,
             name=f"{share.name}_{name}",
         )
-        # Read by what would take it for a variable that all ranks share.
+        # Read by code that would treat it as a variable that all ranks share.
         variable._tfring_share_of = self
         return variable
 
@@ -204,7 +204,7 @@ class Sharded(WholeStates, Distributed):
     def _scattered(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[tuple[Share, tf.Tensor]]:
-        """Reduces gradients, and returns the shares that an update is of."""
+        """Reduces gradients, and returns the shares to update."""
         grads, variables = self._filter_empty_gradients(grads, variables)
         self._check_step(variables)
         return scatter_gradients(
@@ -214,7 +214,7 @@ class Sharded(WholeStates, Distributed):
     def _by_number(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """The gradients, or None, of all variables of the layout."""
+        """Returns the gradient, or None, of each variable of the layout."""
         layout = self._tfring_layout
         result: list[Any] = [None] * len(layout.variables)
         for grad, variable in zip(grads, variables, strict=True):
@@ -257,7 +257,7 @@ class Sharded(WholeStates, Distributed):
     def _clipped_by_norms(
         self, shared: Sequence[tuple[Share, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """As `tf.clip_by_norm` of each variable's gradient."""
+        """Clips each variable's gradient as `tf.clip_by_norm` does."""
         dtype = _norm_dtype(shared)
         squares = tf.stack([_sum_of_squares(g, dtype) for _, g in shared])
         norms = tf.sqrt(summed(squares, self._tfring_layout))
@@ -273,7 +273,7 @@ class Sharded(WholeStates, Distributed):
     def _clipped_by_global_norm(
         self, shared: Sequence[tuple[Share, tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """As Keras does it, by the sum of the ranks' squares."""
+        """Clips as Keras does, by the sum of all ranks' squares."""
         dtype = _norm_dtype(shared)
         squares = tf.add_n([_sum_of_squares(g, dtype) for _, g in shared])
         norm = tf.sqrt(summed(squares, self._tfring_layout))
@@ -282,7 +282,7 @@ class Sharded(WholeStates, Distributed):
         return [grad * tf.cast(scale, grad.dtype) for _, grad in shared]
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
-        """Is done where weights are read for an update."""
+        """Does nothing: `_decayed` decays weights as it reads them."""
 
     def _backend_update_step(
         self,
@@ -299,7 +299,7 @@ class Sharded(WholeStates, Distributed):
             share.value = None
 
     def _gather(self, values: Sequence[tuple[Share, Any]]) -> None:
-        """Assigns what all ranks have of their shares to the variables."""
+        """Gathers the ranks' shares, and assigns them to the variables."""
         layout = self._tfring_layout
         for i, value in gather_shares(values, layout):
             layout.variables[i].assign(value)
@@ -311,7 +311,7 @@ class Sharded(WholeStates, Distributed):
             self.update_step(grad, share, learning_rate)
 
     def _decayed(self, share: Share) -> tf.Tensor:
-        """A share of the weights, as Keras decays it."""
+        """Returns a share of the weights after Keras's weight decay."""
         variable = self._tfring_layout.variables[share.index]
         part = share.of(variable)
         if isinstance(variable, keras.Variable):

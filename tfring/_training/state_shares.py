@@ -1,10 +1,11 @@
 """The part of a sharded optimizer's class that saves and loads.
 
-What is saved has the plain optimizer's layout; see Note [The layout of what is
-saved] in sharded.py. To save takes the shares of all ranks, while most programs
-save on one: so the ranks gather them first, together, by `whole_states`. To
-load takes no other rank, as each takes its share of what it reads. What one
-rank alone has loaded, it keeps until the next step, for a broadcast.
+Saved states have the plain optimizer's layout; see Note [The layout of saved
+states] in sharded.py. Saving needs the shares of all ranks, while most programs
+save on one rank. So the ranks first gather the shares together, by
+`whole_states`. Loading needs no other rank, because each rank takes its share
+of the values that it reads. A rank that has loaded values alone keeps them
+until the next step, for a broadcast.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ class WholeStates(_Optimizer):
     # For each call of `add_optimizer_variables`, and each of its names, the
     # variables by share.
     _tfring_slots: list[list[Sequence[Any]]]
-    # What has been gathered, by all who hold it, the last one last.
+    # The gathered states of open `whole_states` contexts, the last one last.
     _tfring_whole: tuple[_Gathered, ...] = ()
-    # By the numbers of `_plain` what has been loaded.
+    # The loaded values, by the numbers of `_plain`.
     _tfring_loaded: dict[int, np.ndarray] | None = None
-    # What has been gathered for the last commit of an elastic job.
+    # The states gathered for the last commit of an elastic job.
     _tfring_kept: _Gathered | None = None
 
     def save_own_variables(self, store: Any) -> None:
@@ -101,7 +102,7 @@ class WholeStates(_Optimizer):
         return tf.as_dtype(self._tfring_layout.variables[entry.index].dtype)
 
     def _plain(self) -> list[Any]:
-        """The plain optimizer's variables: this one's, or `_Slot`s."""
+        """Returns the plain optimizer's variables: this one's, or `_Slot`s."""
         group_of = {
             id(variable): group
             for group in self._tfring_slots
@@ -125,10 +126,10 @@ class WholeStates(_Optimizer):
         return len(self._plain())
 
     def _cut_anew(self, values: Sequence[Any] | None) -> None:
-        """Builds it again for the ranks that there are, of whole values.
+        """Builds the optimizer again for the current ranks, from whole values.
 
         Args:
-            values: None for those that it begins with.
+            values: The whole values; None for the initial values.
         """
         for variable in list(self._variables):
             if (
@@ -142,10 +143,10 @@ class WholeStates(_Optimizer):
             self._assign_whole(values)
 
     def _cut_known_anew(self) -> None:
-        """Cuts anew what this rank knows as a whole, without the others.
+        """Cuts the whole values that this rank knows, without any other rank.
 
         Raises:
-            RuntimeError: It has a part alone.
+            RuntimeError: This rank knows only a part.
         """
         iterations = int(self._iterations)
         kept = self._tfring_kept
@@ -173,13 +174,13 @@ class WholeStates(_Optimizer):
 
     @contextmanager
     def _gathered_whole(self, root_rank: int | None) -> Iterator[None]:
-        """Collective; only `root_rank` keeps it, or if that is None all."""
+        """Gathers states for `root_rank`, or all ranks if None. Collective."""
         keeps = root_rank is None or root_rank == runtime.rank()
         values = self._gathered(keeps)
         gathered = _Gathered(
             int(self._iterations), values if keeps else None, root_rank
         )
-        # Past the tracking of attributes.
+        # Bypasses attribute tracking.
         self.__dict__["_tfring_whole"] = (*self._tfring_whole, gathered)
         try:
             yield
@@ -249,7 +250,7 @@ class WholeStates(_Optimizer):
         ]
 
     def _keep_gathered(self) -> None:
-        """Keeps what is gathered, until the next commit or load."""
+        """Keeps the gathered states until the next commit or load."""
         self.__dict__["_tfring_kept"] = self._tfring_whole[-1]
 
     # ---- Loading ----
@@ -268,7 +269,7 @@ class WholeStates(_Optimizer):
         self._take_shares()
 
     def _take_whole(self, values: Sequence[Any]) -> None:
-        """Assigns, and cuts anew where the ranks are others than before."""
+        """Assigns whole values; cuts shares anew if the ranks have changed."""
         if self._is_for_other_ranks():
             self._cut_anew(values)
         else:
@@ -279,7 +280,7 @@ class WholeStates(_Optimizer):
         return (layout.rank, layout.size) != place_in(layout.options)
 
     def _restore_slot(self, number: int, value: Any) -> None:
-        """Takes one of the values of a checkpoint."""
+        """Takes one value of a checkpoint."""
         loaded = dict(self._tfring_loaded or {})
         loaded[number] = self._checked(self._plain()[number], value)
         self.__dict__["_tfring_loaded"] = loaded
@@ -299,14 +300,14 @@ class WholeStates(_Optimizer):
         return array
 
     def _take_shares(self, only: int | None = None) -> None:
-        """Gives the shares their parts of what has been loaded."""
+        """Assigns the loaded values to the shares."""
         for slot, flat in self._own_shares(only):
             slot.assign(flat)
 
     def _own_shares(
         self, only: int | None = None
     ) -> Iterator[tuple[Any, np.ndarray]]:
-        """Shares, and what they are with what has been loaded."""
+        """Yields shares and their parts of the loaded values."""
         loaded = self._tfring_loaded or {}
         for number, entry in enumerate(self._plain()):
             if isinstance(entry, _Slot) and only in (None, number):
@@ -318,7 +319,7 @@ class WholeStates(_Optimizer):
         self.__dict__.pop("_tfring_loaded", None)
 
     def _has_loaded(self) -> bool:
-        """Tells if the state is what has been loaded, on this rank."""
+        """Tells if this rank's state is equal to the loaded values."""
         numbers = {
             number
             for number, entry in enumerate(self._plain())
@@ -332,9 +333,10 @@ class WholeStates(_Optimizer):
     def _broadcast_loaded(
         self, root_rank: int, process_set: ProcessSet
     ) -> None:
-        """Gives all ranks their shares of what one has loaded, if it has.
+        """Gives all ranks their shares of the values that one rank has loaded.
 
-        Collective, and eager. If it has not, each rank keeps what it has.
+        Collective, and eager. If that rank has loaded nothing, no state
+        changes.
         """
         options = self._tfring_layout.options
         if options.process_set is not process_set:
@@ -395,12 +397,12 @@ class WholeStates(_Optimizer):
         return self._whole_child(child) if self.built else child
 
     def _whole_child(self, child: Any) -> Any:
-        """A list of variables as a plain optimizer has it; else the child."""
+        """Returns a plain optimizer's list for a variable list, or `child`."""
         plain = self._plain()
         if child is self._variables:
             return self._list_of(range(len(plain)))
         for entry in plain:
-            # Its first variable says whose list it is.
+            # The first variable identifies the list.
             if (
                 isinstance(entry, _Slot)
                 and entry.index == 0
@@ -416,7 +418,7 @@ class WholeStates(_Optimizer):
         return child
 
     def _list_of(self, numbers: Iterable[int]) -> _List:
-        # The same objects each time, by whose identity a checkpoint goes.
+        # The same objects each time, because a checkpoint compares identities.
         made = self.__dict__.setdefault("_tfring_trackables", {})
         key = tuple(numbers)
         if key not in made:
@@ -458,18 +460,18 @@ class _WholeVariable(_Trackable):
         self._number = number
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        # Asked for also where a checkpoint is restored, which needs no value.
+        # Also called when a checkpoint is restored, which needs no value.
         name = "VARIABLE_VALUE"
         dtype = self._owner._dtype_of(self._number)
         return {name: SaveSpec(self._value, "", name, dtype, "CPU:0")}
 
     def _value(self) -> tf.Tensor:
-        with tf.init_scope():  # TensorFlow traces what saves.
+        with tf.init_scope():  # TensorFlow traces saving.
             return tf.constant(self._owner._known_whole()[self._number])
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         def restore(value: tf.Tensor) -> None:
             self._owner._restore_slot(self._number, value)
 
-        # And what restores.
+        # TensorFlow traces restoring, too.
         return tf.py_function(restore, list(restored_tensors.values()), [])

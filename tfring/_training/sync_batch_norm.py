@@ -21,27 +21,27 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization with the statistics of all ranks' batches.
 
     `keras.layers.BatchNormalization` takes mean and variance of the rank's own
-    batch: few samples where a large model or image leaves room for few. This
-    takes those of the global batch, forward and backward, as one rank with all
-    the samples would; the ranks may have different numbers of them. The moving
-    statistics are therefore the same on every rank. Where the loss is a mean
-    over the rank's batch, as Keras's are, and `DistributedOptimizer` averages
-    the gradients, these are those of the mean over the global batch if the
-    ranks have equally many samples.
+    batch, which has few samples if the model or the images are large. This
+    layer takes mean and variance of the global batch, forward and backward, as
+    one rank with all the samples would. The ranks may have different numbers of
+    samples. So the moving statistics are the same on every rank. Keras losses
+    are means over the rank's batch, and `DistributedOptimizer` averages their
+    gradients: if all ranks have equally many samples, this gives the gradients
+    of the mean over the global batch.
 
     It costs an allreduce of three vectors of the channels' length in the
     forward pass, and one in the backward pass, for which every layer must wait.
     Collective in training: every rank must run the same model, eagerly, in
     `fit`, or under `jit_compile=True`. In inference it calls nothing.
 
-    A saved model loads in a program that has named the class before, as
+    To load a saved model, a program must first have used the name
     `tfring.SyncBatchNormalization`.
 
     Args:
         fused: False, as in Horovod: there is no fused implementation.
-        process_set: Whose ranks have their statistics together; a rank outside
-            has its own. It is not saved: set the attribute `process_set` of a
-            layer that was loaded.
+        process_set: The ranks that combine their statistics; a rank outside
+            uses its own. It is not saved: set the attribute `process_set` of a
+            loaded layer.
         **kwargs: All arguments of `keras.layers.BatchNormalization`.
 
     Raises:
@@ -93,14 +93,14 @@ def check_not_fused(fused: bool) -> None:
 def moments_of_ranks(
     inputs: Any, mask: Any, axes: list[int], process_set: ProcessSet
 ) -> tuple[Any, Any]:
-    """The mean and the variance of all ranks' inputs. Collective.
+    """Returns the mean and the variance of all ranks' inputs. Collective.
 
     Args:
-        inputs: float32 or float64; the last axis is that of the channels,
-            where there is a mask.
+        inputs: float32 or float64; with a mask, the last axis is the channels'
+            axis.
         mask: Which inputs count: bools, of their shape without the last axis;
             or None, for all.
-        axes: All axes but that of the channels.
+        axes: All axes except the channels' axis.
         process_set: The ranks.
 
     Returns:
@@ -112,9 +112,9 @@ def moments_of_ranks(
         weights = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
         weights = tf.cast(weights, inputs.dtype)
         inputs = tf.where(weights > 0, inputs, 0)
-    # One allreduce of what can be added up. Each rank subtracts its own mean
-    # before it squares, and what remains to be subtracted is so in float64: in
-    # float32 a mean far from 0 would swallow the variance.
+    # One allreduce of sums. Each rank subtracts its own mean before it squares.
+    # The final subtraction is in float64: in float32 a mean far from 0 would
+    # swallow the variance.
     count = tf.reduce_sum(weights, axes)
     mean = tf.math.divide_no_nan(tf.reduce_sum(inputs, axes), count)
     centered = (inputs - along(mean, axes)) * weights
@@ -138,7 +138,7 @@ def moments_of_ranks(
 
 
 def along(vector: Any, axes: list[int]) -> Any:
-    """The vector of the channels in a shape that goes with the inputs."""
+    """Reshapes a vector of the channels so that it broadcasts to the inputs."""
     for axis in axes:
         vector = tf.expand_dims(vector, axis)
     return vector

@@ -35,9 +35,9 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
 ) -> tf.GradientTape:
     """Makes the gradients of a tape averages over all ranks.
 
-    For training loops of one's own, with any optimizer. Use it instead of
-    `DistributedOptimizer`, not together with it: gradients would be averaged
-    twice, which is right, but wasted.
+    It is for custom training loops, with any optimizer. Use it instead of
+    `DistributedOptimizer`, not together with it: averaging gradients twice is
+    correct, but wasteful.
 
     `gradient` is collective: every rank must call it, for the same sources.
     `jacobian` and `batch_jacobian` are this rank's own.
@@ -45,17 +45,17 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     Args:
         gradtape: A `tf.GradientTape`, recording already or not; persistent or
             not.
-        device_dense: Where dense gradients are reduced. It and the arguments
-            below mean the same as for `tfring.DistributedOptimizer`.
-        device_sparse: Where sparse gradients are reduced.
-        compression: In which dtype larger floats travel, or how else.
+        device_dense: The device that reduces dense gradients. It and the
+            arguments below mean the same as for `tfring.DistributedOptimizer`.
+        device_sparse: The device that reduces sparse gradients.
+        compression: How larger floats are sent, such as in a smaller dtype.
         sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
-        groups: Which gradients travel together; lists hold sources.
-        process_set: Which ranks average among themselves; the others keep
-            their own gradients.
+        groups: The gradients to reduce together; lists hold sources.
+        process_set: The ranks that average among themselves. All other ranks
+            keep their own gradients.
         scale_local_gradients: If True, the gradients of local sources are
             divided by the number of ranks.
         offload: Which feature maps are moved away until backpropagation needs
@@ -70,8 +70,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         NotImplementedError: tfring has no kernels for one of the devices.
         TypeError: `gradtape` is not a `tf.GradientTape`, or another argument
             is of a wrong type.
-        ValueError: `gradtape` is wrapped already, or an argument has a value
-            that cannot be; the message says which.
+        ValueError: `gradtape` is wrapped already, or an argument has an invalid
+            value; the message says which.
 
     Example:
 
@@ -122,25 +122,24 @@ def PartialDistributedGradientTape(  # noqa: N802
 ) -> tf.GradientTape:
     """A `DistributedGradientTape` that leaves some layers to each rank.
 
-    For models of which every rank has a part of its own. The gradients of the
-    local layers are not reduced, but divided by the number of ranks, as the
-    average of the others is: all are then gradients of one loss, the mean over
-    the ranks.
+    Use it if every rank has its own part of the model. The gradients of the
+    local layers are not reduced, but divided by the number of ranks, as an
+    average is. So all gradients belong to one loss, the mean over the ranks.
 
     Args:
         gradtape: See `DistributedGradientTape`, also for the arguments up to
             `process_set`.
-        device_dense: Where dense gradients are reduced.
-        device_sparse: Where sparse gradients are reduced.
-        compression: In which dtype larger floats travel, or how else.
+        device_dense: The device that reduces dense gradients.
+        device_sparse: The device that reduces sparse gradients.
+        compression: How larger floats are sent, such as in a smaller dtype.
         sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
         num_groups: Horovod's old name of `groups`, if that is a number.
-        groups: Which gradients travel together.
-        process_set: Which ranks average among themselves.
+        groups: The gradients to reduce together.
+        process_set: The ranks that average among themselves.
         local_layers: A Keras layer, or a list of them. Need not agree across
-            ranks, but each rank needs as many others, of the same shapes.
+            ranks, but the number and shapes of all other sources must.
         scale_local_gradients: If True, local gradients are divided by the
             number of ranks.
         offload: Which feature maps are moved away meanwhile.
@@ -223,7 +222,7 @@ class _DistributedGradientTape:
         """Leaves the gradient of a source to each rank.
 
         Args:
-            source: One of the sources of `gradient` calls to come.
+            source: A source of later `gradient` calls.
         """
         self._options.local_variables.add(source)
 
@@ -235,7 +234,7 @@ class _DistributedGradientTape:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Returns `tf.GradientTape.gradient`'s, averaged over the ranks."""
+        """Returns `tf.GradientTape.gradient`'s result, averaged over ranks."""
         gradients = self._tape.gradient(
             target, sources, output_gradients, unconnected_gradients
         )

@@ -11,7 +11,7 @@ from tfring._training.computed_gradients import ComputedGradients
 
 
 class V1Optimizer(tf.compat.v1.train.Optimizer):
-    """An optimizer of TensorFlow 1 whose `compute_gradients` gives averages.
+    """A TensorFlow 1 optimizer with averages from `compute_gradients`.
 
     Everything else is the inner optimizer's: slots, variables, updates. A loss
     scale may be inside or outside.

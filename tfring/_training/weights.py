@@ -28,12 +28,12 @@ _Key = tuple[int, int | None]
 
 
 def fingerprints(variables: Iterable[Any]) -> list[str]:
-    """One for each variable, which changes with any bit of it."""
+    """Returns a fingerprint of each variable; any changed bit changes it."""
     return [_fingerprint(variable) for variable in variables]
 
 
 def all_in_one(of_variables: Sequence[str]) -> str:
-    """The fingerprint of several variables."""
+    """Returns the fingerprint of several variables."""
     return hashlib.sha256("".join(of_variables).encode()).hexdigest()
 
 
@@ -43,7 +43,7 @@ def compare_weights(
     name: str,
     process_set: ProcessSet = global_process_set,
 ) -> str | None:
-    """Says which variable is the first that differs between ranks, if any does.
+    """Returns a message that names the first variable that differs, or None.
 
     Collective, and eager. Ranks that have joined are not compared.
     """
@@ -61,15 +61,15 @@ def first_difference(
     name: str,
     process_set: ProcessSet = global_process_set,
 ) -> str:
-    """Says which variable is the first that differs, as some does. Collective.
+    """Returns a message that names the first variable that differs. Collective.
 
     Args:
-        variables: This rank's.
+        variables: This rank's variables.
         own: Their fingerprints.
-        name: That of the collective, to which it adds a part.
+        name: The first part of the collective's name.
         process_set: The ranks that compare.
     """
-    # With their ranks, as those that have joined bring nothing.
+    # With rank numbers, because ranks that have joined send nothing.
     everyones: dict[int, list[str]] = dict(
         gather_json(
             [runtime.rank(), own],
@@ -108,13 +108,13 @@ def warn_if_not_broadcast(
 ) -> None:
     """Warns once, before variables are first updated, if ranks differ in them.
 
-    Collective the first time that it sees the variables, in whose gradients the
-    ranks are about to meet anyway. That may be while a function is traced,
-    which happens where it is first called.
+    Collective the first time that it sees the variables. The ranks are about to
+    reduce their gradients together anyway. That may be while a function is
+    traced at its first call.
 
-    Not in a job that may grow: a rank that joins traces what the others have
-    traced, and would wait for them. There a new start gives all ranks the same
-    state.
+    It does nothing in a job that may grow: a rank that joins later traces
+    functions that all other ranks have traced already, and would wait for them.
+    There a new start gives all ranks the same state.
     """
     if is_alone(process_set) or runtime.may_grow():
         return
@@ -151,13 +151,14 @@ def warn_if_not_broadcast(
 
 
 def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
-    """Has `warn_if_not_broadcast` compare variables no more in this set.
+    """Makes `warn_if_not_broadcast` skip variables in this set from now on.
 
-    In another set there are ranks that have not compared them, and would wait;
-    so there may be after a new start.
+    It compares them again in another set and after a new start: there may be
+    ranks that have not compared them yet, and would wait.
     """
     for variable in variables:
-        # On the variable, as an id may come again, and not on all ranks.
+        # Kept on the variable itself, because an id may be reused on some ranks
+        # only.
         compared: frozenset[_Key] = getattr(
             variable, "_tfring_compared", frozenset()
         )
@@ -185,8 +186,8 @@ def _fingerprint(variable: Any) -> str:
     end = data.size // (8 * _WORDS) * 8 * _WORDS
     if end:
         blocks = data[:end].view(np.uint64).reshape(-1, _WORDS)
-        # Modulo 2**64: a bit that differs changes two sums, and words that
-        # change places the sums across blocks, or those of their blocks.
+        # Modulo 2**64. A bit that differs changes two sums. Words that change
+        # places change the sums across blocks, or the sums of their blocks.
         for axis in (0, 1):
             result.update(np.add.reduce(blocks, axis=axis).tobytes())
     result.update(data[end:].tobytes())

@@ -1,4 +1,4 @@
-"""Puts the ranks' parts of an optimizer's state together, to be saved."""
+"""Gathers the ranks' parts of an optimizer's state, so that it can be saved."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from tfring._training.state_shares import WholeStates
 def whole_states(
     optimizer: Any, root_rank: int | None = None
 ) -> Iterator[None]:
-    """Has ranks put an optimizer's state together, to be saved.
+    """Gathers an optimizer's state from all ranks, so that it can be saved.
 
     With `shard_states=True` of `tfring.DistributedOptimizer` each rank has a
     part of the optimizer's state. Inside of this context the optimizer and its
-    model are saved as any other: `model.save`, `tf.train.Checkpoint`. Outside
-    of it that is an error, on more than one rank. Accumulated gradients
-    (`backward_passes_per_step`) become the mean of the ranks', so that one
-    rank's file keeps the batches of all. In `fit` Keras's and tfring's
-    callbacks that save need it not.
+    model can be saved as usual: by `model.save` or `tf.train.Checkpoint`.
+    Outside of it that is an error, on more than one rank. Accumulated gradients
+    (`backward_passes_per_step`) become their mean over the ranks, so that one
+    rank's file keeps the batches of all ranks. In `fit`, callbacks of Keras and
+    tfring that save do not need it.
 
     Collective: every rank must enter it. The whole state is in the memory of
-    the host meanwhile. Of any other optimizer it gathers nothing.
+    the host meanwhile. Other optimizers have nothing to gather.
 
     Args:
         optimizer: An optimizer, or a model with one or more: by `compile` or
             as attributes.
-        root_rank: The one rank that saves, as `tfring.rank()` counts; the
-            others keep nothing. By default any rank may save.
+        root_rank: The one rank that saves, as `tfring.rank()` counts; all other
+            ranks keep nothing. By default any rank may save.
 
     Raises:
         tf.errors.FailedPreconditionError: The ranks did not agree.
@@ -88,7 +88,7 @@ def average_all_accumulated(variables: Sequence[Any]) -> None:
 
 
 def sharded_optimizers(optimizer: Any) -> Iterator[WholeStates]:
-    """The sharded optimizers in an optimizer or a model."""
+    """Yields the sharded optimizers in an optimizer or a model."""
     for each in optimizers_of(optimizer):
         for inner in with_inner(each):
             if isinstance(inner, WholeStates) and inner.built:
@@ -96,9 +96,10 @@ def sharded_optimizers(optimizer: Any) -> Iterator[WholeStates]:
 
 
 def whole_values(optimizer: Any) -> list[np.ndarray]:
-    """All values of an optimizer, as the plain one's `variables` have them.
+    """Returns an optimizer's values, in the plain optimizer's order.
 
-    Of one with shards, within `whole_states`.
+    The order is the order of `variables`. Call it within `whole_states` if the
+    optimizer has shards.
     """
     return [
         # NumPy 2 warns of Keras's own `numpy`.
@@ -115,9 +116,9 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
 
 
 def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
-    """Takes what `whole_values` has returned, on any number of ranks.
+    """Assigns a result of `whole_values`, on any number of ranks.
 
-    Shares are cut anew, where the number of ranks is another one.
+    Shares are cut anew if the number of ranks has changed.
     """
     rest = list(values)
     for each in _in_order(optimizer):
@@ -130,14 +131,15 @@ def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
 
 
 def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
-    """Cuts shares anew, if ranks are others than before.
+    """Cuts shares anew, if the ranks have changed.
 
     Args:
-        optimizer: Of whatever kind.
-        values: `whole_values`; None for those that this rank knows.
+        optimizer: Any optimizer, or a model.
+        values: A result of `whole_values`; None for the values that this rank
+            knows.
 
     Raises:
-        RuntimeError: It knows them not.
+        RuntimeError: This rank does not know them.
     """
     others = [
         each
@@ -153,7 +155,7 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
 
 @functools.cache
 def teach_saving() -> None:
-    """Has optimizers around one with shards save whole states."""
+    """Makes optimizers around one with shards save whole states."""
     for outer in (
         keras.optimizers.LossScaleOptimizer,
         keras.optimizers.MultiOptimizer,
@@ -201,5 +203,5 @@ def _refuse_before_writing(module: Any, function: str) -> None:
 
 
 def _in_order(optimizer: Any) -> list[Any]:
-    """The optimizer and those inside of it, in the order of its `variables`."""
+    """Returns the optimizer and its inner ones, in the order of `variables`."""
     return [each for each in with_inner(optimizer) if each is not None]

@@ -10,15 +10,16 @@
   model      all gradients of a known model, as a training step reduces them
   step       training steps: all ranks, one alone, as many copies that do not
              communicate; each bound to one core
-  roofline   what the memory gives at best: copy, add, and an allreduce that
-             waits for nobody
+  roofline   the best that the memory can give: copy, add, and an allreduce
+             that never waits
   memory     peak memory and time of training steps that offload feature maps,
              on one rank, or that share out the optimizer's states, on several
 
-Results are checked before anything is timed. Times are medians of rounds, in
-which all contestants have their turn, of the slowest rank. algbw is bytes by
-time; busbw that times the share of the bytes that has to leave each rank, as in
-nccl-tests. CPU is what all threads of a rank used for one operation.
+Results are checked before anything is timed. All contestants take turns in each
+round. A time is the median over the rounds, of the slowest rank's time in each.
+algbw is bytes by time; busbw is algbw times the share of the bytes that has to
+leave each rank, as in nccl-tests. CPU is the time of all threads of a rank for
+one operation.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _KNOWN_POLICIES = (
 _KNOWN_MODES = ("eager", "function", "jit", "inplace")
 _KNOWN_PEERS = tuple(peers.PEERS)
 
-# Apart from those of the process, which has flags of absl's own.
+# Separate from the process's own flags, which include absl's.
 _FLAGS = flags.FlagValues()  # type: ignore[no-untyped-call]
-_FLAGS.set_gnu_getopt()  # flags may stand behind the command
+_FLAGS.set_gnu_getopt()  # flags may follow the command
 
 
 def _flag(

@@ -19,8 +19,8 @@ class Problem:
     """One collective on arrays of one size, and its result."""
 
     kind: str
-    mine: np.ndarray[Any, Any]  # what this rank brings
-    expected: np.ndarray[Any, Any]  # and what it gets
+    mine: np.ndarray[Any, Any]  # this rank's input
+    expected: np.ndarray[Any, Any]  # and its result
     # The bytes that all ranks together give, or get, once, as in nccl-tests.
     count_bytes: int
 
@@ -28,7 +28,7 @@ class Problem:
     def of(
         cls, kind: str, count_bytes: int, dtype: str, rank: int, size: int
     ) -> Problem:
-        """About `count_bytes` of small whole numbers, which add up exactly."""
+        """Makes about `count_bytes` of small whole numbers with exact sums."""
         numpy_dtype = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
         count = max(1, count_bytes // numpy_dtype.itemsize)
         what = KINDS[kind]
@@ -44,10 +44,10 @@ class Problem:
 
 
 def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
-    """Does it with tfring in each of `modes` that exists for it.
+    """Returns tfring's contestants, for each of `modes` that it supports.
 
-    With those of a `tf.function` comes one that does nothing: what a call of a
-    function costs is no part of the collective.
+    The mode "function" adds an empty `tf.function`, because the cost of calling
+    a function is no part of the collective.
     """
     x = tf.constant(problem.mine)
     operation = _operation(problem.kind)
@@ -71,7 +71,7 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
 
 
 class EmptyFunction(Simple):
-    """A `tf.function` that returns what it is given."""
+    """A `tf.function` that returns its arguments."""
 
     def __init__(self, tensors: Any, arrays: Any) -> None:
         function = tf.function(lambda x: tf.nest.map_structure(tf.identity, x))
@@ -80,11 +80,11 @@ class EmptyFunction(Simple):
 
 
 class InPlace(Contestant):
-    """Allreduces in a `tf.function` whose tensors nothing else uses.
+    """Allreduces in a `tf.function`, of tensors that nothing else uses.
 
-    A function's arguments belong to the caller, so that the first reduction
-    makes a copy; those behind it work in the result of the one before. They
-    alone are timed, inside of the function.
+    A function's arguments belong to the caller, so the first reduction makes a
+    copy. Each later reduction works in the previous result. Only the later ones
+    are timed, inside of the function.
     """
 
     _CHAIN = 4

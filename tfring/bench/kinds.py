@@ -1,6 +1,6 @@
-"""The collectives that are measured; not yet with TensorFlow.
+"""The collectives to measure; importing it does not import TensorFlow.
 
-A new one is an entry of `KINDS`.
+To add one, add an entry to `KINDS`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A collective on equal shares, and what each rank gets from it."""
+    """A collective on equal shares, and each rank's result."""
 
     # The share of the collective's bytes, as nccl-tests counts them, that has
     # to leave each rank, by the number of ranks. The bytes moved in a second,
-    # times this, are the bus bandwidth: it can be held against the speed of a
-    # link whatever the number of ranks.
+    # times this, are the bus bandwidth: for any number of ranks, it can be
+    # compared with the speed of a link.
     # Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     bus_factor: Callable[[int], float]
     # From the arrays of all ranks, and the rows that are this rank's share.
@@ -29,9 +29,9 @@ class Kind:
     # Arguments of `tfring`'s function besides the array and `op`.
     arguments: tuple[Any, ...] = ()
     reduces: bool = False
-    # XLA, whose shapes are static, can compile it.
+    # XLA, which needs static shapes, can compile it.
     with_jit: bool = False
-    # A rank brings a share alone.
+    # A rank's input is only a share.
     brings_share: bool = False
     # The array is cut into a share for each rank.
     shares: bool = False

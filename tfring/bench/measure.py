@@ -1,7 +1,7 @@
-"""Takes the times of contestants, all ranks together.
+"""Times contestants, on all ranks together.
 
-Rounds are interleaved: each contestant has its turn in each round, so that load
-which comes and goes meets all of them.
+Rounds are interleaved: each contestant has a turn in each round, so that
+varying load affects all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONG_CALL_SECONDS = 0.5
 
 
 class Contestant(abc.ABC):
-    """One way to do what is measured; every rank has its part in it."""
+    """One way to do the measured task; every rank takes part in it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Contestant(abc.ABC):
 
 
 class Simple(Contestant):
-    """One that is no more than a function, and what it must return."""
+    """A contestant that is one function with an expected result."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Simple(Contestant):
 
 
 def expect(result: Any, expected: Any, relative: float = 0) -> None:
-    """Compares arrays, or lists of them; None is not looked at.
+    """Compares arrays, or lists of them; an expected None matches anything.
 
     Raises:
         AssertionError: They differ, by more than the part `relative`.
@@ -115,10 +115,10 @@ def measure(
     Collective.
 
     Args:
-        contestants: The same on every rank, in the same order.
-        rounds: How many turns each has.
+        contestants: The contestants, in the same order on every rank.
+        rounds: The number of turns of each contestant.
         case: The name of their task, for the rows.
-        count_bytes: How many bytes they move; 0 leaves out bandwidths.
+        count_bytes: The number of bytes they move; 0 leaves out bandwidths.
         bus_factor: See `kinds.Kind`.
         progress: Called after each round.
 
@@ -181,8 +181,8 @@ def cpu_seconds() -> float:
 
 
 def _gathered(value: Any) -> list[Any]:
-    """The values of all ranks, in any job, also one that has no MPI."""
-    # It brings TensorFlow, which flags and --help need not wait for.
+    """Returns the values of all ranks, also in a job without MPI."""
+    # Imported here, so that flags and --help need not wait for TensorFlow.
     from tfring._ops.gather_json import gather_json
 
     return gather_json(value, name="tfring-bench")
@@ -203,9 +203,9 @@ def _check(contestant: Contestant, case: str) -> None:
 
 
 def _added_bytes(contestant: Contestant, before: int, calls: int) -> int | None:
-    """Peak memory of a few calls beyond `before`."""
+    """Returns the peak memory of a few calls beyond `before`."""
     try:
-        # Sets the peak to what is in use now.
+        # Resets the peak to the memory in use now.
         Path("/proc/self/clear_refs").write_text("5")
         is_reset = True
     except OSError:  # No Linux, or not allowed.
@@ -225,7 +225,7 @@ def _give_free_memory_back() -> None:
 
 
 def _memory_bytes(field: str) -> int:
-    """VmRSS is what is in use, VmHWM the peak; 0 where Linux is not."""
+    """Returns VmRSS (memory in use) or VmHWM (its peak); 0 without Linux."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

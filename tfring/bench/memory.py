@@ -1,8 +1,8 @@
-"""`tfring-bench memory`: peak memory and time of steps that make it smaller.
+"""`tfring-bench memory`: peak memory and time of memory-saving steps.
 
-On this rank alone, without collectives, but for the optimizers of the policies
-"whole" and "sharded". The peak is what TensorFlow's allocator has given out at
-once, weights and batch included.
+It runs on this rank alone, without collectives, except for the policies "whole"
+and "sharded". The peak is the most that TensorFlow's allocator has allocated at
+once, with weights and batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure_memory(
     steps: int,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[Row], dict[str, float]]:
-    """Measures training steps under policies, one after the other.
+    """Measures training steps under one policy at a time.
 
     Args:
         model: "mlp", "vgg16", "unet" or "gpt".
@@ -50,14 +50,15 @@ def measure_memory(
             `keras.remat`), "all", "conv" or "auto"; "whole" or "sharded" (the
             states of Adam on every rank, or shared out between the ranks).
         budgets: The budgets of "auto", in bytes of feature maps that stay; by
-            default a quarter, a half and three quarters of what "all" moves.
-        rounds: How many turns each policy has.
-        steps: How many steps a turn has.
+            default a quarter, a half and three quarters of the bytes that "all"
+            moves.
+        rounds: The number of turns of each policy.
+        steps: The number of steps in a turn.
         progress: Called after each turn.
 
     Returns:
-        A row for each policy, and for "auto" for each budget. And the bytes of
-        this rank's optimizer, where a policy has one.
+        A row for each policy, and for "auto" for each budget. Also the bytes of
+        this rank's optimizer, for each policy that has one.
     """
     native.capi().tfring_offload_count_allocations()
 
@@ -98,7 +99,7 @@ def measure_memory(
 
 
 def _quarters(model: str, batch_size: int) -> list[int]:
-    """A quarter, a half and three quarters of the feature maps' bytes."""
+    """Returns 1/4, 1/2 and 3/4 of the feature maps' bytes."""
     offload = tfring.Offload("all")
     _step(model, batch_size, offload, None, remat=False)()
     known = offload.statistics()
@@ -118,7 +119,7 @@ def _measured(
 ) -> Row:
     keras.backend.clear_session()
     gc.collect()
-    # TensorFlow keeps the variables of functions that are gone.
+    # TensorFlow keeps the variables of deleted functions.
     left = _memory_info("current") if optimizer is not None else 0
     keras.utils.set_random_seed(0)
     step = _step(name, batch_size, offload, optimizer, remat=who == "remat")
@@ -149,7 +150,7 @@ def _memory_info(what: str) -> int:
 
 
 def _device() -> str:
-    """Where TensorFlow runs the steps."""
+    """Returns the device for the steps."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
@@ -161,7 +162,7 @@ def _step(
     *,
     remat: bool,
 ) -> Callable[[], Any]:
-    """A training step of one of the models, on data that stay the same."""
+    """Returns a training step of a model, on the same data in each call."""
     shape, blocks, head = _MODELS[name]()
     if remat:
         blocks = [_remat(block) for block in blocks]

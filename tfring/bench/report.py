@@ -19,10 +19,10 @@ _HEADINGS = ("", "", "median", "min", "max", "algbw", "busbw", "CPU", "memory")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each row, and one of headings; columns without news left out.
+    """Returns headings and a line for each row, without empty columns.
 
-    CPU is the time that all threads of a rank were busy, memory what calls
-    added to what was in use, results included.
+    CPU is the time that all threads of a rank were busy. Memory is the peak
+    that calls added to the memory in use, results included.
     """
     lines = [list(_HEADINGS)]
     for row in rows:

@@ -1,9 +1,9 @@
-"""`tfring-bench roofline`: what this machine's memory gives, at best.
+"""`tfring-bench roofline`: the best that this machine's memory can give.
 
-All ranks at once, in NumPy, one thread each. The last, "staged", does a ring
-allreduce's share of copies and additions between a tensor in memory and a slot
-that stays in the cache, as ranks on one machine must, and waits for nobody: no
-allreduce through shared memory can be faster.
+All ranks run at once, in NumPy, with one thread each. The last contestant,
+"staged", does a ring allreduce's share of copies and additions between a tensor
+in memory and a slot that stays in the cache, as ranks on one machine must. It
+never waits: no allreduce through shared memory can be faster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def contestants(count_bytes: int, size: int) -> list[Contestant]:
             sent = slice(start, min(start + len(slot), chunk * (size - 1)))
             reduced = slice(sent.start + chunk, sent.stop + chunk)
             part = slot[: sent.stop - sent.start]
-            # Reduce-scatter: what is sent on, and what has been received.
+            # Reduce-scatter: send a part, then add the received part.
             np.copyto(part, initial[sent])
             np.add(initial[reduced], part, out=target[reduced])
             # Allgather.

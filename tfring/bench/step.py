@@ -27,21 +27,21 @@ _LOOK_SECONDS = 0.002
 @dataclasses.dataclass(frozen=True)
 class Result:
     rows: list[Row]
-    # The time of one rank alone, over that of all of them together, with a
-    # batch for each: 1 if communication costs nothing.
+    # The time of one rank alone, divided by the time of all ranks together,
+    # with a batch for each rank: 1 if communication costs nothing.
     efficiency: float
-    # The same of as many copies that do not communicate: what the machine
-    # gives at best.
+    # The same for as many copies that do not communicate: the best that the
+    # machine can give.
     efficiency_apart: float
-    # For each step and rank.
+    # Per step and rank.
     communication_cpu_seconds: float
 
 
 def use_one_core() -> None:
     """Binds this process to a core of its own, and TensorFlow to one thread.
 
-    Before TensorFlow runs anything. Where ranks are more than cores, some share
-    one.
+    Call it before TensorFlow runs anything. With more ranks than cores, some
+    ranks share a core.
     """
     cores = sorted(os.sched_getaffinity(0))
     world = native.mpi().COMM_WORLD
@@ -50,7 +50,7 @@ def use_one_core() -> None:
     apart = len(set(local.allgather(tuple(cores)))) == local.size > 1
     core = cores[0 if apart else local.rank % len(cores)]
     local.Free()
-    # Threads that are there already, MPI's, stay with the one that made them.
+    # Existing threads, such as MPI's, are bound to the same core.
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
         os.sched_setaffinity(int(thread), {core})
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -72,16 +72,16 @@ def measure_step(
 
     Args:
         model: "mlp" or "cnn".
-        batch_size: Each rank's.
+        batch_size: The batch size of each rank.
         jit_compile: If True, XLA compiles the step.
-        rounds: How many turns each of the three has.
-        steps: How many training steps a turn has.
+        rounds: The number of turns of each of the three.
+        steps: The number of training steps in a turn.
         progress: Called after each round.
     """
     world = native.mpi().COMM_WORLD
     together = trainer(model, batch_size, jit_compile, distributed=True)
     apart = trainer(model, batch_size, jit_compile, distributed=False)
-    # Each of those copies trains alone, as it shall.
+    # The copies train alone on purpose.
     warnings.simplefilter("ignore", tfring.NotDistributedWarning)
     for _ in range(_WARM_UP_STEPS):
         together()
@@ -138,13 +138,13 @@ def _wait_for_all(world: Any) -> None:
 def trainer(
     name: str, batch_size: int, jit_compile: bool, *, distributed: bool
 ) -> Callable[[], Any]:
-    """Returns what does a training step on this rank, with its own batch.
+    """Returns a function that does a training step on this rank's own batch.
 
     Args:
         name: "mlp" or "cnn".
-        batch_size: This rank's.
+        batch_size: This rank's batch size.
         jit_compile: If True, XLA compiles the step.
-        distributed: Whether gradients are averaged.
+        distributed: If True, gradients are averaged.
     """
     keras.utils.set_random_seed(0)
     layers = keras.layers

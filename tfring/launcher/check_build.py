@@ -1,9 +1,9 @@
-"""Reports what this build of tfring has: `tfringrun --check-build`.
+"""Reports the features of this tfring build: `tfringrun --check-build`.
 
 With `--horovod` it ends with Horovod's report, which scripts search.
 
-It loads TensorFlow and MPI, so that what it says is what a job would find. Each
-line is printed when it is known: a library that does not load shows where.
+It loads TensorFlow and MPI, so that the report is true for a job. Each line is
+printed as soon as it is known, which shows where a library fails to load.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs what the options say; returns the exit status."""
+    """Runs the job that the options describe; returns the exit status."""
     if options.check_build:
         return _check_build(options.horovod)
     try:
@@ -54,7 +54,7 @@ def _check_build(for_horovod: bool) -> int:
     command = [sys.executable, "-m", "tfring.launcher.check_build"]
     if for_horovod:
         command.append("--horovod")
-    # TensorFlow's chatter on stderr is of use only where it fails.
+    # TensorFlow's messages on stderr are useful only if it fails.
     report = subprocess.run(command, stderr=subprocess.PIPE)
     if report.returncode != 0:
         sys.stderr.buffer.write(report.stderr)

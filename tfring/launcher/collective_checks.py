@@ -1,6 +1,6 @@
-"""Every collective once, and whether it gives what it must.
+"""Runs every collective once, and checks its result.
 
-Apart from the rest of the self-test, as this imports TensorFlow.
+It is separate from the rest of the self-test, because it imports TensorFlow.
 """
 
 from __future__ import annotations

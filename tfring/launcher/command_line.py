@@ -1,8 +1,8 @@
 """The options of `tfringrun`.
 
-It is argparse and not absl.flags, as in the examples, since most of the line is
-not ours: everything from the user's command on belongs to that command, also
-what looks like a flag. absl would parse it all, or ask for a `--` in between.
+It uses argparse, while the examples use absl.flags. Most of the line is not
+ours: everything from the user's command on belongs to that command, even if it
+looks like a flag. absl would parse all of it, or require a `--` in between.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, str]:
-    """The environment variables that the options stand for."""
+    """Returns the environment variables that the options set."""
     found = {
         name: value
         for name, value in vars(options).items()

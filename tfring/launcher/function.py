@@ -23,7 +23,7 @@ _STOP_SECONDS = 15.0
 
 
 class RankTracebackError(Exception):
-    """The traceback of a rank, as text: the cause of what `run` raises."""
+    """The traceback of a rank, as text: the cause of the error in `run`."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -38,29 +38,30 @@ def run(
 ) -> list[_Result]:
     """Runs a function on the ranks of a new job, and returns their results.
 
-    For programs and notebooks, where there is no script to pass to `tfringrun`.
-    Each rank is a process of its own, which calls `fn(*args, **kwargs)` once;
-    `fn` calls `tfring.init()` and does what a script would. This process is no
-    rank: it waits, and shows the output of rank 0 as it comes.
+    It is for programs and notebooks, which have no script to pass to
+    `tfringrun`. Each rank is its own process, which calls
+    `fn(*args, **kwargs)` once. `fn` calls `tfring.init()` and does the work of
+    a script. This process is not a rank: it waits, and shows the output of rank
+    0 immediately.
 
-    An interrupt, as Ctrl-C or a notebook's stop button send it, ends the job.
-    If a rank fails, all end, and what the first one raised is raised here, its
-    traceback with it.
+    An interrupt, such as Ctrl-C or a notebook's stop button, ends the job. If a
+    rank fails, all ranks end, and `run` raises the exception of the rank that
+    failed first, with its traceback.
 
-    Function, arguments and results are pickled, by cloudpickle where that is
+    Function, arguments and results are pickled, by cloudpickle if it is
     installed: only then may `fn` be a lambda, or be defined in a notebook or in
-    the program itself (`__main__`). They travel by files that only this user
-    can read: in the folder for temporary files, and where there are other hosts
-    in the working directory, which all must share.
+    the program itself (`__main__`). They are passed in files that only this
+    user can read. The files are in the folder for temporary files; with other
+    hosts they are in the working directory, which all hosts must share.
 
     Args:
         fn: The function, of any arguments.
         args: Its positional arguments, the same on every rank.
         kwargs: Its keyword arguments, the same on every rank.
-        np: How many ranks; None is one for each slot of `hosts`.
+        np: The number of ranks; None means one for each slot of `hosts`.
         hosts: Machines and how many ranks each takes, as for `tfringrun -H`:
-            "node1:4,node2:4". None is this machine, or those that the batch
-            system has allotted.
+            "node1:4,node2:4". None means this machine, or the machines that the
+            batch system has allotted.
 
     Returns:
         The results of `fn`, by rank.
@@ -69,7 +70,7 @@ def run(
         RuntimeError: A rank was killed, exited or gave no result, the job
             could not be started, or this process is itself a rank.
         TypeError: `fn` cannot be called, or something cannot be pickled.
-        ValueError: `np` or `hosts` is none.
+        ValueError: `np` or `hosts` is not valid.
         Exception: The exception of the rank that failed first.
 
     Example:
@@ -164,7 +165,7 @@ def _rewrites_lines(stream: Any) -> bool:
 
 
 def _run_job(folder: Path) -> None:
-    """Runs the launcher to its end, and shows what it writes."""
+    """Runs the launcher to its end, and shows its output."""
     package = str(Path(__file__).parents[2])
     search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
@@ -220,7 +221,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """Ends the job; at once if this is interrupted, too."""
     try:
         process.terminate()
-        # Nobody reads any more: the launcher must not wait for that.
+        # Closed pipes keep the launcher from waiting for a reader.
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()

@@ -8,10 +8,10 @@ from pathlib import Path
 # One for each GPU that a machine, or a container, has.
 DEVICE_FILES = "/dev/nvidia[0-9]*"
 
-# In the shell, as it runs on the machine of the rank, which may have other GPUs
-# than this one, and costs a rank a millisecond. The numbers of a machine's
-# ranks are an elastic job's, Open MPI's, MPICH's and Slurm's, whose first is
-# taken: "4(x2),3".
+# A shell script, because it runs on the machine of the rank, which may have
+# other GPUs than this one. It costs a rank a millisecond. An elastic job, Open
+# MPI, MPICH or Slurm gives the number of ranks on the machine. Slurm's has the
+# form "4(x2),3": the first number is taken.
 _SCRIPT = """
 share_gpus() {
   ranks=${TFRING_ELASTIC_SLOTS:-$OMPI_COMM_WORLD_LOCAL_SIZE}
@@ -45,12 +45,12 @@ def may_exist(device_files: str = DEVICE_FILES) -> bool:
 def share_memory(
     command: Sequence[str], device_files: str = DEVICE_FILES
 ) -> list[str]:
-    """Returns `command`, preceded by what lets ranks share a GPU's memory.
+    """Returns `command` after a script that lets ranks share a GPU's memory.
 
-    TensorFlow is told to take memory as it grows where a machine has more
-    ranks than GPUs, or than CUDA_VISIBLE_DEVICES names: the first rank would
-    leave the others none. TF_FORCE_GPU_ALLOW_GROWTH is left alone if it is set.
-    `tfring.init` does the same for other launchers, but comes too late for a
-    script that uses TensorFlow before; it also chooses each rank's GPU.
+    If a machine has more ranks than GPUs, or than CUDA_VISIBLE_DEVICES names,
+    TensorFlow is told to allocate memory as needed. Otherwise the first rank
+    would take all of it. TF_FORCE_GPU_ALLOW_GROWTH does not change if it is
+    set. `tfring.init` does the same for other launchers, but too late for a
+    script that uses TensorFlow before. It also chooses each rank's GPU.
     """
     return ["/bin/sh", "-c", _SCRIPT % device_files, "tfringrun", *command]

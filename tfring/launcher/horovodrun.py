@@ -9,7 +9,7 @@ from typing import Any
 
 from tfring.launcher import cli, command_line
 
-# Of Horovod 0.28.1, without a counterpart here: docs/horovod.md says why.
+# Options of Horovod 0.28.1 without a counterpart: docs/horovod.md says why.
 _SWITCHES = (
     *("--gloo", "--mpi", "--jsrun", "--tcp", "--disable-cache"),
     *("--stall-check", "--autotune", "--no-autotune", "--torus-allreduce"),

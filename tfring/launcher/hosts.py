@@ -126,13 +126,13 @@ def cores_per_package() -> list[int]:
 
 
 def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
-    """Says how many cores each rank of this machine should be bound to.
+    """Returns how many cores to bind each rank of this machine to.
 
-    Bound to its own cores a rank starts as many TensorFlow threads as it has
-    cores, and does not push others out of their caches. A single core would
-    strangle it, though: the engine and Python run beside TensorFlow. And no MPI
-    launcher binds a rank across two packages, so where that leaves cores idle
-    the kernel's scheduler does better.
+    A rank that is bound to its own cores starts as many TensorFlow threads as
+    it has cores, and does not evict the data of other ranks from their caches.
+    But a single core is too little, because the engine and Python run beside
+    TensorFlow. And no MPI launcher binds a rank across two packages: if that
+    would leave cores idle, the kernel's scheduler does better.
 
     Returns:
         The number of cores, or 0 for no binding.

@@ -1,8 +1,8 @@
-"""Removes what Open MPI jobs have left behind that were killed.
+"""Removes the leftovers of Open MPI jobs that were killed.
 
-A job whose `mpirun` is killed leaves a folder and, for each rank, 16 MiB of
-shared memory, until the machine starts again. The next job of the same user
-removes them.
+If its `mpirun` is killed, a job leaves a folder and, for each rank, 16 MiB of
+shared memory until the machine restarts. The next job of the same user removes
+them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _YOUNGEST_SECONDS = 10.0
 def remove(
     shared_memory: Path = SHARED_MEMORY, folder: Path | None = None
 ) -> list[Path]:
-    """Removes this user's leftovers on this machine; returns what they were.
+    """Removes this user's leftovers on this machine; returns their paths.
 
-    Shared memory is left over when no process has it mapped, a launcher's
-    folder when the process in its name is gone.
+    Shared memory is a leftover if no process has it mapped. A launcher's folder
+    is a leftover if the process in its name has ended.
     """
     folder = folder or Path(tempfile.gettempdir())
     host, user = os.uname().nodename, os.geteuid()
@@ -62,7 +62,7 @@ def _old(paths: Iterable[Path], user: int) -> Iterable[Path]:
 
 
 def _mapped_files(user: int) -> set[str] | None:
-    """The files that processes of `user` have mapped; None if it is unknown."""
+    """Returns the files mapped by `user`'s processes; None if unknown."""
     files = set()
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,7 +70,7 @@ def _mapped_files(user: int) -> set[str] | None:
                 continue
             lines = (directory / "maps").read_text(errors="replace")
         except PermissionError:
-            if directory.name == "1":  # Init, which is nobody's rank.
+            if directory.name == "1":  # Init, which is never a rank.
                 continue
             return None
         except OSError:  # It has ended.

@@ -30,7 +30,7 @@ class LauncherNotFoundError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class MpiLauncher:
-    """An `mpirun`, and what its `--version` says."""
+    """An `mpirun`, with the family and the version that it reports."""
 
     path: Path
     family: Family
@@ -115,7 +115,7 @@ def _candidates(built_with: str) -> Iterable[Path]:
 
 
 def identify(path: Path) -> MpiLauncher | None:
-    """Asks a launcher what it is; None if it is none that we know."""
+    """Asks a launcher for its family and version; None if it is unknown."""
     try:
         answer = subprocess.run(
             [path, "--version"],
@@ -137,7 +137,7 @@ def identify(path: Path) -> MpiLauncher | None:
 
 
 def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
-    """The whole command line that starts `job`."""
+    """Returns the whole command line that starts `job`."""
     if launcher.family is Family.OPEN_MPI:
         options = _open_mpi_options(launcher, job)
     else:
@@ -215,13 +215,13 @@ def _join_hosts(hosts: Iterable[Host]) -> str:
 
 
 def marks(launcher: MpiLauncher) -> Marks:
-    """How this launcher marks the ranks' output, as `command_line` asks it."""
+    """Returns the marks of the ranks' output that `command_line` asks for."""
     mark, unfinished = rb"\x1e(?P<rank>\d+)\x1f", rb"\x1e[^\x1f]*\x1f?"
     if launcher.family is Family.OPEN_MPI:
         mark = rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>:"
         unfinished += rb"|\[[\d,]*(?:\][<a-z>]*)?"
         if launcher.major >= 5:
-            # Its own messages stand between rulers of either length.
+            # Open MPI's own messages are between rulers of 60 or 74 dashes.
             mark += rb" |(?<!-)-{60}(?:-{14})?\n"
             unfinished += rb":?|-+"
     return Marks(
@@ -242,7 +242,7 @@ _NOT_EXPORTED = re.compile(
 
 
 def exported_names(environment: Iterable[str]) -> list[str]:
-    """The variables that ranks on other machines should see as here."""
+    """Returns the names of variables to copy to ranks on other machines."""
     return sorted(
         name
         for name in environment

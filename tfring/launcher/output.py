@@ -1,14 +1,15 @@
 """The ranks' output: whole lines, each with its rank in front, `[1] text`.
 
 The MPI launcher marks every piece of output with its rank; here the marks
-become prefixes. A progress bar, which rewrites its line, is a line once it
-ends. Rank 0's is shown before, too: on a terminal as it moves, in a file as a
-line now and then.
+become prefixes. A progress bar, which rewrites its line, becomes a line when it
+ends. Rank 0's bar is also shown before that: a terminal shows each change, a
+file gets a line now and then.
 
 Two kinds of lines are held for a while. Tracebacks of ranks that fail together
-would mix, line by line; that of the rank that failed first is held until the
-end, where a user looks. An MPI launcher's own words about a failure say less
-than the failed rank's, and are dropped where those are known.
+would mix, line by line. The traceback of the rank that failed first is held
+until the end, where a user looks. An MPI launcher's own words about a failure
+say less than the failed rank's words, and are dropped if the rank's words are
+known.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _NO_LAST_WORDS = re.compile(
     rb"|[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages"
     rb"|\s*\Z"
 )
-# Open MPI's words by which it gives a job up.
+# Open MPI's words when it gives up a job.
 _FAILURE = re.compile(
     rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
     rb"|detected that one or more processes exited)"
@@ -59,12 +60,12 @@ class Marks:
     """How an MPI launcher marks the output of the ranks.
 
     Attributes:
-        pattern: Matches a mark; its group `rank` is the rank, or does not take
-            part in the match where the launcher itself begins to speak. Its
-            group `report` is what `wrapper` has a rank report.
+        pattern: Matches a mark. Its group `rank` is the rank; it does not take
+            part in the match if the launcher's own output begins. Its group
+            `report` is a rank's report, see `wrapper`.
         unfinished: Matches the end of a text that may be the start of a mark.
         every_line: Each line of a rank is marked, so that a line without a mark
-            is the launcher's own. Else a mark holds until the next.
+            is the launcher's own. Else a mark is valid until the next one.
     """
 
     pattern: re.Pattern[bytes]
@@ -77,11 +78,11 @@ class View:
     """How the output of a job is shown.
 
     Attributes:
-        terminals: The streams that are terminals, of 1 and 2: there a line may
-            be rewritten.
+        terminals: The streams, 1 or 2, that are terminals: a line there may be
+            rewritten.
         only_rank: The one rank that is shown, without its number in front; None
             shows all.
-        verbose: The MPI launcher's words are shown as they come.
+        verbose: The MPI launcher's words are shown immediately.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))
@@ -98,12 +99,12 @@ class Screen:
         view: View,
         name: Callable[[int], str] = str,
     ) -> None:
-        """Makes an empty one.
+        """Makes an empty screen.
 
         Args:
             write: It gets a file descriptor, 1 or 2, and bytes.
             view: How the output is shown.
-            name: What stands for a rank before its lines.
+            name: Returns the text to put before the lines of a rank.
         """
         self._write = write
         self._view = view
@@ -111,12 +112,13 @@ class Screen:
         # By stream and rank, None for the launcher itself: when it was begun or
         # last shown, and the text.
         self._unfinished: dict[tuple[int, int | None], tuple[float, bytes]] = {}
-        # Whose bar a terminal's last line is, which has no newline yet.
+        # The stream and the rank of the bar in a terminal's last line, which
+        # has no newline yet.
         self._bar: tuple[int, int | None] | None = None
         # By rank: since when, and lines with their streams.
         self._held: dict[int | None, tuple[float, list[tuple[int, bytes]]]] = {}
-        # The last line of each rank on stderr; or its last traceback, with what
-        # was held behind it.
+        # The last line of each rank on stderr; or its last traceback, with the
+        # lines held after it.
         self._words: dict[int, list[bytes]] = {}
         # The rank that failed first.
         self.failed: int | None = None
@@ -126,7 +128,7 @@ class Screen:
         self.job_failed = False
 
     def take(self, stream: int, rank: int | None, text: bytes) -> None:
-        """Takes what a rank wrote, or the launcher itself as rank None."""
+        """Takes output of a rank, or of the launcher itself as rank None."""
         now = time.monotonic()
         since, begin = self._unfinished.pop((stream, rank), (now, b""))
         *lines, rest = (begin + text).split(b"\n")
@@ -148,7 +150,7 @@ class Screen:
     def show(
         self, stream: int, rank: int | None, text: bytes, end: bytes = b"\n"
     ) -> None:
-        """Writes a line; without an end it is a bar that may move on."""
+        """Writes a line; without an end it is a bar that may change."""
         prefix = b"" if rank is None else f"[{self._name(rank)}] ".encode()
         if self._view.only_rank is not None and rank is not None:
             if rank != self._view.only_rank:
@@ -172,10 +174,11 @@ class Screen:
         return exceptions[-1].strip(), text.rpartition("\n")[2].strip()
 
     def tick(self, *, ending: bool = False) -> None:
-        """Shows what was held long enough.
+        """Shows lines that were held long enough.
 
         Args:
-            ending: The job is about to end: the launcher's words wait for that.
+            ending: True if the job is about to end: the launcher's words wait
+                for that.
         """
         due = time.monotonic() - HOLD_SECONDS
         for rank, (since, _) in list(self._held.items()):
@@ -187,8 +190,8 @@ class Screen:
         """Shows the rest, at the end of the job.
 
         Args:
-            explained: There are better words than the launcher's for what
-                happened: those are dropped.
+            explained: True if there is a better explanation than the launcher's
+                words, which are then dropped.
         """
         for (stream, rank), (_, rest) in self._unfinished.items():
             self._take_line(stream, rank, rest)
@@ -250,7 +253,7 @@ class StreamReader:
         self.heard_ranks = False
 
     def feed(self, data: bytes) -> None:
-        """Takes what the launcher wrote."""
+        """Takes output of the launcher."""
         # Open MPI ends some messages with a zero byte.
         data = self._rest + data.replace(b"\0", b"")
         unfinished = self._marks.unfinished.search(
@@ -297,6 +300,6 @@ class StreamReader:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Cuts what a line has rewritten, but for a sign that it does so."""
+    """Cuts overwritten text from a line, but keeps one sign of it."""
     written = line.rstrip(b"\r\b")
     return line[max(written.rfind(b"\r"), written.rfind(b"\b"), 0) :]

@@ -1,4 +1,4 @@
-"""Decides how a job is started: where, with which options and environment."""
+"""Decides the hosts, the options and the environment of a job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfring.launcher.running_job import RunningJob
 
 
 class UsageError(Exception):
-    """The job that was asked for cannot be; the message says why."""
+    """The requested job is not possible; the message says why."""
 
 
 # The ranks find these in their environment unless this shell's says otherwise.
 _ENVIRONMENT = {
-    # Output as it comes, also where a rank writes into a pipe.
+    # Output without a delay, even if a rank writes into a pipe.
     "PYTHONUNBUFFERED": "1",
     # Memory that TensorFlow takes anew in every step costs a page fault for
     # each page: one in place of 512, from glibc 2.35 on.
@@ -46,13 +46,14 @@ def prepare(
 
     Args:
         command: The program and its arguments, the same on every rank.
-        ranks: How many; None is one for each slot of the hosts.
-        hosts: The machines in order; none is this one, or the batch system's.
+        ranks: The number of ranks; None means one for each slot of the hosts.
+        hosts: The machines in order; an empty list means this machine, or the
+            batch system's.
         view: How the ranks' output is shown.
         exports: Names of environment variables that every rank shall have, each
             with its value, or None for the one here.
         settings: More environment variables.
-        lifeline: A descriptor; the job ends when it comes to its end.
+        lifeline: A descriptor; the job ends at its end of file.
 
     Raises:
         UsageError: There is no number of ranks, or no value for a variable.

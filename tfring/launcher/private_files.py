@@ -1,7 +1,7 @@
-"""Pickles that go from one process of a user to another, by files.
+"""Pickles that one process of a user passes to another in files.
 
-Loading a pickle runs what it says. So a file is for its user alone, lies in a
-folder that is, and is not read if that has changed.
+Loading a pickle runs code from it. So a file is for its user alone, is in a
+folder for that user alone, and is not read if that has changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def knows_main() -> bool:
 
 
 def dumps(value: Any) -> bytes:
-    """Pickles, with cloudpickle where it is installed.
+    """Pickles, with cloudpickle if it is installed.
 
     Raises:
         Exception: The value cannot be pickled; the kinds are many.
@@ -38,7 +38,7 @@ def _cloudpickle() -> Any:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file, which is there when it is whole."""
+    """Writes a file, which appears only when it is complete."""
     unfinished = path.with_suffix(".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
@@ -51,7 +51,7 @@ def load(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: There is none.
-        PermissionError: It belongs to somebody else, or others may write it.
+        PermissionError: Another user owns it, or may write it.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:

@@ -15,23 +15,23 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Makes a process whose parents end a child of this process."""
+    """Makes this process adopt its descendants when their parents end."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent() -> None:
-    """Has this process get SIGTERM when its parent ends."""
+    """Makes this process get SIGTERM when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def be_killed_with_parent() -> None:
-    """Has this process get SIGKILL when its parent ends."""
+    """Makes this process get SIGKILL when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def stopped_by(handler: Callable[[int], None]) -> Iterator[None]:
-    """Has a handler get the signals that ask this process to end, meanwhile."""
+    """Passes signals that ask this process to end to a handler, meanwhile."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, before in previous.items():
@@ -67,7 +67,7 @@ def kill_descendants(grace_seconds: float) -> None:
 
 
 def descendants() -> list[int]:
-    """The living processes that this one or its children started."""
+    """Returns the living processes that this one or its children started."""
     parents = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from tfring.launcher import host_failures, processes, wrapper
 from tfring.launcher.output import Marks, Screen, StreamReader, View
 
-# After a rank's failure that the launcher does not act on by itself, the others
-# have this long to end and to say what they have to say.
+# If a rank fails and the launcher does not act on it by itself, all other ranks
+# have this long to end and to write their output.
 FAILURE_GRACE_SECONDS = 3.0
-# After its own news of a failure the launcher has this long to end.
+# After it has reported a failure, the launcher has this long to end.
 LAUNCHER_GRACE_SECONDS = 5.0
 # After a signal the launcher has this long to end the ranks on all hosts.
 STOP_GRACE_SECONDS = 5.0
@@ -43,7 +43,7 @@ class RunningJob:
         self._command = command
         self._environment = environment
         self._marks = marks
-        # A descriptor; the job ends when it comes to its end.
+        # A descriptor; the job ends at its end of file.
         self._lifeline = lifeline
         self.orphaned = False
         self.ranks = ranks
@@ -53,7 +53,7 @@ class RunningJob:
         self._stop_at = float("inf")
         self._kill_at = float("inf")
         self._stopping = False
-        # Says who failed first, and why; "" while no rank has.
+        # The rank that failed first, and why; "" while no rank has failed.
         self._said = ""
         self._process: subprocess.Popen[bytes]
         self._readers: dict[int, StreamReader] = {}

@@ -1,8 +1,8 @@
 """Tries a job's ranks and links: `tfringrun -np N --self-test`.
 
-Every rank runs this. Each collective is run once and its result compared with
-what it must be; then the links of the ring are timed. Rank 0 says in plain
-words what works, how fast it is, and what to mend.
+Every rank runs this. Each collective is run once and its result is checked.
+Then the links of the ring are timed. Rank 0 reports in plain words which
+collectives work, how fast the links are, and how to mend any problem.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 64 << 20
 _LINK_BYTES = 8 << 20
-# A link this many times slower than the middle one of its kind stands out.
+# A link this many times slower than the median of its kind is reported.
 _SLOW_LINK = 4.0
 
 
 def main() -> int:
     """Runs the test on this rank; returns its exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # A rank that never comes shall be reported before the user gives up.
+    # A missing rank must be reported before the user gives up.
     os.environ.setdefault("TFRING_STALL_CHECK_TIME_SECONDS", "10")
     os.environ.setdefault("TFRING_STALL_SHUTDOWN_TIME_SECONDS", "30")
     import tfring
@@ -66,7 +66,7 @@ def main() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a rank runs, and with what."""
+    """The host of a rank, with its cores and software versions."""
 
     host: str
     cores: int  # It may use so many,
@@ -95,7 +95,7 @@ class _Place:
 
 @dataclasses.dataclass(frozen=True)
 class _Link:
-    """Between a rank and the next one in the ring."""
+    """The link between a rank and the next one in the ring."""
 
     source: int
     target: int
@@ -115,7 +115,7 @@ def _complaint(check: Callable[[int, int], None]) -> str | None:
 
 
 def _time_collectives(world: MPI.Intracomm) -> tuple[float, float]:
-    """Seconds of a small and of a large allreduce, on the slowest rank."""
+    """Returns the slowest rank's seconds of a small and a large allreduce."""
     import tensorflow as tf
 
     import tfring
@@ -135,8 +135,9 @@ def _time_collectives(world: MPI.Intracomm) -> tuple[float, float]:
 def _time_links(world: MPI.Intracomm, places: Sequence[_Place]) -> list[_Link]:
     """Times ping-pongs between each rank and the next, with MPI alone."""
     size = world.size
-    # With two ranks there is one link. A rank has a part in two others, so that
-    # first those after an even rank take their turn, then the others.
+    # With two ranks there is one link. With more, each rank has two links,
+    # which must not run at once: first the links after even ranks, then the
+    # links after odd ranks, and the link after the last rank at the end.
     sources = range(size if size > 2 else 1)
     turns = sorted(sources, key=lambda i: 2 if i == size - 1 else i % 2)
     links = []
@@ -163,7 +164,7 @@ def _time_links(world: MPI.Intracomm, places: Sequence[_Place]) -> list[_Link]:
 def _half_round_trip(
     world: MPI.Intracomm, peer: int, count_bytes: int, times: int
 ) -> float:
-    """The best of some round trips, in seconds one way."""
+    """Returns the best time of some round trips, in seconds one way."""
     data = np.zeros(count_bytes, np.uint8)
     best = float("inf")
     for _ in range(times):
@@ -179,7 +180,7 @@ def _half_round_trip(
 
 
 class _Report:
-    """Prints on rank 0; the other ranks say nothing."""
+    """Prints the report, on rank 0 only."""
 
     def __init__(self, speaks: bool) -> None:
         self._speaks = speaks
@@ -255,7 +256,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _advice(places: Sequence[_Place], links: Sequence[_Link]) -> list[str]:
-    """Says what a user could do about what was seen."""
+    """Returns advice to the user on the problems that were seen."""
     advice = []
     for index, (name, version) in enumerate(places[0].versions):
         others = [

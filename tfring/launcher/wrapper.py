@@ -1,9 +1,9 @@
 """The shell around each rank, which reports how the rank ended.
 
-MPI launchers mix the statuses of all ranks, and some let the others wait for
-ever when one ends before `MPI_Init`. So the shell writes a report into the
-rank's stderr, from where `output` takes it: `exit 3 node1`, between the
-control characters RS and US. The rank itself reports by the same pipe (see
+MPI launchers mix the statuses of all ranks, and some let all ranks wait for
+ever if one ends before `MPI_Init`. So the shell writes a report into the rank's
+stderr, and `output` reads it there: `exit 3 node1`, between the control
+characters RS and US. The rank itself writes reports into the same pipe (see
 `tfring/_core/reports.py`), which the shell keeps open for it under another
 number:
 
@@ -41,10 +41,10 @@ class Report:
     """One report of a rank, or of the shell around it.
 
     Attributes:
-        rank: Which one.
+        rank: The rank.
         word: `exit`, `failed` or `leaving`.
         status: The exit status.
-        host: Where the rank runs.
+        host: The rank's host.
     """
 
     rank: int
@@ -73,25 +73,26 @@ class RankStates:
         elif report.status == 0:
             self._leaving.pop(report.rank, None)
         elif self.first_failure is None:
-            # The others fail as that one leaves, perhaps before it has ended.
+            # All other ranks fail when this rank leaves, perhaps before it has
+            # ended.
             self.first_failure = next(iter(self._leaving.values()), report)
 
 
 def describe(
     who: str, host: str, status: int, exception: str, last_line: str
 ) -> str:
-    """The last line of a job that failed, by whoever failed first.
+    """Returns the last line of a failed job, about the rank that failed first.
 
     Args:
         who: The rank, in words.
-        host: Where it ran, "" if that is not known.
+        host: Its host, "" if that is not known.
         status: Its exit status, 128 + n if signal n ended it.
         exception: The end of its traceback, "" if it wrote none.
         last_line: Its last line on stderr.
     """
     where = f"{who} (host {host})" if host else who
-    # Python's status for an exception that nobody catches; with another one the
-    # traceback was of something that the rank has survived.
+    # 1 is Python's status for an uncaught exception. With another status, the
+    # rank has survived the exception in its traceback.
     if exception and status == 1:
         return f"tfringrun: {where} failed first: {exception}"
     name = signal_name(status)
@@ -101,7 +102,7 @@ def describe(
 
 
 def signal_name(status: int) -> str | None:
-    """The signal that ended a process, as far as its status tells."""
+    """Returns the signal that ended a process, if its status tells it."""
     try:
         return signal.Signals(status - 128).name
     except ValueError:

@@ -50,8 +50,8 @@ ACCEPTED_AT_ONCE = 64
 # The longest message of a channel: the members of a generation with 1000s of
 # workers.
 MESSAGE_BYTES = 4 << 20
-# As between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP options]):
-# pulses tell sooner that a worker is lost, while the end of one of these
+# The same value as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
+# options]). Pulses tell sooner that a worker is lost. The end of one of these
 # connections ends its process, and a machine that freezes for two seconds is no
 # reason for that.
 UNACKNOWLEDGED_MILLISECONDS = 5000

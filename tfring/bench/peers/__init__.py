@@ -1,7 +1,7 @@
 """Other libraries that do the same, measured in the same rounds.
 
-Each takes NumPy arrays, and several of them one by one. A new one is a module
-with the functions of `Peer`, and an entry of `PEERS`.
+Each takes NumPy arrays, one by one. To add a library, add a module with the
+functions of `Peer`, and an entry to `PEERS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Array = np.ndarray[Any, Any]
 
 
 class Peer(Protocol):
-    """What there is to know of a library."""
+    """The functions of a library's module."""
 
     def missing(self, dtype: str) -> str | None:
         """Returns why it cannot take part with a dtype; None if it can."""
@@ -27,12 +27,12 @@ class Peer(Protocol):
     def call(
         self, kind: str, mine: _Array, expected: _Array, in_place: bool
     ) -> Call | None:
-        """Returns one collective of its; None if it has no such one.
+        """Returns a call of the collective; None if the library has none.
 
         Args:
             kind: "allreduce", ...
             mine: This rank's input.
-            expected: Of the shape and dtype of this rank's result.
+            expected: An array with the shape and dtype of this rank's result.
             in_place: If the result takes the input's place.
         """
 
@@ -49,7 +49,7 @@ def missing(peer: str, dtype: str) -> str | None:
 def contestants(
     peer: str, kind: str, mine: Sequence[_Array], expected: Sequence[_Array]
 ) -> list[Contestant]:
-    """`peer` doing the collective `kind`, in each variant that it has.
+    """Returns contestants for each variant of the collective that `peer` has.
 
     Args:
         peer: One of `PEERS`, if it is not `missing`.
@@ -58,7 +58,7 @@ def contestants(
         expected: This rank's results.
 
     Returns:
-        None at all where the peer has no such collective.
+        The contestants; an empty list if the peer does not have the collective.
     """
     result: list[Contestant] = []
     for in_place in (False, True):
@@ -76,7 +76,7 @@ def contestants(
 
 
 class _Together(Simple):
-    """Several arrays, one after the other."""
+    """Calls on several arrays, in order."""
 
     def __init__(
         self, name: str, calls: Sequence[Call], expected: list[_Array]

@@ -1,4 +1,4 @@
-"""What the peers have in common."""
+"""Code that all peers share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# Those that NumPy and most libraries have in common.
+# The dtypes that NumPy and most libraries support.
 _DTYPES = ("float32", "float64", "int32", "int64")
 
 # The call itself, and the array that its result is then in.

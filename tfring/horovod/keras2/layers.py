@@ -25,7 +25,7 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
 
     Args:
         fused: False: there is no fused implementation.
-        process_set: Whose ranks have their statistics together.
+        process_set: The ranks that combine their statistics.
         **kwargs: All arguments of `tf_keras.layers.BatchNormalization`.
 
     Raises:
