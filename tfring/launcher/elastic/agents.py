@@ -26,8 +26,9 @@ from tfring.rendezvous import wire
 CONNECT_SECONDS = 60.0
 
 _MODULE = "tfring.launcher.elastic.supervisor"
-# The MPI launchers' programs that are called as ssh is.
-_AGENTS_OF_MPI = (
+# MPI launchers' variables for a program with ssh's arguments, which serve
+# elastic jobs, too.
+_AGENTS = (
     "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -39,8 +40,7 @@ def _command(host: str) -> list[str]:
     program = [sys.executable, "-m", _MODULE]
     if Host(host, 1).is_local():
         return program
-    of_mpi = next(filter(None, map(os.environ.get, _AGENTS_OF_MPI)), _SSH)
-    agent = os.environ.get("TFRING_ELASTIC_AGENT") or of_mpi
+    agent = next(filter(None, map(os.environ.get, _AGENTS)), _SSH)
     words = ["exec", "env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
     directory = shlex.quote(str(Path.cwd()))
     return [
