@@ -51,6 +51,52 @@ print("idle", idle)
     assert max(map(float, idle)) < 0.05
 
 
+_DIFFERENT = "allreduce(tf.zeros(2 + tfring.rank()), name='x')"
+_MODEL = """
+import keras
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+def fit(loss, *callbacks):
+    model.compile(tfring.DistributedOptimizer("sgd"), loss)
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), callbacks=callbacks, verbose=0)
+"""
+_ENDS = {  # by where the error is: the script, and the last line's reason
+    "fit": (
+        _MODEL + "fit(lambda y, p: tf.reduce_mean(p) + "
+        f"tf.reduce_sum(tfring.{_DIFFERENT}))",
+        "InvalidArgumentError: allreduce of 'x': .*shape",
+    ),
+    "a function": (
+        f"tf.function(lambda: tfring.{_DIFFERENT})()",
+        "InvalidArgumentError: allreduce of 'x': .*shape",
+    ),
+    "an eager call": (
+        f"tfring.{_DIFFERENT}",
+        "InvalidArgumentError: allreduce of 'x': .*shape",
+    ),
+    "a callback": (
+        _MODEL
+        + """
+def end(epoch, logs):
+    raise OSError("the disk is full")
+fit("mse", keras.callbacks.LambdaCallback(on_epoch_end=end))
+""",
+        "OSError: the disk is full",
+    ),
+    "user code": ("raise LookupError('no data')", "LookupError: no data"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", _ENDS)
+def test_the_last_line_says_why(run_job, where):
+    script, reason = _ENDS[where]
+    job = run_job(2, f"{JOB}tfring.init()\nimport numpy as np\n{script}")
+    assert job.returncode == 1, job.stdout
+    last = job.stdout.strip().rpartition("\n")[2]
+    assert re.fullmatch(rf"tfringrun: rank .* failed first: .*{reason}.*", last)
+    assert not re.search(r"\{\{|\[Op:", last)
+
+
 def test_a_missing_rank(run_job):
     job = run_job(
         3,

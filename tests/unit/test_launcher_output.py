@@ -215,6 +215,47 @@ class TestFailures:
         )
         assert terminal.screen.last_words(1)[0] == "a.b.LastError: last"
 
+    # As TensorFlow prints them: of a function, of a session, of several
+    # operations, and of one that runs eagerly.
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            """a.LostError: Graph execution error:
+
+Detected at node TfringDone defined at (most recent call last):
+  File "train.py", line 5, in <module>
+
+allreduce of 'x': rank 1 is lost.
+\t [[{{node TfringDone}}]] [Op:__inference_step_12]""",
+            """a.LostError: Graph execution error:
+
+Detected at node 'TfringDone' defined at (most recent call last):
+    File "train.py", line 5, in <module>
+Node: 'TfringDone'
+allreduce of 'x': rank 1 is lost.
+\t [[{{node TfringDone}}]]
+
+Original stack trace for 'TfringDone':
+  File "train.py", line 5, in <module>""",
+            """a.LostError: Graph execution error:
+
+2 root error(s) found.
+  (0) UNAVAILABLE: allreduce of 'x': rank 1 is lost.
+\t [[{{node TfringDone}}]]
+  (1) CANCELLED: Function was cancelled.
+0 successful operations.""",
+            "a.LostError: {{function_node __wrapped__TfringAllreduce_device_/"
+            "job:localhost/replica:0/task:0/device:CPU:0}} allreduce of 'x': "
+            "rank 1 is lost. [Op:TfringAllreduce] name: ",
+        ],
+    )
+    def test_the_reason_of_an_operations_error(self, lines):
+        terminal = FakeTerminal()
+        frames = traceback(1)[:-2]
+        terminal.complains(1, *frames, *lines.encode().split(b"\n"))
+        exception = "a.LostError: allreduce of 'x': rank 1 is lost."
+        assert terminal.screen.last_words(1)[0] == exception
+
     @pytest.mark.parametrize("verbose", [False, True])
     @pytest.mark.parametrize("stream", ["out", "err"])
     @pytest.mark.parametrize("explained", [False, True])

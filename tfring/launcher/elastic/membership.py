@@ -27,6 +27,7 @@ from tfring.launcher.elastic import accusations, places
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.trainings import Trainings
 from tfring.launcher.elastic.workers import Limits, Say, Send, State, Worker
+from tfring.launcher.reason import reason
 
 # By another, and not by an error of its own: 128 + the signal.
 _KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
@@ -144,7 +145,7 @@ class Membership:
         if take is not None and worker is not None:
             take(worker, **{k: v for k, v in message.items() if k != "kind"})
         elif message["kind"] == "error" and name in self._ending:
-            self._ending[name].error = message["text"]
+            self._ending[name].error = reason(message["text"])
 
     # A worker's messages, by their kind.
 
@@ -262,9 +263,9 @@ class Membership:
 
     def _take_error(self, worker: Worker, text: str) -> None:
         """An exception ends it."""
-        worker.error = text
+        worker.error = reason(text)
         if not worker.trained:
-            self._lose(worker, text, _ENDING_SECONDS)
+            self._lose(worker, worker.error, _ENDING_SECONDS)
 
     # Accusations of it.
 
