@@ -229,6 +229,14 @@ class TestUsage:
         cli.main(["-np", "1", "echo"])
         assert self.environment["GLIBC_TUNABLES"] == ""
 
+    def test_the_users_value_counts(self, monkeypatch):
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+        cli.main(["-np", "1", "echo"])
+        assert self.environment["TF_CPP_MIN_LOG_LEVEL"] == "1"
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+        cli.main(["-np", "1", "echo"])
+        assert self.environment["TF_CPP_MIN_LOG_LEVEL"] == "0"
+
     def test_variables_for_the_ranks(self, monkeypatch):
         monkeypatch.setenv("TMPDIR", "/scratch")
         monkeypatch.setenv("MINE", "1")

@@ -29,6 +29,8 @@ _ENVIRONMENT = {
     # Memory that TensorFlow takes anew in every step costs a page fault for
     # each page: one in place of 512, from glibc 2.35 on.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # TensorFlow's start without its INFO lines, the same from every rank.
+    "TF_CPP_MIN_LOG_LEVEL": "1",
 }
 
 
