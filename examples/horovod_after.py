@@ -65,25 +65,25 @@ def fit(dataset, steps):
 
 
 @tf.function
-def train_step(model, optimizer, images, labels, first_batch):
+def train_step(model, optimizer, images, labels):
     with tf.GradientTape() as tape:
         loss = loss_of(labels, model(images, training=True))
     tape = hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16)
     variables = model.trainable_variables
     gradients = tape.gradient(loss, variables)
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    if first_batch:
-        hvd.broadcast_variables(model.variables, root_rank=0)
-        hvd.broadcast_variables(optimizer.variables, root_rank=0)
     return loss
 
 
 def loop(dataset, steps):
     model = make_model()
     optimizer = tf.keras.optimizers.Adam(_LEARNING_RATE.value * hvd.size())
+    optimizer.build(model.trainable_variables)
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    hvd.broadcast_variables(optimizer.variables, root_rank=0)
     steps -= hvd.rank()  # ranks need not have equally many
-    for step, (x, y) in enumerate(dataset.repeat().take(steps)):
-        loss = train_step(model, optimizer, x, y, step == 0)
+    for x, y in dataset.repeat().take(steps):
+        loss = train_step(model, optimizer, x, y)
     hvd.broadcast_variables(model.variables, root_rank=int(hvd.join()))
     loss = hvd.allreduce(loss, average=True)
     if hvd.rank() == 0:

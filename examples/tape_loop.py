@@ -2,8 +2,8 @@
 
     tfringrun -np 2 python examples/tape_loop.py
 
-The tape averages gradients over the ranks; the variables are rank 0's after the
-first step; metrics are sums over the ranks.
+The tape averages gradients over the ranks; all ranks start from rank 0's
+variables; metrics are sums over the ranks.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ def identical_on_all_ranks(variables):
 def main(_):
     tfring.init()
     dataset, x_test, y_test = load_data()
-    # Other weights on every rank, until rank 0's are broadcast.
+    # Different weights on every rank, until rank 0's are broadcast.
     keras.utils.set_random_seed(tfring.rank())
     model = keras.Sequential(
         [
@@ -77,16 +77,13 @@ def main(_):
         ]
     )
     optimizer = keras.optimizers.Adam(_LEARNING_RATE.value * tfring.size())
+    optimizer.build(model.trainable_variables)
+    tfring.broadcast_variables(
+        [*model.variables, *optimizer.variables], root_rank=0
+    )
 
     for epoch in range(_EPOCHS.value):
-        losses = []
-        for batch, (x, y) in enumerate(dataset):
-            losses.append(train_step(model, optimizer, x, y))
-            if epoch == batch == 0:
-                # Not sooner: until its first step the optimizer has no state.
-                tfring.broadcast_variables(
-                    [*model.variables, *optimizer.variables], root_rank=0
-                )
+        losses = [train_step(model, optimizer, x, y) for x, y in dataset]
         loss = tfring.allreduce(tf.reduce_mean(losses), name="loss")
         accuracy = accuracy_over_ranks(model, x_test, y_test)
         if tfring.rank() == 0:

@@ -15,6 +15,8 @@ def run(start, example, *flags):
     needs_all = "sklearn" in (EXAMPLES / example).read_text()
     job = start([*command, *flags], env=WHOLE if needs_all else LEAN)
     output, _ = job.communicate(timeout=JOB_SECONDS)
+    warnings = ("NotBroadcast", "NotDistributed", "SameDraws")
+    assert not [name for name in warnings if f"{name}Warning" in output], output
     return job.returncode, output
 
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 from mpi4py import MPI
 
 import tfring
@@ -21,6 +22,17 @@ from tfring.elastic import variables
 
 def sum_of(value):
     return float(tfring.allreduce(float(value), op=tfring.Sum))
+
+
+def test_a_job_that_is_not_elastic_says_so(rank, size, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        logging, "log_first_n", lambda level, text, n: said.append(text)
+    )
+    state = elastic.ObjectState(tfring.broadcast_object)
+    elastic.run(lambda state: None)(state)
+    assert len(said) == (rank == 0 and size > 1)
+    assert all("tfringrun --elastic" in text for text in said)
 
 
 def test_who_fails_takes_all_back_to_the_commit(rank, size):

@@ -74,6 +74,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        _warn_unless_elastic()
         runtime.tell_of_training("begun", function=func.__qualname__)
         runtime.tell_of_state(state._describe)
         try:
@@ -86,6 +87,17 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return wrapper
+
+
+def _warn_unless_elastic() -> None:
+    if runtime.may_grow() or runtime.size() == 1 or runtime.rank() > 0:
+        return
+    logging.log_first_n(
+        logging.WARNING,
+        "tfring: this job is not elastic: it ends with a lost rank. Start it "
+        "with tfringrun --elastic.",
+        1,
+    )
 
 
 # 0 once this rank has ended a function: it then has the job's state at the
