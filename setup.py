@@ -22,7 +22,10 @@ class BuildLibrary(build_ext):
     def run(self) -> None:
         # setuptools would build elsewhere and copy the library alone.
         root = Path("." if self.inplace else self.build_lib)
-        build_library(root / "tfring", editable=bool(self.inplace))
+        try:
+            build_library(root / "tfring", editable=bool(self.inplace))
+        except NotFoundError as error:
+            sys.exit(f"tfring cannot be built: {error}")
 
 
 def requirements() -> list[str]:

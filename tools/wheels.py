@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import html
+import importlib.metadata
 import os
 import platform
 import re
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Builds what the command line asks for."""
     options = _parser().parse_args(arguments)
     versions = options.tensorflow
+    if not versions:
+        check_setuptools()
     if versions == ["all"]:
         versions = list(_ALL)
     output = options.output.absolute()
@@ -65,6 +68,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         build_wheel(python, sources, output)
     write_index(output)
     print(f"{output}/index.html has the line for each TensorFlow")
+
+
+def check_setuptools() -> None:
+    """Ends the program unless this environment can build wheels of tfring."""
+    try:
+        version = importlib.metadata.version("setuptools")
+        importlib.metadata.version("wheel")
+        if int(version.partition(".")[0]) >= 77:
+            return
+        lacks = f"has setuptools {version}"
+    except importlib.metadata.PackageNotFoundError as error:
+        lacks = f"has no {error.name}"
+    sys.exit(
+        f"{sys.prefix} {lacks}: pip install 'setuptools>=77' wheel, or pass "
+        "--tensorflow, which makes an environment."
+    )
 
 
 def build_wheel(python: Path, sources: Path, output: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The compilation says how far it is."""
+"""The compilation: its progress, and programs that it needs."""
 
 import io
 import itertools
@@ -7,7 +7,17 @@ import subprocess
 
 import pytest
 
-from tfring_build import progress
+from tfring_build import find, progress
+
+
+def test_a_missing_program_is_named_with_the_remedy(monkeypatch):
+    find.check_programs()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        find.NotFoundError, match=r"no g\+\+ and no make\. .*apt-get install"
+    ):
+        find.check_programs()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Checks of wheels by tools/wheels.py, and its index for pip."""
 
 import hashlib
+import importlib.metadata
 import zipfile
 
 import pytest
@@ -32,6 +33,28 @@ def test_the_oldest_platform(libstdcxx, glibc):
 def test_a_compiler_that_is_too_new():
     with pytest.raises(ValueError, match=r"GLIBCXX_3.4.99 is in no manylinux"):
         wheels.oldest_glibc("Name: GLIBCXX_3.4.99  Flags: none")
+
+
+@pytest.mark.parametrize(
+    ("installed", "lacks"),
+    [
+        ({"setuptools": "65.5.0", "wheel": "0.45"}, "has setuptools 65.5.0"),
+        ({"setuptools": "80.1"}, "has no wheel"),
+        ({"setuptools": "80.1", "wheel": "0.45"}, None),
+    ],
+)
+def test_an_environment_that_cannot_build(monkeypatch, installed, lacks):
+    def version(name):
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    if lacks is None:
+        wheels.check_setuptools()
+        return
+    with pytest.raises(SystemExit, match=f"{lacks}: pip install 'setuptools"):
+        wheels.check_setuptools()
 
 
 def test_the_index(tmp_path):

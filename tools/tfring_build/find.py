@@ -152,6 +152,17 @@ def missing_requirements() -> list[str]:
     return missing
 
 
+def check_programs() -> None:
+    """Raises NotFoundError unless the compiler and make are there."""
+    wanted = os.environ.get("CXX", "g++"), "make"
+    missing = [program for program in wanted if shutil.which(program) is None]
+    if missing:
+        raise NotFoundError(
+            f"no {' and no '.join(missing)}. On Debian and Ubuntu, "
+            "apt-get install g++ make installs both."
+        )
+
+
 def compiler() -> str:
     """Returns the C++ compiler's own first line about itself."""
     return _run(os.environ.get("CXX", "g++"), "--version").splitlines()[0]

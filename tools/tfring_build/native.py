@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 from tfring_build.find import (
+    check_programs,
     compiler,
     find_mpi,
     find_ptxas,
@@ -43,7 +44,12 @@ def write_config(directory: Path = BUILD_DIRECTORY) -> None:
 
 
 def build_library(package: Path, *, editable: bool) -> None:
-    """Builds the library and _build_info.py into the directory `package`."""
+    """Builds the library and _build_info.py into the directory `package`.
+
+    Raises:
+        NotFoundError: A program or package is missing; the message names it.
+    """
+    check_programs()
     write_config()
     library = package / LIBRARY
     run_paths = _run_paths(editable=editable)
