@@ -121,7 +121,7 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, status, number):
     elif harm == "stop":
         assert f"for rank {victim}" in output, said
     elif harm == "bad_setting":
-        assert f"failed on rank {victim}: TFRING_SEGMENT" in output, said
+        assert f"failed on rank {victim}: TFRING_FUSION" in output, said
     elif not full:
         assert re.search(
             rf"^tfringrun: rank {victim} \(host \S+\) failed first",

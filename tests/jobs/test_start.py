@@ -90,8 +90,9 @@ print("done")
     )
     assert job.returncode == 0, job.stdout
     assert job.stdout.count("done") == 2
-    assert re.search(r"^\[0\] told .* on rank 1: TFRING_SEG", job.stdout, re.M)
-    assert re.search(r"^\[1\] told TFRING_SEG", job.stdout, re.M)
+    name = "TFRING_FUSION_THRESHOLD"
+    assert re.search(rf"^\[0\] told .* on rank 1: {name}", job.stdout, re.M)
+    assert re.search(rf"^\[1\] told {name}", job.stdout, re.M)
     listeners = re.findall(r"listens (\w+):", job.stdout)
     assert not [a for a in listeners if a in ("0" * 8, "0" * 32)], job.stdout
 

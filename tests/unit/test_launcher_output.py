@@ -297,6 +297,22 @@ Original stack trace for 'TfringDone':
         assert terminal.screen.last_words(1) == ("", "the reason")
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_tensorflows_words_at_import(verbose):
+    terminal = FakeTerminal(verbose=verbose)
+    words = [
+        b"WARNING: All log messages before absl::InitializeLog() is called are "
+        b"written to STDERR",
+        b"I0000 00:00:1795698960.158087   26214 port.cc:153] oneDNN custom "
+        b"operations are on. You may see slightly different results.",
+    ]
+    terminal.complains(0, *words, b"E0000 00:00 a.cc:1] an error", *words)
+    lines = [*words, b"E0000 00:00 a.cc:1] an error", *words]
+    if not verbose:
+        lines = lines[2:3]
+    assert terminal.written == b"".join(b"[0] %b\n" % line for line in lines)
+
+
 def test_one_rank_alone():
     terminal = FakeTerminal(only_rank=0)
     for rank in (1, 0):
