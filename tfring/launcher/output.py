@@ -42,6 +42,12 @@ _NO_LAST_WORDS = re.compile(
     rb"|[IW]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages"
     rb"|\s*\Z"
 )
+# TensorFlow's words at import, twice from each rank, which TF_CPP_MIN_LOG_LEVEL
+# does not leave out.
+_IMPORT = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called"
+    rb"|I\d{4} .* port\.cc:\d+\] oneDNN custom operations are on\."
+)
 # Open MPI's words when it gives up a job.
 _FAILURE = re.compile(
     rb"(?:\w+ (?:has exited due to process rank|noticed that process rank"
@@ -83,7 +89,8 @@ class View:
             rewritten.
         only_rank: The one rank that is shown, without its number in front; None
             shows all.
-        verbose: The MPI launcher's words are shown immediately.
+        verbose: The MPI launcher's words are shown immediately, and those of
+            TensorFlow at import are shown.
     """
 
     terminals: frozenset[int] = frozenset((1, 2))
@@ -220,6 +227,8 @@ class Screen:
                 if not goes_on:
                     self._words[rank] = []
                 self._words[rank].append(line)
+            elif _IMPORT.match(line) and not self._view.verbose:
+                return
             if goes_on or _TRACEBACK.match(line):
                 self._hold(rank, stream, line)
                 return
