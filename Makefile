@@ -316,6 +316,7 @@ $(DOCS_VENV)/.ready: pyproject.toml
 	touch $@
 docs: $(DOCS_VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+	$(DOCS_VENV)/bin/python tools/search_questions.py build/site
 
 format: build
 	$(BIN)/ruff check --fix .
