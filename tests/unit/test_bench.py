@@ -136,7 +136,18 @@ def test_help(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "tfringrun -np 2 tfring-bench allreduce" in text
-    assert "--min_bytes" in text
+    # Each flag once, below the commands that take it.
+    *_, memory_flags, common_flags = text.split("Flags of ")
+    assert "--budgets" in memory_flags
+    assert "--rounds" in common_flags
+    flags = set(re.findall(r"^  --(\w+):", text, re.MULTILINE))
+    assert flags == set(cli._FLAGS)
+
+
+def test_a_plot_needs_matplotlib(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert cli.main(["allreduce", "--plot=figures.svg"]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

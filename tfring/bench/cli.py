@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,86 +56,137 @@ _KNOWN_PEERS = tuple(peers.PEERS)
 # Separate from the process's own flags, which include absl's.
 _FLAGS = flags.FlagValues()  # type: ignore[no-untyped-call]
 _FLAGS.set_gnu_getopt()  # flags may follow the command
+# For --help, by the commands that take them.
+_FLAGS_OF: dict[str, list[flags.FlagHolder[Any]]] = {}
 
 
 def _flag(
-    define: Callable[..., flags.FlagHolder[Any]], *words: Any
+    of: str, define: Callable[..., flags.FlagHolder[Any]], *words: Any
 ) -> flags.FlagHolder[Any]:
-    return define(*words, flag_values=_FLAGS)
+    flag = define(*words, flag_values=_FLAGS)
+    _FLAGS_OF.setdefault(of, []).append(flag)
+    return flag
 
 
 _MIN_BYTES = _flag(
-    flags.DEFINE_string, "min_bytes", "4", "The smallest size: 4, 64k, 16m, 1g."
+    "COLLECTIVE",
+    flags.DEFINE_string,
+    "min_bytes",
+    "4",
+    "The smallest size: 4, 64k, 16m or 1g, for example.",
 )
-_MAX_BYTES = _flag(flags.DEFINE_string, "max_bytes", "64m", "The largest size.")
-_FACTOR = _flag(flags.DEFINE_integer, "factor", 4, "From one size to the next.")
+_FACTOR = _flag(
+    "COLLECTIVE",
+    flags.DEFINE_integer,
+    "factor",
+    4,
+    "Each size is the size before it times this.",
+)
 _DTYPE = _flag(
-    flags.DEFINE_string, "dtype", "float32", "Of collectives, as tf.as_dtype's."
+    "COLLECTIVE",
+    flags.DEFINE_string,
+    "dtype",
+    "float32",
+    "The tensors' dtype, by TensorFlow's name.",
+)
+_MAX_BYTES = _flag(
+    "COLLECTIVE and roofline",
+    flags.DEFINE_string,
+    "max_bytes",
+    "64m",
+    "The largest size. roofline measures this one.",
 )
 _MODES = _flag(
+    "COLLECTIVE and model",
     flags.DEFINE_list,
     "modes",
     "eager,function,inplace",
     "How tfring is called: eager, function (a tf.function), jit (one compiled "
-    "by XLA), inplace (allreduces of what nothing else uses).",
+    "by XLA), inplace (allreduces of tensors that nothing else uses).",
 )
 _PEERS = _flag(
+    "COLLECTIVE and model",
     flags.DEFINE_list,
     "peers",
     "",
-    "Others in the same rounds: mpi (mpi4py), gloo (PyTorch).",
+    "Other libraries to measure in the same rounds: mpi (mpi4py), gloo "
+    "(PyTorch).",
 )
 _PRESET = _flag(
+    "model",
     flags.DEFINE_enum,
     "preset",
     "resnet50",
     list(sizes.PRESETS),
-    "Whose gradients `model` reduces.",
+    "The model whose gradients are reduced.",
 )
 _MODEL = _flag(
+    "step and memory",
     flags.DEFINE_enum,
     "model",
     "mlp",
     sorted({model for models in _MODELS.values() for model in models}),
-    "What is trained: by `step` mlp or cnn, by `memory` mlp, vgg16, unet or "
-    "gpt.",
-)
-_POLICIES = _flag(
-    flags.DEFINE_list,
-    "policies",
-    "none,all,conv",
-    "What `memory` compares: none, remat (keras.remat of each block), and "
-    "tfring.Offload's all, conv and auto; and with Adam's states whole and "
-    "sharded.",
-)
-_BUDGETS = _flag(
-    flags.DEFINE_list,
-    "budgets",
-    "",
-    "Of the policy auto, bytes of feature maps that stay: 300m,600m. Default: "
-    "a quarter, a half and three quarters of all.",
-)
-_JIT = _flag(
-    flags.DEFINE_bool, "jit", False, "Whether XLA compiles the step of `step`."
+    "The model that is trained: mlp or cnn by step, all but cnn by memory.",
 )
 _BATCH_SIZE = _flag(
+    "step and memory",
     flags.DEFINE_integer,
     "batch_size",
     64,
-    "Of each rank, in `step` and `memory`.",
+    "The samples of a step on each rank.",
 )
 _STEPS = _flag(
+    "step and memory",
     flags.DEFINE_integer,
     "steps",
     10,
-    "Training steps of a turn, in `step` and `memory`.",
+    "The training steps of one turn.",
+)
+_JIT = _flag(
+    "step",
+    flags.DEFINE_bool,
+    "jit",
+    False,
+    "XLA compiles the step.",
+)
+_POLICIES = _flag(
+    "memory",
+    flags.DEFINE_list,
+    "policies",
+    "none,all,conv",
+    "What is compared: none, remat (keras.remat of each block), tfring.Offload "
+    "with its policies all, conv and auto, and Adam's states whole and "
+    "sharded.",
+)
+_BUDGETS = _flag(
+    "memory",
+    flags.DEFINE_list,
+    "budgets",
+    "",
+    "The bytes of feature maps that stay on the device under the policy auto: "
+    "300m,600m, for example. Without it: a quarter, a half and three quarters "
+    "of all.",
 )
 _ROUNDS = _flag(
-    flags.DEFINE_integer, "rounds", 9, "How many turns each contestant has."
+    "every command",
+    flags.DEFINE_integer,
+    "rounds",
+    9,
+    "Each contestant has this many turns.",
 )
-_JSON = _flag(flags.DEFINE_string, "json", None, "A file for all figures.")
+_JSON = _flag(
+    "every command",
+    flags.DEFINE_string,
+    "json",
+    None,
+    "Rank 0 writes all figures to this file.",
+)
 _PLOT = _flag(
-    flags.DEFINE_string, "plot", None, "A picture of them, as PNG or SVG."
+    "every command",
+    flags.DEFINE_string,
+    "plot",
+    None,
+    "Rank 0 draws the figures into this PNG or SVG file. Needs matplotlib.",
 )
 
 
@@ -149,14 +202,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if {"-h", "--help"} & set(arguments) or not arguments:
             _FLAGS.mark_as_parsed()
-            collectives = f"  COLLECTIVE: {', '.join(KINDS)}\n"
-            print(__doc__, collectives, _FLAGS.module_help(__name__), sep="\n")
+            print(__doc__)
+            print(f"COLLECTIVE is one of {', '.join(KINDS)}.")
+            print(*_describe_flags(), sep="\n")
             return 0
         command = _parse(arguments)
     except (flags.Error, ValueError, _UsageError) as error:
         print(f"tfring-bench: {error}", file=sys.stderr)
         return 2
     return _run(command, arguments)
+
+
+def _describe_flags() -> Iterator[str]:
+    for command, its_flags in _FLAGS_OF.items():
+        yield f"\nFlags of {command}:"
+        for flag in its_flags:
+            known = _FLAGS[flag.name]
+            text = f"--{flag.name}: {known.help}"
+            if known.default not in (None, []):
+                default = str(known.default_as_str).strip("'")
+                text += f" The default is {default}."
+            yield textwrap.fill(
+                text,
+                width=78,
+                initial_indent="  ",
+                subsequent_indent="      ",
+            )
 
 
 def _parse(arguments: Sequence[str]) -> str:
@@ -169,6 +240,11 @@ def _parse(arguments: Sequence[str]) -> str:
         )
     if _ROUNDS.value < 1 or _STEPS.value < 1 or _BATCH_SIZE.value < 1:
         raise _UsageError("--rounds, --steps and --batch_size start from 1.")
+    if _PLOT.value and find_spec("matplotlib") is None:
+        raise _UsageError(
+            "--plot needs matplotlib, which is not installed: pip install "
+            "matplotlib. --json keeps the figures without it."
+        )
     for flag, known in (
         (_MODES, _KNOWN_MODES),
         (_PEERS, _KNOWN_PEERS),
@@ -235,7 +311,10 @@ def _run(command: str, arguments: Sequence[str]) -> int:
             path = Path(_JSON.value)
             report.write_json(path, machine, arguments, rows, summary)
         if _PLOT.value:
-            _plot(command, report.describe(machine), rows)
+            from tfring.bench import memory
+
+            plot = memory.plot if command == "memory" else report.plot
+            plot(Path(_PLOT.value), report.describe(machine), rows)
     tfring.shutdown()
     return 0
 
@@ -369,17 +448,3 @@ class _Progress:
     def __call__(self) -> None:
         if self._bar is not None:
             self._bar.add(1)
-
-
-def _plot(command: str, title: str, rows: Sequence[Row]) -> None:
-    from tfring.bench import memory
-
-    plot = memory.plot if command == "memory" else report.plot
-    try:
-        plot(Path(_PLOT.value), title, rows)
-    except ImportError:
-        print(
-            "tfring-bench: no plot, as matplotlib is not installed: pip "
-            "install matplotlib. --json keeps the figures.",
-            file=sys.stderr,
-        )

@@ -313,11 +313,7 @@ _MODELS: dict[str, Callable[[], _Model]] = {
 
 
 def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """Time over memory, a point for each policy.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Time over memory, a point for each policy."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

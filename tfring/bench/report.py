@@ -116,11 +116,7 @@ def write_json(
 
 
 def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """Times by size as lines, or as bars if there is but one case.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Times by size as lines, or as bars if there is but one case."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

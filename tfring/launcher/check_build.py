@@ -19,7 +19,7 @@ def main() -> int:
     import tfring
     from tfring import _build_info
 
-    print(f"tfring {tfring.__version__}")
+    print(f"tfring {tfring.__version__}", flush=True)
     _say("Python", platform.python_version())
     _say("compiler", _build_info.COMPILER)
     # The op library cannot be opened without its MPI.
