@@ -102,3 +102,15 @@ def test_contributing_names_files_that_exist():
     for path in {*named} - to_be_written:
         folders = (ROOT, ROOT / "tfring_ops")
         assert any((folder / path).exists() for folder in folders), path
+
+
+def test_each_page_has_a_name_and_a_description_of_its_own():
+    pages = [path.read_text() for path in DOCS.rglob("*.md")]
+    descriptions = [
+        re.match(r"---\ndescription: (.+)", page)[1] for page in pages
+    ]
+    # CHANGELOG.md and CONTRIBUTING.md are included, with their names.
+    own = [page for page in pages if "---\n\n--8<--" not in page]
+    names = [re.search(r"^# (.+)", page, re.MULTILINE)[1] for page in own]
+    for texts in (descriptions, names):
+        assert len(set(texts)) == len(texts)
