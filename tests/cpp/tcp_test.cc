@@ -147,6 +147,31 @@ TEST_F(TcpTest, AnAbortFailsAllWithTheFirstReason) {
   ExpectFails(2, reason);
 }
 
+// TCP does not send more of them before the peer acknowledges some, which it
+// puts off for 40 ms if it has sent data itself.
+TEST_F(TcpTest, AnAbortIsHeardBehindManySmallMessages) {
+  std::vector<int64_t> sent(1), received(1);
+  for (int i = 0; i < 50; ++i) {
+    for (const int from : {0, 1}) {
+      EXPECT_TRUE(
+          rank(from).Wait(rank(from).StartSend(1 - from, BytesOf(sent))).ok());
+      EXPECT_TRUE(rank(1 - from)
+                      .Wait(rank(1 - from).StartRecv(from, BytesOf(received)))
+                      .ok());
+    }
+  }
+  for (int i = 0; i < 500; ++i) {
+    EXPECT_TRUE(rank(1).Wait(rank(1).StartSend(0, BytesOf(sent))).ok());
+  }
+  const absl::Status reason = absl::AbortedError("enough");
+  rank(1).Abort(reason);
+  absl::Status status;
+  for (int i = 0; i < 501 && status.ok(); ++i) {
+    status = rank(0).Wait(rank(0).StartRecv(1, BytesOf(received)));
+  }
+  EXPECT_EQ(status, reason);
+}
+
 TEST_F(TcpTest, AnAbortFreesBuffersThatAreStuck) {
   auto data = std::make_unique<std::vector<uint8_t>>(kHuge);
   const OperationId send = rank(1).StartSend(2, BytesOf(*data));

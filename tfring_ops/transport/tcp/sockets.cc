@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -51,6 +53,16 @@ int TakeError(int socket) {
   socklen_t size = sizeof(error);
   getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
   return error;
+}
+
+void WaitUntilSent(int socket, Clock::time_point deadline) {
+  // With this, POLLOUT tells of a socket with nothing unsent.
+  const int nothing = 1;
+  setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &nothing, sizeof(nothing));
+  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(
+      deadline - std::chrono::steady_clock::now());
+  pollfd writable{socket, POLLOUT, 0};
+  poll(&writable, 1, std::max(0, static_cast<int>(rest.count())));
 }
 
 size_t ReadSome(int socket, char* data, size_t size) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "tfring_ops/base/clock.h"
 
 namespace tfring {
 
@@ -20,6 +21,10 @@ absl::Status SetUpSocket(int socket);
 // Returns the error that the socket has, which the next call on it would get;
 // 0 for none.
 int TakeError(int socket);
+
+// Waits until the system has sent all that was written to `socket`, the
+// connection has ended, or it is `deadline`.
+void WaitUntilSent(int socket, Clock::time_point deadline);
 
 // Reads the bytes that have arrived, at most `size`; returns how many.
 size_t ReadSome(int socket, char* data, size_t size);

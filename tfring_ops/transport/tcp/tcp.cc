@@ -17,6 +17,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/status_macros.h"
@@ -33,6 +34,8 @@ constexpr int kMaxEvents = 64;
 // A peer that is still to be connected is asked for so often.
 constexpr std::chrono::milliseconds kAskPeriod{1};
 constexpr size_t kMaxReasonBytes = 64 << 10;
+// A peer acknowledges after 40 ms at the latest.
+constexpr std::chrono::milliseconds kGoodbye{200};
 // How many messages one system call takes.
 constexpr size_t kMessagesOfCall = 8;
 
@@ -444,20 +447,30 @@ class TcpTransport final : public Transport {
     return Decode(begin);
   }
 
-  // Closes every connection at once, which makes every peer fail, too.  It
-  // hears the reason unless a message to it is stuck half-way.
+  // Closes every connection abruptly, which makes every peer fail, too.  It
+  // hears the reason, unless a message to it is stuck half-way or the system
+  // has not sent the reason in kGoodbye: TCP may send it only when the peer has
+  // acknowledged earlier messages, and an abrupt end drops what is not sent.
   void Break(const absl::Status& reason) {
     broken_ = reason;
     std::string words = Encode(reason);
     words.resize(std::min(words.size(), kMaxReasonBytes));
     const uint64_t size = words.size() | kAbort;
     words.insert(0, reinterpret_cast<const char*>(&size), sizeof(size));
+    std::vector<int> told;
+    for (const Peer& peer : peers_) {
+      if (peer.socket < 0) continue;
+      if (!peer.sends.empty() && peer.sends.front().moved > 0) continue;
+      if (send(peer.socket, words.data(), words.size(),
+               MSG_NOSIGNAL | MSG_DONTWAIT) > 0) {
+        told.push_back(peer.socket);
+      }
+    }
+    const Clock::time_point deadline =
+        std::chrono::steady_clock::now() + kGoodbye;
+    for (const int socket : told) WaitUntilSent(socket, deadline);
     for (Peer& peer : peers_) {
       if (peer.socket >= 0) {
-        if (peer.sends.empty() || peer.sends.front().moved == 0) {
-          send(peer.socket, words.data(), words.size(),
-               MSG_NOSIGNAL | MSG_DONTWAIT);
-        }
         const linger at_once{1, 0};
         setsockopt(peer.socket, SOL_SOCKET, SO_LINGER, &at_once,
                    sizeof(at_once));
