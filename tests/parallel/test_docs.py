@@ -79,7 +79,6 @@ def test_example_of(
 
 
 # A page is one script: later blocks use the names of earlier blocks.
-@pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES)
 def test_page(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
