@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/cuda_driver.h"
 #include "tfring_ops/kernels/cuda_kernels.h"
@@ -51,7 +52,7 @@ class CudaDeviceImpl final : public CudaDevice {
   // At the end of a process the driver may be gone already, and says so.
   ~CudaDeviceImpl() override {
     if (kernels_ != nullptr && kernels_->is_abandoned()) {
-      kernels_.release();  // NOLINT(bugprone-unused-return-value)
+      KeepForever(std::move(kernels_));
       return;
     }
     kernels_.reset();

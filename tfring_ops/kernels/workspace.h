@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/kernels/kernels.h"
 
 namespace tfring {
@@ -43,7 +45,7 @@ class Workspace {
 
   // Never frees its memory, which somebody may still use.
   void Keep() {
-    data_ = nullptr;
+    KeepForever(std::exchange(data_, nullptr));
     bytes_ = 0;
   }
 

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
 #include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/base/types.h"
 #include "tfring_ops/kernels/kernels.h"
@@ -29,7 +32,7 @@ absl::StatusOr<int64_t> Highest(Transport& host, int64_t own) {
       !status.ok()) {
     // Messages of a transport that has failed may still use the memory.
     scratch.Keep();
-    number.release();  // NOLINT(bugprone-unused-return-value)
+    KeepForever(std::move(number));
     return status;
   }
   return *number;

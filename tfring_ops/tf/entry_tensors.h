@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tensorflow/core/framework/tensor.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/runtime/handles.h"
 
 namespace tfring {
@@ -12,7 +13,7 @@ namespace tfring {
 class EntryTensors final : public EntryMemory {
  public:
   void Release() override { in_use.clear(); }
-  void Keep() override { new EntryTensors(*this); }
+  void Keep() override { KeepForever(*this); }
 
   std::vector<tensorflow::Tensor> in_use;    // until the engine is done
   std::vector<tensorflow::Tensor> gathered;  // what allocate_output made

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tfring_ops/algorithms/stream_collectives.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/error_messages.h"
@@ -90,8 +91,7 @@ void BucketTask::KeepMemory() {
   for (const TensorEntry& entry : own_) {
     if (entry.keep_memory) entry.keep_memory();
   }
-  // Leaked, with their memory.
-  new std::deque<NeutralContribution>(std::move(neutral_contributions_));
+  KeepForever(std::move(neutral_contributions_));
 }
 
 void BucketTask::Finish(const absl::Status& status) {

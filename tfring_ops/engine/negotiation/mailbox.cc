@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/status_macros.h"
 
 namespace tfring {
@@ -98,8 +99,8 @@ absl::StatusOr<bool> Mailbox::HaveLeft(int64_t count) {
 }
 
 void Mailbox::KeepMemory() {
-  new std::list<Outgoing>(std::move(outgoing_));
-  new std::vector<Incoming>(std::move(incoming_));
+  KeepForever(std::move(outgoing_));
+  KeepForever(std::move(incoming_));
 }
 
 absl::Status Mailbox::Flush() {

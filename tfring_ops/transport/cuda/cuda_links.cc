@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/cuda/ipc_check.h"
@@ -231,10 +232,8 @@ absl::Status CudaLinks::OpenIpcLinks(const std::vector<int>& peers,
 CudaLinks::~CudaLinks() {
   if (!StopWaiting()) {
     // The driver would wait to free memory that the GPU may still use.
-    for (std::unique_ptr<CudaLink>& link : links_) {
-      link.release();  // NOLINT(bugprone-unused-return-value)
-    }
-    memory_.release();  // NOLINT(bugprone-unused-return-value)
+    KeepForever(std::move(links_));
+    KeepForever(std::move(memory_));
   }
   links_.clear();
   marks_.clear();

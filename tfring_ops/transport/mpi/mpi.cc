@@ -10,11 +10,13 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/backoff.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/cuda/progress_context.h"
 
@@ -201,8 +203,9 @@ class MpiTransport final : public Transport {
     if (!broken_.ok()) return;
     EnterProgressContext();
     broken_ = reason;
-    // Leaked: MPI may read it long after this object is gone.
-    auto* text = new AbortText{};
+    // MPI may read it long after this object is gone.
+    const auto text = std::make_shared<AbortText>();
+    KeepForever(text);
     reason.message().copy(text->data(), text->size() - 1);
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
