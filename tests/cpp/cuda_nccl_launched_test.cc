@@ -334,9 +334,10 @@ TEST_F(CudaNcclLaunchedTest, NoOutputIsAllocatedWhileTheRingWaits) {
     tensors_.push_back(std::make_unique<StreamedTensor>(rank, rank, 100));
     tensors_.back()->change = [](TensorEntry& entry) {
       entry.request.kind = CollectiveKind::kAllgather;
+      // Enough: once the abort has ended the wait, the copy may begin.
       entry.allocate_output = [](int, const std::vector<int64_t>&) {
         FakeCuda()->waits = 1;
-        return OpenGpu(0)->kernels().Allocate(1);
+        return OpenGpu(0)->kernels().Allocate(kSize * 100 * sizeof(float));
       };
     };
   }
