@@ -53,6 +53,10 @@ from tfring._core.timeline import (
     start_timeline as start_timeline,
     stop_timeline as stop_timeline,
 )
+from tfring._gradients.rounds import (
+    DiLoCo as DiLoCo,
+    LocalSGD as LocalSGD,
+)
 from tfring._memory.activations import (
     offload_activations as offload_activations,
 )
@@ -114,6 +118,7 @@ from tfring._training.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedOptimizer as PartialDistributedOptimizer,
 )
+from tfring._training.rounds import shared_weights as shared_weights
 from tfring._training.sync_batch_norm import (
     SyncBatchNormalization as SyncBatchNormalization,
 )

@@ -117,6 +117,52 @@ train(tfring.elastic.ObjectState(tfring.broadcast_object))
         assert job.stdout.count(line) == 2, job.stdout
 
 
+def test_a_rank_is_lost_within_a_round(run_job):
+    """All go back to the last meeting; who joins has the outer state, too."""
+    job = run_job(
+        2,
+        """
+import os, signal
+import keras
+import numpy as np
+import tfring
+
+tfring.init()
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = tfring.DistributedOptimizer(
+    keras.optimizers.SGD(0.01), sync=tfring.DiLoCo(every=4)
+)
+model.compile(optimizer, "mse")
+state = tfring.elastic.KerasState(model, step=0)
+worker = os.environ["TFRING_ELASTIC_WORKER"]
+
+@tfring.elastic.run
+def train(state):
+    print("begins at step", state.step, "of", tfring.size())
+    while state.step < 12 or tfring.size() < 2:
+        x = np.random.default_rng(tfring.rank()).normal(size=(8, 4))
+        model.train_on_batch(x, x.sum(1, keepdims=True))
+        state.step += 1
+        if worker == "w2" and state.step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.commit()
+
+train(state)
+optimizer.meet()
+print("digest", np.concatenate(model.get_weights(), None).tobytes().hex())
+""",
+        options=["--elastic"],
+        env=PATIENT,
+    )
+    assert job.returncode == 0, job.stdout
+    assert job.stdout.count("begins at step 0 of 2") == 2
+    assert job.stdout.count("begins at step 4 of 1") == 1
+    digests = re.findall(r"digest (\w+)", job.stdout)
+    assert len(digests) == 2
+    assert digests[0] == digests[1]
+
+
 def test_who_comes_later_joins_the_training_that_the_others_are_in(run_job):
     job = run_job(
         2,

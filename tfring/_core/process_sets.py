@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfring._core import native, runtime
 
@@ -95,6 +95,12 @@ class ProcessSet:
                 "on every rank."
             )
         return self.ranks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An added one by its id, which is the same in all processes.
+        if self.process_set_id is None:
+            return super().__reduce__()  # type: ignore[return-value]
+        return by_id, (self.process_set_id,)
 
     def __repr__(self) -> str:
         return (

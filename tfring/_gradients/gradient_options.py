@@ -17,6 +17,7 @@ from tfring._gradients.local_variables import (
     checked_layers,
     variable_key,
 )
+from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload, checked_offload
 from tfring._ops.arguments import checked_factor
 from tfring._ops.compression import AnyCompressor, Compression, checked
@@ -53,6 +54,9 @@ class GradientOptions:
         offload: Which feature maps leave the device meanwhile.
         shard_states: If True, each rank keeps a share of the optimizer's
             variables; see tfring/_gradients/shares.py.
+        sync: The rounds in which ranks train; None if they reduce gradients in
+            every step.
+        within: The ranks that reduce them in every step of a round.
     """
 
     device_dense: str = ""
@@ -69,6 +73,8 @@ class GradientOptions:
     )
     offload: Offload | None = None
     shard_states: bool = False
+    sync: Rounds | None = None
+    within: ProcessSet | None = None
 
 
 def gradient_options(

@@ -115,7 +115,7 @@ def reduce_gradients(
         if is_included and variables[i] not in options.local_variables:
             shared.append(i)
             continue
-        result[i] = _with_each_index_once(result[i], options)
+        result[i] = each_index_once(result[i], options)
         if travels and options.scale_local_gradients:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
     ready = [
@@ -123,7 +123,7 @@ def reduce_gradients(
     ]
     if not travels:
         for each in ready:
-            result[each.index] = _with_each_index_once(each.value, options)
+            result[each.index] = each_index_once(each.value, options)
         return result
     buckets = _plan(ready, options)
     backpropagation.wait_for(_start(buckets, options))
@@ -319,9 +319,7 @@ def _finish(bucket: _Bucket, options: GradientOptions) -> list[_Gradient]:
     return [each.decompress(average)]
 
 
-def _with_each_index_once(
-    gradient: _Gradient, options: GradientOptions
-) -> _Gradient:
+def each_index_once(gradient: _Gradient, options: GradientOptions) -> _Gradient:
     """Returns a gradient of this rank alone, in the form of reduced ones."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

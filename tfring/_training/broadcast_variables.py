@@ -28,6 +28,7 @@ from tfring._training.kinds import (
     Kind,
     accumulators_by_optimizer,
     kind_of,
+    rounds_among,
     split_off_shares,
 )
 from tfring._training.seeds import folded
@@ -217,6 +218,8 @@ def _broadcast(
             process_set=process_set,
         )
     variables = [v for v in variables if kind_of(v) is not Kind.ACCUMULATED]
+    for in_round in rounds_among(variables):
+        variables += in_round.state
     values = [_as_supported(variable) for variable in variables]
     buckets = cut_into_buckets(values, runtime.fusion_threshold_bytes())
     for number, bucket in enumerate(buckets):
@@ -231,9 +234,12 @@ def _broadcast(
         )
         received = chains.finish(started)
         done += received
-        if runtime.rank() == root_rank:
-            continue
         for i, value in zip(bucket, received, strict=True):
+            in_round = getattr(variables[i], "_tfring_round", None)
+            if in_round is not None:
+                done += _assign(in_round.base_of(variables[i]), value)
+            if runtime.rank() == root_rank:
+                continue
             if kind_of(variables[i]) is Kind.FOLDED and not same_seeds:
                 value = folded(value, runtime.rank() - root_rank)
             done += _assign(variables[i], value)

@@ -39,9 +39,15 @@ from tfring._training.fit_agreement import (
     Terms,
     check_alike,
 )
+from tfring._training.kinds import rounds_among
 from tfring._training.metric_averages import MetricAverages, MetricNotes
 from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
+from tfring._training.rounds import (
+    EndOfCallbacks,
+    RoundsInFit,
+    optimizers_in_rounds,
+)
 from tfring._training.saving import GatherStates, has_shards, saves_models
 from tfring._training.undistributed import trainer_class
 
@@ -51,6 +57,8 @@ _WRITERS = {
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
 }
+# Callbacks that a `fit` gets from here.
+_OURS = (Agreement, GatherStates, MetricNotes, RoundsInFit, EndOfCallbacks)
 # Callbacks that change the training, and so are needed on every rank.
 _STEERING = (
     keras.callbacks.EarlyStopping,
@@ -101,17 +109,20 @@ def _put_right(callback_list: Any, data: Any) -> None:
     callback_list.callbacks = [
         each
         for each in callback_list.callbacks
-        if not isinstance(each, Agreement | GatherStates | MetricNotes)
-        and type(each) is not MetricAverages
+        if not isinstance(each, _OURS) and type(each) is not MetricAverages
     ]
     model, given = callback_list.model, callback_list.callbacks
     if any(map(has_shards, distributed_optimizers(model))):
         _check_goes_with_shards(given)
+    if optimizers_in_rounds(model):
+        _check_goes_with_rounds(given)
     process_set = _training_together(model, given)
     if process_set is not None:
         everyones = _gather(callback_list, data, process_set)
         decision = _decide(callback_list, everyones, process_set)
         _arrange(callback_list, decision)
+    elif optimizers_in_rounds(model):
+        _end_rounds(callback_list, in_a_round=False)
 
 
 def _gather(
@@ -132,12 +143,14 @@ def _gather(
             ],
         },
         "writes": [_written_by(each) for each in given if _is_writer(each)],
-        "saves in batches": any(
-            saves_models(each) and each.save_freq != "epoch" for each in given
-        ),
+        "saves in batches": _saves_in_batches(given),
         "backups": _backups(given),
         "needs averages": _needs_averages(given),
         "looks at batches": any(map(_looks_at_batches, given)),
+        "in a round": any(
+            each.is_between_meetings()
+            for each in rounds_among(callback_list.model.variables)
+        ),
         "seeds": seeds_of(data),
     }
     everyones = dict(
@@ -167,6 +180,7 @@ class _Decision:
         gather: It puts states together before a callback saves; None if each
             rank has them whole, or no rank saves.
         meets: True if ranks meet at the end of a batch.
+        in_a_round: True if an earlier `fit` has left a rank in a round.
         terms: The terms of `Agreement`.
     """
 
@@ -174,6 +188,7 @@ class _Decision:
     averages: bool
     gather: GatherStates | None
     meets: bool
+    in_a_round: bool
     terms: Terms
 
 
@@ -226,6 +241,7 @@ def _decide(
         averages=on_any("needs averages"),
         gather=gather,
         meets=terms.votes or (gather is not None and in_batches),
+        in_a_round=on_any("in a round"),
         terms=terms,
     )
 
@@ -260,6 +276,24 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
         # at the end of a batch may be called from another thread.
         callback_list._async_train = False
     callback_list.callbacks = arranged
+    if optimizers_in_rounds(callback_list.model):
+        _end_rounds(callback_list, in_a_round=decision.in_a_round)
+
+
+def _end_rounds(callback_list: Any, *, in_a_round: bool) -> None:
+    """Puts the callback of rounds before and behind all others."""
+    in_batches = _saves_in_batches(callback_list.callbacks)
+    rounds = RoundsInFit(meets=in_a_round, saves_in_batches=in_batches)
+    rounds.set_model(callback_list.model)
+    if in_batches:
+        callback_list._async_train = False
+    callback_list.callbacks = [rounds, *callback_list.callbacks, rounds.last]
+
+
+def _saves_in_batches(callbacks: list[Any]) -> bool:
+    return any(
+        saves_models(each) and each.save_freq != "epoch" for each in callbacks
+    )
 
 
 def _is_in_parts(optimizer: Any) -> bool:
@@ -282,6 +316,23 @@ def _check_goes_with_shards(callbacks: list[Any]) -> None:
                 "others train, and with shard_states=True each rank updates "
                 "its part of the weights in every step. Leave one of the two "
                 "out, and give every rank equally many batches."
+            )
+
+
+def _check_goes_with_rounds(callbacks: list[Any]) -> None:
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise NotImplementedError(
+                "fit: keras.callbacks.SwapEMAWeights swaps weights with this "
+                "rank's averages, and with sync the ranks train apart. Leave "
+                "one of the two out."
+            )
+        if _joins(callback):
+            raise NotImplementedError(
+                "fit: tfring.callbacks.JoinCallback lets ranks stand by while "
+                "others train, and with sync all ranks must make the steps of "
+                "a round. Leave one of the two out, and give every rank "
+                "equally many batches."
             )
 
 

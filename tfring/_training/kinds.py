@@ -98,6 +98,16 @@ def split_off_shares(
     return others, list(owners.values())
 
 
+def rounds_among(variables: Iterable[Any]) -> list[Any]:
+    """The rounds in which ranks train some of the variables, each once."""
+    found = {
+        id(each): each
+        for variable in variables
+        if (each := getattr(variable, "_tfring_round", None)) is not None
+    }
+    return list(found.values())
+
+
 def accumulators_by_optimizer(
     variables: Iterable[Any],
 ) -> Iterator[tuple[Any, list[Any]]]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions, gradient_options
+from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.reductions import ReduceOp
@@ -27,7 +28,9 @@ from tfring._training.optimizer_class import (
     distribute,
     with_inner,
 )
+from tfring._training.rounds import InRounds, with_rounds
 from tfring._training.sharded import Sharded, check_can_be_sharded
+from tfring._training.undistributed import watch_models
 from tfring._training.v1_optimizer import V1Optimizer
 
 
@@ -54,6 +57,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     scale_local_gradients: bool = True,
     offload: Offload | None = None,
     shard_states: bool = False,
+    sync: Rounds | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average gradients over all ranks.
 
@@ -131,20 +135,26 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             Adagrad, Adadelta, Ftrl and Lion, and a `LossScaleOptimizer` around
             them. Sparse gradients are made dense. Save within
             `tfring.whole_states`. Must agree across ranks.
+        sync: For slow links: `tfring.LocalSGD` or `tfring.DiLoCo`, with which
+            the ranks train apart in rounds of several updates, and average
+            what has changed after each. `compression` is then that of the
+            changes. Default: gradients are averaged in every step. Must agree
+            across ranks.
 
     Returns:
         `optimizer` itself, or the one of that name or configuration, which now
         has a method `register_local_var(var)`: the gradient of that variable
-        stays each rank's own. A saved optimizer loads in plain Keras, and must
-        then be wrapped again. For a TensorFlow 1 optimizer, the result is a new
-        optimizer around it, with the same method. Its `compute_gradients`, and
-        `minimize` and `compute_gradients` of a Keras 2 optimizer, give
-        averages; `apply_gradients` does not average.
+        stays each rank's own. With `sync` it also has a collective method
+        `meet()`, which ends a round early. A saved optimizer loads in plain
+        Keras, and must then be wrapped again. For a TensorFlow 1 optimizer, the
+        result is a new optimizer around it, with a `register_local_var`. Its
+        `compute_gradients`, and `minimize` and `compute_gradients` of a Keras 2
+        optimizer, give averages; `apply_gradients` does not average.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
             the optimizer or another argument does not go with `shard_states`,
-            or with `offload`.
+            `offload` or `sync`.
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: `optimizer` is not an optimizer of Keras or TensorFlow 1, or
             another argument is of a wrong type.
@@ -165,7 +175,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     ```
     """
     optimizer = _checked_optimizer(
-        optimizer, is_of_keras3_alone=offload is not None or shard_states
+        optimizer,
+        is_of_keras3_alone=offload is not None
+        or shard_states
+        or sync is not None,
     )
     if use_locking and not _is_v1(optimizer):
         raise ValueError(
@@ -191,6 +204,11 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     if shard_states:
         check_can_be_sharded(optimizer, options)
         watch_fits()  # also of one rank, for callbacks that it refuses
+    if sync is not None:
+        options = with_rounds(options, sync)
+        # Also of one rank, for the model's statistics and the last round's end.
+        watch_models()
+        watch_fits()
     return _distributed(
         optimizer,
         options,
@@ -318,9 +336,10 @@ def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
     if _is_v1(optimizer) or is_keras2_optimizer(optimizer):
         if is_of_keras3_alone:
             raise NotImplementedError(
-                "DistributedOptimizer: offload and shard_states are for Keras "
-                f"3's optimizers, and this is a {type(optimizer).__module__}."
-                f"{type(optimizer).__name__}. Leave them out."
+                "DistributedOptimizer: offload, shard_states and sync are for "
+                "Keras 3's optimizers, and this is a "
+                f"{type(optimizer).__module__}.{type(optimizer).__name__}. "
+                "Leave them out."
             )
     else:
         optimizer = _checked_keras_optimizer(optimizer)
@@ -384,14 +403,14 @@ def _distributed(
     if name is not None:
         optimizer.name = name
     summed_passes = 1 if average_passes else passes
-    if not options.shard_states:
+    if not options.shard_states and options.sync is None:
         return distribute(optimizer, options, summed_passes=summed_passes)
     # The states belong to the inner optimizer.
     distribute(
         getattr(optimizer, "inner_optimizer", optimizer),
         options,
         summed_passes=summed_passes,
-        mixin=Sharded,
+        mixin=Sharded if options.shard_states else InRounds,
     )
     return optimizer
 

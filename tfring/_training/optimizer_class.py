@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfring._core.process_sets import by_id
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
@@ -119,16 +118,29 @@ class Distributed(_Optimizer):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         own = grads = list(grads)
+        variables = trainable_variables
+        if variables is None:
+            variables = self._trainable_variables
+        if not self._tfring_paused:
+            self._begin_step(variables)
         if not self._averages_accumulated():
-            variables = trainable_variables
-            if variables is None:
-                variables = self._trainable_variables
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 grads = self._average_overflowing(grads, variables)
             else:
                 grads = self._average(grads, variables)
         self._offload(own)
         super().apply(grads, trainable_variables)
+        if not self._tfring_paused:
+            self._end_step()
+
+    def _begin_step(self, variables: Sequence[Any]) -> None:
+        """Called before a step, outside of a LossScaleOptimizer's check."""
+
+    def _end_step(self) -> None:
+        """Called after it, whether or not the check skipped the update."""
+
+    def _found_in(self, model: Any) -> None:
+        """Called with the model that it trains, before the step is traced."""
 
     def _offload(self, grads: Sequence[Any]) -> None:
         """Moves feature maps; after reductions, see Note [After reductions]."""
@@ -212,12 +224,8 @@ class Distributed(_Optimizer):
                 "local variables are those of one model. Copy it before "
                 "DistributedOptimizer."
             )
-        # A process set is pickled as its id, which is the same in all
-        # processes. The copy has local variables of its own.
-        fields = vars(options) | {
-            "process_set": options.process_set.process_set_id
-        }
-        del fields["local_variables"]
+        fields = dict(vars(options))
+        del fields["local_variables"]  # The copy has its own.
         _, (saved,) = super().__reduce__()
         made_of = self._tfring_base, self._tfring_mixin
         return _restore, (made_of, saved, fields, self._tfring_summed_passes)
@@ -276,7 +284,6 @@ def _restore(
     summed_passes: int,
 ) -> Any:
     base, mixin = made_of
-    fields = fields | {"process_set": by_id(fields["process_set"])}
     options = GradientOptions(**fields)
     optimizer = base._unpickle_model(saved)
     return distribute(
@@ -377,12 +384,14 @@ def _teach_loss_scale_optimizer() -> None:
         own = grads = list(grads)
         if not self.built:
             self.build(list(variables))
+        inside[0]._begin_step(variables)
         grads, trainable_variables = inside[0]._reduce_before_check(
             grads, variables
         )
         inside[0]._offload(own)
         with _paused(inside):
             keras_apply(self, grads, trainable_variables)
+        inside[0]._end_step()
 
     loss_scale_optimizer.apply = apply
 

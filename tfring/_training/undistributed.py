@@ -22,7 +22,10 @@ from tfring._core import runtime
 from tfring._core.errors import NotDistributedWarning, warn_all_ranks
 from tfring._gradients.reducer import count_of_calls
 from tfring._ops.ordering import count_of_starts
-from tfring._training.optimizer_class import is_distributed
+from tfring._training.optimizer_class import (
+    distributed_optimizers,
+    is_distributed,
+)
 
 _warned = False
 
@@ -47,6 +50,8 @@ def watch_models() -> None:
     @functools.wraps(keras_make)
     def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = self.train_function
+        for optimizer in distributed_optimizers(self):
+            optimizer._found_in(self)
         result = keras_make(self, *args, **kwargs)
         if self.train_function is not before:
             _look_at(self)

@@ -24,7 +24,8 @@ class CommitStateCallback(_StateCallback):
     Args:
         state: A `State`.
         batches_per_commit: How many batches there are from one commit to the
-            next.
+            next, at least. It does not commit within a round (`sync` of
+            `tfring.DistributedOptimizer`).
 
     Raises:
         ValueError: `batches_per_commit` is not positive.
@@ -56,7 +57,11 @@ class CommitStateCallback(_StateCallback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
-        if self._batches % self.batches_per_commit == 0:
+        if (
+            self._batches >= self.batches_per_commit
+            and not self.state._is_in_a_round()
+        ):
+            self._batches = 0
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

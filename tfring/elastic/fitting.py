@@ -78,7 +78,9 @@ def fit(
             alone need the function: with a list they are lost with that rank.
         verbose: See `model.fit`; on rank 0, and 0 elsewhere.
         batches_per_commit: How many steps there are from one commit to the
-            next: as many are done again, at most, when a rank is lost.
+            next: as many are done again, at most, when a rank is lost. With
+            `sync` of `tfring.DistributedOptimizer` a commit also waits for the
+            end of a round.
         reset_callbacks: See `State.register_reset_callbacks`.
         same_seeds: See `TensorFlowKerasState`.
         keep_traces: See `TensorFlowKerasState`.
@@ -346,6 +348,7 @@ class _Position(keras.callbacks.Callback):
         if (
             steps < len(self._rest)
             and steps - self._committed_steps >= self._batches_per_commit
+            and not self._state._is_in_a_round()
         ):
             self._committed_steps = steps
             self._state.logs = _as_values(logs)

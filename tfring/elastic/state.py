@@ -102,11 +102,15 @@ class State:
         If a rank is lost meanwhile, the commit before remains.
 
         It copies the state, and broadcasts a small object: once in some batches
-        may be enough. Collective: every rank must call it.
+        may be enough. Within a round (`sync` of `tfring.DistributedOptimizer`)
+        it does nothing, as the ranks have no common state. Collective: every
+        rank must call it.
 
         Raises:
             HostsUpdatedInterrupt: See `check_host_updates`.
         """
+        if self._is_in_a_round():
+            return
         # A GPU that waits for a lost rank is released, with undefined values.
         # If the ranks hear of each other after its work, the values are sound.
         if tf.executing_eagerly():
@@ -125,9 +129,13 @@ class State:
     def check_host_updates(self) -> None:
         """Checks for updates that `on_hosts_updated` got on rank 0. Collective.
 
+        Within a round it does nothing; see `commit`.
+
         Raises:
             HostsUpdatedInterrupt: There was an update; raised on every rank.
         """
+        if self._is_in_a_round():
+            return
         if (update := self._take_update()) is not None:
             raise update
 
@@ -171,6 +179,10 @@ class State:
         A worker with another state cannot join.
         """
         return None
+
+    def _is_in_a_round(self) -> bool:
+        """Tells if the ranks' weights differ until they meet."""
+        return False
 
     def reset(self) -> None:
         """Adapts to the new ranks, before the callbacks."""

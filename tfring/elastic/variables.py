@@ -12,7 +12,7 @@ from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._training.broadcast_variables import broadcast_variables
-from tfring._training.kinds import split_off_shares
+from tfring._training.kinds import rounds_among, split_off_shares
 from tfring._training.model_state import (
     local_variables_of,
     shared_variables,
@@ -30,6 +30,7 @@ from tfring.elastic.state import ObjectState
 
 # In a commit; no attribute has such a name.
 _VARIABLES, _STATES = "variables of a model", "states of an optimizer"
+_ROUNDS = "state of rounds"
 # The functions that Keras traces.
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -94,7 +95,10 @@ class TensorFlowState(ObjectState):
             values = _values(self.variables)
         else:
             values = self.session.run(self.variables)
-        return super()._snapshot(is_collective) | {_VARIABLES: values}
+        return super()._snapshot(is_collective) | {
+            _VARIABLES: values,
+            _ROUNDS: _values(_states_of_rounds(self.variables)),
+        }
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
         values = snapshot[_VARIABLES]
@@ -105,7 +109,11 @@ class TensorFlowState(ObjectState):
             for variable, value in zip(self.variables, values, strict=True):
                 given = {variable.initializer.inputs[1]: value}
                 self.session.run(variable.initializer, given)
+        _assign(_states_of_rounds(self.variables), snapshot[_ROUNDS])
         super()._assign(snapshot)
+
+    def _is_in_a_round(self) -> bool:
+        return _are_in_a_round(self.variables)
 
     def _share_values(self) -> None:
         if self.session is None:
@@ -204,13 +212,18 @@ class TensorFlowKerasState(ObjectState):
         return super()._snapshot(is_collective) | {
             _VARIABLES: _values(without_metrics(self.model)),
             _STATES: states,
+            _ROUNDS: _values(_states_of_rounds(self.model.variables)),
         }
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
         _assign(without_metrics(self.model), snapshot[_VARIABLES])
         if snapshot[_STATES] is not None:
             assign_whole_values(self.optimizer, snapshot[_STATES])
+        _assign(_states_of_rounds(self.model.variables), snapshot[_ROUNDS])
         super()._assign(snapshot)
+
+    def _is_in_a_round(self) -> bool:
+        return _are_in_a_round(self.model.variables)
 
     def _shared_variables(self) -> list[Any]:
         return shared_variables(
@@ -253,6 +266,14 @@ def _values(variables: Iterable[Any]) -> list[Any]:
 def _assign(variables: Iterable[Any], values: Iterable[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def _states_of_rounds(variables: Iterable[Any]) -> list[Any]:
+    return [state for each in rounds_among(variables) for state in each.state]
+
+
+def _are_in_a_round(variables: Iterable[Any]) -> bool:
+    return any(each.is_between_meetings() for each in rounds_among(variables))
 
 
 def _described(variables: Iterable[Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,108 @@
+"""LocalSGD and DiLoCo: refused arguments, and one rank alone."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    tfring.init()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tfring.LocalSGD(0), ValueError, "every must be at least 1"),
+        (lambda: tfring.LocalSGD(True), TypeError, "a number of updates"),
+        (lambda: tfring.DiLoCo(2, start=-1), ValueError, "start must be at"),
+        (lambda: tfring.DiLoCo(2, outer="sgd"), TypeError, "keras.optimizers"),
+        (lambda: tfring.DiLoCo(2, within="rack"), TypeError, "'host' or None"),
+    ],
+)
+def test_arguments_are_checked(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sync": 50}, TypeError, "tfring.LocalSGD or tfring.DiLoCo"),
+        ({"op": tfring.Sum}, NotImplementedError, "op is Sum"),
+        ({"op": tfring.Adasum}, NotImplementedError, "op is Adasum"),
+        ({"shard_states": True}, NotImplementedError, "a part of a common one"),
+        (
+            {"optimizer": tf.compat.v1.train.GradientDescentOptimizer(0.1)},
+            NotImplementedError,
+            "for Keras 3's optimizers",
+        ),
+    ],
+)
+def test_what_does_not_go_with_rounds(options, error, message):
+    options = {"sync": tfring.LocalSGD(2), "optimizer": "sgd"} | options
+    with pytest.raises(error, match=message):
+        tfring.DistributedOptimizer(**options)
+
+
+def fit_with(*callbacks, layer=None, **options):
+    model = keras.Sequential(
+        [keras.Input((3,)), layer or keras.layers.Dense(2)]
+    )
+    optimizer = tfring.DistributedOptimizer(
+        "sgd", sync=tfring.DiLoCo(2), **options
+    )
+    model.compile(optimizer, "mse")
+    x, y = np.ones((8, 3)), np.ones((8, 3 if layer else 2))
+    model.fit(x, y, batch_size=2, verbose=0, callbacks=list(callbacks))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (tfring.callbacks.JoinCallback, "equally many batches"),
+        (keras.callbacks.SwapEMAWeights, "this rank's averages"),
+    ],
+)
+def test_callbacks_that_do_not_go_with_rounds(callback, message):
+    with pytest.raises(NotImplementedError, match=message):
+        fit_with(callback())
+
+
+def test_synchronized_batch_normalization_does_not_go_with_rounds():
+    with pytest.raises(NotImplementedError, match="BatchNormalization, whose"):
+        fit_with(layer=tfring.SyncBatchNormalization())
+
+
+def test_a_saved_model_is_a_plain_one(tmp_path):
+    model = fit_with()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is keras.optimizers.SGD
+    assert int(loaded.optimizer.iterations) == 4
+    for own, other in zip(
+        model.get_weights(), loaded.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_copy_trains_in_rounds_of_its_own(copied):
+    sync = tfring.DiLoCo(2, outer=keras.optimizers.SGD(0.5))
+    optimizer = tfring.DistributedOptimizer("sgd", sync=sync)
+    weight = keras.Variable([1.0])
+    copied(optimizer).apply([tf.constant([1.0])], [weight])
+    other = copied(optimizer)
+    for _ in range(2):
+        other.apply([tf.constant([1.0])], [weight])
+    # Half of the two steps, from where the round began.
+    np.testing.assert_allclose(weight, [0.99 - 0.01], rtol=1e-6)

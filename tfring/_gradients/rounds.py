@@ -1,0 +1,157 @@
+"""LocalSGD and DiLoCo: how ranks train in rounds of several steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import keras
+
+from tfring._core.process_sets import ProcessSet
+
+
+class Rounds:
+    """Base class of the arguments for `sync` of an optimizer.
+
+    Attributes:
+        every: The number of updates in a round.
+        start: The number of updates before the first round.
+        within: The ranks that average gradients in every step of a round.
+    """
+
+    every: int
+    start: int
+    within: ProcessSet | Literal["host"] | None
+
+    def outer_optimizer(self) -> keras.optimizers.Optimizer:
+        """Returns a new optimizer for the weights at the end of a round."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        _check_count(name, "every", self.every, 1)
+        _check_count(name, "start", self.start, 0)
+        if not (
+            self.within is None
+            or self.within == "host"
+            or isinstance(self.within, ProcessSet)
+        ):
+            raise TypeError(
+                f"{name}: within must be a tfring.ProcessSet, 'host' or None, "
+                f"got {self.within!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalSGD(Rounds):
+    """Rounds of local steps, after which the weights are averaged.
+
+    For `sync` of `tfring.DistributedOptimizer`. Each rank trains alone, on its
+    own data and with its own optimizer state, and sends nothing. After `every`
+    updates the ranks *meet*: all of them get the mean of their weights. So they
+    send `every` times fewer bytes.
+
+    Use the learning rate for one rank: a step's batch is the rank's own.
+
+    Args:
+        every: The number of updates in a round. With
+            `backward_passes_per_step` an update takes several batches.
+        start: The number of updates before the first round. They average
+            gradients in every step, as without `sync`.
+        within: The ranks that average their gradients in every step of a round:
+            a process set that this rank is in, or "host" for the ranks of each
+            machine. Then only the ranks of different sets train apart.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+        ValueError: A number is too small.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), sync=tfring.LocalSGD(every=10)
+    )
+    ```
+    """
+
+    every: int
+    start: int = 0
+    within: ProcessSet | Literal["host"] | None = None
+
+    def outer_optimizer(self) -> keras.optimizers.Optimizer:
+        """Returns the optimizer whose update is the mean of the weights."""
+        return keras.optimizers.SGD(1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DiLoCo(Rounds):
+    """Rounds of local steps, after which an outer optimizer takes a step.
+
+    For `sync` of `tfring.DistributedOptimizer`. It is `LocalSGD`, but the
+    weights do not become the mean of the ranks' weights. An *outer* optimizer
+    updates the weights of the round's beginning, and the mean change of the
+    round is its gradient. Its momentum makes long rounds possible. See
+    Douillard et al., DiLoCo, arXiv:2311.08105.
+
+    Args:
+        every: See `LocalSGD`.
+        start: See `LocalSGD`. A tenth of all updates is a good choice: from
+            random weights, the outer momentum overshoots.
+        outer: Any Keras optimizer; by default
+            `keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`.
+        within: See `LocalSGD`.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+        ValueError: A number is too small.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.AdamW(4e-4),
+        sync=tfring.DiLoCo(every=50, start=1000),
+        compression=tfring.Compression.bf16,
+    )
+    ```
+    """
+
+    every: int
+    start: int = 0
+    outer: keras.optimizers.Optimizer | None = None
+    within: ProcessSet | Literal["host"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.outer, keras.optimizers.Optimizer | None):
+            raise TypeError(
+                "DiLoCo: outer must be an optimizer of keras.optimizers, got "
+                f"{self.outer!r}."
+            )
+
+    def outer_optimizer(self) -> keras.optimizers.Optimizer:
+        """Returns a new optimizer with the settings of `outer`."""
+        if self.outer is None:
+            return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+        # Several optimizers may share one description.
+        return type(self.outer).from_config(self.outer.get_config())
+
+
+def _check_count(name: str, argument: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"{name}: {argument} must be a number of updates, got {value!r}."
+        )
+    if value < least:
+        raise ValueError(
+            f"{name}: {argument} must be at least {least}, got {value}."
+        )
