@@ -55,6 +55,7 @@ from tfring._core.timeline import (
 )
 from tfring._gradients.rounds import (
     DiLoCo as DiLoCo,
+    Gossip as Gossip,
     LocalSGD as LocalSGD,
 )
 from tfring._memory.activations import (

@@ -24,6 +24,12 @@ def initialized():
         (lambda: tfring.DiLoCo(2, start=-1), ValueError, "start must be at"),
         (lambda: tfring.DiLoCo(2, outer="sgd"), TypeError, "keras.optimizers"),
         (lambda: tfring.DiLoCo(2, within="rack"), TypeError, "'host' or None"),
+        (lambda: tfring.Gossip("star"), ValueError, "'exponential', 'ring'"),
+        (
+            lambda: tfring.Gossip(lambda n, k: [0.5]).hops(2, 0),
+            ValueError,
+            "whole",
+        ),
     ],
 )
 def test_arguments_are_checked(make, error, message):
@@ -34,7 +40,12 @@ def test_arguments_are_checked(make, error, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"sync": 50}, TypeError, "tfring.LocalSGD or tfring.DiLoCo"),
+        ({"sync": 50}, TypeError, "tfring.LocalSGD, DiLoCo or Gossip"),
+        (
+            {"sync": tfring.Gossip(), "compression": tfring.Compression.bf16},
+            NotImplementedError,
+            "Compression.none",
+        ),
         ({"op": tfring.Sum}, NotImplementedError, "op is Sum"),
         ({"op": tfring.Adasum}, NotImplementedError, "op is Adasum"),
         ({"shard_states": True}, NotImplementedError, "a part of a common one"),

@@ -1,11 +1,13 @@
-"""LocalSGD and DiLoCo: how ranks train in rounds of several steps."""
+"""LocalSGD, DiLoCo and Gossip: how ranks train in rounds of several steps."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from tfring._core.process_sets import ProcessSet
 
@@ -144,6 +146,91 @@ class DiLoCo(Rounds):
             return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
         # Several optimizers may share one description.
         return type(self.outer).from_config(self.outer.get_config())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gossip(Rounds):
+    """Rounds after which a rank averages its weights with a few neighbours.
+
+    For `sync` of `tfring.DistributedOptimizer`. No exchange is of all ranks, so
+    a slow link delays its two ends alone, and a round sends the model once to
+    each neighbour. The ranks' weights differ, but stay near their mean, which
+    an exchange does not change; `fit` validates and ends with the mean. Use it
+    with very many ranks; `DiLoCo` sends less. Not under XLA: compile with
+    `jit_compile=False`.
+
+    Args:
+        topology: "exponential": in round `k` a rank sends to the rank that is
+            `2**k` further on, with `k` modulo `log2(size)`; for 2, 4, 8, ...
+            ranks the mean is exact after each such series. "ring": it sends to
+            both neighbours. Or a function of the number of ranks and of the
+            round, which returns how many ranks further on each receiver is.
+            Must agree across ranks.
+        every: See `LocalSGD`.
+        start: See `LocalSGD`.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+        ValueError: A number is too small, or there is no such topology.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), sync=tfring.Gossip("ring", every=4)
+    )
+    ```
+    """
+
+    topology: str | Callable[[int, int], Iterable[int]] = "exponential"
+    every: int = 1
+    start: int = 0
+    within: None = dataclasses.field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.topology) and self.topology not in _TOPOLOGIES:
+            raise ValueError(
+                "Gossip: topology must be 'exponential', 'ring' or a function "
+                f"of the size and the round, got {self.topology!r}."
+            )
+
+    def hops(self, size: int, number: int) -> list[int]:
+        """Returns how many ranks further on the receivers of a round are.
+
+        Args:
+            size: The number of ranks.
+            number: The number of the round, from 0.
+
+        Raises:
+            ValueError: The topology gives no whole numbers.
+        """
+        topology = self.topology
+        if isinstance(topology, str):
+            topology = _TOPOLOGIES[topology]
+        hops = list(topology(size, number))
+        if not all(isinstance(hop, int | np.integer) for hop in hops):
+            raise ValueError(
+                f"Gossip: the topology gave {hops!r} for {size} ranks and "
+                f"round {number}. It must give whole numbers: how many ranks "
+                "further on each receiver is."
+            )
+        return sorted({int(hop) % size for hop in hops} - {0})
+
+
+def _exponential(size: int, number: int) -> list[int]:
+    return [2 ** (number % max(1, (size - 1).bit_length()))]
+
+
+def _ring(size: int, number: int) -> list[int]:
+    return [1, size - 1]
+
+
+_TOPOLOGIES = {"exponential": _exponential, "ring": _ring}
 
 
 def _check_count(name: str, argument: str, value: Any, least: int) -> None:

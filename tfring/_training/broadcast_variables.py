@@ -236,8 +236,9 @@ def _broadcast(
         done += received
         for i, value in zip(bucket, received, strict=True):
             in_round = getattr(variables[i], "_tfring_round", None)
-            if in_round is not None:
-                done += _assign(in_round.base_of(variables[i]), value)
+            base = in_round and in_round.common_value(variables[i])
+            if base is not None:
+                done += _assign(base, value)
             if runtime.rank() == root_rank:
                 continue
             if kind_of(variables[i]) is Kind.FOLDED and not same_seeds:

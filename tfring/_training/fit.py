@@ -43,11 +43,8 @@ from tfring._training.kinds import rounds_among
 from tfring._training.metric_averages import MetricAverages, MetricNotes
 from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
-from tfring._training.rounds import (
-    EndOfCallbacks,
-    RoundsInFit,
-    optimizers_in_rounds,
-)
+from tfring._training.rounds import optimizers_in_rounds
+from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
 from tfring._training.saving import GatherStates, has_shards, saves_models
 from tfring._training.undistributed import trainer_class
 
@@ -122,7 +119,11 @@ def _put_right(callback_list: Any, data: Any) -> None:
         decision = _decide(callback_list, everyones, process_set)
         _arrange(callback_list, decision)
     elif optimizers_in_rounds(model):
-        _end_rounds(callback_list, in_a_round=False)
+        _end_rounds(
+            callback_list,
+            in_a_round=False,
+            in_batches=_saves_in_batches(given),
+        )
 
 
 def _gather(
@@ -180,6 +181,7 @@ class _Decision:
         gather: It puts states together before a callback saves; None if each
             rank has them whole, or no rank saves.
         meets: True if ranks meet at the end of a batch.
+        in_batches: True if a callback on some rank saves between epochs' ends.
         in_a_round: True if an earlier `fit` has left a rank in a round.
         terms: The terms of `Agreement`.
     """
@@ -188,6 +190,7 @@ class _Decision:
     averages: bool
     gather: GatherStates | None
     meets: bool
+    in_batches: bool
     in_a_round: bool
     terms: Terms
 
@@ -241,6 +244,7 @@ def _decide(
         averages=on_any("needs averages"),
         gather=gather,
         meets=terms.votes or (gather is not None and in_batches),
+        in_batches=in_batches,
         in_a_round=on_any("in a round"),
         terms=terms,
     )
@@ -277,12 +281,17 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
         callback_list._async_train = False
     callback_list.callbacks = arranged
     if optimizers_in_rounds(callback_list.model):
-        _end_rounds(callback_list, in_a_round=decision.in_a_round)
+        _end_rounds(
+            callback_list,
+            in_a_round=decision.in_a_round,
+            in_batches=decision.in_batches,
+        )
 
 
-def _end_rounds(callback_list: Any, *, in_a_round: bool) -> None:
+def _end_rounds(
+    callback_list: Any, *, in_a_round: bool, in_batches: bool
+) -> None:
     """Puts the callback of rounds before and behind all others."""
-    in_batches = _saves_in_batches(callback_list.callbacks)
     rounds = RoundsInFit(meets=in_a_round, saves_in_batches=in_batches)
     rounds.set_model(callback_list.model)
     if in_batches:

@@ -135,9 +135,9 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             Adagrad, Adadelta, Ftrl and Lion, and a `LossScaleOptimizer` around
             them. Sparse gradients are made dense. Save within
             `tfring.whole_states`. Must agree across ranks.
-        sync: For slow links: `tfring.LocalSGD` or `tfring.DiLoCo`, with which
-            the ranks train apart in rounds of several updates, and average
-            what has changed after each. `compression` is then that of the
+        sync: For slow links: `tfring.LocalSGD`, `tfring.DiLoCo` or
+            `tfring.Gossip`. The ranks train apart in rounds of several updates,
+            and average weights after each. `compression` is then that of the
             changes. Default: gradients are averaged in every step. Must agree
             across ranks.
 

@@ -182,7 +182,9 @@ def _has_value(variable: Any) -> bool:
 def _fingerprint(variable: Any) -> str:
     in_round = getattr(variable, "_tfring_round", None)
     if in_round is not None and in_round.is_between_meetings():
-        variable = in_round.base_of(variable)
+        variable = in_round.common_value(variable)
+        if variable is None:
+            return ""
     array = np.asarray(tf.convert_to_tensor(variable))  # without a copy
     result = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
     data = array.reshape(-1).view(np.uint8)

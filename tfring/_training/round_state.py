@@ -1,0 +1,383 @@
+"""The state of an optimizer's rounds, and what the ranks exchange at their end.
+
+Note [A round]: before the first step of a round every rank keeps a copy of the
+weights, the *base*, which is the same on all ranks. After the last step the
+ranks average how far each has moved from it. The outer optimizer updates the
+base by that mean, and the weights become the base. So the base needs no
+agreement: a rank computes it from what is the same on all ranks.
+
+Note [Moving statistics]: those of batch normalization become their mean where
+ranks meet, and their base is a copy of it. A step changes them before it gets
+here, so there is no base to take at its beginning.
+
+Note [Gossip]: a rank sends its weights to a few neighbours in place of all
+ranks, and takes the mean of what it has and gets. Each rank sends as often as
+it receives, so the mean over all ranks stays the same. The ranks have no common
+weights until they take that mean.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfring._gradients.reducer import request_names_of
+from tfring._gradients.rounds import Gossip
+from tfring._ops.allreduce import grouped_allreduce
+from tfring._ops.alltoall import alltoall
+from tfring._ops.compression import AnyCompressor, Compression
+from tfring._ops.ordering import traced_for_xla
+from tfring._ops.reductions import ReduceOp
+from tfring._training.seeds import is_seed
+
+if TYPE_CHECKING:
+    from tfring._training.rounds import InRounds
+
+
+class Round(abc.ABC):
+    """The counters of rounds, and the variables that ranks exchange.
+
+    Attributes:
+        begins_at: The number of steps before the first round.
+        state: Variables that are the same on all ranks, besides the weights.
+    """
+
+    def __init__(self, optimizer: InRounds) -> None:
+        options = optimizer._tfring_options
+        sync = options.sync
+        assert sync is not None
+        batches = optimizer.gradient_accumulation_steps or 1
+        self._options = options
+        self._every = sync.every * batches
+        self.begins_at = sync.start * batches
+        # With them Keras replaces the weights at the end of `fit`.
+        self._has_own_averages = optimizer.use_ema
+        self._optimizer = optimizer
+        with tf.init_scope():
+            # How many steps there have been, and how many since the ranks had
+            # the same weights.
+            self._calls = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self.state: list[Any] = [self._calls, self._steps]
+        self._weights = [
+            self._marked(variable)
+            for variable in optimizer._trainable_variables
+            if variable not in options.local_variables
+        ]
+        # Of layers that may be built later.
+        self._statistics: list[Any] = []
+
+    def forget_local_variables(self) -> None:
+        """Leaves variables to each rank that have just become local."""
+        for variable in list(self._weights):
+            if variable in self._options.local_variables:
+                self._weights.remove(variable)
+                variable._tfring_round = None
+
+    # ---- A step ----
+
+    def has_begun(self) -> Any:
+        """Tells, as a tensor, whether the first round has begun."""
+        return self._calls >= self.begins_at
+
+    def begin_step(self) -> None:
+        """Called before each step."""
+        self._find_statistics()
+
+    def end_step(self) -> None:
+        """Counts a step, and has the ranks meet if it was the round's last."""
+        calls = self._calls + 1
+        steps = tf.where(calls > self.begins_at, self._steps + 1, 0)
+        self._calls.assign(calls)
+        self._steps.assign(steps)
+        is_last = tf.equal(steps % self._every, 0) & (steps > 0)
+        do_if(is_last, self._end)
+
+    def end_early(self) -> None:
+        """Gives all ranks the mean of weights that differ. Collective."""
+        do_if(self._steps > 0, self.take_mean)
+
+    def end_fit(self) -> None:
+        """Gives all ranks the same weights, after Keras has finished them."""
+        if self._steps > 0 or self._has_own_averages:
+            self.take_mean()
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Exchanges weights after the last step of a round. Collective."""
+
+    @abc.abstractmethod
+    def take_mean(self) -> None:
+        """Gives all ranks the mean of the weights. Collective."""
+
+    def is_between_meetings(self) -> bool:
+        """Tells, eagerly, whether ranks have stepped since they last met."""
+        return bool(self._steps > 0)
+
+    # ---- What all ranks have ----
+
+    @abc.abstractmethod
+    def common_value(self, variable: Any) -> Any:
+        """Returns a variable with what all ranks have of one; None if none."""
+
+    @abc.abstractmethod
+    def _values_to_show(self) -> Sequence[Any]:
+        """Returns what all ranks have of the variables."""
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Gives the model for a while what all ranks have."""
+        if not self.is_between_meetings():
+            yield
+            return
+        variables = self._variables()
+        own = [value_of(variable) for variable in variables]
+        _assign_all(variables, self._values_to_show())
+        try:
+            yield
+        finally:
+            _assign_all(variables, own)
+
+    # ---- The variables ----
+
+    def _variables(self) -> list[Any]:
+        return [*self._weights, *self._statistics]
+
+    def _values(self) -> list[Any]:
+        return [value_of(variable) for variable in self._variables()]
+
+    def _find_statistics(self) -> None:
+        model = self._optimizer._tfring_model()
+        if model is None:
+            return
+        known = {id(variable) for variable in self._statistics}
+        self._statistics += [
+            self._marked(variable)
+            for layer in model._flatten_layers()
+            for variable in layer._non_trainable_variables
+            if id(variable) not in known
+            and not is_seed(variable)
+            and tf.as_dtype(variable.dtype).is_floating
+            and variable not in self._options.local_variables
+        ]
+
+    def _marked(self, variable: Any) -> Any:
+        # Read by code that compares or broadcasts it.
+        variable._tfring_round = self
+        return variable
+
+    def _mean(
+        self,
+        tensors: list[Any],
+        compression: AnyCompressor = Compression.none,
+    ) -> list[Any]:
+        process_set = self._options.process_set
+        if not tensors or not process_set.included():
+            return tensors
+        [name] = request_names_of(1, process_set)
+        return grouped_allreduce(
+            tensors,
+            op=ReduceOp.Average,
+            compression=compression,
+            process_set=process_set,
+            name=name,
+            ignore_name_scope=True,
+        )
+
+
+class RoundFromBase(Round):
+    """A round of LocalSGD or DiLoCo; see Note [A round]."""
+
+    def __init__(self, optimizer: InRounds) -> None:
+        self._base_of: dict[int, Any] = {}
+        super().__init__(optimizer)
+        sync = self._options.sync
+        assert sync is not None
+        self._outer = sync.outer_optimizer()
+        with tf.init_scope():
+            self._outer.build([self._base(each) for each in self._weights])
+        self.state += self._outer.variables
+
+    def _marked(self, variable: Any) -> Any:
+        with tf.init_scope():
+            base = keras.Variable(
+                value_of(variable), dtype=variable.dtype, name=variable.name
+            )
+        base.constraint = getattr(variable, "constraint", None)
+        self._base_of[id(variable)] = base
+        return super()._marked(variable)
+
+    def _base(self, variable: Any) -> Any:
+        return self._base_of[id(variable)]
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        begins = self.has_begun() & tf.equal(self._steps, 0)
+        do_if(begins, self._take_base)
+
+    def _take_base(self) -> None:
+        for variable in self._weights:
+            self._base(variable).assign(value_of(variable))
+
+    def _end(self) -> None:
+        bases = [self._base(variable) for variable in self._weights]
+        self._outer.apply(self._mean_changes(), bases)
+        _assign_all(self._weights, map(value_of, bases))
+        self._end_for_statistics()
+
+    def take_mean(self) -> None:
+        for change, variable in zip(
+            self._mean_changes(), self._weights, strict=True
+        ):
+            variable.assign(value_of(self._base(variable)) - change)
+        self._end_for_statistics()
+
+    def _end_for_statistics(self) -> None:
+        means = self._mean(list(map(value_of, self._statistics)))
+        _assign_all(self._statistics, means)
+        _assign_all(map(self._base, self._statistics), means)
+        self._steps.assign(0)
+
+    def _mean_changes(self) -> list[Any]:
+        """Returns how far the ranks have moved, from the weights to the base.
+
+        Changes are smaller than weights, so that compression rounds them less.
+        """
+        changes = [
+            value_of(self._base(variable)) - value_of(variable)
+            for variable in self._weights
+        ]
+        return self._mean(changes, self._options.compression)
+
+    def common_value(self, variable: Any) -> Any:
+        return self._base(variable)
+
+    def _values_to_show(self) -> Sequence[Any]:
+        return [value_of(self._base(each)) for each in self._variables()]
+
+
+class GossipRound(Round):
+    """A round of Gossip; see Note [Gossip]."""
+
+    def __init__(self, optimizer: InRounds) -> None:
+        super().__init__(optimizer)
+        sync = self._options.sync
+        assert isinstance(sync, Gossip)
+        self._hops = sync.hops
+        with tf.init_scope():
+            self._rounds = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self.state.append(self._rounds)
+
+    def _end(self) -> None:
+        if traced_for_xla():
+            raise NotImplementedError(
+                "tfring.Gossip sends to neighbours by alltoall, which XLA does "
+                "not take. Compile with jit_compile=False."
+            )
+        process_set = self._options.process_set
+        if process_set.included() and process_set.size() > 1:
+            by_dtype: dict[Any, list[Any]] = {}
+            for variable in self._variables():
+                by_dtype.setdefault(value_of(variable).dtype, []).append(
+                    variable
+                )
+            for variables in by_dtype.values():
+                self._mix(variables)
+        self._rounds.assign_add(1)
+
+    def _mix(self, variables: Sequence[Any]) -> None:
+        """Gives variables of one dtype the mean over this rank's neighbours."""
+        process_set = self._options.process_set
+        size, rank = process_set.size(), process_set.rank()
+
+        def receivers(number: Any) -> Any:
+            found = np.zeros(size, np.int64)
+            for hop in self._hops(size, int(number)):
+                found[(rank + hop) % size] = 1
+            return found
+
+        sends_to = tf.numpy_function(
+            receivers, [self._rounds], tf.int64, stateful=False
+        )
+        sends_to.set_shape([size])
+        values = [value_of(variable) for variable in variables]
+        flat = tf.concat([tf.reshape(each, [-1]) for each in values], 0)
+        count = flat.shape[0]
+        [name] = request_names_of(1, process_set)
+        received, _ = alltoall(
+            tf.tile(flat, [tf.reduce_sum(sends_to)]),
+            splits=sends_to * count,
+            name=name,
+            ignore_name_scope=True,
+            process_set=process_set,
+        )
+        rows = tf.concat(
+            [flat[tf.newaxis], tf.reshape(received, [-1, count])], 0
+        )
+        mean = tf.reduce_mean(rows, 0)
+        parts = tf.split(mean, [value.shape.num_elements() for value in values])
+        _assign_all(
+            variables,
+            [
+                tf.reshape(part, value.shape)
+                for part, value in zip(parts, values, strict=True)
+            ],
+        )
+
+    def take_mean(self) -> None:
+        _assign_all(self._variables(), self._mean(self._values()))
+        self._steps.assign(0)
+
+    def distance(self) -> Any:
+        """Returns the ranks' relative distance to the mean. Collective."""
+        values = [value_of(variable) for variable in self._weights]
+        means = self._mean(values)
+        off, all_of_it = (
+            tf.add_n(
+                [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in of]
+            )
+            for of in (
+                [v - m for v, m in zip(values, means, strict=True)],
+                means,
+            )
+        )
+        [mean_off] = self._mean([off])
+        return tf.sqrt(tf.math.divide_no_nan(mean_off, all_of_it))
+
+    def common_value(self, variable: Any) -> Any:
+        return None
+
+    def _values_to_show(self) -> Sequence[Any]:
+        return self._mean(self._values())
+
+
+def do_if(condition: Any, action: Callable[[], None]) -> None:
+    """Calls `action` where a scalar is true, eagerly or in a graph."""
+    if tf.executing_eagerly():
+        if condition:
+            action()
+        return
+
+    def done() -> tf.Tensor:
+        action()
+        return tf.constant(0)
+
+    tf.cond(condition, done, lambda: tf.constant(0))
+
+
+def value_of(variable: Any) -> tf.Tensor:
+    """Returns the value of a variable in its own dtype, under any policy."""
+    if isinstance(variable, keras.Variable):
+        variable = variable._value
+    return tf.convert_to_tensor(variable)
+
+
+def _assign_all(variables: Iterable[Any], values: Iterable[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -1,0 +1,79 @@
+"""Shows callbacks in `fit` what the ranks have in common, and ends rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+
+from tfring._training.kinds import rounds_among
+from tfring._training.round_state import GossipRound
+from tfring._training.rounds import optimizers_in_rounds, shared_weights
+
+
+class RoundsInFit(keras.callbacks.Callback):
+    """Has validation and savers see what the ranks have in common. The first.
+
+    Args:
+        meets: True if a `fit` that failed has left some rank in a round.
+        saves_in_batches: True if a callback saves between epochs' ends.
+    """
+
+    def __init__(self, *, meets: bool, saves_in_batches: bool) -> None:
+        super().__init__()
+        self._meets = meets
+        self._saves_in_batches = saves_in_batches
+        self._shown = ExitStack()
+        self.last = EndOfCallbacks(self._hide, saves_in_batches)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._meets:
+            for each in rounds_among(self.model.variables):
+                each.take_mean()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._show()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._hide()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._saves_in_batches:
+            self._show()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for each in optimizers_in_rounds(self.model):
+            if isinstance(each._tfring_round, GossipRound):
+                distance = each.consensus_distance()
+                (logs or {})["consensus_distance"] = distance
+        self._show()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        for each in rounds_among(self.model.variables):
+            each.end_fit()
+
+    def _show(self) -> None:
+        self._shown.enter_context(shared_weights(self.model))
+
+    def _hide(self) -> None:
+        self._shown.close()
+
+
+class EndOfCallbacks(keras.callbacks.Callback):
+    """Called after all callbacks that shall see what ranks have in common."""
+
+    def __init__(
+        self, hide: Callable[[], None], saves_in_batches: bool
+    ) -> None:
+        super().__init__()
+        self._hide = hide
+        self._saves_in_batches = saves_in_batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._saves_in_batches:
+            self._hide()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._hide()
