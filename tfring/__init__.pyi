@@ -33,6 +33,10 @@ from tfring._core.errors import (
     NotInitializedError as NotInitializedError,
     SameDrawsWarning as SameDrawsWarning,
 )
+from tfring._core.monitor import (
+    Statistics as Statistics,
+    statistics as statistics,
+)
 from tfring._core.place import (
     cross_rank as cross_rank,
     cross_size as cross_size,

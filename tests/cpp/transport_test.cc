@@ -13,6 +13,7 @@
 #include "tests/cpp/in_process_transport.h"
 #include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/counting.h"
 #include "tfring_ops/transport/polling.h"
 
 namespace tfring {
@@ -113,6 +114,59 @@ TEST_P(EveryTransportTest, ZeroBytesAndNoRequestAreLegal) {
   }
   EXPECT_TRUE(rank(0).Wait(kNoOperation).ok());
   EXPECT_TRUE(rank(0).Test(kNoOperation).value());
+}
+
+TEST(CountingTransportTest, CountsBytesByKindAndNode) {
+  constexpr MessageKind kKind = 1;
+  auto transports = MakeTransports(Medium::kNodesOfTwo, 3);
+  const auto counting = MakeCountingTransport(std::move(transports[0]));
+  const auto send = [&](int peer, size_t count) {
+    std::vector<std::byte> sent(count), received(count);
+    const OperationId receive =
+        transports[peer]->StartRecv(0, Bytes(received.data(), received.size()));
+    const OperationId sending =
+        counting->StartSend(peer, ConstBytes(sent.data(), sent.size()));
+    EXPECT_TRUE(transports[peer]->Wait(receive).ok());
+    EXPECT_TRUE(counting->Wait(sending).ok());
+  };
+  const SentBytes control = SentBytesOf(kControlMessages);
+  const SentBytes before = SentBytesOf(kKind);
+  send(1, 3);
+  {
+    const CountedAs counted(*counting, kKind);
+    send(1, 40);
+    send(2, 500);
+    send(2, 0);
+    const CountedAs measured(*counting, kControlMessages);
+    send(2, 6000);
+  }
+  send(2, 70'000);
+  const SentBytes after = SentBytesOf(kKind);
+  EXPECT_EQ(after.within_node - before.within_node, 40);
+  EXPECT_EQ(after.between_nodes - before.between_nodes, 500);
+  EXPECT_EQ(counting->counted_bytes(), 540);
+  const SentBytes of_control = SentBytesOf(kControlMessages);
+  EXPECT_EQ(of_control.within_node - control.within_node, 3);
+  EXPECT_EQ(of_control.between_nodes - control.between_nodes, 76'000);
+}
+
+// The engine's transport is another one around it.
+TEST(CountingTransportTest, CountsAResultThatIsSentWithARelease) {
+  auto transports = MakeTransports(Medium::kSharedMemory, 3);
+  const auto polling =
+      MakePollingTransport(MakeCountingTransport(std::move(transports[0])),
+                           [] { return absl::OkStatus(); });
+  const CountedAs counted(*polling, 1);
+  int64_t sent = 5, received = 0;
+  EXPECT_TRUE(
+      transports[1]->Wait(transports[1]->StartSend(0, BytesOf(sent))).ok());
+  EXPECT_EQ(polling->Peek(1, sizeof(sent)).value().size(), sizeof(sent));
+  const OperationId result = polling->ReleaseAndSend(1, 2, BytesOf(sent));
+  EXPECT_TRUE(
+      transports[2]->Wait(transports[2]->StartRecv(0, BytesOf(received))).ok());
+  EXPECT_TRUE(polling->Wait(result).ok());
+  EXPECT_EQ(received, 5);
+  EXPECT_EQ(polling->counted_bytes(), sizeof(sent));
 }
 
 TEST_F(InProcessTransportTest, ASendCompletesOnlyWhenItsReceiveHasCopied) {

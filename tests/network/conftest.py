@@ -69,10 +69,11 @@ def launch(make_network):
 def start(launch):
     """Returns a function that starts a program's ranks, some on each host."""
 
-    def start(network, slots, program, env=None):
+    def start(network, slots, program, env=None, options=()):
         return launch(
             network,
             *("-H", network.slots(slots)),
+            *options,
             *(sys.executable, PROGRAMS / program),
             env={
                 "TF_CPP_MIN_LOG_LEVEL": "2",

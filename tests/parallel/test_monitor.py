@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import math
 import re
 import socket
@@ -55,8 +56,10 @@ def samples(port):
 def scraped(port):
     found = samples(port)
     labels = found[0].labels
-    assert all(sample.labels == labels for sample in found)
-    figures = {sample.name: sample.value for sample in found}
+    figures = dict.fromkeys((sample.name for sample in found), 0.0)
+    for sample in found:
+        assert labels.items() <= sample.labels.items()
+        figures[sample.name] += sample.value
     assert figures.keys() == {
         *re.findall(r"`(tfring_[a-z_]+)`", _GUIDE.read_text())
     }
@@ -86,12 +89,12 @@ def late_allreduce(rank, size, tmp_path):
     """
     folders = MPI.COMM_WORLD.allgather(str(tmp_path))
     reports = [Path(folder, "stall") for folder in folders]
-    before = monitor.engine_totals().stalls
+    before = tfring.statistics().stalls
     is_over = threading.Event()
 
     def report():
         while not is_over.wait(0.01):
-            if monitor.engine_totals().stalls > before:
+            if tfring.statistics().stalls > before:
                 seen = time.monotonic()
                 reports[rank].touch()
                 return seen
@@ -122,9 +125,9 @@ def test_a_setting_serves_each_rank(
     before = scraped(first + rank)[2]
     for _ in range(3):
         tfring.allreduce(tf.ones([1000]), name="ones")
-    stalls = monitor.engine_totals().stalls
+    stalls = tfring.statistics().stalls
     waited = late_allreduce(rank, size, tmp_path)
-    stalls = monitor.engine_totals().stalls - stalls
+    stalls = tfring.statistics().stalls - stalls
     others = (rank + 1) % size
     own = scraped(first + rank)
     assert own[:2] == (rank, rank)
@@ -135,6 +138,7 @@ def test_a_setting_serves_each_rank(
     assert figures["tfring_requests_total"] == 4
     assert figures["tfring_bytes_total"] == 4 * 4000
     assert figures["tfring_buckets_total"] == 4
+    assert (figures["tfring_sent_bytes_total"] > 0) == (size > 1)
     assert figures["tfring_running_seconds_total"] > 0
     assert (
         0
@@ -270,8 +274,8 @@ def scalars_of(folder):
 def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
     """The last rank is late by 2 s in each of four steps."""
     late = rank == size - 1
-    totals = monitor.EngineTotals(*[0] * 8)
-    monkeypatch.setattr(monitor, "engine_totals", lambda: totals)
+    totals = tfring.Statistics(0, 0.0, 0, 0, 0.0, 0.0, 0, 0, {}, {})
+    monkeypatch.setattr(monitor, "current", lambda: totals)
     now = 0.0
     callback = tfring.callbacks.MonitorCallback(tmp_path / "logs")
     callback._clock = lambda: now
@@ -280,13 +284,14 @@ def test_scalars_of_a_late_rank(rank, size, tmp_path, monkeypatch):
     callback.on_train_batch_begin(0)
     now += 6.0 + 4.0 * late
     callback.on_train_batch_end(3)  # by steps_per_execution
-    totals = monitor.EngineTotals(
+    totals = dataclasses.replace(
+        totals,
         requests=4,
-        negotiate_ns=int(1e9) if late else int(9e9),
+        negotiation_seconds=1.0 if late else 9.0,
         buckets=4,
-        count_bytes=400,
-        running_ns=int(8e9),
-        exposed_ns=int(2e9),
+        tensor_bytes=400,
+        running_seconds=8.0,
+        exposed_seconds=2.0,
         waits=4,
         stalls=int(not late),
     )

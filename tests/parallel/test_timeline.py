@@ -46,6 +46,9 @@ def test_timeline(
         assert of_rank.seconds > 0
         assert 0 <= of_rank.overlap <= 1
     assert figures.kinds["allreduce"].buckets == 2
+    assert (figures.kinds["allreduce"].sent_bytes > 0) == (size > 1)
+    # Each rank's rows, to all others.
+    assert figures.kinds["allgather"].sent_bytes == 40 * (size - 1)
     assert figures.kinds["allgather"].count_bytes == 40 * size
     for phase in ("pack", "ring", "unpack"):
         # Within their bucket, on the thread of the engine.

@@ -11,7 +11,7 @@ from tfring._core.job import Topology
 from tfring._core.tcp_recordings import gather
 from tfring.rendezvous import wire
 
-EVENT = "bucket\tallreduce\t0\t0\t{}\t{}\t8\tname\n"
+EVENT = "bucket\tallreduce\t0\t0\t{}\t{}\t8\t8\tname\n"
 
 
 class FakeJob:

@@ -18,21 +18,23 @@ def lines(*events):
 def recording(late_ms, offset_ms=0, wait_ms=4):
     """Returns one allreduce of 1000 bytes, with a wait at its end."""
     text = "0\n" + lines(
-        ("request", "allreduce", 0, 1, late_ms * MS, 30 * MS, 1000, "x"),
-        ("negotiate", "allreduce", 0, 1, late_ms * MS, 18 * MS, 1000, "x"),
-        ("bucket", "allreduce", 0, 1, 20 * MS, 30 * MS, 1000, "x"),
-        ("ring", "allreduce", 0, 1, 21 * MS, 29 * MS, 1000, "x"),
-        ("wait", "allreduce", 0, 2, (30 - wait_ms) * MS, 31 * MS, 0, "x"),
+        ("request", "allreduce", 0, 1, late_ms * MS, 30 * MS, 1000, 0, "x"),
+        ("negotiate", "allreduce", 0, 1, late_ms * MS, 18 * MS, 1000, 0, "x"),
+        ("bucket", "allreduce", 0, 1, 20 * MS, 30 * MS, 1000, 1010, "x"),
+        ("ring", "allreduce", 0, 1, 21 * MS, 29 * MS, 1000, 0, "x"),
+        ("wait", "allreduce", 0, 2, (30 - wait_ms) * MS, 31 * MS, 0, 0, "x"),
     )
     return trace.Recording("host", offset_ms * MS, *trace.parse(text))
 
 
 def test_parse():
     dropped, [event] = trace.parse(
-        "7\n" + lines(("ring", "broadcast", 3, 4, 5, 6, 7, r"a b\tc"))
+        "7\n" + lines(("ring", "broadcast", 3, 4, 5, 6, 7, 8, r"a b\tc"))
     )
     assert dropped == 7
-    assert event == trace.Event("ring", "broadcast", 3, 4, 5, 6, 7, r"a b\tc")
+    assert event == trace.Event(
+        *("ring", "broadcast", 3, 4, 5, 6, 7, 8, r"a b\tc")
+    )
 
 
 def test_clocks_are_aligned():
@@ -61,6 +63,7 @@ def test_summary():
     assert figures.slowest_rank == 1
     of_kind = figures.kinds["allreduce"]
     assert (of_kind.buckets, of_kind.count_bytes) == (1, 1000)
+    assert of_kind.sent_bytes == 1010
     # With two ranks, each sends the size of the tensor in 10 ms.
     assert of_kind.bus_bandwidth == pytest.approx(1e5)
 
@@ -84,6 +87,7 @@ def test_command(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "rank 0: 1 requests in 1 buckets, 1000 B in 10.0 ms" in output
     assert "overlap 60%" in output
+    assert ", sent 1010 B" in output
     assert "slowest rank: 1" in output
 
 

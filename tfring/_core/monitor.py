@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -16,17 +15,44 @@ from tfring._core.errors import NotInitializedError
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineTotals:
-    """See `Statistics::Totals` in tfring_ops/engine/statistics.h."""
+class Statistics:
+    """Figures of this rank, which only grow: see `tfring.statistics`.
+
+    The bytes sent are counted from the begin of the process. The other figures
+    are counted from the first call of `tfring.statistics` on, or from `init`
+    with the setting `TFRING_METRICS_PORT`.
+
+    Attributes:
+        requests: Collectives on which the ranks have agreed.
+        negotiation_seconds: The time of requests until all ranks had sent them;
+            least on the rank that the others wait for.
+        buckets: Requests or groups of them that ran together.
+        tensor_bytes: The bytes of this rank's tensors in them.
+        running_seconds: The time in which a bucket ran.
+        exposed_seconds: The part of it in which an operation waited for a
+            result.
+        waits: How often an operation waited for a result.
+        stalls: Reports of a collective that some ranks have not called.
+        sent_bytes: By kind, the bytes that this rank has sent to other ranks:
+            "allreduce", "allgather", "broadcast", "reducescatter", "alltoall",
+            "adasum", and "control" for the ranks' negotiation, heartbeats and
+            the measurement of links. Barriers and joins are negotiation alone.
+            Headers of the network are not counted, nor is what NCCL or CUDA
+            IPC moves between GPUs.
+        sent_bytes_between_machines: The part of `sent_bytes` that went to other
+            machines.
+    """
 
     requests: int
-    negotiate_ns: int
+    negotiation_seconds: float
     buckets: int
-    count_bytes: int
-    running_ns: int
-    exposed_ns: int
+    tensor_bytes: int
+    running_seconds: float
+    exposed_seconds: float
     waits: int
     stalls: int
+    sent_bytes: Mapping[str, int]
+    sent_bytes_between_machines: Mapping[str, int]
 
 
 @dataclasses.dataclass
@@ -46,12 +72,62 @@ def start_counting() -> None:
     native.capi().tfring_statistics_start()
 
 
-def engine_totals() -> EngineTotals:
-    """Returns the sums over this rank's engines since `start_counting`."""
-    count = len(dataclasses.fields(EngineTotals))
-    fields = (ctypes.c_int64 * count)()
-    native.capi().tfring_statistics(fields, count)
-    return EngineTotals(*fields)
+def statistics() -> Statistics:
+    """Returns how much this rank has sent, and how long collectives took.
+
+    The difference of two calls is for the time between them. Ranks have figures
+    of their own, and any rank may call it at any time: it sends nothing. All
+    process sets are added up, and jobs that this process was in before.
+
+    Returns:
+        The figures until now.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    import tfring
+
+    tfring.init()
+    before = tfring.statistics()
+    tfring.allreduce(tf.ones([1_000_000]))
+    after = tfring.statistics()
+    sent = after.sent_bytes["allreduce"] - before.sent_bytes["allreduce"]
+    print(f"rank {tfring.rank()} sent {sent / 1e6:.2f} MB")
+    ```
+    """
+    runtime.place()
+    start_counting()
+    return current()
+
+
+def current() -> Statistics:
+    """The same without starting to count, and outside of a job, too."""
+    text = native.capi().tfring_statistics().decode()
+    totals, *kinds = [line.split("\t") for line in text.splitlines()]
+    requests, negotiate_ns, buckets, tensor_bytes, *rest = map(int, totals)
+    running_ns, exposed_ns, waits, stalls = rest
+    sent: dict[str, int] = {}
+    between: dict[str, int] = {}
+    for kind, within_bytes, between_bytes in kinds:
+        between[kind] = between.get(kind, 0) + int(between_bytes)
+        both_bytes = int(within_bytes) + int(between_bytes)
+        sent[kind] = sent.get(kind, 0) + both_bytes
+    return Statistics(
+        requests,
+        negotiate_ns / 1e9,
+        buckets,
+        tensor_bytes,
+        running_ns / 1e9,
+        exposed_ns / 1e9,
+        waits,
+        stalls,
+        sent,
+        between,
+    )
 
 
 def add_steps(count: int, seconds: float) -> None:
@@ -105,7 +181,7 @@ def _families() -> Iterator[Any]:
         "rank": str(runtime.rank()),
         "local_rank": str(runtime.local_rank()),
     }
-    totals = engine_totals()
+    totals = current()
     families: list[tuple[Any, str, str, tuple[float, ...]]] = [
         (gauge, "size", "Ranks of the job.", (runtime.size(),)),
         (
@@ -125,7 +201,7 @@ def _families() -> Iterator[Any]:
             "negotiation_seconds_total",
             "Time of requests until all ranks had sent them; least on the "
             "rank that the others wait for.",
-            (totals.negotiate_ns / 1e9,),
+            (totals.negotiation_seconds,),
         ),
         (
             counter,
@@ -136,20 +212,20 @@ def _families() -> Iterator[Any]:
         (
             counter,
             "bytes_total",
-            "Bytes of this rank's tensors in them.",
-            (totals.count_bytes,),
+            "Bytes of this rank's tensors in them; sent_bytes has the wire's.",
+            (totals.tensor_bytes,),
         ),
         (
             counter,
             "running_seconds_total",
             "Time in which a bucket ran.",
-            (totals.running_ns / 1e9,),
+            (totals.running_seconds,),
         ),
         (
             counter,
             "exposed_seconds_total",
             "The part of it in which an operation waited for a result.",
-            (totals.exposed_ns / 1e9,),
+            (totals.exposed_seconds,),
         ),
         (
             counter,
@@ -168,6 +244,19 @@ def _families() -> Iterator[Any]:
         family = kind(f"tfring_{name}", text, labels=labels)
         family.add_metric(labels.values(), *values)
         yield family
+    sent = counter(
+        "tfring_sent_bytes_total",
+        "Bytes that this rank has sent, to its machine or over the network.",
+        labels=[*labels, "kind", "to"],
+    )
+    for kind, all_bytes in totals.sent_bytes.items():
+        between = totals.sent_bytes_between_machines[kind]
+        for to, value in (
+            ("machine", all_bytes - between),
+            ("network", between),
+        ):
+            sent.add_metric([*labels.values(), kind, to], value)
+    yield sent
 
 
 class Server:

@@ -220,11 +220,8 @@ def capi() -> ctypes.CDLL:
     library.tfring_timeline_stop.restype = ctypes.c_char_p
     library.tfring_statistics_start.argtypes = []
     library.tfring_statistics_start.restype = None
-    library.tfring_statistics.argtypes = [
-        ctypes.POINTER(ctypes.c_int64),
-        ctypes.c_int32,
-    ]
-    library.tfring_statistics.restype = None
+    library.tfring_statistics.argtypes = []
+    library.tfring_statistics.restype = ctypes.c_char_p
     library.tfring_offload_count_allocations.argtypes = []
     library.tfring_offload_count_allocations.restype = None
     library.tfring_offload_statistics.argtypes = [

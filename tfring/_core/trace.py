@@ -27,6 +27,7 @@ class Event:
     begin_ns: int
     end_ns: int
     count_bytes: int
+    sent_bytes: int
     name: str
 
 
@@ -45,8 +46,9 @@ def parse(text: str) -> tuple[int, list[Event]]:
     dropped, *lines = text.splitlines()
     events = []
     for line in lines:
-        phase, kind, *numbers, name = line.split("\t", maxsplit=7)
-        of_set, thread, begin_ns, end_ns, count_bytes = map(int, numbers)
+        phase, kind, *numbers, name = line.split("\t", maxsplit=8)
+        of_set, thread, begin_ns, end_ns, *sizes = map(int, numbers)
+        count_bytes, sent_bytes = sizes
         events.append(
             Event(
                 phase,
@@ -56,6 +58,7 @@ def parse(text: str) -> tuple[int, list[Event]]:
                 begin_ns,
                 end_ns,
                 count_bytes,
+                sent_bytes,
                 name,
             )
         )
@@ -95,18 +98,21 @@ def _chrome(
 ) -> list[dict[str, Any]]:
     begin_us = (event.begin_ns + shift_ns) / 1e3
     end_us = (event.end_ns + shift_ns) / 1e3
+    args = {
+        "request": event.name,
+        "kind": event.kind,
+        "bytes": event.count_bytes,
+        "process_set": event.process_set,
+    }
+    if event.phase == "bucket":
+        args["sent_bytes"] = event.sent_bytes
     common = {
         "name": f"{event.phase} {event.name}".rstrip(),
         "cat": event.phase,
         "pid": rank,
         "tid": event.thread,
         "ts": begin_us,
-        "args": {
-            "request": event.name,
-            "kind": event.kind,
-            "bytes": event.count_bytes,
-            "process_set": event.process_set,
-        },
+        "args": args,
     }
     if event.phase in _OF_THREADS:
         return [common | {"ph": "X", "dur": end_us - begin_us}]

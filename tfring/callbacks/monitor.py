@@ -132,15 +132,15 @@ class _Figures:
 
     @classmethod
     def now(cls) -> _Figures:
-        totals = monitor.engine_totals()
+        totals = monitor.current()
         steps, seconds = monitor.steps()
         return cls(
             steps,
             seconds,
-            totals.negotiate_ns / 1e9,
-            totals.count_bytes,
-            totals.running_ns / 1e9,
-            totals.exposed_ns / 1e9,
+            totals.negotiation_seconds,
+            totals.tensor_bytes,
+            totals.running_seconds,
+            totals.exposed_seconds,
             totals.stalls,
         )
 

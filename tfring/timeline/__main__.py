@@ -62,7 +62,8 @@ def describe(of_all: summary.Summary) -> str:
             f"{kind}: {of_kind.buckets} buckets, "
             f"{format_bytes(of_kind.count_bytes)} in "
             f"{format_seconds(of_kind.seconds)} a rank, bus bandwidth "
-            f"{format_bandwidth(of_kind.bus_bandwidth)}"
+            f"{format_bandwidth(of_kind.bus_bandwidth)}, sent "
+            f"{format_bytes(of_kind.sent_bytes)}"
         )
     lines.append(f"slowest rank: {of_all.slowest_rank}")
     return "\n".join(lines)

@@ -32,6 +32,7 @@ class OfRank:
 class OfKind:
     buckets: int
     count_bytes: int  # of a rank
+    sent_bytes: int  # of a rank
     seconds: float  # of a rank
     bus_bandwidth: float
 
@@ -101,7 +102,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
             of_set.add(event["pid"])
     kinds = {}
     for kind, buckets in by_kind.items():
-        count_bytes, bus_bytes = 0, 0.0
+        count_bytes, sent_bytes, bus_bytes = 0, 0, 0.0
         for event in buckets:
             ranks = len(ranks_of_set[event["args"]["process_set"]])
             moved_bytes = event["args"]["bytes"]
@@ -109,6 +110,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
                 # nccl-tests counts the result, which is of all ranks.
                 moved_bytes *= ranks
             count_bytes += moved_bytes
+            sent_bytes += event["args"]["sent_bytes"]
             if kind in KINDS:
                 bus_bytes += moved_bytes * KINDS[kind].bus_factor(ranks)
         # Several of a rank may run at once.
@@ -119,6 +121,7 @@ def _by_kind(events: Sequence[dict[str, Any]], size: int) -> dict[str, OfKind]:
         kinds[kind] = OfKind(
             len(buckets) // size,
             count_bytes // size,
+            sent_bytes // size,
             seconds / size,
             bus_bytes / seconds if seconds else 0.0,
         )

@@ -1,19 +1,20 @@
 #include "tfring_ops/capi/capi.h"
 
-#include <algorithm>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/capi/c_status.h"
 #include "tfring_ops/capi/gpu_facts.h"
 #include "tfring_ops/engine/statistics.h"
+#include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/engine/timeline.h"
 #include "tfring_ops/runtime/engines.h"
 #include "tfring_ops/runtime/pulse.h"
+#include "tfring_ops/transport/counting.h"
 
 namespace {
 
@@ -116,7 +117,8 @@ const char* tfring_timeline_stop() {
       absl::StrAppend(&lines, Name(event.phase), "\t", Name(event.kind), "\t",
                       event.process_set, "\t", event.thread, "\t");
       absl::StrAppend(&lines, event.begin_ns, "\t", event.end_ns, "\t",
-                      event.bytes, "\t", absl::CEscape(event.name), "\n");
+                      event.bytes, "\t", event.sent_bytes, "\t",
+                      absl::CEscape(event.name), "\n");
     }
     return lines;
   });
@@ -126,12 +128,24 @@ void tfring_statistics_start() {
   tfring::RunAnyway([] { tfring::Timeline::Global().Count(); });
 }
 
-void tfring_statistics(int64_t* fields, int32_t count) {
-  tfring::RunAnyway([=] {
+const char* tfring_statistics() {
+  return tfring::RunAsText([] {
     const tfring::Statistics::Totals t = tfring::Timeline::Global().totals();
-    const int64_t all[] = {t.requests,   t.negotiate_ns, t.buckets, t.bytes,
-                           t.running_ns, t.exposed_ns,   t.waits,   t.stalls};
-    std::copy_n(all, std::min<int64_t>(count, std::size(all)), fields);
+    const int64_t totals[] = {t.requests, t.negotiate_ns, t.buckets,
+                              t.bytes,    t.running_ns,   t.exposed_ns,
+                              t.waits,    t.stalls};
+    std::string lines = absl::StrJoin(totals, "\t");
+    const auto add = [&](const char* name, tfring::MessageKind kind) {
+      const tfring::SentBytes sent = tfring::SentBytesOf(kind);
+      absl::StrAppend(&lines, "\n", name, "\t", sent.within_node, "\t",
+                      sent.between_nodes);
+    };
+    add("control", tfring::kControlMessages);
+    for (int i = 0; i < tfring::kCollectiveKindCount; ++i) {
+      const auto kind = static_cast<tfring::CollectiveKind>(i);
+      add(Name(kind), MessagesOf(kind));
+    }
+    return lines;
   });
 }
 

@@ -73,16 +73,19 @@ TFRING_EXPORT void tfring_timeline_start(int32_t mark_responses);
 
 // Ends that.  A line with the number of events that were too many, and one for
 // each recorded: phase, kind, process set, thread, begin and end in nanoseconds
-// of the monotonic clock, bytes, name; tabs between them.  Lives until the same
-// thread's next call.
+// of the monotonic clock, bytes of the tensors, bytes of a bucket's messages,
+// name; tabs between them.  Lives until the same thread's next call.
 TFRING_EXPORT const char* tfring_timeline_stop();
 
 // Adds up the engines' work from here on, for good.
 TFRING_EXPORT void tfring_statistics_start();
 
-// Writes the fields of Statistics::Totals (engine/statistics.h), in their
-// order, to `fields`, which has room for `count`.
-TFRING_EXPORT void tfring_statistics(int64_t* fields, int32_t count);
+// A line with the fields of Statistics::Totals (engine/statistics.h), in their
+// order, and one for each kind of messages: its name, and the bytes that this
+// process has sent within its machine and to other machines since it began;
+// tabs between them.  Some kinds share a name.  Lives until the same thread's
+// next call.
+TFRING_EXPORT const char* tfring_statistics();
 
 // Describes the GPUs, found by trying them: a line for each fact, with its
 // name, a tab and the rest in words.  Lives until the same thread's next call.

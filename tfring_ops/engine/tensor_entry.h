@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tfring_ops/base/types.h"
+#include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
@@ -44,6 +45,12 @@ inline constexpr int kCollectiveKindCount =
 #undef TFRING_COUNT
 
 const char* Name(CollectiveKind kind);
+
+// The kind that its messages are counted as.
+inline MessageKind MessagesOf(CollectiveKind kind) {
+  static_assert(kCollectiveKindCount < kMostMessageKinds);
+  return static_cast<MessageKind>(static_cast<int>(kind) + 1);
+}
 
 struct TensorInfo {
   std::string name;  // as the user knows it: "dense_3/kernel"; may be empty

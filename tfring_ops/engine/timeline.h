@@ -50,6 +50,8 @@ class Timeline {
     // Times of std::chrono::steady_clock.
     int64_t begin_ns, end_ns;
     int thread;  // a number for each that has recorded something, and track
+    // Of a bucket: the bytes of this rank's messages for it.
+    int64_t sent_bytes = 0;
   };
 
   // The line of a device in the picture, which begins with a bucket when it has
@@ -123,6 +125,11 @@ class TimelineSpan {
   ~TimelineSpan();
   TimelineSpan(const TimelineSpan&) = delete;
   TimelineSpan& operator=(const TimelineSpan&) = delete;
+
+  // This rank has sent as many bytes meanwhile.
+  void AddSent(int64_t bytes) {
+    if (event_) event_->sent_bytes += bytes;
+  }
 
   // Ends the phase and begins another.
   void Next(Timeline::Phase phase);

@@ -23,6 +23,7 @@
 #include "tfring_ops/nccl/launch_order.h"
 #include "tfring_ops/runtime/device_lane.h"
 #include "tfring_ops/runtime/kept_memory.h"
+#include "tfring_ops/transport/counting.h"
 #include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 #include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/tcp/tcp.h"
@@ -182,18 +183,26 @@ void SetLaunchOrder(std::shared_ptr<LaunchOrder> order) {
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const Options& options, ProcessSet process_set,
     const MakeTransport& make_transport) {
+  const MakeTransport make_counting =
+      [make_transport](
+          int channel,
+          Transport* control) -> absl::StatusOr<std::unique_ptr<Transport>> {
+    TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
+                            make_transport(channel, control));
+    return MakeCountingTransport(std::move(transport));
+  };
   TFRING_ASSIGN_OR_RETURN(process_set.control,
-                          make_transport(/*channel=*/0, /*control=*/nullptr));
+                          make_counting(/*channel=*/0, /*control=*/nullptr));
   Transport* const control = process_set.control.get();
   absl::StatusOr<std::unique_ptr<Transport>> data =
-      make_transport(/*channel=*/1, control);
+      make_counting(/*channel=*/1, control);
   if (!data.ok()) {
     process_set.control->Abort(data.status());  // Peers may wait for this rank.
     return data.status();
   }
   process_set.data = *std::move(data);
   process_set.make_data = [=, channel = 1]() mutable {
-    return make_transport(++channel, control);
+    return make_counting(++channel, control);
   };
   process_set.on_lost = AbortAll;
   return Engine::Start(options, std::move(process_set), CpuKernels());

@@ -4,6 +4,7 @@
 #define TFRING_OPS_TRANSPORT_FORWARDING_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -45,6 +46,10 @@ class ForwardingTransport : public Transport {
   // ReleaseAndSend calls the derived class's two parts.
 
   absl::Status Export(Bytes memory) override { return inner_->Export(memory); }
+  MessageKind CountAs(MessageKind kind) override {
+    return inner_->CountAs(kind);
+  }
+  int64_t counted_bytes() const override { return inner_->counted_bytes(); }
   bool TakesDeviceMemory(int peer) const override {
     return inner_->TakesDeviceMemory(peer);
   }

@@ -30,6 +30,12 @@ using ConstBytes = absl::Span<const std::byte>;
 using OperationId = uint64_t;
 inline constexpr OperationId kNoOperation = 0;
 
+// What a message is for, where messages are counted: control, or a kind of the
+// owner's, from 1 on.
+using MessageKind = uint8_t;
+inline constexpr MessageKind kControlMessages = 0;
+inline constexpr int kMostMessageKinds = 16;
+
 // Holds whole elements of every type.
 inline constexpr size_t kPartAlignment = 64;
 
@@ -106,6 +112,13 @@ class Transport {
   // REQUIRES: `memory` is all of an allocation by Kernels::Allocate, a multiple
   // of kExportedBytes, and is kept until the next call or the transport's end.
   virtual absl::Status Export(Bytes /*memory*/) { return absl::OkStatus(); }
+
+  // Has the messages that this rank sends from here on counted as of `kind`,
+  // and returns the kind before.  Nothing is counted without a transport of
+  // counting.h.
+  virtual MessageKind CountAs(MessageKind /*kind*/) { return kControlMessages; }
+  // The bytes of all that it has counted as of another kind than control.
+  virtual int64_t counted_bytes() const { return 0; }
 
   // Returns true if StartSend to `peer`, and StartRecv from it, may be given
   // memory of a GPU.

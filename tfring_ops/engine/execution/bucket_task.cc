@@ -8,6 +8,7 @@
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/engine/collectives/collective.h"
 #include "tfring_ops/engine/error_messages.h"
+#include "tfring_ops/transport/counting.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -73,9 +74,12 @@ absl::Status BucketTask::RunOn(ExecutionLane& lane) {
   if (lane.lane.await_turn) {
     TFRING_ASSIGN_OR_RETURN(turn, lane.lane.await_turn());
   }
+  const CountedAs counted(*lane.lane.transport, MessagesOf(first().kind));
+  const int64_t counted_before = lane.lane.transport->counted_bytes();
   TFRING_RETURN_IF_ERROR(
       CollectiveOf(first().kind)
           .Run(lane.context, {entries_, bucket_, contributors, members_}));
+  span_->AddSent(lane.lane.transport->counted_bytes() - counted_before);
   turn.reset();
   // The ring's messages have told that all ranks are well.  Only the device
   // knows of errors on remote ranks, and so the entries are done when it is.

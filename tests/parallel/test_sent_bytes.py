@@ -1,0 +1,103 @@
+"""The bytes that ranks send are those of the algorithms."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfring
+
+_BYTES = 3 << 20  # a third of it, too, is a whole number of elements
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rings():
+    """For few bytes, or two ranks, another allreduce sends others."""
+    with pytest.MonkeyPatch.context() as settings:
+        settings.setenv("TFRING_ALLREDUCE", "ring")
+        tfring.shutdown()
+        tfring.init()
+        yield
+    tfring.shutdown()
+    tfring.init()
+
+
+def sent_by(collective):
+    """The bytes that this rank has sent, by kind."""
+    before = tfring.statistics().sent_bytes
+    collective()
+    after = tfring.statistics().sent_bytes
+    return {kind: after[kind] - before[kind] for kind in after}
+
+
+def check(collective, kind, expected_bytes):
+    """Returns this rank's own; no other kind but control has any."""
+    sent = sent_by(collective)
+    assert sent[kind] == pytest.approx(expected_bytes, rel=0.02)
+    assert sum(sent.values()) == sent[kind] + sent["control"]
+    # Names, and who has what.
+    assert sent["control"] < 10_000
+
+
+def test_collectives(rank, size):
+    x = tf.ones([_BYTES // 4])
+    others = size - 1
+    reduced = 2 * others / size * _BYTES
+    check(lambda: tfring.allreduce(x), "allreduce", reduced)
+    half = tfring.Compression.bf16
+    check(
+        lambda: tfring.allreduce(x, compression=half), "allreduce", reduced / 2
+    )
+    check(
+        lambda: tfring.grouped_allreduce(tf.split(x, 16)), "allreduce", reduced
+    )
+    check(lambda: tfring.allgather(x), "allgather", others * _BYTES)
+    share = others / size * _BYTES
+    check(lambda: tfring.alltoall(x), "alltoall", share)
+    check(lambda: tfring.reducescatter(x), "reducescatter", share)
+    # Along a chain that ends before the root.
+    last = (rank + 1) % size == 0
+    check(lambda: tfring.broadcast(x, 0), "broadcast", 0 if last else _BYTES)
+
+
+def test_a_process_set_counts_as_well(rank, size):
+    if size < 3:
+        pytest.skip("takes a process set of some ranks")
+    two = tfring.add_process_set([0, 1])
+    if two.included():
+        x = tf.ones([_BYTES // 4])
+        check(lambda: tfring.allreduce(x, process_set=two), "allreduce", _BYTES)
+    tfring.remove_process_set(two)
+
+
+def test_negotiation_is_control(size):
+    sent = sent_by(tfring.barrier)
+    assert (sent["control"] > 0) == (size > 1)
+    assert sum(sent.values()) == sent["control"]
+
+
+def test_on_one_machine_nothing_goes_to_others():
+    between = tfring.statistics().sent_bytes_between_machines
+    assert set(between.values()) == {0}
+    assert between.keys() == tfring.statistics().sent_bytes.keys()
+
+
+def test_the_other_figures_count_from_the_first_call_on():
+    before = tfring.statistics()
+    tfring.allreduce(np.ones(1000, np.float32))
+    after = tfring.statistics()
+    assert after.requests == before.requests + 1
+    assert after.buckets == before.buckets + 1
+    assert after.tensor_bytes == before.tensor_bytes + 4000
+    assert after.running_seconds > before.running_seconds
+    assert pickle.loads(pickle.dumps(after)) == after
+
+
+def test_before_init_there_are_none():
+    tfring.shutdown()
+    with pytest.raises(tfring.NotInitializedError, match=r"Call tfring.init"):
+        tfring.statistics()
+    tfring.init()
