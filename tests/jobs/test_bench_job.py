@@ -36,6 +36,10 @@ def test_allreduce(run, tmp_path):
         # Two ranks: each sends as many bytes as the tensor has.
         assert row["bus_bandwidth"] == row["algorithm_bandwidth"]
         assert (row["bus_bandwidth"] > 0) == (row["who"] != "empty function")
+        if row["who"].startswith("tfring"):
+            assert row["sent_bytes"] == row["count_bytes"]
+        else:
+            assert row["sent_bytes"] == 0
 
 
 def test_one_rank_alone():

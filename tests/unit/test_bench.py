@@ -86,6 +86,7 @@ def test_table():
     assert "2.00 ms  1.00 ms  4.00 ms  2.10 GB/s  3.10 GB/s  1.00 ms" in first
     assert second.split()[-4:] == ["-", "-", "1.00", "ms"]
     assert "2.0 MiB" in report.table([row(added_bytes=2 << 20)])
+    assert "4.19 MB" in report.table([row(sent_bytes=float(4 << 20))])
 
 
 def test_json(tmp_path):

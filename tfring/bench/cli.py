@@ -19,7 +19,7 @@ Results are checked before anything is timed. All contestants take turns in each
 round. A time is the median over the rounds, of the slowest rank's time in each.
 algbw is bytes by time; busbw is algbw times the share of the bytes that has to
 leave each rank, as in nccl-tests. CPU is the time of all threads of a rank for
-one operation.
+one operation; sent are the bytes of a rank's messages for it.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import tfring
+from tfring._core import monitor
 from tfring.bench.statistics import Row, Spread
 
 # Length of a contestant's turn in a round, if one call takes less.
@@ -99,6 +100,7 @@ class _Rounds:
     added_bytes: int | None
     seconds: list[float] = dataclasses.field(default_factory=list)
     cpu_seconds: list[float] = dataclasses.field(default_factory=list)
+    sent_bytes: list[float] = dataclasses.field(default_factory=list)
 
 
 def measure(
@@ -146,13 +148,17 @@ def measure(
     for _ in range(rounds):
         for turn in taken:
             tfring.barrier()
-            cpu_before = cpu_seconds()
+            cpu_before, sent_before = cpu_seconds(), sent_bytes()
             seconds = turn.contestant.seconds(turn.calls)
             operations = turn.calls * turn.contestant.operations_per_call
             cpu = (cpu_seconds() - cpu_before) / operations
-            both = _gathered((seconds, cpu))
-            turn.seconds.append(max(wall for wall, _ in both))
-            turn.cpu_seconds.append(sum(cpu for _, cpu in both) / len(both))
+            sent = (sent_bytes() - sent_before) / operations
+            of_ranks = _gathered((seconds, cpu, sent))
+            turn.seconds.append(max(wall for wall, _, _ in of_ranks))
+            turn.cpu_seconds.append(
+                sum(cpu for _, cpu, _ in of_ranks) / len(of_ranks)
+            )
+            turn.sent_bytes.append(max(sent for _, _, sent in of_ranks))
         progress()
     rows = []
     for turn in taken:
@@ -168,6 +174,7 @@ def measure(
                 Spread.of(turn.cpu_seconds).median,
                 bandwidth,
                 bandwidth * bus_factor,
+                Spread.of(turn.sent_bytes).median,
                 turn.added_bytes,
             )
         )
@@ -178,6 +185,12 @@ def cpu_seconds() -> float:
     """Returns the CPU time of all threads of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def sent_bytes() -> int:
+    """Returns the bytes of this rank's collectives that it has sent."""
+    sent = monitor.current().sent_bytes
+    return sum(sent.values()) - sent["control"]
 
 
 def _gathered(value: Any) -> list[Any]:

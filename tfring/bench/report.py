@@ -15,14 +15,18 @@ import tfring
 from tfring.bench.sizes import format_bytes
 from tfring.bench.statistics import Row, format_bandwidth, format_seconds
 
-_HEADINGS = ("", "", "median", "min", "max", "algbw", "busbw", "CPU", "memory")
+_HEADINGS = (
+    *("", "", "median", "min", "max", "algbw", "busbw", "CPU", "sent"),
+    "memory",
+)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Returns headings and a line for each row, without empty columns.
 
-    CPU is the time that all threads of a rank were busy. Memory is the peak
-    that calls added to the memory in use, results included.
+    CPU is the time that all threads of a rank were busy. Sent are the bytes of
+    a rank's messages. Memory is the peak that calls added to the memory in use,
+    results included.
     """
     lines = [list(_HEADINGS)]
     for row in rows:
@@ -36,6 +40,7 @@ def table(rows: Sequence[Row]) -> str:
                 format_bandwidth(row.algorithm_bandwidth),
                 format_bandwidth(row.bus_bandwidth),
                 format_seconds(row.cpu_seconds),
+                _format_sent(row.sent_bytes),
                 _format_memory(row.added_bytes),
             ]
         )
@@ -54,6 +59,10 @@ def table(rows: Sequence[Row]) -> str:
         ]
         shown.append("  ".join(aligned).rstrip())
     return "\n".join(shown)
+
+
+def _format_sent(count_bytes: float) -> str:
+    return "-" if count_bytes == 0 else f"{count_bytes / 1e6:.3g} MB"
 
 
 def _format_memory(count_bytes: int | None) -> str:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import native
-from tfring.bench.measure import cpu_seconds
+from tfring.bench.measure import cpu_seconds, sent_bytes
 from tfring.bench.statistics import Row, Spread
 
 _WARM_UP_STEPS = 3
@@ -94,20 +94,24 @@ def measure_step(
     }
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     cpu: dict[str, list[float]] = {name: [] for name in turns}
+    sent: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, (train, takes_part) in turns.items():
             world.Barrier()
+            sent_before = sent_bytes()
             cpu_before, start = cpu_seconds(), time.perf_counter()
             for _ in range(steps if takes_part else 0):
                 train()
             taken = (time.perf_counter() - start) / steps
             cpu_taken = (cpu_seconds() - cpu_before) / steps
+            sent_in_step = (sent_bytes() - sent_before) / steps
             _wait_for_all(world)
-            of_ranks = world.allgather((taken, cpu_taken))
+            of_ranks = world.allgather((taken, cpu_taken, sent_in_step))
             if name == "1 rank alone":
                 of_ranks = of_ranks[:1]
-            seconds[name].append(max(wall for wall, _ in of_ranks))
-            cpu[name].append(statistics.mean(used for _, used in of_ranks))
+            seconds[name].append(max(wall for wall, _, _ in of_ranks))
+            cpu[name].append(statistics.mean(used for _, used, _ in of_ranks))
+            sent[name].append(max(sent for _, _, sent in of_ranks))
         progress()
     rows = [
         Row(
@@ -116,6 +120,7 @@ def measure_step(
             name,
             Spread.of(seconds[name]),
             statistics.median(cpu[name]),
+            sent_bytes=statistics.median(sent[name]),
         )
         for name in turns
     ]
