@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -11,6 +13,8 @@
 #include <vector>
 
 #include "tests/cpp/elements.h"
+#include "tests/cpp/hooked_transport.h"
+#include "tests/cpp/manual_clock.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
@@ -156,6 +160,62 @@ TEST_P(AdaptiveAllreduceTest, RanksMeasureTheSameCosts) {
     EXPECT_EQ(costs.across.latency_seconds > 0,
               GetParam() == Medium::kTwoNodes);
   }
+}
+
+// Ranks 0 and 1 are a node, 2 and 3 another, and messages to the other node
+// take a time that the ranks' clocks are advanced by.  Returns the most bytes
+// that a rank has sent there, and the costs.
+std::pair<int64_t, Costs> MeasureBetweenNodes(double bytes_per_second,
+                                              std::chrono::microseconds delay) {
+  auto transports = MakeTransports(Medium::kNodesOfTwo, 4);
+  std::vector<ManualClock> clocks(4);
+  std::vector<int64_t> sent_bytes(4);
+  std::vector<Costs> measured(4);
+  OnThreads(4, [&](int rank) {
+    Hooks hooks;
+    hooks.send = [&](int peer, size_t bytes) {
+      if (peer / 2 == rank / 2) return;
+      sent_bytes[rank] += static_cast<int64_t>(bytes);
+      const std::chrono::duration<double> taken(bytes / bytes_per_second);
+      clocks[rank].Advance(delay +
+                           std::chrono::duration_cast<Clock::duration>(taken));
+    };
+    HookedTransport transport(std::move(transports[rank]), std::move(hooks));
+    Workspace scratch(CpuKernels());
+    const RingContext context{transport, CpuKernels(), 4 << 20, scratch};
+    measured[rank] = MeasureCosts(context, clocks[rank]).value();
+  });
+  for (const Costs& costs : measured) {
+    EXPECT_EQ(std::memcmp(&costs, measured.data(), sizeof(costs)), 0);
+  }
+  return {*std::max_element(sent_bytes.begin(), sent_bytes.end()), measured[0]};
+}
+
+TEST(CostMeasurementTest, SendsLittleOverASlowLink) {
+  using std::chrono::microseconds;
+  // 100 Mbit/s: 64 KiB take 5 ms.
+  const auto [sent_bytes, costs] =
+      MeasureBetweenNodes(12.5e6, microseconds(100));
+  EXPECT_LT(sent_bytes, 600 << 10);
+  EXPECT_NEAR(costs.across.latency_seconds, 100e-6, 5e-6);
+  EXPECT_NEAR(costs.across.seconds_per_byte * 12.5e6, 1, 0.01);
+  EXPECT_NEAR(costs.shared_across.seconds_per_byte * 12.5e6, 1, 0.01);
+  // A long way hides the bandwidth from small messages.
+  const auto [sent_far_bytes, far] =
+      MeasureBetweenNodes(12.5e6, microseconds(25'000));
+  EXPECT_GT(sent_far_bytes, sent_bytes);
+  EXPECT_LT(sent_far_bytes, 3 << 20);
+  EXPECT_NEAR(far.across.latency_seconds, 25e-3, 1e-4);
+  EXPECT_NEAR(far.across.seconds_per_byte * 12.5e6, 1, 0.01);
+}
+
+TEST(CostMeasurementTest, SendsEnoughOverAFastLink) {
+  // 10 Gbit/s: 1 MiB takes 0.8 ms.
+  const auto [sent_bytes, costs] =
+      MeasureBetweenNodes(1.25e9, std::chrono::microseconds(20));
+  EXPECT_GT(sent_bytes, 4 << 20);
+  EXPECT_LT(sent_bytes, 8 << 20);
+  EXPECT_NEAR(costs.across.seconds_per_byte * 1.25e9, 1, 0.01);
 }
 
 TEST_P(AdaptiveAllreduceTest, ReducesWhateverItChooses) {

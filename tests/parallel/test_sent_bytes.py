@@ -79,6 +79,18 @@ def test_negotiation_is_control(size):
     assert sum(sent.values()) == sent["control"]
 
 
+def test_the_measurement_of_links_is_control(size, monkeypatch):
+    monkeypatch.setenv("TFRING_ALLREDUCE", "auto")
+    tfring.shutdown()
+    tfring.init()
+    sent = sent_by(lambda: tfring.allreduce(1.0))
+    assert sent["allreduce"] < 1000
+    assert (sent["control"] > 1_000_000) == (size > 1)
+    monkeypatch.undo()
+    tfring.shutdown()
+    tfring.init()
+
+
 def test_on_one_machine_nothing_goes_to_others():
     between = tfring.statistics().sent_bytes_between_machines
     assert set(between.values()) == {0}

@@ -1,5 +1,6 @@
 #include "tfring_ops/runtime/device_lane.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -73,10 +74,16 @@ absl::StatusOr<std::optional<Costs>> MeasureDevice(const Options& options,
   Workspace scratch(cuda.kernels());
   const RingContext ring{transport, cuda.kernels(),
                          options.device_segment_bytes, scratch};
+  const auto await = [&] {
+    return Await(cuda, transport, options.transport_timeout_seconds());
+  };
+  const auto largest = [&](double own) -> absl::StatusOr<double> {
+    TFRING_ASSIGN_OR_RETURN(const std::vector<double> values,
+                            ExchangeOne(host, own));
+    return *std::max_element(values.begin(), values.end());
+  };
   TFRING_ASSIGN_OR_RETURN(
-      const Costs own, MeasureOwnCosts(ring, kMeasuredBytes, [&] {
-        return Await(cuda, transport, options.transport_timeout_seconds());
-      }));
+      const Costs own, MeasureOwnCosts(ring, kMeasuredBytes, await, largest));
   TFRING_ASSIGN_OR_RETURN(const std::vector<Costs> costs,
                           ExchangeOne(host, own));
   return Slowest(costs);

@@ -8,14 +8,13 @@
 #include <vector>
 
 #include "tfring_ops/algorithms/pairwise/doubling.h"
-#include "tfring_ops/algorithms/ring/allreduce.h"
+#include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
 #include "tfring_ops/algorithms/ring/hierarchical.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/counting.h"
 
 namespace tfring {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kRepetitions = 3;
 // Messages to measure a latency by: a rank alone may find its message there
@@ -26,81 +25,112 @@ constexpr int64_t kMessageBytes = 8;
 constexpr int64_t kTransferBytes = 1 << 20;
 // Enough where segments are so small that it would take long.
 constexpr int64_t kTransferSegments = 32;
+// The first size between nodes, and the growth: see Note [Slow links].
+constexpr int64_t kFirstTransferBytes = 16 << 10;
+constexpr int64_t kGrowth = 4;
+// A transfer that takes longer, beside the latency, needs no larger one.
+constexpr double kLongSeconds = 4e-3;
 
 // The least time of some runs: other load only adds to it.
 template <typename Body>
-absl::StatusOr<double> LeastSeconds(const Body& body) {
+absl::StatusOr<double> LeastSeconds(const Clock& clock, const Body& body) {
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kRepetitions; ++i) {
-    const Clock::time_point begin = Clock::now();
+    const Clock::time_point begin = clock.Now();
     TFRING_RETURN_IF_ERROR(body());
-    const std::chrono::duration<double> taken = Clock::now() - begin;
+    const std::chrono::duration<double> taken = clock.Now() - begin;
     least = std::min(least, taken.count());
   }
   return least;
 }
 
-// Sends from `sent` to `received`, each of `bytes`.
-absl::StatusOr<LinkCosts> MeasureLink(
-    const RingContext& ring, const std::byte* sent, std::byte* received,
-    int64_t bytes, const std::function<absl::Status()>& await) {
+// The means of a measurement.
+struct Means {
+  const std::byte* sent;
+  std::byte* received;
+  const std::function<absl::Status()>& await;
+  const std::function<absl::StatusOr<double>(double)>& largest;
+  const Clock& clock;
+};
+
+// This rank's link to the next, by messages from `first_bytes` to `last_bytes`:
+// see Note [Slow links].
+absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
+                                      const Means& means, int64_t first_bytes,
+                                      int64_t last_bytes) {
   const RingOrder& order = ring.order;
   if (order.size() == 1) return LinkCosts();
-  const auto step = [&](int64_t step_bytes) {
-    return SendRecv(ring, order.Before(order.size() - 1), sent, order.Before(1),
-                    received, step_bytes);
+  const auto steps = [&](int count, int64_t bytes) -> absl::Status {
+    for (int i = 0; i < count; ++i) {
+      TFRING_RETURN_IF_ERROR(SendRecv(ring, order.Before(order.size() - 1),
+                                      means.sent, order.Before(1),
+                                      means.received, bytes));
+    }
+    return means.await();
   };
   // Until all are there.
-  for (int i = 0; i < order.size(); ++i) {
-    TFRING_RETURN_IF_ERROR(step(kMessageBytes));
-  }
-  TFRING_RETURN_IF_ERROR(await());
+  TFRING_RETURN_IF_ERROR(steps(order.size(), kMessageBytes));
   LinkCosts costs;
-  TFRING_ASSIGN_OR_RETURN(const double messages, LeastSeconds([&] {
-                            absl::Status status;
-                            for (int i = 0; i < kMessages && status.ok(); ++i) {
-                              status = step(kMessageBytes);
-                            }
-                            return status.ok() ? await() : status;
+  TFRING_ASSIGN_OR_RETURN(const double messages, LeastSeconds(means.clock, [&] {
+                            return steps(kMessages, kMessageBytes);
                           }));
   costs.latency_seconds = messages / kMessages;
+  int64_t bytes = std::min(first_bytes, last_bytes);
   // The first is faster than the rest where a link lets bursts through, and
   // slower where a connection has to find its pace.
-  TFRING_RETURN_IF_ERROR(step(bytes));
-  TFRING_RETURN_IF_ERROR(await());
-  TFRING_ASSIGN_OR_RETURN(const double transfer, LeastSeconds([&] {
-                            const absl::Status status = step(bytes);
-                            return status.ok() ? await() : status;
-                          }));
-  costs.seconds_per_byte =
-      std::max(0.0, transfer - costs.latency_seconds) / bytes;
-  return costs;
+  TFRING_RETURN_IF_ERROR(steps(1, bytes));
+  while (true) {
+    TFRING_ASSIGN_OR_RETURN(
+        const double transfer,
+        LeastSeconds(means.clock, [&] { return steps(1, bytes); }));
+    const double in_motion = std::max(0.0, transfer - costs.latency_seconds);
+    costs.seconds_per_byte = in_motion / bytes;
+    if (bytes == last_bytes) return costs;
+    const bool is_long =
+        in_motion >= std::max(kLongSeconds, costs.latency_seconds / 2);
+    TFRING_ASSIGN_OR_RETURN(const double any_is_long,
+                            means.largest(is_long ? 1 : 0));
+    if (any_is_long > 0) return costs;
+    bytes = std::min(kGrowth * bytes, last_bytes);
+  }
 }
 
-// Every rank takes the slowest rank's costs.
-absl::Status TakeSlowest(const RingContext& context, Costs& costs) {
-  static_assert(sizeof(Costs) % sizeof(double) == 0);
+// Every rank takes the largest rank's value of each.
+absl::Status TakeLargest(const RingContext& context,
+                         absl::Span<double> values) {
   RingBuffers buffers;
-  buffers.input = buffers.output = &costs;
-  buffers.count = sizeof(Costs) / sizeof(double);
+  buffers.input = buffers.output = values.data();
+  buffers.count = static_cast<int64_t>(values.size());
   buffers.dtype = DataType::kFloat64;
   buffers.op = ReduceOp::kMax;
-  return RingAllreduce(context, buffers);
+  return RecursiveDoublingAllreduce(context, buffers);
 }
 
 }  // namespace
 
-absl::StatusOr<Costs> MeasureCosts(const RingContext& context) {
-  TFRING_ASSIGN_OR_RETURN(Costs costs,
-                          MeasureOwnCosts(context, kTransferBytes,
-                                          [] { return absl::OkStatus(); }));
-  TFRING_RETURN_IF_ERROR(TakeSlowest(context, costs));
+absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
+                                   const Clock& clock) {
+  const CountedAs control(context.transport, kControlMessages);
+  const auto largest = [&](double value) -> absl::StatusOr<double> {
+    TFRING_RETURN_IF_ERROR(TakeLargest(context, {&value, 1}));
+    return value;
+  };
+  TFRING_ASSIGN_OR_RETURN(
+      Costs costs, MeasureOwnCosts(
+                       context, kTransferBytes, [] { return absl::OkStatus(); },
+                       largest, clock));
+  static_assert(sizeof(Costs) % sizeof(double) == 0);
+  TFRING_RETURN_IF_ERROR(TakeLargest(
+      context,
+      {reinterpret_cast<double*>(&costs), sizeof(costs) / sizeof(double)}));
   return costs;
 }
 
 absl::StatusOr<Costs> MeasureOwnCosts(
     const RingContext& context, int64_t transfer_bytes,
-    const std::function<absl::Status()>& await) {
+    const std::function<absl::Status()>& await,
+    const std::function<absl::StatusOr<double>(double)>& largest,
+    const Clock& clock) {
   const Layout layout = Layout::Of(context.transport);
   const Kernels& kernels = context.kernels;
   Workspace workspace(kernels);
@@ -113,23 +143,27 @@ absl::StatusOr<Costs> MeasureOwnCosts(
 
   const int64_t bytes =
       std::min(transfer_bytes, kTransferSegments * context.segment_bytes);
-  const auto measure = [&](const RingContext& ring, int64_t ring_bytes) {
-    return MeasureLink(ring, sent, received, ring_bytes, await);
-  };
+  const Means means{sent, received, await, largest, clock};
   Costs costs;
   if (layout.nodes == 1) {
-    TFRING_ASSIGN_OR_RETURN(costs.within, measure(context, bytes));
+    TFRING_ASSIGN_OR_RETURN(costs.within,
+                            MeasureLink(context, means, bytes, bytes));
   } else {
     const RingGrid grid(context, {layout.ranks_per_node, layout.nodes});
-    TFRING_ASSIGN_OR_RETURN(costs.within, measure(*grid.rings()[0], bytes));
-    TFRING_ASSIGN_OR_RETURN(costs.across, measure(context, bytes));
+    TFRING_ASSIGN_OR_RETURN(costs.within,
+                            MeasureLink(*grid.rings()[0], means, bytes, bytes));
     TFRING_ASSIGN_OR_RETURN(
-        costs.shared_across,
-        measure(*grid.rings()[1],
-                std::max<int64_t>(1, bytes / layout.ranks_per_node)));
+        costs.across, MeasureLink(context, means, kFirstTransferBytes, bytes));
+    costs.shared_across = costs.across;
+    if (layout.ranks_per_node > 1) {
+      const int64_t share = std::max<int64_t>(1, bytes / layout.ranks_per_node);
+      TFRING_ASSIGN_OR_RETURN(
+          costs.shared_across,
+          MeasureLink(*grid.rings()[1], means, kFirstTransferBytes, share));
+    }
   }
   const auto count = static_cast<int64_t>(transfer_bytes / sizeof(float));
-  TFRING_ASSIGN_OR_RETURN(const double reduction, LeastSeconds([&] {
+  TFRING_ASSIGN_OR_RETURN(const double reduction, LeastSeconds(clock, [&] {
                             kernels.Reduce(sent, sent, received, count,
                                            DataType::kFloat32, ReduceOp::kSum);
                             const absl::Status status = kernels.Synchronize();

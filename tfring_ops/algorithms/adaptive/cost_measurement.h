@@ -10,21 +10,33 @@
 #include "absl/types/span.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
 #include "tfring_ops/algorithms/ring/primitives.h"
+#include "tfring_ops/base/clock.h"
 
 namespace tfring {
 
+// Note [Slow links]
+// The messages that measure a link between nodes grow only until one takes much
+// longer than its latency and than a computer's noise: a link of 100 Mbit/s is
+// measured with a quarter of a megabyte, and one of 1 Gbit/s or more with
+// several.  The ranks agree on each step, as their messages have one size.
+
 // Measures for some milliseconds, over a link of 1 Gbit/s some tens of them.
-// The result is the slowest rank's, the same on all.
+// The result is the slowest rank's, the same on all.  Its messages are counted
+// as control's.
 //
 // Collective; on the host only.
-absl::StatusOr<Costs> MeasureCosts(const RingContext& context);
+absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
+                                   const Clock& clock = SteadyClock());
 
 // The same of this rank alone, on a device, too: messages and operands have up
-// to `transfer_bytes`, and await() returns when all has been done that the
-// transport and the kernels have been asked for.  Collective.
+// to `transfer_bytes`, await() returns when all has been done that the
+// transport and the kernels have been asked for, and largest() returns the
+// largest of the values that the ranks give it.  Collective.
 absl::StatusOr<Costs> MeasureOwnCosts(
     const RingContext& context, int64_t transfer_bytes,
-    const std::function<absl::Status()>& await);
+    const std::function<absl::Status()>& await,
+    const std::function<absl::StatusOr<double>(double)>& largest,
+    const Clock& clock = SteadyClock());
 
 // The costs of the slowest rank: the largest of each.  REQUIRES: not empty.
 Costs Slowest(absl::Span<const Costs> of_ranks);
