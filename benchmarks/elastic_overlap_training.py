@@ -26,7 +26,7 @@ def main() -> None:
     batch_size, steps, jit = map(int, sys.argv[3:])
     tfring.init()
     use_one_core(tfring.rank())
-    train = trainer(sys.argv[2], batch_size, bool(jit), distributed=True)
+    train = trainer(sys.argv[2], batch_size, bool(jit), 2048, {})
     for _ in range(WARM_UP_STEPS):
         train()
     tfring.start_timeline(str(folder / "timeline.json"))

@@ -119,7 +119,12 @@ def test_expect():
         (["allreduce", "--peers=nccl"], "--peers: there is no nccl"),
         (["allreduce", "--modes=lazy"], "--modes: there is no lazy"),
         (["allreduce", "--max_bytes=1"], "4 bytes, is over the largest, 1"),
-        (["model", "--rounds=0"], "--rounds, --steps and"),
+        (["model", "--rounds=0"], "--rounds, --steps, --batch_size and"),
+        (["step", "--sync=diloco:x"], "there is no diloco:x; known are none"),
+        (
+            ["step", "--sync=gossip", "--compression=bf16"],
+            "--sync=gossip takes no --compression=bf16",
+        ),
         (["model", "--preset=vgg"], "preset"),
         (["step", "--model=gpt"], "step trains mlp or cnn, got --model=gpt"),
         (["memory", "--policies=some"], "--policies: there is no some"),

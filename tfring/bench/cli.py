@@ -36,6 +36,7 @@ from absl import flags
 
 import tfring
 from tfring.bench import peers, report, roofline, sizes
+from tfring.bench.exchanges import exchanges
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import measure
 from tfring.bench.statistics import Row
@@ -149,6 +150,29 @@ _JIT = _flag(
     False,
     "XLA compiles the step.",
 )
+_SYNC = _flag(
+    "step",
+    flags.DEFINE_list,
+    "sync",
+    "none",
+    "How ranks train together, each with turns of its own: none (every step), "
+    "localsgd:10, diloco:50 (rounds of so many steps), gossip:1.",
+)
+_COMPRESSION = _flag(
+    "step",
+    flags.DEFINE_list,
+    "compression",
+    "none",
+    "Each with each --sync that takes it: none, fp16, bf16, powersgd:4 (of "
+    "that rank).",
+)
+_WIDTH = _flag(
+    "step",
+    flags.DEFINE_integer,
+    "width",
+    2048,
+    "The width of the hidden layers of mlp.",
+)
 _POLICIES = _flag(
     "memory",
     flags.DEFINE_list,
@@ -238,8 +262,11 @@ def _parse(arguments: Sequence[str]) -> str:
             f"expected one of the commands {', '.join(_COMMANDS)}, got "
             f"{' '.join(words) or 'none'}. --help says more."
         )
-    if _ROUNDS.value < 1 or _STEPS.value < 1 or _BATCH_SIZE.value < 1:
-        raise _UsageError("--rounds, --steps and --batch_size start from 1.")
+    numbers = (_ROUNDS, _STEPS, _BATCH_SIZE, _WIDTH)
+    if any(each.value < 1 for each in numbers):
+        raise _UsageError(
+            "--rounds, --steps, --batch_size and --width start from 1."
+        )
     if _PLOT.value and find_spec("matplotlib") is None:
         raise _UsageError(
             "--plot needs matplotlib, which is not installed: pip install "
@@ -264,6 +291,7 @@ def _parse(arguments: Sequence[str]) -> str:
         )
     _sizes()
     _budgets()
+    exchanges(_SYNC.value, _COMPRESSION.value)
     return str(words[0])
 
 
@@ -380,6 +408,8 @@ def _step(command: str) -> _Measured:
         jit_compile=_JIT.value,
         rounds=_ROUNDS.value,
         steps=_STEPS.value,
+        width=_WIDTH.value,
+        ways=exchanges(_SYNC.value, _COMPRESSION.value),
         progress=_Progress(_ROUNDS.value),
     )
     return result.rows, {

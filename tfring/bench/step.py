@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import native
+from tfring.bench.exchanges import Exchange
 from tfring.bench.measure import cpu_seconds, sent_bytes
 from tfring.bench.statistics import Row, Spread
 
@@ -64,6 +66,8 @@ def measure_step(
     jit_compile: bool,
     rounds: int,
     steps: int,
+    width: int,
+    ways: Sequence[Exchange],
     progress: Callable[[], None] = lambda: None,
 ) -> Result:
     """Times training steps: together, one rank alone, all of them apart.
@@ -75,36 +79,45 @@ def measure_step(
         batch_size: The batch size of each rank.
         jit_compile: If True, XLA compiles the step.
         rounds: The number of turns of each of the three.
-        steps: The number of training steps in a turn.
+        steps: The number of training steps in a turn, at least: a turn has
+            whole rounds.
+        width: The width of the hidden layers of "mlp".
+        ways: How the ranks train together; each has turns of its own.
         progress: Called after each round.
     """
     world = native.mpi().COMM_WORLD
-    together = trainer(model, batch_size, jit_compile, distributed=True)
-    apart = trainer(model, batch_size, jit_compile, distributed=False)
+    make = functools.partial(trainer, model, batch_size, jit_compile, width)
+    apart = make(None)
     # The copies train alone on purpose.
     warnings.simplefilter("ignore", tfring.NotDistributedWarning)
-    for _ in range(_WARM_UP_STEPS):
-        together()
-        apart()
-    first = world.rank == 0
-    turns = {
-        f"{world.size} ranks together": (together, True),
-        "1 rank alone": (apart, first),
-        f"{world.size} copies apart": (apart, True),
+    together = {
+        ", ".join(filter(None, [f"{world.size} ranks together", way.name])): (
+            make(way.options()),
+            True,
+            -(-steps // way.every) * way.every,
+        )
+        for way in ways
     }
+    turns = together | {
+        "1 rank alone": (apart, world.rank == 0, steps),
+        f"{world.size} copies apart": (apart, True, steps),
+    }
+    for train, _, _ in turns.values():
+        for _ in range(_WARM_UP_STEPS):
+            train()
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     cpu: dict[str, list[float]] = {name: [] for name in turns}
     sent: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
-        for name, (train, takes_part) in turns.items():
+        for name, (train, takes_part, count) in turns.items():
             world.Barrier()
             sent_before = sent_bytes()
             cpu_before, start = cpu_seconds(), time.perf_counter()
-            for _ in range(steps if takes_part else 0):
+            for _ in range(count if takes_part else 0):
                 train()
-            taken = (time.perf_counter() - start) / steps
-            cpu_taken = (cpu_seconds() - cpu_before) / steps
-            sent_in_step = (sent_bytes() - sent_before) / steps
+            taken = (time.perf_counter() - start) / count
+            cpu_taken = (cpu_seconds() - cpu_before) / count
+            sent_in_step = (sent_bytes() - sent_before) / count
             _wait_for_all(world)
             of_ranks = world.allgather((taken, cpu_taken, sent_in_step))
             if name == "1 rank alone":
@@ -124,7 +137,7 @@ def measure_step(
         )
         for name in turns
     ]
-    all_together, alone, all_apart = rows
+    all_together, *_, alone, all_apart = rows
     return Result(
         rows,
         alone.seconds.median / all_together.seconds.median,
@@ -141,7 +154,11 @@ def _wait_for_all(world: Any) -> None:
 
 
 def trainer(
-    name: str, batch_size: int, jit_compile: bool, *, distributed: bool
+    name: str,
+    batch_size: int,
+    jit_compile: bool,
+    width: int,
+    options: Mapping[str, Any] | None,
 ) -> Callable[[], Any]:
     """Returns a function that does a training step on this rank's own batch.
 
@@ -149,13 +166,14 @@ def trainer(
         name: "mlp" or "cnn".
         batch_size: This rank's batch size.
         jit_compile: If True, XLA compiles the step.
-        distributed: If True, gradients are averaged.
+        width: The width of the hidden layers of "mlp".
+        options: Arguments of `DistributedOptimizer`; None trains alone.
     """
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    if name == "mlp":  # 40 MB of gradients
+    if name == "mlp":  # at a width of 2048, 40 MB of gradients
         shape: tuple[int, ...] = (784,)
-        hidden = [layers.Dense(2048, "relu") for _ in range(3)]
+        hidden = [layers.Dense(width, "relu") for _ in range(3)]
     else:  # 4.8 MB, most of it in the first dense layer
         shape = (28, 28, 1)
         hidden = [
@@ -167,8 +185,8 @@ def trainer(
         ]
     model = keras.Sequential([keras.Input(shape), *hidden, layers.Dense(10)])
     optimizer = keras.optimizers.SGD(1e-3)
-    if distributed:
-        optimizer = tfring.DistributedOptimizer(optimizer)
+    if options is not None:
+        optimizer = tfring.DistributedOptimizer(optimizer, **options)
     model.compile(
         optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,0 +1,103 @@
+"""Ways in which ranks train together, by their words on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tfring
+
+# The names of classes.
+_SYNCS = {"localsgd": "LocalSGD", "diloco": "DiLoCo", "gossip": "Gossip"}
+_KNOWN_SYNCS = ("none", *_SYNCS)
+_KNOWN_COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How ranks synchronize, and what they send.
+
+    Attributes:
+        sync: "none" or a key of `_SYNCS`.
+        every: The number of steps in a round; 1 for "none".
+        compression: "none", "fp16", "bf16" or "powersgd".
+        rank: That of PowerSGD.
+    """
+
+    sync: str
+    every: int
+    compression: str
+    rank: int
+
+    @property
+    def name(self) -> str:
+        """As on the command line; empty for the default."""
+        words = []
+        if self.sync != "none":
+            words.append(f"{self.sync}:{self.every}")
+        if self.compression == "powersgd":
+            words.append(f"powersgd:{self.rank}")
+        elif self.compression != "none":
+            words.append(self.compression)
+        return ", ".join(words)
+
+    def options(self) -> dict[str, Any]:
+        """Returns arguments of `tfring.DistributedOptimizer`."""
+        options: dict[str, Any] = {}
+        if self.sync != "none":
+            kind = getattr(tfring, _SYNCS[self.sync])
+            options["sync"] = kind(every=self.every)
+        if self.compression == "powersgd":
+            options["compression"] = tfring.PowerSGD(self.rank, start=0)
+        elif self.compression != "none":
+            options["compression"] = getattr(
+                tfring.Compression, self.compression
+            )
+        return options
+
+
+def exchanges(
+    syncs: Sequence[str], compressions: Sequence[str]
+) -> list[Exchange]:
+    """Returns each way to synchronize, with each compression that it takes.
+
+    Args:
+        syncs: "none", "localsgd:10", "diloco:50" or "gossip:1"; the number is
+            that of steps in a round.
+        compressions: "none", "fp16", "bf16" or "powersgd:4", of that rank.
+
+    Raises:
+        ValueError: One of them is unknown, or none goes with another.
+    """
+    found = [
+        Exchange(
+            *_parsed(sync, _KNOWN_SYNCS), *_parsed(each, _KNOWN_COMPRESSIONS)
+        )
+        for sync in syncs
+        for each in compressions
+    ]
+    found = [each for each in found if _is_taken(each)]
+    if not found:
+        raise ValueError(
+            f"--sync={','.join(syncs)} takes no "
+            f"--compression={','.join(compressions)}."
+        )
+    return found
+
+
+def _parsed(text: str, known: Collection[str]) -> tuple[str, int]:
+    """Returns the word and the number of a text such as "diloco:50"."""
+    word, _, number = text.partition(":")
+    if word not in known or (number and not number.isdecimal()):
+        raise ValueError(
+            f"there is no {text}; known are {', '.join(known)}, some with a "
+            "number as in diloco:50 and powersgd:4."
+        )
+    return word, int(number or 1)
+
+
+def _is_taken(each: Exchange) -> bool:
+    if each.compression == "powersgd":
+        return each.sync == "none"
+    return each.compression == "none" or each.sync != "gossip"
