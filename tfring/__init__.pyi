@@ -81,7 +81,10 @@ from tfring._ops.allreduce import (
 from tfring._ops.alltoall import alltoall as alltoall
 from tfring._ops.barrier import barrier as barrier
 from tfring._ops.broadcast import broadcast as broadcast
-from tfring._ops.compression import Compression as Compression
+from tfring._ops.compression import (
+    Compression as Compression,
+    PowerSGD as PowerSGD,
+)
 from tfring._ops.global_mean import global_mean as global_mean
 from tfring._ops.join import join as join
 from tfring._ops.objects import (

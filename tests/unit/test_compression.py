@@ -52,3 +52,20 @@ def test_what_is_no_compression_is_refused():
         match = f"^{call.__name__}: .*got 'fp16'"
         with pytest.raises(TypeError, match=match):
             call(given, compression="fp16")
+
+
+def test_power_sgd_is_of_gradients_alone():
+    tfring.init()
+    for call in tfring.allreduce, tfring.reducescatter:
+        match = f"^{call.__name__}: .*DistributedOptimizer"
+        with pytest.raises(TypeError, match=match):
+            call(tf.ones([1]), compression=tfring.PowerSGD())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"rank": 0}, {"rank": 1.5}, {"rank": True}, {"start": -1}]
+)
+def test_numbers_of_power_sgd(arguments):
+    [name] = arguments
+    with pytest.raises(ValueError, match=f"PowerSGD: {name} must be a whole"):
+        tfring.PowerSGD(**arguments)

@@ -51,6 +51,11 @@ FACTOR = "gradient_predivide_factor"
         (ValueError, "Leave num_groups out", {"groups": 1, "num_groups": 1}),
         (ValueError, "at least 0", {"num_groups": -1}),
         (TypeError, "got 'fp16'", {"compression": "fp16"}),
+        (
+            ValueError,
+            "PowerSGD adds up",
+            {"compression": tfring.PowerSGD(), "op": tfring.Adasum},
+        ),
         (TypeError, "process_set must be", {"process_set": [0]}),
     ],
 )
@@ -114,3 +119,13 @@ def test_local_layers_are_layers(partial, wrapped):
     for layers in ("dense", [keras.layers.Dense(1), 3]):
         with pytest.raises(ValueError, match="local_layers must be Keras"):
             partial(wrapped, local_layers=layers)
+
+
+def test_power_sgd_is_for_keras_3_alone():
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    for wrap in (
+        tfring.DistributedOptimizer,
+        tfring.PartialDistributedOptimizer,
+    ):
+        with pytest.raises(NotImplementedError, match="PowerSGD are for Keras"):
+            wrap(optimizer, compression=tfring.PowerSGD())

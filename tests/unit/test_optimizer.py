@@ -216,6 +216,7 @@ def test_options_are_handed_on(averages, duplicate):
     assert repr(averages.options.pop("offload")) == repr(OFFLOAD)
     expected = {**OPTIONS, "op": tfring.Average, "shard_states": False}
     expected |= {"sync": None, "within": None}
+    expected["low_rank"] = None
     expected["predivide_factor"] = expected.pop("gradient_predivide_factor")
     del expected["offload"]
     assert averages.options == expected

@@ -34,6 +34,7 @@ class OfMine(keras.optimizers.Adam):
         ),
         (keras.optimizers.Adam, {"op": tfring.Adasum}, "Adasum"),
         (keras.optimizers.Adam, {"compression": Compressor}, "compressor"),
+        (keras.optimizers.Adam, {"compression": tfring.PowerSGD()}, "PowerSGD"),
         (keras.optimizers.Adam, {"device_sparse": "/cpu:0"}, "device_sparse"),
     ],
 )

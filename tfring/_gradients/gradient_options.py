@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfring._core.process_sets import (
@@ -17,10 +17,16 @@ from tfring._gradients.local_variables import (
     checked_layers,
     variable_key,
 )
+from tfring._gradients.powersgd import LowRank, low_rank_of
 from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload, checked_offload
 from tfring._ops.arguments import checked_factor
-from tfring._ops.compression import AnyCompressor, Compression, checked
+from tfring._ops.compression import (
+    AnyCompressor,
+    Compression,
+    PowerSGD,
+    checked,
+)
 from tfring._ops.devices import checked_device
 from tfring._ops.reductions import ReduceOp
 
@@ -36,6 +42,8 @@ class GradientOptions:
         device_sparse: The same for `tf.IndexedSlices`.
         compression: How dense gradients are compressed before they are sent;
             see `Compression` for `tf.IndexedSlices`.
+        low_rank: Reduces large dense gradients as factors; None reduces them
+            whole.
         sparse_as_dense: If True, `tf.IndexedSlices` are made dense and reduced,
             instead of gathered from all ranks. Under XLA they are always made
             dense, because shapes are static there.
@@ -62,6 +70,7 @@ class GradientOptions:
     device_dense: str = ""
     device_sparse: str = ""
     compression: AnyCompressor = Compression.none
+    low_rank: LowRank | None = None
     sparse_as_dense: bool = False
     op: ReduceOp = ReduceOp.Average
     predivide_factor: float = 1.0
@@ -93,8 +102,11 @@ def gradient_options(
     local_layers: Any = None,
     offload: Any = None,
     shard_states: bool = False,
+    new_low_rank: Callable[[PowerSGD], LowRank] = low_rank_of,
 ) -> GradientOptions:
     """Makes options of the arguments that `function` shares with Horovod's.
+
+    `new_low_rank` gives the state of a `PowerSGD`.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices.
@@ -129,12 +141,22 @@ def gradient_options(
             f"average, and op is {op.name}. Use op=tfring.Average, or divide "
             "the loss."
         )
+    low_rank = None
+    if isinstance(compression, PowerSGD):
+        if op is ReduceOp.Adasum:
+            raise ValueError(
+                f"{function}: tfring.PowerSGD adds up factors of gradients, "
+                "and op=tfring.Adasum does not combine by a sum. Use "
+                "op=tfring.Average or tfring.Sum."
+            )
+        low_rank, compression = new_low_rank(compression), Compression.none
     local_variables = LocalVariables()
     local_variables.add_layers(checked_layers(function, local_layers))
     return GradientOptions(
         device_dense=checked_device(function, "device_dense", device_dense),
         device_sparse=checked_device(function, "device_sparse", device_sparse),
         compression=checked(function, compression),
+        low_rank=low_rank,
         sparse_as_dense=sparse_as_dense,
         op=op,
         predivide_factor=predivide_factor,

@@ -8,27 +8,20 @@ one bucket: they are ready before the later dense bucket's last gradient.
 Note [Starts before dones]: a bucket is a start and a done operation. All starts
 are traced before the first done, as one chain (see tfring/_ops/chains.py), so
 that no bucket waits for the result of another.
-
-Note [Request names]: ranks find each other's buckets by name, so a name must
-not depend on what else a rank has done: Keras numbers layers and optimizers by
-how many the process has made, and rank 0 may well have made one more. Buckets
-are therefore numbered within the function being traced.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import enum
-import weakref
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import ProcessSet, is_alone
+from tfring._core.process_sets import is_alone
 from tfring._gradients.buckets import (
     bucket_limits,
     cut_by_groups,
@@ -37,6 +30,8 @@ from tfring._gradients.buckets import (
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
 from tfring._gradients.overlap import Backpropagation
+from tfring._gradients.ready import Kind, Ready
+from tfring._gradients.request_names import request_names_of
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_reduction, checked_tensor
@@ -125,44 +120,29 @@ def reduce_gradients(
         for each in ready:
             result[each.index] = each_index_once(each.value, options)
         return result
-    buckets = _plan(ready, options)
-    backpropagation.wait_for(_start(buckets, options))
-    for bucket in sorted(buckets, key=lambda bucket: bucket.kind):
-        reduced = _finish(bucket, options)
-        for each, gradient in zip(bucket.gradients, reduced, strict=True):
-            result[each.index] = gradient
+    if options.low_rank is None:
+        reduced = _reduce(ready, options, wait_for=backpropagation.wait_for)
+    else:
+        reduced = options.low_rank.reduce(
+            ready,
+            functools.partial(_reduce, options=options),
+            wait_for=backpropagation.wait_for,
+        )
+    for each, gradient in zip(ready, reduced, strict=True):
+        result[each.index] = gradient
     return result
-
-
-class _Kind(enum.IntEnum):
-    """How a bucket is reduced. Buckets finish in the order of these kinds."""
-
-    INTEGERS = 0  # an average by itself, after all starts
-    DENSE = 1  # an allreduce
-    SPARSE = 2  # an allgather of rows
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ready:
-    """A gradient that the ranks share, in the form that is sent."""
-
-    index: int
-    variable: Any
-    kind: _Kind
-    value: Any  # tf.Tensor | tf.IndexedSlices
-    decompress: Any = None  # a function of the reduced tensor
 
 
 @dataclasses.dataclass
 class _Bucket:
     """Gradients of one kind that are sent together."""
 
-    gradients: Sequence[_Ready]
+    gradients: Sequence[Ready]
     request_name: str
     in_flight: Any = None  # from `_start`: Started | SlicesInFlight
 
     @property
-    def kind(self) -> _Kind:
+    def kind(self) -> Kind:
         return self.gradients[0].kind
 
     @property
@@ -171,7 +151,35 @@ class _Bucket:
 
     @property
     def names(self) -> list[str]:
-        return [name_of(each.variable, each.index) for each in self.gradients]
+        return [each.name for each in self.gradients]
+
+
+def _reduce(
+    ready: Sequence[Ready],
+    options: GradientOptions,
+    *,
+    wait_for: Callable[[Sequence[Started]], None] = lambda starts: None,
+    name: str = "gradients",
+) -> list[_Gradient]:
+    """Reduces gradients, or what is sent in their place, in one chain.
+
+    Args:
+        ready: In the order they become ready.
+        options: How they are reduced.
+        wait_for: Called with the starts, before the first done.
+        name: Begins the names of the requests.
+
+    Returns:
+        The reduced gradients, in the same order.
+    """
+    buckets = _plan(ready, options, name)
+    wait_for(_start(buckets, options))
+    result: dict[int, _Gradient] = {}
+    for bucket in sorted(buckets, key=lambda bucket: bucket.kind):
+        reduced = _finish(bucket, options)
+        for each, gradient in zip(bucket.gradients, reduced, strict=True):
+            result[each.index] = gradient
+    return [result[each.index] for each in ready]
 
 
 def _prepare(
@@ -180,27 +188,29 @@ def _prepare(
     gradient: _Gradient,
     travels: bool,
     options: GradientOptions,
-) -> _Ready:
+) -> Ready:
     """Checks a gradient, and compresses it if it is dense and sent."""
+    name = name_of(variable, index)
     if isinstance(gradient, tf.IndexedSlices) and not options.sparse_as_dense:
         with on_device(options.device_sparse):
             slices = checked_slices("gradients", gradient, options.op)
-        return _Ready(index, variable, _Kind.SPARSE, slices)
+        return Ready(index, variable, name, Kind.SPARSE, slices)
     compression, _ = split_engine_cast(options.compression, options.op)
     with on_device(options.device_dense):
-        tensor = made_dense(gradient, variable, name_of(variable, index))
+        tensor = made_dense(gradient, variable, name)
         if not travels and compression is not Compression.none:
             # No compressor is called, which may make another dtype.
-            return _Ready(index, variable, _Kind.DENSE, tensor)
+            return Ready(index, variable, name, Kind.DENSE, tensor)
         value, context = compress("gradients", compression, tensor)
         checked_tensor("gradients", value)
         check_reduction("gradients", options.op, value.dtype)
     # A compressor may have made integers.
     apart = options.op is ReduceOp.Average and value.dtype.is_integer
-    return _Ready(
+    return Ready(
         index,
         variable,
-        _Kind.INTEGERS if apart else _Kind.DENSE,
+        name,
+        Kind.INTEGERS if apart else Kind.DENSE,
         value,
         lambda reduced: decompress(
             "gradients", compression, reduced, context, tensor.dtype
@@ -208,31 +218,31 @@ def _prepare(
     )
 
 
-def _plan(ready: Sequence[_Ready], options: GradientOptions) -> list[_Bucket]:
+def _plan(
+    ready: Sequence[Ready], options: GradientOptions, name: str
+) -> list[_Bucket]:
     """Returns the buckets in starting order; see Note [Sparse buckets]."""
-    dense = [each for each in ready if each.kind is _Kind.DENSE]
+    dense = [each for each in ready if each.kind is Kind.DENSE]
     of_last = {bucket[-1].index: bucket for bucket in _cut(dense, options)}
-    buckets: list[list[_Ready]] = []
-    sparse: list[_Ready] = []
+    buckets: list[list[Ready]] = []
+    sparse: list[Ready] = []
     for each in ready:
-        if each.kind is _Kind.SPARSE:
+        if each.kind is Kind.SPARSE:
             sparse.append(each)
         elif each.index in of_last:
             buckets += [sparse, of_last[each.index]]
             sparse = []
     buckets.append(sparse)
-    buckets += [[each] for each in ready if each.kind is _Kind.INTEGERS]
+    buckets += [[each] for each in ready if each.kind is Kind.INTEGERS]
     buckets = [bucket for bucket in buckets if bucket]
-    names = request_names_of(len(buckets), options.process_set)
+    names = request_names_of(len(buckets), options.process_set, name)
     return [
-        _Bucket(bucket, name)
-        for bucket, name in zip(buckets, names, strict=True)
+        _Bucket(bucket, request_name)
+        for bucket, request_name in zip(buckets, names, strict=True)
     ]
 
 
-def _cut(
-    dense: Sequence[_Ready], options: GradientOptions
-) -> list[list[_Ready]]:
+def _cut(dense: Sequence[Ready], options: GradientOptions) -> list[list[Ready]]:
     tensors = [each.value for each in dense]
     if options.groups is None:
         _, wire_dtype = split_engine_cast(options.compression, options.op)
@@ -257,12 +267,12 @@ def _start(
 ) -> list[Started]:
     """Starts all buckets but integers; see Note [Starts before dones]."""
     _, wire_dtype = split_engine_cast(options.compression, options.op)
-    chain = [each for each in buckets if each.kind is not _Kind.INTEGERS]
+    chain = [each for each in buckets if each.kind is not Kind.INTEGERS]
     starts: list[Started] = []
     for bucket in chain:
         previous = starts[-1] if starts else None
         last = bucket is chain[-1]
-        if bucket.kind is _Kind.SPARSE:
+        if bucket.kind is Kind.SPARSE:
             with on_device(options.device_sparse):
                 bucket.in_flight = start_slices(
                     "gradients",
@@ -297,10 +307,10 @@ def _start(
 
 def _finish(bucket: _Bucket, options: GradientOptions) -> list[_Gradient]:
     """Returns the reduced gradients; integers start here, too."""
-    if bucket.kind is _Kind.SPARSE:
+    if bucket.kind is Kind.SPARSE:
         with on_device(options.device_sparse):
             return finish_slices(bucket.in_flight)
-    if bucket.kind is _Kind.DENSE:
+    if bucket.kind is Kind.DENSE:
         with on_device(options.device_dense):
             tensors = chains.finish(bucket.in_flight)
             return [
@@ -369,25 +379,3 @@ def name_of(variable: Any, index: int) -> str:
     if isinstance(variable, tf.Variable):
         return str(variable.name)
     return f"gradient {index}"
-
-
-# By graph and process set, how many names. Not in a collection of the graph: a
-# saver writes those.
-_taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def request_names_of(count: int, process_set: ProcessSet) -> Iterator[str]:
-    """Names that no other reduction of this function has; see the Note."""
-    graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly():
-        first = 0  # Each call has ended before the next one begins.
-    else:
-        while graph.building_function and graph.outer_graph.building_function:
-            graph = graph.outer_graph
-        # Another rank of the set may be in other sets besides.
-        taken = _taken.setdefault(graph, collections.Counter())
-        first = taken[process_set.process_set_id]
-        taken[process_set.process_set_id] += count
-    return (f"gradients/{number}" for number in range(first, first + count))

@@ -12,11 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._gradients.overlap import Backpropagation
-from tfring._gradients.reducer import (
-    count_call,
-    made_dense,
-    request_names_of,
-)
+from tfring._gradients.reducer import count_call, made_dense
+from tfring._gradients.request_names import request_names_of
 from tfring._gradients.shares import Bucket, Layout, Share
 from tfring._ops import chains
 from tfring._ops.allreduce import allreduce

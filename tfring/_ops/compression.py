@@ -6,6 +6,7 @@ users can add compressors of their own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -175,12 +176,108 @@ class Compression:
     bf16 = BF16Compressor
 
 
+# `eq=False`, because a tape's state belongs to one object; see `LowRank`.
+@dataclasses.dataclass(frozen=True, eq=False)
+class PowerSGD:
+    """Sends two thin factors of each large gradient, in place of all of it.
+
+    Pass it as `compression` to `tfring.DistributedOptimizer` or
+    `tfring.DistributedGradientTape`. It is for slow links between machines and
+    large matrices: with rank 4, a gradient of 1024 x 1024 elements is sent as
+    8192. A step sends two messages in place of one, one after the other, and
+    multiplies matrices, so it is slower on fast links.
+
+    A gradient with two or more axes is a matrix: the last axis has the columns,
+    and the rest has the rows. The ranks average two factors with `rank` columns
+    each, and the product of the averages is the gradient that all of them
+    apply. So their weights stay equal. The product leaves out a part of a
+    rank's gradient. The rank keeps this error, and adds it to its gradient of
+    the next step.
+
+    Gradients are reduced whole if their factors have more than half of their
+    elements, as for biases and small kernels. `tf.IndexedSlices` are gathered
+    as ever; made dense, by `sparse_as_dense` or XLA, they are matrices.
+    Gradients of float16 and bfloat16 are compressed in float32. A rank that is
+    alone sends nothing, and compresses nothing.
+
+    Each optimizer keeps for each matrix the error, as large as the weight, and
+    one factor, with which the next step begins. They are in no saved file and
+    are not broadcast: in a new process the error is zero. A tape is new in each
+    step, so tapes keep them with this object: make one for each model, before
+    the first step.
+
+    If a reduced gradient is not finite, both stay as they were. A
+    `LossScaleOptimizer` skips that step on all ranks.
+
+    Must agree across ranks. It does not go with `op=tfring.Adasum`, with
+    `shard_states`, nor with optimizers of Keras 2 and TensorFlow 1. The ranks'
+    weights have the same bits if the ranks compute alike: on the same kind of
+    CPU or GPU, with as many threads.
+
+    Args:
+        rank: The number of columns of the factors, at least 1. More follow the
+            gradient closer, and cost in proportion.
+        start: The number of first steps that reduce whole gradients, besides
+            the factors: gradients change fastest there. An optimizer counts
+            them from its `iterations`, so a training that continues from a file
+            does not repeat them.
+
+    Raises:
+        ValueError: An argument is not a whole number, or too small.
+
+    Example:
+
+    ```python
+    import keras
+    import tfring
+
+    tfring.init()
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.Adam(1e-3),
+        compression=tfring.PowerSGD(rank=4, start=1000),
+    )
+    ```
+
+    Reference:
+        Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient
+        Compression for Distributed Optimization",
+        https://arxiv.org/abs/1905.13727
+    """
+
+    rank: int = 4
+    start: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("rank", self.rank, 1),
+            (
+                "start",
+                self.start,
+                0,
+            ),
+        ):
+            if type(value) is not int or value < least:
+                raise ValueError(
+                    f"PowerSGD: {name} must be a whole number, at least "
+                    f"{least}, got {value!r}."
+                )
+
+
 # A subclass, as Horovod's are passed, or an instance, which can have a state.
 AnyCompressor = type[Compressor] | Compressor
+# Of gradients.
+AnyCompression = AnyCompressor | PowerSGD
 
 
 def checked(function: str, compression: Any) -> AnyCompressor:
     """Returns it, or raises TypeError in the name of a function."""
+    if isinstance(compression, PowerSGD):
+        raise TypeError(
+            f"{function}: tfring.PowerSGD compresses the gradients of a "
+            "tfring.DistributedOptimizer or tfring.DistributedGradientTape, "
+            "for which it keeps what it leaves out. Use one of tfring."
+            "Compression.none, fp16 and bf16 here."
+        )
     for method in "compress", "decompress":
         if not callable(getattr(compression, method, None)):
             raise TypeError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfring._ops.compression import AnyCompressor, Compression
+from tfring._ops.compression import AnyCompression, Compression
 from tfring._training.optimizer import DistributedOptimizer
 
 
@@ -15,7 +15,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: AnyCompressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:

@@ -13,7 +13,7 @@ from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions, gradient_options
 from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload
-from tfring._ops.compression import AnyCompressor, Compression
+from tfring._ops.compression import AnyCompression, Compression, PowerSGD
 from tfring._ops.reductions import ReduceOp
 from tfring._training.computed_gradients import ComputedGradients
 from tfring._training.fit import watch_fits
@@ -45,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: AnyCompressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = ReduceOp.Average,
@@ -90,7 +90,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
             operations itself.
         device_sparse: The same for sparse gradients.
         compression: `tfring.Compression.none`, `fp16` or `bf16`: the dtype in
-            which larger floats are sent and added. Or a
+            which larger floats are sent and added. Or a `tfring.PowerSGD`,
+            which sends two thin factors of each large gradient. Or a
             `tfring.compression.Compressor` of your own. Must agree across
             ranks.
         sparse_as_dense: If true, gradients of embeddings, `tf.IndexedSlices`,
@@ -154,7 +155,7 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
             the optimizer or another argument does not go with `shard_states`,
-            `offload` or `sync`.
+            `offload`, `sync` or `PowerSGD`.
         NotInitializedError: `tfring.init()` has not been called.
         TypeError: `optimizer` is not an optimizer of Keras or TensorFlow 1, or
             another argument is of a wrong type.
@@ -178,7 +179,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         optimizer,
         is_of_keras3_alone=offload is not None
         or shard_states
-        or sync is not None,
+        or sync is not None
+        or isinstance(compression, PowerSGD),
     )
     if use_locking and not _is_v1(optimizer):
         raise ValueError(
@@ -224,7 +226,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: AnyCompressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = ReduceOp.Average,
@@ -253,7 +255,8 @@ def PartialDistributedOptimizer(  # noqa: N802
         name: A new name for `optimizer`.
         device_dense: The device that reduces dense gradients.
         device_sparse: The device that reduces sparse gradients.
-        compression: The dtype for sending larger floats.
+        compression: The dtype for sending larger floats, or a
+            `tfring.PowerSGD`.
         sparse_as_dense: If true, `tf.IndexedSlices` are made dense.
         gradient_predivide_factor: Splits the division of an average.
         op: Average, sum or Adasum.
@@ -293,7 +296,9 @@ def PartialDistributedOptimizer(  # noqa: N802
     ```
     """
     optimizer = _checked_optimizer(
-        optimizer, is_of_keras3_alone=offload is not None
+        optimizer,
+        is_of_keras3_alone=offload is not None
+        or isinstance(compression, PowerSGD),
     )
     options = gradient_options(
         "PartialDistributedOptimizer",
@@ -336,8 +341,8 @@ def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
     if _is_v1(optimizer) or is_keras2_optimizer(optimizer):
         if is_of_keras3_alone:
             raise NotImplementedError(
-                "DistributedOptimizer: offload, shard_states and sync are for "
-                "Keras 3's optimizers, and this is a "
+                "DistributedOptimizer: offload, shard_states, sync and PowerSGD "
+                "are for Keras 3's optimizers, and this is a "
                 f"{type(optimizer).__module__}.{type(optimizer).__name__}. "
                 "Leave them out."
             )

@@ -125,6 +125,7 @@ class Distributed(_Optimizer):
             self._begin_step(variables)
         if not self._averages_accumulated():
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
+                self._note_loss_scale(self)
                 grads = self._average_overflowing(grads, variables)
             else:
                 grads = self._average(grads, variables)
@@ -186,6 +187,16 @@ class Distributed(_Optimizer):
         """
         return self._average_overflowing(grads, variables), variables
 
+    def _note_loss_scale(self, optimizer: Any) -> None:
+        """Notes which LossScaleOptimizer has scaled the gradients."""
+        low_rank = self._tfring_options.low_rank
+        if low_rank is not None:
+            low_rank.loss_scale = (
+                optimizer.dynamic_scale
+                if optimizer.built
+                else optimizer.initial_scale
+            )
+
     def _average_overflowing(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> Sequence[Any]:
@@ -242,7 +253,10 @@ class Distributed(_Optimizer):
             return grads
         grads = list(grads)
         self._check_step(variables)
-        return reduce_gradients(grads, variables, self._tfring_options)
+        options = self._tfring_options
+        if options.low_rank is not None:
+            options.low_rank.begin_at(lambda: self.iterations)
+        return reduce_gradients(grads, variables, options)
 
     def _check_step(self, variables: Sequence[Any]) -> None:
         """Raises, or warns, if a step would make ranks differ."""
@@ -385,6 +399,7 @@ def _teach_loss_scale_optimizer() -> None:
         if not self.built:
             self.build(list(variables))
         inside[0]._begin_step(variables)
+        inside[0]._note_loss_scale(self)
         grads, trainable_variables = inside[0]._reduce_before_check(
             grads, variables
         )

@@ -71,6 +71,12 @@ def _problems(options: GradientOptions) -> Iterator[tuple[str, str]]:
             "variable's whole gradient",
             "Take tfring.Average or tfring.Sum",
         )
+    if options.low_rank is not None:
+        yield (
+            "gives each rank a part of each gradient, and tfring.PowerSGD "
+            "gives the whole one to all",
+            "Take tfring.Compression.none, fp16 or bf16",
+        )
     rest, _ = split_engine_cast(options.compression, options.op)
     if rest is not NoneCompressor and not isinstance(rest, NoneCompressor):
         yield (

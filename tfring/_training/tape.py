@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions, gradient_options
+from tfring._gradients.powersgd import low_rank_of_tapes
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
 from tfring._memory.offload_options import Offload
 from tfring._ops.autograph import not_converted
-from tfring._ops.compression import AnyCompressor, Compression
+from tfring._ops.compression import AnyCompression, Compression
 from tfring._ops.reductions import ReduceOp
 from tfring._training.weights import warn_if_not_broadcast
 
@@ -23,7 +24,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: AnyCompressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
@@ -48,7 +49,8 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         device_dense: The device that reduces dense gradients. It and the
             arguments below mean the same as for `tfring.DistributedOptimizer`.
         device_sparse: The device that reduces sparse gradients.
-        compression: How larger floats are sent, such as in a smaller dtype.
+        compression: How larger floats are sent, such as in a smaller dtype, or
+            a `tfring.PowerSGD` that was made before the first step.
         sparse_as_dense: If True, `tf.IndexedSlices` are made dense.
         op: Average, sum or Adasum.
         gradient_predivide_factor: Splits the division of an average.
@@ -100,6 +102,7 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         offload=offload,
+        new_low_rank=low_rank_of_tapes,
     )
     return _DistributedGradientTape(gradtape, options)
 
@@ -109,7 +112,7 @@ def PartialDistributedGradientTape(  # noqa: N802
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: AnyCompressor = Compression.none,
+    compression: AnyCompression = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.Average,
     gradient_predivide_factor: float = 1.0,
@@ -184,6 +187,7 @@ def PartialDistributedGradientTape(  # noqa: N802
         scale_local_gradients=scale_local_gradients,
         local_layers=local_layers,
         offload=offload,
+        new_low_rank=low_rank_of_tapes,
     )
     return _DistributedGradientTape(gradtape, options)
 

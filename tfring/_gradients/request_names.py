@@ -1,0 +1,41 @@
+"""The names of the requests that reduce gradients.
+
+Note [Request names]: ranks find each other's buckets by name, so a name must
+not depend on what else a rank has done: Keras numbers layers and optimizers by
+how many the process has made, and rank 0 may well have made one more. Buckets
+are therefore numbered within the function being traced.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfring._core.process_sets import ProcessSet
+
+# By graph and process set, how many names. Not in a collection of the graph: a
+# saver writes those.
+_taken: weakref.WeakKeyDictionary[Any, collections.Counter[int | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def request_names_of(
+    count: int, process_set: ProcessSet, name: str = "gradients"
+) -> Iterator[str]:
+    """Names that no other reduction of this function has; see the Note."""
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly():
+        first = 0  # Each call has ended before the next one begins.
+    else:
+        while graph.building_function and graph.outer_graph.building_function:
+            graph = graph.outer_graph
+        # Another rank of the set may be in other sets besides.
+        taken = _taken.setdefault(graph, collections.Counter())
+        first = taken[process_set.process_set_id]
+        taken[process_set.process_set_id] += count
+    return (f"{name}/{number}" for number in range(first, first + count))
