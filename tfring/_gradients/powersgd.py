@@ -55,6 +55,7 @@ from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfring._gradients.local_variables import variable_key
 from tfring._gradients.ready import Kind, Ready
@@ -92,8 +93,8 @@ class _State:
     """The variables of one matrix, which Keras does not know."""
 
     variable: Any  # held, so that its key is not used again
-    error: tf.Variable
-    right: tf.Variable
+    error: ResourceVariable
+    right: ResourceVariable
 
 
 @dataclasses.dataclass
@@ -141,7 +142,7 @@ class LowRank:
     def __init__(self, rank: int, start: int) -> None:
         self._rank, self._start = rank, start
         self._states: dict[Any, _State] = {}
-        self._steps: Any = None  # a tf.Variable, which counts up to `start`
+        self._steps: Any = None  # a variable, which counts up to `start`
         self.loss_scale: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -154,7 +155,7 @@ class LowRank:
         _check_mode()
         with tf.init_scope():
             count = tf.minimum(tf.cast(steps(), tf.int64), self._start)
-            self._steps = tf.Variable(count, trainable=False)
+            self._steps = ResourceVariable(count, trainable=False)
 
     def reduce(
         self,
@@ -252,8 +253,10 @@ class LowRank:
             )
             return _State(
                 ready.variable,
-                tf.Variable(error, trainable=False),
-                tf.Variable(right, trainable=False),
+                # Not tf.Variable: a tf.function lets only its first trace make
+                # one, and a later trace may have other variables to train.
+                ResourceVariable(error, trainable=False),
+                ResourceVariable(right, trainable=False),
             )
 
     def _flag(self) -> Ready:
