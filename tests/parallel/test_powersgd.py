@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers import assert_same_on_all_ranks, bits_of
 
 import tfring
-from tfring._core import monitor, runtime
+from tfring._core import runtime
 
 # A matrix, a kernel of a convolution, and two that are reduced whole.
 SHAPES = [(40, 24), (3, 3, 8, 16), (24,), (4, 4)]
@@ -182,16 +182,15 @@ def test_a_new_rank_takes_part_in_no_first_steps(mode, rank, size):
     variables = variables_of()
     optimizer.build(variables)
     step = mode(lambda gradients: optimizer.apply(gradients, variables))
-    monitor.start_counting()
-    before = monitor.engine_totals().count_bytes
+    before = tfring.statistics().tensor_bytes
     step(gradients_of(rank))
-    sent_bytes = monitor.engine_totals().count_bytes - before
+    sent_bytes = tfring.statistics().tensor_bytes - before
     assert sent_bytes < 4 * 40 * 24
     assert_same_on_all_ranks(variables)
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_bytes(mode, rank):
+def test_bytes(mode, rank, size):
     low_rank = 3
     shapes = [(64, 80), (80,), (3, 3, 8, 32)]
     step = step_of(
@@ -201,11 +200,14 @@ def test_bytes(mode, rank):
     )
     gradients = [tf.random.normal(shape) for shape in shapes]
     step(gradients)
-    monitor.start_counting()
-    before = monitor.engine_totals().count_bytes
+    before = tfring.statistics()
     step(gradients)
-    factors = low_rank * (64 + 80 + 72 + 32)
-    assert monitor.engine_totals().count_bytes - before == 4 * (factors + 80)
+    after = tfring.statistics()
+    expected = 4 * (low_rank * (64 + 80 + 72 + 32) + 80)
+    assert after.tensor_bytes - before.tensor_bytes == expected
+    if size == 2:
+        sent = after.sent_bytes["allreduce"] - before.sent_bytes["allreduce"]
+        assert sent == expected
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -156,6 +156,28 @@ def test_a_short_round_ends_with_the_mean(rank, size):
         np.testing.assert_array_equal(variable, value)
 
 
+@pytest.mark.parametrize(
+    ("compression", "bytes_of_one"),
+    [(tfring.Compression.none, 4), (tfring.Compression.bf16, 2)],
+)
+def test_a_round_sends_what_a_step_sends(compression, bytes_of_one, size):
+    weights = keras.Variable(np.zeros([1000, 1000], np.float32))
+    optimizer = tfring.DistributedOptimizer(
+        inner(), sync=tfring.DiLoCo(5), compression=compression
+    )
+    optimizer.build([weights])
+    gradients = [tf.ones([1000, 1000])]
+    optimizer.apply(gradients, [weights])  # which may compare the weights
+    before = tfring.statistics().sent_bytes["allreduce"]
+    for _ in range(10):
+        optimizer.apply(gradients, [weights])
+    sent = tfring.statistics().sent_bytes["allreduce"] - before
+    meetings, of_ring = 2, 2 * (size - 1) / size
+    assert sent == pytest.approx(
+        meetings * of_ring * bytes_of_one * 1e6, rel=0.02
+    )
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_loop_of_ones_own(traced, rank, size):
     model = built_model()

@@ -47,6 +47,11 @@ def test_arguments_are_checked(make, error, message):
             "Compression.none",
         ),
         ({"op": tfring.Sum}, NotImplementedError, "op is Sum"),
+        (
+            {"compression": tfring.PowerSGD()},
+            NotImplementedError,
+            "the gradients of every step",
+        ),
         ({"op": tfring.Adasum}, NotImplementedError, "op is Adasum"),
         ({"shard_states": True}, NotImplementedError, "a part of a common one"),
         (

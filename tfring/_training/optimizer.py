@@ -341,8 +341,8 @@ def _checked_optimizer(optimizer: Any, *, is_of_keras3_alone: bool) -> Any:
     if _is_v1(optimizer) or is_keras2_optimizer(optimizer):
         if is_of_keras3_alone:
             raise NotImplementedError(
-                "DistributedOptimizer: offload, shard_states, sync and PowerSGD "
-                "are for Keras 3's optimizers, and this is a "
+                "DistributedOptimizer: offload, shard_states, sync and "
+                "PowerSGD are for Keras 3's optimizers, and this is a "
                 f"{type(optimizer).__module__}.{type(optimizer).__name__}. "
                 "Leave them out."
             )

@@ -27,7 +27,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfring._gradients.reducer import request_names_of
+from tfring._gradients.request_names import request_names_of
 from tfring._gradients.rounds import Gossip
 from tfring._ops.allreduce import grouped_allreduce
 from tfring._ops.alltoall import alltoall

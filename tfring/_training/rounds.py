@@ -61,6 +61,12 @@ def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
             "state, and with shard_states=True a part of a common one. Leave "
             "one of the two out."
         )
+    if options.low_rank is not None:
+        raise NotImplementedError(
+            f"{function}: sync={kind} sends changes of weights, and "
+            "tfring.PowerSGD compresses the gradients of every step. Take one "
+            "of tfring.Compression.none, fp16 and bf16."
+        )
     if options.op is not ReduceOp.Average:
         raise NotImplementedError(
             f"{function}: sync={kind} averages, and op is {options.op.name}. "
