@@ -116,6 +116,14 @@ def test_uneven_data(start):
     assert "steps of the optimizer: 300" in output
 
 
+def test_pipeline(start):
+    code, output = run(start, "pipeline.py")
+    assert code == 0, output
+    assert "as in one process: yes" in output
+    first, last = re.search(r"loss (\S+) (\S+)", output).groups()
+    assert float(last) < float(first)
+
+
 def test_tape_loop(start):
     code, output = run(start, "tape_loop.py")
     assert code == 0, output
