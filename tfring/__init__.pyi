@@ -7,6 +7,7 @@ from tfring import (
     compression as compression,
     data as data,
     elastic as elastic,
+    layers as layers,
     metrics as metrics,
 )
 from tfring._compat.probes import (

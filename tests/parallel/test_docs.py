@@ -16,6 +16,7 @@ import tfring.callbacks
 import tfring.compression
 import tfring.data
 import tfring.elastic
+import tfring.layers
 from tfring._core.process_sets import added
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,7 @@ def _documented() -> dict[str, Any]:
         "tfring.compression": tfring.compression,
         "tfring.data": tfring.data,
         "tfring.elastic": tfring.elastic,
+        "tfring.layers": tfring.layers,
         "tfring.metrics": tfring.metrics,
     }
     return {

@@ -14,6 +14,7 @@ import tfring
 import tfring.callbacks
 import tfring.compression
 import tfring.elastic
+import tfring.layers
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -28,6 +29,7 @@ def test_every_public_name_is_in_the_reference():
         "callbacks": keras.callbacks.Callback,
         "compression": tfring.compression.Compressor,
         "elastic": object,
+        "layers": keras.layers.Layer,
     }
     public = {
         f"tfring.{module}.{name}"

@@ -19,7 +19,7 @@ LAYERS = (
     ("_memory",),
     ("_gradients",),
     ("_training",),
-    ("callbacks", "compression", "data", "elastic", "metrics"),
+    ("callbacks", "compression", "data", "elastic", "layers", "metrics"),
     ("_compat",),
     ("",),
     ("bench", "horovod"),

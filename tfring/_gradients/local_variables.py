@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+
+# By `id`; Keras variables cannot be in a set, as `==` compares their values.
+_row_shards: weakref.WeakValueDictionary[int, Any] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def variable_key(variable: Any) -> Any:
@@ -16,8 +22,26 @@ def variable_key(variable: Any) -> Any:
     return id(variable)
 
 
+def mark_row_shard(variable: Any) -> None:
+    """Marks a Keras variable: it has this rank's rows of a table of all ranks.
+
+    It is a local variable of every optimizer and tape. Its gradient is of the
+    sum of the ranks' losses, since all ranks send theirs for its rows.
+    """
+    _row_shards[id(variable)] = variable
+
+
+def is_row_shard(variable: Any) -> bool:
+    """Tells whether a variable is marked, or is TensorFlow's inside one."""
+    key = variable_key(variable)
+    return any(key == variable_key(each) for each in _row_shards.values())
+
+
 class LocalVariables:
-    """Variables, and layers that may create their variables later."""
+    """Variables, and layers that may create their variables later.
+
+    Row shards are among them, wherever they belong.
+    """
 
     def __init__(self) -> None:
         self._layers: list[Any] = []
@@ -27,6 +51,8 @@ class LocalVariables:
         return bool(self._layers or self._variables)
 
     def __contains__(self, variable: Any) -> bool:
+        if is_row_shard(variable):
+            return True
         of_layers = [v for layer in self._layers for v in layer.variables]
         key = variable_key(variable)
         return any(key == variable_key(v) for v in self._variables + of_layers)

@@ -21,14 +21,17 @@ import keras
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import is_alone
+from tfring._core.process_sets import (
+    global_process_set,
+    is_alone,
+)
 from tfring._gradients.buckets import (
     bucket_limits,
     cut_by_groups,
     cut_into_buckets,
 )
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.local_variables import variable_key
+from tfring._gradients.local_variables import is_row_shard, variable_key
 from tfring._gradients.overlap import Backpropagation
 from tfring._gradients.ready import Kind, Ready
 from tfring._gradients.request_names import request_names_of
@@ -111,7 +114,12 @@ def reduce_gradients(
             shared.append(i)
             continue
         result[i] = each_index_once(result[i], options)
-        if travels and options.scale_local_gradients:
+        if is_row_shard(variables[i]):
+            _check_row_shard(variables[i], options)
+            is_scaled = options.op is ReduceOp.Average
+        else:
+            is_scaled = options.scale_local_gradients
+        if travels and is_scaled:
             result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
     ready = [
         _prepare(i, variables[i], result[i], travels, options) for i in shared
@@ -131,6 +139,21 @@ def reduce_gradients(
     for each, gradient in zip(ready, reduced, strict=True):
         result[each.index] = gradient
     return result
+
+
+def _check_row_shard(variable: Any, options: GradientOptions) -> None:
+    if options.op is ReduceOp.Adasum:
+        raise ValueError(
+            f"The gradient of '{name_of(variable, 0)}', the rows of a "
+            "ShardedEmbedding, is a sum over the ranks: op=tfring.Adasum "
+            "cannot combine it. Take tfring.Average or tfring.Sum."
+        )
+    if options.process_set is not global_process_set:
+        raise ValueError(
+            f"All ranks share the table of '{name_of(variable, 0)}', a "
+            f"ShardedEmbedding, and {options.process_set} trains it alone. "
+            "Leave process_set out."
+        )
 
 
 @dataclasses.dataclass

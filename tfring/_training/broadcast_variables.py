@@ -31,6 +31,7 @@ from tfring._training.kinds import (
     rounds_among,
     split_off_shares,
 )
+from tfring._training.row_shards import share_loaded
 from tfring._training.seeds import folded
 
 _SHARDED = (
@@ -61,7 +62,9 @@ def broadcast_variables(
 
     States of an optimizer with `shard_states=True` become each rank's share of
     the states that the root has loaded. If the root has loaded nothing since
-    its last step, they do not change.
+    its last step, they do not change. Nor do the tables of
+    `tfring.layers.ShardedEmbedding`, unless rank 0 has loaded them and is the
+    root: each rank then gets its rows.
 
     Gradients that a `DistributedOptimizer` has accumulated become their mean
     over the ranks that have made as many batches as the root, so that no rank's
@@ -102,6 +105,8 @@ def broadcast_variables(
     del inplace
     function = "broadcast_variables"
     targets = _checked(function, variables, root_rank, process_set)
+    rows = [v for v in targets if kind_of(v) is Kind.ROWS]
+    targets = [v for v in targets if kind_of(v) is not Kind.ROWS]
     targets, sharded = split_off_shares(targets)
     if sharded and not tf.executing_eagerly():
         raise NotImplementedError(_SHARDED.format(function=function))
@@ -110,6 +115,8 @@ def broadcast_variables(
         _broadcast(targets, root_rank, "variables", process_set, same_seeds)
         for optimizer in sharded:
             optimizer._broadcast_loaded(root_rank, process_set)
+        if rows and process_set is global_process_set:
+            share_loaded([v._tfring_rows for v in rows], root_rank)
         return None
     name = checked_name(function, None, process_set=process_set)
     return tf.group(
@@ -217,7 +224,9 @@ def _broadcast(
             name=f"{request_name}/accumulated/{number}",
             process_set=process_set,
         )
-    variables = [v for v in variables if kind_of(v) is not Kind.ACCUMULATED]
+    variables = [
+        v for v in variables if kind_of(v) not in (Kind.ACCUMULATED, Kind.ROWS)
+    ]
     for in_round in rounds_among(variables):
         variables += in_round.state
     values = [_as_supported(variable) for variable in variables]

@@ -45,6 +45,7 @@ from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
 from tfring._training.rounds import optimizers_in_rounds
 from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
+from tfring._training.row_shards import row_shards_of
 from tfring._training.saving import GatherStates, has_shards, saves_models
 from tfring._training.undistributed import trainer_class
 
@@ -110,7 +111,9 @@ def _put_right(callback_list: Any, data: Any) -> None:
     ]
     model, given = callback_list.model, callback_list.callbacks
     if any(map(has_shards, distributed_optimizers(model))):
-        _check_goes_with_shards(given)
+        _check_goes_with_shards(given, "shard_states=True")
+    if any(row_shards_of(model)):
+        _check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
     if optimizers_in_rounds(model):
         _check_goes_with_rounds(given)
     process_set = _training_together(model, given)
@@ -217,7 +220,10 @@ def _decide(
     }
     in_batches = on_any("saves in batches")
     gather = None
-    if savers and any(map(_is_in_parts, distributed_optimizers(model))):
+    if savers and (
+        any(map(_is_in_parts, distributed_optimizers(model)))
+        or any(row_shards_of(model))
+    ):
         gather = GatherStates(
             [each for each in kept if saves_models(each)],
             in_batches=in_batches,
@@ -310,21 +316,21 @@ def _is_in_parts(optimizer: Any) -> bool:
     return has_shards(optimizer) or bool(optimizer.gradient_accumulation_steps)
 
 
-def _check_goes_with_shards(callbacks: list[Any]) -> None:
+def _check_goes_with_shards(callbacks: list[Any], feature: str) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
             raise NotImplementedError(
                 "fit: keras.callbacks.SwapEMAWeights swaps weights with whole "
-                "averages, and with shard_states=True each rank has a part of "
-                "them. Leave one of the two out; ema_overwrite_frequency of "
-                "the optimizer goes with shard_states."
+                f"averages, and with {feature} each rank has a part of them. "
+                "Leave one of the two out; ema_overwrite_frequency of the "
+                f"optimizer goes with {feature}."
             )
         if _joins(callback):
             raise NotImplementedError(
                 "fit: tfring.callbacks.JoinCallback lets ranks stand by while "
-                "others train, and with shard_states=True each rank updates "
-                "its part of the weights in every step. Leave one of the two "
-                "out, and give every rank equally many batches."
+                f"others train, and with {feature} each rank takes part in "
+                "every step, with its part of the weights or states. Leave "
+                "one of the two out, and give every rank equally many batches."
             )
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet
-from tfring._gradients.local_variables import LocalVariables
+from tfring._gradients.local_variables import LocalVariables, is_row_shard
 from tfring._ops.allreduce import allreduce
 from tfring._ops.gather_json import gather_json
 from tfring._ops.objects import broadcast_object
@@ -221,7 +221,8 @@ class Agreement(keras.callbacks.Callback):
         return [
             variable
             for variable in self.model.trainable_variables
-            if not any(variable in own for own in self._terms.local_variables)
+            if not is_row_shard(variable)
+            and not any(variable in own for own in self._terms.local_variables)
         ]
 
     def _compare(

@@ -8,6 +8,7 @@ comparisons of weights read it, and nothing else decides.
 | ALIKE       | weights, momenta, iterations     | copies the root's    |
 | FOLDED      | seeds                            | folds with the rank  |
 | SHARED_OUT  | states with `shard_states=True`  | shares out the root's|
+| ROWS        | tables of `ShardedEmbedding`     | shares out the root's|
 | ACCUMULATED | gradients of several batches     | takes the ranks' mean|
 | OWN         | metrics, local variables         | leaves them alone    |
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import keras
 
-from tfring._gradients.local_variables import LocalVariables
+from tfring._gradients.local_variables import LocalVariables, is_row_shard
 from tfring._training.seeds import is_seed
 
 
@@ -34,6 +35,7 @@ class Kind(enum.Enum):
     ALIKE = enum.auto()
     FOLDED = enum.auto()
     SHARED_OUT = enum.auto()
+    ROWS = enum.auto()
     ACCUMULATED = enum.auto()
     OWN = enum.auto()
 
@@ -48,6 +50,8 @@ def kind_of(
         local_variables: The variables that each rank trains for itself.
     """
     trained = getattr(variable, "_tfring_state_for", variable)
+    if is_row_shard(trained):
+        return Kind.ROWS
     if any(trained in local for local in local_variables):
         return Kind.OWN
     if getattr(variable, "_tfring_share_of", None) is not None:

@@ -268,6 +268,8 @@ class Distributed(_Optimizer):
                     "quantization), of which there is no average over ranks. "
                     "Train in bfloat16 or float16 instead."
                 )
+            if hasattr(variable, "_tfring_rows"):
+                variable._tfring_rows.forget_loaded()
         options = self._tfring_options
         if options.local_variables:
             for optimizer in with_inner(self):

@@ -32,6 +32,11 @@ def is_seed(variable: Any) -> bool:
     return name == "seed_generator_state" and tuple(variable.shape) == (2,)
 
 
+def folded_seed(seed: int, steps: int) -> int:
+    """Returns the seed that is `steps` steps from another."""
+    return (seed + steps * _STEP) % _MODULUS
+
+
 def folded(state: Any, steps: int) -> tf.Tensor:
     """Returns the state for the rank that is `steps` ranks further on."""
     seed, draws = tf.unstack(tf.cast(state, tf.int64))

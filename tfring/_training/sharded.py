@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfring._gradients.gradient_options import GradientOptions
+from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.scatter import (
     gather_shares,
     scatter_gradients,
@@ -103,6 +104,14 @@ class Sharded(WholeStates, Distributed):
     # ---- Building ----
 
     def build(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            if is_row_shard(variable):
+                raise NotImplementedError(
+                    f"The optimizer '{self.name}' has shard_states=True, and "
+                    f"'{variable.path}' has some rows of a ShardedEmbedding's "
+                    "table: a rank keeps the states for these alone already. "
+                    "Leave shard_states out."
+                )
         if not self.built:
             # Bypasses attribute tracking.
             self.__dict__["_tfring_layout"] = Layout(

@@ -1,4 +1,4 @@
-"""Gathers the ranks' parts of an optimizer's state, so that it can be saved."""
+"""Gathers the ranks' parts of a training's state, so that it can be saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
@@ -17,6 +16,11 @@ from tfring._core.process_sets import is_alone
 from tfring._training.accumulators import average_accumulators
 from tfring._training.kinds import accumulators_by_optimizer
 from tfring._training.optimizer_class import optimizers_of, with_inner
+from tfring._training.row_shards import (
+    assign_saved,
+    row_shards_of,
+    saved_value,
+)
 from tfring._training.state_shares import WholeStates
 
 
@@ -24,12 +28,14 @@ from tfring._training.state_shares import WholeStates
 def whole_states(
     optimizer: Any, root_rank: int | None = None
 ) -> Iterator[None]:
-    """Gathers an optimizer's state from all ranks, so that it can be saved.
+    """Gathers the parts of a state from all ranks, so that it can be saved.
 
     With `shard_states=True` of `tfring.DistributedOptimizer` each rank has a
     part of the optimizer's state. Inside of this context the optimizer and its
     model can be saved as usual: by `model.save` or `tf.train.Checkpoint`.
-    Outside of it that is an error, on more than one rank. Accumulated gradients
+    Outside of it that is an error, on more than one rank. The same holds for
+    the tables of `tfring.layers.ShardedEmbedding` and the optimizer's states
+    for them, by `model.save` and `model.save_weights`. Accumulated gradients
     (`backward_passes_per_step`) become their mean over the ranks, so that one
     rank's file keeps the batches of all ranks. In `fit`, callbacks of Keras and
     tfring that save do not need it.
@@ -67,6 +73,8 @@ def whole_states(
     with ExitStack() as gathered:
         for each in sharded_optimizers(optimizer):
             gathered.enter_context(each._gathered_whole(root_rank))
+        for shard in row_shards_of(optimizer):
+            gathered.enter_context(shard.gathered(root_rank))
         yield
 
 
@@ -102,10 +110,7 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
     optimizer has shards.
     """
     return [
-        # NumPy 2 warns of Keras's own `numpy`.
-        tf.convert_to_tensor(value).numpy()
-        if isinstance(value, keras.Variable)
-        else value
+        saved_value(value) if isinstance(value, keras.Variable) else value
         for each in _in_order(optimizer)
         for value in (
             each._whole_values()
@@ -127,7 +132,7 @@ def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
             each._take_whole(own)
         else:
             for variable in each._variables:
-                variable.assign(rest.pop(0))
+                assign_saved(variable, rest.pop(0))
 
 
 def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
@@ -155,23 +160,22 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
 
 @functools.cache
 def teach_saving() -> None:
-    """Makes optimizers around one with shards save whole states."""
-    for outer in (
-        keras.optimizers.LossScaleOptimizer,
-        keras.optimizers.MultiOptimizer,
-    ):
-        _teach(outer)
+    """Makes Keras save and load whole states."""
+    _teach_optimizers()
     _refuse_before_writing(saving_lib, "save_model")
     _refuse_before_writing(saving_lib, "save_weights_only")
     _refuse_before_writing(legacy_h5_format, "save_model_to_hdf5")
 
 
-def _teach(outer: Any) -> None:
-    keras_save, keras_load = outer.save_own_variables, outer.load_own_variables
+def _teach_optimizers() -> None:
+    # Of all classes, as none but `WholeStates` overrides them.
+    of_all = keras.optimizers.Optimizer
+    keras_save = of_all.save_own_variables
+    keras_load = of_all.load_own_variables
 
     @functools.wraps(keras_save)
     def save_own_variables(self: Any, store: Any) -> None:
-        if not any(sharded_optimizers(self)):
+        if not _is_in_parts(self):
             keras_save(self, store)
             return
         for i, value in enumerate(whole_values(self)):
@@ -179,14 +183,29 @@ def _teach(outer: Any) -> None:
 
     @functools.wraps(keras_load)
     def load_own_variables(self: Any, store: Any) -> None:
-        if not any(sharded_optimizers(self)):
+        count = sum(map(_count_of, _in_order(self)))
+        if not _is_in_parts(self) or len(store.keys()) != count:
             keras_load(self, store)
             return
-        values = [store[str(i)] for i in range(len(store.keys()))]
-        assign_whole_values(self, values)
+        assign_whole_values(self, [store[str(i)] for i in range(count)])
 
-    outer.save_own_variables = save_own_variables
-    outer.load_own_variables = load_own_variables
+    of_all.save_own_variables = save_own_variables
+    of_all.load_own_variables = load_own_variables
+
+
+def _is_in_parts(optimizer: Any) -> bool:
+    return any(sharded_optimizers(optimizer)) or any(
+        hasattr(variable, "_tfring_rows")
+        for each in _in_order(optimizer)
+        for variable in each._variables
+    )
+
+
+def _count_of(optimizer: Any) -> int:
+    """The number of its own variables in a file."""
+    if isinstance(optimizer, WholeStates) and optimizer.built:
+        return optimizer._plain_count()
+    return len(optimizer._variables)
 
 
 def _refuse_before_writing(module: Any, function: str) -> None:
@@ -197,6 +216,15 @@ def _refuse_before_writing(module: Any, function: str) -> None:
     def save(model: Any, *args: Any, **kwargs: Any) -> Any:
         for optimizer in sharded_optimizers(model):
             optimizer._known_whole()
+        for shard in row_shards_of(model):
+            if module is legacy_h5_format and shard.size > 1:
+                raise RuntimeError(
+                    f"'{shard.variable.path}' has some rows of a "
+                    "ShardedEmbedding's table, and Keras's older format would "
+                    "keep them alone. Save to a .keras or .weights.h5 file. "
+                    "No file has been written."
+                )
+            shard.whole()
         return keras_save(model, *args, **kwargs)
 
     setattr(module, function, save)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
+from tfring._gradients.local_variables import is_row_shard
 from tfring._training.model_state import local_variables_of, shared_variables
 from tfring._training.weights import compare_weights
 
@@ -25,7 +26,8 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
     and epochs begin; this is for finding out after which batch they differ, and
     for any other optimizer. Optimizer states are not compared; one that differs
     shows in the weights a step later. Local variables of a
-    `tfring.PartialDistributedOptimizer`, and ranks that wait
+    `tfring.PartialDistributedOptimizer`, tables of
+    `tfring.layers.ShardedEmbedding`, and ranks that wait
     (`tfring.callbacks.JoinCallback`), are not compared. Put it after
     `BroadcastGlobalVariablesCallback`. Collective: pass it on every rank.
 
@@ -82,7 +84,13 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
             model.trainable_weights if self.trainable_only else model.weights
         )
         difference = compare_weights(
-            shared_variables(weights, local_variables_of(model)),
+            [
+                variable
+                for variable in shared_variables(
+                    weights, local_variables_of(model)
+                )
+                if not is_row_shard(variable)
+            ],
             name="consistency/weights",
         )
         if difference is not None:

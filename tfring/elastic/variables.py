@@ -12,7 +12,12 @@ from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
 from tfring._training.broadcast_variables import broadcast_variables
-from tfring._training.kinds import rounds_among, split_off_shares
+from tfring._training.kinds import (
+    Kind,
+    kind_of,
+    rounds_among,
+    split_off_shares,
+)
 from tfring._training.model_state import (
     local_variables_of,
     shared_variables,
@@ -75,6 +80,7 @@ class TensorFlowState(ObjectState):
                 "shard_states=True are lost with their rank. Pass the model "
                 "and the optimizer to TensorFlowKerasState, which gathers them."
             )
+        _check_no_rows("TensorFlowState", self.variables)
         if self.session is not None:
             # Made once, so that the graph does not grow.
             with self.session.graph.as_default():
@@ -191,6 +197,7 @@ class TensorFlowKerasState(ObjectState):
             )
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
+        _check_no_rows(name, model.variables)
         self._keeps_traces = keep_traces
         self._traced_at = runtime.job().topology
         super().__init__(broadcast_object, runtime.rank, **kwargs)
@@ -256,6 +263,17 @@ class TensorFlowKerasState(ObjectState):
 
 class KerasState(TensorFlowKerasState):
     """`TensorFlowKerasState` under the name of Horovod's Keras modules."""
+
+
+def _check_no_rows(name: str, variables: Iterable[Any]) -> None:
+    for variable in variables:
+        if kind_of(variable) is Kind.ROWS:
+            raise NotImplementedError(
+                f"{name}: '{variable.name}' has some rows of a "
+                "ShardedEmbedding's table, which are lost with their rank. "
+                "Elastic jobs take keras.layers.Embedding; or save the model "
+                "now and then, and start a lost job again."
+            )
 
 
 def _values(variables: Iterable[Any]) -> list[Any]:

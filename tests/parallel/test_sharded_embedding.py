@@ -1,0 +1,474 @@
+"""ShardedEmbedding is keras.layers.Embedding of one process."""
+
+from __future__ import annotations
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import assert_alike, assert_same_on_all_ranks, bits_of, without_xla
+
+import tfring
+from tfring.layers import ShardedEmbedding, sharded_embedding
+
+ROWS, WIDTH, BATCH, STEPS = 23, 3, 4, 5
+OPTIMIZERS = {
+    "SGD": lambda **how: keras.optimizers.SGD(0.1, momentum=0.9, **how),
+    "Adagrad": lambda **how: keras.optimizers.Adagrad(0.1, **how),
+    "Adam": lambda **how: keras.optimizers.Adam(0.1, **how),
+}
+TABLE = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
+
+
+def batches_of(rank):
+    """Ids that repeat in a batch and between ranks, and targets."""
+    rng = np.random.default_rng([1, rank])
+    ids = ROWS * rng.power(0.4, (STEPS * BATCH, 2))
+    return ids.astype(int) % ROWS, rng.normal(size=(STEPS * BATCH, 1))
+
+
+def batches_of_all(size):
+    """Batches of one process: each has a batch of every rank."""
+    of_ranks = [batches_of(rank) for rank in range(size)]
+    return [
+        np.concatenate(
+            [part.reshape(STEPS, BATCH, -1) for part in parts], axis=1
+        ).reshape(STEPS * size * BATCH, -1)
+        for parts in zip(*of_ranks, strict=True)
+    ]
+
+
+def model_with(embedding, optimizer=None, **how):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int32"),
+            embedding,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    if isinstance(embedding, ShardedEmbedding):
+        embedding.set_table(TABLE)
+    else:
+        embedding.set_weights([TABLE])
+    if optimizer is not None:
+        model.compile(optimizer, "mse", **how)
+    return model
+
+
+def sharded(name="Adam", **how):
+    optimizer = tfring.DistributedOptimizer(OPTIMIZERS[name](), **how)
+    return model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+
+
+def fit(model, rank, **how):
+    ids, y = batches_of(rank)
+    model.fit(ids, y, batch_size=BATCH, shuffle=False, verbose=0, **how)
+    return model
+
+
+def trained_alone(name, size, passes=1):
+    """The model of one process, with dense gradients."""
+    model = model_with(
+        keras.layers.Embedding(ROWS, WIDTH),
+        OPTIMIZERS[name](
+            **{"gradient_accumulation_steps": passes} if passes > 1 else {}
+        ),
+    )
+    ids, y = batches_of_all(size)
+    for begin in range(0, len(ids), size * BATCH):
+        part = slice(begin, begin + size * BATCH)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(ids[part]) - y[part]) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(
+            [tf.convert_to_tensor(each) for each in gradients],
+            model.trainable_variables,
+        )
+    return model
+
+
+def assert_trained(model, expected):
+    [embedding, _, dense] = model.layers
+    [reference, _, its_dense] = expected.layers
+    pairs = [
+        (embedding.table(), reference.embeddings),
+        *zip(dense.variables, its_dense.variables, strict=True),
+    ]
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    assert_same_on_all_ranks(dense.variables)
+
+
+def same_directory(tmp_path):
+    return tfring.broadcast_object(str(tmp_path), 0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fit(name, rank, size):
+    callbacks = [
+        tfring.callbacks.BroadcastGlobalVariablesCallback(0),
+        tfring.callbacks.ConsistencyCheckCallback(1),
+    ]
+    model = fit(sharded(name), rank, callbacks=callbacks)
+    assert not model.jit_compile
+    assert_trained(model, trained_alone(name, size))
+
+
+@without_xla
+@pytest.mark.parametrize("by", ["tape", "optimizer"])
+def test_loop(by, mode, rank, size):
+    """With the variables of Keras, and with TensorFlow's inside them."""
+    optimizer = OPTIMIZERS["Adam"]()
+    if by == "optimizer":
+        tfring.DistributedOptimizer(optimizer)
+    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    tfring.broadcast_variables([*model.variables, *optimizer.variables])
+
+    @mode
+    def step(ids, y):
+        tape = tf.GradientTape()
+        if by == "tape":
+            tape = tfring.DistributedGradientTape(tape)
+        with tape:
+            loss = tf.reduce_mean((model(ids) - y) ** 2)
+        gradients = tape.gradient(loss, [each.value for each in variables])
+        optimizer.apply(gradients, variables)
+
+    ids, y = (tf.constant(each) for each in batches_of(rank))
+    for begin in range(0, len(ids), BATCH):
+        step(ids[begin : begin + BATCH], tf.cast(y, "float32")[begin:][:BATCH])
+    assert_trained(model, trained_alone("Adam", size))
+
+
+def test_sum_of_the_ranks(rank, size):
+    """`op=tfring.Sum` takes the gradient of the sum of the ranks' losses."""
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), op=tfring.Sum, sparse_as_dense=True
+    )
+    embedding = ShardedEmbedding(ROWS, WIDTH, "zeros")
+    embedding.build()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(embedding(tf.constant([1, 1, 4]))) * (rank + 1)
+    [gradient] = tape.gradient(loss, [embedding.rows.value])
+    optimizer.apply([gradient], [embedding.rows])
+    expected = np.zeros((ROWS, WIDTH))
+    expected[1], expected[4] = 2, 1
+    np.testing.assert_allclose(
+        embedding.table(), -0.1 * expected * size * (size + 1) / 2, rtol=1e-6
+    )
+
+
+@without_xla
+@pytest.mark.parametrize(
+    "shape_of", [lambda r: (), lambda r: (r,), lambda r: (2, r, 3)]
+)
+def test_ids_of_any_shape(shape_of, mode, rank):
+    """Rank 0 has none, where the shape has a dimension of its rank."""
+    embedding = ShardedEmbedding(ROWS, WIDTH)
+    embedding.set_table(TABLE)
+    ids = np.random.default_rng(rank).integers(0, ROWS, shape_of(rank))
+    for dtype in ("int32", "int64", "uint8", "float32"):
+        rows = mode(embedding)(tf.constant(ids, dtype))
+        np.testing.assert_array_equal(rows, TABLE[ids])
+
+
+def test_ragged_ids_and_masks(rank):
+    embedding = ShardedEmbedding(ROWS, WIDTH, mask_zero=True)
+    embedding.set_table(TABLE)
+    ids = [[0, 5], [], [7] * (rank + 1)]
+    rows = embedding(tf.ragged.constant(ids, tf.int64))
+    assert [len(each) for each in rows] == [2, 0, rank + 1]
+    np.testing.assert_array_equal(rows.flat_values[1], TABLE[5])
+    assert embedding.compute_mask(np.array([0, 5])).numpy().tolist() == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 2), (3, 1)])
+def test_fewer_rows_than_ranks(rows, width, rank):
+    embedding = ShardedEmbedding(rows, width)
+    model = keras.Sequential([keras.Input((1,)), embedding])
+    model.compile(tfring.DistributedOptimizer("adam"), "mse")
+    before = embedding.table()
+    x = np.full((4, 1), rows - 1)
+    model.fit(x, np.ones((4, 1, width)), verbose=0)
+    moved = (embedding.table() != before).all(axis=1)
+    assert moved.tolist() == [False] * (rows - 1) + [True]
+
+
+@without_xla
+@pytest.mark.parametrize("wrong", [ROWS, -1])
+def test_an_id_out_of_range_is_an_error_on_every_rank(wrong, mode, rank, size):
+    embedding = ShardedEmbedding(ROWS, WIDTH, name="words")
+    embedding.build()
+    look_up = mode(embedding)
+    ids = [[3, wrong], [4, 4]] if rank == size - 1 else [[5, 6], [1, 2]]
+    message = rf"words: rank {size - 1} looks up the id {wrong};.*\[0, {ROWS}"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        look_up(tf.constant(ids))
+    assert look_up(tf.constant([[1, 2], [3, 4]])).shape == (2, 2, WIDTH)
+
+
+def test_distinct_rows_travel(monkeypatch, rank, size):
+    """To each rank, and back, those that it has of the batch."""
+    sent = []
+
+    def alltoall(tensor, splits):
+        sent.append((len(tensor), splits.numpy().tolist()))
+        return tfring.alltoall(tensor, splits=splits)
+
+    monkeypatch.setattr(sharded_embedding, "alltoall", alltoall)
+    embedding = ShardedEmbedding(ROWS, WIDTH)
+    embedding(tf.constant([0, 1, 2, 1, 0, 5]))
+    counts = np.bincount(np.array([0, 1, 2, 5]) % size, minlength=size)
+    [ids, rows] = sent
+    assert ids == (4, counts.tolist())
+    # So a rank sends `size() - 1` of `size()` parts to others.
+    assert rows == (counts[rank] * size, [counts[rank]] * size)
+
+
+@pytest.mark.parametrize("block", [sharded_embedding._BLOCK_ELEMENTS, 12])
+def test_initial_rows_do_not_depend_on_the_number_of_ranks(block, monkeypatch):
+    monkeypatch.setattr(sharded_embedding, "_BLOCK_ELEMENTS", block)
+    uniform = keras.initializers.RandomUniform(seed=5)
+    table = ShardedEmbedding(ROWS, WIDTH, uniform).table()
+    first = uniform((min(block // WIDTH, ROWS), WIDTH))
+    np.testing.assert_array_equal(table[: len(first)], first)
+    assert len({row.tobytes() for row in table}) == ROWS
+    assert_alike(table.tobytes())
+
+
+def check_file(path, name, size):
+    """Table and momenta are those of one process."""
+    expected = trained_alone(name, size)
+    with h5py.File(path) as file:
+        found = []
+        file.visititems(
+            lambda key, item: (
+                found.append((key, np.array(item)))
+                if isinstance(item, h5py.Dataset)
+                else None
+            )
+        )
+    of_file = [value for _, value in sorted(found, key=lambda each: each[0])]
+    for variable in [*expected.variables, *expected.optimizer.variables]:
+        assert any(
+            value.shape == tuple(variable.shape)
+            and np.allclose(value, variable, rtol=1e-5, atol=1e-6)
+            for value in of_file
+        ), variable.path
+    assert len(of_file) == len(expected.variables) + len(
+        expected.optimizer.variables
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_callbacks_save_the_whole_table(name, rank, size, tmp_path):
+    directory = same_directory(tmp_path)
+    saves = keras.callbacks.ModelCheckpoint(f"{directory}/all.keras")
+    weights = keras.callbacks.ModelCheckpoint(
+        f"{directory}/all.weights.h5", save_weights_only=True
+    )
+    model = fit(sharded(name), rank, callbacks=[saves, weights])
+    table = model.layers[0].table()
+    if rank == 0:
+        check_file(f"{directory}/all.weights.h5", name, size)
+    again = tfring.load_model(f"{directory}/all.keras")
+    np.testing.assert_array_equal(again.layers[0].table(), table)
+    # With its momenta.
+    for each in (again, model):
+        fit(each, rank)
+    assert bits_of(again.variables) == bits_of(model.variables)
+    assert bits_of(again.optimizer.variables) == bits_of(
+        model.optimizer.variables
+    )
+
+
+def test_a_part_is_not_saved(several_ranks, rank, tmp_path):
+    model = fit(sharded(), rank)
+
+    def refusal(save, path):
+        path = tmp_path / path
+        path.write_text("the last one")
+        with pytest.raises(RuntimeError, match="No file has been writ") as e:
+            save(path)
+        assert path.read_text() == "the last one"
+        return str(e.value)
+
+    for save, path in (
+        (model.save, "a.keras"),
+        (model.save_weights, "a.weights.h5"),
+    ):
+        assert "have not put it together" in refusal(save, path)
+    with tfring.whole_states(model, root_rank=0):
+        assert "older format" in refusal(model.save, "a.h5")
+        if rank == 0:
+            model.save(tmp_path / "b.keras")
+        else:
+            assert "for rank 0 alone" in refusal(model.save, "a.keras")
+    with tfring.whole_states(model):
+        fit(model, rank)
+        assert "has changed since" in refusal(model.save, "a.keras")
+    for target in (model, model.optimizer):
+        with pytest.raises(NotImplementedError, match="to_embedding"):
+            tf.train.Checkpoint(target=target).save(str(tmp_path / "c"))
+
+
+def test_what_rank_0_has_loaded_is_broadcast(rank, tmp_path):
+    path = f"{same_directory(tmp_path)}/of_all.weights.h5"
+    model = fit(sharded(), rank)
+    with tfring.whole_states(model, root_rank=0):
+        if rank == 0:
+            model.save_weights(path)
+    other = sharded()
+    other.optimizer.build(other.trainable_variables)
+    if rank == 0:
+        other.load_weights(path)
+    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
+    fit(other, rank, callbacks=[broadcast])
+    fit(model, rank)
+    assert bits_of(other.variables) == bits_of(model.variables)
+    # A second broadcast leaves each rank's rows as they are.
+    tfring.broadcast_variables(other.variables + other.optimizer.variables)
+    assert bits_of(other.variables) == bits_of(model.variables)
+
+
+def test_backups(rank, tmp_path):
+    """Rank 0 alone reads the backup."""
+    directory = f"{same_directory(tmp_path)}/backup"
+    model = sharded()
+    keeps = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
+    fit(model, rank, callbacks=[keeps])
+    again = sharded()
+    fit(
+        again,
+        rank,
+        epochs=2,
+        callbacks=[keras.callbacks.BackupAndRestore(directory)],
+    )
+    fit(model, rank)
+    assert bits_of(again.variables) == bits_of(model.variables)
+
+
+def test_another_root_cannot_share_what_it_has_loaded(several_ranks, rank):
+    embedding = ShardedEmbedding(ROWS, WIDTH)
+    embedding.build()
+    if rank == 1:
+        embedding.set_table(TABLE)
+    with pytest.raises(RuntimeError, match="Load on rank 0, or on every"):
+        tfring.broadcast_variables(embedding.variables, 1)
+
+
+def test_accumulated_gradients(rank, size, tmp_path):
+    """A file has their mean, so that they may go on with other ranks."""
+    path = f"{same_directory(tmp_path)}/model.keras"
+    how = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    model = sharded(**how)
+    fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    expected = trained_alone("Adam", size, passes=2)
+    assert_trained(model, expected)
+    plain = keras.models.load_model(path).optimizer
+    for state, reference in zip(
+        plain.variables, expected.optimizer.variables, strict=True
+    ):
+        shard = getattr(state, "_tfring_rows", None)
+        state = state.numpy() if shard is None else shard.gather()
+        np.testing.assert_allclose(state, reference, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_loss_scale(outside, rank, size, tmp_path):
+    """Inside or around the DistributedOptimizer."""
+    path = f"{same_directory(tmp_path)}/model.keras"
+    optimizer = OPTIMIZERS["Adam"]()
+    if outside:
+        tfring.DistributedOptimizer(optimizer)
+    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 4.0)
+    if not outside:
+        tfring.DistributedOptimizer(optimizer)
+    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+    fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    assert_trained(model, trained_alone("Adam", size))
+    again = tfring.load_model(path)
+    for one, other in zip(
+        again.optimizer.variables, optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_mixed_precision(rank, size):
+    embedding = ShardedEmbedding(ROWS, WIDTH, dtype="mixed_bfloat16")
+    embedding.set_table(TABLE)
+    rows = embedding(tf.constant([2.0, 17.0]))
+    assert rows.dtype == tf.bfloat16
+    np.testing.assert_array_equal(rows, tf.cast(TABLE[[2, 17]], tf.bfloat16))
+    assert embedding.table().dtype == np.float32
+
+
+def test_to_embedding(rank):
+    model = fit(sharded(), rank)
+    [layer, *_] = model.layers
+    embedding = layer.to_embedding()
+    served = keras.models.clone_model(
+        model,
+        clone_function=lambda each: embedding if each is layer else each,
+    )
+    ids = batches_of(rank)[0]
+    np.testing.assert_array_equal(served(ids), model(ids))
+
+
+def compiled(optimizer=None, **how):
+    if optimizer is None:
+        optimizer = OPTIMIZERS["Adam"]()
+    optimizer = tfring.DistributedOptimizer(optimizer, **how)
+    return model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+
+
+REFUSED = {
+    "shard_states": lambda: compiled(shard_states=True),
+    "Adasum": lambda: compiled(op=tfring.Adasum, sparse_as_dense=True),
+    "clipnorm": lambda: compiled(keras.optimizers.SGD(clipnorm=1.0)),
+    "global_clipnorm": lambda: compiled(
+        keras.optimizers.SGD(global_clipnorm=1.0)
+    ),
+    "Lamb": lambda: compiled(keras.optimizers.Lamb()),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what, rank):
+    with pytest.raises((NotImplementedError, ValueError), match=what):
+        fit(REFUSED[what](), rank)
+
+
+@pytest.mark.xla
+def test_no_xla(rank):
+    embedding = ShardedEmbedding(ROWS, WIDTH)
+    with pytest.warns(UserWarning, match="jit_compile"):  # Keras's own
+        model = model_with(embedding, keras.optimizers.SGD(), jit_compile=True)
+    assert not model.jit_compile
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        tf.function(embedding, jit_compile=True)(tf.constant([1]))
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [keras.callbacks.SwapEMAWeights, tfring.callbacks.JoinCallback],
+)
+def test_callbacks_that_are_refused(callback, several_ranks, rank):
+    with pytest.raises(NotImplementedError, match="ShardedEmbedding"):
+        fit(sharded(), rank, callbacks=[callback()])
+
+
+def test_elastic_states_refuse_it():
+    model = sharded()
+    with pytest.raises(NotImplementedError, match="lost with their rank"):
+        tfring.elastic.TensorFlowKerasState(model)
+    with pytest.raises(NotImplementedError, match="lost with their rank"):
+        tfring.elastic.TensorFlowState(model.variables)

@@ -1,0 +1,33 @@
+"""ShardedEmbedding in a process that is no rank."""
+
+import keras
+import pytest
+
+import tfring
+from tfring.layers import ShardedEmbedding
+
+
+def test_config_and_shapes():
+    layer = ShardedEmbedding(
+        9, 4, keras.initializers.RandomNormal(seed=2), mask_zero=True, name="w"
+    )
+    again = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(layer)
+    )
+    assert again.get_config() == layer.get_config()
+    assert layer.get_config()["embeddings_initializer"]["config"]["seed"] == 2
+    assert layer.compute_output_shape((None, 3)) == (None, 3, 4)
+    spec = layer.compute_output_spec(keras.KerasTensor((None, 3), "int32"))
+    assert (spec.shape, spec.dtype) == ((None, 3, 4), "float32")
+    assert not layer.supports_jit
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (9, 0), (9.0, 4), (True, 4)])
+def test_sizes(sizes):
+    with pytest.raises(ValueError, match="must be a positive integer, got"):
+        ShardedEmbedding(*sizes)
+
+
+def test_it_needs_a_job():
+    with pytest.raises(tfring.NotInitializedError, match=r"tfring\.init"):
+        keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
