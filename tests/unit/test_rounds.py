@@ -92,6 +92,16 @@ def test_callbacks_that_do_not_go_with_rounds(callback, message):
         fit_with(callback())
 
 
+def test_a_sharded_embedding_does_not_go_with_rounds():
+    embedding = tfring.layers.ShardedEmbedding(4, 3)
+    rows = embedding(np.array([1]))
+    optimizer = tfring.DistributedOptimizer("sgd", sync=tfring.LocalSGD(2))
+    with pytest.raises(NotImplementedError, match="exchanges rows"):
+        optimizer.apply(
+            [tf.ones([4, *rows.shape[1:]])], embedding.trainable_variables
+        )
+
+
 def test_synchronized_batch_normalization_does_not_go_with_rounds():
     with pytest.raises(NotImplementedError, match="BatchNormalization, whose"):
         fit_with(layer=tfring.SyncBatchNormalization())

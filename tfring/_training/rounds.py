@@ -23,6 +23,7 @@ from tfring._core.process_sets import (
     global_process_set,
 )
 from tfring._gradients.gradient_options import GradientOptions
+from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.reducer import each_index_once, reduce_gradients
 from tfring._gradients.rounds import Gossip, Rounds
 from tfring._ops.compression import Compression
@@ -211,6 +212,12 @@ class InRounds(Distributed):
             return grads
         grads = list(grads)
         self._check_step(variables)
+        if any(map(is_row_shard, variables)):
+            raise NotImplementedError(
+                "DistributedOptimizer: a tfring.layers.ShardedEmbedding "
+                "exchanges rows in every step, and sync is for ranks that "
+                "train apart. Leave one of the two out."
+            )
         options = self._tfring_options
         present = [i for i, grad in enumerate(grads) if grad is not None]
         own = [grads[i] for i in present]
