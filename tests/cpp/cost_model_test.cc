@@ -162,9 +162,8 @@ TEST_P(AdaptiveAllreduceTest, RanksMeasureTheSameCosts) {
   }
 }
 
-// Ranks 0 and 1 are a node, 2 and 3 another, and messages to the other node
-// take a time that the ranks' clocks are advanced by.  Returns the most bytes
-// that a rank has sent there, and the costs.
+// Two nodes of two ranks: a message between them advances its sender's clock.
+// Returns the most bytes that a rank has sent between nodes, and the costs.
 std::pair<int64_t, Costs> MeasureBetweenNodes(double bytes_per_second,
                                               std::chrono::microseconds delay) {
   auto transports = MakeTransports(Medium::kNodesOfTwo, 4);

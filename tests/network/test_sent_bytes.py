@@ -1,4 +1,4 @@
-"""The bytes that tfring counts are those that the hosts' links carry."""
+"""tfring counts as many bytes as the hosts' links carry."""
 
 import re
 

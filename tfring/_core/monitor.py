@@ -23,24 +23,22 @@ class Statistics:
     with the setting `TFRING_METRICS_PORT`.
 
     Attributes:
-        requests: Collectives on which the ranks have agreed.
+        requests: Collectives that the ranks have agreed on.
         negotiation_seconds: The time of requests until all ranks had sent them;
             least on the rank that the others wait for.
         buckets: Requests or groups of them that ran together.
         tensor_bytes: The bytes of this rank's tensors in them.
-        running_seconds: The time in which a bucket ran.
-        exposed_seconds: The part of it in which an operation waited for a
-            result.
+        running_seconds: The time while a bucket ran.
+        exposed_seconds: The part of it while an operation waited for a result.
         waits: How often an operation waited for a result.
         stalls: Reports of a collective that some ranks have not called.
         sent_bytes: By kind, the bytes that this rank has sent to other ranks:
             "allreduce", "allgather", "broadcast", "reducescatter", "alltoall",
             "adasum", and "control" for the ranks' negotiation, heartbeats and
             the measurement of links. Barriers and joins are negotiation alone.
-            Headers of the network are not counted, nor is what NCCL or CUDA
-            IPC moves between GPUs.
-        sent_bytes_between_machines: The part of `sent_bytes` that went to other
-            machines.
+            Headers of the network are not counted, nor are the bytes that NCCL
+            or CUDA IPC moves between GPUs.
+        sent_bytes_between_machines: The part of `sent_bytes` to other machines.
     """
 
     requests: int

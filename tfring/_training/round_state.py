@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,9 +36,6 @@ from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
 from tfring._training.seeds import is_seed
 
-if TYPE_CHECKING:
-    from tfring._training.rounds import InRounds
-
 
 class Round(abc.ABC):
     """The counters of rounds, and the variables that ranks exchange.
@@ -48,7 +45,7 @@ class Round(abc.ABC):
         state: Variables that are the same on all ranks, besides the weights.
     """
 
-    def __init__(self, optimizer: InRounds) -> None:
+    def __init__(self, optimizer: Any) -> None:
         options = optimizer._tfring_options
         sync = options.sync
         assert sync is not None
@@ -194,7 +191,7 @@ class Round(abc.ABC):
 class RoundFromBase(Round):
     """A round of LocalSGD or DiLoCo; see Note [A round]."""
 
-    def __init__(self, optimizer: InRounds) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self._base_of: dict[int, Any] = {}
         super().__init__(optimizer)
         sync = self._options.sync
@@ -265,7 +262,7 @@ class RoundFromBase(Round):
 class GossipRound(Round):
     """A round of Gossip; see Note [Gossip]."""
 
-    def __init__(self, optimizer: InRounds) -> None:
+    def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
         sync = self._options.sync
         assert isinstance(sync, Gossip)

@@ -32,8 +32,8 @@ class Row:
     # Bytes by second; 0 where no bytes are moved.
     algorithm_bandwidth: float = 0.0
     bus_bandwidth: float = 0.0
-    # What a rank's messages have for a call, without negotiation; the largest
-    # of the ranks. 0 where tfring sends nothing.
+    # The bytes of a rank's messages for a call, without negotiation; the most
+    # of all ranks. 0 where tfring sends nothing.
     sent_bytes: float = 0.0
     # Growth of the memory in use from before the very first call to the
     # peak of a call, the result included; the largest of the ranks. Buffers

@@ -50,7 +50,7 @@ class Timeline {
     // Times of std::chrono::steady_clock.
     int64_t begin_ns, end_ns;
     int thread;  // a number for each that has recorded something, and track
-    // Of a bucket: the bytes of this rank's messages for it.
+    // The bytes of this rank's messages for a bucket.
     int64_t sent_bytes = 0;
   };
 

@@ -30,8 +30,8 @@ using ConstBytes = absl::Span<const std::byte>;
 using OperationId = uint64_t;
 inline constexpr OperationId kNoOperation = 0;
 
-// What a message is for, where messages are counted: control, or a kind of the
-// owner's, from 1 on.
+// The purpose of a message, where messages are counted: control, or a kind of
+// the owner's, from 1 on.
 using MessageKind = uint8_t;
 inline constexpr MessageKind kControlMessages = 0;
 inline constexpr int kMostMessageKinds = 16;

@@ -30,7 +30,7 @@ def main():
 
 
 def link_bytes():
-    """What the interface has sent, as the host's own kernel counts it."""
+    """Returns the bytes that the interface has sent, by the kernel's count."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == "eth0":

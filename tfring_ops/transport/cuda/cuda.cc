@@ -38,7 +38,7 @@ class CudaTransport final : public Transport {
   int size() const override { return host_.size(); }
   int node_of(int peer) const override { return host_.node_of(peer); }
   bool TakesDeviceMemory(int /*peer*/) const override { return true; }
-  // What CUDA IPC moves is no message of the host's.
+  // CUDA IPC moves bytes without a message of the host's.
   MessageKind CountAs(MessageKind kind) override { return host_.CountAs(kind); }
   int64_t counted_bytes() const override { return host_.counted_bytes(); }
 
