@@ -88,6 +88,29 @@ def test_sparse_embeddings(start):
 
 
 @pytest.mark.thorough
+def test_sharded_embedding(start):
+    def loss_of(ranks, *flags):
+        command = [*TFRINGRUN, "-np", str(ranks), sys.executable]
+        example = EXAMPLES / "sharded_embedding.py"
+        job = start([*command, example, *flags], env=LEAN)
+        output, _ = job.communicate(timeout=JOB_SECONDS)
+        assert job.returncode == 0, output
+        rows = re.search(r"rows on rank 0: (\d+) of (\d+)", output).groups()
+        assert abs(int(rows[0]) * ranks - int(rows[1])) < 2 * ranks
+        epochs = re.search(r"epochs (\d to \d) on", output)[1]
+        return epochs, float(re.search(r"loss (\d\.\d+)", output)[1])
+
+    epochs, first = loss_of(2, "--epochs=2")
+    assert epochs == "1 to 2"
+    epochs, resumed = loss_of(3)
+    assert epochs == "3 to 4"
+    epochs, at_once = loss_of(1, "--file=other.keras")
+    assert epochs == "1 to 4"
+    assert resumed == pytest.approx(at_once, abs=1e-4)
+    assert resumed < 0.9 * first
+
+
+@pytest.mark.thorough
 def test_process_sets(start):
     # One set has two ranks, and the second set has one.
     command = [*TFRINGRUN, "-np", "3", sys.executable]
