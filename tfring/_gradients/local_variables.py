@@ -33,8 +33,11 @@ def mark_row_shard(variable: Any) -> None:
 
 def is_row_shard(variable: Any) -> bool:
     """Tells whether a variable is marked, or is TensorFlow's inside one."""
-    key = variable_key(variable)
-    return any(key == variable_key(each) for each in _row_shards.values())
+    # A Keras variable that is not yet initialized has None inside.
+    return variable is not None and any(
+        variable is each or variable is each._value
+        for each in _row_shards.values()
+    )
 
 
 class LocalVariables:

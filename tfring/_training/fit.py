@@ -45,7 +45,7 @@ from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
 from tfring._training.rounds import optimizers_in_rounds
 from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
-from tfring._training.row_shards import row_shards_of
+from tfring._training.row_shards import has_tables
 from tfring._training.saving import GatherStates, has_shards, saves_models
 from tfring._training.undistributed import trainer_class
 
@@ -112,7 +112,7 @@ def _put_right(callback_list: Any, data: Any) -> None:
     model, given = callback_list.model, callback_list.callbacks
     if any(map(has_shards, distributed_optimizers(model))):
         _check_goes_with_shards(given, "shard_states=True")
-    if any(row_shards_of(model)):
+    if has_tables(model):
         _check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
     if optimizers_in_rounds(model):
         _check_goes_with_rounds(given)
@@ -222,7 +222,7 @@ def _decide(
     gather = None
     if savers and (
         any(map(_is_in_parts, distributed_optimizers(model)))
-        or any(row_shards_of(model))
+        or has_tables(model)
     ):
         gather = GatherStates(
             [each for each in kept if saves_models(each)],

@@ -211,6 +211,14 @@ def shard_rows(variable: Any, count: int, rank: int, size: int) -> RowShard:
     return result
 
 
+def has_tables(model: Any) -> bool:
+    """Tells whether a model has tables by rows, also before it is built."""
+    return any(
+        getattr(layer, "has_row_shards", False)
+        for layer in model._flatten_layers()
+    )
+
+
 def row_shards_of(target: Any) -> list[RowShard]:
     """Returns the tables of a model or an optimizer, and their states."""
     variables = list(getattr(target, "variables", ()))

@@ -96,6 +96,7 @@ class ShardedEmbedding(keras.layers.Layer):
     """
 
     built: bool
+    has_row_shards = True  # read where `fit` begins
 
     def __init__(
         self,
@@ -267,6 +268,7 @@ class ShardedEmbedding(keras.layers.Layer):
             store["0"] = self._shard.whole()
 
     def load_own_variables(self, store: Any) -> None:
+        self.build()
         self._check_load_own_variables(store)
         self._own_rows().load(store["0"])
 
