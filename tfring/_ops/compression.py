@@ -183,8 +183,8 @@ class PowerSGD:
 
     Pass it as `compression` to `tfring.DistributedOptimizer` or
     `tfring.DistributedGradientTape`. It is for slow links between machines and
-    large matrices: with rank 4, a gradient of 1024 x 1024 elements is sent as
-    8192. A step sends two messages in place of one, one after the other, and
+    large matrices: with rank 4, a gradient of 1024 x 1024 numbers is sent as
+    8192 numbers. A step sends two messages in turn, where it sent one, and
     multiplies matrices, so it is slower on fast links.
 
     A gradient with two or more axes is a matrix: the last axis has the columns,
@@ -201,10 +201,10 @@ class PowerSGD:
     alone sends nothing, and compresses nothing.
 
     Each optimizer keeps for each matrix the error, as large as the weight, and
-    one factor, with which the next step begins. They are in no saved file and
-    are not broadcast: in a new process the error is zero. A tape is new in each
-    step, so tapes keep them with this object: make one for each model, before
-    the first step.
+    one factor for the next step. They are in no saved file and are not
+    broadcast: in a new process the error is zero. A tape is new in each step,
+    so tapes keep them with this object: make one for each model, before the
+    first step.
 
     If a reduced gradient is not finite, both stay as they were. A
     `LossScaleOptimizer` skips that step on all ranks.
@@ -248,14 +248,8 @@ class PowerSGD:
     start: int = 1000
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("rank", self.rank, 1),
-            (
-                "start",
-                self.start,
-                0,
-            ),
-        ):
+        for name, least in ("rank", 1), ("start", 0):
+            value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(
                     f"PowerSGD: {name} must be a whole number, at least "
