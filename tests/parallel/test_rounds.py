@@ -107,7 +107,7 @@ def assert_close(model, expected, rtol=1e-4):
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [({}, 1), ({"jit_compile": True}, 1), ({"jit_compile": False}, 7)],
+    [({"jit_compile": True}, 1), ({"jit_compile": False}, 7)],
 )
 def test_rounds_are_those_of_one_process(options, steps, rank, size):
     for sync, outer in (
@@ -122,7 +122,9 @@ def test_rounds_are_those_of_one_process(options, steps, rank, size):
         assert_close(model, in_one_process(size, 4, 5, outer))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_rounds_of_one_step_are_synchronous_sgd(jit_compile, rank):
     """And so are steps before the first round, those within a set of all."""
     apart, within, before, together = (
