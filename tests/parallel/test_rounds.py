@@ -337,6 +337,23 @@ def test_rounds_count_updates(rank):
         assert met == [True, True, True, False, False, True]
 
 
+def test_a_continued_training_does_not_begin_anew(rank, size):
+    """The steps before the first round are those that a file has counted."""
+    model = built_model()
+    optimizer = tfring.DistributedOptimizer(
+        inner(), sync=tfring.LocalSGD(2, start=3)
+    )
+    optimizer.build(model.trainable_variables)
+    if rank == 0:
+        optimizer.iterations.assign(3)
+    tfring.broadcast_variables([*model.variables, *optimizer.variables])
+    model.compile(optimizer, LOSS)
+    x, y = batches_of(rank, 1)
+    model.train_on_batch(x[0], y[0])
+    kernels = tfring.allgather_object(model.get_weights()[0].tobytes())
+    assert len(set(kernels)) == size
+
+
 def test_local_variables_stay_each_ranks_own(rank, size):
     model = built_model()
     optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.LocalSGD(2))

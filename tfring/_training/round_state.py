@@ -61,6 +61,7 @@ class Round(abc.ABC):
             # the same weights.
             self._calls = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._has_counted = False
         self.state: list[Any] = [self._calls, self._steps]
         self._weights = [
             self._marked(variable)
@@ -86,6 +87,14 @@ class Round(abc.ABC):
     def begin_step(self) -> None:
         """Called before each step."""
         self._find_statistics()
+        if not self._has_counted:
+            self._has_counted = True
+            with tf.init_scope():
+                # A training that continues from a file is past the first steps.
+                if self._calls == 0:
+                    self._calls.assign(
+                        tf.cast(value_of(self._optimizer._iterations), tf.int64)
+                    )
 
     def end_step(self) -> None:
         """Counts a step, and has the ranks meet if it was the round's last."""

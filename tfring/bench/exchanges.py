@@ -42,14 +42,18 @@ class Exchange:
             words.append(self.compression)
         return ", ".join(words)
 
-    def options(self) -> dict[str, Any]:
-        """Returns arguments of `tfring.DistributedOptimizer`."""
+    def options(self, start: int = 0) -> dict[str, Any]:
+        """Returns arguments of `tfring.DistributedOptimizer`.
+
+        Args:
+            start: The number of first steps as without them.
+        """
         options: dict[str, Any] = {}
         if self.sync != "none":
             kind = getattr(tfring, _SYNCS[self.sync])
-            options["sync"] = kind(every=self.every)
+            options["sync"] = kind(every=self.every, start=start)
         if self.compression == "powersgd":
-            options["compression"] = tfring.PowerSGD(self.rank, start=0)
+            options["compression"] = tfring.PowerSGD(self.rank, start=start)
         elif self.compression != "none":
             options["compression"] = getattr(
                 tfring.Compression, self.compression
