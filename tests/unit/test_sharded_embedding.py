@@ -1,4 +1,4 @@
-"""ShardedEmbedding in a process that is no rank."""
+"""ShardedEmbedding in one process."""
 
 import keras
 import pytest
@@ -29,5 +29,9 @@ def test_sizes(sizes):
 
 
 def test_it_needs_a_job():
-    with pytest.raises(tfring.NotInitializedError, match=r"tfring\.init"):
-        keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
+    tfring.shutdown()
+    try:
+        with pytest.raises(tfring.NotInitializedError, match=r"tfring\.init"):
+            keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
+    finally:
+        tfring.init()
