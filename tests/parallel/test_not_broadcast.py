@@ -138,3 +138,17 @@ def test_who_joins_a_job_waits_for_nobody_that_need_not_trace(how, monkeypatch):
     monkeypatch.setattr(weights, "gather_json", gathered)
     step, _ = steps(how)
     step()
+
+
+def test_optimizers_may_have_another_name_on_each_rank(rank):
+    """Keras calls the hook for accumulated gradients in the name's scope."""
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")]
+    )
+    optimizer = keras.optimizers.SGD(
+        0.1, name=f"of_rank_{rank}", gradient_accumulation_steps=2
+    )
+    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+    for _ in range(2):
+        model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
+    assert optimizer.iterations == 1

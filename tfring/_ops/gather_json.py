@@ -23,6 +23,8 @@ def gather_json(
     gathered = allgather(
         tf.constant(np.frombuffer(line, np.uint8)),
         name=name,
+        # The scope may be an optimizer's, which Keras numbers by process.
+        ignore_name_scope=True,
         process_set=process_set,
     )
     return [json.loads(line) for line in bytes(gathered.numpy()).splitlines()]
