@@ -215,22 +215,22 @@ def test_an_id_out_of_range_is_an_error_on_every_rank(wrong, mode, rank, size):
     assert look_up(tf.constant([[1, 2], [3, 4]])).shape == (2, 2, WIDTH)
 
 
-def test_distinct_rows_travel(monkeypatch, rank, size):
-    """To each rank, and back, those that it has of the batch."""
-    sent = []
-
-    def alltoall(tensor, splits):
-        sent.append((len(tensor), splits.numpy().tolist()))
-        return tfring.alltoall(tensor, splits=splits)
-
-    monkeypatch.setattr(sharded_embedding, "alltoall", alltoall)
-    embedding = ShardedEmbedding(ROWS, WIDTH)
-    embedding(tf.constant([0, 1, 2, 1, 0, 5]))
+def test_distinct_rows_travel(rank, size):
+    """A rank sends `size() - 1` of `size()` parts to others, each way."""
+    embedding = ShardedEmbedding(ROWS, 16)
+    embedding.build()
+    before = tfring.statistics().sent_bytes["alltoall"]
+    with tf.GradientTape() as tape:
+        rows = embedding(tf.constant([0, 1, 2, 1, 0, 5]))
+        loss = tf.reduce_sum(rows)
+    tape.gradient(loss, embedding.rows.value)
+    sent = tfring.statistics().sent_bytes["alltoall"] - before
     counts = np.bincount(np.array([0, 1, 2, 5]) % size, minlength=size)
-    [ids, rows] = sent
-    assert ids == (4, counts.tolist())
-    # So a rank sends `size() - 1` of `size()` parts to others.
-    assert rows == (counts[rank] * size, [counts[rank]] * size)
+    own, others = counts[rank], 4 - counts[rank]
+    row_bytes = 16 * 4
+    assert sent == (
+        others * 8 + own * (size - 1) * row_bytes + others * row_bytes
+    )
 
 
 @pytest.mark.parametrize("block", [sharded_embedding._BLOCK_ELEMENTS, 12])
