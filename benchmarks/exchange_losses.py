@@ -1,4 +1,4 @@
-"""The loss of a small language model, by what its ranks exchange.
+"""Compares losses of a small language model, for several exchanges.
 
   tfringrun -np 2 .venv/bin/python benchmarks/exchange_losses.py
 

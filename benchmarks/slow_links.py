@@ -1,11 +1,11 @@
-"""Training steps of two or more hosts with slow links, by what they exchange.
+"""Times training steps of hosts with slow links, for several exchanges.
 
   .venv/bin/python benchmarks/slow_links.py --rate_mbit=100 --json=slow.json
 
 The hosts are network namespaces of this machine: it takes root
 (tools/host_network.py). The model is an MLP of 27 million weights. In the same
-network the peers reduce as many bytes: what a step would take with them, at
-least. The bytes are those of the ranks' messages, and of the interfaces.
+network the peers reduce as many bytes, for comparison. It prints the bytes of
+the ranks' messages, and the bytes that the interfaces have sent.
 """
 
 import dataclasses

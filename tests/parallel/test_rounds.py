@@ -409,7 +409,8 @@ def test_within_a_host_is_within_its_ranks(rank):
     assert_close(model, [np.asarray(v) for v in together.trainable_variables])
 
 
-def test_embeddings_keep_their_rows(rank, size):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_embeddings_keep_their_rows(jit_compile, rank, size):
     """Sparse gradients before the first round, and in it."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
@@ -423,7 +424,7 @@ def test_embeddings_keep_their_rows(rank, size):
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.Adagrad(0.1), sync=tfring.LocalSGD(2, start=2)
     )
-    model.compile(optimizer, LOSS, jit_compile=False)
+    model.compile(optimizer, LOSS, jit_compile=jit_compile)
     rng = np.random.default_rng(rank)
     for _ in range(6):
         model.train_on_batch(

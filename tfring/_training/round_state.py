@@ -1,4 +1,4 @@
-"""The state of an optimizer's rounds, and what the ranks exchange at their end.
+"""The state of an optimizer's rounds, and the exchange at their end.
 
 Note [A round]: before the first step of a round every rank keeps a copy of the
 weights, the *base*, which is the same on all ranks. After the last step the
@@ -68,7 +68,7 @@ class Round(abc.ABC):
             for variable in optimizer._trainable_variables
             if variable not in options.local_variables
         ]
-        # Of layers that may be built later.
+        # Their layers may be built later.
         self._statistics: list[Any] = []
 
     def forget_local_variables(self) -> None:
@@ -138,7 +138,7 @@ class Round(abc.ABC):
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Gives the model for a while what all ranks have."""
+        """Gives the model the common values for a while."""
         if not self.is_between_meetings():
             yield
             return

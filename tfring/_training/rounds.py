@@ -1,4 +1,4 @@
-"""The mixin class for an optimizer whose ranks train in rounds.
+"""The mixin class for an optimizer that trains in rounds.
 
 Note [Where ranks meet]: in `apply`, by a conditional in the graph. A callback
 would be called once for several steps per execution. The counters are the
@@ -27,6 +27,7 @@ from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.reducer import each_index_once, reduce_gradients
 from tfring._gradients.rounds import Gossip, Rounds
 from tfring._ops.compression import Compression
+from tfring._ops.ordering import traced_for_xla
 from tfring._ops.process_set_registry import add_process_set
 from tfring._ops.reductions import ReduceOp
 from tfring._training.kinds import rounds_among
@@ -219,6 +220,8 @@ class InRounds(Distributed):
                 "train apart. Leave one of the two out."
             )
         options = self._tfring_options
+        if traced_for_xla():  # which reduces no others
+            options = dataclasses.replace(options, sparse_as_dense=True)
         present = [i for i, grad in enumerate(grads) if grad is not None]
         own = [grads[i] for i in present]
         of = [variables[i] for i in present]

@@ -1,4 +1,4 @@
-"""Shows callbacks in `fit` what the ranks have in common, and ends rounds."""
+"""Shows the common weights to callbacks in `fit`, and ends rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfring._training.rounds import optimizers_in_rounds, shared_weights
 
 
 class RoundsInFit(keras.callbacks.Callback):
-    """Has validation and savers see what the ranks have in common. The first.
+    """Shows the common weights to validation and savers. The first callback.
 
     Args:
         meets: True if a `fit` that failed has left some rank in a round.
@@ -62,7 +62,7 @@ class RoundsInFit(keras.callbacks.Callback):
 
 
 class EndOfCallbacks(keras.callbacks.Callback):
-    """Called after all callbacks that shall see what ranks have in common."""
+    """Called after all callbacks that see the common weights."""
 
     def __init__(
         self, hide: Callable[[], None], saves_in_batches: bool

@@ -1,4 +1,4 @@
-"""Ways in which ranks train together, by their words on the command line."""
+"""Ways to train together, by their words on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KNOWN_COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """How ranks synchronize, and what they send.
+    """A way to synchronize, and to compress.
 
     Attributes:
         sync: "none" or a key of `_SYNCS`.
@@ -32,7 +32,7 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """As on the command line; empty for the default."""
+        """The words on the command line; empty for the default."""
         words = []
         if self.sync != "none":
             words.append(f"{self.sync}:{self.every}")
@@ -72,7 +72,7 @@ def exchanges(
         compressions: "none", "fp16", "bf16" or "powersgd:4", of that rank.
 
     Raises:
-        ValueError: One of them is unknown, or none goes with another.
+        ValueError: One of them is unknown, or no pair is possible.
     """
     found = [
         Exchange(
