@@ -92,8 +92,8 @@ def nesterov():
     velocity = {}
 
     def update(i, weights, change):
-        velocity[i] = 0.9 * velocity.get(i, 0) - 0.7 * change
-        return weights + 0.9 * velocity[i] - 0.7 * change
+        velocity[i] = 0.6 * velocity.get(i, 0) - 0.8 * change
+        return weights + 0.6 * velocity[i] - 0.8 * change
 
     return update
 
