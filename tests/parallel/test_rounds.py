@@ -9,100 +9,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import assert_alike, assert_same_on_all_ranks
+from trainings_in_rounds import (
+    LOSS,
+    assert_close,
+    batches_of,
+    built_model,
+    fitted,
+    in_one_process,
+    inner,
+    nesterov,
+    plain,
+)
 
 import tfring
-
-LOSS = keras.losses.MeanSquaredError()
-
-
-def batches_of(rank, count, rows=8):
-    rng = np.random.default_rng([7, rank])
-    x = rng.normal(size=(count, rows, 3)).astype(np.float32)
-    return x, np.sin(x.sum(2, keepdims=True))
-
-
-def built_model():
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dense(8, activation="tanh"),
-            keras.layers.Dense(1),
-        ]
-    )
-
-
-def fitted(optimizer, rank, count, epochs=1, **options):
-    """Trains on the first `count` batches of a rank."""
-    model = built_model()
-    model.compile(optimizer, LOSS, **options)
-    x, y = batches_of(rank, count)
-    model.fit(
-        x.reshape(-1, 3),
-        y.reshape(-1, 1),
-        batch_size=8,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-    )
-    return model
-
-
-def inner():
-    return keras.optimizers.SGD(0.05, momentum=0.5)
-
-
-def in_one_process(size, rounds, every, outer):
-    """The weights after rounds of `size` ranks, by Keras and NumPy alone.
-
-    Args:
-        size: The number of ranks.
-        rounds: The number of rounds.
-        every: The steps of a round.
-        outer: A function of the weights and the mean change.
-    """
-    base = [np.asarray(v) for v in built_model().trainable_variables]
-    optimizers = [inner() for _ in range(size)]
-    models = [built_model() for _ in range(size)]
-    for number in range(rounds):
-        changes = []
-        for rank in range(size):
-            x, y = batches_of(rank, rounds * every)
-            variables = models[rank].trainable_variables
-            for variable, value in zip(variables, base, strict=True):
-                variable.assign(value)
-            for i in range(number * every, (number + 1) * every):
-                with tf.GradientTape() as tape:
-                    loss = LOSS(y[i], models[rank](x[i]))
-                optimizers[rank].apply(
-                    tape.gradient(loss, variables), variables
-                )
-            ends = [np.asarray(v) for v in variables]
-            changes.append([b - e for b, e in zip(base, ends, strict=True)])
-        means = [np.mean(each, 0) for each in zip(*changes, strict=True)]
-        base = [outer(i, b, means[i]) for i, b in enumerate(base)]
-    return base
-
-
-def plain(i, weights, change):
-    return weights - change
-
-
-def nesterov():
-    velocity = {}
-
-    def update(i, weights, change):
-        velocity[i] = 0.6 * velocity.get(i, 0) - 0.8 * change
-        return weights + 0.6 * velocity[i] - 0.8 * change
-
-    return update
-
-
-def assert_close(model, expected, rtol=1e-4):
-    for variable, value in zip(
-        model.trainable_variables, expected, strict=True
-    ):
-        np.testing.assert_allclose(variable, value, rtol=rtol, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +194,37 @@ def test_validation_and_callbacks_see_what_ranks_share(rank, size, tmp_path):
         callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
     )
     assert_same_on_all_ranks(model.trainable_variables)
+
+
+class FailsAtAnEpochsEnd(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.own = self.model.get_weights()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.shown = self.model.get_weights()
+        raise RuntimeError("a test")
+
+
+def test_an_error_of_a_callback_leaves_the_ranks_own_weights(rank, size):
+    model = built_model()
+    optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.DiLoCo(3))
+    model.compile(optimizer, LOSS)
+    x, y = batches_of(rank, 5)
+    fails = FailsAtAnEpochsEnd()
+    with pytest.raises(RuntimeError, match="a test"):
+        model.fit(
+            x.reshape(-1, 3),
+            y.reshape(-1, 1),
+            batch_size=8,
+            callbacks=[fails],
+            verbose=0,
+        )
+    assert_same_on_all_ranks(fails.shown)
+    for now, own, shown in zip(
+        model.get_weights(), fails.own, fails.shown, strict=True
+    ):
+        np.testing.assert_array_equal(now, own)
+        assert (own != shown).any()
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -466,67 +416,3 @@ def test_a_lost_rank_costs_the_steps_since_the_last_meeting(rank, size):
     # But for the momenta of the ranks, which all continue with rank 0's.
     for undisturbed, failed in zip(*weights, strict=True):
         np.testing.assert_allclose(failed, undisturbed, atol=0.02)
-
-
-def gossip_model(topology, rank, every=1, **options):
-    optimizer = tfring.DistributedOptimizer(
-        inner(), sync=tfring.Gossip(topology, every=every)
-    )
-    return fitted(optimizer, rank, 4, jit_compile=False, **options)
-
-
-@pytest.mark.parametrize("topology", ["exponential", "ring"])
-def test_gossip_keeps_the_mean(topology, rank, size):
-    """Ranks that stand still come to it; one round does so for two ranks."""
-    model = built_model()
-    optimizer = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(0.0), sync=tfring.Gossip(topology)
-    )
-    variables = model.trainable_variables
-    for variable in variables:
-        variable.assign(np.random.default_rng(rank).normal(size=variable.shape))
-    means = [
-        tfring.allreduce(np.asarray(variable)).numpy() for variable in variables
-    ]
-    gradients = [tf.zeros(variable.shape) for variable in variables]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tfring.NotBroadcastWarning)
-        optimizer.apply(gradients, variables)
-    first = optimizer.consensus_distance()
-    assert_alike(first)
-    # One series of rounds gives a power of two the exact mean.
-    for _ in range((size - 1).bit_length()):
-        optimizer.apply(gradients, variables)
-    if topology == "exponential" and size in (1, 2, 4):
-        assert_close(model, means, 1e-5)
-    for _ in range(40):
-        optimizer.apply(gradients, variables)
-    assert_close(model, means, 1e-5)
-    assert optimizer.consensus_distance() <= min(first, 1e-6)
-
-
-def test_gossip_of_two_ranks_is_local_sgd(rank, size):
-    """And one rank's is plain; a function may give the neighbours."""
-    if size > 2:
-        return
-    model = gossip_model(lambda size, number: [1 + 2 * number], rank)
-    assert_same_on_all_ranks(model.trainable_variables)
-    assert_close(model, in_one_process(size, 4, 1, plain))
-
-
-def test_gossip_in_fit(rank, size):
-    """All see the mean at its end, and its distance in the logs."""
-    model = gossip_model(
-        lambda size, number: [] if number % 2 else [1], rank, epochs=2
-    )
-    assert_same_on_all_ranks(model.trainable_variables)
-    distances = model.history.history["consensus_distance"]
-    assert_alike(distances)
-    assert len(distances) == 2
-    assert all(0 < each < 1 for each in distances) or size == 1
-
-
-def test_gossip_is_not_for_xla(rank):
-    optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.Gossip())
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        fitted(optimizer, rank, 1, jit_compile=True)

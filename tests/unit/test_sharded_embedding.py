@@ -1,5 +1,8 @@
 """ShardedEmbedding in one process."""
 
+import subprocess
+import sys
+
 import keras
 import pytest
 
@@ -35,3 +38,22 @@ def test_it_needs_a_job():
             keras.Sequential([keras.Input((3,)), ShardedEmbedding(9, 4)])
     finally:
         tfring.init()
+
+
+def test_a_program_that_only_loads(tmp_path):
+    path = str(tmp_path / "model.keras")
+    layers = [keras.Input((3,), dtype="int32"), ShardedEmbedding(9, 4)]
+    layers += [tfring.SyncBatchNormalization(), keras.layers.Dense(1)]
+    keras.Sequential(layers).save(path)
+    program = (
+        "import tfring; tfring.init(); "
+        f"print(len(tfring.load_model({path!r}).layers))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stdout.split() == ["3"], ended.stderr

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +85,24 @@ def watch_fits() -> None:
     @functools.wraps(keras_fit)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Not for the list of a loop of one's own, which calls whom it likes.
-        self.__dict__["_tfring_fit_begins"] = [*args, kwargs.get("x")][0]
-        try:
+        data = [*args, kwargs.get("x")][0]
+        with ExitStack() as at_end:
+            self.__dict__["_tfring_fit_begins"] = data, at_end
+            at_end.callback(self.__dict__.pop, "_tfring_fit_begins", None)
             return keras_fit(self, *args, **kwargs)
-        finally:
-            self.__dict__.pop("_tfring_fit_begins", None)
 
     @functools.wraps(keras_begin)
     def on_train_begin(self: Any, logs: Any = None) -> None:
         begun = getattr(getattr(self, "model", None), "__dict__", {})
         if "_tfring_fit_begins" in begun:
-            _put_right(self, begun.pop("_tfring_fit_begins"))
+            _put_right(self, *begun.pop("_tfring_fit_begins"))
         keras_begin(self, logs)
 
     trainer.fit = fit
     callback_list.on_train_begin = on_train_begin
 
 
-def _put_right(callback_list: Any, data: Any) -> None:
+def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
     """Has the ranks agree on the callbacks of a `fit` that begins."""
     # A failed fit may have left some of ours.
     callback_list.callbacks = [
@@ -116,17 +117,17 @@ def _put_right(callback_list: Any, data: Any) -> None:
         _check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
     if optimizers_in_rounds(model):
         _check_goes_with_rounds(given)
+    in_a_round, in_batches = False, _saves_in_batches(given)
     process_set = _training_together(model, given)
     if process_set is not None:
         everyones = _gather(callback_list, data, process_set)
         decision = _decide(callback_list, everyones, process_set)
         _arrange(callback_list, decision)
-    elif optimizers_in_rounds(model):
-        _end_rounds(
-            callback_list,
-            in_a_round=False,
-            in_batches=_saves_in_batches(given),
-        )
+        in_a_round, in_batches = decision.in_a_round, decision.in_batches
+    if optimizers_in_rounds(model):
+        rounds = RoundsInFit(meets=in_a_round, saves_in_batches=in_batches)
+        at_end.callback(rounds.hide)
+        _surround(callback_list, rounds)
 
 
 def _gather(
@@ -286,21 +287,12 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
         # at the end of a batch may be called from another thread.
         callback_list._async_train = False
     callback_list.callbacks = arranged
-    if optimizers_in_rounds(callback_list.model):
-        _end_rounds(
-            callback_list,
-            in_a_round=decision.in_a_round,
-            in_batches=decision.in_batches,
-        )
 
 
-def _end_rounds(
-    callback_list: Any, *, in_a_round: bool, in_batches: bool
-) -> None:
+def _surround(callback_list: Any, rounds: RoundsInFit) -> None:
     """Puts the callback of rounds before and behind all others."""
-    rounds = RoundsInFit(meets=in_a_round, saves_in_batches=in_batches)
     rounds.set_model(callback_list.model)
-    if in_batches:
+    if rounds.saves_in_batches:
         callback_list._async_train = False
     callback_list.callbacks = [rounds, *callback_list.callbacks, rounds.last]
 

@@ -69,6 +69,9 @@ def load_model(
             "load_model: legacy_opts must be False: Keras 3 does not have the "
             "older optimizers (keras.optimizers.legacy). Leave it out."
         )
+    # Registers them: a file may have one.
+    from tfring import layers as layers
+
     known = dict(custom_objects or {})
     for custom in custom_optimizers or ():
         if not (

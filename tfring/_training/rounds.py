@@ -130,6 +130,7 @@ def _ranks_of_this_host() -> ProcessSet:
     known = [each for each in added() if each.ranks == ranks]
     # Every rank must add its part, or none.
     if all(comm.allgather(bool(known))):
+        local.Free()
         return known[0]
     return add_process_set(ProcessSet(cast("MPI.Intracomm", local)))
 

@@ -24,9 +24,9 @@ class RoundsInFit(keras.callbacks.Callback):
     def __init__(self, *, meets: bool, saves_in_batches: bool) -> None:
         super().__init__()
         self._meets = meets
-        self._saves_in_batches = saves_in_batches
+        self.saves_in_batches = saves_in_batches
         self._shown = ExitStack()
-        self.last = EndOfCallbacks(self._hide, saves_in_batches)
+        self.last = EndOfCallbacks(self.hide, saves_in_batches)
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._meets:
@@ -37,10 +37,10 @@ class RoundsInFit(keras.callbacks.Callback):
         self._show()
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._hide()
+        self.hide()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._saves_in_batches:
+        if self.saves_in_batches:
             self._show()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -57,7 +57,8 @@ class RoundsInFit(keras.callbacks.Callback):
     def _show(self) -> None:
         self._shown.enter_context(shared_weights(self.model))
 
-    def _hide(self) -> None:
+    def hide(self) -> None:
+        """Gives the model this rank's weights again, if it shows others."""
         self._shown.close()
 
 

@@ -34,8 +34,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     Collective in training: every rank must run the same model, eagerly, in
     `fit`, or under `jit_compile=True`. In inference it calls nothing.
 
-    To load a saved model, a program must first have used the name
-    `tfring.SyncBatchNormalization`.
+    `tfring.load_model` knows the layer; `keras.models.load_model` only after a
+    program has used its name.
 
     Args:
         fused: False, as in Horovod: there is no fused implementation.

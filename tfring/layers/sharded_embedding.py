@@ -58,8 +58,8 @@ class ShardedEmbedding(keras.layers.Layer):
 
     Files have the whole table, and load on any number of ranks. In `fit`
     Keras's callbacks that save need nothing else; elsewhere save within
-    `tfring.whole_states(model)`. To load a saved model, a program must first
-    have used the name `tfring.layers.ShardedEmbedding`.
+    `tfring.whole_states(model)`. `tfring.load_model` knows the layer;
+    `keras.models.load_model` only after a program has used its name.
 
     Args:
         input_dim: The number of rows.
