@@ -85,8 +85,7 @@ extra_flags = $(if $(filter tfring_ops/xla/%,$1),$(XLA_FLAGS)) \
   $(if $(filter tests/fake_cuda/% tests/fake_nccl/%,$1),\
     -fno-strict-aliasing -Wno-unknown-pragmas -ftls-model=initial-exec) \
   $(if $(filter tests/%,$1),$(GTEST_COMPILE_FLAGS)) \
-  $(if $(filter tests/cpp/%,$1),$(TEST_FLAGS)) \
-  $(call precompiled,$1)
+  $(if $(filter tests/cpp/%,$1),$(TEST_FLAGS))
 
 # The lowering to XLA takes longest by far, so it starts first.
 SOURCES := $(wildcard tfring_ops/xla/*.cc) \
@@ -112,19 +111,26 @@ ALL_OBJECTS := $(call objects,$(SOURCES) $(TEST_SOURCES) \
   $(TEST_HELPER_SOURCES) $(MPI_MAIN) $(FAKE_CUDA_SOURCES) $(FAKE_NCCL_SOURCES) \
   $(FAKE_GPU_SOURCES) $(BENCHMARK_SOURCES))
 
-# Much of the time that the tests take to build is for the same headers.  What is
-# shipped goes without, and so sees what a source forgets to include.
+# Most of the time that a source takes to compile is for the same headers.
+# clang-tidy goes without, and so sees what a source forgets to include.
 PRECOMPILED := $(OUT)/precompiled
-ifeq ($(filter plain standalone,$(VARIANT)),)
-# Not those that are compiled for some CPUs alone.
-PRECOMPILING := $(filter-out $(KERNELS)%,$(CORE_SOURCES))
-endif
-precompiled = $(if $(filter $1,$(PRECOMPILING)),-include $(PRECOMPILED)/core.h) \
-  $(if $(filter tests/cpp/%,$1),-include $(PRECOMPILED)/tests.h)
-$(call objects,$(PRECOMPILING)): $(PRECOMPILED)/core.h.gch
-$(call objects,$(TEST_SOURCES) $(TEST_HELPER_SOURCES) $(MPI_MAIN)): $(PRECOMPILED)/tests.h.gch
+TF_SOURCES := $(filter tfring_ops/tf/%,$(SOURCES))
+# Not those that are compiled for some CPUs alone, nor the lowering to XLA, whose
+# headers are all its own.
+CORE_LIKE := $(filter-out $(KERNELS)% tfring_ops/xla/% $(TF_SOURCES),$(SOURCES))
+precompiled = -include $(PRECOMPILED)/$1.h
+$(call objects,$(CORE_LIKE)): PRECOMPILED_FLAGS = $(call precompiled,core)
+$(call objects,$(CORE_LIKE)): $(PRECOMPILED)/core.h.gch
+$(call objects,$(TF_SOURCES)): PRECOMPILED_FLAGS = $(call precompiled,tensorflow)
+$(call objects,$(TF_SOURCES)): $(PRECOMPILED)/tensorflow.h.gch
+OF_TESTS := $(call objects,$(TEST_SOURCES) $(TEST_HELPER_SOURCES) $(MPI_MAIN))
+$(OF_TESTS): PRECOMPILED_FLAGS = $(call precompiled,tests)
+$(OF_TESTS): $(PRECOMPILED)/tests.h.gch
 $(PRECOMPILED)/tests.h.gch: FLAGS += $(TEST_FLAGS) $(GTEST_COMPILE_FLAGS) \
   -include gtest/gtest.h
+$(PRECOMPILED)/tensorflow.h.gch: FLAGS += \
+  -include tensorflow/core/framework/op_kernel.h \
+  -include tensorflow/core/framework/shape_inference.h
 $(PRECOMPILED)/%.h.gch: tools/precompiled.h $(BUILD)/config.mk tools/native.mk
 	@mkdir -p $(@D)
 	@echo "$(VARIANT): $< for $*"
@@ -137,7 +143,7 @@ $(PRECOMPILED)/%.h.gch: tools/precompiled.h $(BUILD)/config.mk tools/native.mk
 $(ALL_OBJECTS): $(OUT)/%.o: %.cc $(BUILD)/config.mk tools/native.mk
 	@mkdir -p $(@D)
 	@echo "$(VARIANT): $<"
-	@$(COMPILE) $(FLAGS) $(call extra_flags,$<) -MMD -MP -c -o $@ $<
+	@$(COMPILE) $(FLAGS) $(call extra_flags,$<) $(PRECOMPILED_FLAGS) -MMD -MP -c -o $@ $<
 -include $(ALL_OBJECTS:.o=.d)
 # The compiler does not see what the assembler includes.
 $(OUT)/tfring_ops/kernels/cuda_kernels.o: tfring_ops/kernels/cuda_kernels.ptx

@@ -1,10 +1,10 @@
-// The headers that most sources of the core and its tests include; see
-// tools/native.mk.
+// The headers that most sources and their tests include; see tools/native.mk.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
