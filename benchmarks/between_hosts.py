@@ -127,7 +127,7 @@ def table(figures: Sequence[Figure]) -> str:
 def plot(path: Path, figures: Sequence[Figure]) -> None:
     from tfring.bench import plots
 
-    canvas, axes = plots.canvas(7, 4)
+    canvas, axes = plots.canvas(6, 3.6)
     for who in dict.fromkeys(f.who for f in figures):
         of_who = [f for f in figures if f.who == who]
         plots.line(

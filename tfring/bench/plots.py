@@ -140,7 +140,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def plot(path: Path, heading: str, rows: Sequence[Row]) -> None:
     """Times by size as lines, or as bars if there is but one case."""
-    figure, axes = canvas(7, 4.6)
+    figure, axes = canvas(6, 4.4)
     title(figure, heading)
     draw = _bars if len({row.case for row in rows}) == 1 else _lines_by_size
     draw(figure, axes, rows)
@@ -162,6 +162,8 @@ def _bars(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _lines_by_size(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import LogLocator
+
     by_who: dict[str, list[Row]] = {}
     for row in rows:
         by_who.setdefault(row.who, []).append(row)
@@ -177,6 +179,7 @@ def _lines_by_size(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
             ),
         )
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(2, numticks=5))
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: format_bytes(int(value)))
     axes.yaxis.set_major_formatter(lambda value, _: _format_power(value))
