@@ -125,23 +125,21 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def plot(path: Path, figures: Sequence[Figure]) -> None:
-    from matplotlib.figure import Figure as Canvas
+    from tfring.bench import plots
 
-    canvas = Canvas(figsize=(8, 4), layout="constrained")
-    axes = canvas.subplots()
+    canvas, axes = plots.canvas(6, 3.6)
     for who in dict.fromkeys(f.who for f in figures):
         of_who = [f for f in figures if f.who == who]
-        axes.plot(
+        plots.line(
+            axes,
+            who,
             [str(f.hosts) for f in of_who],
             [100 * f.median_share for f in of_who],
-            marker="o",
-            label=who,
         )
     axes.set_xlabel("hosts")
     axes.set_ylabel("% of the bound, by the median time")
     axes.set_ylim(0, 100)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    plots.name_lines(canvas, axes)
     canvas.savefig(path)
 
 

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 import tfring
-from tfring.bench import cli, memory, peers, report, sizes, statistics
+from tfring.bench import (
+    cli,
+    memory,
+    peers,
+    plots,
+    report,
+    sizes,
+    statistics,
+)
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import expect
 from tfring.bench.statistics import Row, Spread
@@ -154,6 +162,78 @@ def test_a_plot_needs_matplotlib(monkeypatch, capsys):
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     assert cli.main(["allreduce", "--plot=figures.svg"]) == 2
     assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_each_contestant_has_its_colour_in_all_plots():
+    contestants = {"tfring", "empty", *peers.PEERS}
+    colours = {plots.colour(f"{who} in place") for who in contestants}
+    assert len(colours) == len(contestants)
+    assert plots.TEXT_COLOUR not in colours
+    for who in contestants:
+        modes = ("", " eager", " function", " function, no MPI", " in place")
+        assert len({plots.colour(who + mode) for mode in modes}) == 1
+    assert plots.colour("2 copies") == plots.TEXT_COLOUR
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4
+        for x in parts
+    ]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#1e2129"])
+@pytest.mark.parametrize("colour", [*plots.COLOURS.values(), plots.TEXT_COLOUR])
+def test_plots_can_be_read_on_light_and_dark_pages(colour, page):
+    dark, light = sorted(map(luminance, (colour, page)))
+    assert (light + 0.05) / (dark + 0.05) >= 3
+
+
+def test_labels_move_apart():
+    assert plots.apart({"a": 10, "b": 50}, 5) == {"a": 10, "b": 50}
+    # Those that meet keep their order and their middle.
+    moved = plots.apart({"c": 12, "a": 10, "b": 11, "far": 90}, 5)
+    assert moved == {"a": 6, "b": 11, "c": 16, "far": 90}
+
+
+def by_label(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def test_lines_are_named_at_their_ends_and_tfring_is_in_front():
+    figure, axes = plots.canvas(6, 4)
+    for who in ("tfring in place", "mpi in place", "mpi"):
+        plots.line(axes, who, [1, 2], [3, 4])
+    plots.name_lines(figure, axes)
+    lines = by_label(axes)
+    ours = lines.pop("tfring in place")
+    for peer in lines.values():
+        assert ours.get_zorder() > peer.get_zorder()
+        assert ours.get_linewidth() > peer.get_linewidth()
+    assert len({peer.get_color() for peer in lines.values()}) == 1
+    assert len({peer.get_linestyle() for peer in lines.values()}) == 2
+    assert axes.get_legend() is None
+    assert {(text.get_text(), text.get_color()) for text in axes.texts} == {
+        (line.get_label(), line.get_color()) for line in (ours, *lines.values())
+    }
+    assert {text.xy for text in axes.texts} == {(2, 4)}
+
+
+@pytest.mark.parametrize("cases", [1, 2])
+def test_a_plot_of_rows_has_no_ground(cases, tmp_path):
+    rows = [
+        Row(f"{size} B", size, who, Spread.of([1e-3, 2e-3]), 0)
+        for who in ("tfring in place", "mpi")
+        for size in (1024, 4096)[:cases]
+    ]
+    path = tmp_path / "plot.svg"
+    plots.plot(path, "2 ranks", rows)
+    text = path.read_text()
+    assert "<!-- mpi -->" in text
+    assert all(f"fill: {plots.colour(row.who)}" in text for row in rows)
+    assert "#ffffff" not in text
 
 
 @pytest.mark.thorough

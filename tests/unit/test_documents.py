@@ -116,3 +116,15 @@ def test_each_page_has_a_name_and_a_description_of_its_own():
     names = [re.search(r"^# (.+)", page, re.MULTILINE)[1] for page in own]
     for texts in (descriptions, names):
         assert len(set(texts)) == len(texts)
+
+
+def test_code_on_the_pages_is_not_cut_off():
+    # At 1400 pixels a block shows 84 columns, beside which a button needs some.
+    for page in DOCS.rglob("*.md"):
+        blocks = re.findall(
+            r"^( *)```.*\n((?:.*\n)*?)\1```", page.read_text(), re.MULTILINE
+        )
+        for indent, text in blocks:
+            for line in text.splitlines():
+                shown = re.sub(r" +# \(\d+\)!$", "", line.removeprefix(indent))
+                assert len(shown) <= 78, f"{page.relative_to(DOCS)}: {line}"

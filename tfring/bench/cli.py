@@ -35,7 +35,7 @@ from typing import Any
 from absl import flags
 
 import tfring
-from tfring.bench import peers, report, roofline, sizes
+from tfring.bench import peers, plots, report, roofline, sizes
 from tfring.bench.exchanges import exchanges
 from tfring.bench.kinds import KINDS
 from tfring.bench.measure import measure
@@ -341,7 +341,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         if _PLOT.value:
             from tfring.bench import memory
 
-            plot = memory.plot if command == "memory" else report.plot
+            plot = memory.plot if command == "memory" else plots.plot
             plot(Path(_PLOT.value), report.describe(machine), rows)
     tfring.shutdown()
     return 0

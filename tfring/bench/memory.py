@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import native
+from tfring.bench import plots
 from tfring.bench.measure import cpu_seconds
 from tfring.bench.statistics import Row, Spread
 
@@ -314,11 +315,8 @@ _MODELS: dict[str, Callable[[], _Model]] = {
 
 def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
     """Time over memory, a point for each policy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(f"{title}\n{rows[0].case}", fontsize="small")
+    figure, axes = plots.canvas(8, 5)
+    plots.title(figure, f"{title}\n{rows[0].case}")
     for row in rows:
         mebibytes = (row.added_bytes or 0) / 2**20
         axes.plot(mebibytes, row.seconds.median * 1e3, "o")
@@ -327,10 +325,10 @@ def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
             (mebibytes, row.seconds.median * 1e3),
             xytext=(6, 4),
             textcoords="offset points",
+            color=plots.TEXT_COLOUR,
         )
     axes.set_xlabel("peak memory, MiB")
     axes.set_ylabel("a step, ms")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.grid(visible=True, alpha=0.3)
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""Shows rows: as a table, as JSON, as a plot."""
+"""Shows rows: as a table, as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import tfring
-from tfring.bench.sizes import format_bytes
 from tfring.bench.statistics import Row, format_bandwidth, format_seconds
 
 _HEADINGS = (
@@ -122,52 +121,3 @@ def write_json(
         "summary": summary,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """Times by size as lines, or as bars if there is but one case."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize="small")
-    by_who: dict[str, list[Row]] = {}
-    for row in rows:
-        by_who.setdefault(row.who, []).append(row)
-    if len({row.case for row in rows}) == 1:
-        medians = [row.seconds.median * 1e3 for row in rows]
-        spread = [
-            [row.seconds.median - row.seconds.least for row in rows],
-            [row.seconds.most - row.seconds.median for row in rows],
-        ]
-        axes.barh(
-            [row.who for row in rows],
-            medians,
-            xerr=[[value * 1e3 for value in side] for side in spread],
-        )
-        axes.invert_yaxis()
-        axes.set_xlabel(f"ms, {rows[0].case}; median, min and max")
-    else:
-        for who, of_who in by_who.items():
-            sizes = [row.count_bytes for row in of_who]
-            axes.plot(
-                sizes,
-                [row.seconds.median * 1e6 for row in of_who],
-                marker=".",
-                label=who,
-            )
-            axes.fill_between(
-                sizes,
-                [row.seconds.least * 1e6 for row in of_who],
-                [row.seconds.most * 1e6 for row in of_who],
-                alpha=0.2,
-            )
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(
-            lambda value, _: format_bytes(int(value))
-        )
-        axes.set_yscale("log")
-        axes.set_ylabel("us; median, min and max")
-        axes.grid(visible=True, which="major", alpha=0.3)
-        axes.legend()
-    figure.savefig(path)
