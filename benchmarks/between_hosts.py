@@ -14,17 +14,11 @@ that the cores have. The rate does not change what is the best share.
 
 import dataclasses
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import app, flags
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-from host_network import HostNetwork, missing  # noqa: E402
+from network_bench import HostNetwork, bench_rows, missing
 
 HOSTS = flags.DEFINE_list("hosts", "2,4,8", "Numbers of hosts.")
 RANKS = flags.DEFINE_integer("ranks", 1, "On each host.")
@@ -72,28 +66,18 @@ def measure(hosts: int) -> list[Figure]:
 def run_job(
     network: HostNetwork, options: Sequence[str], peers: str
 ) -> list[Figure]:
+    rows = bench_rows(
+        network,
+        "allreduce",
+        f"--min_bytes={BYTES.value}",
+        f"--max_bytes={BYTES.value}",
+        "--modes=function",
+        peers,
+        f"--rounds={ROUNDS.value}",
+        ranks=RANKS.value,
+        launch=options,
+    )
     hosts = len(network.hosts)
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "figures.json"
-        job = network.popen(
-            [
-                *(sys.executable, "-m", "tfring.run"),
-                *("-H", network.slots(RANKS.value)),
-                *options,
-                *(sys.executable, "-m", "tfring.bench", "allreduce"),
-                f"--min_bytes={BYTES.value}",
-                f"--max_bytes={BYTES.value}",
-                "--modes=function",
-                peers,
-                f"--rounds={ROUNDS.value}",
-                f"--json={path}",
-            ],
-            env={"TF_NUM_INTRAOP_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-        )
-        if job.wait() != 0:
-            raise app.UsageError(f"the job on {hosts} hosts failed.")
-        rows = json.loads(path.read_text())["rows"]
     return [figure(hosts, row) for row in rows if row["bus_bandwidth"]]
 
 

@@ -10,18 +10,11 @@ the ranks' messages, and the bytes that the interfaces have sent.
 
 import dataclasses
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-from host_network import HostNetwork, missing  # noqa: E402
+from network_bench import HostNetwork, bench_rows, missing
 
 HOSTS = flags.DEFINE_integer("hosts", 2, "The number of hosts.")
 RATE_MBIT = flags.DEFINE_integer(
@@ -50,7 +43,8 @@ class Figure:
 def measure(network: HostNetwork) -> tuple[list[Figure], int]:
     """Returns the figures, and the bytes that the interfaces have sent."""
     before = sent_by_interfaces(network)
-    steps = run(
+    rounds = f"--rounds={ROUNDS.value}"
+    steps = bench_rows(
         network,
         "step",
         "--model=mlp",
@@ -59,6 +53,7 @@ def measure(network: HostNetwork) -> tuple[list[Figure], int]:
         "--steps=1",
         f"--sync={','.join(SYNC.value)}",
         f"--compression={','.join(COMPRESSION.value)}",
+        rounds,
     )
     sent = sent_by_interfaces(network) - before
     weights = sum(
@@ -70,13 +65,14 @@ def measure(network: HostNetwork) -> tuple[list[Figure], int]:
             (WIDTH.value, 10),
         )
     )
-    peers = run(
+    peers = bench_rows(
         network,
         "allreduce",
         f"--min_bytes={4 * weights}",
         f"--max_bytes={4 * weights}",
         "--modes=function",
         f"--peers={PEERS.value}",
+        rounds,
     )
     every_step = steps[0]["seconds"]["median"]
     return [
@@ -88,25 +84,6 @@ def measure(network: HostNetwork) -> tuple[list[Figure], int]:
         )
         for row in [*steps, *peers]
     ], sent
-
-
-def run(network: HostNetwork, command: str, *options: str) -> list[Any]:
-    """Returns the rows of `tfring-bench` with a rank on each host."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "figures.json"
-        job = network.popen(
-            [
-                *(sys.executable, "-m", "tfring.run", "-H", network.slots(1)),
-                *(sys.executable, "-m", "tfring.bench", command, *options),
-                f"--rounds={ROUNDS.value}",
-                f"--json={path}",
-            ],
-            env={"TF_NUM_INTRAOP_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-        )
-        if job.wait() != 0:
-            raise app.UsageError(f"tfring-bench {command} failed.")
-        return json.loads(path.read_text())["rows"]
 
 
 def sent_by_interfaces(network: HostNetwork) -> int:

@@ -6,8 +6,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfring
-
 LOSS = keras.losses.MeanSquaredError()
 
 
