@@ -302,6 +302,45 @@ def test_a_continued_training_does_not_begin_anew(rank, size):
     assert len(set(kernels)) == size
 
 
+def test_a_file_has_the_outer_optimizers_state(rank, size, tmp_path):
+    """Two trainings of two rounds are one of four, whoever loads the file."""
+
+    def sync():
+        outer = keras.optimizers.Adam(0.01)  # iterations and two momenta
+        return {"sync": tfring.DiLoCo(2, outer=outer)}
+
+    def new():
+        model = built_model()
+        optimizer = keras.optimizers.SGD(0.05)
+        model.compile(tfring.DistributedOptimizer(optimizer, **sync()), LOSS)
+        return model
+
+    x, y = batches_of(rank, 8)
+
+    def fit(model, begin, end):
+        model.fit(
+            x[begin:end].reshape(-1, 3),
+            y[begin:end].reshape(-1, 1),
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+        )
+
+    whole, first = new(), new()
+    fit(whole, 0, 8)
+    fit(first, 0, 4)
+    path = tmp_path / "model.keras"
+    first.save(path)
+    restored = new()
+    restored.optimizer.build(restored.trainable_variables)
+    restored.load_weights(path)
+    loaded = tfring.load_model(path, **sync())
+    for model in (restored, loaded):
+        assert model.optimizer.outer_optimizer.iterations == 2
+        fit(model, 4, 8)
+        assert_close(model, whole.trainable_variables, 1e-6)
+
+
 def test_local_variables_stay_each_ranks_own(rank, size):
     model = built_model()
     optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.LocalSGD(2))

@@ -24,8 +24,9 @@ def load_model(
     `keras.models.load_model` loads a model that was trained with tfring, too,
     but with its plain optimizer: each rank would train alone, and get a
     `tfring.NotDistributedWarning`. The optimizer's state, such as momenta and
-    iterations, is loaded from the file. This function makes no collective
-    calls: every rank that trains calls it, or gets the weights from
+    iterations, is loaded from the file, and with `sync=tfring.DiLoCo(...)` the
+    outer optimizer's, too. This function makes no collective calls: every rank
+    that trains calls it, or gets the weights from
     `BroadcastGlobalVariablesCallback`.
 
     Args:
@@ -87,4 +88,7 @@ def load_model(
     compiled_with = getattr(model, "optimizer", None)
     if compiled_with is not None:
         DistributedOptimizer(compiled_with, compression=compression, **options)
+        if getattr(compiled_with, "outer_optimizer", None) is not None:
+            # Which the optimizer had not when Keras loaded it.
+            model.load_weights(filepath)
     return model

@@ -43,7 +43,10 @@ class Round(abc.ABC):
     Attributes:
         begins_at: The number of steps before the first round.
         state: Variables that are the same on all ranks, besides the weights.
+        outer: The optimizer of the base; None if there is no base.
     """
+
+    outer: keras.optimizers.Optimizer | None = None
 
     def __init__(self, optimizer: Any) -> None:
         options = optimizer._tfring_options
@@ -205,10 +208,10 @@ class RoundFromBase(Round):
         super().__init__(optimizer)
         sync = self._options.sync
         assert sync is not None
-        self._outer = sync.outer_optimizer()
         with tf.init_scope():
-            self._outer.build([self._base(each) for each in self._weights])
-        self.state += self._outer.variables
+            self.outer = sync.outer_optimizer()
+            self.outer.build([self._base(each) for each in self._weights])
+        self.state += self.outer.variables
 
     def _marked(self, variable: Any) -> Any:
         with tf.init_scope():
@@ -233,7 +236,8 @@ class RoundFromBase(Round):
 
     def _end(self) -> None:
         bases = [self._base(variable) for variable in self._weights]
-        self._outer.apply(self._mean_changes(), bases)
+        assert self.outer is not None
+        self.outer.apply(self._mean_changes(), bases)
         _assign_all(self._weights, map(value_of, bases))
         self._end_for_statistics()
 

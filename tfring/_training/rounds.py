@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import keras
 import tensorflow as tf
 
 from tfring._core import native, runtime
@@ -141,6 +142,15 @@ class InRounds(Distributed):
     _tfring_round: Round | None = None
     # A weak reference to the model that it trains.
     _tfring_model: Callable[[], Any] = staticmethod(lambda: None)
+
+    @property
+    def outer_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The optimizer of DiLoCo's meetings; None before the model is built.
+
+        Keras saves its state with this optimizer's, as it is an attribute, and
+        loads it where this optimizer trains in rounds.
+        """
+        return None if self._tfring_round is None else self._tfring_round.outer
 
     def meet(self) -> None:
         """Ends a round now: every rank gets the mean of the weights.
