@@ -31,7 +31,7 @@ START = flags.DEFINE_float(
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Of each rank.")
 RATE = flags.DEFINE_float("rate", 8e-3, "AdamW's highest learning rate.")
 OUTER = flags.DEFINE_list(
-    "outer", "0.8,0.6", "DiLoCo's outer learning rate, and its momentum."
+    "outer", "0.9,0.7", "DiLoCo's outer learning rate, and its momentum."
 )
 SEEDS = flags.DEFINE_list("seeds", "0,1,2", "Of weights and samples.")
 JSON = flags.DEFINE_string("json", None, "A file for all figures.")

@@ -86,8 +86,8 @@ def nesterov():
     velocity = {}
 
     def update(i, weights, change):
-        velocity[i] = 0.6 * velocity.get(i, 0) - 0.8 * change
-        return weights + 0.6 * velocity[i] - 0.8 * change
+        velocity[i] = 0.7 * velocity.get(i, 0) - 0.9 * change
+        return weights + 0.7 * velocity[i] - 0.9 * change
 
     return update
 

@@ -105,7 +105,7 @@ class DiLoCo(Rounds):
         start: See `LocalSGD`. A tenth of all updates is a good choice: from
             random weights, the outer momentum overshoots.
         outer: Any Keras optimizer; by default
-            `keras.optimizers.SGD(0.8, momentum=0.6, nesterov=True)`. With some
+            `keras.optimizers.SGD(0.9, momentum=0.7, nesterov=True)`. With some
             tens of rounds the paper's momentum, 0.9, is too large.
         within: See `LocalSGD`.
 
@@ -144,7 +144,7 @@ class DiLoCo(Rounds):
     def outer_optimizer(self) -> keras.optimizers.Optimizer:
         """Returns a new optimizer with the settings of `outer`."""
         if self.outer is None:
-            return keras.optimizers.SGD(0.8, momentum=0.6, nesterov=True)
+            return keras.optimizers.SGD(0.9, momentum=0.7, nesterov=True)
         # Several optimizers may share one description.
         return type(self.outer).from_config(self.outer.get_config())
 
