@@ -50,7 +50,9 @@ def use_one_core() -> None:
     local = world.Split_type(native.mpi().COMM_TYPE_SHARED)
     # tfringrun may have bound the ranks already, each to its own.
     apart = len(set(local.allgather(tuple(cores)))) == local.size > 1
-    core = cores[0 if apart else local.rank % len(cores)]
+    # Hosts that are network namespaces of one machine share its cores.
+    turn = world.rank if local.size == 1 else local.rank
+    core = cores[0 if apart else turn % len(cores)]
     local.Free()
     # Existing threads, such as MPI's, are bound to the same core.
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
