@@ -235,10 +235,11 @@ def _field(wheel: Path, name: str) -> str:
 
 def _metadata(wheel: Path) -> str:
     with zipfile.ZipFile(wheel) as files:
+        # tfring/horovod/names has one of Horovod's name.
         [name] = [
             name
             for name in files.namelist()
-            if name.endswith("dist-info/METADATA")
+            if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
         ]
         return files.read(name).decode()
 
