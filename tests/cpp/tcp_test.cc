@@ -148,7 +148,7 @@ TEST_F(TcpTest, AnAbortFailsAllWithTheFirstReason) {
 }
 
 // TCP does not send more of them before the peer acknowledges some, which it
-// puts off for 40 ms if it has sent data itself.
+// puts off for 40 to 200 ms if it has sent data itself.
 TEST_F(TcpTest, AnAbortIsHeardBehindManySmallMessages) {
   std::vector<int64_t> sent(1), received(1);
   for (int i = 0; i < 50; ++i) {

@@ -137,6 +137,10 @@ def test_expect():
         (["step", "--model=gpt"], "step trains mlp or cnn, got --model=gpt"),
         (["memory", "--policies=some"], "--policies: there is no some"),
         (["memory", "--budgets=much"], "much"),
+        (
+            ["allreduce", "--model=cnn"],
+            "--model is a flag of step and memory, and not of allreduce",
+        ),
     ],
 )
 def test_what_cannot_be_done(arguments, complaint, capsys):

@@ -262,6 +262,7 @@ def _parse(arguments: Sequence[str]) -> str:
             f"expected one of the commands {', '.join(_COMMANDS)}, got "
             f"{' '.join(words) or 'none'}. --help says more."
         )
+    _check_flags_of(words[0])
     numbers = (_ROUNDS, _STEPS, _BATCH_SIZE, _WIDTH)
     if any(each.value < 1 for each in numbers):
         raise _UsageError(
@@ -293,6 +294,18 @@ def _parse(arguments: Sequence[str]) -> str:
     _budgets()
     exchanges(_SYNC.value, _COMPRESSION.value)
     return str(words[0])
+
+
+def _check_flags_of(command: str) -> None:
+    kind = "COLLECTIVE" if command in KINDS else command
+    for of, its_flags in _FLAGS_OF.items():
+        if of == "every command" or kind in of.split(" and "):
+            continue
+        for flag in its_flags:
+            if _FLAGS[flag.name].present:
+                raise _UsageError(
+                    f"--{flag.name} is a flag of {of}, and not of {command}."
+                )
 
 
 def _budgets() -> list[int]:

@@ -34,7 +34,7 @@ constexpr int kMaxEvents = 64;
 // A peer that is still to be connected is asked for so often.
 constexpr std::chrono::milliseconds kAskPeriod{1};
 constexpr size_t kMaxReasonBytes = 64 << 10;
-// A peer acknowledges after 40 ms at the latest.
+// Linux acknowledges after 40 ms as a rule, and after 200 at the latest.
 constexpr std::chrono::milliseconds kGoodbye{200};
 // How many messages one system call takes.
 constexpr size_t kMessagesOfCall = 8;
