@@ -146,11 +146,13 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         `optimizer` itself, or the one of that name or configuration, which now
         has a method `register_local_var(var)`: the gradient of that variable
         stays each rank's own. With `sync` it also has a collective method
-        `meet()`, which ends a round early. A saved optimizer loads in plain
-        Keras, and must then be wrapped again. For a TensorFlow 1 optimizer, the
-        result is a new optimizer around it, with a `register_local_var`. Its
-        `compute_gradients`, and `minimize` and `compute_gradients` of a Keras 2
-        optimizer, give averages; `apply_gradients` does not average.
+        `meet()`, which ends a round early, and the attribute
+        `outer_optimizer`: None with `Gossip`, and before it is built. A saved
+        optimizer loads in plain Keras, and must then be wrapped again. For a
+        TensorFlow 1 optimizer, the result is a new optimizer around it, with a
+        `register_local_var`. Its `compute_gradients`, and `minimize` and
+        `compute_gradients` of a Keras 2 optimizer, give averages;
+        `apply_gradients` does not average.
 
     Raises:
         NotImplementedError: tfring has no kernels for one of the devices, or
