@@ -185,9 +185,9 @@ GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
 ON_HOST := accumulation autograph callbacks consistency data data_service docs \
-  elastic elastic_fit fit_agreement global_mean join_callback keras2 large loading \
-  metric_average metrics monitor names not_broadcast objects random_trainings reducer \
-  rounds runtime seeds sessions shard_states sharded_embedding timeline topology \
+  elastic elastic_fit fit_agreement global_mean gossip join_callback keras2 large \
+  loading metric_average metrics monitor names not_broadcast objects random_trainings \
+  reducer rounds runtime seeds sessions shard_states sharded_embedding timeline topology \
   undistributed user_scripts v1_optimizer whole_states xla xla_stress
 SETS_ON_GPU := tests/parallel/test_process_sets.py
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import keras
 import numpy as np
@@ -205,7 +206,8 @@ def test_bytes(mode, rank, size):
     after = tfring.statistics()
     expected = 4 * (low_rank * (64 + 80 + 72 + 32) + 80)
     assert after.tensor_bytes - before.tensor_bytes == expected
-    if size == 2:
+    # Messages between GPUs are not counted.
+    if size == 2 and "TFRING_TEST_DEVICE" not in os.environ:
         sent = after.sent_bytes["allreduce"] - before.sent_bytes["allreduce"]
         assert sent == pytest.approx(expected, rel=0.02)
 
