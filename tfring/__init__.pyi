@@ -122,7 +122,6 @@ from tfring._training.broadcast_variables import (
     broadcast_variables as broadcast_variables,
 )
 from tfring._training.init import init as init
-from tfring._training.loading import load_model as load_model
 from tfring._training.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedOptimizer as PartialDistributedOptimizer,
@@ -137,5 +136,6 @@ from tfring._training.tape import (
 )
 from tfring._training.whole_states import whole_states as whole_states
 from tfring.launcher.function import run as run
+from tfring.layers.loading import load_model as load_model
 
 __version__: str

@@ -1,4 +1,8 @@
-"""load_model: loads a Keras model, and distributes its optimizer again."""
+"""load_model: loads a Keras model, and distributes its optimizer again.
+
+It is here because a file may have a layer of this package, which must then be
+registered with Keras.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +74,6 @@ def load_model(
             "load_model: legacy_opts must be False: Keras 3 does not have the "
             "older optimizers (keras.optimizers.legacy). Leave it out."
         )
-    # Registers them: a file may have one.
-    from tfring import layers as layers
-
     known = dict(custom_objects or {})
     for custom in custom_optimizers or ():
         if not (
