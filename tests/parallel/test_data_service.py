@@ -91,7 +91,9 @@ def test_ranks_take_turns(compute_job, rank, size):
 
 
 @pytest.mark.parametrize("side", ["compute", "training"])
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    "several", [pytest.param(False, marks=pytest.mark.thorough), True]
+)
 def test_dispatchers(compute_job, rank, size, several, side):
     config = compute_job(dispatchers=size if several else 1, side=side)
     with tf_data_service(config, rank) as address:

@@ -65,7 +65,9 @@ def variables_of(model):
 
 
 @each_optimizer
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_fit_trains_as_one_process_does(name, jit_compile, rank, size):
     alone = model_of(OPTIMIZERS[name](), jit_compile=jit_compile)
     alone.fit(*data(), BATCH, epochs=2, shuffle=False, verbose=0)

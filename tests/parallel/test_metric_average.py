@@ -97,7 +97,9 @@ class OwnNumbers(keras.callbacks.Callback):
         logs.update(self.logs)
 
 
-@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize(
+    "validates", [pytest.param(False, marks=pytest.mark.thorough), True]
+)
 def test_an_evaluation_in_a_callback_before_changes_nothing(rank, validates):
     def history(evaluates):
         model = small_model(0.0, METRICS)

@@ -158,10 +158,15 @@ def check_same_bits(offload, make_model, **how):
     ("make_model", "rest"),
     [
         (branches_and_skips, 3),
-        (synchronized_batch_normalization, 0),
         *(
             pytest.param(model, 0, marks=pytest.mark.thorough)
-            for model in (shared_layers, dropout, attention, recurrent)
+            for model in (
+                synchronized_batch_normalization,
+                shared_layers,
+                dropout,
+                attention,
+                recurrent,
+            )
         ),
     ],
 )

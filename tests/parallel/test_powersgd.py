@@ -73,9 +73,11 @@ def assert_close(results, expected, tolerance=1e-5):
     ("dtype", "options"),
     [
         ("float32", {}),
-        ("float32", {"op": tfring.Sum, "groups": 2}),
-        ("float64", {"gradient_predivide_factor": 2.0}),
-        ("float16", {}),
+        ("float16", {"op": tfring.Sum, "groups": 2}),
+        pytest.param(
+            *("float64", {"gradient_predivide_factor": 2.0}),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_gradients_of_low_rank_are_reproduced(dtype, options, mode, rank, size):
@@ -275,16 +277,16 @@ def fitted(jit_compile, steps_per_execution=1, start=3, **options):
 
 
 @pytest.mark.xla
-def test_fit():
+@pytest.mark.parametrize(
+    ("jit_compile", "steps"),
+    [pytest.param(False, 7, marks=pytest.mark.thorough), (True, 2)],
+)
+def test_fit(jit_compile, steps):
     expected = fitted(jit_compile=False).get_weights()
-    for how in (
-        {"jit_compile": False, "steps_per_execution": 7},
-        {"jit_compile": True, "steps_per_execution": 2},
-    ):
-        weights = fitted(**how).get_weights()
-        assert_same_on_all_ranks(weights)
-        for one, other in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-3)
+    weights = fitted(jit_compile, steps_per_execution=steps).get_weights()
+    assert_same_on_all_ranks(weights)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,9 @@ def test_an_error_of_a_callback_leaves_the_ranks_own_weights(rank, size):
         assert (own != shown).any()
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_moving_statistics_are_averaged(jit_compile, rank, size):
     keras.utils.set_random_seed(1 + rank)
     norm, noise = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
@@ -396,7 +398,9 @@ def test_within_a_host_is_within_its_ranks(rank):
     assert_close(model, [np.asarray(v) for v in together.trainable_variables])
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_embeddings_keep_their_rows(jit_compile, rank, size):
     """Sparse gradients before the first round, and in it."""
     keras.utils.set_random_seed(1)

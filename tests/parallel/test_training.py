@@ -138,14 +138,15 @@ HOW = {
 @pytest.mark.parametrize(
     ("make_model", "optimizer_name", "how"),
     [
-        (cnn_beside_embedding, "adamw", "plain"),
         (cnn_beside_embedding, "adamw", "compiled"),
-        (cnn_beside_embedding, "adamw", "eager"),
         *(
-            pytest.param(
-                *(many_variables, "adam", how), marks=pytest.mark.thorough
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (
+                (cnn_beside_embedding, "adamw", "plain"),
+                (cnn_beside_embedding, "adamw", "eager"),
+                (many_variables, "adam", "plain"),
+                (many_variables, "adam", "compiled"),
             )
-            for how in ("plain", "compiled")
         ),
     ],
 )

@@ -149,6 +149,7 @@ def token_loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
+@pytest.mark.thorough
 def test_gpt(size, saved):
     model, alone = user_scripts.gpt(), user_scripts.gpt()
     give_weights_of_rank_0(alone, model)

@@ -49,7 +49,9 @@ def fit(model, epochs=1, callbacks=()):
     return model
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile", [pytest.param(False, marks=pytest.mark.thorough), True]
+)
 def test_fit(jit_compile):
     without = tfring.DistributedOptimizer(optimizers.Adam(0.01))
     expected = fit(small_model(without, jit_compile=jit_compile))

@@ -48,10 +48,15 @@ def test_what_is_freed_is_kept():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1048576"),
         ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072"),
-        ("MALLOC_MMAP_THRESHOLD_", "1048576"),
-        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+        *(
+            pytest.param(*setting, marks=pytest.mark.thorough)
+            for setting in (
+                ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1048576"),
+                ("MALLOC_MMAP_THRESHOLD_", "1048576"),
+                ("MALLOC_TRIM_THRESHOLD_", "131072"),
+            )
+        ),
     ],
 )
 def test_settings_of_the_user_s_own_count(name, value):
