@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -134,6 +135,137 @@ TEST_F(SharedChannelTest, TwoThreadsShareIt) {
       }
     }
   });
+}
+
+// See Note [Long messages are read where they are].
+class DirectChannelTest : public SharedChannelTest {
+ protected:
+  DirectChannelTest()
+      : direct_writer_(&memory_.channel, kRingBytes,
+                       ChannelWriter::Reader::kReadsMemory) {}
+
+  // Reads this process, unless it is to fail.
+  bool ReadMemory(uint64_t address, Bytes target) {
+    if (attempts_to_fail_ > 0) {
+      --attempts_to_fail_;
+      return false;
+    }
+    if (closes_) direct_writer_.Close(absl::UnavailableError("enough"));
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    std::memcpy(target.data(), reinterpret_cast<const void*>(address),
+                target.size());
+    return true;
+  }
+
+  ChannelWriter direct_writer_;
+  int attempts_to_fail_ = 0;
+  bool closes_ = false;
+  ChannelReader direct_{&memory_.channel, kRingBytes,
+                        [this](uint64_t address, Bytes target) {
+                          return ReadMemory(address, target);
+                        }};
+  const std::string long_ = Text(kDirectBytes);
+};
+
+TEST_F(DirectChannelTest, AMessageIsInUseUntilItIsRead) {
+  std::string received(long_.size(), '?');
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(long_)));
+  EXPECT_TRUE(direct_writer_.is_in_use());
+  EXPECT_FALSE(direct_writer_.HasPassed(direct_writer_.position()));
+  EXPECT_TRUE(direct_.Read(BytesOf(received)).value());
+  EXPECT_TRUE(direct_writer_.HasPassed(direct_writer_.position()));
+  EXPECT_EQ(received, long_);
+}
+
+TEST_F(DirectChannelTest, MessagesOfBothKindsKeepTheirOrder) {
+  const std::string other = "other" + long_, brief = "brief";
+  std::vector<uint64_t> ends;
+  for (const std::string* text : {&long_, &brief, &other}) {
+    // The ring has room for two lines beside the short one.
+    ASSERT_TRUE(direct_writer_.Write(BytesOf(*text)));
+    EXPECT_EQ(direct_writer_.is_in_use(), text != &brief);
+    ends.push_back(direct_writer_.position());
+  }
+  for (const std::string* text : {&long_, &brief, &other}) {
+    std::string received(text->size(), '?');
+    EXPECT_TRUE(direct_.Read(BytesOf(received)).value());
+    EXPECT_TRUE(received == *text);
+    EXPECT_TRUE(direct_writer_.HasPassed(ends[0]));
+    EXPECT_EQ(direct_writer_.HasPassed(ends[2]), text == &other);
+  }
+}
+
+TEST_F(DirectChannelTest, PartsOfAMessageThatNeverCrossesTheRing) {
+  const std::string sent = Text(1'300'001);
+  std::string received;
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(sent)));
+  while (received.size() < sent.size()) {
+    EXPECT_FALSE(direct_writer_.HasPassed(direct_writer_.position()));
+    const ConstBytes part = direct_.Peek(sent.size()).value();
+    const bool last = received.size() + part.size() == sent.size();
+    EXPECT_TRUE(last || part.size() % kPartAlignment == 0) << part.size();
+    received.append(reinterpret_cast<const char*>(part.data()), part.size());
+    direct_.Release();
+  }
+  EXPECT_TRUE(direct_writer_.HasPassed(direct_writer_.position()));
+  EXPECT_TRUE(received == sent);
+}
+
+TEST_F(DirectChannelTest, ARefusedMessageIsCopiedAndLaterOnesToo) {
+  const std::string second = "2" + long_;
+  std::string received(long_.size(), '?'), rest(second.size(), '?');
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(long_)));
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(second)));
+  for (std::string* text : {&received, &rest}) {
+    attempts_to_fail_ = 1;
+    EXPECT_FALSE(direct_.Read(BytesOf(*text)).value());
+    EXPECT_FALSE(direct_.Read(BytesOf(*text)).value());  // not moved yet
+    EXPECT_FALSE(direct_writer_.HasPassed(direct_writer_.position()));
+    EXPECT_TRUE(direct_.Read(BytesOf(*text)).value());
+  }
+  EXPECT_TRUE(received == long_ && rest == second);
+  EXPECT_TRUE(direct_writer_.HasPassed(direct_writer_.position()));
+  EXPECT_FALSE(direct_writer_.Write(BytesOf(long_)));  // it does not fit
+  EXPECT_FALSE(direct_writer_.is_in_use());
+}
+
+TEST_F(DirectChannelTest, APartIsRefusedInTheMiddle) {
+  const std::string sent = Text(1'300'001);
+  std::string received;
+  bool moved = false;
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(sent)));
+  while (received.size() < sent.size()) {
+    if (received.size() > 100'000 && !moved) attempts_to_fail_ = 1;
+    const ConstBytes part = direct_.Peek(sent.size()).value();
+    if (part.empty()) {
+      EXPECT_FALSE(direct_writer_.HasPassed(direct_writer_.position()));
+      moved = true;
+      continue;
+    }
+    received.append(reinterpret_cast<const char*>(part.data()), part.size());
+    direct_.Release();
+  }
+  EXPECT_TRUE(moved);
+  EXPECT_TRUE(received == sent);
+}
+
+TEST_F(DirectChannelTest, WhatCannotBeReadAtAllIsAnError) {
+  std::string received(long_.size(), '?');
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(long_)));
+  attempts_to_fail_ = 2;
+  EXPECT_FALSE(direct_.Read(BytesOf(received)).value());
+  EXPECT_FALSE(direct_writer_.HasPassed(direct_writer_.position()));
+  EXPECT_EQ(direct_.Read(BytesOf(received)).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+// The memory may have had another use already.
+TEST_F(DirectChannelTest, WhatWasReadWhileTheWriterGaveUpDoesNotCount) {
+  std::string received(long_.size(), '?');
+  ASSERT_TRUE(direct_writer_.Write(BytesOf(long_)));
+  closes_ = true;
+  EXPECT_EQ(direct_.Read(BytesOf(received)).status(),
+            absl::UnavailableError("enough"));
 }
 
 }  // namespace

@@ -4,12 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/shared_memory/process_memory.h"
 #include "tfring_ops/transport/shared_memory/shared_channel.h"
 #include "tfring_ops/transport/shared_memory/shared_memory.h"
 #include "tfring_ops/transport/shared_memory/shared_segment.h"
@@ -50,10 +52,18 @@ absl::Status BroadcastFromZero(Transport& transport, T& data) {
   return WaitForAll(transport, sends);
 }
 
+// A rank's message to its node.
+struct Introduction {
+  SegmentAddress segment;
+  uint64_t sample_address = 0;
+  uint64_t sample = 0;  // what is there
+};
+
 // The outcome of sharing on a rank.
 struct Report {
   int32_t failed = 0;
-  std::array<char, 252> reason{};
+  int32_t reads_directly = 1;  // as far as its node is concerned
+  std::array<char, 248> reason{};
 };
 
 // The ranks of this rank's node in order, and the memory between them.
@@ -73,8 +83,13 @@ class Node {
     ring_bytes_ = std::max(2 * kPartAlignment,
                            std::min(kRingBytes, budget) / 4096 * 4096);
     segments_.resize(members_.size());
+    processes_.resize(members_.size());
   }
 
+  // Returns true if this rank can read the memory of its node's other ranks,
+  // and then if all can.
+  bool reads_directly() const { return reads_directly_; }
+  void ReadDirectly(bool all_can) { reads_directly_ = all_can; }
   bool alone() const { return members_.size() == 1; }
   size_t ring_bytes() const { return ring_bytes_; }
 
@@ -82,12 +97,15 @@ class Node {
   // at one that only suffers from another's failure.
   absl::Status Share(Transport& control, absl::Status& shared) {
     const size_t bytes = (members_.size() - 1) * ChannelBytes();
-    std::vector<SegmentAddress> addresses(members_.size());
+    std::vector<Introduction> introductions(members_.size());
+    Introduction& own = introductions[place_];
+    own.sample_address = reinterpret_cast<uint64_t>(&sample_);
+    own.sample = sample_;
     // A channel's ring is allocated by its first send.
     if (auto created = SharedSegment::Reserve(bytes, ChannelBytes(),
                                               sizeof(SharedChannel));
         created.ok()) {
-      addresses[place_] = (*created)->address();
+      own.segment = (*created)->address();
       segments_[place_] = *std::move(created);
     } else {
       shared = created.status();
@@ -96,15 +114,17 @@ class Node {
     for (size_t i = 0; i < members_.size(); ++i) {
       if (i == place_) continue;
       operations.push_back(
-          control.StartRecv(members_[i], BytesOf(addresses[i])));
-      operations.push_back(
-          control.StartSend(members_[i], BytesOf(addresses[place_])));
+          control.StartRecv(members_[i], BytesOf(introductions[i])));
+      operations.push_back(control.StartSend(members_[i], BytesOf(own)));
     }
     TFRING_RETURN_IF_ERROR(WaitForAll(control, operations));
     for (size_t i = 0; i < members_.size() && shared.ok(); ++i) {
-      if (i == place_ || addresses[i].process == 0) continue;
-      if (auto opened = SharedSegment::Open(addresses[i], bytes); opened.ok()) {
+      const SegmentAddress& address = introductions[i].segment;
+      if (i == place_ || address.process == 0) continue;
+      if (auto opened = SharedSegment::Open(address, bytes); opened.ok()) {
         segments_[i] = *std::move(opened);
+        processes_[i] = address.process;
+        reads_directly_ = reads_directly_ && CanRead(introductions[i]);
       } else {
         shared = opened.status();
       }
@@ -123,7 +143,13 @@ class Node {
     std::vector<SharedLink> links(size);
     for (size_t i = 0; i < members_.size(); ++i) {
       if (i == place_) continue;
-      links[members_[i]] = {Channel(place_, i), Channel(i, place_)};
+      SharedLink& link = links[members_[i]];
+      link = {Channel(place_, i), Channel(i, place_)};
+      if (!reads_directly_) continue;
+      link.read_memory = [process = processes_[i]](uint64_t address,
+                                                   Bytes target) {
+        return ReadProcessMemory(process, address, target);
+      };
     }
     return links;
   }
@@ -135,6 +161,14 @@ class Node {
   }
 
  private:
+  // Not in a container of its own, nor where only debuggers may.
+  static bool CanRead(const Introduction& peer) {
+    uint64_t sample = 0;
+    return ReadProcessMemory(peer.segment.process, peer.sample_address,
+                             BytesOf(sample)) &&
+           sample == peer.sample;
+  }
+
   size_t ChannelBytes() const { return SharedChannel::Bytes(ring_bytes_); }
 
   SharedChannel* Channel(size_t from, size_t to) const {
@@ -147,13 +181,14 @@ class Node {
   size_t place_ = 0;          // this rank's among them
   size_t ring_bytes_ = 0;
   std::vector<std::unique_ptr<SharedSegment>> segments_;  // by place
+  std::vector<int64_t> processes_;                        // by place
+  bool reads_directly_ = true;
+  // By chance no other process has the same number there.
+  const uint64_t sample_ = std::random_device{}() + uint64_t{1};
 };
 
-// Returns true if `own` is OK on every rank; if not, rank 0 warns.
-absl::StatusOr<bool> AgreeOn(const absl::Status& own, Transport& transport) {
-  Report report;
-  report.failed = !own.ok();
-  own.message().copy(report.reason.data(), report.reason.size() - 1);
+// Returns the report of all ranks; if one has failed, rank 0 warns.
+absl::StatusOr<Report> AgreeOn(Report report, Transport& transport) {
   if (transport.rank() != 0) {
     TFRING_RETURN_IF_ERROR(
         transport.Wait(transport.StartSend(0, BytesOf(report))));
@@ -168,19 +203,22 @@ absl::StatusOr<bool> AgreeOn(const absl::Status& own, Transport& transport) {
     const auto failed =
         std::find_if(reports.begin(), reports.end(),
                      [](const Report& each) { return each.failed != 0; });
+    report.reads_directly = std::all_of(
+        reports.begin(), reports.end(),
+        [](const Report& each) { return each.reads_directly != 0; });
     if (failed != reports.end()) {
-      report = *failed;
+      report.failed = 1;
       LogWarning(
           0, absl::StrCat("the ranks of a node send each other messages, as "
                           "rank ",
                           failed - reports.begin(),
-                          " cannot share memory: ", report.reason.data(),
+                          " cannot share memory: ", failed->reason.data(),
                           ". Slower, but right; TFRING_SHARED_MEMORY=0 asks "
                           "for it without this warning."));
     }
   }
   TFRING_RETURN_IF_ERROR(BroadcastFromZero(transport, report));
-  return report.failed == 0;
+  return report;
 }
 
 // Returns true if `node` has memory that all its ranks share.
@@ -191,9 +229,12 @@ absl::StatusOr<bool> Agree(Transport& control, SharedMemory shared_memory,
   if (!wanted) return false;
   absl::Status shared;
   if (!node.alone()) TFRING_RETURN_IF_ERROR(node.Share(control, shared));
-  TFRING_ASSIGN_OR_RETURN(const bool all, AgreeOn(shared, control));
+  Report own{!shared.ok(), node.reads_directly()};
+  shared.message().copy(own.reason.data(), own.reason.size() - 1);
+  TFRING_ASSIGN_OR_RETURN(const Report all, AgreeOn(own, control));
   node.CloseDescriptor();
-  return all && !node.alone();
+  node.ReadDirectly(all.reads_directly != 0);
+  return all.failed == 0 && !node.alone();
 }
 
 }  // namespace
