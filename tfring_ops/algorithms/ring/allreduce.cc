@@ -44,16 +44,25 @@ int64_t SegmentBytes(const RingContext& context, const RingBuffers& buffers) {
   return std::max(context.segment_bytes, kDirectBytes);
 }
 
+absl::Status RingAllreduceInBlocks(const RingContext& context,
+                                   const RingBuffers& buffers) {
+  Blocks blocks(buffers.count, BlockCount(context, buffers.dtype));
+  return RingAllreduceBlocks(context, buffers, blocks);
+}
+
 }  // namespace
 
 absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers) {
   const int n = context.transport.size();
   if (n == 1) return CopyAlone(context.kernels, buffers);
   if (buffers.op == ReduceOp::kAverage) buffers.scale /= n;
-  RingContext segments = context;
-  segments.segment_bytes = SegmentBytes(context, buffers);
-  Blocks blocks(buffers.count, BlockCount(segments, buffers.dtype));
-  return RingAllreduceBlocks(segments, buffers, blocks);
+  const int64_t segment_bytes = SegmentBytes(context, buffers);
+  if (segment_bytes == context.segment_bytes) {
+    return RingAllreduceInBlocks(context, buffers);
+  }
+  RingContext of_long_segments = context;
+  of_long_segments.segment_bytes = segment_bytes;
+  return RingAllreduceInBlocks(of_long_segments, buffers);
 }
 
 absl::Status RingAllreduceBlocks(const RingContext& context,

@@ -8,7 +8,7 @@
 
 namespace tfring {
 
-// Fills `target` with what is at `address` of `process`.  Returns false if the
+// Copies the bytes at `address` of `process` to `target`.  Returns false if the
 // system does not allow it, or there is no such memory; `target` is undefined
 // then.
 bool ReadProcessMemory(int64_t process, uint64_t address, Bytes target);

@@ -129,7 +129,7 @@ class SharedMemoryTransport final : public Transport {
     bool complete = false;
     absl::Status status;
   };
-  // A send whose data the peer has still to read, up to a position.
+  // A send is complete when the peer has read up to this position.
   struct Unread {
     OperationId request;
     uint64_t end;
