@@ -241,7 +241,7 @@ def test_optimizers_that_are_attributes(rank, tmp_path):
         assert bits_of(got.variables) == bits_of(expected.variables)
 
 
-@pytest.mark.parametrize("name", ["a.keras", "a.weights.h5", "a.h5"])
+@pytest.mark.parametrize("name", ["a.keras", "a.weights.h5"])
 def test_a_refusal_leaves_the_file_as_it_was(
     name, several_ranks, rank, tmp_path
 ):
@@ -266,6 +266,17 @@ def test_a_refusal_leaves_the_file_as_it_was(
     with tfring.whole_states(model):
         fit(model)
         assert "has made a step since" in refusal()
+
+
+def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
+    path = tmp_path / "a.h5"
+    model = fit(small_model(jit_compile=False))
+    with tfring.whole_states(model):
+        with pytest.raises(RuntimeError, match="older format .*No file"):
+            model.save(path)
+        assert not path.exists()
+        model.save(path, include_optimizer=False)
+    assert path.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -162,9 +162,11 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
 def teach_saving() -> None:
     """Makes Keras save and load whole states."""
     _teach_optimizers()
-    _refuse_before_writing(saving_lib, "save_model")
-    _refuse_before_writing(saving_lib, "save_weights_only")
-    _refuse_before_writing(legacy_h5_format, "save_model_to_hdf5")
+    _check_before_writing(saving_lib, "save_model", _check_whole)
+    _check_before_writing(saving_lib, "save_weights_only", _check_whole)
+    _check_before_writing(
+        legacy_h5_format, "save_model_to_hdf5", _check_not_in_parts
+    )
 
 
 def _teach_optimizers() -> None:
@@ -208,26 +210,54 @@ def _count_of(optimizer: Any) -> int:
     return len(optimizer._variables)
 
 
-def _refuse_before_writing(module: Any, function: str) -> None:
-    """Refuses a save of this rank's part before Keras opens the file."""
+def _check_before_writing(
+    module: Any, function: str, check: Callable[..., None]
+) -> None:
+    """Has a function of Keras that saves call `check` before it opens a file."""
     keras_save = getattr(module, function)
 
     @functools.wraps(keras_save)
-    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
-        for optimizer in sharded_optimizers(model):
-            optimizer._known_whole()
-        for shard in row_shards_of(model):
-            if module is legacy_h5_format and shard.size > 1:
-                raise RuntimeError(
-                    f"'{shard.variable.path}' has some rows of a "
-                    "ShardedEmbedding's table, and Keras's older format would "
-                    "keep them alone. Save to a .keras or .weights.h5 file. "
-                    "No file has been written."
-                )
-            shard.whole()
-        return keras_save(model, *args, **kwargs)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return keras_save(*args, **kwargs)
 
     setattr(module, function, save)
+
+
+def _check_whole(model: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuses to save a model if this rank does not know its whole state."""
+    del args, kwargs
+    for optimizer in sharded_optimizers(model):
+        optimizer._known_whole()
+    for shard in row_shards_of(model):
+        shard.whole()
+
+
+def _check_not_in_parts(
+    model: Any,
+    filepath: Any,
+    overwrite: bool = True,
+    include_optimizer: bool = True,
+) -> None:
+    """Refuses a file of Keras's older format, which has no whole states."""
+    del filepath, overwrite
+    parts = [
+        f"'{shard.variable.path}' has some rows of a ShardedEmbedding's table"
+        for shard in row_shards_of(model)
+        if shard.size > 1
+    ]
+    if include_optimizer:
+        parts += [
+            f"The optimizer '{optimizer.name}' has shard_states=True"
+            for optimizer in sharded_optimizers(model)
+            if optimizer._tfring_layout.size > 1
+        ]
+    if parts:
+        raise RuntimeError(
+            f"{parts[0]}, and Keras's older format would keep this rank's part "
+            "alone. Save to a .keras or .weights.h5 file. No file has been "
+            "written."
+        )
 
 
 def _in_order(optimizer: Any) -> list[Any]:
