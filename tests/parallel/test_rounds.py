@@ -20,6 +20,7 @@ from trainings_in_rounds import (
 )
 
 import tfring
+from tfring._training.optimizer_class import with_inner
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,10 @@ def test_a_continued_training_does_not_begin_anew(rank, size):
     assert len(set(kernels)) == size
 
 
-def test_a_file_has_the_outer_optimizers_state(rank, size, tmp_path):
+@pytest.mark.parametrize(
+    "scaled", [pytest.param(False, marks=pytest.mark.thorough), True]
+)
+def test_a_file_has_the_outer_optimizers_state(scaled, rank, size, tmp_path):
     """Two trainings of two rounds are one of four, whoever loads the file."""
 
     def sync():
@@ -314,6 +318,8 @@ def test_a_file_has_the_outer_optimizers_state(rank, size, tmp_path):
     def new():
         model = built_model()
         optimizer = keras.optimizers.SGD(0.05)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         model.compile(tfring.DistributedOptimizer(optimizer, **sync()), LOSS)
         return model
 
@@ -338,7 +344,8 @@ def test_a_file_has_the_outer_optimizers_state(rank, size, tmp_path):
     restored.load_weights(path)
     loaded = tfring.load_model(path, **sync())
     for model in (restored, loaded):
-        assert model.optimizer.outer_optimizer.iterations == 2
+        *_, in_rounds = with_inner(model.optimizer)
+        assert in_rounds.outer_optimizer.iterations == 2
         fit(model, 4, 8)
         assert_close(model, whole.trainable_variables, 1e-6)
 

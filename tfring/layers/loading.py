@@ -13,6 +13,7 @@ import keras
 
 from tfring._ops.compression import AnyCompression, Compression
 from tfring._training.optimizer import DistributedOptimizer
+from tfring._training.optimizer_class import with_inner
 
 
 def load_model(
@@ -89,7 +90,10 @@ def load_model(
     compiled_with = getattr(model, "optimizer", None)
     if compiled_with is not None:
         DistributedOptimizer(compiled_with, compression=compression, **options)
-        if getattr(compiled_with, "outer_optimizer", None) is not None:
-            # Which the optimizer had not when Keras loaded it.
+        if any(
+            getattr(each, "outer_optimizer", None) is not None
+            for each in with_inner(compiled_with)
+        ):
+            # None had one when Keras loaded the file.
             model.load_weights(filepath)
     return model
