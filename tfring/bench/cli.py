@@ -427,7 +427,8 @@ def _step(command: str) -> _Measured:
     )
     return result.rows, {
         "scaling efficiency": result.efficiency,
-        "of copies that do not communicate": result.efficiency_apart,
+        "scaling efficiency of copies apart": result.efficiency_apart,
+        "scaling efficiency by that of copies apart": result.efficiency_of_best,
         "CPU seconds of communication per step and rank": (
             result.communication_cpu_seconds
         ),

@@ -35,6 +35,8 @@ class Result:
     # The same for as many copies that do not communicate: the best that the
     # machine can give.
     efficiency_apart: float
+    # The former by the latter, as the median of the rounds' own.
+    efficiency_of_best: float
     # Per step and rank.
     communication_cpu_seconds: float
 
@@ -144,6 +146,14 @@ def measure_step(
         rows,
         alone.seconds.median / all_together.seconds.median,
         alone.seconds.median / all_apart.seconds.median,
+        statistics.median(
+            apart / together
+            for apart, together in zip(
+                seconds[all_apart.who],
+                seconds[all_together.who],
+                strict=True,
+            )
+        ),
         all_together.cpu_seconds - all_apart.cpu_seconds,
     )
 
