@@ -1,4 +1,4 @@
-"""Allreduces between hosts whose links have a bounded rate, and their peers.
+"""Times allreduces between hosts with links of a bounded rate, with peers.
 
   .venv/bin/python benchmarks/between_hosts.py --hosts=2,4,8 --json=hosts.json
 
@@ -9,7 +9,7 @@ time that it took. The headers of TCP and Ethernet alone cost 4.6% of a link.
 
 The link must be the limit, and not the cores, which the hosts share: choose
 --rate_mbit so that the CPU time of all ranks together is well below the time
-that the cores have. The rate does not change what is the best share.
+that the cores have. The best share does not depend on the rate.
 """
 
 import dataclasses

@@ -22,15 +22,16 @@ namespace tfring {
 namespace {
 
 constexpr int kRanksPerNode = 8;
-// A rank's time to send or to receive one, and what one is on its way.
+// The time of a rank for each message that it sends or receives, and the time of
+// a message on its way.
 constexpr double kHandlingMicroseconds = 1;
 constexpr double kWithinMicroseconds = 2, kAcrossMicroseconds = 20;
 // And for each byte, 10 GB/s.
 constexpr double kMicrosecondsPerByte = 1e-4;
-// As many as ResNet-50 has.
+// The number of ResNet-50.
 constexpr int kTensors = 161;
 
-// What a step's request is, whether its rows are those of the step before.
+// A step's requests: dense; sparse, with the rows of the step before or others.
 enum class Kind { kDense, kSparse, kSparseAndVaries };
 
 CollectiveRequest MakeRequest(int tensor, Kind kind = Kind::kDense,
@@ -77,7 +78,7 @@ class Simulation {
     for (const Rank& rank : ranks_) last = std::max(last, rank.knows);
     return last;
   }
-  // Of the rank that has the most.
+  // The largest number of any rank.
   int Messages() const {
     int most = 0;
     for (const Rank& rank : ranks_) most = std::max(most, rank.messages);

@@ -1,4 +1,4 @@
-"""What a fault costs an elastic job: seconds to the next step, and rows.
+"""Measures faults' cost to an elastic job: seconds to the next step, and rows.
 
   .venv/bin/python benchmarks/elastic.py --kinds=kill,spare --faults=10
   .venv/bin/python benchmarks/elastic.py --kinds=lost_host,cut --ranks=3
@@ -65,7 +65,7 @@ JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What one has cost, in seconds; see above."""
+    """The cost of a fault, in seconds; see above."""
 
     kind: str
     survivor: float
@@ -86,7 +86,7 @@ class Turn:
 
 
 class HarmedJob(Job):
-    """A job without end, to which faults happen."""
+    """A job without end, with faults."""
 
     def __init__(self, kind: str, network: HostNetwork | None) -> None:
         super().__init__(
@@ -98,7 +98,7 @@ class HarmedJob(Job):
         )
 
     def suffer(self, kind: str, dice: random.Random) -> Fault:
-        """Has a fault happen to a worker, and waits for what follows."""
+        """Gives a worker a fault, and waits until the job is whole again."""
         self.wait_until_whole(REST_SECONDS.value)
         others = {
             name: self.workers[name].steps[-1].starts

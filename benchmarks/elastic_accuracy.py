@@ -1,10 +1,10 @@
-"""The test accuracy of training to which faults happen, and without any.
+"""Compares test accuracies of trainings with faults and without.
 
   .venv/bin/python benchmarks/elastic_accuracy.py --faults=20 --seeds=0,1,2
 
 A small CNN learns handwritten digits by `tfring.elastic.fit` to the end, once
-undisturbed and once with faults: with each seed, of the weights, the order of
-the images, and the faults, which are
+undisturbed and once with faults, for each seed of weights, images' order and
+faults. The faults are
 
   kill       a worker is killed
   stop       a worker is stopped
@@ -31,7 +31,7 @@ from absl import app, flags
 from elastic_jobs import Job
 
 SCRIPT = Path(__file__).with_name("elastic_digits.py")
-# Until training has come to its end after the last fault.
+# From the last fault to the end of the training.
 END_SECONDS = 600
 
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Each is a pair of jobs.")
@@ -49,7 +49,7 @@ JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a job has come to, the same on all ranks."""
+    """A job's result, the same on all ranks."""
 
     accuracy: float
     loss: float
@@ -68,7 +68,7 @@ class Pair:
 
 
 def train(seed: int, faults: Sequence[str], dice: random.Random) -> Result:
-    """Has a job train to the end, with faults one after the other."""
+    """Trains a job to the end, with one fault after the other."""
     step_seconds = STEP_SECONDS.value if faults else 0
     with contextlib.closing(
         Job(SCRIPT, (seed, EPOCHS.value, step_seconds), ranks=RANKS.value)

@@ -22,7 +22,7 @@ BATCH_SIZE = 64
 
 
 class Train(Record):
-    """Has steps take as long as those of a larger model, and may fail."""
+    """Makes steps as long as a larger model's, and may fail."""
 
     def __init__(self, folder: Path, step_seconds: float) -> None:
         super().__init__(folder)

@@ -1,6 +1,6 @@
 """Elastic jobs of this machine that train, for the benchmarks of their faults.
 
-Their workers record what they do: see elastic_training.py.
+Their workers record their steps: see elastic_training.py.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ SPARE_SECONDS = 5
 
 
 class Step(NamedTuple):
-    """A step, and the job in which it was: the worker's n-th, and its size."""
+    """A step. Its job is the worker's `starts`-th, of `size` ranks."""
 
     starts: int
     size: int
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass
 class Worker:
-    """What a worker has recorded."""
+    """The records of a worker."""
 
     host: str = ""
     pid: int = 0
@@ -72,10 +72,10 @@ class Job:
     """A job over TCP that trains, until it is closed or has ended.
 
     Attributes:
-        folder: Where its workers record what they do, and its script has its
-            files: records, faults and results.
-        workers: What they have recorded, by name.
-        lost: Those of them that a fault has met.
+        folder: The files of its workers and its script: records, faults and
+            results.
+        workers: Their records, by name.
+        lost: The names of workers with a fault.
         process: Its launcher.
     """
 
@@ -91,11 +91,11 @@ class Job:
         """Starts it.
 
         Args:
-            script: Of its workers; the folder is the first argument.
-            arguments: The others.
+            script: The workers' script; its first argument is the folder.
+            arguments: Its other arguments.
             ranks: How many train; one that is left goes on alone.
             spares: How many wait.
-            network: Its hosts, of which each has a rank; None is this machine.
+            network: Its hosts, with a rank each; None for this machine.
         """
         self.network = network
         self._ranks, self._spares = ranks, spares
@@ -133,7 +133,7 @@ class Job:
         self._files.cleanup()
 
     def look(self) -> None:
-        """Reads what the workers have recorded since the last time."""
+        """Reads the new records of the workers."""
         for path in (self.folder / "records").iterdir():
             worker = self.workers.setdefault(path.name, Worker())
             with path.open() as file:
@@ -166,7 +166,7 @@ class Job:
         return len(self.training()) == self._ranks and waiting >= self._spares
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition holds of what is recorded.
+        """Waits until the records meet a condition.
 
         Raises:
             RuntimeError: The job has ended.

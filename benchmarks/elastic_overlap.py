@@ -42,7 +42,7 @@ JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What a job's timeline says, and its time for a step."""
+    """The overlap in a job's timeline, and its time for a step."""
 
     who: str
     least_overlap: float

@@ -1,4 +1,4 @@
-"""Training without end, for elastic.py: each worker records what it does.
+"""Trains without end, for elastic.py; each worker records its steps.
 
     elastic_training.py FOLDER LAYERS WIDTH BATCH_SIZE
 

@@ -1,13 +1,13 @@
-"""Runs a command on a machine whose free memory is in fragments.
+"""Runs a command after it has fragmented free memory.
 
     benchmarks/fragmented.py [--leave_gib=N] COMMAND...
 
-Machines that have been up for long have few huge pages left: whoever asks for
-one waits until the kernel has moved what lies between, or gets small ones. So
-this takes all free memory but some, in small pages, and gives back all but one
-page of each eight. It prints how much memory is free, and how much of that in
-pieces of 2 MiB or more. What it keeps, an eighth, is free again when the
-command has ended. It takes a Linux without other work, and no root.
+A machine that has been up for long has few huge pages left. A program that
+asks for one waits until the kernel has moved small pages away, or gets small
+ones. So this takes nearly all free memory in small pages, and gives back seven
+of each eight. It prints how much memory is free, and how much of that in pieces
+of 2 MiB or more. It frees the rest when the command has ended. It takes a Linux
+without other work, and no root.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ each of two ranks has on one and the same GPU:
 The ring is measured at smaller sizes, too, beside a copy of as many bytes in
 the same job.
 
-Where two ranks can have a GPU each, the ring and NCCL are measured there, too,
-one after the other; NCCL takes no two ranks on one GPU.
+If two ranks can have a GPU each, the ring and NCCL are measured there, too, in
+turn. NCCL takes no two ranks on one GPU.
 
-Where there is no GPU, the driver and NCCL are the fake ones of tests/fake_cuda
-and tests/fake_nccl, and the model is on the CPU: --bytes=1m shows that all of
-this runs, and no more. FAKE_CUDA_OWN_GPUS=1 gives each rank a fake GPU.
+Without a GPU, the driver and NCCL are the fake ones of tests/fake_cuda and
+tests/fake_nccl, and the model is on the CPU: --bytes=1m shows that all of this
+runs, and no more. FAKE_CUDA_OWN_GPUS=1 gives each rank a fake GPU.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 //
 //   make -f tools/native.mk run/benchmarks/kernels
 //
-// The best of some rounds: what else runs on the machine only slows.
+// Prints the best of some rounds: other work on the machine only slows them.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

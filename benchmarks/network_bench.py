@@ -28,8 +28,8 @@ def bench_rows(
 
     Args:
         network: The hosts.
-        command: Of tfring-bench.
-        *options: Its flags.
+        command: A command of tfring-bench.
+        *options: The flags of that command.
         ranks: The number of ranks on each host.
         launch: Flags of the launcher.
 

@@ -1,7 +1,8 @@
 """A GPU without TensorFlow, by ctypes: memory of the driver, kernels of tfring.
 
-For tests/gpu and benchmarks/gpu.py. Where no GPU may exist, it is the fake one
-of tests/fake_cuda, if `make -f tools/native.mk fake-gpu` has built it.
+For tests/gpu and benchmarks/gpu.py. On a machine without a GPU they use the
+fake driver of tests/fake_cuda, if `make -f tools/native.mk fake-gpu` has built
+it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def driver() -> ctypes.CDLL:
 
 
 def is_fake() -> bool:
-    """Returns True if the driver is that of tests/fake_cuda."""
+    """Tells whether the driver is the fake one of tests/fake_cuda."""
     return hasattr(driver(), "FakeCudaOptions")
 
 
@@ -62,7 +63,7 @@ def loaded_modules() -> int:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The op library, of which TensorFlow's Python knows nothing."""
+    """Returns the op library, without TensorFlow's Python."""
     if nccl := _packaged_nccl():
         ctypes.CDLL(str(nccl))  # found by its name, as the driver is
     native.mpi()
@@ -126,7 +127,7 @@ class Memory:
         self._gpu.finish()
 
     def get(self, like: Array, offset: int = 0) -> Array:
-        """Waits, and returns what lies at byte `offset`, of `like`'s form."""
+        """Waits, and returns an array like `like` from byte `offset`."""
         result = np.empty_like(like)
         self._gpu.to_host(
             result.ctypes.data, self.address + offset, result.nbytes
@@ -358,5 +359,5 @@ def start_engine() -> Any:
 
 
 def stop_engine() -> None:
-    """Ends what `start_engine` has started."""
+    """Stops the engine."""
     library().tfring_shutdown()

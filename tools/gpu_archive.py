@@ -1,4 +1,4 @@
-"""Packs what tests a GPU where there is neither TensorFlow nor a network.
+"""Packs the tests of a GPU for a machine without TensorFlow and network.
 
     python tools/gpu_archive.py --python 3.12 build/gpu-archive.tar.gz
 

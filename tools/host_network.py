@@ -1,15 +1,15 @@
-"""Hosts of one machine: network namespaces whose links have a bounded rate.
+"""Hosts on one machine: network namespaces with links of a bounded rate.
 
   with HostNetwork(4, rate="1gbit") as network:
       network.run([*TFRINGRUN, "-H", network.slots(2), "python", "train.py"])
 
-Each host has a name, an address, processes and shared memory of its own. Its
-link goes to a bridge on the head, an extra host with no bound, where jobs are
-started: the launcher reaches the others by an agent that takes the place of
-ssh. Files and cores are those of the machine.
+Each host has a name, an address, processes and shared memory of its own. Files
+and cores are the machine's. Jobs start on an extra host, the head. It has a
+bridge to all links, and none of its own. The launcher reaches the others by an
+agent in place of ssh.
 
-It takes root. Everything is gone when the network is closed, or when the
-process that made it ends, in whatever way.
+It takes root. The hosts are removed when the network is closed, or when the
+process that made it ends, for any reason.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class HostNetwork:
         self._ip(f"link set {host} up")
 
     def separate(self, one: str, other: str) -> None:
-        """Loses what two hosts send to each other; not what others do."""
+        """Drops all packets between two hosts, and no others."""
         for host, peer in ((one, other), (other, one)):
             self._neighbour(host, f"replace {self._addresses[peer]} {_NOBODY}")
 
@@ -165,7 +165,7 @@ class HostNetwork:
             self._neighbour(host, f"del {self._addresses[peer]}")
 
     def processes(self, host: str) -> list[int]:
-        """What runs on a host, by the numbers that they have here."""
+        """Returns the processes of a host, by this process's ids."""
         first = self._first_process(host)
         space = Path(f"/proc/{first}/ns/pid").readlink()
         found = []
@@ -177,7 +177,7 @@ class HostNetwork:
         return sorted({*found} - {first})
 
     def temporary_files(self) -> list[Path]:
-        """What is in the hosts' own folders for temporary files."""
+        """Returns all files in the hosts' temporary folders."""
         folders = [self._directory / host for host in self.hosts]
         return [path for each in folders for path in each.rglob("*")]
 
@@ -268,8 +268,8 @@ class HostNetwork:
         # now and then, by design, and a ring waits wherever one link does.
         route = f"{_SUBNET}.0/24 dev eth0 src {address} congctl cubic"
         _run(*inside, *_words(f"ip route replace {route}"))
-        # A smaller burst than 256 KiB would hold back what the kernel sends in
-        # one piece, and with it the rate.
+        # The kernel sends up to 256 KiB in one piece: a smaller burst would
+        # hold it back, and reduce the rate.
         shape = f"root tbf rate {self._rate} burst 256k limit 8m"
         _run(*inside, *_words(f"tc qdisc add dev eth0 {shape}"))
         _run(*self._on(HEAD, _words(f"tc qdisc add dev {name} {shape}")))

@@ -1,4 +1,4 @@
-"""Asks the site's search what users ask, and fails if another page comes first.
+"""Asks the site's search users' questions; fails if another page is first.
 
     search_questions.py build/site
 

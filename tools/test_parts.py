@@ -1,9 +1,9 @@
 """Runs parts of the tests one by one, and ends with a table of them.
 
 `tools/test_parts.py [NAME=VALUE ...] PART ...` makes each PART, a target of the
-Makefile, with these variables. A part that fails does not keep the others from
-running. Parts leave what their tests took as XML in build/reports, in the form
-of JUnit, which pytest and googletest write.
+Makefile, with these variables. All parts run, also after one has failed. Their
+tests' times are in build/reports, as JUnit's XML, written by pytest and
+googletest.
 """
 
 import shutil
@@ -28,7 +28,7 @@ class Test(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a part has come to."""
+    """The result of a part."""
 
     name: str
     seconds: float

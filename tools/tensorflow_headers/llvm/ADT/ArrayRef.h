@@ -1,5 +1,6 @@
-// A header of TensorFlow 2.19 includes LLVM's, which its package lacks.  It is
-// that of a class for GPUs which we never use, so its words need only parse.
+// A header of TensorFlow 2.19 includes this one of LLVM, which its package
+// lacks.  We never use the class there, one for GPUs, so its words need only
+// parse.
 #ifndef TFRING_TOOLS_TENSORFLOW_HEADERS_ARRAY_REF_H_
 #define TFRING_TOOLS_TENSORFLOW_HEADERS_ARRAY_REF_H_
 
