@@ -19,6 +19,7 @@
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
+#include "tfring_ops/kernels/workspace.h"
 
 namespace tfring {
 namespace {
@@ -277,6 +278,17 @@ TEST(AdaptiveAllreduceLogTest, SaysWhatItHasChosen) {
             "ring from 131072 bytes; supposed: 2.0 us and 8.00 GB/s within a "
             "node, 10.00 GB/s of "
             "reduction\n");
+}
+
+// As where a peer sends to a rank that has given up, and not told it yet.
+TEST(CostMeasurementTest, MessagesAfterAnErrorDoNoHarm) {
+  const auto transports = MakeTransports(Medium::kInProcess, 2);
+  Workspace scratch(CpuKernels());
+  const RingContext context{*transports[0], CpuKernels(), 64 << 10, scratch};
+  transports[0]->SetAttendant([] { return absl::UnavailableError("lost"); });
+  EXPECT_EQ(MeasureCosts(context).status().message(), "lost");
+  const std::vector<std::byte> late(8);
+  transports[1]->StartSend(0, late);  // AddressSanitizer sees a wrong write.
 }
 
 }  // namespace

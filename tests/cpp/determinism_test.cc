@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "tests/cpp/engines.h"
+#include "tests/cpp/ranks.h"
+#include "tfring_ops/engine/execution/execution_context.h"
+#include "tfring_ops/kernels/kernels.h"
 
 namespace tfring {
 namespace {
@@ -14,10 +17,10 @@ constexpr int kSize = 3;  // two floats have the same sum in either order
 constexpr int kCount = 1000;
 
 // Floats with a sum over the ranks that depends on the order of the additions.
-std::vector<float> Values(int rank, unsigned seed) {
+std::vector<float> Values(int rank, unsigned seed, int64_t count = kCount) {
   std::mt19937 generator(10 * seed + rank);
   std::uniform_real_distribution<float> any(-1, 1);
-  std::vector<float> values(kCount);
+  std::vector<float> values(count);
   for (float& value : values) value = any(generator);
   return values;
 }
@@ -79,6 +82,37 @@ TEST(DeterminismTest, RequestsThatAreReadyTogetherAreKeptApart) {
     EXPECT_TRUE(SumOf(a) == alone[0]) << "round " << round;
     EXPECT_TRUE(SumOf(b) == alone[1]) << "round " << round;
   }
+}
+
+// A sum by ranks of one node, of a length that they read in each other's memory
+// if they can.
+std::vector<float> LongSum(Medium medium, bool reads_directly) {
+  Options options;
+  options.deterministic = true;
+  std::vector<float> sum;
+  OnRanks(
+      kSize,
+      [&](Transport& transport) {
+        const int rank = transport.rank();
+        EXPECT_EQ(transport.ReadsDirectly((rank + 1) % kSize), reads_directly);
+        std::vector<float> values =
+            Values(rank, 1, 2 * kSize * kDirectBytes / sizeof(float));
+        ExecutionContext context(options, transport, CpuKernels(),
+                                 CostSource::kMeasured);
+        EXPECT_TRUE(context.allreduce()
+                        .Run({values.data(), values.data(),
+                              static_cast<int64_t>(values.size())})
+                        .ok());
+        if (rank == 0) sum = std::move(values);
+      },
+      medium);
+  return sum;
+}
+
+// A container or a setting of the system may forbid it.
+TEST(DeterminismTest, BitsDoNotDependOnWhetherMemoryCanBeRead) {
+  EXPECT_TRUE(LongSum(Medium::kTcpOneNode, true) ==
+              LongSum(Medium::kInProcess, false));
 }
 
 }  // namespace

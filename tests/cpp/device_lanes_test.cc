@@ -14,6 +14,7 @@
 #include "tests/cpp/hooked_transport.h"
 #include "tests/cpp/ranks.h"
 #include "tfring_ops/algorithms/adaptive/cost_model.h"
+#include "tfring_ops/transport/exchange.h"
 
 namespace tfring {
 namespace {
@@ -237,6 +238,28 @@ TEST_F(DeviceLanesTest, ARankMayBeLostWhileALaneIsMade) {
   const absl::Status status = after[1]->outcome.Wait();
   EXPECT_EQ(status.message(), "rank 0 is lost");
   job.Shutdown();
+}
+
+TEST_F(DeviceLanesTest, AnErrorOfOneRankEndsTheJob) {
+  Job job(kSize, [](int rank, ProcessSet& set) {
+    set.make_device_lane = [rank](const Options&, int32_t,
+                                  Transport& data) -> absl::StatusOr<Lane> {
+      if (rank == 0) {
+        const auto late = absl::DeadlineExceededError("no turn");
+        data.Abort(late);
+        return late;
+      }
+      return ExchangeOne(data, rank).status();
+    };
+  });
+  for (const char* name : {"first", "later"}) {
+    const Entries entries = MakeDeviceEntries(name, 10);
+    job.Submit(entries);
+    ExpectErrors(entries, {}, "no turn");
+  }
+  const Entries on_host = MakeEntries(kSize, "on the host", 10);
+  job.Submit(on_host);
+  ExpectErrors(on_host, {}, "no turn");
 }
 
 TEST_F(DeviceLanesTest, ALaneThatCannotBeMadeIsAskedForOnce) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/cpp/ranks.h"
+#include "tfring_ops/transport/exchange.h"
 
 namespace tfring {
 namespace {
@@ -170,6 +171,17 @@ TEST(SharedMemoryTimeoutTest, AWaitEndsAtItsTimeout) {
   const Bytes bytes(reinterpret_cast<std::byte*>(&never), sizeof(never));
   EXPECT_EQ(transports[0]->Wait(transports[0]->StartRecv(1, bytes)).code(),
             absl::StatusCode::kDeadlineExceeded);
+}
+
+// A late answer must not be written to memory that has another use by then.
+TEST(ExchangeTest, AnErrorAbortsTheTransport) {
+  const auto transports =
+      MakeTransports(Medium::kSharedMemory, 2, kSmallRingBytes, 0.01);
+  EXPECT_FALSE(ExchangeOne(*transports[0], int64_t{1}).ok());
+  EXPECT_FALSE(transports[0]->Progress().ok());
+  const std::vector<std::byte> late(sizeof(int64_t));
+  transports[1]->StartSend(0, late);
+  EXPECT_FALSE(transports[0]->Progress().ok());
 }
 
 }  // namespace

@@ -387,9 +387,9 @@ class RingEngine final : public Engine {
     TFRING_RETURN_IF_ERROR(WaitUntil(is_free));
     const absl::StatusOr<ExecutionLane*> lane = lanes_.Of(task->first());
     if (!lane.ok()) {
-      // All ranks have the same error: the engine continues.
       task->Finish(lane.status());
-      return absl::OkStatus();
+      // If all ranks have the same error, the engine continues.
+      return lanes_.Progress();
     }
     TFRING_RETURN_IF_ERROR(RunAndFinish(task, **lane));
     return follows ? absl::OkStatus() : WaitUntil(is_free);

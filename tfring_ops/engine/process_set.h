@@ -30,8 +30,8 @@ struct ProcessSet {
   // Makes the lane of this rank's GPU `device`, over `data`, which outlives it,
   // with rank 0's options; kHost where this rank has joined and named none.
   // Called on the engine's thread of every rank, before the first collective on
-  // tensors there; must give an error on all ranks or on none, since after an
-  // error the engine goes on.  Null: there are no GPUs.
+  // tensors there.  The engine goes on after an error of all ranks; one of this
+  // rank alone must abort `data`.  Null: there are no GPUs.
   std::function<absl::StatusOr<Lane>(const Options& options, int32_t device,
                                      Transport& data)>
       make_device_lane;

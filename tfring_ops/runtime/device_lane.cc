@@ -118,7 +118,13 @@ absl::StatusOr<Lane> MakeDeviceLane(const Options& options, int32_t device,
   // See Note [Why the ring takes turns]: links are checked and measured, too.
   std::shared_ptr<void> turn;
   if (lane.await_turn) {
-    TFRING_ASSIGN_OR_RETURN(turn, lane.await_turn());
+    absl::StatusOr<std::shared_ptr<void>> own = lane.await_turn();
+    if (!own.ok()) {
+      // Other ranks may have their turn, and wait for this one.
+      data.Abort(own.status());
+      return own.status();
+    }
+    turn = *std::move(own);
   }
   absl::StatusOr<std::unique_ptr<Transport>> transport =
       MakeCudaTransport(*cuda, data, options);

@@ -3,16 +3,31 @@
 #define TFRING_OPS_TRANSPORT_EXCHANGE_H_
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
 
+// Waits for all `operations`.  After an error none of them uses its memory, as
+// the transport has been aborted.
+inline absl::Status WaitOrAbort(Transport& transport,
+                                const std::vector<OperationId>& operations) {
+  for (const OperationId operation : operations) {
+    if (absl::Status status = transport.Wait(operation); !status.ok()) {
+      transport.Abort(status);
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
 // `sent[r]` goes to rank r; returns what has come from each, by rank, and this
-// rank's own.  T is a plain block of bytes.
+// rank's own.  An error aborts `host`.  T is a plain block of bytes.
 template <typename T>
 absl::StatusOr<std::vector<T>> Exchange(Transport& host,
                                         const std::vector<T>& sent) {
@@ -30,8 +45,9 @@ absl::StatusOr<std::vector<T>> Exchange(Transport& host,
         peer, ConstBytes(reinterpret_cast<const std::byte*>(&sent[peer]),
                          sizeof(T))));
   }
-  for (const OperationId request : requests) {
-    TFRING_RETURN_IF_ERROR(host.Wait(request));
+  if (absl::Status status = WaitOrAbort(host, requests); !status.ok()) {
+    if (host.HasAbandoned()) KeepForever(std::move(received));
+    return status;
   }
   return received;
 }

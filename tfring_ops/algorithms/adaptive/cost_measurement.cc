@@ -5,12 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "tfring_ops/algorithms/pairwise/doubling.h"
 #include "tfring_ops/algorithms/pairwise/recursive_doubling.h"
 #include "tfring_ops/algorithms/ring/hierarchical.h"
+#include "tfring_ops/base/forever.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/transport/counting.h"
 
 namespace tfring {
@@ -95,45 +99,32 @@ absl::StatusOr<LinkCosts> MeasureLink(const RingContext& ring,
   }
 }
 
-// Every rank takes the largest rank's value of each.
-absl::Status TakeLargest(const RingContext& context,
-                         absl::Span<double> values) {
+// Returns the largest rank's value of each number in T, which has only doubles.
+template <typename T>
+absl::StatusOr<T> Largest(const RingContext& context, const T& own) {
+  static_assert(sizeof(T) % sizeof(double) == 0);
+  auto numbers = std::make_unique<T>(own);
   RingBuffers buffers;
-  buffers.input = buffers.output = values.data();
-  buffers.count = static_cast<int64_t>(values.size());
+  buffers.input = buffers.output = numbers.get();
+  buffers.count = sizeof(T) / sizeof(double);
   buffers.dtype = DataType::kFloat64;
   buffers.op = ReduceOp::kMax;
-  return RecursiveDoublingAllreduce(context, buffers);
+  if (absl::Status status = RecursiveDoublingAllreduce(context, buffers);
+      !status.ok()) {
+    KeepForever(std::move(numbers));  // Messages may still use them.
+    return status;
+  }
+  return *numbers;
 }
 
-}  // namespace
-
-absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
-                                   const Clock& clock) {
-  const CountedAs control(context.transport, kControlMessages);
-  const auto largest = [&](double value) -> absl::StatusOr<double> {
-    TFRING_RETURN_IF_ERROR(TakeLargest(context, {&value, 1}));
-    return value;
-  };
-  TFRING_ASSIGN_OR_RETURN(
-      Costs costs, MeasureOwnCosts(
-                       context, kTransferBytes, [] { return absl::OkStatus(); },
-                       largest, clock));
-  static_assert(sizeof(Costs) % sizeof(double) == 0);
-  TFRING_RETURN_IF_ERROR(TakeLargest(
-      context,
-      {reinterpret_cast<double*>(&costs), sizeof(costs) / sizeof(double)}));
-  return costs;
-}
-
-absl::StatusOr<Costs> MeasureOwnCosts(
+// Measures by messages in `workspace`.
+absl::StatusOr<Costs> Measure(
     const RingContext& context, int64_t transfer_bytes,
     const std::function<absl::Status()>& await,
     const std::function<absl::StatusOr<double>(double)>& largest,
-    const Clock& clock) {
+    const Clock& clock, Workspace& workspace) {
   const Layout layout = Layout::Of(context.transport);
   const Kernels& kernels = context.kernels;
-  Workspace workspace(kernels);
   TFRING_ASSIGN_OR_RETURN(std::byte* const sent,
                           workspace.AtLeast(2 * transfer_bytes));
   std::byte* const received = sent + transfer_bytes;
@@ -170,6 +161,31 @@ absl::StatusOr<Costs> MeasureOwnCosts(
                             return status.ok() ? await() : status;
                           }));
   costs.reduce_seconds_per_byte = reduction / transfer_bytes;
+  return costs;
+}
+
+}  // namespace
+
+absl::StatusOr<Costs> MeasureCosts(const RingContext& context,
+                                   const Clock& clock) {
+  const CountedAs control(context.transport, kControlMessages);
+  TFRING_ASSIGN_OR_RETURN(
+      const Costs own,
+      MeasureOwnCosts(
+          context, kTransferBytes, [] { return absl::OkStatus(); },
+          [&](double value) { return Largest(context, value); }, clock));
+  return Largest(context, own);
+}
+
+absl::StatusOr<Costs> MeasureOwnCosts(
+    const RingContext& context, int64_t transfer_bytes,
+    const std::function<absl::Status()>& await,
+    const std::function<absl::StatusOr<double>(double)>& largest,
+    const Clock& clock) {
+  Workspace workspace(context.kernels);
+  absl::StatusOr<Costs> costs =
+      Measure(context, transfer_bytes, await, largest, clock, workspace);
+  if (!costs.ok()) workspace.Keep();  // Messages may still use it.
   return costs;
 }
 

@@ -32,7 +32,7 @@ int64_t SegmentBytes(const RingContext& context, const RingBuffers& buffers) {
   const Transport& transport = context.transport;
   const auto pieces = static_cast<int64_t>(buffers.pieces.size());
   const int64_t bytes = buffers.count * SizeInBytes(buffers.dtype);
-  if (bytes > kMostBytes ||
+  if (context.equal_blocks || bytes > kMostBytes ||
       bytes < transport.size() * kDirectBytes * std::max<int64_t>(1, pieces)) {
     return context.segment_bytes;
   }

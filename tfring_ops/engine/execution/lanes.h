@@ -133,9 +133,12 @@ class Lanes {
 
   // The lane for work that runs alone, agreed by all ranks.  Collective at the
   // first call for a device; an error is the same on every rank, now and ever
-  // after.
+  // after, unless Progress has one.
   // REQUIRES: idle(), unless the task of `request` follows others.
   absl::StatusOr<ExecutionLane*> Of(const CollectiveRequest& request);
+
+  // Returns an error if the host's lane for such work has failed.
+  absl::Status Progress() { return host_[0].lane.transport->Progress(); }
 
   // Aborts all lanes; the last call.  When it returns, nothing is at work on
   // entries' memory.

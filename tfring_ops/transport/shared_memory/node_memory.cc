@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/transport/exchange.h"
 #include "tfring_ops/transport/shared_memory/process_memory.h"
 #include "tfring_ops/transport/shared_memory/shared_channel.h"
 #include "tfring_ops/transport/shared_memory/shared_memory.h"
@@ -31,25 +32,17 @@ Bytes BytesOf(T& data) {
   return Bytes(reinterpret_cast<std::byte*>(&data), sizeof(data));
 }
 
-absl::Status WaitForAll(Transport& transport,
-                        const std::vector<OperationId>& operations) {
-  for (const OperationId operation : operations) {
-    TFRING_RETURN_IF_ERROR(transport.Wait(operation));
-  }
-  return absl::OkStatus();
-}
-
 // Gives every rank rank 0's `data`.
 template <typename T>
 absl::Status BroadcastFromZero(Transport& transport, T& data) {
   if (transport.rank() != 0) {
-    return transport.Wait(transport.StartRecv(0, BytesOf(data)));
+    return WaitOrAbort(transport, {transport.StartRecv(0, BytesOf(data))});
   }
   std::vector<OperationId> sends;
   for (int peer = 1; peer < transport.size(); ++peer) {
     sends.push_back(transport.StartSend(peer, BytesOf(data)));
   }
-  return WaitForAll(transport, sends);
+  return WaitOrAbort(transport, sends);
 }
 
 // A rank's message to its node.
@@ -117,7 +110,7 @@ class Node {
           control.StartRecv(members_[i], BytesOf(introductions[i])));
       operations.push_back(control.StartSend(members_[i], BytesOf(own)));
     }
-    TFRING_RETURN_IF_ERROR(WaitForAll(control, operations));
+    TFRING_RETURN_IF_ERROR(WaitOrAbort(control, operations));
     for (size_t i = 0; i < members_.size() && shared.ok(); ++i) {
       const SegmentAddress& address = introductions[i].segment;
       if (i == place_ || address.process == 0) continue;
@@ -191,7 +184,7 @@ class Node {
 absl::StatusOr<Report> AgreeOn(Report report, Transport& transport) {
   if (transport.rank() != 0) {
     TFRING_RETURN_IF_ERROR(
-        transport.Wait(transport.StartSend(0, BytesOf(report))));
+        WaitOrAbort(transport, {transport.StartSend(0, BytesOf(report))}));
   } else {
     std::vector<Report> reports(transport.size());
     reports[0] = report;
@@ -199,7 +192,7 @@ absl::StatusOr<Report> AgreeOn(Report report, Transport& transport) {
     for (int peer = 1; peer < transport.size(); ++peer) {
       receives.push_back(transport.StartRecv(peer, BytesOf(reports[peer])));
     }
-    TFRING_RETURN_IF_ERROR(WaitForAll(transport, receives));
+    TFRING_RETURN_IF_ERROR(WaitOrAbort(transport, receives));
     const auto failed =
         std::find_if(reports.begin(), reports.end(),
                      [](const Report& each) { return each.failed != 0; });

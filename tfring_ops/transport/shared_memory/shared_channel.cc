@@ -120,7 +120,8 @@ size_t ChannelWriter::Room() const {
 void ChannelWriter::Close(const absl::Status& reason) {
   // The memory was zero, so the text is terminated.
   reason.message().copy(channel_->reason, SharedChannel::kReasonBytes - 1);
-  channel_->closed.store(1, std::memory_order_release);
+  // A store alone might come after later ones to the messages' memory.
+  channel_->closed.exchange(1, std::memory_order_acq_rel);
 }
 
 ChannelReader::ChannelReader(SharedChannel* channel, size_t ring_bytes,
