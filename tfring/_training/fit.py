@@ -128,6 +128,9 @@ def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
         rounds = RoundsInFit(meets=in_a_round, saves_in_batches=in_batches)
         at_end.callback(rounds.hide)
         _surround(callback_list, rounds)
+    elif in_a_round:  # An optimizer before this one has left it open.
+        for each in rounds_among(model.variables):
+            each.take_mean()
 
 
 def _gather(

@@ -147,8 +147,10 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
         has a method `register_local_var(var)`: the gradient of that variable
         stays each rank's own. With `sync` it also has a collective method
         `meet()`, which ends a round early, and the attribute
-        `outer_optimizer`: None with `Gossip`, and before it is built. A saved
-        optimizer loads in plain Keras, and must then be wrapped again. For a
+        `outer_optimizer`: None with `Gossip`, and before it is built. Where it
+        is a `LossScaleOptimizer`, with `sync` or `shard_states`, these are its
+        `inner_optimizer`'s. A saved optimizer loads in plain Keras, and must
+        then be wrapped again. For a
         TensorFlow 1 optimizer, the result is a new optimizer around it, with a
         `register_local_var`. Its `compute_gradients`, and `minimize` and
         `compute_gradients` of a Keras 2 optimizer, give averages;
@@ -406,18 +408,22 @@ def _distributed(
             passes=passes,
             average_passes=average_passes,
         )
-    _accumulate(optimizer, passes)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    # As in a file: `compile` puts a loss scale around the distributed one.
+    accumulates_inside = passes == inner.gradient_accumulation_steps
+    _accumulate(inner if accumulates_inside else optimizer, passes)
     if name is not None:
         optimizer.name = name
-    summed_passes = 1 if average_passes else passes
-    if not options.shard_states and options.sync is None:
-        return distribute(optimizer, options, summed_passes=summed_passes)
+    mixin = Distributed
+    if options.shard_states or options.sync is not None:
+        mixin = Sharded if options.shard_states else InRounds
     # The states belong to the inner optimizer.
+    has_own_part = accumulates_inside or mixin is not Distributed
     distribute(
-        getattr(optimizer, "inner_optimizer", optimizer),
+        inner if has_own_part else optimizer,
         options,
-        summed_passes=summed_passes,
-        mixin=Sharded if options.shard_states else InRounds,
+        summed_passes=1 if average_passes else passes,
+        mixin=mixin,
     )
     return optimizer
 

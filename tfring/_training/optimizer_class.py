@@ -398,6 +398,7 @@ def _teach_loss_scale_optimizer() -> None:
         else:
             variables = trainable_variables = list(trainable_variables)
         own = grads = list(grads)
+        _check_alike(inside)
         if not self.built:
             self.build(list(variables))
         inside[0]._begin_step(variables)
@@ -411,6 +412,35 @@ def _teach_loss_scale_optimizer() -> None:
         inside[0]._end_step()
 
     loss_scale_optimizer.apply = apply
+
+
+def _check_alike(optimizers: Sequence[Distributed]) -> None:
+    """Refuses optimizers that reduce differently, under one loss scale.
+
+    Raises:
+        NotImplementedError: The first cannot reduce for all of them.
+    """
+    all_options = {
+        id(each._tfring_options): each._tfring_options for each in optimizers
+    }
+    fields = [
+        {**vars(each), "local_variables": None} for each in all_options.values()
+    ]
+    if len(fields) > 1 and any(
+        each.local_variables
+        or each.low_rank
+        or each.shard_states
+        or each.sync
+        or isinstance(each.groups, list)
+        or field != fields[0]
+        for each, field in zip(all_options.values(), fields, strict=True)
+    ):
+        raise NotImplementedError(
+            "DistributedOptimizer: the optimizers in a MultiOptimizer reduce "
+            "gradients in different ways, and one LossScaleOptimizer checks "
+            "them all. Pass the MultiOptimizer itself to DistributedOptimizer, "
+            "or train without a loss scale, as in bfloat16."
+        )
 
 
 @contextmanager

@@ -8,7 +8,8 @@ agreement: a rank computes it from what is the same on all ranks.
 
 Note [Moving statistics]: those of batch normalization become their mean where
 ranks meet, and their base is a copy of it. A step changes them before it gets
-here, so there is no base to take at its beginning.
+here, so there is no base to take at its beginning. It is taken where a `fit`
+begins, and ranks also meet on statistics before the first round.
 
 Note [Gossip]: a rank sends its weights to a few neighbours in place of all
 ranks, and takes the mean of what it has and gets. Each rank sends as often as
@@ -34,6 +35,7 @@ from tfring._ops.alltoall import alltoall
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
+from tfring._training.optimizer_class import with_inner
 from tfring._training.seeds import is_seed
 
 
@@ -52,19 +54,24 @@ class Round(abc.ABC):
         options = optimizer._tfring_options
         sync = options.sync
         assert sync is not None
-        batches = optimizer.gradient_accumulation_steps or 1
+        # A MultiOptimizer's own optimizers accumulate.
+        batches = max(
+            each.gradient_accumulation_steps or 1
+            for each in with_inner(optimizer)
+        )
         self._options = options
         self._every = sync.every * batches
         self.begins_at = sync.start * batches
         # With them Keras replaces the weights at the end of `fit`.
-        self._has_own_averages = optimizer.use_ema
+        self._has_own_averages = any(
+            each.use_ema for each in with_inner(optimizer)
+        )
         self._optimizer = optimizer
         with tf.init_scope():
             # How many steps there have been, and how many since the ranks had
             # the same weights.
             self._calls = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
-        self._has_counted = False
         self.state: list[Any] = [self._calls, self._steps]
         self._weights = [
             self._marked(variable)
@@ -90,14 +97,9 @@ class Round(abc.ABC):
     def begin_step(self) -> None:
         """Called before each step."""
         self._find_statistics()
-        if not self._has_counted:
-            self._has_counted = True
-            with tf.init_scope():
-                # A training that continues from a file is past the first steps.
-                if self._calls == 0:
-                    self._calls.assign(
-                        tf.cast(value_of(self._optimizer._iterations), tf.int64)
-                    )
+        # A training that continues from a file is past the first steps.
+        iterations = tf.cast(value_of(self._optimizer._iterations), tf.int64)
+        self._calls.assign(tf.maximum(self._calls, iterations))
 
     def end_step(self) -> None:
         """Counts a step, and has the ranks meet if it was the round's last."""
@@ -107,6 +109,14 @@ class Round(abc.ABC):
         self._steps.assign(steps)
         is_last = tf.equal(steps % self._every, 0) & (steps > 0)
         do_if(is_last, self._end)
+        if self.begins_at:
+            do_if(tf.equal(calls, self.begins_at), self._end_together)
+
+    def begin_fit(self) -> None:
+        """Called where a `fit` begins, after callbacks have loaded weights."""
+        if not self.is_between_meetings():
+            for variable in self._statistics:
+                self._take_as_common(variable)
 
     def end_early(self) -> None:
         """Gives all ranks the mean of weights that differ. Collective."""
@@ -114,12 +124,17 @@ class Round(abc.ABC):
 
     def end_fit(self) -> None:
         """Gives all ranks the same weights, after Keras has finished them."""
-        if self._steps > 0 or self._has_own_averages:
+        has_own = self._has_own_averages and self._calls > self.begins_at
+        if self._steps > 0 or has_own:
             self.take_mean()
 
     @abc.abstractmethod
     def _end(self) -> None:
         """Exchanges weights after the last step of a round. Collective."""
+
+    @abc.abstractmethod
+    def _end_together(self) -> None:
+        """Called after the last step before the first round. Collective."""
 
     @abc.abstractmethod
     def take_mean(self) -> None:
@@ -141,17 +156,31 @@ class Round(abc.ABC):
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Gives the model the common values for a while."""
+        """Gives the model the common values for a while.
+
+        A value that is assigned meanwhile, as by a callback, stays.
+        """
         if not self.is_between_meetings():
             yield
             return
         variables = self._variables()
         own = [value_of(variable) for variable in variables]
-        _assign_all(variables, self._values_to_show())
+        shown = self._values_to_show()
+        _assign_all(variables, shown)
         try:
             yield
         finally:
-            _assign_all(variables, own)
+            for variable, mine, common in zip(
+                variables, own, shown, strict=True
+            ):
+                if _same_bits(value_of(variable), common):
+                    variable.assign(mine)
+                else:
+                    self._take_as_common(variable)
+
+    @abc.abstractmethod
+    def _take_as_common(self, variable: Any) -> None:
+        """Notes that all ranks have been given the same value of a variable."""
 
     # ---- The variables ----
 
@@ -232,20 +261,38 @@ class RoundFromBase(Round):
 
     def _take_base(self) -> None:
         for variable in self._weights:
-            self._base(variable).assign(value_of(variable))
+            self._take_as_common(variable)
+
+    def _take_as_common(self, variable: Any) -> None:
+        self._base(variable).assign(value_of(variable))
 
     def _end(self) -> None:
-        bases = [self._base(variable) for variable in self._weights]
+        changes: list[Any] = []
+        bases = []
+        for change, variable in zip(
+            self._mean_changes(), self._weights, strict=True
+        ):
+            base = self._base(variable)
+            if variable.trainable:
+                changes.append(change)
+                bases.append(base)
+            else:  # The outer momentum must not move it.
+                base.assign_sub(change)
         assert self.outer is not None
-        self.outer.apply(self._mean_changes(), bases)
-        _assign_all(self._weights, map(value_of, bases))
+        self.outer.apply(changes, bases)
+        for variable in self._weights:
+            variable.assign(value_of(self._base(variable)))
+        self._end_for_statistics()
+
+    def _end_together(self) -> None:
         self._end_for_statistics()
 
     def take_mean(self) -> None:
         for change, variable in zip(
             self._mean_changes(), self._weights, strict=True
         ):
-            variable.assign(value_of(self._base(variable)) - change)
+            mean = value_of(self._base(variable)) - change
+            variable.assign(_constrained(variable, mean))
         self._end_for_statistics()
 
     def _end_for_statistics(self) -> None:
@@ -301,6 +348,13 @@ class GossipRound(Round):
                 self._mix(variables)
         self._rounds.assign_add(1)
 
+    def _end_together(self) -> None:
+        means = self._mean(list(map(value_of, self._statistics)))
+        _assign_all(self._statistics, means)
+
+    def _take_as_common(self, variable: Any) -> None:
+        pass  # There is no base.
+
     def _mix(self, variables: Sequence[Any]) -> None:
         """Gives variables of one dtype the mean over this rank's neighbours."""
         process_set = self._options.process_set
@@ -332,16 +386,15 @@ class GossipRound(Round):
         )
         mean = tf.reduce_mean(rows, 0)
         parts = tf.split(mean, [value.shape.num_elements() for value in values])
-        _assign_all(
-            variables,
-            [
-                tf.reshape(part, value.shape)
-                for part, value in zip(parts, values, strict=True)
-            ],
-        )
+        for variable, part, value in zip(variables, parts, values, strict=True):
+            mixed = tf.reshape(part, value.shape)
+            variable.assign(_constrained(variable, mixed))
 
     def take_mean(self) -> None:
-        _assign_all(self._variables(), self._mean(self._values()))
+        for variable, mean in zip(
+            self._variables(), self._mean(self._values()), strict=True
+        ):
+            variable.assign(_constrained(variable, mean))
         self._steps.assign(0)
 
     def distance(self) -> Any:
@@ -391,3 +444,16 @@ def value_of(variable: Any) -> tf.Tensor:
 def _assign_all(variables: Iterable[Any], values: Iterable[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def _constrained(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of weights as their constraint has it."""
+    constraint = getattr(variable, "constraint", None)
+    return value if constraint is None else constraint(value)
+
+
+def _same_bits(one: tf.Tensor, other: tf.Tensor) -> bool:
+    # NaNs are equal to themselves so.
+    return np.array_equal(
+        *(each.numpy().reshape(-1).view(np.uint8) for each in (one, other))
+    )

@@ -189,6 +189,26 @@ class InRounds(Distributed):
             self.__dict__["_tfring_round"] = (
                 GossipRound(self) if gossips else RoundFromBase(self)
             )
+            if self.outer_optimizer is not None:
+                # A checkpoint may have been restored before.
+                self._handle_deferred_dependencies(
+                    "outer_optimizer", self.outer_optimizer
+                )
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children: dict[str, Any] = super()._trackable_children(
+            save_type, **kwargs
+        )
+        if save_type == "checkpoint" and self.outer_optimizer is not None:
+            children["outer_optimizer"] = self.outer_optimizer
+        return children
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        if name == "outer_optimizer":
+            return self.outer_optimizer
+        return super()._lookup_dependency(name, *args)
 
     def register_local_var(self, var: Any) -> None:
         super().register_local_var(var)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,7 +25,7 @@ class RoundsInFit(keras.callbacks.Callback):
         self._meets = meets
         self.saves_in_batches = saves_in_batches
         self._shown = ExitStack()
-        self.last = EndOfCallbacks(self.hide, saves_in_batches)
+        self.last = EndOfCallbacks(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._meets:
@@ -54,6 +53,11 @@ class RoundsInFit(keras.callbacks.Callback):
         for each in rounds_among(self.model.variables):
             each.end_fit()
 
+    def begin(self) -> None:
+        """Called after all callbacks that may load weights."""
+        for each in rounds_among(self.model.variables):
+            each.begin_fit()
+
     def _show(self) -> None:
         self._shown.enter_context(shared_weights(self.model))
 
@@ -63,18 +67,18 @@ class RoundsInFit(keras.callbacks.Callback):
 
 
 class EndOfCallbacks(keras.callbacks.Callback):
-    """Called after all callbacks that see the common weights."""
+    """Called after all callbacks that load, or see the common weights."""
 
-    def __init__(
-        self, hide: Callable[[], None], saves_in_batches: bool
-    ) -> None:
+    def __init__(self, rounds: RoundsInFit) -> None:
         super().__init__()
-        self._hide = hide
-        self._saves_in_batches = saves_in_batches
+        self._rounds = rounds
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._rounds.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._saves_in_batches:
-            self._hide()
+        if self._rounds.saves_in_batches:
+            self._rounds.hide()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._hide()
+        self._rounds.hide()

@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.local_variables import is_row_shard
+from tfring._gradients.local_variables import is_row_shard, variable_key
 from tfring._gradients.scatter import (
     gather_shares,
     scatter_gradients,
@@ -354,8 +354,15 @@ class Sharded(WholeStates, Distributed):
         averages = map(
             tf.convert_to_tensor, self._model_variables_moving_average
         )
-        shares = self._tfring_layout.shares
-        self._gather(list(zip(shares, averages, strict=True)))
+        layout = self._tfring_layout
+        trained = set(map(variable_key, trainable_variables))
+        self._gather(
+            [
+                (share, average)
+                for share, average in zip(layout.shares, averages, strict=True)
+                if variable_key(layout.variables[share.index]) in trained
+            ]
+        )
 
 
 def _norm_dtype(shared: Sequence[tuple[Share, tf.Tensor]]) -> tf.DType:

@@ -85,6 +85,9 @@ def average_all_accumulated(variables: Sequence[Any]) -> None:
     """
     for owner, accumulators in accumulators_by_optimizer(variables):
         process_set = owner._tfring_options.process_set
+        in_round = getattr(owner, "_tfring_round", None)
+        if in_round is not None and in_round.has_begun():
+            continue  # The ranks train apart.
         if process_set.included() and not is_alone(process_set):
             average_accumulators(
                 owner,
@@ -213,7 +216,7 @@ def _count_of(optimizer: Any) -> int:
 def _check_before_writing(
     module: Any, function: str, check: Callable[..., None]
 ) -> None:
-    """Has a function of Keras that saves call `check` before it opens a file."""
+    """Makes a function of Keras call `check` before it opens a file."""
     keras_save = getattr(module, function)
 
     @functools.wraps(keras_save)

@@ -133,7 +133,8 @@ RingGrid::RingGrid(const RingContext& whole, const std::vector<int>& shape) {
     }
     groups_.push_back(MakeGroupTransport(whole.transport, std::move(members)));
     rings_.push_back(std::unique_ptr<RingContext>(new RingContext{
-        *groups_.back(), whole.kernels, whole.segment_bytes, whole.scratch}));
+        *groups_.back(), whole.kernels, whole.segment_bytes, whole.scratch,
+        RingOrder::ByNode(*groups_.back()), whole.equal_blocks}));
     stride *= length;
   }
 }

@@ -1,0 +1,288 @@
+"""Rounds beside what else a training has: files, callbacks, frozen layers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import assert_same_on_all_ranks
+
+import tfring
+
+thorough = pytest.mark.thorough
+
+
+def data(rank, shift=0.0):
+    x = np.random.default_rng(rank).normal(size=(256, 4)) + shift
+    return x.astype("float32"), x.sum(1, keepdims=True).astype("float32")
+
+
+def distributed(sync, inner=None, **options):
+    inner = inner or keras.optimizers.SGD(0.01)
+    return tfring.DistributedOptimizer(inner, sync=sync, **options)
+
+
+def compiled(optimizer, *layers):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((4,)), *layers, keras.layers.Dense(1, name="last")]
+    )
+    return compile_again(model, optimizer)
+
+
+def compile_again(model, optimizer, run_eagerly=True):
+    """Eagerly, as there are few steps; `test_rounds.py` has graphs."""
+    model.compile(optimizer, "mse", run_eagerly=run_eagerly)
+    return model
+
+
+def fit(model, rank, batches=8, shift=0.0, **options):
+    x, y = (each[: 32 * batches] for each in data(rank, shift))
+    model.fit(x, y, batch_size=32, shuffle=False, verbose=0, **options)
+
+
+def at_epoch_ends(action):
+    return keras.callbacks.LambdaCallback(on_epoch_end=action)
+
+
+@pytest.mark.parametrize(
+    "run_eagerly", [pytest.param(True, marks=thorough), False]
+)
+def test_the_first_round_shows_the_statistics_before_it(run_eagerly, rank):
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    model = compiled(distributed(tfring.DiLoCo(20, start=6)), norm)
+    compile_again(model, model.optimizer, run_eagerly)
+    seen = []
+    look = at_epoch_ends(lambda *_: seen.append(norm.moving_mean.numpy()))
+    fit(model, rank, shift=5.0, callbacks=[look])
+    assert np.all(seen[0] > 4)
+    assert_same_on_all_ranks(seen)
+
+
+def test_statistics_are_loaded_between_fits(rank, tmp_path):
+    path = f"{tfring.broadcast_object(str(tmp_path), 0)}/norm.weights.h5"
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    model = compiled(distributed(tfring.LocalSGD(5)), norm)
+    fit(model, rank, shift=10.0)
+    if rank == 0:
+        model.save_weights(path)
+    tfring.barrier()
+    fit(model, rank, shift=-10.0)
+    model.load_weights(path)
+    seen = []
+    look = at_epoch_ends(lambda *_: seen.append(norm.moving_mean.numpy()))
+    fit(model, rank, 3, shift=10.0, callbacks=[look])
+    assert np.all(seen[0] > 9)
+
+
+@pytest.mark.parametrize(
+    "run_eagerly", [True, pytest.param(False, marks=thorough)]
+)
+def test_outer_momentum_moves_no_frozen_layer(run_eagerly, rank):
+    frozen = keras.layers.Dense(3)
+    model = compiled(distributed(tfring.DiLoCo(4)), frozen)
+    fit(model, rank)
+    frozen.trainable = False
+    compile_again(model, model.optimizer, run_eagerly)
+    before = frozen.get_weights()
+    fit(model, rank)
+    for now, value in zip(frozen.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, value)
+
+
+def test_a_layer_is_frozen_in_a_round(several_ranks, rank):
+    frozen = keras.layers.Dense(3)
+    model = compiled(distributed(tfring.DiLoCo(4)), frozen)
+    x, y = data(rank)
+    model.train_on_batch(x, y)
+    frozen.trainable = False
+    compile_again(model, model.optimizer)
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    assert_same_on_all_ranks(model.weights)
+
+
+class Scale(keras.layers.Layer):
+    def build(self, shape):
+        self.factor = self.add_weight(
+            shape=(), initializer="ones", trainable=False
+        )
+
+    def call(self, x):
+        return x * self.factor
+
+
+def test_a_callback_s_value_stays(rank):
+    scale = Scale()
+    model = compiled(distributed(tfring.LocalSGD(3)), scale)
+    seen = []
+
+    def look(epoch, logs):
+        seen.append(float(scale.factor))
+
+    def grow(epoch, logs):
+        scale.factor.assign(epoch + 2.0)
+
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_begin=look, on_epoch_end=grow)
+    ]
+    fit(model, rank, epochs=3, callbacks=callbacks)
+    assert [*seen, float(scale.factor)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("before", [True, pytest.param(False, marks=thorough)])
+def test_a_checkpoint_has_the_outer_optimizer(before, rank, tmp_path):
+    """Restored before the optimizer is built, or after it."""
+    model = compiled(distributed(tfring.DiLoCo(4)))
+    fit(model, rank)
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = saved.save(tmp_path / "training")
+    other = compiled(distributed(tfring.DiLoCo(4)))
+    again = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    if not before:
+        other.optimizer.build(other.trainable_variables)
+    restored = again.restore(path)
+    if before:
+        other.optimizer.build(other.trainable_variables)
+    restored.assert_consumed()
+    for got, expected in zip(
+        other.optimizer.outer_optimizer.variables,
+        model.optimizer.outer_optimizer.variables,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_a_round_that_was_left_open_ends(several_ranks, rank):
+    model = compiled(distributed(tfring.LocalSGD(100)))
+    x, y = data(rank)
+    model.train_on_batch(x, y)
+    compile_again(model, distributed(None))
+    fit(model, rank)
+    assert_same_on_all_ranks(model.weights)
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [tfring.LocalSGD(100), pytest.param(tfring.Gossip(), marks=thorough)],
+)
+def test_means_keep_constraints(sync, rank):
+    layer = keras.layers.Dense(
+        2, kernel_constraint=keras.constraints.UnitNorm(axis=0)
+    )
+    model = compiled(distributed(sync), layer)
+    fit(model, rank)
+    norms = np.linalg.norm(layer.get_weights()[0], axis=0)
+    np.testing.assert_allclose(norms, 1, rtol=1e-5)
+
+
+def test_a_multi_optimizer_s_updates_count(several_ranks, rank):
+    layers = keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(0.01, gradient_accumulation_steps=2, use_ema=True)
+    )
+    both = keras.optimizers.MultiOptimizer(layers)
+    model = compiled(distributed(tfring.LocalSGD(2), both))
+    x, y = data(rank)
+    alike = []
+    for _ in range(4):
+        model.train_on_batch(x, y)
+        kernels = tfring.allgather_object(model.get_weights()[0].tobytes())
+        alike.append(len(set(kernels)) == 1)
+    assert alike[1:] == [False, False, True]
+    fit(model, rank)  # Keras takes the averages of weights at its end.
+
+
+def test_a_file_counts_after_steps_of_another_training(
+    several_ranks, rank, tmp_path
+):
+    path = f"{tfring.broadcast_object(str(tmp_path), 0)}/first.weights.h5"
+
+    def new():
+        model = compiled(distributed(tfring.LocalSGD(100, start=8)))
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    first = new()
+    fit(first, rank)
+    if rank == 0:
+        first.save_weights(path)
+    tfring.barrier()
+    model = new()
+    x, y = data(rank)
+    model.train_on_batch(x, y)
+    model.load_weights(path)
+    model.train_on_batch(x, y)
+    assert model.optimizer._tfring_round.is_between_meetings()
+
+
+def test_a_saver_leaves_each_rank_its_accumulators(rank, tmp_path):
+    weights = []
+    for callbacks in (
+        [],
+        [keras.callbacks.ModelCheckpoint(tmp_path / "a.keras")],
+    ):
+        optimizer = distributed(tfring.LocalSGD(20), backward_passes_per_step=2)
+        model = compiled(optimizer)
+        fit(model, rank, 3, epochs=2, callbacks=callbacks)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_array_equal(*weights)
+
+
+def in_parts(**of_the_last):
+    """Two optimizers, one of them for the layer `last`."""
+    parts = keras.optimizers.OptimizerMap(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+        {
+            "last/.*": tfring.DistributedOptimizer(
+                keras.optimizers.SGD(0.01), **of_the_last
+            )
+        },
+    )
+    return keras.optimizers.MultiOptimizer(parts)
+
+
+def test_one_loss_scale_is_for_optimizers_that_reduce_alike(rank):
+    scaled = keras.optimizers.LossScaleOptimizer
+    x, y = data(rank)
+    model = compiled(scaled(in_parts()), keras.layers.Dense(3))
+    model.train_on_batch(x, y)
+    assert_same_on_all_ranks(model.weights)
+    model = compiled(scaled(in_parts(op=tfring.Sum)), keras.layers.Dense(3))
+    with pytest.raises(NotImplementedError, match="different ways"):
+        model.train_on_batch(x, y)
+
+
+def test_a_scaled_file_goes_on_with_its_passes(rank, tmp_path):
+    def optimizer():
+        inner = tfring.DistributedOptimizer(
+            keras.optimizers.SGD(0.01), backward_passes_per_step=2
+        )
+        return keras.optimizers.LossScaleOptimizer(inner)
+
+    x, y = data(rank)
+    model = compiled(optimizer())
+    model.train_on_batch(x, y)
+    model.train_on_batch(x, y)
+    model.save(tmp_path / "scaled.keras")
+    again = tfring.load_model(
+        tmp_path / "scaled.keras", backward_passes_per_step=2
+    )
+    for each in (model, again):
+        each.train_on_batch(x, y)
+        each.train_on_batch(x, y)
+    for got, expected in zip(again.weights, model.weights, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_averages_of_shares_leave_a_frozen_layer(rank):
+    layer = keras.layers.Dense(3)
+    inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
+    optimizer = tfring.DistributedOptimizer(inner, shard_states=True)
+    model = compiled(optimizer, layer)
+    fit(model, rank)
+    layer.trainable = False
+    layer.set_weights([np.full((4, 3), 7.0), np.full(3, 3.0)])
+    compile_again(model, optimizer)
+    fit(model, rank)
+    assert np.all(layer.get_weights()[0] == 7)
