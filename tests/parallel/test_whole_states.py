@@ -272,7 +272,7 @@ def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
     path = tmp_path / "a.h5"
     model = fit(small_model(jit_compile=False))
     with tfring.whole_states(model):
-        with pytest.raises(RuntimeError, match="older format .*No file"):
+        with pytest.raises(RuntimeError, match=r"older format .*No file"):
             model.save(path)
         assert not path.exists()
         model.save(path, include_optimizer=False)
@@ -298,13 +298,22 @@ def test_elastic_commits_have_the_whole_state(rank):
     fit(model)
     state.restore()
     assert bits_of(model.variables + model.optimizer.variables) == before
-    fit(model)
-    state.commit()
-    with tfring.whole_states(model):
-        expected = {}
-        model.optimizer.save_own_variables(expected)
-    for number, value in enumerate(state._saved[_STATES]):
-        np.testing.assert_array_equal(expected[str(number)], value)
+    for save in (state.commit, lambda: interrupted(state)):
+        fit(model)
+        save()
+        with tfring.whole_states(model):
+            expected = {}
+            model.optimizer.save_own_variables(expected)
+        for number, value in enumerate(state._saved[_STATES]):
+            np.testing.assert_array_equal(expected[str(number)], value)
+
+
+def interrupted(state):
+    """Hosts come, between two commits."""
+    if tfring.rank() == 0:
+        state.on_hosts_updated(1.0, elastic.HostUpdateResult.added)
+    with pytest.raises(elastic.HostsUpdatedInterrupt):
+        state.check_host_updates()
 
 
 @pytest.fixture

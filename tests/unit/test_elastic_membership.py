@@ -548,6 +548,43 @@ def test_who_fails_after_the_training_fails_the_job():
     assert job.membership.first_failure.status == 139
 
 
+def test_the_jobs_status_is_that_of_who_fails_at_the_end():
+    job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
+    job.start(["w1", "w2"])
+    job.exited("w3", 9, "exit status 9")  # a spare, which is replaced
+    job.bye("w1", 0, False)
+    job.bye("w2", 0, False)
+    job.exited("w1", 5, "exit status 5")
+    job.exited("w2", 0, "exit status 0")
+    job.wait(100)
+    assert job.membership.first_failure.status == 5
+
+
+def test_who_ends_because_the_job_has_failed_is_no_failure():
+    job = Job({"a": 2}, minimum=1, maximum=1, spares=1)
+    job.start(["w1"])
+    job.bye("w1", 0, True)
+    assert job.ended == "all workers are lost."
+    job.exited("w2", 1, "exit status 1")
+    assert job.membership.first_failure is None
+
+
+def test_the_slot_of_a_worker_that_ends_is_waited_for():
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    for phase in ("begun", "done"):
+        for name in ("w1", "w2"):
+            job.training(name, phase)
+    job.bye("w2", 0, False)
+    job.training("w1", "begun")
+    job.be_ready("w1", 1, steps=0)
+    job.wait(2)
+    assert job.ended is None
+    job.exited("w2", 0, "exit status 0")
+    job.be_ready("w3")
+    assert job.names() == {"w1", "w3"}
+
+
 @pytest.mark.parametrize("how", ["killed", "host"])
 def test_who_is_killed_after_its_training_is_not_missed(how):
     job = Job({"a": 1, "b": 1}, minimum=2, maximum=2)

@@ -359,6 +359,8 @@ class TestUsage:
             (["-np", "2", "no-such-program"], "no command 'no-such-program'"),
             (["--hostfile", "/no/such/file", "echo"], "No such file"),
             (["-np", "2", "--self-test", "echo"], "takes no command"),
+            (["-np", "2", "--self-test", "--elastic"], "leave --elastic out"),
+            (["-np", "2", "echo", "a", ":", "b"], "the argument ':'"),
             (["-np", "2", "-x", "NO_SUCH", "echo"], "-x NO_SUCH: it is not"),
         ],
     )

@@ -5,6 +5,7 @@ import types
 import pytest
 
 from tfring.launcher import mpi_launchers, output
+from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.mpi_launchers import Family, MpiLauncher
 from tfring.launcher.output import Screen, StreamReader, View
 from tfring.launcher.wrapper import Report
@@ -340,3 +341,11 @@ def test_a_line_in_a_file():
     file = FakeTerminal(terminals=frozenset())
     file.prints(0, b"\x1b[32mhalf \xff", b"\x1b[0m line\r\n")
     assert file.written == b"[0] half \xff line\n"
+
+
+def test_the_launcher_says_what_cannot_be_encoded(capfd):
+    """As the name of a file that is not UTF-8, in a worker's exception."""
+    screen = JobScreen(View())
+    screen.say("ValueError: caf\udce9.npy")
+    screen.end("", None)
+    assert "caf?.npy" in capfd.readouterr().err

@@ -144,7 +144,8 @@ class LauncherLink:
             case {"kind": "waiting"}:
                 self.has_waiting = True
             case {"kind": "stop", "generation": generation, "why": why}:
-                native.capi().tfring_abort(generation, why.encode())
+                why_bytes = why.encode(errors="replace")
+                native.capi().tfring_abort(generation, why_bytes)
                 with self._stops:
                     self._stopped.setdefault(generation, why)
                     self._stops.notify_all()

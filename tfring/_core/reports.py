@@ -21,4 +21,6 @@ def tell(report: str) -> None:
     with contextlib.suppress(OSError):  # It is closed, or nobody reads.
         kept = Path(f"/proc/self/fd/{number}").readlink()
         if str(kept) == pipe:
-            os.write(int(number), f"\x1e{report}\x1f\n".encode())
+            os.write(
+                int(number), f"\x1e{report}\x1f\n".encode(errors="replace")
+            )

@@ -271,7 +271,9 @@ def _end_generation(
             worker=form.members[error.rank].worker,
             why=str(error),
         )
-    native.capi().tfring_abort(form.generation, str(error).encode())
+    native.capi().tfring_abort(
+        form.generation, str(error).encode(errors="replace")
+    )
 
 
 def leave(status: int, *, preempted: bool = False) -> None:
@@ -297,7 +299,7 @@ def fail(text: str) -> None:
     if _launcher is not None:
         _launcher.say("error", text=text)
         why = f"worker {_launcher.worker} has failed: {text}"
-        native.capi().tfring_abort(_generation, why.encode())
+        native.capi().tfring_abort(_generation, why.encode(errors="replace"))
 
 
 def has_left() -> bool:

@@ -137,6 +137,8 @@ class State:
         if self._is_in_a_round():
             return
         if (update := self._take_update()) is not None:
+            # The ranks with a part of it gather it, while they are all there.
+            self.save()
             raise update
 
     def _take_update(self) -> HostsUpdatedInterrupt | None:

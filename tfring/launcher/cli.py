@@ -133,10 +133,19 @@ def _command(options: argparse.Namespace) -> list[str]:
             raise UsageError(
                 f"--self-test takes no command, got {shlex.join(command)!r}."
             )
+        if options.elastic:
+            raise UsageError(
+                "--self-test tests MPI and its links; leave --elastic out."
+            )
         return [sys.executable, "-m", "tfring.launcher.self_test"]
     if not command:
         raise UsageError(
             "what should the ranks run? As in: tfringrun -np 4 python train.py"
+        )
+    if ":" in command and not options.elastic:
+        raise UsageError(
+            "mpirun takes the argument ':' for the end of a program's. Pass it "
+            "in a script of your own."
         )
     if shutil.which(command[0]) is None:
         hint = ""

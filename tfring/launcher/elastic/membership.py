@@ -348,7 +348,13 @@ class Membership:
     ) -> None:
         """Goes on without a worker; in its grace it ends by itself."""
         self._dismiss(worker, why, None if grace_seconds else 1, grace_seconds)
-        if failed and self.generation > self._failed_in:
+        # When the job has ended, workers fail because of that.
+        failed = failed and self.outcome is None
+        at_end = self._finishing and worker in self._members
+        if failed and (
+            self.generation > self._failed_in
+            or (at_end and self._lost_at_end is None)
+        ):
             self._failed_in = self.generation
             self.first_failure = worker
         if tell:
@@ -702,7 +708,9 @@ class Membership:
         possible = alive + self.hosts.capacity(self._occupied())
         # Processes that are ending will leave their slots.
         possible += sum(
-            each.host in self.hosts for each in self._ending.values()
+            each.host in self.hosts
+            for each in (*self.workers.values(), *self._ending.values())
+            if each.done or each.name in self._ending
         )
         may_come = self.limits.may_grow or self.hosts.cools_down()
         if possible < minimum and not may_come:

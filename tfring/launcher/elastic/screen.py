@@ -73,7 +73,7 @@ class JobScreen(Screen):
 
     def say(self, text: str) -> None:
         """Shows a line of the launcher's own."""
-        self.show(2, None, f"tfringrun: {text}".encode())
+        self.show(2, None, f"tfringrun: {text}".encode(errors="replace"))
 
     def end(self, line: str, timeout_seconds: float | None) -> None:
         """Shows the job's last line, if there is one, and waits for it all."""
