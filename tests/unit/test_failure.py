@@ -15,6 +15,17 @@ import pytest
         ("sys.exit('words')", 1),
         ("exit(3)", 3),
         ("quit(3)", 3),
+        ("try: sys.exit(3)\nfinally: print(end='')", 3),
+        ("try: sys.exit(3)\nexcept SystemExit as error: raise", 3),
+        ("try: sys.exit(3)\nexcept SystemExit: sys.exit(4)", 4),
+        # These end no process.
+        ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
+        (
+            "import threading\n"
+            "thread = threading.Thread(target=sys.exit, args=[3])\n"
+            "thread.start()\nthread.join()",
+            0,
+        ),
     ],
 )
 def test_status(leave, status):

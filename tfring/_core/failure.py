@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -57,7 +58,7 @@ def end_job_with_this_process(
 
 
 def exit_status() -> int:
-    """The status that `sys.exit` was last called with, 0 if it was not.
+    """The status of the `sys.exit` that ends this process, 0 if there is none.
 
     A bare `raise SystemExit(3)` passes unseen: before the process ends, Python
     tells its status to nobody.
@@ -65,16 +66,27 @@ def exit_status() -> int:
     return _exit_status
 
 
+class _Exit(SystemExit):
+    """The exception of `sys.exit`, which somebody may catch."""
+
+    def __del__(self) -> None:
+        global _exit_status
+        if sys._getframe().f_back is not None:  # The program goes on.
+            _exit_status = 0
+
+
 def _note_exits() -> None:
     leave = sys.exit
 
     def note_and_leave(status: Any = None, /) -> NoReturn:
         global _exit_status
+        if threading.current_thread() is not threading.main_thread():
+            leave(status)
         if isinstance(status, int):
             _exit_status = status & 0xFF
         else:  # A message, by Python's rule.
             _exit_status = int(status is not None)
-        leave(status)
+        raise _Exit(status)
 
     sys.exit = note_and_leave
     # The interpreter's own, which raise SystemExit by themselves.
