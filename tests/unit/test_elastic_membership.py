@@ -710,6 +710,26 @@ def test_a_script_may_train_twice():
     assert job.names() == {"w1", "w3"}
 
 
+@pytest.mark.parametrize("silent_first", [True, False])
+def test_who_hangs_between_two_trainings_is_replaced(silent_first):
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    for phase in ("begun", "done"):
+        for name in ("w1", "w2"):
+            job.training(name, phase)
+    if not silent_first:
+        job.training("w1", "begun")
+    job.silent("w2", "nothing was heard of it")
+    if silent_first:
+        assert "w2" not in job.killed
+        job.training("w1", "begun")
+    assert "w2" in job.killed
+    job.be_ready("w1", 1, steps=4)
+    job.exited("w2", 137, "killed by SIGKILL")
+    job.be_ready("w3")
+    assert job.names() == {"w1", "w3"}
+
+
 def test_a_training_that_is_left_by_an_error_is_none():
     job = Job({"a": 1}, minimum=1, maximum=1)
     job.start(["w1"])

@@ -143,6 +143,7 @@ class Membership:
         worker = self.workers.get(name)
         take = getattr(self, f"_take_{message['kind']}", None)
         if take is not None and worker is not None:
+            worker.silence = ""
             take(worker, **{k: v for k, v in message.items() if k != "kind"})
         elif message["kind"] == "error" and name in self._ending:
             self._ending[name].error = reason(message["text"])
@@ -241,10 +242,12 @@ class Membership:
         worker.trained = phase == "done"
         if worker.trained:
             self._trainings.end(worker, result)
-        elif worker.training and (
-            why := self._trainings.begin(worker, function)
-        ):
-            self._lose(worker, why)
+        elif worker.training:
+            if why := self._trainings.begin(worker, function):
+                self._lose(worker, why)
+            for each in list(self._members):
+                if each.silence and self._is_waited_for(each):
+                    self._lose(each, each.silence)
 
     def _take_bye(self, worker: Worker, status: int, preempted: bool) -> None:
         """It leaves of its own will."""
@@ -272,11 +275,22 @@ class Membership:
     def silent(self, name: str, why: str, grace_seconds: float = 0.0) -> None:
         """Takes note that nothing is heard of a worker.
 
-        In its grace it ends by itself, and its supervisor says how.
+        In its grace it ends by itself, and its supervisor says how. Between two
+        functions it is lost when another member begins the next one.
         """
         worker = self.workers.get(name)
-        if worker is not None and not worker.is_over:
+        if worker is None:
+            return
+        if worker.is_over and not self._is_waited_for(worker):
+            worker.silence = why
+        else:
             self._lose(worker, why, grace_seconds, tell=not grace_seconds)
+
+    def _is_waited_for(self, worker: Worker) -> bool:
+        """Tells if others have begun a function after a worker's last one."""
+        return not worker.done and any(
+            each.training and each.run > worker.run for each in self._members
+        )
 
     def disconnected(self, name: str) -> None:
         """Takes note that a worker's connection has ended."""

@@ -95,6 +95,7 @@ class Worker:
     training: bool = False  # it is in one
     trained: bool = False  # all ranks have come to the end of that function
     done: bool = False  # it ends of its own will, after the training
+    silence: str = ""  # why it seems to hang, between two functions
     error: str = ""  # the exception that ends it, as it said itself
     why: str = ""  # how it was lost
     told: bool = False  # the user has been told
