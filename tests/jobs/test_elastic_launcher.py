@@ -326,6 +326,10 @@ def test_output_that_nobody_reads_harms_no_worker(elastic):
         ("--elastic --spares 1", "how many workers?"),
         ("--elastic -H localhost:1 --min-np 2", "have 1 slots in all"),
         (
+            "--elastic -np 2 --spares 1 -H localhost:2",
+            "for -np 2 workers and 1 spare ones",
+        ),
+        (
             "--elastic --host-discovery-script no_such_file",
             "there is no such program",
         ),

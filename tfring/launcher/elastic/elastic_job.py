@@ -105,6 +105,11 @@ def make(
             f"the hosts have {slots} slots in all, and the job needs at least "
             f"{minimum} workers."
         )
+    if not may_grow and ranks is not None and slots < ranks + spares:
+        raise ValueError(
+            f"the hosts have {slots} slots in all, for -np {ranks} workers and "
+            f"{spares} spare ones."
+        )
     return ElasticJob(
         command=command,
         hosts=hosts,
