@@ -106,8 +106,8 @@ absl::StatusOr<T> Largest(const RingContext& context, const T& own) {
   auto numbers = std::make_unique<T>(own);
   RingBuffers buffers;
   buffers.input = buffers.output = numbers.get();
-  buffers.count = sizeof(T) / sizeof(double);
   buffers.dtype = DataType::kFloat64;
+  buffers.count = static_cast<int64_t>(sizeof(T)) / SizeInBytes(buffers.dtype);
   buffers.op = ReduceOp::kMax;
   if (absl::Status status = RecursiveDoublingAllreduce(context, buffers);
       !status.ok()) {
