@@ -710,6 +710,21 @@ def test_a_script_may_train_twice():
     assert job.names() == {"w1", "w3"}
 
 
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_who_ends_before_its_training_is_replaced(leaves_first):
+    job = Job({"a": 2}, minimum=2, maximum=2)
+    job.start(["w1", "w2"])
+    if not leaves_first:
+        job.training("w1", "begun")
+    job.bye("w2", 0, False)
+    job.exited("w2", 0, "exit status 0")
+    if leaves_first:
+        job.training("w1", "begun")
+    job.be_ready("w1", 1, steps=0)
+    job.be_ready("w3")
+    assert job.names() == {"w1", "w3"}
+
+
 @pytest.mark.parametrize("silent_first", [True, False])
 def test_who_hangs_between_two_trainings_is_replaced(silent_first):
     job = Job({"a": 2}, minimum=2, maximum=2)

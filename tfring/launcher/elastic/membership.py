@@ -243,6 +243,7 @@ class Membership:
         if worker.trained:
             self._trainings.end(worker, result)
         elif worker.training:
+            self._some_done = False  # Those have ended before their training.
             if why := self._trainings.begin(worker, function):
                 self._lose(worker, why)
             for each in list(self._members):
@@ -260,6 +261,9 @@ class Membership:
             # How it ends is told when it has.
             why = f"exit status {status}"
             self._lose(worker, why, _ENDING_SECONDS, tell=False)
+        elif self._is_waited_for(worker):
+            why = "its script has ended while others train"
+            self._lose(worker, why, _ENDING_SECONDS)
         elif worker in self._members:
             worker.done = True
             self._some_done = True
