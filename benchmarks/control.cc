@@ -22,8 +22,8 @@ namespace tfring {
 namespace {
 
 constexpr int kRanksPerNode = 8;
-// The time of a rank for each message that it sends or receives, and the time of
-// a message on its way.
+// The time of a rank for each message that it sends or receives, and the time
+// of a message on its way.
 constexpr double kHandlingMicroseconds = 1;
 constexpr double kWithinMicroseconds = 2, kAcrossMicroseconds = 20;
 // And for each byte, 10 GB/s.
