@@ -140,7 +140,15 @@ class AnyInput(keras.Model):
         return self.output_of(self.dense(dense))
 
 
-@pytest.mark.parametrize("given", INPUTS)
+@pytest.mark.parametrize(
+    "given",
+    [
+        each
+        if each in ("scipy", "dictionary")
+        else pytest.param(each, marks=pytest.mark.thorough)
+        for each in INPUTS
+    ],
+)
 def test_inputs_that_keras_takes(given, data, rank, size):
     form, dense_of = INPUTS[given]
     model = AnyInput(dense_of)

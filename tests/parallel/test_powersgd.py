@@ -18,6 +18,13 @@ from tfring._core import runtime
 SHAPES = [(40, 24), (3, 3, 8, 16), (24,), (4, 4)]
 
 
+xla_is_thorough = pytest.mark.parametrize(
+    "mode",
+    ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)],
+    indirect=True,
+)
+
+
 def variables_of(shapes=SHAPES, dtype="float32"):
     return [
         keras.Variable(np.zeros(shape), dtype=dtype, name=f"v{i}")
@@ -117,6 +124,7 @@ def test_gradients_that_are_reduced_whole(whole, mode, rank, size):
             assert_close(results[2:], expected[2:])
 
 
+@xla_is_thorough
 def test_it_leaves_nothing_out_for_ever(mode, rank, size):
     step = step_of(
         mode, variables_of(), compression=tfring.PowerSGD(2, start=0)
@@ -137,6 +145,7 @@ def test_it_leaves_nothing_out_for_ever(mode, rank, size):
     assert_close(sums, expected, 1e-3)
 
 
+@xla_is_thorough
 def test_a_skipped_step_leaves_no_trace(mode, rank, size):
     """Nor does a change of the loss scale."""
     optimizer = tfring.DistributedOptimizer(
@@ -175,6 +184,7 @@ def test_a_skipped_step_leaves_no_trace(mode, rank, size):
     assert_same_on_all_ranks(variables)
 
 
+@xla_is_thorough
 def test_a_new_rank_takes_part_in_no_first_steps(mode, rank, size):
     """Others, such as those that have loaded a file, are past them."""
     optimizer = tfring.DistributedOptimizer(

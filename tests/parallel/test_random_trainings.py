@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfring
 from tfring import callbacks
 
-IN_GATE, ALL = 2, 200
+IN_GATE, ALL = 1, 200
 WORDS, ROWS = 30, 120
 
 OPTIMIZERS = {

@@ -182,7 +182,11 @@ def noise_of_keras():
 
 @pytest.mark.parametrize(
     "noise",
-    [lambda: noise_of_tensorflow, lambda: noise_in_a_branch, noise_of_keras],
+    [
+        pytest.param(lambda: noise_of_tensorflow, marks=pytest.mark.thorough),
+        lambda: noise_in_a_branch,
+        noise_of_keras,
+    ],
 )
 def test_datasets_that_draw_alike_are_noticed(noise, rank, size, recwarn):
     def fit_noisy(seed):

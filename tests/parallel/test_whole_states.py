@@ -187,6 +187,7 @@ def test_callbacks_that_save(rank, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_checkpoints_between_batches_of_two_fits(tmp_path):
     """The callback continues the count of the previous fit."""
     path = f"{same_directory(tmp_path)}/last.weights.h5"
@@ -241,7 +242,10 @@ def test_optimizers_that_are_attributes(rank, tmp_path):
         assert bits_of(got.variables) == bits_of(expected.variables)
 
 
-@pytest.mark.parametrize("name", ["a.keras", "a.weights.h5"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.keras", pytest.param("a.weights.h5", marks=pytest.mark.thorough)],
+)
 def test_a_refusal_leaves_the_file_as_it_was(
     name, several_ranks, rank, tmp_path
 ):
