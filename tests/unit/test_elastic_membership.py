@@ -103,6 +103,19 @@ def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
     assert job.membership.first_failure.status == 3
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_who_takes_too_long_to_end_has_the_status_that_it_said(status):
+    job = Job({"a": 3}, minimum=2, maximum=3)
+    job.start(["w1", "w2", "w3"])
+    for name in ("w1", "w2", "w3"):
+        job.training(name, "begun")
+    job.bye("w1", status, False)
+    job.exited("w1", 128 + 9, "killed by SIGKILL")
+    [said] = [text for text in job.said if "lost" in text]
+    assert f"exit status {status}, in the middle of its training" in said
+    assert job.membership.first_failure.status == status
+
+
 def test_too_few_wait_for_a_replacement_and_then_the_job_fails():
     job = Job({"a": 2}, minimum=2, maximum=2, replacement_seconds=50)
     job.start(["w1", "w2"])

@@ -259,6 +259,7 @@ class Membership:
             worker.done = True  # Its process will say with which status.
         elif worker.training or status != 0:
             # How it ends is told when it has.
+            worker.announced = status
             why = f"exit status {status}"
             self._lose(worker, why, _ENDING_SECONDS, tell=False)
         elif self._is_waited_for(worker):
@@ -313,6 +314,10 @@ class Membership:
                 self._lose(worker, how)
         ended = self._ending.pop(name, None)
         if ended is not None:
+            if ended.announced is not None and status in _KILLED:
+                # That took too long.
+                status = ended.announced
+                how = f"exit status {status}"
             # An exception ends it, and if that takes too long, SIGKILL.
             ended.status = 1 if ended.error and status > 128 else status
             if not ended.told:

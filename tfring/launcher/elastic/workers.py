@@ -99,6 +99,7 @@ class Worker:
     error: str = ""  # the exception that ends it, as it said itself
     why: str = ""  # how it was lost
     told: bool = False  # the user has been told
+    announced: int | None = None  # the status with which it said that it ends
     status: int | None = None  # 128 + n if signal n ended it; None before
 
     @property
