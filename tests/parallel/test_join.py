@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -63,6 +65,19 @@ def test_other_collectives(rank, size):
         tfring.barrier()
     assert tfring.join() == size - 1
     assert len(tfring.allgather([[rank]])) == size
+
+
+def test_objects_of_the_ranks_that_contribute(rank, several_ranks, size):
+    last = size - 1
+    for batch in range(rank + 1):
+        ranks = contributors(batch, size)
+        assert tfring.allgather_object(rank, name="whole") == ranks
+        own = threading.Lock() if rank == last else rank
+        error = TypeError if rank == last else RuntimeError
+        match = "pickle" if rank == last else f": rank {last} could not"
+        with pytest.raises(error, match=match):
+            tfring.allgather_object(own, name="fails")
+    assert tfring.join() == last
 
 
 def test_the_gradient_of_an_allgather(rank, size):

@@ -191,11 +191,13 @@ def allgather_object(
 
     with _graph(session):
         data, error = _pickled(obj)
-        sizes = gathered(np.array([_size(data, error)], np.int64), "size")
+        # With its rank: none of a rank that has joined is among them.
+        own = np.array([[runtime.rank(), _size(data, error)]], np.int64)
+        ranks, sizes = gathered(own, "size").T
         if error is not None:
             raise error
         if _FAILED in sizes:
-            failed = np.array(process_set.ranks)[sizes == _FAILED]
+            failed = ranks[sizes == _FAILED]
             raise _failed_elsewhere("allgather_object", failed.tolist())
         received = gathered(np.frombuffer(data, np.uint8), "data")
     ends = np.cumsum(sizes)
