@@ -20,6 +20,8 @@ from trainings_in_rounds import (
 )
 
 import tfring
+from tfring._core import process_sets
+from tfring._training import rounds
 from tfring._training.optimizer_class import with_inner
 
 
@@ -403,6 +405,31 @@ def test_within_a_host_is_within_its_ranks(rank):
     )
     model = fitted(optimizer, rank, 4)
     assert_close(model, [np.asarray(v) for v in together.trainable_variables])
+
+
+def test_within_a_host_whose_set_is_known(
+    rank, several_ranks, size, monkeypatch
+):
+    """Rank 0 is a host of its own, and the program has added the others'."""
+    hosts = [[0], list(range(1, size))]
+    monkeypatch.setattr(rounds, "_ranks_of_hosts", lambda: hosts)
+    sets = [tfring.add_process_set(hosts[1])]
+    optimizer = tfring.DistributedOptimizer(
+        inner(), sync=tfring.LocalSGD(3, within="host")
+    )
+    sets += [each for each in process_sets.added() if each.ranks == [0]]
+    model = built_model()
+    model.compile(optimizer, LOSS)
+    x, y = batches_of(rank, 2)
+    for i in range(2):
+        model.train_on_batch(x[i], y[i])
+    kernels = tfring.allgather_object(
+        model.trainable_variables[0].numpy().tobytes()
+    )
+    assert len(set(kernels[1:])) == 1
+    assert kernels[0] != kernels[1]
+    for each in sets:
+        tfring.remove_process_set(each)
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,20 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfring._core import native, runtime
-from tfring._core.process_sets import (
-    ProcessSet,
-    added,
-    global_process_set,
-)
+from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.reducer import each_index_once, reduce_gradients
 from tfring._gradients.rounds import Gossip, Rounds
 from tfring._ops.compression import Compression
 from tfring._ops.ordering import traced_for_xla
-from tfring._ops.process_set_registry import add_process_set
+from tfring._ops.process_set_registry import add_unless_known
 from tfring._ops.reductions import ReduceOp
 from tfring._training.kinds import rounds_among
 from tfring._training.optimizer_class import (
@@ -38,9 +34,6 @@ from tfring._training.optimizer_class import (
 )
 from tfring._training.round_state import GossipRound, Round, RoundFromBase
 from tfring._training.sync_batch_norm import SyncBatchNormalization
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
@@ -125,15 +118,19 @@ def _check_goes_with_gossip(options: GradientOptions) -> None:
 
 def _ranks_of_this_host() -> ProcessSet:
     """Returns the process set of this rank's machine. Collective."""
+    # All ranks add each set that is not part of the job yet.
+    sets = [add_unless_known(ranks) for ranks in _ranks_of_hosts()]
+    return next(each for each in sets if each.included())
+
+
+def _ranks_of_hosts() -> list[list[int]]:
+    """Returns each machine's ranks, on all ranks in one order. Collective."""
     comm = runtime.job().comm
     local = comm.Split_type(native.mpi().COMM_TYPE_SHARED, key=comm.rank)
     ranks = sorted(local.allgather(comm.rank))
-    known = [each for each in added() if each.ranks == ranks]
-    # Every rank must add its part, or none.
-    if all(comm.allgather(bool(known))):
-        local.Free()
-        return known[0]
-    return add_process_set(ProcessSet(cast("MPI.Intracomm", local)))
+    local.Free()
+    of_ranks = comm.allgather(ranks)
+    return [ranks for rank, ranks in enumerate(of_ranks) if ranks[0] == rank]
 
 
 class InRounds(Distributed):
