@@ -401,21 +401,43 @@ def test_another_root_cannot_share_what_it_has_loaded(several_ranks, rank):
         tfring.broadcast_variables(embedding.variables, 1)
 
 
-def test_accumulated_gradients(rank, size, tmp_path):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_accumulated_gradients(scaled, rank, size, tmp_path):
     """A file has their mean, so that they may go on with other ranks."""
     path = f"{same_directory(tmp_path)}/model.keras"
-    how = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
-    model = sharded(**how)
+    optimizer = tfring.DistributedOptimizer(
+        OPTIMIZERS["Adam"](gradient_accumulation_steps=2)
+    )
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 4.0)
+    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
     fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     expected = trained_alone("Adam", size, passes=2)
     assert_trained(model, expected)
     plain = keras.models.load_model(path).optimizer
     for state, reference in zip(
-        plain.variables, expected.optimizer.variables, strict=True
+        (plain.inner_optimizer if scaled else plain).variables,
+        expected.optimizer.variables,
+        strict=True,
     ):
         shard = getattr(state, "_tfring_rows", None)
         state = state.numpy() if shard is None else shard.gather()
         np.testing.assert_allclose(state, reference, rtol=1e-5, atol=1e-6)
+    again = tfring.load_model(path).optimizer
+    # Accumulators of other variables are each rank's own in memory.
+    for one, other in zip(again.variables, optimizer.variables, strict=True):
+        if hasattr(other, "_tfring_rows"):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_sum_of_accumulated_gradients(rank, size):
+    optimizer = keras.optimizers.SGD(
+        0.1 / size, momentum=0.9, gradient_accumulation_steps=2
+    )
+    tfring.DistributedOptimizer(optimizer, op=tfring.Sum)
+    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+    fit(model, rank)
+    assert_trained(model, trained_alone("SGD", size, passes=2))
 
 
 @pytest.mark.parametrize(

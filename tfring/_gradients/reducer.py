@@ -141,6 +141,18 @@ def reduce_gradients(
     return result
 
 
+def scale_rows(
+    gradients: Sequence[_Gradient], variables: Sequence[Any], factor: float
+) -> list[_Gradient]:
+    """Returns gradients in which those of a ShardedEmbedding are multiplied."""
+    return [
+        tf.math.scalar_mul(factor, gradient)
+        if factor != 1 and gradient is not None and is_row_shard(variable)
+        else gradient
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
 def _check_row_shard(variable: Any, options: GradientOptions) -> None:
     if options.op is ReduceOp.Adasum:
         raise ValueError(

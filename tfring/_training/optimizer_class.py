@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tfring._core import runtime
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.reducer import reduce_gradients
+from tfring._gradients.reducer import reduce_gradients, scale_rows
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
 from tfring._training.kinds import mark_accumulators, mark_states
@@ -129,6 +130,9 @@ class Distributed(_Optimizer):
                 grads = self._average_overflowing(grads, variables)
             else:
                 grads = self._average(grads, variables)
+        elif not self._tfring_paused:
+            # Accumulators of table rows are means over the ranks, as in files.
+            grads = scale_rows(grads, variables, 1 / runtime.size())
         self._offload(own)
         super().apply(grads, trainable_variables)
         if not self._tfring_paused:
@@ -171,7 +175,10 @@ class Distributed(_Optimizer):
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         if self._averages_accumulated():
-            grads = self._average(grads, self._tfring_applied)
+            applied = self._tfring_applied
+            if not self._tfring_paused:
+                grads = scale_rows(grads, applied, runtime.size())
+            grads = self._average(grads, applied)
             if self._tfring_summed_passes != 1:
                 grads = [g * self._tfring_summed_passes for g in grads]
         return super()._clip_gradients(grads)

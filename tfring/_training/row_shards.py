@@ -91,7 +91,7 @@ class RowShard:
             rows = table[rank :: self.size]
             rows[...] = parts[begin : begin + len(rows)]
             begin += len(rows)
-        return self._as_saved(table)
+        return table
 
     @contextmanager
     def gathered(self, root_rank: int | None) -> Iterator[None]:
@@ -111,7 +111,6 @@ class RowShard:
             RuntimeError: It does not.
         """
         own = np.asarray(tf.convert_to_tensor(self.variable))
-        own = self._as_saved(own)
         if self.size == 1:
             return own
         known = [table for table, _ in self._gathered if table is not None]
@@ -140,17 +139,6 @@ class RowShard:
             "rank saves. No file has been written."
         )
 
-    def _as_saved(self, rows: np.ndarray) -> np.ndarray:
-        return rows / self._size_as(rows) if self._is_sum_of_ranks() else rows
-
-    def _is_sum_of_ranks(self) -> bool:
-        # An accumulator is of all ranks' batches until the update divides it.
-        # Accumulators are saved as the mean over the ranks.
-        return hasattr(self.variable, "_tfring_accumulated_by")
-
-    def _size_as(self, rows: np.ndarray) -> Any:
-        return np.asarray(self.size, rows.dtype)
-
     # ---- Loading ----
 
     def load(self, table: Any) -> None:
@@ -169,8 +157,6 @@ class RowShard:
             self._loaded = table
 
     def _assign(self, rows: np.ndarray) -> None:
-        if self._is_sum_of_ranks():
-            rows = rows * self._size_as(rows)
         self.variable.assign(rows)
         [self._loaded_rows] = fingerprints([self.variable])
 
