@@ -34,22 +34,22 @@ Costs RoundCosts() {
   return costs;
 }
 
-double Predict(const Plan& plan, Layout layout, int64_t bytes) {
+double Predict(const AllreducePlan& plan, Layout layout, int64_t bytes) {
   return PredictSeconds(plan, layout, RoundCosts(), bytes);
 }
 
-std::vector<std::string> Names(const std::vector<Plan>& plans) {
+std::vector<std::string> Names(const std::vector<AllreducePlan>& plans) {
   std::vector<std::string> names;
-  for (const Plan& plan : plans) names.push_back(plan.Name());
+  for (const AllreducePlan& plan : plans) names.push_back(plan.Name());
   return names;
 }
 
-Plan Grid(const std::vector<int>& shape) {
+AllreducePlan Grid(const std::vector<int>& shape) {
   return {AllreduceAlgorithm::kHierarchical, shape};
 }
 
-const Plan kRing;
-const Plan kDoubling{AllreduceAlgorithm::kRecursiveDoubling, {}};
+const AllreducePlan kRing;
+const AllreducePlan kDoubling{AllreduceAlgorithm::kRecursiveDoubling, {}};
 
 TEST(CostModelTest, ARingTakesTwoStepsForEachOtherRank) {
   // 6 steps of 2 bytes, 3 of them reduced.
@@ -105,7 +105,7 @@ TEST(CostModelTest, KnowsWhatALayoutAllows) {
 TEST(CostModelTest, AGridHasAllRanks) {
   for (int nodes = 1; nodes <= 40; ++nodes) {
     for (int ranks_per_node = 1; ranks_per_node <= 9; ++ranks_per_node) {
-      for (const Plan& plan :
+      for (const AllreducePlan& plan :
            Plans({nodes, ranks_per_node}, AllreduceAlgorithm::kHierarchical)) {
         int ranks = 1;
         for (const int length : plan.shape) ranks *= length;

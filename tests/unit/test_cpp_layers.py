@@ -182,6 +182,22 @@ def test_includes_are_written_from_the_root():
             assert name.startswith(known), path
 
 
+def test_types_of_headers_have_names_of_their_own():
+    """Or the linker takes one type's inline functions for another's."""
+    names = [
+        name
+        for path in files("tfring_ops")
+        if path.endswith(".h")
+        for name in re.findall(
+            r"^(?:class|struct|enum class) (\w+)[^;]*?\{",
+            (ROOT / path).read_text(),
+            re.MULTILINE,
+        )
+    ]
+    assert len(names) > 100
+    assert sorted(names) == sorted({*names})
+
+
 def test_no_choice_by_if_inside_a_body():
     """Each choice at build time is a choice of files to compile."""
     for path in files("tfring_ops"):

@@ -47,7 +47,7 @@ void AdaptiveAllreduce::Use(const Costs& costs) {
 
 absl::Status AdaptiveAllreduce::Run(const RingBuffers& buffers) {
   TFRING_RETURN_IF_ERROR(Prepare());
-  const Plan& plan = PlanFor(buffers);
+  const AllreducePlan& plan = PlanFor(buffers);
   if (buffers.pieces.empty() || plan.algorithm == AllreduceAlgorithm::kRing) {
     return RunPlan(plan, buffers);
   }
@@ -67,7 +67,7 @@ absl::Status AdaptiveAllreduce::RunStaged(const RingBuffers& buffers,
                                           absl::Span<std::byte> stage,
                                           Staging& staging) {
   TFRING_RETURN_IF_ERROR(Prepare());
-  const Plan& plan = PlanFor(buffers);
+  const AllreducePlan& plan = PlanFor(buffers);
   if (plan.algorithm == AllreduceAlgorithm::kRing) {
     return StagedRingAllreduce(context_, buffers, stage, staging);
   }
@@ -87,12 +87,13 @@ absl::Status AdaptiveAllreduce::RunStaged(const RingBuffers& buffers,
   return absl::OkStatus();
 }
 
-const Plan& AdaptiveAllreduce::PlanFor(const RingBuffers& buffers) const {
+const AllreducePlan& AdaptiveAllreduce::PlanFor(
+    const RingBuffers& buffers) const {
   return Fastest(plans_, layout_, costs_,
                  buffers.count * SizeInBytes(buffers.dtype));
 }
 
-absl::Status AdaptiveAllreduce::RunPlan(const Plan& plan,
+absl::Status AdaptiveAllreduce::RunPlan(const AllreducePlan& plan,
                                         const RingBuffers& buffers) {
   switch (plan.algorithm) {
     case AllreduceAlgorithm::kRecursiveDoubling:
@@ -125,9 +126,9 @@ std::string AdaptiveAllreduce::Description() const {
   std::string text =
       absl::StrCat("allreduce of ", layout_.ranks(), " ranks on ",
                    layout_.nodes, layout_.nodes == 1 ? " node:" : " nodes:");
-  const Plan* before = nullptr;
+  const AllreducePlan* before = nullptr;
   for (int64_t bytes = 1; bytes <= int64_t{1} << 30; bytes *= 2) {
-    const Plan& plan = Fastest(plans_, layout_, costs_, bytes);
+    const AllreducePlan& plan = Fastest(plans_, layout_, costs_, bytes);
     if (&plan == before) continue;
     absl::StrAppend(&text, before == nullptr ? " " : ", ", plan.Name());
     if (before != nullptr) absl::StrAppend(&text, " from ", bytes, " bytes");

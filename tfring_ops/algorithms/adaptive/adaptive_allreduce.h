@@ -50,14 +50,14 @@ class AdaptiveAllreduce {
 
  private:
   absl::Status Prepare();
-  const Plan& PlanFor(const RingBuffers& buffers) const;
+  const AllreducePlan& PlanFor(const RingBuffers& buffers) const;
   // REQUIRES: no pieces.
-  absl::Status RunPlan(const Plan& plan, const RingBuffers& buffers);
+  absl::Status RunPlan(const AllreducePlan& plan, const RingBuffers& buffers);
   std::string Description() const;
 
   const RingContext& context_;
   const Layout layout_;
-  const std::vector<Plan> plans_;
+  const std::vector<AllreducePlan> plans_;
   const CostSource source_;
   const bool verbose_;
   bool is_prepared_ = false;

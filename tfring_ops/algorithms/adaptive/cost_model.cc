@@ -138,17 +138,18 @@ Layout Layout::Of(const Transport& transport) {
   return {static_cast<int>(ranks_of_node.size()), ranks_per_node};
 }
 
-std::string Plan::Name() const {
+std::string AllreducePlan::Name() const {
   const std::string name = tfring::Name(algorithm);
   return shape.empty() ? name
                        : absl::StrCat(name, " ", absl::StrJoin(shape, " x "));
 }
 
-std::vector<Plan> Plans(const Layout& layout, AllreduceAlgorithm algorithm) {
+std::vector<AllreducePlan> Plans(const Layout& layout,
+                                 AllreduceAlgorithm algorithm) {
   const auto wanted = [&](AllreduceAlgorithm one) {
     return algorithm == one || algorithm == AllreduceAlgorithm::kAuto;
   };
-  std::vector<Plan> plans;
+  std::vector<AllreducePlan> plans;
   if (wanted(AllreduceAlgorithm::kRing)) plans.emplace_back();
   if (wanted(AllreduceAlgorithm::kHierarchical)) {
     for (const std::vector<int>& shape : Shapes(layout)) {
@@ -158,11 +159,11 @@ std::vector<Plan> Plans(const Layout& layout, AllreduceAlgorithm algorithm) {
   if (wanted(AllreduceAlgorithm::kRecursiveDoubling)) {
     plans.push_back({AllreduceAlgorithm::kRecursiveDoubling, {}});
   }
-  if (plans.empty() || layout.ranks() == 1) return {Plan()};
+  if (plans.empty() || layout.ranks() == 1) return {AllreducePlan()};
   return plans;
 }
 
-double PredictSeconds(const Plan& plan, const Layout& layout,
+double PredictSeconds(const AllreducePlan& plan, const Layout& layout,
                       const Costs& costs, int64_t bytes) {
   const auto size = static_cast<double>(bytes);
   switch (plan.algorithm) {
@@ -178,16 +179,19 @@ double PredictSeconds(const Plan& plan, const Layout& layout,
                      costs.reduce_seconds_per_byte, layout.ranks(), size);
 }
 
-const Plan& Fastest(const std::vector<Plan>& plans, const Layout& layout,
-                    const Costs& costs, int64_t bytes) {
-  const auto seconds = [&](const Plan& plan) {
+const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,
+                             const Layout& layout, const Costs& costs,
+                             int64_t bytes) {
+  const auto seconds = [&](const AllreducePlan& plan) {
     return PredictSeconds(plan, layout, costs, bytes);
   };
   double least = seconds(plans.front());
-  for (const Plan& plan : plans) least = std::min(least, seconds(plan));
-  return *std::find_if(plans.begin(), plans.end(), [&](const Plan& plan) {
-    return seconds(plan) <= kMargin * least;
-  });
+  for (const AllreducePlan& plan : plans)
+    least = std::min(least, seconds(plan));
+  return *std::find_if(plans.begin(), plans.end(),
+                       [&](const AllreducePlan& plan) {
+                         return seconds(plan) <= kMargin * least;
+                       });
 }
 
 }  // namespace tfring

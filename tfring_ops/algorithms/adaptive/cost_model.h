@@ -46,7 +46,7 @@ struct Layout {
 };
 
 // An algorithm for an allreduce, and its shape.
-struct Plan {
+struct AllreducePlan {
   // "ring", "hierarchical 8 x 16", ...: the name in messages.
   std::string Name() const;
 
@@ -57,16 +57,18 @@ struct Plan {
 // All that a layout allows, of `algorithm` if it is not kAuto.  Never empty: a
 // ring is always possible, and takes the place of an impossible grid; with one
 // rank it is the only plan.
-std::vector<Plan> Plans(const Layout& layout, AllreduceAlgorithm algorithm);
+std::vector<AllreducePlan> Plans(const Layout& layout,
+                                 AllreduceAlgorithm algorithm);
 
-double PredictSeconds(const Plan& plan, const Layout& layout,
+double PredictSeconds(const AllreducePlan& plan, const Layout& layout,
                       const Costs& costs, int64_t bytes);
 
 // The first of `plans` that is as fast as the fastest, or nearly so: for many
 // bytes that is the ring, as its blocks stay in cache.
 // REQUIRES: not empty.
-const Plan& Fastest(const std::vector<Plan>& plans, const Layout& layout,
-                    const Costs& costs, int64_t bytes);
+const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,
+                             const Layout& layout, const Costs& costs,
+                             int64_t bytes);
 
 }  // namespace tfring
 
