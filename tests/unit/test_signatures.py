@@ -56,8 +56,10 @@ def test_average_is_deprecated():
     for average in True, False:
         with pytest.warns(DeprecationWarning, match="op=tfring"):
             assert tfring.allreduce(tensor, average) == 1
-        with pytest.warns(DeprecationWarning, match="op=tfring"):
+        with pytest.warns(DeprecationWarning, match="op=tfring") as warned:
             assert tfring.grouped_allreduce([tensor], average) == [1]
+        # Python hides it unless it is attributed to the program.
+        assert [each.filename for each in warned] == [__file__]
 
 
 @pytest.mark.parametrize(("ignored", "prefix"), [(False, "outer/"), (True, "")])

@@ -86,7 +86,9 @@ def checked_op(function: str, op: Any, average: Any) -> Any:
         f"{function}: average={average!r} is deprecated, pass "
         f"op=tfring.{instead.name}.",
         DeprecationWarning,
-        stacklevel=3,
+        # Python shows it where __main__ calls: the collective's caller, behind
+        # `not_converted`.
+        stacklevel=4,
     )
     return instead
 
