@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import sys
+from ctypes import c_char_p, c_double, c_int32, c_int64
 from typing import Any
 
 from tfring._core import abi, settings, watchdog
@@ -19,7 +20,38 @@ INIT_SECONDS = 600.0
 _OMPI_MPI_STATE_FINALIZE_COMPLETED = 5
 
 # tfring_ops/capi/capi.h: tfring_connect.
-CONNECT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
+CONNECT = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32)
+
+_INT32S = ctypes.POINTER(c_int32)
+_INT64S = ctypes.POINTER(c_int64)
+
+# The functions of `tfring_ops/capi/capi.h`: the type of the result, then those
+# of the arguments.
+_SIGNATURES: dict[str, list[Any]] = {
+    "tfring_check_options": [c_char_p],
+    "tfring_init": [c_char_p, c_int32],
+    "tfring_init_sockets": [
+        *(c_char_p, c_int64, c_int32, c_int32, _INT32S, CONNECT)
+    ],
+    "tfring_abort": [None, c_int64, c_char_p],
+    "tfring_pulse_start": [c_char_p, c_int32, c_double],
+    "tfring_shutdown": [None],
+    "tfring_ended": [c_char_p],
+    "tfring_add_process_set": [c_char_p, c_int32, _INT32S, c_int32, c_int32],
+    "tfring_add_process_set_sockets": [
+        *(c_char_p, c_int32, _INT32S, c_int32, c_int32, _INT32S, CONNECT)
+    ],
+    "tfring_remove_process_set": [None, c_int32],
+    "tfring_fusion_threshold_bytes": [c_int64],
+    "tfring_timeline_start": [None, c_int32],
+    "tfring_timeline_stop": [c_char_p],
+    "tfring_statistics_start": [None],
+    "tfring_statistics": [c_char_p],
+    "tfring_offload_count_allocations": [None],
+    "tfring_offload_statistics": [c_int32, c_int64, _INT64S, c_int32],
+    "tfring_describe_gpus": [c_char_p],
+    "tfring_nccl_version": [c_int32],
+}
 
 _forked = False
 
@@ -120,7 +152,7 @@ def skip_finalize() -> None:
 
     Open MPI's alone: it believes to have finalized.
     """
-    state = _open_mpi_global(ctypes.c_int32, "ompi_mpi_state")
+    state = _open_mpi_global(c_int32, "ompi_mpi_state")
     if state is not None:
         state.value = _OMPI_MPI_STATE_FINALIZE_COMPLETED
 
@@ -174,64 +206,7 @@ def capi() -> ctypes.CDLL:
     # while it opens the library itself.
     ops()
     library = ctypes.CDLL(str(abi.LIBRARY))
-    library.tfring_check_options.argtypes = []
-    library.tfring_check_options.restype = ctypes.c_char_p
-    library.tfring_init.argtypes = [ctypes.c_int32]
-    library.tfring_init.restype = ctypes.c_char_p
-    library.tfring_init_sockets.argtypes = [
-        ctypes.c_int64,
-        ctypes.c_int32,
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int32),
-        CONNECT,
-    ]
-    library.tfring_init_sockets.restype = ctypes.c_char_p
-    library.tfring_abort.argtypes = [ctypes.c_int64, ctypes.c_char_p]
-    library.tfring_abort.restype = None
-    library.tfring_pulse_start.argtypes = [ctypes.c_int32, ctypes.c_double]
-    library.tfring_pulse_start.restype = ctypes.c_char_p
-    library.tfring_shutdown.argtypes = []
-    library.tfring_shutdown.restype = None
-    library.tfring_ended.argtypes = []
-    library.tfring_ended.restype = ctypes.c_char_p
-    library.tfring_add_process_set.argtypes = [
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int32),
-        ctypes.c_int32,
-        ctypes.c_int32,
-    ]
-    library.tfring_add_process_set.restype = ctypes.c_char_p
-    library.tfring_add_process_set_sockets.argtypes = [
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int32),
-        ctypes.c_int32,
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int32),
-        CONNECT,
-    ]
-    library.tfring_add_process_set_sockets.restype = ctypes.c_char_p
-    library.tfring_remove_process_set.argtypes = [ctypes.c_int32]
-    library.tfring_remove_process_set.restype = None
-    library.tfring_fusion_threshold_bytes.argtypes = []
-    library.tfring_fusion_threshold_bytes.restype = ctypes.c_int64
-    library.tfring_timeline_start.argtypes = [ctypes.c_int32]
-    library.tfring_timeline_start.restype = None
-    library.tfring_timeline_stop.argtypes = []
-    library.tfring_timeline_stop.restype = ctypes.c_char_p
-    library.tfring_statistics_start.argtypes = []
-    library.tfring_statistics_start.restype = None
-    library.tfring_statistics.argtypes = []
-    library.tfring_statistics.restype = ctypes.c_char_p
-    library.tfring_offload_count_allocations.argtypes = []
-    library.tfring_offload_count_allocations.restype = None
-    library.tfring_offload_statistics.argtypes = [
-        ctypes.c_int64,
-        ctypes.POINTER(ctypes.c_int64),
-        ctypes.c_int32,
-    ]
-    library.tfring_offload_statistics.restype = ctypes.c_int32
-    library.tfring_describe_gpus.argtypes = []
-    library.tfring_describe_gpus.restype = ctypes.c_char_p
-    library.tfring_nccl_version.argtypes = []
-    library.tfring_nccl_version.restype = ctypes.c_int32
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
