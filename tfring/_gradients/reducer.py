@@ -258,7 +258,14 @@ def _plan(
 ) -> list[_Bucket]:
     """Returns the buckets in starting order; see Note [Sparse buckets]."""
     dense = [each for each in ready if each.kind is Kind.DENSE]
-    of_last = {bucket[-1].index: bucket for bucket in _cut(dense, options)}
+    _, wire_dtype = split_engine_cast(options.compression, options.op)
+    cut = buckets_of(
+        [each.value for each in dense],
+        [each.variable for each in dense],
+        options,
+        wire_dtype=wire_dtype,
+    )
+    of_last = {dense[b[-1]].index: [dense[i] for i in b] for b in cut}
     buckets: list[list[Ready]] = []
     sparse: list[Ready] = []
     for each in ready:
@@ -277,24 +284,26 @@ def _plan(
     ]
 
 
-def _cut(dense: Sequence[Ready], options: GradientOptions) -> list[list[Ready]]:
-    tensors = [each.value for each in dense]
-    if options.groups is None:
-        _, wire_dtype = split_engine_cast(options.compression, options.op)
-        first_limit_bytes, limit_bytes = bucket_limits(
-            tensors, runtime.fusion_threshold_bytes(), wire_dtype=wire_dtype
-        )
-        buckets = cut_into_buckets(
-            tensors,
-            limit_bytes,
-            first_limit_bytes=first_limit_bytes,
-            wire_dtype=wire_dtype,
-        )
-    else:
-        variables = [each.variable for each in dense]
-        groups = group_numbers(variables, options.groups)
-        buckets = cut_by_groups(tensors, groups)
-    return [[dense[position] for position in bucket] for bucket in buckets]
+def buckets_of(
+    tensors: Sequence[Any],
+    variables: Sequence[Any],
+    options: GradientOptions,
+    *,
+    wire_dtype: Callable[[tf.DType], tf.DType] = lambda dtype: dtype,
+) -> list[list[int]]:
+    """Cuts tensors by groups, or else by size; see `cut_into_buckets`."""
+    if options.groups is not None:
+        groups = _group_numbers(variables, options.groups)
+        return cut_by_groups(tensors, groups)
+    first_limit_bytes, limit_bytes = bucket_limits(
+        tensors, runtime.fusion_threshold_bytes(), wire_dtype=wire_dtype
+    )
+    return cut_into_buckets(
+        tensors,
+        limit_bytes,
+        first_limit_bytes=first_limit_bytes,
+        wire_dtype=wire_dtype,
+    )
 
 
 def _start(
@@ -390,7 +399,7 @@ def made_dense(gradient: _Gradient, variable: Any, name: str) -> tf.Tensor:
     return tensor
 
 
-def group_numbers(
+def _group_numbers(
     variables: Sequence[Any], groups: int | Sequence[Sequence[Any]]
 ) -> list[int]:
     """Returns the number of each variable's group."""

@@ -28,15 +28,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfring._core import native, runtime
-from tfring._gradients.buckets import (
-    bucket_limits,
-    cut_by_groups,
-    cut_into_buckets,
-)
+from tfring._core import native
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import variable_key
-from tfring._gradients.reducer import group_numbers, name_of
+from tfring._gradients.reducer import buckets_of, name_of
 from tfring._ops.ordering import traced_for_xla
 
 # The widest CPU vector has at most this many elements.
@@ -344,22 +339,9 @@ class Layout:
             for i in reversed(range(len(self.variables)))
             if 0 not in tuple(self.variables[i].shape)  # They are not sent.
         ]
-        specs = [
-            tf.TensorSpec(self.variables[i].shape, self.variables[i].dtype)
-            for i in order
-        ]
-        if self.options.groups is None:
-            first_limit_bytes, limit_bytes = bucket_limits(
-                specs, runtime.fusion_threshold_bytes()
-            )
-            buckets = cut_into_buckets(
-                specs, limit_bytes, first_limit_bytes=first_limit_bytes
-            )
-        else:
-            numbers = group_numbers(
-                [self.variables[i] for i in order], self.options.groups
-            )
-            buckets = cut_by_groups(specs, numbers)
+        variables = [self.variables[i] for i in order]
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        buckets = buckets_of(specs, variables, self.options)
         return [[order[position] for position in b] for b in buckets]
 
 
