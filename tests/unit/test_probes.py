@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 import tfring
-from tfring._core import abi, mpi_job, native
+from tfring._core import abi, job, mpi_job, native
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,12 @@ def test_what_the_job_has():
     ("local_sizes", "homogeneous"), [([2, 2, 2], True), ([1, 3, 1], False)]
 )
 def test_homogeneous_jobs(local_sizes, homogeneous):
-    part = SimpleNamespace(rank=0, size=local_sizes[0], Free=lambda: None)
+    part = SimpleNamespace(bcast=lambda rank: rank, Free=lambda: None)
+    nodes = [n for n, size in enumerate(local_sizes) for _ in range(size)]
     comm = SimpleNamespace(
         rank=0,
-        size=sum(local_sizes),
         Split_type=lambda *_, **__: part,
-        Split=lambda *_, **__: part,
-        allgather=lambda _: local_sizes,
+        allgather=lambda _: nodes,
     )
-    assert mpi_job.topology_of(comm).is_homogeneous is homogeneous
+    topology = job.Topology.of_nodes(0, mpi_job.nodes_of(comm))
+    assert topology.is_homogeneous is homogeneous

@@ -162,26 +162,15 @@ def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
     error = native.capi().tfring_init(comm.py2f())
     if error is not None:
         raise RuntimeError(f"tfring.init failed: {error.decode()}")
-    return comm.Dup(), topology_of(comm)
+    return comm.Dup(), Topology.of_nodes(comm.rank, nodes_of(comm))
 
 
-def topology_of(comm: MPI.Intracomm) -> Topology:
-    """This process's numbers in `comm`. Collective."""
+def nodes_of(comm: MPI.Intracomm) -> list[int]:
+    """For each rank of `comm`, the first rank on its node. Collective."""
     local = comm.Split_type(native.mpi().COMM_TYPE_SHARED, key=comm.rank)
-    cross = comm.Split(color=local.rank, key=comm.rank)
-    local_sizes = comm.allgather(local.size)
-    topology = Topology(
-        comm.rank,
-        comm.size,
-        local.rank,
-        local.size,
-        cross.rank,
-        cross.size,
-        is_homogeneous=len(set(local_sizes)) == 1,
-    )
+    nodes: list[int] = comm.allgather(local.bcast(comm.rank))
     local.Free()
-    cross.Free()
-    return topology
+    return nodes
 
 
 def _part_of_the_world(ranks: Sequence[int]) -> MPI.Intracomm:

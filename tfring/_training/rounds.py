@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfring._core import native, runtime
+from tfring._core import mpi_job, runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import is_row_shard
@@ -125,12 +125,11 @@ def _ranks_of_this_host() -> ProcessSet:
 
 def _ranks_of_hosts() -> list[list[int]]:
     """Returns each machine's ranks, on all ranks in one order. Collective."""
-    comm = runtime.job().comm
-    local = comm.Split_type(native.mpi().COMM_TYPE_SHARED, key=comm.rank)
-    ranks = sorted(local.allgather(comm.rank))
-    local.Free()
-    of_ranks = comm.allgather(ranks)
-    return [ranks for rank, ranks in enumerate(of_ranks) if ranks[0] == rank]
+    nodes = mpi_job.nodes_of(runtime.job().comm)
+    return [
+        [rank for rank, node in enumerate(nodes) if node == first]
+        for first in sorted(set(nodes))
+    ]
 
 
 class InRounds(Distributed):
