@@ -171,6 +171,25 @@ class _Figures:
             yield from _families()
 
 
+# Fields of `Statistics` that are counters, and what a scrape says of them.
+_COUNTERS = {
+    "requests": "Collectives on which the ranks have agreed.",
+    "negotiation_seconds": (
+        "Time of requests until all ranks had sent them; least on the rank "
+        "that the others wait for."
+    ),
+    "buckets": "Requests or groups of them that ran together.",
+    "tensor_bytes": (
+        "Bytes of this rank's tensors in them; sent_bytes has the wire's."
+    ),
+    "running_seconds": "Time in which a bucket ran.",
+    "exposed_seconds": (
+        "The part of it in which an operation waited for a result."
+    ),
+    "stalls": "Reports of a collective that some ranks have not called.",
+}
+
+
 def _families() -> Iterator[Any]:
     from prometheus_client import core
 
@@ -179,69 +198,29 @@ def _families() -> Iterator[Any]:
         "rank": str(runtime.rank()),
         "local_rank": str(runtime.local_rank()),
     }
+
+    def family(kind: Any, name: str, text: str, *values: float) -> Any:
+        made = kind(f"tfring_{name}", text, labels=labels)
+        made.add_metric(labels.values(), *values)
+        return made
+
     totals = current()
-    families: list[tuple[Any, str, str, tuple[float, ...]]] = [
-        (gauge, "size", "Ranks of the job.", (runtime.size(),)),
-        (
-            gauge,
-            "generation",
-            "How often the job has started again without a lost rank.",
-            (_generation,),
-        ),
-        (
-            counter,
-            "requests_total",
-            "Collectives on which the ranks have agreed.",
-            (totals.requests,),
-        ),
-        (
-            counter,
-            "negotiation_seconds_total",
-            "Time of requests until all ranks had sent them; least on the "
-            "rank that the others wait for.",
-            (totals.negotiation_seconds,),
-        ),
-        (
-            counter,
-            "buckets_total",
-            "Requests or groups of them that ran together.",
-            (totals.buckets,),
-        ),
-        (
-            counter,
-            "bytes_total",
-            "Bytes of this rank's tensors in them; sent_bytes has the wire's.",
-            (totals.tensor_bytes,),
-        ),
-        (
-            counter,
-            "running_seconds_total",
-            "Time in which a bucket ran.",
-            (totals.running_seconds,),
-        ),
-        (
-            counter,
-            "exposed_seconds_total",
-            "The part of it in which an operation waited for a result.",
-            (totals.exposed_seconds,),
-        ),
-        (
-            counter,
-            "stalls_total",
-            "Reports of a collective that some ranks have not called.",
-            (totals.stalls,),
-        ),
-        (
-            core.SummaryMetricFamily,
-            "step_seconds",
-            "Steps of training that MonitorCallback has seen.",
-            steps(),
-        ),
-    ]
-    for kind, name, text, values in families:
-        family = kind(f"tfring_{name}", text, labels=labels)
-        family.add_metric(labels.values(), *values)
-        yield family
+    yield family(gauge, "size", "Ranks of the job.", runtime.size())
+    yield family(
+        gauge,
+        "generation",
+        "How often the job has started again without a lost rank.",
+        _generation,
+    )
+    for field, text in _COUNTERS.items():
+        name = "bytes" if field == "tensor_bytes" else field
+        yield family(counter, f"{name}_total", text, getattr(totals, field))
+    yield family(
+        core.SummaryMetricFamily,
+        "step_seconds",
+        "Steps of training that MonitorCallback has seen.",
+        *steps(),
+    )
     sent = counter(
         "tfring_sent_bytes_total",
         "Bytes that this rank has sent, to its machine or over the network.",
