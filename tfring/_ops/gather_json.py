@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.allgather import allgather
 
@@ -28,3 +29,11 @@ def gather_json(
         process_set=process_set,
     )
     return [json.loads(line) for line in bytes(gathered.numpy()).splitlines()]
+
+
+def gather_by_rank(
+    own: Any, *, name: str, process_set: ProcessSet = global_process_set
+) -> dict[int, Any]:
+    """Returns the same by rank, as ranks that have joined send nothing."""
+    own = [runtime.rank(), own]
+    return dict(gather_json(own, name=name, process_set=process_set))

@@ -33,7 +33,7 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._ops.gather_json import gather_json
+from tfring._ops.gather_json import gather_by_rank
 from tfring._training.data_seeds import seeds_of, warn_of_same_draws
 from tfring._training.fit_agreement import (
     Agreement,
@@ -161,11 +161,7 @@ def _gather(
         ),
         "seeds": seeds_of(data),
     }
-    everyones = dict(
-        gather_json(
-            [runtime.rank(), own], name="fit/begin", process_set=process_set
-        )
-    )
+    everyones = gather_by_rank(own, name="fit/begin", process_set=process_set)
     check_alike(
         {rank: each["alike"] for rank, each in everyones.items()},
         "at the beginning",

@@ -14,11 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet
 from tfring._gradients.local_variables import LocalVariables, is_row_shard
 from tfring._ops.allreduce import allreduce
-from tfring._ops.gather_json import gather_json
+from tfring._ops.gather_json import gather_by_rank
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
 from tfring._training.metric_averages import is_number
@@ -229,12 +228,8 @@ class Agreement(keras.callbacks.Callback):
         self, facts: dict[str, Any], when: str, name: str
     ) -> list[Any]:
         # All ranks use one name, even if their epochs differ.
-        everyones = dict(
-            gather_json(
-                [runtime.rank(), facts],
-                name=f"fit/{name}",
-                process_set=self._terms.process_set,
-            )
+        everyones = gather_by_rank(
+            facts, name=f"fit/{name}", process_set=self._terms.process_set
         )
         alike = {
             rank: {k: v for k, v in each.items() if k != "stop"}

@@ -23,11 +23,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfring._core import runtime
 from tfring._gradients.local_variables import is_row_shard, mark_row_shard
 from tfring._ops.allgather import allgather
 from tfring._ops.alltoall import alltoall
-from tfring._ops.gather_json import gather_json
+from tfring._ops.gather_json import gather_by_rank
 from tfring._training.optimizer_class import optimizers_of, with_inner
 from tfring._training.weights import fingerprints, variable_name
 
@@ -247,7 +246,7 @@ def share_loaded(shards: Sequence[RowShard], root_rank: int) -> None:
         RuntimeError: On every rank, if it is not rank 0.
     """
     own = [[shard.has_loaded(), shard.keeps_loaded()] for shard in shards]
-    of_ranks = dict(gather_json([runtime.rank(), own], name="table/has loaded"))
+    of_ranks = gather_by_rank(own, name="table/has loaded")
     for number, shard in enumerate(shards):
         has_loaded, keeps = of_ranks[root_rank][number]
         if has_loaded and keeps:

@@ -19,7 +19,7 @@ from tfring._core.process_sets import (
 )
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.autograph import not_converted
-from tfring._ops.gather_json import gather_json
+from tfring._ops.gather_json import gather_by_rank, gather_json
 
 # Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096
@@ -69,13 +69,8 @@ def first_difference(
         name: The first part of the collective's name.
         process_set: The ranks that compare.
     """
-    # With rank numbers, because ranks that have joined send nothing.
-    everyones: dict[int, list[str]] = dict(
-        gather_json(
-            [runtime.rank(), own],
-            name=f"{name}/each",
-            process_set=process_set,
-        )
+    everyones = gather_by_rank(
+        own, name=f"{name}/each", process_set=process_set
     )
     counts = [len(of_rank) for of_rank in everyones.values()]
     if len(set(counts)) > 1:

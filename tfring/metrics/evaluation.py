@@ -12,7 +12,7 @@ from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.allreduce import allreduce
 from tfring._ops.arguments import check_process_set
-from tfring._ops.gather_json import gather_json
+from tfring._ops.gather_json import gather_by_rank
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
 from tfring._training.metric_states import (
@@ -126,19 +126,14 @@ def evaluate(
             state = state_of(model)
     except Exception as raised:  # as the others wait
         error = raised
-    everyones = dict(
-        gather_json(
-            [
-                runtime.rank(),
-                {
-                    "error": error and f"{type(error).__name__}: {error}",
-                    "metrics": None if logs is None else _kinds(model, merge),
-                    "strange": [] if logs is None else _strange(model, logs),
-                },
-            ],
-            name="evaluate/begin",
-            process_set=process_set,
-        )
+    everyones = gather_by_rank(
+        {
+            "error": error and f"{type(error).__name__}: {error}",
+            "metrics": None if logs is None else _kinds(model, merge),
+            "strange": [] if logs is None else _strange(model, logs),
+        },
+        name="evaluate/begin",
+        process_set=process_set,
     )
     raise_errors(
         _FUNCTION, error, {r: each["error"] for r, each in everyones.items()}
