@@ -150,8 +150,7 @@ def gradient_options(
                 "op=tfring.Average or tfring.Sum."
             )
         low_rank, compression = new_low_rank(compression), Compression.none
-    local_variables = LocalVariables()
-    local_variables.add_layers(checked_layers(function, local_layers))
+    layers = checked_layers(function, local_layers)
     return GradientOptions(
         device_dense=checked_device(function, "device_dense", device_dense),
         device_sparse=checked_device(function, "device_sparse", device_sparse),
@@ -163,7 +162,7 @@ def gradient_options(
         groups=_checked_groups(function, num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
-        local_variables=local_variables,
+        local_variables=LocalVariables(layers=layers),
         offload=checked_offload(function, offload),
         shard_states=shard_states,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -46,9 +46,11 @@ class LocalVariables:
     Row shards are among them, wherever they belong.
     """
 
-    def __init__(self) -> None:
-        self._layers: list[Any] = []
-        self._variables: list[Any] = []  # held, so that no key is used again
+    def __init__(
+        self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()
+    ) -> None:
+        self._layers = list(layers)
+        self._variables = list(variables)  # held, so that no key is used again
 
     def __bool__(self) -> bool:
         return bool(self._layers or self._variables)
@@ -62,9 +64,6 @@ class LocalVariables:
 
     def add(self, variable: Any) -> None:
         self._variables.append(variable)
-
-    def add_layers(self, layers: Sequence[Any]) -> None:
-        self._layers.extend(layers)
 
 
 def checked_layers(function: str, layers: Any) -> list[Any]:

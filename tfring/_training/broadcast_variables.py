@@ -33,6 +33,7 @@ from tfring._training.kinds import (
 )
 from tfring._training.row_shards import share_loaded
 from tfring._training.seeds import folded
+from tfring._training.weights import variable_name
 
 _SHARDED = (
     "{function}: the states of an optimizer with shard_states=True are shared "
@@ -196,8 +197,8 @@ def _checked(
             )
         if variable.dtype == tf.string:
             raise TypeError(
-                f"{function}: the variable '{_name(variable)}' holds strings, "
-                "which cannot be broadcast. Leave it out."
+                f"{function}: the variable '{variable_name(variable)}' holds "
+                "strings, which cannot be broadcast. Leave it out."
             )
     return targets
 
@@ -237,7 +238,7 @@ def _broadcast(
         started = chains.start_broadcast(
             [values[i] for i in bucket],
             request_name=request_name and f"{request_name}/{number}",
-            tensor_names=[_name(variables[i]) for i in bucket],
+            tensor_names=[variable_name(variables[i]) for i in bucket],
             process_set=process_set,
             root_rank=root_rank,
         )
@@ -280,7 +281,3 @@ def _assign(variable: Any, value: tf.Tensor) -> Iterator[Any]:
         # Keras variables return the value; TensorFlow variables return
         # themselves.
         yield getattr(assigned, "op", assigned)
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)

@@ -166,7 +166,7 @@ class Round(abc.ABC):
         variables = self._variables()
         own = [value_of(variable) for variable in variables]
         shown = self._values_to_show()
-        _assign_all(variables, shown)
+        assign_all(variables, shown)
         try:
             yield
         finally:
@@ -297,8 +297,8 @@ class RoundFromBase(Round):
 
     def _end_for_statistics(self) -> None:
         means = self._mean(list(map(value_of, self._statistics)))
-        _assign_all(self._statistics, means)
-        _assign_all(map(self._base, self._statistics), means)
+        assign_all(self._statistics, means)
+        assign_all(map(self._base, self._statistics), means)
         self._steps.assign(0)
 
     def _mean_changes(self) -> list[Any]:
@@ -350,7 +350,7 @@ class GossipRound(Round):
 
     def _end_together(self) -> None:
         means = self._mean(list(map(value_of, self._statistics)))
-        _assign_all(self._statistics, means)
+        assign_all(self._statistics, means)
 
     def _take_as_common(self, variable: Any) -> None:
         pass  # There is no base.
@@ -441,7 +441,7 @@ def value_of(variable: Any) -> tf.Tensor:
     return tf.convert_to_tensor(variable)
 
 
-def _assign_all(variables: Iterable[Any], values: Iterable[Any]) -> None:
+def assign_all(variables: Iterable[Any], values: Iterable[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

@@ -63,9 +63,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         )
         self.root_rank = root_rank
         self.same_seeds = same_seeds
-        self._local_variables = LocalVariables()
-        for variable in local_variables:
-            self.register_local_var(variable)
+        self._local_variables = LocalVariables(local_variables)
         self._done = False
 
     def register_local_var(self, var: Any) -> None:

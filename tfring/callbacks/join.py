@@ -48,9 +48,7 @@ class JoinCallback(keras.callbacks.Callback):
 
     def __init__(self, local_variables: Iterable[Any] = ()) -> None:
         super().__init__()
-        self._local_variables = LocalVariables()
-        for variable in local_variables:
-            self._local_variables.add(variable)
+        self._local_variables = LocalVariables(local_variables)
         self._has_batches = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -23,6 +23,7 @@ from tfring._training.model_state import (
     shared_variables,
     without_metrics,
 )
+from tfring._training.round_state import assign_all
 from tfring._training.whole_states import (
     assign_whole_values,
     average_all_accumulated,
@@ -109,13 +110,13 @@ class TensorFlowState(ObjectState):
     def _assign(self, snapshot: dict[str, Any]) -> None:
         values = snapshot[_VARIABLES]
         if self.session is None:
-            _assign(self.variables, values)
+            assign_all(self.variables, values)
         else:
             # Like `Variable.load`. Some may share an initial value.
             for variable, value in zip(self.variables, values, strict=True):
                 given = {variable.initializer.inputs[1]: value}
                 self.session.run(variable.initializer, given)
-        _assign(_states_of_rounds(self.variables), snapshot[_ROUNDS])
+        assign_all(_states_of_rounds(self.variables), snapshot[_ROUNDS])
         super()._assign(snapshot)
 
     def _is_in_a_round(self) -> bool:
@@ -223,10 +224,10 @@ class TensorFlowKerasState(ObjectState):
         }
 
     def _assign(self, snapshot: dict[str, Any]) -> None:
-        _assign(without_metrics(self.model), snapshot[_VARIABLES])
+        assign_all(without_metrics(self.model), snapshot[_VARIABLES])
         if snapshot[_STATES] is not None:
             assign_whole_values(self.optimizer, snapshot[_STATES])
-        _assign(_states_of_rounds(self.model.variables), snapshot[_ROUNDS])
+        assign_all(_states_of_rounds(self.model.variables), snapshot[_ROUNDS])
         super()._assign(snapshot)
 
     def _is_in_a_round(self) -> bool:
@@ -279,11 +280,6 @@ def _check_no_rows(name: str, variables: Iterable[Any]) -> None:
 def _values(variables: Iterable[Any]) -> list[Any]:
     """Copies in host memory."""
     return [tf.convert_to_tensor(variable).numpy() for variable in variables]
-
-
-def _assign(variables: Iterable[Any], values: Iterable[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def _states_of_rounds(variables: Iterable[Any]) -> list[Any]:
