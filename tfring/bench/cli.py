@@ -415,7 +415,7 @@ def _model(command: str) -> _Measured:
 def _step(command: str) -> _Measured:
     from tfring.bench.step import measure_step
 
-    result = measure_step(
+    return measure_step(
         _MODEL.value,
         batch_size=_BATCH_SIZE.value,
         jit_compile=_JIT.value,
@@ -425,14 +425,6 @@ def _step(command: str) -> _Measured:
         ways=exchanges(_SYNC.value, _COMPRESSION.value),
         progress=_Progress(_ROUNDS.value),
     )
-    return result.rows, {
-        "scaling efficiency": result.efficiency,
-        "scaling efficiency of copies apart": result.efficiency_apart,
-        "scaling efficiency by that of copies apart": result.efficiency_of_best,
-        "CPU seconds of communication per step and rank": (
-            result.communication_cpu_seconds
-        ),
-    }
 
 
 def _roofline(command: str) -> _Measured:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import statistics
@@ -24,21 +23,6 @@ from tfring.bench.statistics import Row, Spread
 _WARM_UP_STEPS = 3
 # Interval at which a rank without a part in a turn checks whether it is over.
 _LOOK_SECONDS = 0.002
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    rows: list[Row]
-    # The time of one rank alone, divided by the time of all ranks together,
-    # with a batch for each rank: 1 if communication costs nothing.
-    efficiency: float
-    # The same for as many copies that do not communicate: the best that the
-    # machine can give.
-    efficiency_apart: float
-    # The former by the latter, as the median of the rounds' own.
-    efficiency_of_best: float
-    # Per step and rank.
-    communication_cpu_seconds: float
 
 
 def use_one_core() -> None:
@@ -73,7 +57,7 @@ def measure_step(
     width: int,
     ways: Sequence[Exchange],
     progress: Callable[[], None] = lambda: None,
-) -> Result:
+) -> tuple[list[Row], dict[str, float]]:
     """Times training steps: together, one rank alone, all of them apart.
 
     Collective. Rounds are interleaved, as in `measure`.
@@ -88,6 +72,9 @@ def measure_step(
         width: The width of the hidden layers of "mlp".
         ways: How the ranks train together; each has turns of its own.
         progress: Called after each round.
+
+    Returns:
+        A row for each way and for the other two, and figures by their names.
     """
     world = native.mpi().COMM_WORLD
     make = functools.partial(trainer, model, batch_size, jit_compile, width)
@@ -142,11 +129,17 @@ def measure_step(
         for name in turns
     ]
     all_together, *_, alone, all_apart = rows
-    return Result(
-        rows,
-        alone.seconds.median / all_together.seconds.median,
-        alone.seconds.median / all_apart.seconds.median,
-        statistics.median(
+    return rows, {
+        # With a batch for each rank: 1 if communication costs nothing.
+        "scaling efficiency": (
+            alone.seconds.median / all_together.seconds.median
+        ),
+        # The best that the machine can give.
+        "scaling efficiency of copies apart": (
+            alone.seconds.median / all_apart.seconds.median
+        ),
+        # As the median of the rounds' own.
+        "scaling efficiency by that of copies apart": statistics.median(
             apart / together
             for apart, together in zip(
                 seconds[all_apart.who],
@@ -154,8 +147,10 @@ def measure_step(
                 strict=True,
             )
         ),
-        all_together.cpu_seconds - all_apart.cpu_seconds,
-    )
+        "CPU seconds of communication per step and rank": (
+            all_together.cpu_seconds - all_apart.cpu_seconds
+        ),
+    }
 
 
 def _wait_for_all(world: Any) -> None:
