@@ -71,16 +71,38 @@ def measure_memory(
             optimizer = tfring.DistributedOptimizer(
                 "adam", shard_states=who == "sharded"
             )
-        row = _measured(
-            *(model, who, offload, optimizer),
-            *(batch_size, rounds, steps, progress),
-        )
+        keras.backend.clear_session()
+        gc.collect()
+        # TensorFlow keeps the variables of deleted functions.
+        left = _memory_info("current") if optimizer is not None else 0
+        keras.utils.set_random_seed(0)
+        remat = who == "remat"
+        step = _step(model, batch_size, offload, optimizer, remat=remat)
+        for _ in range(_WARM_UP_STEPS):
+            step()
+        seconds, cpu, peaks = [], [], []
+        for _ in range(rounds):
+            tf.config.experimental.reset_memory_stats(_device())
+            cpu_before, start = cpu_seconds(), time.perf_counter()
+            for _ in range(steps):
+                step()
+            peaks.append(_memory_info("peak"))
+            seconds.append((time.perf_counter() - start) / steps)
+            cpu.append((cpu_seconds() - cpu_before) / steps)
+            progress()
         if optimizer is not None:
             optimizer_bytes[f"bytes of the optimizer, {who}"] = sum(
                 tf.convert_to_tensor(v).numpy().nbytes
                 for v in optimizer.variables
             )
-        return row
+        return Row(
+            f"{model}, batch {batch_size}",
+            0,
+            who,
+            Spread.of(seconds),
+            statistics.median(cpu),
+            added_bytes=max(peaks) - left,
+        )
 
     rows = []
     for policy in policies:
@@ -106,44 +128,6 @@ def _quarters(model: str, batch_size: int) -> list[int]:
     known = offload.statistics()
     whole = known.moved_bytes if known else 0  # below min_bytes
     return [max(1, whole * part // 4) for part in (1, 2, 3)]
-
-
-def _measured(
-    name: str,
-    who: str,
-    offload: tfring.Offload | None,
-    optimizer: Any,
-    batch_size: int,
-    rounds: int,
-    steps: int,
-    progress: Callable[[], None],
-) -> Row:
-    keras.backend.clear_session()
-    gc.collect()
-    # TensorFlow keeps the variables of deleted functions.
-    left = _memory_info("current") if optimizer is not None else 0
-    keras.utils.set_random_seed(0)
-    step = _step(name, batch_size, offload, optimizer, remat=who == "remat")
-    for _ in range(_WARM_UP_STEPS):
-        step()
-    seconds, cpu, peaks = [], [], []
-    for _ in range(rounds):
-        tf.config.experimental.reset_memory_stats(_device())
-        cpu_before, start = cpu_seconds(), time.perf_counter()
-        for _ in range(steps):
-            step()
-        peaks.append(_memory_info("peak"))
-        seconds.append((time.perf_counter() - start) / steps)
-        cpu.append((cpu_seconds() - cpu_before) / steps)
-        progress()
-    return Row(
-        f"{name}, batch {batch_size}",
-        0,
-        who,
-        Spread.of(seconds),
-        statistics.median(cpu),
-        added_bytes=max(peaks) - left,
-    )
 
 
 def _memory_info(what: str) -> int:
