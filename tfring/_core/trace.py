@@ -47,21 +47,8 @@ def parse(text: str) -> tuple[int, list[Event]]:
     events = []
     for line in lines:
         phase, kind, *numbers, name = line.split("\t", maxsplit=8)
-        of_set, thread, begin_ns, end_ns, *sizes = map(int, numbers)
-        count_bytes, sent_bytes = sizes
-        events.append(
-            Event(
-                phase,
-                kind,
-                of_set,
-                thread,
-                begin_ns,
-                end_ns,
-                count_bytes,
-                sent_bytes,
-                name,
-            )
-        )
+        fields: list[Any] = [phase, kind, *map(int, numbers), name]
+        events.append(Event(*fields))
     return int(dropped), events
 
 
