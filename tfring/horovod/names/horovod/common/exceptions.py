@@ -1,3 +1,1 @@
-"""horovod.common.exceptions."""
-
 from tfring.elastic import HorovodInternalError, HostsUpdatedInterrupt

@@ -1,5 +1,3 @@
-"""horovod.common.process_sets."""
-
 from tfring import (
     ProcessSet,
     add_process_set,

@@ -1,5 +1,3 @@
-"""horovod.common.util."""
-
 from tfring import (
     ccl_built,
     cuda_built,

@@ -1,4 +1,2 @@
-"""horovod.keras."""
-
 from horovod.keras import callbacks, elastic
 from horovod.tensorflow.keras import *

@@ -1,3 +1,1 @@
-"""horovod.keras.callbacks."""
-
 from horovod.tensorflow.keras.callbacks import *

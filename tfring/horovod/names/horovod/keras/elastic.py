@@ -1,3 +1,1 @@
-"""horovod.keras.elastic."""
-
 from horovod.tensorflow.keras.elastic import *

@@ -1,3 +1,1 @@
-"""horovod.runner."""
-
 from tfring import run

@@ -1,5 +1,3 @@
-"""horovod.tensorflow."""
-
 from horovod.tensorflow import compression, elastic, functions, mpi_ops
 from horovod.tensorflow.functions import *
 from horovod.tensorflow.mpi_ops import *

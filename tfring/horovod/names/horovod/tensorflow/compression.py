@@ -1,4 +1,2 @@
-"""horovod.tensorflow.compression."""
-
 from tfring import Compression
 from tfring.compression import Compressor, FP16Compressor, NoneCompressor

@@ -1,5 +1,3 @@
-"""horovod.tensorflow.elastic."""
-
 from tfring.elastic import (
     HorovodInternalError,
     HostsUpdatedInterrupt,

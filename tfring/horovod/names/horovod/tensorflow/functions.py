@@ -1,5 +1,3 @@
-"""horovod.tensorflow.functions."""
-
 from tfring import (
     allgather_object,
     broadcast_object,

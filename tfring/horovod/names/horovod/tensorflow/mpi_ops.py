@@ -1,5 +1,3 @@
-"""horovod.tensorflow.mpi_ops."""
-
 from horovod.common.names import *
 from tfring import (
     allgather,

@@ -1,5 +1,3 @@
-"""horovod.tensorflow.sync_batch_norm."""
-
 from tfring.horovod.keras import IS_KERAS2
 
 if IS_KERAS2:

@@ -1,5 +1,3 @@
-"""horovod.tensorflow.data.compute_service."""
-
 from tfring.data.compute_service import (
     TfDataServiceConfig,
     compute_worker_fn,

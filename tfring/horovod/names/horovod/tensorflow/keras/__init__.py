@@ -1,5 +1,3 @@
-"""horovod.tensorflow.keras."""
-
 from horovod.common.names import *
 from horovod.tensorflow.keras import callbacks, elastic
 from tfring import (

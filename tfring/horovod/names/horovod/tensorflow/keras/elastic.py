@@ -1,5 +1,3 @@
-"""horovod.tensorflow.keras.elastic."""
-
 from tfring.elastic import HorovodInternalError, HostsUpdatedInterrupt, run
 from tfring.horovod.keras import IS_KERAS2
 
