@@ -12,7 +12,6 @@ value is fetched.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -66,22 +65,12 @@ class Found:
     uses: tuple[Use, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureMaps:
-    """The feature maps of a traced step.
+def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
+    """Returns the feature maps that the options choose.
 
-    Attributes:
-        moved: The feature maps that are moved, in the order of the forward
-            pass.
-        notes: The tensors that stay, and why.
+    They are in the order of the forward pass. Notes say which tensors stay, and
+    why.
     """
-
-    moved: Sequence[Found]
-    notes: Sequence[str]
-
-
-def find(schedule: Schedule, offload: Offload) -> FeatureMaps:
-    """The feature maps that the options choose."""
     constants = _constants(schedule)
     uses: dict[str, list[Use]] = {}
     tensors: dict[str, tf.Tensor] = {}
@@ -128,7 +117,7 @@ def find(schedule: Schedule, offload: Offload) -> FeatureMaps:
             f"{len(calls)} feature maps between calls of a tf.function inside "
             "of the step are left alone: call the Python function instead."
         )
-    return FeatureMaps(moved, notes)
+    return moved, notes
 
 
 def forward_uses(

@@ -56,11 +56,8 @@ _MERGED = {
 
 def rewrite(
     graph: tf.Graph, gradients: Sequence[tf.Tensor], offload: Offload
-) -> int:
+) -> None:
     """Makes the step traced in `graph` offload its feature maps.
-
-    Returns:
-        How many may be moved, as far as the trace knows.
 
     Raises:
         ValueError: No tape has computed gradients in the graph.
@@ -73,11 +70,10 @@ def rewrite(
             "forward pass and backpropagation to be moved. Compute loss, "
             "gradients and update in one tf.function."
         )
-    found = feature_maps.find(schedule, offload)
-    if found.moved:
+    moved, notes = feature_maps.find(schedule, offload)
+    if moved:
         with tf.control_dependencies(None):
-            _Rewrite(schedule, offload, found.moved).run(found.notes)
-    return len(found.moved)
+            _Rewrite(schedule, offload, moved).run(notes)
 
 
 class _Rewrite:
@@ -215,7 +211,11 @@ class _Rewrite:
             }
             if not operation.outputs:
                 return None
-            sums = [user for user in uses.values() if _may_sum_in_place(user)]
+            sums = [
+                user
+                for user in uses.values()
+                if user.type == "AddN" and len(user.inputs) > 2
+            ]
             if sums:
                 operation = sums[0]
                 continue
@@ -242,10 +242,6 @@ class _Rewrite:
 
     def _position_of_need(self, i: int) -> int:
         return self._position(self._moved[i].uses[0].operation)
-
-
-def _may_sum_in_place(operation: tf.Operation) -> bool:
-    return operation.type == "AddN" and len(operation.inputs) > 2
 
 
 @contextlib.contextmanager
