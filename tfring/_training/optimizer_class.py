@@ -347,11 +347,6 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
             yield from with_inner(each)
 
 
-def is_distributed(optimizer: Any) -> bool:
-    """Tells whether it averages between ranks, or one inside of it does."""
-    return any(isinstance(each, Distributed) for each in with_inner(optimizer))
-
-
 def optimizers_of(model: Any) -> list[Any]:
     """Returns all optimizers of a model; an optimizer gives only itself.
 
@@ -374,12 +369,15 @@ def optimizers_of(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def distributed_optimizers(model: Any) -> Iterator[Distributed]:
-    """Yields the distributed optimizers in a model or an optimizer."""
+def all_optimizers(model: Any) -> Iterator[Any]:
+    """Yields the optimizers of a model, or one, with all inside of them."""
     for optimizer in optimizers_of(model):
-        for each in with_inner(optimizer):
-            if isinstance(each, Distributed):
-                yield each
+        yield from with_inner(optimizer)
+
+
+def distributed_optimizers(model: Any) -> list[Distributed]:
+    """Returns the distributed optimizers in a model or an optimizer."""
+    return [o for o in all_optimizers(model) if isinstance(o, Distributed)]
 
 
 @functools.cache
@@ -392,11 +390,7 @@ def _teach_loss_scale_optimizer() -> None:
     def apply(
         self: Any, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        inside = [
-            optimizer
-            for optimizer in with_inner(self)
-            if isinstance(optimizer, Distributed)
-        ]
+        inside = distributed_optimizers(self)
         if not inside or self in inside:
             keras_apply(self, grads, trainable_variables)
             return

@@ -28,10 +28,7 @@ from tfring._ops.ordering import traced_for_xla
 from tfring._ops.process_set_registry import add_unless_known
 from tfring._ops.reductions import ReduceOp
 from tfring._training.kinds import rounds_among
-from tfring._training.optimizer_class import (
-    Distributed,
-    distributed_optimizers,
-)
+from tfring._training.optimizer_class import Distributed, all_optimizers
 from tfring._training.round_state import GossipRound, Round, RoundFromBase
 from tfring._training.sync_batch_norm import SyncBatchNormalization
 
@@ -314,8 +311,4 @@ def shared_weights(model: Any) -> Iterator[None]:
 
 def optimizers_in_rounds(model: Any) -> list[InRounds]:
     """Returns the optimizers of a model that train in rounds."""
-    return [
-        each
-        for each in distributed_optimizers(model)
-        if isinstance(each, InRounds)
-    ]
+    return [o for o in all_optimizers(model) if isinstance(o, InRounds)]

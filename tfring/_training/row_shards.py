@@ -27,7 +27,7 @@ from tfring._gradients.local_variables import is_row_shard, mark_row_shard
 from tfring._ops.allgather import allgather
 from tfring._ops.alltoall import alltoall
 from tfring._ops.gather_json import gather_by_rank
-from tfring._training.optimizer_class import optimizers_of, with_inner
+from tfring._training.optimizer_class import all_optimizers
 from tfring._training.weights import fingerprints, variable_name
 
 # They update a variable by norms or products of all of it.
@@ -207,9 +207,8 @@ def has_tables(model: Any) -> bool:
 def row_shards_of(target: Any) -> list[RowShard]:
     """Returns the tables of a model or an optimizer, and their states."""
     variables = list(getattr(target, "variables", ()))
-    for optimizer in optimizers_of(target):
-        for each in with_inner(optimizer):
-            variables += [*each._trainable_variables, *each._variables]
+    for each in all_optimizers(target):
+        variables += [*each._trainable_variables, *each._variables]
     found = {
         id(variable): variable._tfring_rows
         for variable in variables

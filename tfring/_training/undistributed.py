@@ -22,10 +22,7 @@ from tfring._core import runtime
 from tfring._core.errors import NotDistributedWarning, warn_all_ranks
 from tfring._gradients.reducer import count_of_calls
 from tfring._ops.ordering import count_of_starts
-from tfring._training.optimizer_class import (
-    distributed_optimizers,
-    is_distributed,
-)
+from tfring._training.optimizer_class import distributed_optimizers
 
 _warned = False
 
@@ -67,7 +64,7 @@ def _look_at(model: Any) -> None:
         or not runtime.is_initialized()
         or runtime.size() == 1
         or optimizer is None
-        or is_distributed(optimizer)
+        or distributed_optimizers(optimizer)
     ):
         return
     if type(model).train_step is keras.Model.train_step:

@@ -15,7 +15,11 @@ from keras.src.saving import saving_lib
 from tfring._core.process_sets import is_alone
 from tfring._training.accumulators import average_accumulators
 from tfring._training.kinds import accumulators_by_optimizer
-from tfring._training.optimizer_class import optimizers_of, with_inner
+from tfring._training.optimizer_class import (
+    all_optimizers,
+    optimizers_of,
+    with_inner,
+)
 from tfring._training.row_shards import (
     assign_saved,
     row_shards_of,
@@ -98,12 +102,13 @@ def average_all_accumulated(variables: Sequence[Any]) -> None:
             )
 
 
-def sharded_optimizers(optimizer: Any) -> Iterator[WholeStates]:
-    """Yields the sharded optimizers in an optimizer or a model."""
-    for each in optimizers_of(optimizer):
-        for inner in with_inner(each):
-            if isinstance(inner, WholeStates) and inner.built:
-                yield inner
+def sharded_optimizers(optimizer: Any) -> list[WholeStates]:
+    """Returns the sharded optimizers in an optimizer or a model."""
+    return list(filter(_is_sharded, all_optimizers(optimizer)))
+
+
+def _is_sharded(optimizer: Any) -> bool:
+    return isinstance(optimizer, WholeStates) and optimizer.built
 
 
 def whole_values(optimizer: Any) -> list[np.ndarray]:
@@ -114,11 +119,9 @@ def whole_values(optimizer: Any) -> list[np.ndarray]:
     """
     return [
         saved_value(value) if isinstance(value, keras.Variable) else value
-        for each in _in_order(optimizer)
+        for each in with_inner(optimizer)
         for value in (
-            each._whole_values()
-            if isinstance(each, WholeStates) and each.built
-            else each._variables
+            each._whole_values() if _is_sharded(each) else each._variables
         )
     ]
 
@@ -129,8 +132,8 @@ def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
     Shares are cut anew if the number of ranks has changed.
     """
     rest = list(values)
-    for each in _in_order(optimizer):
-        if isinstance(each, WholeStates) and each.built:
+    for each in with_inner(optimizer):
+        if _is_sharded(each):
             own, rest = rest[: each._plain_count()], rest[each._plain_count() :]
             each._take_whole(own)
         else:
@@ -188,7 +191,10 @@ def _teach_optimizers() -> None:
 
     @functools.wraps(keras_load)
     def load_own_variables(self: Any, store: Any) -> None:
-        count = sum(map(_count_of, _in_order(self)))
+        count = sum(
+            each._plain_count() if _is_sharded(each) else len(each._variables)
+            for each in with_inner(self)
+        )
         if not _is_in_parts(self) or len(store.keys()) != count:
             keras_load(self, store)
             return
@@ -199,18 +205,11 @@ def _teach_optimizers() -> None:
 
 
 def _is_in_parts(optimizer: Any) -> bool:
-    return any(sharded_optimizers(optimizer)) or any(
+    return bool(sharded_optimizers(optimizer)) or any(
         hasattr(variable, "_tfring_rows")
-        for each in _in_order(optimizer)
+        for each in with_inner(optimizer)
         for variable in each._variables
     )
-
-
-def _count_of(optimizer: Any) -> int:
-    """The number of its own variables in a file."""
-    if isinstance(optimizer, WholeStates) and optimizer.built:
-        return optimizer._plain_count()
-    return len(optimizer._variables)
 
 
 def _check_before_writing(
@@ -261,8 +260,3 @@ def _check_not_in_parts(
             "alone. Save to a .keras or .weights.h5 file. No file has been "
             "written."
         )
-
-
-def _in_order(optimizer: Any) -> list[Any]:
-    """Returns the optimizer and its inner ones, in the order of `variables`."""
-    return [each for each in with_inner(optimizer) if each is not None]
