@@ -173,17 +173,9 @@ def leave(process_set: ProcessSet) -> None:
 
 def checked_id(process_set: ProcessSet) -> int:
     """The id of a set that is part of the job; raises if it is not."""
-    check_added(process_set)
+    process_set.size()
     assert process_set.process_set_id is not None
     return process_set.process_set_id
-
-
-def check_added(process_set: ProcessSet) -> None:
-    """Raises ValueError if a set is not part of the job."""
-    if process_set is global_process_set:
-        runtime.check_joined()
-    else:
-        process_set.size()
 
 
 def is_alone(process_set: ProcessSet) -> bool:

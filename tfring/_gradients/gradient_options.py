@@ -7,11 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfring._core.process_sets import (
-    ProcessSet,
-    check_added,
-    global_process_set,
-)
+from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import (
     LocalVariables,
     checked_layers,
@@ -20,7 +16,7 @@ from tfring._gradients.local_variables import (
 from tfring._gradients.powersgd import LowRank, low_rank_of
 from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload, checked_offload
-from tfring._ops.arguments import checked_factor
+from tfring._ops.arguments import check_is_process_set, checked_factor
 from tfring._ops.compression import (
     AnyCompressor,
     Compression,
@@ -113,12 +109,8 @@ def gradient_options(
         TypeError: An argument is of a wrong type.
         ValueError: An argument has an invalid value.
     """
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(
-            f"{function}: process_set must be a tfring.ProcessSet, got "
-            f"{process_set!r} of type {type(process_set).__name__}."
-        )
-    check_added(process_set)
+    check_is_process_set(function, process_set)
+    process_set.size()  # raises if it is not part of the job
     if not isinstance(op, ReduceOp):
         raise TypeError(
             f"{function}: op must be tfring.Average, tfring.Sum or "

@@ -156,12 +156,16 @@ def checked_compression(
     return Compression.none if is_alone(process_set) else compression
 
 
-def check_process_set(function: str, process_set: Any) -> None:
+def check_is_process_set(function: str, process_set: Any) -> None:
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
             f"{function}: process_set must be a tfring.ProcessSet, got "
             f"{process_set!r} of type {type(process_set).__name__}."
         )
+
+
+def check_process_set(function: str, process_set: Any) -> None:
+    check_is_process_set(function, process_set)
     try:
         is_included = process_set.included()
     except NotInitializedError:
