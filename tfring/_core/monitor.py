@@ -53,13 +53,8 @@ class Statistics:
     sent_bytes_between_machines: Mapping[str, int]
 
 
-@dataclasses.dataclass
-class _Steps:
-    count: int = 0
-    seconds: float = 0.0
-
-
-_steps = _Steps()
+# Steps of training, and their seconds.
+_steps = (0, 0.0)
 _generation = 0
 _lock = threading.Lock()
 _server: Server | None = None
@@ -130,15 +125,14 @@ def current() -> Statistics:
 
 def add_steps(count: int, seconds: float) -> None:
     """Counts steps of training, which have taken so long together."""
+    global _steps
     with _lock:
-        _steps.count += count
-        _steps.seconds += seconds
+        _steps = (_steps[0] + count, _steps[1] + seconds)
 
 
 def steps() -> tuple[int, float]:
     """How many steps `add_steps` has counted, and their seconds."""
-    with _lock:
-        return _steps.count, _steps.seconds
+    return _steps
 
 
 def generation() -> int:

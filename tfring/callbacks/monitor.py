@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from typing import Any
@@ -74,7 +73,7 @@ class MonitorCallback(keras.callbacks.Callback):
         self._server: monitor.Server | None = None
         self._writer: Any = None
         self._batch_began = (0, 0.0)
-        self._before = _Figures()
+        self._before: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         monitor.start_counting()
@@ -84,7 +83,7 @@ class MonitorCallback(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(self._log_dir)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._before = _Figures.now()
+        self._before = _figures()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._batch_began = (batch, self._clock())
@@ -95,13 +94,9 @@ class MonitorCallback(keras.callbacks.Callback):
         monitor.add_steps(batch - first + 1, self._clock() - began)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        own = _Figures.now().since(self._before)
-        everyones = [
-            _Figures(**fields)
-            for fields in gather_json(
-                dataclasses.asdict(own), name="monitor/epoch"
-            )
-        ]
+        now = _figures()
+        own = {name: now[name] - self._before.get(name, 0) for name in now}
+        everyones = gather_json(own, name="monitor/epoch")
         if self._writer is None:
             return
         with self._writer.as_default(step=epoch):
@@ -118,62 +113,42 @@ class MonitorCallback(keras.callbacks.Callback):
             self._writer = None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Figures:
-    """Figures of a rank, which grow."""
-
-    steps: int = 0
-    step_seconds: float = 0.0
-    negotiate_seconds: float = 0.0
-    count_bytes: int = 0
-    running_seconds: float = 0.0
-    exposed_seconds: float = 0.0
-    stalls: int = 0
-
-    @classmethod
-    def now(cls) -> _Figures:
-        totals = monitor.current()
-        steps, seconds = monitor.steps()
-        return cls(
-            steps,
-            seconds,
-            totals.negotiation_seconds,
-            totals.tensor_bytes,
-            totals.running_seconds,
-            totals.exposed_seconds,
-            totals.stalls,
-        )
-
-    def since(self, before: _Figures) -> _Figures:
-        return _Figures(
-            *(
-                getattr(self, field.name) - getattr(before, field.name)
-                for field in dataclasses.fields(self)
-            )
-        )
+def _figures() -> dict[str, float]:
+    """Figures of this rank, which grow."""
+    totals = monitor.current()
+    steps, step_seconds = monitor.steps()
+    return {
+        "steps": steps,
+        "step_seconds": step_seconds,
+        "negotiation_seconds": totals.negotiation_seconds,
+        "tensor_bytes": totals.tensor_bytes,
+        "running_seconds": totals.running_seconds,
+        "exposed_seconds": totals.exposed_seconds,
+        "stalls": totals.stalls,
+    }
 
 
-def _scalars(everyones: list[_Figures]) -> dict[str, float]:
+def _scalars(everyones: list[dict[str, float]]) -> dict[str, float]:
     """The scalars of an epoch, from the figures of all ranks."""
 
-    def in_a_step(value: float, of_rank: _Figures) -> float:
-        return value / max(of_rank.steps, 1)
+    def in_a_step(value: float, of_rank: dict[str, float]) -> float:
+        return value / max(of_rank["steps"], 1)
 
-    longest = max(each.negotiate_seconds for each in everyones)
-    running = sum(each.running_seconds for each in everyones)
-    exposed = sum(each.exposed_seconds for each in everyones)
+    longest = max(each["negotiation_seconds"] for each in everyones)
+    running = sum(each["running_seconds"] for each in everyones)
+    exposed = sum(each["exposed_seconds"] for each in everyones)
     scalars = {
         "step_seconds": max(
-            in_a_step(each.step_seconds, each) for each in everyones
+            in_a_step(each["step_seconds"], each) for each in everyones
         ),
         "bytes_per_step": max(
-            in_a_step(each.count_bytes, each) for each in everyones
+            in_a_step(each["tensor_bytes"], each) for each in everyones
         ),
         "overlap": 1 - exposed / running if running else 0.0,
-        "stalls": float(sum(each.stalls for each in everyones)),
+        "stalls": float(sum(each["stalls"] for each in everyones)),
         "generation": float(monitor.generation()),
     }
     for rank, each in enumerate(everyones):
-        late = longest - each.negotiate_seconds
+        late = longest - each["negotiation_seconds"]
         scalars[f"late_seconds/rank_{rank}"] = in_a_step(late, each)
     return scalars
