@@ -32,35 +32,20 @@ from tfring._ops.reductions import ReduceOp
 class GradientOptions:
     """Settings of `reduce_gradients`.
 
+    Most are arguments of `tfring.DistributedOptimizer`, which explains them.
+
     Attributes:
-        device_dense: The device that reduces tensors; "" leaves the choice to
-            TensorFlow.
-        device_sparse: The same for `tf.IndexedSlices`.
-        compression: How dense gradients are compressed before they are sent;
-            see `Compression` for `tf.IndexedSlices`.
         low_rank: Reduces large dense gradients as factors; None reduces them
             whole.
-        sparse_as_dense: If True, `tf.IndexedSlices` are made dense and reduced,
-            instead of gathered from all ranks. Under XLA they are always made
-            dense, because shapes are static there.
-        op: `Average`, `Sum` or `Adasum`.
+        sparse_as_dense: Under XLA gradients are always made dense, because
+            shapes are static there.
         predivide_factor: Divides gradients before the reduction of an average,
             and multiplies the result. `tf.IndexedSlices` are divided once, as
             they are added up in float32 at least.
-        groups: Lists of variables; the gradients of one list are reduced
-            together. Or a number of groups. By default the engine chooses the
-            bucket size.
-        process_set: The ranks that average among themselves.
-        scale_local_gradients: If True, the gradients of local variables are
-            divided by the number of ranks.
         local_variables: Variables that keep their local gradients, without a
             reduction. More may be added until the first step.
-        offload: Which feature maps leave the device meanwhile.
-        shard_states: If True, each rank keeps a share of the optimizer's
-            variables; see tfring/_gradients/shares.py.
-        sync: The rounds in which ranks train; None if they reduce gradients in
-            every step.
-        within: The ranks that reduce them in every step of a round.
+        within: The ranks that reduce gradients in every step of a round of
+            `sync`.
     """
 
     device_dense: str = ""
