@@ -233,10 +233,6 @@ def _families() -> Iterator[Any]:
 class Server:
     """Serves this rank's figures at /metrics, from a thread, until `close`.
 
-    Args:
-        address: The address to listen at.
-        port: A port of it.
-
     Raises:
         OSError: It cannot listen there.
     """

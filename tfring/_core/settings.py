@@ -13,11 +13,7 @@ _ENDPOINT = re.compile(r"(?:(?:\[([^\[\]\s]+)\]|([^\[\]:\s]+)):)?([0-9]{1,5})")
 
 
 def seconds(variable: str, default: float) -> float:
-    """Reads a time limit; 0 is never.
-
-    Args:
-        variable: The environment variable.
-        default: The value where it is unset or empty.
+    """Reads a time limit, or the default where it is unset; 0 is never.
 
     Raises:
         ValueError: It is no number, or out of bounds.

@@ -72,13 +72,7 @@ def offload_activations(gradients: Sequence[Any], offload: Offload) -> None:
 def offload_step(
     function: str, gradients: Sequence[Any], offload: Offload | None
 ) -> None:
-    """Like `offload_activations`, for a public function.
-
-    Args:
-        function: The function's name in errors.
-        gradients: Tensors, `tf.IndexedSlices` or None.
-        offload: Its argument; None does nothing.
-    """
+    """Like `offload_activations`, for a public function's `offload`."""
     if offload is None or all(gradient is None for gradient in gradients):
         return
     if tf.executing_eagerly():

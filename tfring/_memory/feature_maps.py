@@ -39,27 +39,16 @@ _OURS = "Tfring"
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """An input of an operation of backpropagation.
-
-    Attributes:
-        operation: The operation.
-        number: Which of its inputs.
-        views: The views between the feature map and that input, in order.
-    """
+    """An input of an operation of backpropagation."""
 
     operation: tf.Operation
-    number: int
-    views: tuple[tf.Operation, ...]
+    number: int  # of the input
+    views: tuple[tf.Operation, ...]  # from the feature map to it, in order
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A feature map.
-
-    Attributes:
-        tensor: The tensor.
-        uses: Its uses in backpropagation, in order.
-    """
+    """A feature map, and its uses in backpropagation, in order."""
 
     tensor: tf.Tensor
     uses: tuple[Use, ...]

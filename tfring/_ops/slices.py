@@ -78,17 +78,8 @@ def start_slices(
 ) -> SlicesInFlight:
     """Starts gathering slices after `previous`, with one request per dtype.
 
-    Args:
-        function: The name of the user's call, for errors.
-        slices: From `checked_slices`.
-        op: `Average` or `Sum`.
-        factor: Multiplies the result.
-        compression: For the values.
-        process_set: The ranks that take part.
-        name: The name of the first request.
-        tensor_names: Names of the slices.
-        previous: The start before.
-        last: True if this ends the chain.
+    They are from `checked_slices`, and `factor` multiplies the result. See
+    `chains.Common` for the chain.
     """
     slices = [
         summed_by_index(each) if each.values.dtype.is_floating else each
@@ -169,13 +160,7 @@ def _summed_by_index(
     """The scaled sums of the rows of each index, and the indices.
 
     Sums are rounded to the dtype of the values once. See Note [Order of sums].
-
-    Args:
-        values: The rows.
-        indices: Their indices.
-        row_counts: How many of them each rank has, in order.
-        divisor: Divides the sums.
-        factor: Multiplies them.
+    Each rank has its own of `row_counts`, in order.
     """
     unique, numbers = tf.unique(indices)
     dtype = values.dtype

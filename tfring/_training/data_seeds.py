@@ -36,12 +36,7 @@ def seeds_of(data: Any) -> list[list[int]]:
 def warn_of_same_draws(
     seeds_of_rank: dict[int, list[list[int]]], own_rank: int
 ) -> None:
-    """Warns if ranks have the same seeds in their datasets.
-
-    Args:
-        seeds_of_rank: From `seeds_of`, the same on all ranks.
-        own_rank: This one.
-    """
+    """Warns if datasets of several ranks have the same result of `seeds_of`."""
     ranks_with: dict[str, list[int]] = {}
     for rank, seeds in seeds_of_rank.items():
         if seeds:

@@ -92,12 +92,7 @@ class Terms:
 
 
 class Agreement(keras.callbacks.Callback):
-    """Compares ranks while they train, and makes them stop together.
-
-    Args:
-        terms: See `Terms`.
-        at_end: Called when training has ended.
-    """
+    """Compares ranks while they train, and makes them stop together."""
 
     def __init__(self, terms: Terms, at_end: Callable[[], None]) -> None:
         super().__init__()

@@ -35,18 +35,11 @@ _NOT_BY_ELEMENT = ("Adafactor", "Lamb", "Muon")
 
 
 class RowShard:
-    """This rank's rows of a table, or of a state of the optimizer for one.
-
-    Args:
-        variable: The Keras variable that has them.
-        count: The number of all rows.
-        rank: This rank.
-        size: The number of ranks.
-    """
+    """This rank's rows of a table, or of a state of the optimizer for one."""
 
     def __init__(self, variable: Any, count: int, rank: int, size: int) -> None:
         self.variable = variable
-        self.count = count
+        self.count = count  # of all rows
         self.rank = rank
         self.size = size
         # An entry for each open `whole_states` context, the last one last: the

@@ -63,11 +63,7 @@ def first_difference(
 ) -> str:
     """Returns a message that names the first variable that differs. Collective.
 
-    Args:
-        variables: This rank's variables.
-        own: Their fingerprints.
-        name: The first part of the collective's name.
-        process_set: The ranks that compare.
+    `own` are the fingerprints of this rank's variables.
     """
     everyones = gather_by_rank(
         own, name=f"{name}/each", process_set=process_set

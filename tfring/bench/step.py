@@ -169,12 +169,8 @@ def trainer(
 ) -> Callable[[], Any]:
     """Returns a function that does a training step on this rank's own batch.
 
-    Args:
-        name: "mlp" or "cnn".
-        batch_size: This rank's batch size.
-        jit_compile: If True, XLA compiles the step.
-        width: The width of the hidden layers of "mlp".
-        options: Arguments of `DistributedOptimizer`; None trains alone.
+    `options` are for `DistributedOptimizer`; with None it trains alone. See
+    `measure_step` for the other arguments.
     """
     keras.utils.set_random_seed(0)
     layers = keras.layers

@@ -21,19 +21,12 @@ from tfring.launcher.prepare import UsageError, prepare
 
 @dataclasses.dataclass
 class Outcome:
-    """The end of the job, for `function` to read.
-
-    Attributes:
-        status: The exit status of the job.
-        ranks: How many there were.
-        failed_rank: The rank that failed first.
-        said: One sentence about the failure, "" if there is none.
-    """
+    """The end of the job, for `function` to read."""
 
     status: int
     ranks: int = 0
-    failed_rank: int | None = None
-    said: str = ""
+    failed_rank: int | None = None  # the one that failed first
+    said: str = ""  # one sentence about the failure
 
 
 def main() -> int:

@@ -38,17 +38,10 @@ REPORT_PATTERN = rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One report of a rank, or of the shell around it.
-
-    Attributes:
-        rank: The rank.
-        word: `exit`, `failed` or `leaving`.
-        status: The exit status.
-        host: The rank's host.
-    """
+    """One report of a rank, or of the shell around it."""
 
     rank: int
-    word: str
+    word: str  # `exit`, `failed` or `leaving`
     status: int
     host: str
 

@@ -294,14 +294,7 @@ class ShardedEmbedding(keras.layers.Layer):
 def _looked_up(
     ids: tf.Tensor, own: tf.Variable, shard: RowShard, name: str
 ) -> tf.Tensor:
-    """Returns the row of each id. Collective.
-
-    Args:
-        ids: A vector of int64.
-        own: This rank's rows.
-        shard: Which rows they are.
-        name: The layer's, for an error.
-    """
+    """Returns the row of each id, of a vector of int64. Collective."""
     size = shard.size
     distinct, places = tf.unique(ids)
     owners = tf.cast(distinct % size, tf.int32)

@@ -250,12 +250,9 @@ def _checked(
 
 
 def _merged(state: State, metrics: list[Any], process_set: ProcessSet) -> State:
-    """The states of all ranks in one, where this rank has a state.
+    """The states of all ranks in one; a rank without data has an empty state.
 
-    Args:
-        state: This rank's; empty if it has no data.
-        metrics: The kinds of `_kinds`, the same on all ranks.
-        process_set: The ranks.
+    The metrics are those of `_kinds`, the same on all ranks.
     """
     ops = [ReduceOp[op] for *_, op, shapes in metrics for _ in shapes]
     shapes = [shape for *_, of_metric in metrics for shape in of_metric]
