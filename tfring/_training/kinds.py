@@ -64,7 +64,12 @@ def kind_of(
 def mark_states(optimizer: Any) -> None:
     """Notes on an optimizer's variables which trained variable each is for."""
     for attribute, states in vars(optimizer).items():
-        if not _is_of_states(attribute, states, optimizer):
+        # Keras's optimizers have a list, in that order, of each kind of state.
+        if (
+            not isinstance(states, list)
+            or attribute in ("_variables", "_trainable_variables")
+            or len(states) != len(optimizer._trainable_variables)
+        ):
             continue
         for variable, state in zip(
             optimizer._trainable_variables, states, strict=True
@@ -77,15 +82,6 @@ def mark_accumulators(optimizer: Any) -> None:
     """Notes which of its variables are sums over each rank's own batches."""
     for accumulator in optimizer._accumulated_gradients:
         accumulator._tfring_accumulated_by = optimizer
-
-
-def _is_of_states(attribute: str, states: Any, optimizer: Any) -> bool:
-    # Keras's optimizers have a list, in that order, of each kind of state.
-    return (
-        isinstance(states, list)
-        and attribute not in ("_variables", "_trainable_variables")
-        and len(states) == len(optimizer._trainable_variables)
-    )
 
 
 def split_off_shares(

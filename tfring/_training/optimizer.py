@@ -371,7 +371,15 @@ def _checked_keras_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow."
         )
     if isinstance(optimizer, str | dict):
-        optimizer = _made_by_keras(optimizer)
+        try:
+            optimizer = keras.optimizers.get(optimizer)
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                "DistributedOptimizer: Keras makes no optimizer of "
+                f"{optimizer!r} ({type(error).__name__}: {error}). Pass a name "
+                "such as 'adam', what keras.optimizers.serialize gives, or an "
+                "optimizer."
+            ) from error
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "DistributedOptimizer wraps instances of keras.optimizers."
@@ -394,7 +402,11 @@ def _distributed(
     average_passes: bool,
     use_locking: bool = False,
 ) -> Any:
-    _check_passes(passes)
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(
+            "DistributedOptimizer: backward_passes_per_step must be a whole "
+            f"number of batches, at least 1, got {passes!r}."
+        )
     if _is_v1(optimizer):
         computed = ComputedGradients(options, passes, average_passes)
         return V1Optimizer(
@@ -426,25 +438,6 @@ def _distributed(
         mixin=mixin,
     )
     return optimizer
-
-
-def _made_by_keras(identifier: str | dict[str, Any]) -> Any:
-    try:
-        return keras.optimizers.get(identifier)
-    except (KeyError, ValueError) as error:
-        raise ValueError(
-            f"DistributedOptimizer: Keras makes no optimizer of {identifier!r}"
-            f" ({type(error).__name__}: {error}). Pass a name such as 'adam', "
-            "what keras.optimizers.serialize gives, or an optimizer."
-        ) from error
-
-
-def _check_passes(passes: Any) -> None:
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(
-            "DistributedOptimizer: backward_passes_per_step must be a whole "
-            f"number of batches, at least 1, got {passes!r}."
-        )
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

@@ -85,7 +85,9 @@ def _checked_within(
             "process_set."
         )
     if sync.within == "host":
-        return _ranks_of_this_host()
+        # All ranks add each set that is not part of the job yet.
+        sets = [add_unless_known(ranks) for ranks in _ranks_of_hosts()]
+        return next(each for each in sets if each.included())
     if not sync.within.included():
         raise ValueError(
             f"{kind}: rank {runtime.rank()} is not in {sync.within}. Each rank "
@@ -111,13 +113,6 @@ def _check_goes_with_gossip(options: GradientOptions) -> None:
         raise NotImplementedError(
             f"DistributedOptimizer: sync=Gossip {problem}."
         )
-
-
-def _ranks_of_this_host() -> ProcessSet:
-    """Returns the process set of this rank's machine. Collective."""
-    # All ranks add each set that is not part of the job yet.
-    sets = [add_unless_known(ranks) for ranks in _ranks_of_hosts()]
-    return next(each for each in sets if each.included())
 
 
 def _ranks_of_hosts() -> list[list[int]]:

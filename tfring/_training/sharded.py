@@ -222,19 +222,12 @@ class Sharded(WholeStates, Distributed):
         """Reduces gradients, and returns the shares to update."""
         grads, variables = self._filter_empty_gradients(grads, variables)
         self._check_step(variables)
-        return scatter_gradients(
-            self._by_number(grads, variables), self._tfring_layout
-        )
-
-    def _by_number(
-        self, grads: Sequence[Any], variables: Sequence[Any]
-    ) -> list[Any]:
-        """Returns the gradient, or None, of each variable of the layout."""
         layout = self._tfring_layout
-        result: list[Any] = [None] * len(layout.variables)
+        # A gradient, or None, for each variable of the layout.
+        of_all: list[Any] = [None] * len(layout.variables)
         for grad, variable in zip(grads, variables, strict=True):
-            result[layout.index_of(variable)] = grad
-        return result
+            of_all[layout.index_of(variable)] = grad
+        return scatter_gradients(of_all, layout)
 
     def _check_variables_are_known(self, variables: Sequence[Any]) -> None:
         super()._check_variables_are_known(
@@ -273,8 +266,7 @@ class Sharded(WholeStates, Distributed):
         self, shared: Sequence[tuple[Share, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Clips each variable's gradient as `tf.clip_by_norm` does."""
-        dtype = _norm_dtype(shared)
-        squares = tf.stack([_sum_of_squares(g, dtype) for _, g in shared])
+        squares = tf.stack(_sums_of_squares(shared))
         norms = tf.sqrt(summed(squares, self._tfring_layout))
         return [
             grad
@@ -289,8 +281,7 @@ class Sharded(WholeStates, Distributed):
         self, shared: Sequence[tuple[Share, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Clips as Keras does, by the sum of all ranks' squares."""
-        dtype = _norm_dtype(shared)
-        squares = tf.add_n([_sum_of_squares(g, dtype) for _, g in shared])
+        squares = tf.add_n(_sums_of_squares(shared))
         norm = tf.sqrt(summed(squares, self._tfring_layout))
         clip = self.global_clipnorm
         scale = clip * tf.minimum(1.0 / norm, 1.0 / clip) + (norm - norm)
@@ -365,10 +356,9 @@ class Sharded(WholeStates, Distributed):
         )
 
 
-def _norm_dtype(shared: Sequence[tuple[Share, tf.Tensor]]) -> tf.DType:
+def _sums_of_squares(
+    shared: Sequence[tuple[Share, tf.Tensor]],
+) -> list[tf.Tensor]:
     is_double = any(share.dtype == tf.float64 for share, _ in shared)
-    return tf.float64 if is_double else tf.float32
-
-
-def _sum_of_squares(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.reduce_sum(tf.square(tf.cast(tensor, dtype)))
+    dtype = tf.float64 if is_double else tf.float32
+    return [tf.reduce_sum(tf.square(tf.cast(g, dtype))) for _, g in shared]
