@@ -155,10 +155,11 @@ def _check_before_start(comm: Any) -> None:
 
 def _start_engine(comm: Any) -> tuple[MPI.Intracomm, Topology]:
     """Waits for all ranks: not for the main thread."""
+    world = native.mpi().COMM_WORLD
     if comm is None:
-        comm = native.mpi().COMM_WORLD
+        comm = world
     elif isinstance(comm, Sequence):
-        comm = _part_of_the_world(comm)
+        comm = world.Create_group(world.Get_group().Incl(list(comm)))
     error = native.capi().tfring_init(comm.py2f())
     if error is not None:
         raise RuntimeError(f"tfring.init failed: {error.decode()}")
@@ -171,14 +172,6 @@ def nodes_of(comm: MPI.Intracomm) -> list[int]:
     nodes: list[int] = comm.allgather(local.bcast(comm.rank))
     local.Free()
     return nodes
-
-
-def _part_of_the_world(ranks: Sequence[int]) -> MPI.Intracomm:
-    world = native.mpi().COMM_WORLD
-    part: MPI.Intracomm = world.Create_group(
-        world.Get_group().Incl(list(ranks))
-    )
-    return part
 
 
 # Launchers' variables for the number of tasks, with the launcher's name, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -152,8 +153,9 @@ def skip_finalize() -> None:
 
     Open MPI's alone: it believes to have finalized.
     """
-    state = _open_mpi_global(c_int32, "ompi_mpi_state")
-    if state is not None:
+    with contextlib.suppress(OSError, ValueError):  # Another MPI has no state.
+        library = ctypes.CDLL(str(abi.mpi_library()))
+        state = c_int32.in_dll(library, "ompi_mpi_state")
         state.value = _OMPI_MPI_STATE_FINALIZE_COMPLETED
 
 
@@ -170,14 +172,6 @@ def check_not_forked() -> None:
             "and only the rank itself can run collectives. Leave them to it, "
             "or start processes of their own by multiprocessing's 'spawn'."
         )
-
-
-def _open_mpi_global(kind: Any, name: str) -> Any:
-    """A variable of Open MPI's library, or None."""
-    try:
-        return kind.in_dll(ctypes.CDLL(str(abi.mpi_library())), name)
-    except (OSError, ValueError):
-        return None
 
 
 def ops() -> Any:
