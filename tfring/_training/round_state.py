@@ -88,8 +88,6 @@ class Round(abc.ABC):
                 self._weights.remove(variable)
                 variable._tfring_round = None
 
-    # ---- A step ----
-
     def has_begun(self) -> Any:
         """Tells, as a tensor, whether the first round has begun."""
         return self._calls >= self.begins_at
@@ -144,8 +142,6 @@ class Round(abc.ABC):
         """Tells, eagerly, whether ranks have stepped since they last met."""
         return bool(self._steps > 0)
 
-    # ---- What all ranks have ----
-
     @abc.abstractmethod
     def common_value(self, variable: Any) -> Any:
         """Returns a variable with what all ranks have of one; None if none."""
@@ -181,8 +177,6 @@ class Round(abc.ABC):
     @abc.abstractmethod
     def _take_as_common(self, variable: Any) -> None:
         """Notes that all ranks have been given the same value of a variable."""
-
-    # ---- The variables ----
 
     def _variables(self) -> list[Any]:
         return [*self._weights, *self._statistics]

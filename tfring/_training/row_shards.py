@@ -58,8 +58,6 @@ class RowShard:
             return np.asarray(table[:0])
         return np.asarray(table[rank :: self.size])
 
-    # ---- Gathering ----
-
     def gather(self, root_rank: int | None = None) -> np.ndarray | None:
         """Returns the table; None on ranks other than `root_rank`.
 
@@ -130,8 +128,6 @@ class RowShard:
             "tfring.whole_states(model):`, and save inside of it, on whichever "
             "rank saves. No file has been written."
         )
-
-    # ---- Loading ----
 
     def load(self, table: Any) -> None:
         """Takes this rank's rows of a table."""

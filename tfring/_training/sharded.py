@@ -101,8 +101,6 @@ class Sharded(WholeStates, Distributed):
         if self.built:
             self._cut_anew([tf.convert_to_tensor(v) for v in self.variables])
 
-    # ---- Building ----
-
     def build(self, variables: Sequence[Any]) -> None:
         for variable in variables:
             if is_row_shard(variable):
@@ -160,8 +158,6 @@ class Sharded(WholeStates, Distributed):
             f"there are no local variables: '{getattr(var, 'path', var)}' "
             "would be updated on one rank alone. Leave shard_states out."
         )
-
-    # ---- A step ----
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
@@ -326,8 +322,6 @@ class Sharded(WholeStates, Distributed):
             return part
         rate = tf.cast(self.learning_rate, part.dtype)
         return part - part * tf.cast(self.weight_decay, part.dtype) * rate
-
-    # ---- Averages of weights ----
 
     def _update_model_variables_moving_average(
         self, trainable_variables: Sequence[Any]

@@ -95,8 +95,6 @@ class WholeStates(_Optimizer):
             return
         self._assign_whole([store[str(i)] for i in range(count)])
 
-    # ---- Layout ----
-
     def _dtype_of(self, number: int) -> tf.DType:
         entry = self._plain()[number]
         return tf.as_dtype(self._tfring_layout.variables[entry.index].dtype)
@@ -169,8 +167,6 @@ class WholeStates(_Optimizer):
             )
         assert known is not None
         self._cut_anew(self._with_slots(known))
-
-    # ---- Whole values ----
 
     @contextmanager
     def _gathered_whole(self, root_rank: int | None) -> Iterator[None]:
@@ -252,8 +248,6 @@ class WholeStates(_Optimizer):
     def _keep_gathered(self) -> None:
         """Keeps the gathered states until the next commit or load."""
         self.__dict__["_tfring_kept"] = self._tfring_whole[-1]
-
-    # ---- Loading ----
 
     def _assign_whole(self, values: Sequence[Any]) -> None:
         loaded = {}
@@ -373,8 +367,6 @@ class WholeStates(_Optimizer):
             )
         self._assign_whole(values)
         self._forget_loaded()
-
-    # ---- tf.train.Checkpoint ----
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

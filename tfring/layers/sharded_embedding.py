@@ -168,8 +168,6 @@ class ShardedEmbedding(keras.layers.Layer):
         initializer.seed = folded_seed(seed, number)
         return initializer
 
-    # ---- Lookups ----
-
     @not_converted
     def call(self, inputs: Any) -> Any:
         if traced_for_xla():
@@ -216,8 +214,6 @@ class ShardedEmbedding(keras.layers.Layer):
             **ragged,
         )
 
-    # ---- The whole table ----
-
     def table(self) -> np.ndarray:
         """Returns the whole table, of shape (`input_dim`, `output_dim`).
 
@@ -260,8 +256,6 @@ class ShardedEmbedding(keras.layers.Layer):
         embedding.build()
         embedding.set_weights([self.table()])
         return embedding
-
-    # ---- Files ----
 
     def save_own_variables(self, store: Any) -> None:
         if self.built:
