@@ -1,6 +1,7 @@
 """tfring-bench: its arithmetic and output; tests/jobs has its measurements."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_formats(show, value, expected):
 def test_presets(preset, count, parameters):
     shapes = sizes.PRESETS[preset]()
     assert len(shapes) == count
-    assert sum(map(sizes.elements, shapes)) == parameters
+    assert sum(map(math.prod, shapes)) == parameters
 
 
 def test_bus_factors():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Kind:
     # Reference: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
     bus_factor: Callable[[int], float]
     # From the arrays of all ranks, and the rows that are this rank's share.
-    result: Callable[[Sequence[_Array], slice], _Array]
+    result: Callable[[Sequence[Array], slice], Array]
     # Arguments of `tfring`'s function besides the array and `op`.
     arguments: tuple[Any, ...] = ()
     reduces: bool = False
@@ -44,7 +44,7 @@ def _others(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _sum(arrays: Sequence[_Array], own: slice) -> _Array:
+def _sum(arrays: Sequence[Array], own: slice) -> Array:
     del own
     return np.asarray(np.add.reduce(arrays, dtype=arrays[0].dtype))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tfring.bench.sizes import format_bytes
@@ -125,17 +126,13 @@ def apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
     blocks: list[list[float]] = []
     for number, name in enumerate(names):
         blocks.append([heights[name] - number * gap])
-        while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
+        while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
-    bases = [_mean(block) for block in blocks for _ in block]
+    bases = [fmean(block) for block in blocks for _ in block]
     return {
         name: base + number * gap
         for number, (name, base) in enumerate(zip(names, bases, strict=True))
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def plot(path: Path, heading: str, rows: Sequence[Row]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 Shape = tuple[int, ...]
@@ -54,11 +53,6 @@ def format_bytes(count: int) -> str:
     if count >= 1 << 20:
         return f"{count / 1e6:.1f} MB"
     return f"{count} B"
-
-
-def elements(shape: Shape) -> int:
-    """Returns how many elements a tensor of `shape` has."""
-    return math.prod(shape)
 
 
 def resnet50() -> list[Shape]:

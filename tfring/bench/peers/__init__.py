@@ -7,15 +7,12 @@ functions of `Peer`, and an entry to `PEERS`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from tfring.bench.kinds import Array
 from tfring.bench.measure import Contestant, Simple
 from tfring.bench.peers import gloo, mpi
 from tfring.bench.peers.calls import Call
-
-_Array = np.ndarray[Any, Any]
 
 
 class Peer(Protocol):
@@ -25,7 +22,7 @@ class Peer(Protocol):
         """Returns why it cannot take part with a dtype; None if it can."""
 
     def call(
-        self, kind: str, mine: _Array, expected: _Array, in_place: bool
+        self, kind: str, mine: Array, expected: Array, in_place: bool
     ) -> Call | None:
         """Returns a call of the collective; None if the library has none.
 
@@ -47,7 +44,7 @@ def missing(peer: str, dtype: str) -> str | None:
 
 
 def contestants(
-    peer: str, kind: str, mine: Sequence[_Array], expected: Sequence[_Array]
+    peer: str, kind: str, mine: Sequence[Array], expected: Sequence[Array]
 ) -> list[Contestant]:
     """Returns contestants for each variant of the collective that `peer` has.
 
@@ -79,12 +76,12 @@ class _Together(Simple):
     """Calls on several arrays, in order."""
 
     def __init__(
-        self, name: str, calls: Sequence[Call], expected: list[_Array]
+        self, name: str, calls: Sequence[Call], expected: list[Array]
     ) -> None:
         functions = [function for function, _ in calls]
         self._results = [result for _, result in calls]
 
-        def run() -> list[_Array]:
+        def run() -> list[Array]:
             for function in functions:
                 function()
             return self._results

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from tfring._core import native
+from tfring.bench.kinds import Array
 from tfring.bench.peers.calls import Call, missing_dtype
-
-_Array = np.ndarray[Any, Any]
 
 
 def missing(dtype: str) -> str | None:
@@ -22,7 +21,7 @@ def missing(dtype: str) -> str | None:
 
 
 def call(
-    kind: str, mine: _Array, expected: _Array, in_place: bool
+    kind: str, mine: Array, expected: Array, in_place: bool
 ) -> Call | None:
     # Has no out of place, and not all collectives.
     if not in_place or kind not in ("allreduce", "broadcast", "allgather"):

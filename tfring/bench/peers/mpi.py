@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tfring._core import native
-from tfring.bench.kinds import KINDS
+from tfring.bench.kinds import KINDS, Array
 from tfring.bench.peers.calls import Call, missing_dtype
 
-_Array = np.ndarray[Any, Any]
-
-
-def missing(dtype: str) -> str | None:
-    return missing_dtype(dtype)
+missing = missing_dtype
 
 
 def call(
-    kind: str, mine: _Array, expected: _Array, in_place: bool
+    kind: str, mine: Array, expected: Array, in_place: bool
 ) -> Call | None:
     MPI = native.mpi()  # noqa: N806
     world = MPI.COMM_WORLD
