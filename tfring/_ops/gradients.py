@@ -7,10 +7,9 @@ Note [Whose loss]: the factors are Horovod's, so that a ported script trains as
 before. The gradients of allreduce and alltoall are exact for the sum of the
 ranks' losses. The result of allgather and broadcast counts as one replicated
 tensor: its gradient is the average of the ranks' gradients. That is the exact
-    gradient divided by `size()`. The gradient of reducescatter is `size()`
-    times the
-exact one. So a reducescatter followed by an allgather has the gradient of an
-allreduce.
+gradient divided by `size()`. The gradient of reducescatter is `size()` times
+the exact one. So a reducescatter followed by an allgather has the gradient of
+an allreduce.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def evaluate(
     """
     check_process_set(_FUNCTION, process_set)
     merge = _checked_merge(merge)
-    logs, state, error = None, [], None
+    kinds, strange, state, error = None, [], [], None
     try:
         if has_samples(x):
             logs = model.evaluate(
@@ -124,13 +124,14 @@ def evaluate(
                 return_dict=True,
             )
             state = state_of(model)
+            kinds, strange = _kinds(model, merge), _strange(model, logs)
     except Exception as raised:  # as the others wait
         error = raised
     everyones = gather_by_rank(
         {
             "error": error and f"{type(error).__name__}: {error}",
-            "metrics": None if logs is None else _kinds(model, merge),
-            "strange": [] if logs is None else _strange(model, logs),
+            "metrics": kinds,
+            "strange": strange,
         },
         name="evaluate/begin",
         process_set=process_set,
