@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 namespace tfring {
 namespace {
@@ -10,14 +13,69 @@ namespace {
 // The first byte of a rank's message.
 enum class Sent : uint8_t { kRequestList, kProgressUpdate };
 
+// The fields of each message, in their order on the wire.
+template <typename Message>
+constexpr auto kFields = nullptr;  // of a type that is no message
+template <>
+constexpr auto kFields<TensorInfo> =
+    std::tuple(&TensorInfo::name, &TensorInfo::dims);
+template <>
+constexpr auto kFields<CollectiveRequest> = std::tuple(
+    &CollectiveRequest::name, &CollectiveRequest::process_set_id,
+    &CollectiveRequest::kind, &CollectiveRequest::device,
+    &CollectiveRequest::dtype, &CollectiveRequest::wire_dtype,
+    &CollectiveRequest::op, &CollectiveRequest::root_rank,
+    &CollectiveRequest::prescale_factor, &CollectiveRequest::postscale_factor,
+    &CollectiveRequest::tensors, &CollectiveRequest::splits,
+    &CollectiveRequest::chain, &CollectiveRequest::execution);
+template <>
+constexpr auto kFields<RequestList> = std::tuple(
+    &RequestList::requests, &RequestList::shutdown, &RequestList::schedules);
+template <>
+constexpr auto kFields<Progress> =
+    std::tuple(&Progress::count, &Progress::some_left, &Progress::all_left);
+template <>
+constexpr auto kFields<RequestSizes> =
+    std::tuple(&RequestSizes::item, &RequestSizes::rank, &RequestSizes::sizes);
+template <>
+constexpr auto kFields<ProgressUpdate> =
+    std::tuple(&ProgressUpdate::progress, &ProgressUpdate::borders,
+               &ProgressUpdate::sizes);
+template <>
+constexpr auto kFields<SilentRank> =
+    std::tuple(&SilentRank::rank, &SilentRank::seconds);
+template <>
+constexpr auto kFields<Heartbeat> = std::tuple(&Heartbeat::silent);
+template <>
+constexpr auto kFields<Response> =
+    std::tuple(&Response::names, &Response::sizes, &Response::requests,
+               &Response::contributors, &Response::last_joined);
+template <>
+constexpr auto kFields<ErrorResponse> = std::tuple(
+    &ErrorResponse::ranks, &ErrorResponse::name, &ErrorResponse::status);
+template <>
+constexpr auto kFields<StallReport> =
+    std::tuple(&StallReport::ranks, &StallReport::text);
+template <>
+constexpr auto kFields<ResponseList> = std::tuple(
+    &ResponseList::responses, &ResponseList::errors, &ResponseList::reports,
+    &ResponseList::schedule, &ResponseList::shutdown);
+
+template <typename T>
+constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+
 // Numbers as they lie in memory, strings and lists behind their length.  All
 // ranks run the same build on the same kind of machine.
 class Writer {
  public:
   template <typename T>
   void Put(const T& value) {
-    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    if constexpr (kIsNumber<T>) {
+      bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    } else {
+      std::apply([&](auto... fields) { (PutField(value, fields), ...); },
+                 kFields<T>);
+    }
   }
   void Put(const std::string& text) {
     Put<uint64_t>(text.size());
@@ -26,51 +84,6 @@ class Writer {
   void Put(const absl::Status& status) {
     Put(status.code());
     Put(std::string(status.message()));
-  }
-  void Put(const TensorInfo& tensor) {
-    Put(tensor.name);
-    Put(tensor.dims);
-  }
-  void Put(const CollectiveRequest& request) {
-    Put(request.name);
-    Put(request.process_set_id);
-    Put(request.kind);
-    Put(request.device);
-    Put(request.dtype);
-    Put(WireType(request));
-    Put(request.op);
-    Put(request.root_rank);
-    Put(request.prescale_factor);
-    Put(request.postscale_factor);
-    Put(request.tensors);
-    Put(request.splits);
-    Put(request.chain);
-    Put(request.execution);
-  }
-  void Put(const Response& bucket) {
-    Put(bucket.names);
-    Put(bucket.sizes);
-    Put(bucket.requests);
-    Put(bucket.contributors);
-    Put(bucket.last_joined);
-  }
-  void Put(const ErrorResponse& failure) {
-    Put(failure.ranks);
-    Put(failure.name);
-    Put(failure.status);
-  }
-  void Put(const SilentRank& silent) {
-    Put(silent.rank);
-    Put(silent.seconds);
-  }
-  void Put(const StallReport& report) {
-    Put(report.ranks);
-    Put(report.text);
-  }
-  void Put(const RequestSizes& sizes) {
-    Put(sizes.item);
-    Put(sizes.rank);
-    Put(sizes.sizes);
   }
   template <typename T>
   void Put(const std::vector<T>& items) {
@@ -81,6 +94,15 @@ class Writer {
   std::string Take() && { return std::move(bytes_); }
 
  private:
+  template <typename Message, typename Field>
+  void PutField(const Message& message, Field Message::* field) {
+    Put(message.*field);
+  }
+  void PutField(const CollectiveRequest& request,
+                std::optional<DataType> CollectiveRequest::* /*wire_dtype*/) {
+    Put(WireType(request));
+  }
+
   std::string bytes_;
 };
 
@@ -96,12 +118,18 @@ class Reader {
   }
   template <typename T>
   void Get(T& value) {
-    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-    value = T{};
-    if (!Has(sizeof(value))) return;
-    std::memcpy(&value, bytes_.data() + position_, sizeof(value));
-    position_ += sizeof(value);
+    if constexpr (kIsNumber<T>) {
+      GetNumber(value);
+    } else {
+      std::apply([&](auto... fields) { (Get(value.*fields), ...); },
+                 kFields<T>);
+    }
   }
+  void Get(CollectiveKind& kind) {
+    GetNumber(kind);
+    if (static_cast<int>(kind) >= kCollectiveKindCount) faulty_ = true;
+  }
+  void Get(std::optional<DataType>& dtype) { Get(dtype.emplace()); }
   void Get(std::string& text) {
     uint64_t size = 0;
     Get(size);
@@ -115,52 +143,6 @@ class Reader {
     Get(code);
     Get(message);
     status = absl::Status(code, message);
-  }
-  void Get(TensorInfo& tensor) {
-    Get(tensor.name);
-    Get(tensor.dims);
-  }
-  void Get(CollectiveRequest& request) {
-    Get(request.name);
-    Get(request.process_set_id);
-    Get(request.kind);
-    if (static_cast<int>(request.kind) >= kCollectiveKindCount) faulty_ = true;
-    Get(request.device);
-    Get(request.dtype);
-    Get(request.wire_dtype.emplace());
-    Get(request.op);
-    Get(request.root_rank);
-    Get(request.prescale_factor);
-    Get(request.postscale_factor);
-    Get(request.tensors);
-    Get(request.splits);
-    Get(request.chain);
-    Get(request.execution);
-  }
-  void Get(Response& bucket) {
-    Get(bucket.names);
-    Get(bucket.sizes);
-    Get(bucket.requests);
-    Get(bucket.contributors);
-    Get(bucket.last_joined);
-  }
-  void Get(ErrorResponse& failure) {
-    Get(failure.ranks);
-    Get(failure.name);
-    Get(failure.status);
-  }
-  void Get(SilentRank& silent) {
-    Get(silent.rank);
-    Get(silent.seconds);
-  }
-  void Get(StallReport& report) {
-    Get(report.ranks);
-    Get(report.text);
-  }
-  void Get(RequestSizes& sizes) {
-    Get(sizes.item);
-    Get(sizes.rank);
-    Get(sizes.sizes);
   }
   template <typename T>
   void Get(std::vector<T>& items) {
@@ -180,6 +162,14 @@ class Reader {
   }
 
  private:
+  template <typename T>
+  void GetNumber(T& value) {
+    value = T{};
+    if (!Has(sizeof(value))) return;
+    std::memcpy(&value, bytes_.data() + position_, sizeof(value));
+    position_ += sizeof(value);
+  }
+
   bool Has(uint64_t size) {
     if (size <= bytes_.size() - position_) return true;
     faulty_ = true;
@@ -191,13 +181,26 @@ class Reader {
   bool faulty_ = false;
 };
 
-}  // namespace
-
-std::string Encode(const CollectiveRequest& request) {
+// `sent`: the message's first byte, if it has one.
+template <typename Message, typename... FirstByte>
+std::string EncodeMessage(const Message& message, FirstByte... sent) {
   Writer writer;
-  writer.Put(request);
+  (writer.Put(sent), ...);
+  writer.Put(message);
   return std::move(writer).Take();
 }
+
+template <typename Message, typename... FirstByte>
+absl::StatusOr<Message> Decode(const std::string& bytes, FirstByte... sent) {
+  Reader reader(bytes);
+  (reader.Expect(sent), ...);
+  Message message;
+  reader.Get(message);
+  if (absl::Status status = reader.Finish(); !status.ok()) return status;
+  return message;
+}
+
+}  // namespace
 
 void Progress::Add(const Progress& others) {
   count = std::min(count, others.count);
@@ -210,96 +213,40 @@ bool operator==(const Progress& a, const Progress& b) {
          a.all_left == b.all_left;
 }
 
-std::string Encode(const RequestList& list) {
-  Writer writer;
-  writer.Put(Sent::kRequestList);
-  writer.Put(list.requests);
-  writer.Put(list.shutdown);
-  writer.Put(list.schedules);
-  return std::move(writer).Take();
+std::string Encode(const CollectiveRequest& request) {
+  return EncodeMessage(request);
 }
-
+std::string Encode(const RequestList& list) {
+  return EncodeMessage(list, Sent::kRequestList);
+}
 std::string Encode(const ProgressUpdate& update) {
-  Writer writer;
-  writer.Put(Sent::kProgressUpdate);
-  writer.Put(update.progress.count);
-  writer.Put(update.progress.some_left);
-  writer.Put(update.progress.all_left);
-  writer.Put(update.borders);
-  writer.Put(update.sizes);
-  return std::move(writer).Take();
+  return EncodeMessage(update, Sent::kProgressUpdate);
+}
+std::string Encode(const Heartbeat& heartbeat) {
+  return EncodeMessage(heartbeat);
+}
+std::string Encode(const ResponseList& response_list) {
+  return EncodeMessage(response_list);
 }
 
 bool IsRequestList(const std::string& bytes) {
   return !bytes.empty() && bytes[0] == static_cast<char>(Sent::kRequestList);
 }
 
-std::string Encode(const Heartbeat& heartbeat) {
-  Writer writer;
-  writer.Put(heartbeat.silent);
-  return std::move(writer).Take();
-}
-
-std::string Encode(const ResponseList& response_list) {
-  Writer writer;
-  writer.Put(response_list.responses);
-  writer.Put(response_list.errors);
-  writer.Put(response_list.reports);
-  writer.Put(response_list.schedule);
-  writer.Put(response_list.shutdown);
-  return std::move(writer).Take();
-}
-
 absl::StatusOr<CollectiveRequest> DecodeRequest(const std::string& bytes) {
-  Reader reader(bytes);
-  CollectiveRequest request;
-  reader.Get(request);
-  if (absl::Status status = reader.Finish(); !status.ok()) return status;
-  return request;
+  return Decode<CollectiveRequest>(bytes);
 }
-
 absl::StatusOr<RequestList> DecodeRequestList(const std::string& bytes) {
-  Reader reader(bytes);
-  RequestList list;
-  reader.Expect(Sent::kRequestList);
-  reader.Get(list.requests);
-  reader.Get(list.shutdown);
-  reader.Get(list.schedules);
-  if (absl::Status status = reader.Finish(); !status.ok()) return status;
-  return list;
+  return Decode<RequestList>(bytes, Sent::kRequestList);
 }
-
 absl::StatusOr<ProgressUpdate> DecodeProgressUpdate(const std::string& bytes) {
-  Reader reader(bytes);
-  ProgressUpdate update;
-  reader.Expect(Sent::kProgressUpdate);
-  reader.Get(update.progress.count);
-  reader.Get(update.progress.some_left);
-  reader.Get(update.progress.all_left);
-  reader.Get(update.borders);
-  reader.Get(update.sizes);
-  if (absl::Status status = reader.Finish(); !status.ok()) return status;
-  return update;
+  return Decode<ProgressUpdate>(bytes, Sent::kProgressUpdate);
 }
-
 absl::StatusOr<Heartbeat> DecodeHeartbeat(const std::string& bytes) {
-  Reader reader(bytes);
-  Heartbeat heartbeat;
-  reader.Get(heartbeat.silent);
-  if (absl::Status status = reader.Finish(); !status.ok()) return status;
-  return heartbeat;
+  return Decode<Heartbeat>(bytes);
 }
-
 absl::StatusOr<ResponseList> DecodeResponseList(const std::string& bytes) {
-  Reader reader(bytes);
-  ResponseList response_list;
-  reader.Get(response_list.responses);
-  reader.Get(response_list.errors);
-  reader.Get(response_list.reports);
-  reader.Get(response_list.schedule);
-  reader.Get(response_list.shutdown);
-  if (absl::Status status = reader.Finish(); !status.ok()) return status;
-  return response_list;
+  return Decode<ResponseList>(bytes);
 }
 
 }  // namespace tfring
