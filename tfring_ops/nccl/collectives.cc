@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,49 +23,28 @@ namespace {
 
 constexpr int kNcclUint8 = 1;
 
-// ncclDataType_t; none for what NCCL does not add up.
-std::optional<int> NcclType(DataType dtype) {
-  switch (dtype) {
-    case DataType::kInt8:
-      return 0;
-    case DataType::kUint8:
-      return kNcclUint8;
-    case DataType::kInt32:
-      return 2;
-    case DataType::kUint32:
-      return 3;
-    case DataType::kInt64:
-      return 4;
-    case DataType::kUint64:
-      return 5;
-    case DataType::kFloat16:
-      return 6;
-    case DataType::kFloat32:
-      return 7;
-    case DataType::kFloat64:
-      return 8;
-    case DataType::kBfloat16:
-      return 9;
-    default:  // goes round the ring
-      return std::nullopt;
-  }
+// In the order of ncclDataType_t and of ncclRedOp_t.  The rest goes round the
+// ring.  Not ncclAvg, which divides integers differently from the ring.
+constexpr DataType kTypes[] = {DataType::kInt8,    DataType::kUint8,
+                               DataType::kInt32,   DataType::kUint32,
+                               DataType::kInt64,   DataType::kUint64,
+                               DataType::kFloat16, DataType::kFloat32,
+                               DataType::kFloat64, DataType::kBfloat16};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax,
+                             ReduceOp::kMin};
+
+template <typename T, size_t N>
+std::optional<int> IndexIn(const T (&all)[N], T wanted) {
+  const auto* const found = std::find(std::begin(all), std::end(all), wanted);
+  if (found == std::end(all)) return std::nullopt;
+  return static_cast<int>(found - all);
 }
 
-// ncclRedOp_t.  Not ncclAvg, which divides integers differently from the ring.
+// None for what NCCL does not add up.
+std::optional<int> NcclType(DataType dtype) { return IndexIn(kTypes, dtype); }
+
 std::optional<int> NcclOp(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kAverage:
-    case ReduceOp::kSum:
-      return 0;
-    case ReduceOp::kProduct:
-      return 1;
-    case ReduceOp::kMax:
-      return 2;
-    case ReduceOp::kMin:
-      return 3;
-    default:  // goes round the ring
-      return std::nullopt;
-  }
+  return IndexIn(kOps, op == ReduceOp::kAverage ? ReduceOp::kSum : op);
 }
 
 class NcclCollectives final : public StreamCollectives {
