@@ -46,9 +46,6 @@ class Adasum final : public Collective {
 
 }  // namespace
 
-const Collective& AdasumCollective() {
-  static const Adasum collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Adasum)
 
 }  // namespace tfring

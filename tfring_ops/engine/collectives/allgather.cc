@@ -192,14 +192,7 @@ class GatherInPlace final : public Collective {
 
 }  // namespace
 
-const Collective& AllgatherCollective() {
-  static const Allgather collective;
-  return collective;
-}
-
-const Collective& GatherInPlaceCollective() {
-  static const GatherInPlace collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Allgather)
+TFRING_DEFINE_COLLECTIVE(GatherInPlace)
 
 }  // namespace tfring

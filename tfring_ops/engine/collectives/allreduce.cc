@@ -111,9 +111,6 @@ class Allreduce final : public Collective {
 
 }  // namespace
 
-const Collective& AllreduceCollective() {
-  static const Allreduce collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Allreduce)
 
 }  // namespace tfring

@@ -71,9 +71,6 @@ class Alltoall final : public Collective {
 
 }  // namespace
 
-const Collective& AlltoallCollective() {
-  static const Alltoall collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Alltoall)
 
 }  // namespace tfring

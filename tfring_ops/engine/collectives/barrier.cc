@@ -13,9 +13,6 @@ class Barrier final : public Collective {
 
 }  // namespace
 
-const Collective& BarrierCollective() {
-  static const Barrier collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Barrier)
 
 }  // namespace tfring

@@ -66,9 +66,6 @@ class Broadcast final : public Collective {
 
 }  // namespace
 
-const Collective& BroadcastCollective() {
-  static const Broadcast collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Broadcast)
 
 }  // namespace tfring

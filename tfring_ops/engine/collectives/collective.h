@@ -88,6 +88,12 @@ const Collective& CollectiveOf(CollectiveKind kind);
 #define TFRING_DECLARE(NAME, TEXT) const Collective& NAME##Collective();
 TFRING_FOR_EACH_COLLECTIVE(TFRING_DECLARE)
 #undef TFRING_DECLARE
+// Defines that of a kind, in its file, as an object of the class NAME there.
+#define TFRING_DEFINE_COLLECTIVE(NAME)   \
+  const Collective& NAME##Collective() { \
+    static const NAME collective;        \
+    return collective;                   \
+  }
 
 // True if all but their first dimensions are the same.
 bool SameButForRows(const TensorInfo& a, const TensorInfo& b);

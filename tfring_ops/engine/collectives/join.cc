@@ -17,9 +17,6 @@ class Join final : public Collective {
 
 }  // namespace
 
-const Collective& JoinCollective() {
-  static const Join collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(Join)
 
 }  // namespace tfring

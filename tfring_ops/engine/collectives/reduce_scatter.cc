@@ -132,14 +132,7 @@ class ScatterInPlace final : public ReduceScatter {
 
 }  // namespace
 
-const Collective& ReduceScatterCollective() {
-  static const ReduceScatter collective;
-  return collective;
-}
-
-const Collective& ScatterInPlaceCollective() {
-  static const ScatterInPlace collective;
-  return collective;
-}
+TFRING_DEFINE_COLLECTIVE(ReduceScatter)
+TFRING_DEFINE_COLLECTIVE(ScatterInPlace)
 
 }  // namespace tfring
