@@ -37,13 +37,11 @@ class AfterStartOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("TfringAfterStart").Device(DEVICE_CPU),
                         AfterStartOp);
 
-#define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)               \
-  REGISTER_KERNEL_BUILDER(Name("TfringAfterStart")        \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("handle")       \
-                              .TypeConstraint<TYPE>("T"), \
-                          AfterStartOp);
-TFRING_FOR_EACH_FLOAT(TFRING_ON_GPU_OF)
+REGISTER_KERNEL_BUILDER(Name("TfringAfterStart")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("handle")
+                            .TypeConstraint("T", kFloats),
+                        AfterStartOp);
 
 }  // namespace
 }  // namespace tfring

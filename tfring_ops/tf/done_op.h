@@ -10,6 +10,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/runtime/handles.h"
+#include "tfring_ops/tf/dtypes.h"
 #include "tfring_ops/tf/entry_tensors.h"
 #include "tfring_ops/tf/gpu_stream.h"
 
@@ -81,5 +82,14 @@ class GatheredDoneOp : public CollectOp {
       .Device(tensorflow::DEVICE_GPU) \
       .HostMemory("handle")           \
       .HostMemory("last")
+
+// The kernel of a Done of tensors, on the CPU and on GPUs, where the output
+// HOST is in the host's memory.
+#define TFRING_REGISTER_DONE(NAME, HOST, KERNEL)                              \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), KERNEL); \
+  REGISTER_KERNEL_BUILDER(                                                    \
+      TFRING_DONE_ON_GPU(NAME).HostMemory(HOST).TypeConstraint(               \
+          "T", tfring::kTypesOnGpu),                                          \
+      KERNEL)
 
 #endif  // TFRING_OPS_TF_DONE_OP_H_

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "tensorflow/core/framework/numeric_types.h"
+#include "tensorflow/core/framework/types.h"
 
 // Calls `M` with the enumerator of DataType, TensorFlow's C++ type and its name
 // in an op's attributes, for every floating-point type.
@@ -37,5 +38,16 @@
 #define TFRING_FOR_EACH_TENSORFLOW_DTYPE(M) \
   TFRING_FOR_EACH_DTYPE_ON_GPU(M)           \
   M(kInt32, int32_t, "int32")
+
+namespace tfring {
+
+// For the constraints of kernels.
+#define TFRING_TYPE(DTYPE, TYPE, NAME) tensorflow::DataTypeToEnum<TYPE>::value,
+inline constexpr tensorflow::DataType kFloats[] = {
+    TFRING_FOR_EACH_FLOAT(TFRING_TYPE)};
+inline constexpr tensorflow::DataType kTypesOnGpu[] = {
+    TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_TYPE)};
+
+}  // namespace tfring
 
 #endif  // TFRING_OPS_TF_DTYPES_H_

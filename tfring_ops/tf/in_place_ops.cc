@@ -22,21 +22,13 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 // `wire_dtype` is T, or what float32 and float64 travel as, and are reduced as.
-REGISTER_OP("TfringAllreduceStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringAllreduceStart")
     .Output("buf: N * T")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
     .Attr("wire_dtype: type")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
     .Attr("reduce_op: {" TFRING_REDUCTIONS "'adasum'}")
     .Attr("prescale_factor: string = '1.0'")
     .Attr("postscale_factor: string = '1.0'")
-    .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
 // A chain of one start, of one tensor, with its done: for eager calls, which
@@ -54,49 +46,25 @@ REGISTER_OP("TfringAllreduce")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
-REGISTER_OP("TfringBroadcastStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringBroadcastStart")
     .Output("buf: N * T")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
     .Attr("root_rank: int")
-    .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
 // `buf` is whole, but only this rank's share is defined once it is done.
-REGISTER_OP("TfringScatterInPlaceStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringScatterInPlaceStart")
     .Output("buf: N * T")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
     .Attr("reduce_op: {" TFRING_REDUCTIONS "}")
     .Attr("prescale_factor: string = '1.0'")
     .Attr("postscale_factor: string = '1.0'")
-    .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
 // Only this rank's share of `x` is read.
-REGISTER_OP("TfringGatherInPlaceStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringGatherInPlaceStart")
     .Output("buf: N * T")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
-    .SetIsStateful()
     .SetShapeFn(LikeInputsAndScalar);
 
 // The Done of an allreduce, a broadcast, a reducescatter, or an allgather in
@@ -176,38 +144,19 @@ class AllreduceOp : public CollectOp {
 
 REGISTER_KERNEL_BUILDER(Name("TfringAllreduce").Device(DEVICE_CPU),
                         AllreduceOp);
-REGISTER_KERNEL_BUILDER(Name("TfringAllreduceStart").Device(DEVICE_CPU),
-                        InPlaceStartOp<CollectiveKind::kAllreduce>);
-REGISTER_KERNEL_BUILDER(Name("TfringBroadcastStart").Device(DEVICE_CPU),
-                        InPlaceStartOp<CollectiveKind::kBroadcast>);
-REGISTER_KERNEL_BUILDER(Name("TfringScatterInPlaceStart").Device(DEVICE_CPU),
-                        InPlaceStartOp<CollectiveKind::kScatterInPlace>);
-REGISTER_KERNEL_BUILDER(Name("TfringGatherInPlaceStart").Device(DEVICE_CPU),
-                        InPlaceStartOp<CollectiveKind::kGatherInPlace>);
-REGISTER_KERNEL_BUILDER(Name("TfringDone").Device(DEVICE_CPU), DoneOp);
-
-#define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)                                  \
-  REGISTER_KERNEL_BUILDER(Name("TfringAllreduce")                            \
-                              .Device(tensorflow::DEVICE_GPU)                \
-                              .TypeConstraint<TYPE>("T"),                    \
-                          AllreduceOp);                                      \
-  REGISTER_KERNEL_BUILDER(                                                   \
-      TFRING_START_ON_GPU("TfringAllreduceStart").TypeConstraint<TYPE>("T"), \
-      InPlaceStartOp<CollectiveKind::kAllreduce>);                           \
-  REGISTER_KERNEL_BUILDER(                                                   \
-      TFRING_START_ON_GPU("TfringBroadcastStart").TypeConstraint<TYPE>("T"), \
-      InPlaceStartOp<CollectiveKind::kBroadcast>);                           \
-  REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringScatterInPlaceStart")   \
-                              .TypeConstraint<TYPE>("T"),                    \
-                          InPlaceStartOp<CollectiveKind::kScatterInPlace>);  \
-  REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringGatherInPlaceStart")    \
-                              .TypeConstraint<TYPE>("T"),                    \
-                          InPlaceStartOp<CollectiveKind::kGatherInPlace>);   \
-  REGISTER_KERNEL_BUILDER(TFRING_DONE_ON_GPU("TfringDone")                   \
-                              .HostMemory("ended")                           \
-                              .TypeConstraint<TYPE>("T"),                    \
-                          DoneOp);
-TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ON_GPU_OF)
+REGISTER_KERNEL_BUILDER(Name("TfringAllreduce")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint("T", kTypesOnGpu),
+                        AllreduceOp);
+TFRING_REGISTER_START("TfringAllreduceStart",
+                      InPlaceStartOp<CollectiveKind::kAllreduce>);
+TFRING_REGISTER_START("TfringBroadcastStart",
+                      InPlaceStartOp<CollectiveKind::kBroadcast>);
+TFRING_REGISTER_START("TfringScatterInPlaceStart",
+                      InPlaceStartOp<CollectiveKind::kScatterInPlace>);
+TFRING_REGISTER_START("TfringGatherInPlaceStart",
+                      InPlaceStartOp<CollectiveKind::kGatherInPlace>);
+TFRING_REGISTER_DONE("TfringDone", "ended", DoneOp);
 
 }  // namespace
 }  // namespace tfring

@@ -254,51 +254,40 @@ TFRING_ON_CPU("TfringAfterStash", AfterStashOp);
 TFRING_ON_CPU("TfringFetch", FetchOp);
 TFRING_ON_CPU("TfringComputed", ComputedOp);
 
-// All that is no feature map is in the host's memory.
-#define TFRING_ON_GPU_OF(DTYPE, TYPE, TEXT)               \
-  REGISTER_KERNEL_BUILDER(Name("TfringOffloadBegin")      \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("execution")    \
-                              .TypeConstraint<TYPE>("T"), \
-                          OffloadBeginOp);                \
-  REGISTER_KERNEL_BUILDER(Name("TfringStash")             \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("execution")    \
-                              .HostMemory("handle")       \
-                              .TypeConstraint<TYPE>("T"), \
-                          StashOp);                       \
-  REGISTER_KERNEL_BUILDER(Name("TfringAfterStash")        \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("handle")       \
-                              .TypeConstraint<TYPE>("T"), \
-                          AfterStashOp);                  \
-  REGISTER_KERNEL_BUILDER(Name("TfringFetch")             \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("handle")       \
-                              .HostMemory("after")        \
-                              .HostMemory("like")         \
-                              .TypeConstraint<TYPE>("T"), \
-                          FetchOp);                       \
-  REGISTER_KERNEL_BUILDER(Name("TfringComputed")          \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("token")        \
-                              .TypeConstraint<TYPE>("T"), \
-                          ComputedOp);
-TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ON_GPU_OF)
-// They are on the host, as TensorFlow has them there: the allocator that is
+// No collective takes complex numbers.
+constexpr tensorflow::DataType kFeatureMaps[] = {
+    TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_TYPE) tensorflow::DT_COMPLEX64,
+    tensorflow::DT_COMPLEX128};
+// These are on the host, as TensorFlow has them there: the allocator that is
 // shown is the GPU's whatever a step begins with.
-#define TFRING_BEGIN_ON_GPU_OF(TYPE)                      \
-  REGISTER_KERNEL_BUILDER(Name("TfringOffloadBegin")      \
-                              .Device(DEVICE_GPU)         \
-                              .HostMemory("x")            \
-                              .HostMemory("execution")    \
-                              .TypeConstraint<TYPE>("T"), \
-                          OffloadBeginOp)
-TFRING_BEGIN_ON_GPU_OF(int32_t);
-TFRING_BEGIN_ON_GPU_OF(tensorflow::tstring);
-// No collective takes these.
-TFRING_ON_GPU_OF(kNone, tensorflow::complex64, "complex64")
-TFRING_ON_GPU_OF(kNone, tensorflow::complex128, "complex128")
+constexpr tensorflow::DataType kOnHost[] = {tensorflow::DT_INT32,
+                                            tensorflow::DT_STRING};
+
+// All that is no feature map is in the host's memory.
+#define TFRING_ON_GPU(NAME, TYPES) \
+  Name(NAME).Device(DEVICE_GPU).TypeConstraint("T", TYPES)
+REGISTER_KERNEL_BUILDER(
+    TFRING_ON_GPU("TfringOffloadBegin", kFeatureMaps).HostMemory("execution"),
+    OffloadBeginOp);
+REGISTER_KERNEL_BUILDER(TFRING_ON_GPU("TfringOffloadBegin", kOnHost)
+                            .HostMemory("x")
+                            .HostMemory("execution"),
+                        OffloadBeginOp);
+REGISTER_KERNEL_BUILDER(TFRING_ON_GPU("TfringStash", kFeatureMaps)
+                            .HostMemory("execution")
+                            .HostMemory("handle"),
+                        StashOp);
+REGISTER_KERNEL_BUILDER(
+    TFRING_ON_GPU("TfringAfterStash", kFeatureMaps).HostMemory("handle"),
+    AfterStashOp);
+REGISTER_KERNEL_BUILDER(TFRING_ON_GPU("TfringFetch", kFeatureMaps)
+                            .HostMemory("handle")
+                            .HostMemory("after")
+                            .HostMemory("like"),
+                        FetchOp);
+REGISTER_KERNEL_BUILDER(
+    TFRING_ON_GPU("TfringComputed", kFeatureMaps).HostMemory("token"),
+    ComputedOp);
 
 }  // namespace
 }  // namespace tfring

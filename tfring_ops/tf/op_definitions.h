@@ -28,6 +28,19 @@
 #define TFRING_REDUCTION_NAME(OP, NAME, IDENTITY) "'" NAME "', "
 #define TFRING_REDUCTIONS TFRING_FOR_EACH_REDUCTION(TFRING_REDUCTION_NAME)
 
+// The definition of a Start of N tensors, to which its outputs, its shape
+// function and what it alone has are added.
+#define TFRING_START(NAME)                \
+  REGISTER_OP(NAME)                       \
+      .Input("x: N * T")                  \
+      .Input("prev: int64")               \
+      .Attr(TFRING_DTYPES)                \
+      .Attr("N: int >= 1")                \
+      .Attr("request_name: string")       \
+      .Attr("process_set_id: int = 0")    \
+      .Attr("tensor_names: list(string)") \
+      .SetIsStateful()
+
 namespace tfring {
 
 using tensorflow::shape_inference::InferenceContext;

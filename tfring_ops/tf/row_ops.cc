@@ -24,48 +24,47 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+// A handle alone, where every tensor has rows.
+absl::Status HandleOfRows(InferenceContext* context) {
+  ShapeHandle unused;
+  for (int i = 0; i < TensorCount(context); ++i) {
+    TF_RETURN_IF_ERROR(context->WithRankAtLeast(context->input(i), 1, &unused));
+  }
+  return ScalarAlone(context);
+}
+
+// N outputs, each with its own number of rows, and a scalar.
+absl::Status RowsAndScalar(InferenceContext* context) {
+  context->set_output(TensorCount(context), context->Scalar());
+  return LikeInputsButForTheRows(context);
+}
+
+// The definition of a Done, to which its second output and its shape function
+// are added.  `x` is what the gradient flows to; the memory of `y` is made by
+// the engine, since its first dimension is known only then.  No `ended`: there
+// is no such pair under XLA, where shapes are static.
+#define TFRING_DONE_OF_ROWS(NAME)      \
+  REGISTER_OP(NAME)                    \
+      .Input("x: N * T")               \
+      .Input("handle: int64")          \
+      .Input("last: int64")            \
+      .Output("y: N * T")              \
+      .Attr(TFRING_DTYPES)             \
+      .Attr("N: int >= 1")             \
+      .Attr("request_name: string")    \
+      .Attr("process_set_id: int = 0") \
+      .SetIsStateful()
+
 // ---- Allgather ----
 
-REGISTER_OP("TfringAllgatherStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringAllgatherStart")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* context) {
-      ShapeHandle unused;
-      for (int i = 0; i < TensorCount(context); ++i) {
-        TF_RETURN_IF_ERROR(
-            context->WithRankAtLeast(context->input(i), 1, &unused));
-      }
-      context->set_output(0, context->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(HandleOfRows);
 
-// `x` is what the gradient flows to; the memory of `y` is made by the engine,
-// since its first dimension is known only then.  `contributors` is how many
-// ranks took part: all that have not joined.  No `ended`: there is no allgather
-// under XLA, where shapes are static.
-REGISTER_OP("TfringAllgatherDone")
-    .Input("x: N * T")
-    .Input("handle: int64")
-    .Input("last: int64")
-    .Output("y: N * T")
+// `contributors` is how many ranks took part: all that have not joined.
+TFRING_DONE_OF_ROWS("TfringAllgatherDone")
     .Output("contributors: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* context) {
-      TF_RETURN_IF_ERROR(LikeInputsButForTheRows(context));
-      context->set_output(TensorCount(context), context->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(RowsAndScalar);
 
 class AllgatherStartOp : public StartOp {
  public:
@@ -93,43 +92,19 @@ class AllgatherStartOp : public StartOp {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfringAllgatherStart").Device(DEVICE_CPU),
-                        AllgatherStartOp);
-REGISTER_KERNEL_BUILDER(Name("TfringAllgatherDone").Device(DEVICE_CPU),
-                        GatheredDoneOp);
-
-#define TFRING_ALLGATHER_ON_GPU(DTYPE, TYPE, TEXT)                           \
-  REGISTER_KERNEL_BUILDER(                                                   \
-      TFRING_START_ON_GPU("TfringAllgatherStart").TypeConstraint<TYPE>("T"), \
-      AllgatherStartOp);                                                     \
-  REGISTER_KERNEL_BUILDER(TFRING_DONE_ON_GPU("TfringAllgatherDone")          \
-                              .HostMemory("contributors")                    \
-                              .TypeConstraint<TYPE>("T"),                    \
-                          GatheredDoneOp);
-TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ALLGATHER_ON_GPU)
+TFRING_REGISTER_START("TfringAllgatherStart", AllgatherStartOp);
+TFRING_REGISTER_DONE("TfringAllgatherDone", "contributors", GatheredDoneOp);
 
 // ---- Reducescatter ----
 
 // `buf` has this rank's rows, how many of them is known at run time.
-REGISTER_OP("TfringReducescatterStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringReducescatterStart")
     .Output("buf: N * T")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
     .Attr("reduce_op: {" TFRING_REDUCTIONS "}")
     .Attr("prescale_factor: string = '1.0'")
     .Attr("postscale_factor: string = '1.0'")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* context) {
-      TF_RETURN_IF_ERROR(LikeInputsButForTheRows(context));
-      context->set_output(TensorCount(context), context->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(RowsAndScalar);
 
 class ReducescatterStartOp : public StartOp {
  public:
@@ -161,60 +136,28 @@ class ReducescatterStartOp : public StartOp {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfringReducescatterStart").Device(DEVICE_CPU),
-                        ReducescatterStartOp);
-
-#define TFRING_REDUCESCATTER_ON_GPU(DTYPE, TYPE, TEXT)                    \
-  REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringReducescatterStart") \
-                              .TypeConstraint<TYPE>("T"),                 \
-                          ReducescatterStartOp);
-TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_REDUCESCATTER_ON_GPU)
+TFRING_REGISTER_START("TfringReducescatterStart", ReducescatterStartOp);
 
 // ---- Alltoall ----
 
 // Every tensor has as many rows as `splits` have in all; each rank gets so many
 // of them.  No `splits` are equal ones.
-REGISTER_OP("TfringAlltoallStart")
-    .Input("x: N * T")
-    .Input("prev: int64")
+TFRING_START("TfringAlltoallStart")
     .Input("splits: int64")
     .Output("handle: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("tensor_names: list(string)")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) {
-      const int count = TensorCount(context);
       ShapeHandle unused;
-      for (int i = 0; i < count; ++i) {
-        TF_RETURN_IF_ERROR(
-            context->WithRankAtLeast(context->input(i), 1, &unused));
-      }
-      TF_RETURN_IF_ERROR(
-          context->WithRank(context->input(count + 1), 1, &unused));
-      context->set_output(0, context->Scalar());
-      return absl::OkStatus();
+      TF_RETURN_IF_ERROR(HandleOfRows(context));
+      return context->WithRank(context->input(TensorCount(context) + 1), 1,
+                               &unused);
     });
 
-// See TfringAllgatherDone.
-REGISTER_OP("TfringAlltoallDone")
-    .Input("x: N * T")
-    .Input("handle: int64")
-    .Input("last: int64")
-    .Output("y: N * T")
+TFRING_DONE_OF_ROWS("TfringAlltoallDone")
     .Output("received_splits: int64")
-    .Attr(TFRING_DTYPES)
-    .Attr("N: int >= 1")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) {
-      TF_RETURN_IF_ERROR(LikeInputsButForTheRows(context));
       context->set_output(TensorCount(context),
                           context->Vector(context->UnknownDim()));
-      return absl::OkStatus();
+      return LikeInputsButForTheRows(context);
     });
 
 class AlltoallStartOp : public StartOp {
@@ -289,19 +232,11 @@ class AlltoallStartOp : public StartOp {
 
 REGISTER_KERNEL_BUILDER(Name("TfringAlltoallStart").Device(DEVICE_CPU),
                         AlltoallStartOp);
-REGISTER_KERNEL_BUILDER(Name("TfringAlltoallDone").Device(DEVICE_CPU),
-                        GatheredDoneOp);
-
-#define TFRING_ALLTOALL_ON_GPU(DTYPE, TYPE, TEXT)                    \
-  REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringAlltoallStart") \
-                              .HostMemory("splits")                  \
-                              .TypeConstraint<TYPE>("T"),            \
-                          AlltoallStartOp);                          \
-  REGISTER_KERNEL_BUILDER(TFRING_DONE_ON_GPU("TfringAlltoallDone")   \
-                              .HostMemory("received_splits")         \
-                              .TypeConstraint<TYPE>("T"),            \
-                          GatheredDoneOp);
-TFRING_FOR_EACH_DTYPE_ON_GPU(TFRING_ALLTOALL_ON_GPU)
+REGISTER_KERNEL_BUILDER(TFRING_START_ON_GPU("TfringAlltoallStart")
+                            .HostMemory("splits")
+                            .TypeConstraint("T", kTypesOnGpu),
+                        AlltoallStartOp);
+TFRING_REGISTER_DONE("TfringAlltoallDone", "received_splits", GatheredDoneOp);
 
 }  // namespace
 }  // namespace tfring

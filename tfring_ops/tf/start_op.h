@@ -11,6 +11,7 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/runtime/handles.h"
+#include "tfring_ops/tf/dtypes.h"
 #include "tfring_ops/tf/entry_tensors.h"
 
 namespace tfring {
@@ -64,5 +65,12 @@ tensorflow::Tensor Int64Scalar(int64_t value);
       .Device(tensorflow::DEVICE_GPU) \
       .HostMemory("prev")             \
       .HostMemory("handle")
+
+// The kernel of a Start of tensors, on the CPU and on GPUs.
+#define TFRING_REGISTER_START(NAME, KERNEL)                                   \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), KERNEL); \
+  REGISTER_KERNEL_BUILDER(                                                    \
+      TFRING_START_ON_GPU(NAME).TypeConstraint("T", tfring::kTypesOnGpu),     \
+      KERNEL)
 
 #endif  // TFRING_OPS_TF_START_OP_H_
