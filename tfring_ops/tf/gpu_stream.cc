@@ -15,11 +15,4 @@ std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context) {
                                      .stream};
 }
 
-absl::StatusOr<std::shared_ptr<StreamOrder>> StreamOrderOf(
-    tensorflow::OpKernelContext* context, TensorEntry& entry) {
-  const std::optional<GpuStream> gpu = GpuStreamOf(context);
-  if (!gpu.has_value() || entry.request.tensors.empty()) return nullptr;
-  return StreamOrder::Of(gpu->stream, gpu->device, entry);
-}
-
 }  // namespace tfring

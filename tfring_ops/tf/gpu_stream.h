@@ -1,15 +1,11 @@
-// TensorFlow's streams, for runtime/stream_order.h.
+// TensorFlow's streams.
 #ifndef TFRING_OPS_TF_GPU_STREAM_H_
 #define TFRING_OPS_TF_GPU_STREAM_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 
-#include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tfring_ops/engine/tensor_entry.h"
-#include "tfring_ops/runtime/stream_order.h"
 
 namespace tfring {
 
@@ -20,12 +16,6 @@ struct GpuStream {
 };
 // None if the kernel runs on the CPU.
 std::optional<GpuStream> GpuStreamOf(tensorflow::OpKernelContext* context);
-
-// Makes `entry` one of the kernel's GPU; does nothing, and returns null, if it
-// runs on the CPU, or has no tensors.
-// REQUIRES: as StreamOrder::Of.
-absl::StatusOr<std::shared_ptr<StreamOrder>> StreamOrderOf(
-    tensorflow::OpKernelContext* context, TensorEntry& entry);
 
 }  // namespace tfring
 

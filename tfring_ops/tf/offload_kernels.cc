@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/allocator.h"
@@ -20,10 +21,11 @@
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 #include "tfring_ops/offload/copier.h"
+#include "tfring_ops/offload/cuda_copier.h"
 #include "tfring_ops/offload/plan.h"
 #include "tfring_ops/offload/tier.h"
 #include "tfring_ops/tf/dtypes.h"
-#include "tfring_ops/tf/offload_copies.h"
+#include "tfring_ops/tf/gpu_stream.h"
 
 namespace tfring {
 namespace {
@@ -90,6 +92,36 @@ int64_t PeakBytes(Allocator* allocator) {
   // One that counts has given out something by now.
   if (!statistics.has_value() || statistics->peak_bytes_in_use == 0) return -1;
   return statistics->peak_bytes_in_use;
+}
+
+// A place for a tensor of so many bytes, in the plan's tier for the kernel's
+// device.
+absl::StatusOr<std::unique_ptr<Tier::Slot>> AllocateSlot(
+    OpKernelContext* context, Plan& plan, int64_t bytes) {
+  const std::optional<GpuStream> gpu = GpuStreamOf(context);
+  if (!gpu.has_value()) return plan.tier()->Allocate(bytes);
+  return plan.TierOfGpu(gpu->device)->Allocate(bytes);
+}
+
+// Copies from or to a slot for the kernel's device.  Both must stay until
+// `done` is called, and the memory of `tensor` is nobody else's.
+void CopyTensor(OpKernelContext* context, Copier::Direction direction,
+                const Tensor& tensor, Tier::Slot* slot, Copier::Done done) {
+  char* const data = const_cast<char*>(tensor.tensor_data().data());
+  const auto bytes = static_cast<int64_t>(tensor.TotalBytes());
+  if (const std::optional<GpuStream> gpu = GpuStreamOf(context)) {
+    const absl::StatusOr<CudaCopier*> copier = CudaCopier::Find(gpu->device);
+    if (!copier.ok()) {
+      done(copier.status(), 0);
+      return;
+    }
+    (*copier)->Submit(direction, gpu->stream, data, slot->memory(), bytes,
+                      std::move(done));
+    return;
+  }
+  const bool out = direction == Copier::Direction::kOut;
+  Copier::Global().Submit(direction, out ? data : slot->memory(),
+                          out ? slot->memory() : data, bytes, std::move(done));
 }
 
 class OffloadBeginOp : public OpKernel {

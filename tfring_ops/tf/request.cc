@@ -165,9 +165,4 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
   return request;
 }
 
-std::vector<int64_t> Dims(const tensorflow::TensorShape& shape) {
-  const auto sizes = shape.dim_sizes();
-  return {sizes.begin(), sizes.end()};
-}
-
 }  // namespace tfring

@@ -2,12 +2,8 @@
 #ifndef TFRING_OPS_TF_REQUEST_H_
 #define TFRING_OPS_TF_REQUEST_H_
 
-#include <cstdint>
-#include <vector>
-
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor_shape.h"
 #include "tfring_ops/engine/tensor_entry.h"
 
 namespace tfring {
@@ -16,8 +12,6 @@ namespace tfring {
 // known before it runs.
 absl::StatusOr<CollectiveRequest> ReadRequest(
     tensorflow::OpKernelConstruction* context, CollectiveKind kind);
-
-std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
 
 }  // namespace tfring
 

@@ -1,11 +1,13 @@
 #include "tfring_ops/tf/start_op.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tfring_ops/base/status_macros.h"
+#include "tfring_ops/runtime/stream_order.h"
 #include "tfring_ops/tf/gpu_stream.h"
 #include "tfring_ops/tf/request.h"
 
@@ -35,8 +37,8 @@ TensorEntry NewEntry(OpKernelContext* context,
   TensorEntry entry;
   entry.request = request;
   for (size_t i = 0; i < request.tensors.size(); ++i) {
-    const Tensor& input = context->input(static_cast<int>(i));
-    entry.request.tensors[i].dims = Dims(input.shape());
+    const auto sizes = context->input(static_cast<int>(i)).shape().dim_sizes();
+    entry.request.tensors[i].dims.assign(sizes.begin(), sizes.end());
   }
   return entry;
 }
@@ -64,8 +66,12 @@ absl::StatusOr<TensorEntry> NewInPlaceEntry(OpKernelContext* context,
 absl::StatusOr<Handle> Submit(OpKernelContext* context, TensorEntry entry,
                               Handle previous,
                               std::shared_ptr<EntryTensors> tensors) {
-  TFRING_ASSIGN_OR_RETURN(std::shared_ptr<StreamOrder> order,
-                          StreamOrderOf(context, entry));
+  const std::optional<GpuStream> gpu = GpuStreamOf(context);
+  std::shared_ptr<StreamOrder> order;
+  if (gpu.has_value() && !entry.request.tensors.empty()) {
+    TFRING_ASSIGN_OR_RETURN(order,
+                            StreamOrder::Of(gpu->stream, gpu->device, entry));
+  }
   return Handles::Global().Start(std::move(entry), previous, std::move(tensors),
                                  std::move(order));
 }
