@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -22,50 +21,27 @@ constexpr int64_t kAlignment = 4096;
 
 }  // namespace
 
-// The source of blocks.
-class Tier::BlockSource {
- public:
-  virtual ~BlockSource() = default;
-  // The error names the remedy.
-  virtual absl::StatusOr<void*> Allocate(int64_t bytes) = 0;
-  virtual void Free(void* block) = 0;
-};
+Tier::Slot::~Slot() { tier_->GiveBack(block_, bytes_); }
 
-class Tier::PageableBlocks : public BlockSource {
- public:
-  absl::StatusOr<void*> Allocate(int64_t bytes) override {
+std::unique_ptr<Tier> Tier::MakePageable() {
+  const auto allocate = [](int64_t bytes) -> absl::StatusOr<void*> {
     void* const block = std::aligned_alloc(kAlignment, bytes);
     if (block != nullptr) return block;
     return absl::ResourceExhaustedError("Make the batch smaller.");
-  }
-  void Free(void* block) override { std::free(block); }
-};
+  };
+  return std::unique_ptr<Tier>(new Tier({allocate, std::free}));
+}
 
-class Tier::PinnedBlocks : public BlockSource {
- public:
-  explicit PinnedBlocks(int gpu) : gpu_(gpu) {}
-
-  absl::StatusOr<void*> Allocate(int64_t bytes) override {
-    absl::StatusOr<void*> block = AllocatePinned(gpu_, bytes);
+std::unique_ptr<Tier> Tier::MakePinned(int gpu) {
+  const auto allocate = [gpu](int64_t bytes) -> absl::StatusOr<void*> {
+    absl::StatusOr<void*> block = AllocatePinned(gpu, bytes);
     if (block.ok()) return block;
     return absl::ResourceExhaustedError(
         absl::StrCat("It would have to be pinned, and ",
                      block.status().message(), ". Make the batch smaller."));
-  }
-  void Free(void* block) override { FreePinned(gpu_, block); }
-
- private:
-  const int gpu_;
-};
-
-Tier::Slot::~Slot() { tier_->GiveBack(block_, bytes_); }
-
-std::unique_ptr<Tier> Tier::MakePageable() {
-  return std::unique_ptr<Tier>(new Tier(std::make_unique<PageableBlocks>()));
-}
-
-std::unique_ptr<Tier> Tier::MakePinned(int gpu) {
-  return std::unique_ptr<Tier>(new Tier(std::make_unique<PinnedBlocks>(gpu)));
+  };
+  const auto free = [gpu](void* block) { FreePinned(gpu, block); };
+  return std::unique_ptr<Tier>(new Tier({allocate, free}));
 }
 
 Tier* Tier::Pageable() {
@@ -78,10 +54,8 @@ Tier* Tier::Pinned(int gpu) {
   return tier;
 }
 
-Tier::Tier(std::unique_ptr<BlockSource> source) : source_(std::move(source)) {}
-
 Tier::~Tier() {
-  for (const auto& [bytes, block] : free_) source_->Free(block);
+  for (const auto& [bytes, block] : free_) source_.free(block);
 }
 
 absl::StatusOr<std::unique_ptr<Tier::Slot>> Tier::Allocate(int64_t bytes) {
@@ -98,10 +72,10 @@ absl::StatusOr<std::unique_ptr<Tier::Slot>> Tier::Allocate(int64_t bytes) {
            use_.reserved_bytes + block_bytes > use_.peak_bytes) {
       const auto largest = std::prev(free_.end());
       use_.reserved_bytes -= largest->first;
-      source_->Free(largest->second);
+      source_.free(largest->second);
       free_.erase(largest);
     }
-    const absl::StatusOr<void*> allocated = source_->Allocate(block_bytes);
+    const absl::StatusOr<void*> allocated = source_.allocate(block_bytes);
     if (!allocated.ok()) {
       return absl::ResourceExhaustedError(
           absl::StrCat("offload: the host has no memory for a feature map of ",

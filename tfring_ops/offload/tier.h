@@ -12,9 +12,11 @@
 #define TFRING_OPS_OFFLOAD_TIER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -66,15 +68,18 @@ class Tier {
   Use use() const;
 
  private:
-  class BlockSource;
-  class PageableBlocks;
-  class PinnedBlocks;
+  // The source of blocks.
+  struct BlockSource {
+    // The error names the remedy.
+    std::function<absl::StatusOr<void*>(int64_t bytes)> allocate;
+    std::function<void(void* block)> free;
+  };
 
-  explicit Tier(std::unique_ptr<BlockSource> source);
+  explicit Tier(BlockSource source) : source_(std::move(source)) {}
 
   void GiveBack(char* block, int64_t bytes);
 
-  const std::unique_ptr<BlockSource> source_;
+  const BlockSource source_;
   mutable std::mutex mutex_;  // of all that follows, and of the source
   Use use_;
   std::multimap<int64_t, char*> free_;  // by their size
