@@ -13,7 +13,6 @@
 #include "tests/cpp/mpi_world.h"
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/transport/mpi/mpi.h"
-#include "tfring_ops/transport/mpi/mpi_shared_memory.h"
 
 namespace tfring {
 namespace {

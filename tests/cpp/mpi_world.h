@@ -7,7 +7,8 @@
 
 #include <memory>
 
-#include "tfring_ops/transport/mpi/mpi_shared_memory.h"
+#include "tfring_ops/transport/mpi/mpi.h"
+#include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -15,8 +16,10 @@ namespace tfring {
 // Every rank must call it.
 inline std::unique_ptr<Transport> MakeWorldTransport(
     SharedMemory shared_memory, double timeout_seconds = 60) {
-  return MakeNodeTransport(MPI_Comm_c2f(MPI_COMM_WORLD), timeout_seconds,
-                           shared_memory)
+  return ShareWithinNodes(
+             MakeMpiTransport(MPI_Comm_c2f(MPI_COMM_WORLD), timeout_seconds)
+                 .value(),
+             timeout_seconds, shared_memory)
       .value();
 }
 

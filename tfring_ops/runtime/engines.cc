@@ -24,7 +24,7 @@
 #include "tfring_ops/runtime/device_lane.h"
 #include "tfring_ops/runtime/kept_memory.h"
 #include "tfring_ops/transport/counting.h"
-#include "tfring_ops/transport/mpi/mpi_shared_memory.h"
+#include "tfring_ops/transport/mpi/mpi.h"
 #include "tfring_ops/transport/shared_memory/node_memory.h"
 #include "tfring_ops/transport/tcp/tcp.h"
 
@@ -95,27 +95,27 @@ absl::Status CheckNotAborted(int64_t generation) {
 // Makes the channels of a process set: 0, which is control's, and has no other;
 // and those for data, from 1 on, with that of control.
 using MakeTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(
-    int channel, Transport* control)>;
+    const Options& options, int channel, Transport* control)>;
 
 SharedMemory SharedMemoryOf(const Options& options) {
   return options.shared_memory ? SharedMemory::kWithinNodes
                                : SharedMemory::kNever;
 }
 
-MakeTransport OverMpi(const Options& options, int32_t comm) {
-  return [comm, timeout = options.transport_timeout_seconds(),
-          shared_memory = SharedMemoryOf(options)](int /*channel*/,
-                                                   Transport* /*control*/) {
-    return MakeNodeTransport(comm, timeout, shared_memory);
+MakeTransport OverMpi(int32_t comm) {
+  return [comm](const Options& options, int /*channel*/, Transport* /*control*/)
+             -> absl::StatusOr<std::unique_ptr<Transport>> {
+    const double timeout = options.transport_timeout_seconds();
+    TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Transport> mpi,
+                            MakeMpiTransport(comm, timeout));
+    return ShareWithinNodes(std::move(mpi), timeout, SharedMemoryOf(options));
   };
 }
 
-MakeTransport OverSockets(const Options& options, int64_t generation,
-                          const SocketRanks& ranks) {
-  return [=, timeout = options.transport_timeout_seconds(),
-          shared_memory = SharedMemoryOf(options)](
-             int channel,
+MakeTransport OverSockets(int64_t generation, const SocketRanks& ranks) {
+  return [=](const Options& options, int channel,
              Transport* control) -> absl::StatusOr<std::unique_ptr<Transport>> {
+    const double timeout = options.transport_timeout_seconds();
     TFRING_RETURN_IF_ERROR(CheckNotAborted(generation));
     std::vector<int> sockets(ranks.nodes.size(), kNotYet);
     // See Note [Later connections].
@@ -133,7 +133,7 @@ MakeTransport OverSockets(const Options& options, int64_t generation,
     transport->SetAttendant(check);
     TFRING_ASSIGN_OR_RETURN(transport,
                             ShareWithinNodes(std::move(transport), timeout,
-                                             shared_memory, control));
+                                             SharedMemoryOf(options), control));
     transport->SetAttendant(check);
     return transport;
   };
@@ -183,12 +183,12 @@ void SetLaunchOrder(std::shared_ptr<LaunchOrder> order) {
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const Options& options, ProcessSet process_set,
     const MakeTransport& make_transport) {
-  const MakeTransport make_counting =
-      [make_transport](
+  const auto make_counting =
+      [options, make_transport](
           int channel,
           Transport* control) -> absl::StatusOr<std::unique_ptr<Transport>> {
     TFRING_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                            make_transport(channel, control));
+                            make_transport(options, channel, control));
     return MakeCountingTransport(std::move(transport));
   };
   TFRING_ASSIGN_OR_RETURN(process_set.control,
@@ -226,10 +226,8 @@ void Register(int32_t id, Registered registered, int64_t generation) {
   registry.sets[id] = std::move(registered);
 }
 
-// Makes the channels of a process set.
-using Over = std::function<MakeTransport(const Options& options)>;
-
-absl::Status StartWorldOver(int64_t generation, const Over& over) {
+absl::Status StartWorldOver(int64_t generation,
+                            const MakeTransport& make_transport) {
   TFRING_ASSIGN_OR_RETURN(Options options, Options::FromEnvironment());
   options.replaces_ranks = generation > 0;
   KeepFreedMemory();
@@ -238,14 +236,14 @@ absl::Status StartWorldOver(int64_t generation, const Over& over) {
   process_set.make_device_lane = MakesDeviceLane(order, kWorldId);
   TFRING_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
-      StartEngine(options, std::move(process_set), over(options)));
+      StartEngine(options, std::move(process_set), make_transport));
   SetLaunchOrder(order);
   Register(kWorldId, {{}, std::move(engine)}, generation);
   return absl::OkStatus();
 }
 
 absl::Status AddProcessSetOver(int32_t id, std::vector<int32_t> ranks,
-                               const Over& over) {
+                               const MakeTransport& make_transport) {
   TFRING_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> world,
                           EngineOf(kWorldId));
   const std::shared_ptr<LaunchOrder> order = CurrentLaunchOrder();
@@ -263,8 +261,8 @@ absl::Status AddProcessSetOver(int32_t id, std::vector<int32_t> ranks,
     static auto* const idle_watch = new IdleWatch;
     process_set.idle_watch = idle_watch;
     TFRING_ASSIGN_OR_RETURN(
-        engine, StartEngine(world->options(), std::move(process_set),
-                            over(world->options())));
+        engine,
+        StartEngine(world->options(), std::move(process_set), make_transport));
   }
   Register(id, {std::move(ranks), std::move(engine)}, Generation());
   return absl::OkStatus();
@@ -273,29 +271,22 @@ absl::Status AddProcessSetOver(int32_t id, std::vector<int32_t> ranks,
 }  // namespace
 
 absl::Status StartWorld(int32_t comm) {
-  return StartWorldOver(
-      /*generation=*/0,
-      [comm](const Options& options) { return OverMpi(options, comm); });
+  return StartWorldOver(/*generation=*/0, OverMpi(comm));
 }
 
 absl::Status StartWorldOnSockets(int64_t generation, const SocketRanks& ranks) {
-  return StartWorldOver(generation, [&](const Options& options) {
-    return OverSockets(options, generation, ranks);
-  });
+  return StartWorldOver(generation, OverSockets(generation, ranks));
 }
 
 absl::Status AddProcessSet(int32_t id, std::vector<int32_t> ranks,
                            int32_t comm) {
-  return AddProcessSetOver(
-      id, std::move(ranks),
-      [comm](const Options& options) { return OverMpi(options, comm); });
+  return AddProcessSetOver(id, std::move(ranks), OverMpi(comm));
 }
 
 absl::Status AddProcessSetOnSockets(int32_t id, std::vector<int32_t> ranks,
                                     const SocketRanks& connected) {
-  return AddProcessSetOver(id, std::move(ranks), [&](const Options& options) {
-    return OverSockets(options, Generation(), connected);
-  });
+  return AddProcessSetOver(id, std::move(ranks),
+                           OverSockets(Generation(), connected));
 }
 
 void AbortGeneration(int64_t generation, const std::string& reason) {
