@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "tfring_ops/base/options.h"
 #include "tfring_ops/capi/c_status.h"
-#include "tfring_ops/capi/gpu_facts.h"
 #include "tfring_ops/engine/statistics.h"
 #include "tfring_ops/engine/tensor_entry.h"
 #include "tfring_ops/engine/timeline.h"
@@ -147,12 +146,4 @@ const char* tfring_statistics() {
     }
     return lines;
   });
-}
-
-const char* tfring_describe_gpus() {
-  return tfring::RunAsText([] { return tfring::DescribeGpus(); });
-}
-
-int32_t tfring_nccl_version() {
-  return tfring::RunOr<int32_t>(0, [] { return tfring::NcclVersion(); });
 }

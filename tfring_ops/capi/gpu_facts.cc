@@ -1,5 +1,4 @@
-#include "tfring_ops/capi/gpu_facts.h"
-
+// The facts about GPUs that `tfringrun --check-build` prints.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -8,6 +7,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "tfring_ops/capi/c_status.h"
+#include "tfring_ops/capi/capi.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/nccl/library.h"
 #include "tfring_ops/transport/mpi/mpi.h"
@@ -52,8 +53,6 @@ std::string DescribeNccl() {
                       "; used unless TFRING_GPU_BACKEND=ring");
 }
 
-}  // namespace
-
 std::string DescribeGpus() {
   std::string lines;
   const absl::StatusOr<std::string> driver = CudaDriverVersion();
@@ -74,9 +73,16 @@ std::string DescribeGpus() {
   return lines;
 }
 
-int32_t NcclVersion() {
-  const absl::StatusOr<const NcclLibrary*> found = NcclLibrary::Get();
-  return found.ok() ? (*found)->version() : 0;
+}  // namespace
+}  // namespace tfring
+
+const char* tfring_describe_gpus() {
+  return tfring::RunAsText([] { return tfring::DescribeGpus(); });
 }
 
-}  // namespace tfring
+int32_t tfring_nccl_version() {
+  return tfring::RunOr<int32_t>(0, [] {
+    const auto found = tfring::NcclLibrary::Get();
+    return found.ok() ? (*found)->version() : 0;
+  });
+}

@@ -1,10 +1,9 @@
-#include "tfring_ops/capi/offload.h"
-
 #include <algorithm>
 #include <iterator>
 #include <memory>
 
 #include "tfring_ops/capi/c_status.h"
+#include "tfring_ops/capi/capi.h"
 #include "tfring_ops/offload/plan.h"
 
 int32_t tfring_offload_statistics(int64_t plan, int64_t* fields,
