@@ -95,23 +95,6 @@ TEST(StatisticsTest, WhatHadBegunBeforeDoesNoHarm) {
   EXPECT_EQ(totals.exposed_ns, 10);
 }
 
-TEST(TimelineTest, PhasesOfASpanFollowEachOther) {
-  const Timeline::Recording recording = Recorded([] {
-    TimelineSpan span(Phase::kPack, Request("x"), 12);
-    span.Next(Phase::kRing);
-    span.End();
-    span.Next(Phase::kUnpack);  // It has ended.
-  });
-  ASSERT_EQ(recording.events.size(), 2);
-  const Timeline::Event& pack = recording.events[0];
-  const Timeline::Event& ring = recording.events[1];
-  EXPECT_EQ(pack.phase, Phase::kPack);
-  EXPECT_EQ(ring.phase, Phase::kRing);
-  EXPECT_LE(pack.begin_ns, pack.end_ns);
-  EXPECT_LE(pack.end_ns, ring.begin_ns);
-  EXPECT_EQ(ring.bytes, 12);
-}
-
 TEST(TimelineTest, WhatIsTooMuchIsCounted) {
   const Timeline::Recording recording = Recorded([] {
     for (size_t i = 0; i < Timeline::kMaxEvents + 3; ++i) {

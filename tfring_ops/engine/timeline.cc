@@ -142,18 +142,7 @@ TimelineSpan::TimelineSpan(Timeline::Phase phase,
   }
 }
 
-TimelineSpan::~TimelineSpan() { End(); }
-
-void TimelineSpan::Next(Timeline::Phase phase) {
-  if (!event_) return;
-  Timeline::Event next = *event_;
-  End();
-  next.phase = phase;
-  next.begin_ns = Timeline::Global().Now();
-  event_ = std::move(next);
-}
-
-void TimelineSpan::End() {
+TimelineSpan::~TimelineSpan() {
   if (!event_) return;
   event_->end_ns = Timeline::Global().Now();
   if (track_ != nullptr) {
@@ -161,7 +150,6 @@ void TimelineSpan::End() {
     track_->free_ns = event_->end_ns;
   }
   Timeline::Global().Record(*std::move(event_));
-  event_.reset();
 }
 
 const char* Name(Timeline::Phase phase) {

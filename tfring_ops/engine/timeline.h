@@ -113,8 +113,7 @@ class Timeline {
   Statistics statistics_;
 };
 
-// Records the thread's work from here to the end of the scope, in one phase or
-// in several.
+// Records the thread's work from here to the end of the scope.
 class TimelineSpan {
  public:
   // `request` is the first of its bucket, `bytes` are those of all.  With a
@@ -130,11 +129,6 @@ class TimelineSpan {
   void AddSent(int64_t bytes) {
     if (event_) event_->sent_bytes += bytes;
   }
-
-  // Ends the phase and begins another.
-  void Next(Timeline::Phase phase);
-  // Ends it, before the scope does.
-  void End();
 
  private:
   Timeline::Track* const track_;
