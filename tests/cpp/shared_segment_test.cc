@@ -11,8 +11,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "tfring_ops/transport/shared_memory/process_memory.h"
-
 namespace tfring {
 namespace {
 

@@ -12,7 +12,6 @@
 #include "tfring_ops/base/log.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/transport/exchange.h"
-#include "tfring_ops/transport/shared_memory/process_memory.h"
 #include "tfring_ops/transport/shared_memory/shared_channel.h"
 #include "tfring_ops/transport/shared_memory/shared_memory.h"
 #include "tfring_ops/transport/shared_memory/shared_segment.h"
