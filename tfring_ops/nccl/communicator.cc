@@ -2,7 +2,6 @@
 
 #include <array>
 #include <chrono>
-#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -29,8 +28,7 @@ absl::Status UntilAllAreDone(
   std::vector<OperationId> requests(host.size(), kNoOperation);
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank()) continue;
-    auto* const word = reinterpret_cast<std::byte*>(&words[peer]);
-    requests[peer] = host.StartRecv(peer, Bytes(word, sizeof(Word)));
+    requests[peer] = host.StartRecv(peer, BytesOf(words[peer]));
   }
   for (Backoff backoff; own.state == Word::State::kBusy; backoff.Pause()) {
     TFRING_RETURN_IF_ERROR(host.Progress());
@@ -54,8 +52,7 @@ absl::Status UntilAllAreDone(
   }
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank()) continue;
-    const auto* const word = reinterpret_cast<const std::byte*>(&own);
-    requests.push_back(host.StartSend(peer, ConstBytes(word, sizeof(Word))));
+    requests.push_back(host.StartSend(peer, BytesOf(own)));
   }
   for (const OperationId request : requests) {
     TFRING_RETURN_IF_ERROR(host.Wait(request));

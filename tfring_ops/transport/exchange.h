@@ -2,7 +2,6 @@
 #ifndef TFRING_OPS_TRANSPORT_EXCHANGE_H_
 #define TFRING_OPS_TRANSPORT_EXCHANGE_H_
 
-#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -36,14 +35,11 @@ absl::StatusOr<std::vector<T>> Exchange(Transport& host,
   std::vector<OperationId> requests;
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank()) continue;
-    requests.push_back(host.StartRecv(
-        peer, Bytes(reinterpret_cast<std::byte*>(&received[peer]), sizeof(T))));
+    requests.push_back(host.StartRecv(peer, BytesOf(received[peer])));
   }
   for (int peer = 0; peer < host.size(); ++peer) {
     if (peer == host.rank()) continue;
-    requests.push_back(host.StartSend(
-        peer, ConstBytes(reinterpret_cast<const std::byte*>(&sent[peer]),
-                         sizeof(T))));
+    requests.push_back(host.StartSend(peer, BytesOf(sent[peer])));
   }
   if (absl::Status status = WaitOrAbort(host, requests); !status.ok()) {
     if (host.HasAbandoned()) KeepForever(std::move(received));

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +26,18 @@ namespace tfring {
 
 using Bytes = absl::Span<std::byte>;
 using ConstBytes = absl::Span<const std::byte>;
+
+// Those of `data`, a plain block.
+template <typename T>
+Bytes BytesOf(T& data) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return Bytes(reinterpret_cast<std::byte*>(&data), sizeof(data));
+}
+template <typename T>
+ConstBytes BytesOf(const T& data) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return ConstBytes(reinterpret_cast<const std::byte*>(&data), sizeof(data));
+}
 
 // An operation in flight.  Copyable; waited for at most once.
 using OperationId = uint64_t;

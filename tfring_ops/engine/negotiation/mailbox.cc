@@ -11,16 +11,6 @@ namespace {
 // In a length: the next message is a heartbeat.
 constexpr uint64_t kHeartbeat = uint64_t{1} << 63;
 
-ConstBytes BytesOf(const uint64_t& number) {
-  return ConstBytes(reinterpret_cast<const std::byte*>(&number),
-                    sizeof(number));
-}
-
-ConstBytes BytesOf(const std::string& text) {
-  return ConstBytes(reinterpret_cast<const std::byte*>(text.data()),
-                    text.size());
-}
-
 }  // namespace
 
 Mailbox::Mailbox(Transport& transport)
@@ -36,7 +26,9 @@ Mailbox::Outgoing& Mailbox::Start(int peer,
   out.message = std::move(message);
   out.length = out.message->size() | flag;
   out.length_sent = transport_.StartSend(peer, BytesOf(out.length));
-  out.message_sent = transport_.StartSend(peer, BytesOf(*out.message));
+  out.message_sent = transport_.StartSend(
+      peer, ConstBytes(reinterpret_cast<const std::byte*>(out.message->data()),
+                       out.message->size()));
   return out;
 }
 
@@ -65,9 +57,7 @@ absl::Status Mailbox::Listen(int peer) {
   Incoming& in = incoming_[peer];
   while (in.phase != Phase::kHere) {
     if (in.phase == Phase::kIdle) {
-      in.request = transport_.StartRecv(
-          peer,
-          Bytes(reinterpret_cast<std::byte*>(&in.length), sizeof(in.length)));
+      in.request = transport_.StartRecv(peer, BytesOf(in.length));
       in.phase = Phase::kLength;
     }
     if (in.phase == Phase::kLength) {

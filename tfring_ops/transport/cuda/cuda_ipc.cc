@@ -99,9 +99,7 @@ class IpcLink final : public CudaLink {
     for (; !unsent_.empty(); unsent_.pop_front()) {
       tokens_.push_back({unsent_.front()});
       SentToken& sent = tokens_.back();
-      sent.request = context_.host.StartSend(
-          peer_, ConstBytes(reinterpret_cast<const std::byte*>(&sent.token),
-                            sizeof(sent.token)));
+      sent.request = context_.host.StartSend(peer_, BytesOf(sent.token));
     }
   }
 
@@ -164,9 +162,7 @@ class IpcLink final : public CudaLink {
     }
     while (token_request_ != kNoOperation || ExpectsToken()) {
       if (token_request_ == kNoOperation) {
-        token_request_ = context_.host.StartRecv(
-            peer_,
-            Bytes(reinterpret_cast<std::byte*>(&token_), sizeof(token_)));
+        token_request_ = context_.host.StartRecv(peer_, BytesOf(token_));
       }
       TFRING_ASSIGN_OR_RETURN(const bool arrived,
                               context_.host.Test(token_request_));

@@ -25,12 +25,6 @@ constexpr size_t kRingBytes = 512 << 10;
 // All that a rank shares, however many ranks its node has.
 constexpr size_t kSegmentBytes = 4 << 20;
 
-// T is a plain block of bytes.
-template <typename T>
-Bytes BytesOf(T& data) {
-  return Bytes(reinterpret_cast<std::byte*>(&data), sizeof(data));
-}
-
 // Gives every rank rank 0's `data`.
 template <typename T>
 absl::Status BroadcastFromZero(Transport& transport, T& data) {
