@@ -15,116 +15,6 @@
 namespace tfring {
 namespace {
 
-class CudaDeviceImpl final : public CudaDevice {
- public:
-  CudaDeviceImpl(const CudaDriver& driver, int ordinal)
-      : driver_(driver), ordinal_(ordinal) {}
-
-  absl::Status Open() {
-    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGet(&device_, ordinal_));
-    std::array<char, 256> name{};
-    TFRING_RETURN_IF_ERROR(
-        driver_.cuDeviceGetName(name.data(), name.size() - 1, device_));
-    name_ = name.data();
-    size_t bytes = 0;
-    TFRING_RETURN_IF_ERROR(driver_.cuDeviceTotalMem(&bytes, device_));
-    memory_bytes_ = static_cast<int64_t>(bytes);
-    CUuuid uuid{};
-    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetUuid(&uuid, device_));
-    std::copy_n(uuid.bytes, uuid_.size(), uuid_.begin());
-    int major = 0, minor = 0;
-    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
-        &major, kCudaAttributeCapabilityMajor, device_));
-    TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
-        &minor, kCudaAttributeCapabilityMinor, device_));
-    // TensorFlow's is the primary context too.
-    TFRING_RETURN_IF_ERROR(
-        driver_.cuDevicePrimaryCtxRetain(&context_, device_));
-    const CudaScope scope(driver_, context_);
-    TFRING_RETURN_IF_ERROR(scope.status());
-    TFRING_RETURN_IF_ERROR(CreateStream(driver_, &stream_));
-    TFRING_ASSIGN_OR_RETURN(
-        kernels_,
-        CudaKernels::Load(driver_, context_, stream_, 10 * major + minor));
-    return absl::OkStatus();
-  }
-
-  // At the end of a process the driver may be gone already, and says so.
-  ~CudaDeviceImpl() override {
-    if (kernels_ != nullptr && kernels_->is_abandoned()) {
-      KeepForever(std::move(kernels_));
-      return;
-    }
-    kernels_.reset();
-    if (context_ == nullptr) return;
-    {
-      const CudaScope scope(driver_, context_);
-      if (stream_ != nullptr) driver_.cuStreamDestroy.Result(stream_);
-    }
-    driver_.cuDevicePrimaryCtxRelease.Result(device_);
-  }
-
-  int ordinal() const override { return ordinal_; }
-  const std::string& name() const override { return name_; }
-  int64_t memory_bytes() const override { return memory_bytes_; }
-  const std::array<char, 16>& uuid() const override { return uuid_; }
-  CUctx_st* context() const override { return context_; }
-  void* stream() const override { return stream_; }
-  const Kernels& kernels() const override { return *kernels_; }
-
-  absl::Status Upload(void* device, const void* host,
-                      int64_t bytes) const override {
-    const CudaScope scope(driver_, context_);
-    TFRING_RETURN_IF_ERROR(scope.status());
-    TFRING_RETURN_IF_ERROR(
-        driver_.cuMemcpyHtoDAsync(DeviceAddress(device), host, bytes, stream_));
-    return driver_.cuStreamSynchronize(stream_);
-  }
-
-  absl::Status Download(void* host, const void* device,
-                        int64_t bytes) const override {
-    const CudaScope scope(driver_, context_);
-    TFRING_RETURN_IF_ERROR(scope.status());
-    TFRING_RETURN_IF_ERROR(
-        driver_.cuMemcpyDtoHAsync(host, DeviceAddress(device), bytes, stream_));
-    return driver_.cuStreamSynchronize(stream_);
-  }
-
-  absl::Status TryExport() const override {
-    const CudaScope scope(driver_, context_);
-    TFRING_RETURN_IF_ERROR(scope.status());
-    CUdeviceptr memory = 0;
-    TFRING_RETURN_IF_ERROR(driver_.cuMemAlloc(&memory, 1));
-    CUipcMemHandle handle{};
-    const absl::Status status = driver_.cuIpcGetMemHandle(&handle, memory);
-    driver_.cuMemFree.Result(memory);
-    return status;
-  }
-
-  absl::Status Finish() const override {
-    const CudaScope scope(driver_, context_);
-    TFRING_RETURN_IF_ERROR(scope.status());
-    TFRING_RETURN_IF_ERROR(kernels_->Synchronize());
-    return driver_.cuStreamSynchronize(stream_);
-  }
-
-  void WaitBy(std::function<absl::Status()> wait) const override {
-    kernels_->WaitBy(std::move(wait));
-  }
-  void Abandon() const override { kernels_->Abandon(); }
-
- private:
-  const CudaDriver& driver_;
-  const int ordinal_;
-  CUdevice device_ = 0;
-  std::string name_;
-  int64_t memory_bytes_ = 0;
-  std::array<char, 16> uuid_{};
-  CUcontext context_ = nullptr;
-  CUstream stream_ = nullptr;
-  std::unique_ptr<CudaKernels> kernels_;
-};
-
 // The driver: an event cannot exist without it.
 const CudaDriver& Driver() { return **CudaDriver::Get(); }
 
@@ -182,10 +72,94 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::ForOrdinal(
         absl::StrCat("no GPU ", ordinal, ": this process sees ", count,
                      ", numbered from 0; CUDA_VISIBLE_DEVICES says which"));
   }
-  auto device = std::make_unique<CudaDeviceImpl>(Driver(), ordinal);
+  std::unique_ptr<CudaDevice> device(new CudaDevice(Driver(), ordinal));
   TFRING_RETURN_IF_ERROR(device->Open());
   return device;
 }
+
+CudaDevice::CudaDevice(const CudaDriver& driver, int ordinal)
+    : driver_(driver), ordinal_(ordinal) {}
+
+absl::Status CudaDevice::Open() {
+  TFRING_RETURN_IF_ERROR(driver_.cuDeviceGet(&device_, ordinal_));
+  std::array<char, 256> name{};
+  TFRING_RETURN_IF_ERROR(
+      driver_.cuDeviceGetName(name.data(), name.size() - 1, device_));
+  name_ = name.data();
+  size_t bytes = 0;
+  TFRING_RETURN_IF_ERROR(driver_.cuDeviceTotalMem(&bytes, device_));
+  memory_bytes_ = static_cast<int64_t>(bytes);
+  CUuuid uuid{};
+  TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetUuid(&uuid, device_));
+  std::copy_n(uuid.bytes, uuid_.size(), uuid_.begin());
+  int major = 0, minor = 0;
+  TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
+      &major, kCudaAttributeCapabilityMajor, device_));
+  TFRING_RETURN_IF_ERROR(driver_.cuDeviceGetAttribute(
+      &minor, kCudaAttributeCapabilityMinor, device_));
+  // TensorFlow's is the primary context too.
+  TFRING_RETURN_IF_ERROR(driver_.cuDevicePrimaryCtxRetain(&context_, device_));
+  TFRING_ENTER_CONTEXT(driver_, context_);
+  TFRING_RETURN_IF_ERROR(CreateStream(driver_, &stream_));
+  TFRING_ASSIGN_OR_RETURN(
+      kernels_,
+      CudaKernels::Load(driver_, context_, stream_, 10 * major + minor));
+  return absl::OkStatus();
+}
+
+// At the end of a process the driver may be gone already, and says so.
+CudaDevice::~CudaDevice() {
+  if (kernels_ != nullptr && kernels_->is_abandoned()) {
+    KeepForever(std::move(kernels_));
+    return;
+  }
+  kernels_.reset();
+  if (context_ == nullptr) return;
+  {
+    const CudaScope scope(driver_, context_);
+    if (stream_ != nullptr) driver_.cuStreamDestroy.Result(stream_);
+  }
+  driver_.cuDevicePrimaryCtxRelease.Result(device_);
+}
+
+const Kernels& CudaDevice::kernels() const { return *kernels_; }
+
+absl::Status CudaDevice::Upload(void* device, const void* host,
+                                int64_t bytes) const {
+  TFRING_ENTER_CONTEXT(driver_, context_);
+  TFRING_RETURN_IF_ERROR(
+      driver_.cuMemcpyHtoDAsync(DeviceAddress(device), host, bytes, stream_));
+  return driver_.cuStreamSynchronize(stream_);
+}
+
+absl::Status CudaDevice::Download(void* host, const void* device,
+                                  int64_t bytes) const {
+  TFRING_ENTER_CONTEXT(driver_, context_);
+  TFRING_RETURN_IF_ERROR(
+      driver_.cuMemcpyDtoHAsync(host, DeviceAddress(device), bytes, stream_));
+  return driver_.cuStreamSynchronize(stream_);
+}
+
+absl::Status CudaDevice::TryExport() const {
+  TFRING_ENTER_CONTEXT(driver_, context_);
+  CUdeviceptr memory = 0;
+  TFRING_RETURN_IF_ERROR(driver_.cuMemAlloc(&memory, 1));
+  CUipcMemHandle handle{};
+  const absl::Status status = driver_.cuIpcGetMemHandle(&handle, memory);
+  driver_.cuMemFree.Result(memory);
+  return status;
+}
+
+absl::Status CudaDevice::Finish() const {
+  TFRING_ENTER_CONTEXT(driver_, context_);
+  TFRING_RETURN_IF_ERROR(kernels_->Synchronize());
+  return driver_.cuStreamSynchronize(stream_);
+}
+
+void CudaDevice::WaitBy(std::function<absl::Status()> wait) const {
+  kernels_->WaitBy(std::move(wait));
+}
+void CudaDevice::Abandon() const { kernels_->Abandon(); }
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(
     const CudaDevice& device) {
@@ -200,8 +174,7 @@ absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateOn(int ordinal,
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::CreateIn(
     CUctx_st* context, Timing timing) {
-  const CudaScope scope(Driver(), context);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context);
   const unsigned flags =
       kCudaEventBlockingSync |
       (timing == Timing::kNone ? kCudaEventDisableTiming : 0);
@@ -216,20 +189,17 @@ CudaEvent::~CudaEvent() {
 }
 
 absl::Status CudaEvent::Record(void* stream) {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   return Driver().cuEventRecord(event_, static_cast<CUstream>(stream));
 }
 
 absl::Status CudaEvent::Await(void* stream) const {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   return Driver().cuStreamWaitEvent(static_cast<CUstream>(stream), event_, 0);
 }
 
 absl::StatusOr<bool> CudaEvent::Done() const {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   const int result = Driver().cuEventQuery.Result(event_);
   if (result == kCudaErrorNotReady) return false;
   TFRING_RETURN_IF_ERROR(Driver().Check(result, "cuEventQuery"));
@@ -237,15 +207,13 @@ absl::StatusOr<bool> CudaEvent::Done() const {
 }
 
 absl::Status CudaEvent::Wait() const {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   return Driver().cuEventSynchronize(event_);
 }
 
 absl::StatusOr<int64_t> CudaEvent::NanosecondsAfter(
     const CudaEvent& other) const {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   float ms = 0;
   TFRING_RETURN_IF_ERROR(
       Driver().cuEventElapsedTime(&ms, other.event_, event_));
@@ -255,8 +223,7 @@ absl::StatusOr<int64_t> CudaEvent::NanosecondsAfter(
 absl::StatusOr<std::unique_ptr<CudaCopyStream>> CudaCopyStream::CreateOn(
     int ordinal) {
   TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
-  const CudaScope scope(Driver(), context);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context);
   CUstream stream = nullptr;
   TFRING_RETURN_IF_ERROR(CreateStream(Driver(), &stream));
   return std::unique_ptr<CudaCopyStream>(new CudaCopyStream(context, stream));
@@ -269,24 +236,21 @@ CudaCopyStream::~CudaCopyStream() {
 
 absl::Status CudaCopyStream::Upload(void* device, const void* pinned,
                                     int64_t bytes) const {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   return Driver().cuMemcpyHtoDAsync(DeviceAddress(device), pinned, bytes,
                                     stream_);
 }
 
 absl::Status CudaCopyStream::Download(void* pinned, const void* device,
                                       int64_t bytes) const {
-  const CudaScope scope(Driver(), context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context_);
   return Driver().cuMemcpyDtoHAsync(pinned, DeviceAddress(device), bytes,
                                     stream_);
 }
 
 absl::StatusOr<void*> AllocatePinned(int ordinal, int64_t bytes) {
   TFRING_ASSIGN_OR_RETURN(const CUcontext context, ContextOf(ordinal));
-  const CudaScope scope(Driver(), context);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(Driver(), context);
   void* memory = nullptr;
   TFRING_RETURN_IF_ERROR(
       Driver().cuMemHostAlloc(&memory, bytes, kCudaHostPortable));

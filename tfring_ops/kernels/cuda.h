@@ -23,6 +23,9 @@ struct CUstream_st;
 
 namespace tfring {
 
+class CudaDriver;
+class CudaKernels;
+
 // The CUDA that the driver serves: "12.4".  Unavailable, with the reason, where
 // there is no driver.
 absl::StatusOr<std::string> CudaDriverVersion();
@@ -59,43 +62,57 @@ class CudaDevice {
   // Unavailable, with the reason, where there is no driver or no such GPU.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> ForOrdinal(int ordinal);
 
-  virtual ~CudaDevice() = default;
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
 
-  virtual int ordinal() const = 0;
-  virtual const std::string& name() const = 0;  // "NVIDIA H200"
-  virtual int64_t memory_bytes() const = 0;
+  int ordinal() const { return ordinal_; }
+  const std::string& name() const { return name_; }  // "NVIDIA H200"
+  int64_t memory_bytes() const { return memory_bytes_; }
   // The same in all processes that see this GPU.
-  virtual const std::array<char, 16>& uuid() const = 0;
-  virtual CUctx_st* context() const = 0;
-  virtual void* stream() const = 0;
+  const std::array<char, 16>& uuid() const { return uuid_; }
+  CUctx_st* context() const { return context_; }
+  void* stream() const { return stream_; }
 
   // They work on the stream and return before the GPU has done it.  Their
   // Synchronize waits for nothing; it returns the first error of a launch.
-  virtual const Kernels& kernels() const = 0;
+  const Kernels& kernels() const;
 
   // Between host memory and the GPU's, in the order of the stream.  Return when
   // it is done, and have no deadline: for a stream that waits for no rank.
-  virtual absl::Status Upload(void* device, const void* host,
-                              int64_t bytes) const = 0;
-  virtual absl::Status Download(void* host, const void* device,
-                                int64_t bytes) const = 0;
+  absl::Status Upload(void* device, const void* host, int64_t bytes) const;
+  absl::Status Download(void* host, const void* device, int64_t bytes) const;
 
   // Returns OK if some of its memory can be exported to other processes.
-  virtual absl::Status TryExport() const = 0;
+  absl::Status TryExport() const;
 
   // Returns when the stream has done everything, without a deadline: for one
   // that waits for no rank, or whose transport has been aborted and has
   // abandoned nothing.
-  virtual absl::Status Finish() const = 0;
+  absl::Status Finish() const;
 
   // From now on the stream may wait for other ranks, and `wait` returns when
   // its work and the work of the streams beside it has ended, or an error if it
   // cannot: then they do not wait for ranks any more, or Abandon has been
   // called.  Null: it no longer does.  See Note [Waits of the driver].
-  virtual void WaitBy(std::function<absl::Status()> wait) const = 0;
+  void WaitBy(std::function<absl::Status()> wait) const;
   // The stream may never become idle: nothing is freed from now on, not even
   // with the device.
-  virtual void Abandon() const = 0;
+  void Abandon() const;
+
+ private:
+  CudaDevice(const CudaDriver& driver, int ordinal);
+  absl::Status Open();
+
+  const CudaDriver& driver_;
+  const int ordinal_;
+  int device_ = 0;  // its CUdevice
+  std::string name_;
+  int64_t memory_bytes_ = 0;
+  std::array<char, 16> uuid_{};
+  CUctx_st* context_ = nullptr;
+  CUstream_st* stream_ = nullptr;
+  std::unique_ptr<CudaKernels> kernels_;
 };
 
 // A moment in the order of a stream, for other streams and the host to wait

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "tfring_ops/base/status_macros.h"
 
 // Declared as in cuda.h, so that the two could be included together.
 using CUdevice = int;
@@ -198,6 +199,12 @@ class CudaScope {
   const CudaDriver& driver_;
   const absl::Status status_;
 };
+
+// Makes `context` the calling thread's for the rest of the block, or leaves the
+// calling function with the error.
+#define TFRING_ENTER_CONTEXT(driver, context) \
+  const CudaScope scope(driver, context);     \
+  TFRING_RETURN_IF_ERROR(scope.status())
 
 }  // namespace tfring
 

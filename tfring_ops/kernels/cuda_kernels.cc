@@ -240,8 +240,7 @@ absl::Status CudaKernels::AwaitWork() const {
 }
 
 absl::StatusOr<void*> CudaKernels::Allocate(int64_t bytes) const {
-  const CudaScope scope(driver_, context_);
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(driver_, context_);
   TFRING_RETURN_IF_ERROR(AwaitWork());
   CUdeviceptr address = 0;
   TFRING_RETURN_IF_ERROR(driver_.cuMemAlloc(&address, bytes));

@@ -47,8 +47,7 @@ class NcclCommunicator {
   template <typename Ask>
   absl::Status Group(const Ask& ask) {
     TFRING_RETURN_IF_ERROR(broken_);
-    const CudaScope scope(driver_, device_.context());
-    TFRING_RETURN_IF_ERROR(scope.status());
+    TFRING_ENTER_CONTEXT(driver_, device_.context());
     TFRING_ASSIGN_OR_RETURN(const LaunchOrder::Turn turn, AwaitTurn());
     TFRING_RETURN_IF_ERROR(turn.Follow(device_.stream()));
     is_marked_ = false;

@@ -125,8 +125,7 @@ absl::StatusOr<std::unique_ptr<CudaLinks>> CudaLinks::Negotiate(
     const CudaDevice& device, Transport& host, const Options& options) {
   TFRING_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
   // First, as links that fail end in the context, too.
-  const CudaScope scope(*driver, device.context());
-  TFRING_RETURN_IF_ERROR(scope.status());
+  TFRING_ENTER_CONTEXT(*driver, device.context());
   std::unique_ptr<CudaLinks> ways(
       new CudaLinks(*driver, device, host, options));
   TFRING_RETURN_IF_ERROR(ways->OpenStreams());
