@@ -24,10 +24,6 @@ class MpiRingTest : public testing::TestWithParam<SharedMemory> {
   int next() const { return (rank() + 1) % size(); }
   int previous() const { return (rank() + size() - 1) % size(); }
 
-  static Bytes BytesOf(int64_t& number) {
-    return Bytes(reinterpret_cast<std::byte*>(&number), sizeof(number));
-  }
-
   const std::unique_ptr<Transport> transport_ = MakeWorldTransport(GetParam());
 };
 INSTANTIATE_TEST_SUITE_P(Media, MpiRingTest,

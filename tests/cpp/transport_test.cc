@@ -19,10 +19,6 @@
 namespace tfring {
 namespace {
 
-Bytes BytesOf(int64_t& number) {
-  return Bytes(reinterpret_cast<std::byte*>(&number), sizeof(number));
-}
-
 class EveryTransportTest : public testing::TestWithParam<Medium> {
  protected:
   Transport& rank(int rank) { return *transports_[rank]; }
