@@ -34,7 +34,17 @@ class StreamNumbers {
     kept_.push_back({kCudaWaitValue32, address, number, kCudaWaitValueGeq});
   }
 
-  absl::Status Flush();
+  absl::Status Flush() {
+    if (kept_.empty()) return absl::OkStatus();
+    ++calls_;
+    std::vector<CudaStreamOperation> kept;
+    kept.swap(kept_);
+    const absl::Status status = driver_.cuStreamBatchMemOp(
+        stream_, static_cast<unsigned>(kept.size()), kept.data(), /*flags=*/0);
+    kept.clear();
+    kept_.swap(kept);  // its memory is used again
+    return status;
+  }
   // The number of calls of the driver's so far.
   int64_t calls() const { return calls_; }
 
