@@ -7,8 +7,7 @@
 //
 // Invariants:
 // - While it neither records nor counts, it costs one atomic load for each
-// thing
-//   that it would have recorded.
+//   thing that it would have recorded.
 // - It keeps at most `kMaxEvents`; what comes later is counted.
 #ifndef TFRING_OPS_ENGINE_TIMELINE_H_
 #define TFRING_OPS_ENGINE_TIMELINE_H_

@@ -15,8 +15,8 @@ constexpr char kLibrary[] = "libnccl.so.2";
 // would notice that a peer is lost.
 constexpr int kLeastVersion = 21400;
 
-// The folder of tensorflow[and-cuda]'s NCCL, beside TensorFlow's own directory;
-// "" if it has not.
+// The path of tensorflow[and-cuda]'s NCCL, beside TensorFlow's own directory;
+// "" if it has none.
 std::string PackagedLibrary() {
   void* const framework =
       dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD);

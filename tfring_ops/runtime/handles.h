@@ -57,7 +57,7 @@ struct Outcome {
 class Handles {
  public:
   using Callback = std::function<void(Outcome)>;
-  // Returns true if the collector of a collective can use its outputs, which
+  // An error if the collector of a collective cannot use its outputs, which
   // are there.
   using Check =
       std::function<absl::Status(const std::vector<const void*>& outputs)>;

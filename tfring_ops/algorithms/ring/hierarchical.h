@@ -1,4 +1,4 @@
-// Allreduce over hierarchical allreduce: each rank is at a point of a grid, and
+// Hierarchical allreduce: each rank is at a point of a grid, and
 // on one ring along each of its axes.  A reduce-scatter along the first axis
 // leaves every rank a share, an allreduce of the share runs along the remaining
 // axes, and an allgather along the first one brings all shares together.
