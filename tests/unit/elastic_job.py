@@ -112,5 +112,25 @@ class Job:
         for worker in workers:
             assert self.got(worker, "form")["generation"] == 1
 
+    def form_again(self, workers, generation, steps):
+        """Has these leave a generation at a step, and form the next one."""
+        for worker in workers:
+            self.be_ready(worker, generation, steps)
+        for worker in workers:
+            self.formed(worker, generation + 1)
+
+    def train(self, workers, *phases, **more):
+        """Has these tell of the phases of a training, one after the other."""
+        for phase in phases:
+            for worker in workers:
+                self.training(worker, phase, **more)
+
     def names(self):
         return {worker.name for worker in self.membership._members}
+
+
+def started(hosts, **limits):
+    """Returns a job with all but the spares in its first generation."""
+    job = Job(hosts, **limits)
+    job.start([*job.host_of][: limits.get("maximum")])
+    return job

@@ -1,7 +1,7 @@
 """The rules of elastic jobs, by events one after another."""
 
 import pytest
-from elastic_job import Job
+from elastic_job import Job, started
 
 from tfring.launcher.elastic import places
 from tfring.launcher.elastic.host_table import MOST_STRIKES
@@ -47,8 +47,7 @@ def test_the_first_generation_does_not_wait_for_ever():
 
 
 def test_a_loss_stops_the_generation_and_the_newest_state_is_rank_0():
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=2, maximum=3)
     job.disconnected("w1")
     assert job.killed == ["w1"]
     assert job.got("w2", "stop")["generation"] == 1
@@ -82,8 +81,7 @@ def test_a_loss_stops_the_generation_and_the_newest_state_is_rank_0():
 
 @pytest.mark.parametrize("how", ["error", "bye"])
 def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=2, maximum=3)
     if how == "error":
         job.error("w1", "ValueError: boom")
     else:
@@ -105,10 +103,8 @@ def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_who_takes_too_long_to_end_has_the_status_that_it_said(status):
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
-    for name in ("w1", "w2", "w3"):
-        job.training(name, "begun")
+    job = started({"a": 3}, minimum=2, maximum=3)
+    job.train(["w1", "w2", "w3"], "begun")
     job.bye("w1", status, False)
     job.exited("w1", 128 + 9, "killed by SIGKILL")
     [said] = [text for text in job.said if "lost" in text]
@@ -117,8 +113,7 @@ def test_who_takes_too_long_to_end_has_the_status_that_it_said(status):
 
 
 def test_too_few_wait_for_a_replacement_and_then_the_job_fails():
-    job = Job({"a": 2}, minimum=2, maximum=2, replacement_seconds=50)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=2, maximum=2, replacement_seconds=50)
     job.exited("w2", 1, "exit status 1")
     job.be_ready("w1", 1, steps=4)
     assert job.names() == {"w1"}
@@ -132,8 +127,7 @@ def test_too_few_wait_for_a_replacement_and_then_the_job_fails():
 
 
 def test_all_lost_is_the_end_and_not_a_new_beginning():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.error("w1", "ValueError: boom")
     job.exited("w1", 1, "exit status 1")
     assert job.ended is None
@@ -143,11 +137,9 @@ def test_all_lost_is_the_end_and_not_a_new_beginning():
 
 
 def test_the_state_is_not_silently_begun_anew():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.exited("w2", 9, "")
-    job.be_ready("w1", 1, steps=100)
-    job.formed("w1", 2)
+    job.form_again(["w1"], 1, steps=100)
     job.be_ready("w3")
     job.be_ready("w1", 2, steps=110)
     assert job.names() == {"w1", "w3"}
@@ -177,14 +169,12 @@ def test_workers_that_fail_before_they_train_leave_their_host_out():
 
 
 def test_progress_clears_a_host():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     lost = "w2"
     for number in range(3, 3 + 2 * MOST_STRIKES):
         job.exited(lost, 9, "")
         generation = job.membership.generation
-        job.be_ready("w1", generation, steps=number)
-        job.formed("w1", generation + 1)
+        job.form_again(["w1"], generation, steps=number)
         lost = f"w{number}"
         job.be_ready(lost)
         job.be_ready("w1", generation + 1, steps=number)
@@ -196,8 +186,7 @@ def test_progress_clears_a_host():
 
 
 def test_a_host_that_has_trained_is_tried_again():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.wait(31)  # The host is proven.
 
     def fail_until_left_out(worker):
@@ -208,8 +197,7 @@ def test_a_host_that_has_trained_is_tried_again():
             worker = f"w{number + 1}"
 
     job.exited("w2", 137, "killed by SIGKILL")  # It has trained for long.
-    job.be_ready("w1", 1, steps=3)
-    job.formed("w1", 2)
+    job.form_again(["w1"], 1, steps=3)
     fail_until_left_out("w3")
     assert "host a is left out for 20 s" in job.said[-1]
     before = len(job.host_of)
@@ -227,13 +215,9 @@ def test_a_host_that_has_trained_is_tried_again():
 
 
 def test_a_host_whose_other_workers_train_on_is_tried_again():
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=2, maximum=3)
     job.exited("w3", 137, "killed by SIGKILL")
-    job.be_ready("w1", 1, steps=3)
-    job.be_ready("w2", 1, steps=3)
-    job.formed("w1", 2)
-    job.formed("w2", 2)
+    job.form_again(["w1", "w2"], 1, steps=3)
     for worker in ("w4", "w5"):
         job.now += 0.1
         job.exited(worker, 137, "killed by SIGKILL")
@@ -245,8 +229,9 @@ def test_a_host_whose_other_workers_train_on_is_tried_again():
 
 
 def test_a_job_waits_for_a_host_that_cools_down():
-    job = Job({"a": 1, "b": 1}, minimum=2, maximum=2, replacement_seconds=600)
-    job.start(["w1", "w2"])
+    job = started(
+        {"a": 1, "b": 1}, minimum=2, maximum=2, replacement_seconds=600
+    )
     job.wait(31)
     job.exited("w2", 137, "killed by SIGKILL")
     for worker in ("w3", "w4", "w5"):
@@ -276,8 +261,7 @@ def test_workers_that_fail_together_count_once():
 
 
 def test_workers_that_have_trained_for_long_count_for_nothing():
-    job = Job({"a": 4}, minimum=1, maximum=4)
-    job.start(["w1", "w2", "w3", "w4"])
+    job = started({"a": 4}, minimum=1, maximum=4)
     job.wait(31)
     for worker in ("w2", "w3", "w4"):
         job.now += 0.1
@@ -287,8 +271,7 @@ def test_workers_that_have_trained_for_long_count_for_nothing():
 
 
 def test_a_member_that_does_not_leave_its_generation_is_lost():
-    job = Job({"a": 3}, minimum=1, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=1, maximum=3)
     job.exited("w3", 9, "")
     job.be_ready("w1", 1, steps=1)
     job.wait(29)
@@ -300,8 +283,7 @@ def test_a_member_that_does_not_leave_its_generation_is_lost():
 
 
 def test_one_that_leaves_by_itself_has_the_others_follow():
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=2, maximum=2)
     job.be_ready("w1", 1, steps=1)
     assert job.got("w2", "stop") is None
     job.wait(1.5)
@@ -311,8 +293,7 @@ def test_one_that_leaves_by_itself_has_the_others_follow():
 
 
 def test_who_cannot_connect_to_most_others_is_lost():
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=2, maximum=3)
     # The first accusation is one of a good worker.
     job.suspect("w2", 1, "w1", "timed out")
     assert job.got("w3", "stop") is None
@@ -328,8 +309,7 @@ def test_who_cannot_connect_to_most_others_is_lost():
 
 
 def test_of_two_that_cannot_connect_one_is_lost_the_second_time():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     for generation in (1, 2):
         assert job.killed == []
         job.suspect("w2", generation, "w1", "timed out")
@@ -340,13 +320,9 @@ def test_of_two_that_cannot_connect_one_is_lost_the_second_time():
 
 
 def test_a_new_worker_is_blamed_before_one_that_has_trained():
-    job = Job({"a": 3}, minimum=1, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=1, maximum=3)
     job.exited("w3", 9, "")
-    for worker in ("w1", "w2"):
-        job.be_ready(worker, 1, steps=5)
-    for worker in ("w1", "w2"):
-        job.formed(worker, 2)
+    job.form_again(["w1", "w2"], 1, steps=5)
     job.be_ready("w4")
     for worker in ("w1", "w2"):
         job.be_ready(worker, 2, steps=7)
@@ -361,8 +337,7 @@ def test_a_new_worker_is_blamed_before_one_that_has_trained():
 
 
 def test_the_last_one_that_has_the_state_is_never_given_up():
-    job = Job({"a": 3}, minimum=1, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=1, maximum=3)
     for generation in (1, 2):
         assert job.killed == []
         for worker in ("w2", "w3"):
@@ -376,14 +351,11 @@ def test_the_last_one_that_has_the_state_is_never_given_up():
 
 
 def test_a_joiner_that_cannot_connect_fails_while_the_others_train_on():
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=2, maximum=3)
     job.exited("w3", 9, "")
+    job.form_again(["w1", "w2"], 1, steps=5)
     for worker in ("w1", "w2"):
-        job.be_ready(worker, 1, steps=5)
         job.inbox[worker].clear()
-    for worker in ("w1", "w2"):
-        job.formed(worker, 2)
     job.cut.add(frozenset(("w2", "w4")))
     job.be_ready("w4")
     assert "w4 (host a) is lost: it cannot reach w2" in job.said[-1]
@@ -396,10 +368,7 @@ def test_a_joiner_that_cannot_connect_fails_while_the_others_train_on():
 
 def test_joiners_prove_that_they_reach_each_other():
     job = Job({"a": 4}, minimum=1, maximum=4, first=2)
-    job.be_ready("w1")
-    job.be_ready("w2")
-    for worker in ("w1", "w2"):
-        job.formed(worker, 1)
+    job.start(["w1", "w2"])
     job.cut.add(frozenset(("w3", "w4")))
     job.be_ready("w3")
     job.be_ready("w4")
@@ -409,10 +378,7 @@ def test_joiners_prove_that_they_reach_each_other():
 
 def test_a_joiner_that_has_reached_one_who_is_lost_is_not_blamed():
     job = Job({"a": 3}, minimum=1, maximum=3, first=2)
-    job.be_ready("w1")
-    job.be_ready("w2")
-    for worker in ("w1", "w2"):
-        job.formed(worker, 1)
+    job.start(["w1", "w2"])
     job.answers_probes = False
     job.be_ready("w3")
     probe = job.got("w3", "probe")
@@ -431,8 +397,7 @@ def test_a_joiner_that_has_reached_one_who_is_lost_is_not_blamed():
 
 def test_a_joiner_that_does_not_say_whom_it_reaches_is_lost():
     job = Job({"a": 2}, minimum=1, maximum=2, first=1)
-    job.be_ready("w1")
-    job.formed("w1", 1)
+    job.start(["w1"])
     job.answers_probes = False
     job.be_ready("w2")
     job.wait(59)
@@ -447,11 +412,8 @@ STATE = [("attribute 'epoch'", ""), ("float32 (4, 5)", "kernel")]
 def job_with_a_joiner(state, of_the_members=STATE):
     """Its first two workers train; the third one has told of its state."""
     job = Job({"a": 3}, minimum=1, maximum=3, first=2)
-    job.be_ready("w1")
-    job.be_ready("w2")
-    for worker in ("w1", "w2"):
-        job.formed(worker, 1)
-        job.training(worker, "begun")
+    job.start(["w1", "w2"])
+    job.train(["w1", "w2"], "begun")
     if of_the_members is not None:
         job.state("w1", of_the_members)
     job.training("w3", "begun")
@@ -516,7 +478,6 @@ def test_a_state_of_which_steps_make_more_is_told_again():
 
 def test_a_generation_that_does_not_connect_is_formed_again_three_times():
     job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start_generation = 0
     job.be_ready("w1")
     job.be_ready("w2")
     for generation in (1, 2, 3):
@@ -550,8 +511,7 @@ def test_the_job_ends_well_when_all_members_have_said_so_and_exited():
 
 
 def test_who_fails_after_the_training_fails_the_job():
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=2, maximum=2)
     job.bye("w1", 0, False)
     job.bye("w2", 0, False)
     job.exited("w1", 139, "killed by SIGSEGV")
@@ -562,8 +522,7 @@ def test_who_fails_after_the_training_fails_the_job():
 
 
 def test_the_jobs_status_is_that_of_who_fails_at_the_end():
-    job = Job({"a": 3}, minimum=2, maximum=2, spares=1)
-    job.start(["w1", "w2"])
+    job = started({"a": 3}, minimum=2, maximum=2, spares=1)
     job.exited("w3", 9, "exit status 9")  # a spare, which is replaced
     job.bye("w1", 0, False)
     job.bye("w2", 0, False)
@@ -574,8 +533,7 @@ def test_the_jobs_status_is_that_of_who_fails_at_the_end():
 
 
 def test_who_ends_because_the_job_has_failed_is_no_failure():
-    job = Job({"a": 2}, minimum=1, maximum=1, spares=1)
-    job.start(["w1"])
+    job = started({"a": 2}, minimum=1, maximum=1, spares=1)
     job.bye("w1", 0, True)
     assert job.ended == "all workers are lost."
     job.exited("w2", 1, "exit status 1")
@@ -583,11 +541,8 @@ def test_who_ends_because_the_job_has_failed_is_no_failure():
 
 
 def test_the_slot_of_a_worker_that_ends_is_waited_for():
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
-    for phase in ("begun", "done"):
-        for name in ("w1", "w2"):
-            job.training(name, phase)
+    job = started({"a": 2}, minimum=2, maximum=2)
+    job.train(["w1", "w2"], "begun", "done")
     job.bye("w2", 0, False)
     job.training("w1", "begun")
     job.be_ready("w1", 1, steps=0)
@@ -600,8 +555,7 @@ def test_the_slot_of_a_worker_that_ends_is_waited_for():
 
 @pytest.mark.parametrize("how", ["killed", "host"])
 def test_who_is_killed_after_its_training_is_not_missed(how):
-    job = Job({"a": 1, "b": 1}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 1, "b": 1}, minimum=2, maximum=2)
     job.bye("w1", 0, False)
     if how == "killed":
         job.exited("w1", 137, "killed by SIGKILL")
@@ -618,8 +572,7 @@ def test_who_is_killed_after_its_training_is_not_missed(how):
 
 
 def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=2, maximum=2)
     job.bye("w1", 0, False)
     job.exited("w1", 0, "exit status 0")
     # The rest of its script is unknown.
@@ -628,8 +581,7 @@ def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
 
 
 def test_a_loss_when_some_are_done_has_the_others_go_on_without():
-    job = Job({"a": 3}, minimum=3, maximum=3)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 3}, minimum=3, maximum=3)
     job.bye("w1", 0, False)
     job.exited("w1", 0, "")
     job.exited("w2", 9, "killed")
@@ -645,10 +597,8 @@ def test_a_loss_when_some_are_done_has_the_others_go_on_without():
 @pytest.mark.parametrize("status", [0, 3])
 @pytest.mark.parametrize("beside", [False, True])
 def test_who_ends_in_the_training_is_replaced(status, beside):
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
-    for name in ("w1", "w2", "w3"):
-        job.training(name, "begun")
+    job = started({"a": 3}, minimum=2, maximum=3)
+    job.train(["w1", "w2", "w3"], "begun")
     name, another = "w3", "w4"
     if beside:
         job.exited("w3", 137, "killed by SIGKILL")
@@ -664,12 +614,9 @@ def test_who_ends_in_the_training_is_replaced(status, beside):
 
 def test_after_the_training_nobody_is_missed_or_killed():
     """A worker is killed while another one begins to save."""
-    job = Job({"a": 2, "b": 1}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
-    for name in ("w1", "w2", "w3"):
-        job.training(name, "begun")
-    for name in ("w1", "w2"):
-        job.training(name, "done")
+    job = started({"a": 2, "b": 1}, minimum=2, maximum=3)
+    job.train(["w1", "w2", "w3"], "begun")
+    job.train(["w1", "w2"], "done")
     job.disconnected("w2")
     job.exited("w2", 137, "killed by SIGKILL")
     job.training("w3", "done")
@@ -689,11 +636,8 @@ def test_after_the_training_nobody_is_missed_or_killed():
 @pytest.mark.parametrize("first", ["w1", "w2"])
 @pytest.mark.parametrize("how", ["bye", "error", "killed"])
 def test_any_status_after_the_training_is_the_jobs(first, how):
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
-    for phase in ("begun", "done"):
-        for name in ("w1", "w2"):
-            job.training(name, phase)
+    job = started({"a": 2}, minimum=2, maximum=2)
+    job.train(["w1", "w2"], "begun", "done")
     for name in (first, "w2" if first == "w1" else "w1"):
         status = 3 if name == "w2" else 0
         if how == "error" and status:
@@ -708,11 +652,8 @@ def test_any_status_after_the_training_is_the_jobs(first, how):
 
 
 def test_a_script_may_train_twice():
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
-    for phase in ("begun", "done"):
-        for name in ("w1", "w2"):
-            job.training(name, phase)
+    job = started({"a": 2}, minimum=2, maximum=2)
+    job.train(["w1", "w2"], "begun", "done")
     job.training("w1", "begun")
     # The other one is still between the two.
     job.exited("w2", 1, "exit status 1")
@@ -725,8 +666,7 @@ def test_a_script_may_train_twice():
 
 @pytest.mark.parametrize("leaves_first", [True, False])
 def test_who_ends_before_its_training_is_replaced(leaves_first):
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=2, maximum=2)
     if not leaves_first:
         job.training("w1", "begun")
     job.bye("w2", 0, False)
@@ -740,11 +680,8 @@ def test_who_ends_before_its_training_is_replaced(leaves_first):
 
 @pytest.mark.parametrize("silent_first", [True, False])
 def test_who_hangs_between_two_trainings_is_replaced(silent_first):
-    job = Job({"a": 2}, minimum=2, maximum=2)
-    job.start(["w1", "w2"])
-    for phase in ("begun", "done"):
-        for name in ("w1", "w2"):
-            job.training(name, phase)
+    job = started({"a": 2}, minimum=2, maximum=2)
+    job.train(["w1", "w2"], "begun", "done")
     if not silent_first:
         job.training("w1", "begun")
     job.silent("w2", "nothing was heard of it")
@@ -759,8 +696,7 @@ def test_who_hangs_between_two_trainings_is_replaced(silent_first):
 
 
 def test_a_training_that_is_left_by_an_error_is_none():
-    job = Job({"a": 1}, minimum=1, maximum=1)
-    job.start(["w1"])
+    job = started({"a": 1}, minimum=1, maximum=1)
     job.training("w1", "begun")
     job.training("w1", "left")
     job.bye("w1", 0, False)
@@ -769,8 +705,7 @@ def test_a_training_that_is_left_by_an_error_is_none():
 
 
 def test_workers_that_do_not_end_after_the_training_fail_the_job():
-    job = Job({"a": 1}, minimum=1, maximum=1, replacement_seconds=20)
-    job.start(["w1"])
+    job = started({"a": 1}, minimum=1, maximum=1, replacement_seconds=20)
     job.bye("w1", 0, False)
     job.wait(19)
     assert job.ended is None
@@ -779,8 +714,7 @@ def test_workers_that_do_not_end_after_the_training_fail_the_job():
 
 
 def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.bye("w1", 0, True)
     # Its script may have yet to clean up.
     assert job.got("w1", "end") is None
@@ -792,8 +726,7 @@ def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
 
 
 def test_what_a_lost_or_unknown_worker_says_changes_nothing():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.silent("w2", "silent")
     job.be_ready("w2", 1, steps=100)
     job.formed("w2", 1)
@@ -835,11 +768,9 @@ def test_who_joins_later_builds_first_while_the_others_train():
 
 
 def test_one_who_hangs_while_it_builds_is_replaced():
-    job = Job({"a": 2}, minimum=1, maximum=2, replacement_seconds=100)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2, replacement_seconds=100)
     job.exited("w2", 137, "killed by SIGKILL")
-    job.be_ready("w1", 1, steps=3)
-    job.formed("w1", 2)
+    job.form_again(["w1"], 1, steps=3)
     job.wait(90)
     job.be_ready("w3", building=True)
     assert job.got("w3", "build")
@@ -853,14 +784,10 @@ def test_one_who_hangs_while_it_builds_is_replaced():
 
 
 def test_who_builds_is_told_the_place_that_it_has_in_the_end():
-    job = Job({"a": 2, "b": 2}, minimum=1, maximum=4)
-    job.start(["w1", "w2", "w3", "w4"])
+    job = started({"a": 2, "b": 2}, minimum=1, maximum=4)
     for lost in ("w1", "w3"):
         job.exited(lost, 137, "killed by SIGKILL")
-    for left in ("w2", "w4"):
-        job.be_ready(left, 1, steps=3)
-    for left in ("w2", "w4"):
-        job.formed(left, 2)
+    job.form_again(["w2", "w4"], 1, steps=3)
     # Both joiners get a job of four, although they may join one at a time.
     told = {}
     for joiner in ("w5", "w6"):
@@ -901,19 +828,13 @@ def test_a_spare_builds_while_the_others_train_and_then_takes_a_place():
 
 
 def test_who_comes_later_leaves_out_what_the_others_have_ended():
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
-    for worker in ("w1", "w2", "w3"):
-        job.training(worker, "begun", function="pretrain")
+    job = started({"a": 3}, minimum=2, maximum=3)
+    job.train(["w1", "w2", "w3"], "begun", function="pretrain")
     job.exited("w3", 137, "killed by SIGKILL")
-    for worker in ("w1", "w2"):
-        job.be_ready(worker, 1, steps=7)
-    for worker in ("w1", "w2"):
-        job.formed(worker, 2)
+    job.form_again(["w1", "w2"], 1, steps=7)
     job.be_ready("w4", building=True)
     job.training("w4", "begun", function="pretrain")
-    for worker in ("w1", "w2"):
-        job.training(worker, "done", result="[1.5]")
+    job.train(["w1", "w2"], "done", result="[1.5]")
     job.be_ready("w4")
     job.wait(1)
     assert job.got("w4", "over") is None  # The script may be at its end.
@@ -929,12 +850,10 @@ def test_who_comes_later_leaves_out_what_the_others_have_ended():
 
 
 def test_who_comes_when_the_last_training_is_over_only_ends():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.training("w1", "begun", function="train")
     job.exited("w2", 137, "killed by SIGKILL")
-    job.be_ready("w1", 1, steps=3)
-    job.formed("w1", 2)
+    job.form_again(["w1"], 1, steps=3)
     job.training("w1", "done", result="null")
     job.training("w3", "begun", function="train")
     job.be_ready("w3")
@@ -945,10 +864,8 @@ def test_who_comes_when_the_last_training_is_over_only_ends():
 
 def test_who_was_at_the_end_with_the_others_goes_on_with_them():
     """Its report of the failed generation arrives before its peer's report."""
-    job = Job({"a": 3}, minimum=2, maximum=3)
-    job.start(["w1", "w2", "w3"])
-    for worker in ("w1", "w2", "w3"):
-        job.training(worker, "begun", function="pretrain")
+    job = started({"a": 3}, minimum=2, maximum=3)
+    job.train(["w1", "w2", "w3"], "begun", function="pretrain")
     job.exited("w3", 137, "killed by SIGKILL")
     job.be_ready("w2", 1, steps=9)
     job.training("w1", "done", result="null")
@@ -962,8 +879,7 @@ def test_who_was_at_the_end_with_the_others_goes_on_with_them():
 
 
 def test_who_is_in_another_function_than_the_others_fails_alone():
-    job = Job({"a": 2}, minimum=1, maximum=2)
-    job.start(["w1", "w2"])
+    job = started({"a": 2}, minimum=1, maximum=2)
     job.training("w1", "begun", function="train")
     job.training("w2", "begun", function="evaluate")
     assert job.killed == ["w2"]

@@ -1,7 +1,7 @@
 """Hosts and ranks of workers in elastic jobs, as hosts join and leave."""
 
 import pytest
-from elastic_job import Job
+from elastic_job import Job, started
 
 from tfring.launcher.elastic import places
 from tfring.launcher.elastic.workers import Worker
@@ -34,8 +34,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_at_once():
     ],
 )
 def test_the_others_keep_their_ranks_beside_a_spare(lost, order):
-    job = Job({"a": 4}, minimum=2, maximum=3, spares=1)
-    job.start(["w1", "w2", "w3"])
+    job = started({"a": 4}, minimum=2, maximum=3, spares=1)
     job.be_ready("w4")
     job.exited(lost, 137, "killed")
     for worker in {"w1", "w2", "w3"} - {lost}:
@@ -74,8 +73,7 @@ def test_a_lost_host_loses_its_workers_and_they_start_elsewhere():
 
 
 def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
-    job = Job({"a": 1, "b": 1}, minimum=1)
-    job.start(["w1", "w2"])
+    job = started({"a": 1, "b": 1}, minimum=1)
     job.table.update({"b": 1, "c": 1})
     job.table.came_up("c")
     job.act()
@@ -91,8 +89,7 @@ def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
 
 @pytest.mark.parametrize("maximum", [None, 4])
 def test_fewer_slots_are_those_of_their_host(maximum):
-    job = Job({"a": 2, "b": 2}, minimum=1, maximum=maximum)
-    job.start(["w1", "w2", "w3", "w4"])
+    job = started({"a": 2, "b": 2}, minimum=1, maximum=maximum)
     job.table.update({"a": 1, "b": 2})
     job.act()
     assert job.got("w1", "waiting")["workers"] == 0
@@ -109,8 +106,7 @@ def test_fewer_slots_are_those_of_their_host(maximum):
 
 
 def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
-    job = Job({"a": 1}, minimum=1)
-    job.start(["w1"])
+    job = started({"a": 1}, minimum=1)
     job.table.update({"b": 1})
     job.table.came_up("b")
     job.act()
@@ -127,8 +123,7 @@ def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
 
 
 def test_one_place_cannot_be_handed_over():
-    job = Job({"a": 1}, minimum=1, maximum=1)
-    job.start(["w1"])
+    job = started({"a": 1}, minimum=1, maximum=1)
     job.table.update({"b": 1})
     job.table.came_up("b")
     job.act()
