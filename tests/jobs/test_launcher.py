@@ -190,21 +190,6 @@ def test_several_hosts(run, write_script, tmp_path):
     }
 
 
-def test_starts_without_tensorflow_and_mpi():
-    loaded = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, tfring.launcher.cli; print(*sys.modules)",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert "tfring.launcher.cli" in loaded
-    assert not {"tensorflow", "keras", "numpy", "mpi4py"} & set(loaded)
-
-
 def facts_of(output):
     """The facts that --check-build prints, by subject."""
     return dict(

@@ -7,6 +7,7 @@ import tfring
 from tfring import Compression
 from tfring._ops.reductions import SUPPORTED_DTYPES
 
+pytestmark = pytest.mark.usefixtures("initialized")
 BUILT_IN = [Compression.none, Compression.fp16, Compression.bf16]
 
 
@@ -37,14 +38,12 @@ def test_all_others_are_left_alone(compression):
 
 @pytest.mark.parametrize("compression", BUILT_IN)
 def test_one_rank_keeps_all_its_bits(compression):
-    tfring.init()
     tensor = tf.constant([1 + 2**-20])
     result = tfring.allreduce(tensor, compression=compression)
     assert result.numpy()[0] == 1 + 2**-20
 
 
 def test_what_is_no_compression_is_refused():
-    tfring.init()
     for call, given in (
         (tfring.allreduce, tf.ones([1])),
         (tfring.grouped_allreduce, [tf.ones([1])]),
@@ -55,7 +54,6 @@ def test_what_is_no_compression_is_refused():
 
 
 def test_power_sgd_is_of_gradients_alone():
-    tfring.init()
     for call in tfring.allreduce, tfring.reducescatter:
         match = f"^{call.__name__}: .*DistributedOptimizer"
         with pytest.raises(TypeError, match=match):

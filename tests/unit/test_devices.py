@@ -27,10 +27,7 @@ EACH = pytest.mark.parametrize(
     ],
 )
 
-
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 @EACH

@@ -9,10 +9,7 @@ import tensorflow as tf
 import tfring
 from tfring._core import runtime, tcp_job
 
-
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 def make_model(make_optimizer, units=1):

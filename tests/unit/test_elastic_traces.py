@@ -10,6 +10,7 @@ import tfring
 from tfring._core import runtime
 from tfring._core.job import Topology
 
+pytestmark = pytest.mark.usefixtures("initialized")
 PLACE = Topology(0, 3, 0, 1, 0, 3, is_homogeneous=True)
 FEWER = {"size": 2, "cross_size": 2}
 
@@ -17,7 +18,6 @@ FEWER = {"size": 2, "cross_size": 2}
 @pytest.fixture
 def restart(monkeypatch):
     """Returns a function that begins a new job with a changed topology."""
-    tfring.init()
     monkeypatch.setattr(runtime, "_job", Place(PLACE))
 
     def begin(state, **changed):
@@ -63,7 +63,6 @@ def test_a_user_may_keep_traces_in_jobs_of_any_size(restart, model):
 
 
 def test_shares_of_states_keep_no_traces(model):
-    tfring.init()
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.Adam(), shard_states=True
     )

@@ -1,9 +1,7 @@
 """The status that a process means to exit with."""
 
-import subprocess
-import sys
-
 import pytest
+from programs import run_python
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,5 @@ def test_status(leave, status):
         "atexit.register(lambda: print(failure.exit_status()))\n"
         f"{leave}"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True
-    )
+    ended = run_python("-c", program)
     assert (ended.stdout, ended.returncode) == (f"{status}\n", status)

@@ -7,10 +7,7 @@ import tensorflow as tf
 
 import tfring
 
-
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 class OwnApply(keras.optimizers.SGD):

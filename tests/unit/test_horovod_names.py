@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
+from programs import run_python
 
 from tfring import horovod
 from tfring.horovod import variables
@@ -21,12 +21,9 @@ print(json.dumps(found))
 
 
 def run(script, *arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+    return run_python(
+        *("-c", script, *arguments),
         env={**os.environ, **horovod.settings(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
 
 
@@ -118,12 +115,7 @@ def test_refuses_to_stand_beside_horovod(tmp_path, monkeypatch):
 
 def test_a_command_runs_with_the_names():
     script = "import horovod; print(horovod.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-m", "tfring.horovod", sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-m", "tfring.horovod", sys.executable, "-c", script)
     assert done.stdout == f"{horovod.VERSION}\n"
 
 
@@ -181,11 +173,8 @@ def test_a_variable_of_tfring_has_its_way():
 def test_variables_without_a_counterpart_are_named_by_one_rank():
     script = "import os; print(os.environ['TFRING_FUSION_THRESHOLD'])"
     for rank, names in ("0", "HOROVOD_A, HOROVOD_CYCLE_TIME.\n"), ("1", ""):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "tfring.horovod"),
-                *(sys.executable, "-c", script),
-            ],
+        done = run_python(
+            *("-m", "tfring.horovod", sys.executable, "-c", script),
             env={
                 **os.environ,
                 "HOROVOD_FUSION_THRESHOLD": "64",
@@ -193,9 +182,6 @@ def test_variables_without_a_counterpart_are_named_by_one_rank():
                 "HOROVOD_A": "1",
                 "OMPI_COMM_WORLD_RANK": rank,
             },
-            capture_output=True,
-            text=True,
-            timeout=120,
         )
         assert done.stdout == "64\n"
         assert done.stderr.endswith(names)

@@ -1,10 +1,9 @@
 """After `init`, malloc keeps freed memory for reuse."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from programs import run_python
 
 # Prints the page faults of a second use of 64 MiB.
 SCRIPT = """
@@ -35,10 +34,8 @@ def faults(**environment):
         for name, value in os.environ.items()
         if name != "GLIBC_TUNABLES" and not name.startswith("MALLOC_")
     }
-    output = subprocess.check_output(
-        [sys.executable, "-c", SCRIPT], env={**inherited, **environment}
-    )
-    return int(output)
+    done = run_python("-c", SCRIPT, env={**inherited, **environment})
+    return int(done.stdout)
 
 
 def test_what_is_freed_is_kept():

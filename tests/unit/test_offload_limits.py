@@ -3,20 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from programs import run_python
 
 
 def start_script(script, options, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", script, json.dumps(options)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    return run_python(
+        "-c", script, json.dumps(options), env=os.environ | environment
     )
 
 

@@ -11,10 +11,7 @@ import tensorflow as tf
 import tfring
 from tfring._training import optimizer_class
 
-
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 class Averages:

@@ -10,14 +10,13 @@ import resource
 import select
 import socket
 import struct
-import subprocess
-import sys
 import termios
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from tfring.rendezvous import frames, handshake, wire
 
@@ -140,18 +139,9 @@ def test_the_sockets_hear_a_cut_link_and_are_not_inherited(listener):
                 == 5000
             )
             assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        child = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import os; print(os.listdir('/proc/self/fd'))",
-            ],
-            capture_output=True,
-            text=True,
-            close_fds=False,
-            check=True,
-        )
-        inherited = child.stdout
+        script = "import os; print(os.listdir('/proc/self/fd'))"
+        inherited = run_python("-c", script, close_fds=False).stdout
+        assert "'0'" in inherited
         assert f"'{sock.fileno()}'" not in inherited
         sock.close()
 

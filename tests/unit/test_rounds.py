@@ -10,10 +10,7 @@ import tensorflow as tf
 
 import tfring
 
-
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 @pytest.mark.parametrize(

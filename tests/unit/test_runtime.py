@@ -1,11 +1,10 @@
 """Checks that `init` makes before there is a job."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from tfring._core import mpi_job
 
@@ -46,13 +45,6 @@ def test_ucx_asks_the_driver_whose_memory_it_is(given, expected):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("UCX_MEMTYPE_CACHE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**environment, **given},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-c", script, env={**environment, **given})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [expected]

@@ -13,9 +13,7 @@ from tfring.compression import Compressor
 SHAPES = [(300, 700), (5,), (), (1024,), (33, 40), (3, 0), (2, 2), (99, 333)]
 
 
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 class OfMine(keras.optimizers.Adam):

@@ -1,10 +1,8 @@
 """ShardedEmbedding in one process."""
 
-import subprocess
-import sys
-
 import keras
 import pytest
+from programs import run_python
 
 import tfring
 from tfring.layers import ShardedEmbedding
@@ -49,11 +47,5 @@ def test_a_program_that_only_loads(tmp_path):
         "import tfring; tfring.init(); "
         f"print(len(tfring.load_model({path!r}).layers))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = run_python("-c", program)
     assert ended.stdout.split() == ["3"], ended.stderr

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 import tfring
 
+pytestmark = pytest.mark.usefixtures("initialized")
+
 # Arguments and their defaults, as horovod.tensorflow has them.
 HOROVOD = {
     "allreduce": "tensor, average=None, device_dense='', device_sparse='', "
@@ -51,7 +53,6 @@ def test_positions_and_defaults(function):
 
 
 def test_average_is_deprecated():
-    tfring.init()
     tensor = tf.constant([1.0])
     for average in True, False:
         with pytest.warns(DeprecationWarning, match="op=tfring"):
@@ -64,7 +65,6 @@ def test_average_is_deprecated():
 
 @pytest.mark.parametrize(("ignored", "prefix"), [(False, "outer/"), (True, "")])
 def test_explicit_names_have_the_scope_unless_it_is_ignored(ignored, prefix):
-    tfring.init()
     of_groups = "allreduce", "allgather", "reducescatter"
 
     @tf.function

@@ -5,10 +5,7 @@ import tensorflow as tf
 
 import tfring
 
-
-@pytest.fixture(autouse=True)
-def initialized():
-    tfring.init()
+pytestmark = pytest.mark.usefixtures("initialized")
 
 
 def test_wraps_a_tape_that_has_recorded():

@@ -2,8 +2,8 @@
 
 import ctypes
 import signal
-import subprocess
-import sys
+
+from programs import run_python
 
 from tfring._core import watchdog
 
@@ -18,12 +18,7 @@ print("done")
 
 
 def _run(limit, sleep):
-    return subprocess.run(
-        [sys.executable, "-c", _STUCK.format(limit=limit, sleep=sleep)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_python("-c", _STUCK.format(limit=limit, sleep=sleep))
 
 
 def test_it_ends_a_process_that_is_stuck():
