@@ -1,6 +1,8 @@
 """How jobs are started, and whether one is still there."""
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -38,6 +40,12 @@ def mpirun(ranks):
         if os.geteuid() == 0:
             line += ["--allow-run-as-root"]
     return line
+
+
+def printed(output, word="result"):
+    """Returns what the ranks have printed as JSON after a word."""
+    lines = re.findall(rf"^\[\w+\] {word} (.*)$", output, re.MULTILINE)
+    return [json.loads(text) for text in lines]
 
 
 def running(marker):

@@ -76,13 +76,12 @@ def _cases():
 
 
 @pytest.mark.parametrize(("harm", "status", "number"), list(_cases()))
-def test_one_rank_comes_to_harm(start, tmp_path, harm, status, number):
+def test_one_rank_comes_to_harm(start, tmp_path, marker, harm, status, number):
     dice = random.Random(f"{_SEED} {harm} {number}")
     victim, step = dice.randrange(_RANKS), dice.randrange(10)
     # The program's folder, so short that Open MPI's socket has a short path.
     folder = Path("/tmp", f"chaos{uuid.uuid4().hex[:8]}")
     folder.mkdir()
-    marker = uuid.uuid4().hex
     command = [
         *(*TFRINGRUN, "-np", _RANKS),
         *(sys.executable, _PROGRAM, victim, step, harm),
@@ -99,7 +98,6 @@ def test_one_rank_comes_to_harm(start, tmp_path, harm, status, number):
         command,
         env={
             "TMPDIR": str(folder),
-            "TFRING_CHAOS_JOB": marker,
             "TFRING_STALL_CHECK_TIME_SECONDS": "2",
             "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "6",
             "TFRING_INIT_TIMEOUT_SECONDS": "60",

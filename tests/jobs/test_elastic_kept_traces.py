@@ -1,31 +1,23 @@
 """With `keep_traces=True` a step is traced once, whatever the size."""
 
-import json
-import re
 import sys
 from pathlib import Path
 
 from elastic_launches import PATIENT
-from jobs import JOB_SECONDS, TFRINGRUN
+from jobs import TFRINGRUN, printed
 
 SCRIPT = Path(__file__).with_name("elastic_kept_traces.py")
 
 
-def test_a_step_is_traced_once_whatever_the_size(start):
-    job = start(
+def test_a_step_is_traced_once_whatever_the_size(run):
+    output = run(
         [
             *(*TFRINGRUN, "-np", 2, "--elastic", "--min-np", 1),
             *("--max-np", 2, sys.executable, SCRIPT),
         ],
         env=PATIENT,
     )
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 0, output
-    results = {
-        result["worker"]: result
-        for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
-        for result in [json.loads(text)]
-    }
+    results = {result["worker"]: result for result in printed(output)}
     first = results.pop("w1")
     [joiner] = results.values()
     assert first["sizes"] == [2, 1, 2]

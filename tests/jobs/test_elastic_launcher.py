@@ -101,19 +101,15 @@ def test_a_job_in_which_all_fail_says_who_failed_first(elastic):
     assert job.nothing_is_left()
 
 
-def test_a_command_that_does_not_start_fails_the_job(elastic, start, tmp_path):
-    script = tmp_path / "not_a_program"
-    script.write_text("nonsense")
-    script.chmod(0o755)
-    job = start(
+def test_a_command_that_does_not_start_fails_the_job(run):
+    output = run(
         [
             *TFRINGRUN,
             *("--elastic", "--max-np", "2", sys.executable, "-c"),
             "raise SystemExit(7)",
-        ]
+        ],
+        status=7,
     )
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 7, output
     assert "host localhost is left out" in output
     assert re.search(
         r"worker w\d+ \(host localhost\) failed first: exit status 7", output

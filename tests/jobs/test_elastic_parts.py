@@ -1,31 +1,25 @@
 """Rank-specific parts of an elastic job: states, data, seeds and sets."""
 
-import json
-import re
 import sys
 
 import elastic_parts
 import pytest
 from elastic_launches import PATIENT
 from elastic_parts import BATCH_SIZE, RANKS, ROWS
-from jobs import TFRINGRUN
+from jobs import TFRINGRUN, printed
 
 
 @pytest.mark.timeout(300)
-def test_parts_are_shared_out_anew(start):
-    job = start(
+def test_parts_are_shared_out_anew(run):
+    output = run(
         [
             *(*TFRINGRUN, "-np", RANKS, "--elastic", "--min-np", RANKS - 1),
             *("--max-np", RANKS, sys.executable, elastic_parts.__file__),
         ],
         env=PATIENT,
+        timeout=280,
     )
-    output, _ = job.communicate(timeout=280)
-    assert job.returncode == 0, output
-    results = [
-        json.loads(text)
-        for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
-    ]
+    results = printed(output)
     assert sorted(each["rank"] for each in results) == [*range(RANKS)]
     assert len({each["digest"] for each in results}) == 1
     # One worker was lost, and another one joined.

@@ -1,14 +1,12 @@
 """`tfring.elastic.fit` after a loss: no row twice in an epoch, or left out."""
 
-import json
-import re
 import sys
 
 import elastic_rows
 import pytest
 from elastic_launches import PATIENT
 from elastic_rows import BATCH, EPOCHS, KILLED_IN, RANKS, ROWS
-from jobs import JOB_SECONDS, TFRINGRUN
+from jobs import TFRINGRUN, printed
 
 from tfring.timeline import summary
 
@@ -27,10 +25,10 @@ from tfring.timeline import summary
     ],
 )
 def test_what_is_left_of_an_epoch_is_shared_out_anew(
-    start, kind, options, tmp_path
+    run, kind, options, tmp_path
 ):
     timeline = tmp_path / "timeline.json"
-    job = start(
+    output = run(
         [
             *(*TFRINGRUN, "-np", RANKS, "--elastic", "--min-np", RANKS - 1),
             *("--max-np", RANKS, sys.executable, elastic_rows.__file__, kind),
@@ -38,16 +36,11 @@ def test_what_is_left_of_an_epoch_is_shared_out_anew(
         ],
         env={"TFRING_TIMELINE": str(timeline), **PATIENT},
     )
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 0, output
     assert "killed by SIGKILL" in output
     epoch, _ = KILLED_IN
     for size in (RANKS, RANKS - 1):
         assert f"{size} ranks in epoch {epoch}" in output
-    counts = [
-        json.loads(text)
-        for text in re.findall(r"^\[\w+\] counts (.*)$", output, re.MULTILINE)
-    ]
+    counts = printed(output, "counts")
     assert len(counts) in (RANKS - 1, RANKS)
     assert all(each == counts[0] for each in counts)
     # No row was used twice, and only rows without a full step were left out.

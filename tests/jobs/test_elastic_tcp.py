@@ -1,7 +1,6 @@
 """Elastic jobs: lost workers are replaced, and training continues."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from elastic_launches import IMPATIENT, PATIENT
-from jobs import FORGIVING_TFRINGRUN, JOB_SECONDS, running
+from jobs import FORGIVING_TFRINGRUN, printed, running
 
 SCRIPT = Path(__file__).with_name("elastic_training.py")
 RANKS = 3
@@ -28,27 +27,6 @@ def train_alone():
         batch_size = elastic_training.BATCH_SIZE * RANKS
         model.fit(x[rows], y[rows], batch_size, shuffle=False, verbose=0)
     return model.get_weights()
-
-
-def train(start, faults, marker, silence):
-    """Returns the exit status, all output and what each worker reports."""
-    job = start(
-        [
-            *(*FORGIVING_TFRINGRUN, "-np", str(RANKS), "--elastic"),
-            *("--min-np", str(RANKS), sys.executable, SCRIPT),
-        ],
-        env={
-            **silence,
-            "TFRING_TEST_FAULTS": json.dumps(faults),
-            "TFRING_TEST_MARKER": marker,
-        },
-    )
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    results = [
-        json.loads(text)
-        for text in re.findall(r"^\[\w+\] result (.*)$", output, re.MULTILINE)
-    ]
-    return job.returncode, output, results
 
 
 @pytest.mark.parametrize(
@@ -87,21 +65,24 @@ def train(start, faults, marker, silence):
     ],
     ids=["lost", "leaving", "silent", "hung"],
 )
-def test_lost_workers_are_replaced(start, faults, reasons, request):
-    marker = f"elastic-tcp-{request.node.callspec.id}"
-    silence = IMPATIENT if "silent" in marker else PATIENT
-    if "hung" in marker:
-        silence = {
-            **silence,
-            "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "20",
-            "TFRING_ELASTIC_STOP_SECONDS": "20",
-        }
-    status, output, results = train(start, faults, marker, silence)
-    assert status == 0, output
+def test_lost_workers_are_replaced(run, marker, faults, reasons, request):
+    case = request.node.callspec.id
+    limits = {**(IMPATIENT if case == "silent" else PATIENT)}
+    if case == "hung":
+        limits["TFRING_STALL_SHUTDOWN_TIME_SECONDS"] = "20"
+        limits["TFRING_ELASTIC_STOP_SECONDS"] = "20"
+    output = run(
+        [
+            *(*FORGIVING_TFRINGRUN, "-np", RANKS, "--elastic"),
+            *("--min-np", RANKS, sys.executable, SCRIPT),
+        ],
+        env={**limits, "TFRING_TEST_FAULTS": json.dumps(faults)},
+    )
     for reason in reasons:
         assert reason in output
-    assert running(f"TFRING_TEST_MARKER={marker}") == []
+    assert running(marker) == []
 
+    results = printed(output)
     assert sorted(each["rank"] for each in results) == list(range(RANKS))
     assert {each["size"] for each in results} == {RANKS}
     # Workers that joined later have built on their own, and knew the size.

@@ -5,37 +5,42 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, LEAN, TFRINGRUN, WHOLE
+from jobs import LEAN, TFRINGRUN, WHOLE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(start, example, *flags):
-    command = [*TFRINGRUN, "-np", "2", sys.executable, EXAMPLES / example]
-    needs_all = "sklearn" in (EXAMPLES / example).read_text()
-    job = start([*command, *flags], env=WHOLE if needs_all else LEAN)
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    warnings = ("NotBroadcast", "NotDistributed", "SameDraws")
-    assert not [name for name in warnings if f"{name}Warning" in output], output
-    return job.returncode, output
+@pytest.fixture
+def example(run):
+    """Returns a function that runs an example, and gives its output."""
+
+    def example(name, *flags, ranks=2, status=0):
+        path = EXAMPLES / name
+        output = run(
+            [*TFRINGRUN, "-np", ranks, sys.executable, path, *flags],
+            env=WHOLE if "sklearn" in path.read_text() else LEAN,
+            status=status,
+        )
+        warnings = ("NotBroadcast", "NotDistributed", "SameDraws")
+        assert not [w for w in warnings if f"{w}Warning" in output], output
+        return output
+
+    return example
 
 
-def test_keras_resume(start, tmp_path):
+def test_keras_resume(example, tmp_path):
     def digest(output):
         assert "state identical on all ranks: yes" in output
         return re.search(r"digest ([0-9a-f]{64})$", output, re.MULTILINE)[1]
 
-    code, output = run(start, "keras_resume.py", "--checkpoint=a.weights.h5")
-    assert code == 0, output
+    output = example("keras_resume.py", "--checkpoint=a.weights.h5")
     uninterrupted = digest(output)
     assert "starting with epoch 1" in output
     assert float(re.search(r"accuracy (0\.\d+)", output)[1]) > 0.9
 
-    code, output = run(start, "keras_resume.py", "--crash_in_epoch=3")
-    assert code != 0
+    output = example("keras_resume.py", "--crash_in_epoch=3", status=None)
     assert "digest" not in output
-    code, output = run(start, "keras_resume.py")
-    assert code == 0, output
+    output = example("keras_resume.py")
     assert "starting with epoch 3" in output
     assert digest(output) == uninterrupted
     # In the directory that the job was started in; nothing else is left there.
@@ -44,14 +49,12 @@ def test_keras_resume(start, tmp_path):
 
 
 @pytest.mark.thorough
-def test_transformer_lm(start):
-    code, output = run(start, "transformer_lm.py", "--epochs=2")
-    assert code == 0, output
+def test_transformer_lm(example):
+    output = example("transformer_lm.py", "--epochs=2")
     assert "starting with epoch 1" in output
     assert "weights identical on all ranks: yes" in output
     first = bits_a_letter(output)
-    code, output = run(start, "transformer_lm.py", "--epochs=3")
-    assert code == 0, output
+    output = example("transformer_lm.py", "--epochs=3")
     assert "starting with epoch 3" in output
     assert "weights identical on all ranks: yes" in output
     second = bits_a_letter(output)
@@ -68,33 +71,27 @@ def bits_a_letter(output):
 
 
 @pytest.mark.thorough
-def test_sparse_embeddings(start):
+def test_sparse_embeddings(example):
     def results(output):
         assert "vectors identical on all ranks: yes" in output
         norms = re.search(r"norms (\S+) (\S+)", output).groups()
         ranked = re.search(r"told from strangers: (\S+)", output)[1]
         return [float(number) for number in [*norms, ranked]]
 
-    code, output = run(start, "sparse_embeddings.py")
-    assert code == 0, output
+    output = example("sparse_embeddings.py")
     assert "sparse gradients: True" in output
     sparse = results(output)
     assert sparse[2] > 0.62  # 0.5 is by chance
 
-    code, output = run(start, "sparse_embeddings.py", "--sparse_as_dense")
-    assert code == 0, output
+    output = example("sparse_embeddings.py", "--sparse_as_dense")
     assert "sparse gradients: False" in output
     assert results(output) == pytest.approx(sparse, abs=0.002)
 
 
 @pytest.mark.thorough
-def test_sharded_embedding(start):
+def test_sharded_embedding(example):
     def loss_of(ranks, *flags):
-        command = [*TFRINGRUN, "-np", str(ranks), sys.executable]
-        example = EXAMPLES / "sharded_embedding.py"
-        job = start([*command, example, *flags], env=LEAN)
-        output, _ = job.communicate(timeout=JOB_SECONDS)
-        assert job.returncode == 0, output
+        output = example("sharded_embedding.py", *flags, ranks=ranks)
         rows = re.search(r"rows on rank 0: (\d+) of (\d+)", output).groups()
         assert abs(int(rows[0]) * ranks - int(rows[1])) < 2 * ranks
         epochs = re.search(r"epochs (\d to \d) on", output)[1]
@@ -111,12 +108,9 @@ def test_sharded_embedding(start):
 
 
 @pytest.mark.thorough
-def test_process_sets(start):
+def test_process_sets(example):
     # One set has two ranks, and the second set has one.
-    command = [*TFRINGRUN, "-np", "3", sys.executable]
-    job = start([*command, EXAMPLES / "process_sets.py"], env=WHOLE)
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 0, output
+    output = example("process_sets.py", ranks=3)
     models = re.findall(
         r"(\w+) on ranks (\[.+\]): accuracy (0\.\d+), weights identical: yes",
         output,
@@ -130,26 +124,23 @@ def test_process_sets(start):
 
 
 @pytest.mark.thorough
-def test_uneven_data(start):
-    code, output = run(start, "uneven_data.py")
-    assert code == 0, output
+def test_uneven_data(example):
+    output = example("uneven_data.py")
     assert "state identical on all ranks: yes" in output
     # 178 samples are split between ranks: batches of 8, in 20 epochs.
     assert "batches by rank: [160, 300]" in output
     assert "steps of the optimizer: 300" in output
 
 
-def test_pipeline(start):
-    code, output = run(start, "pipeline.py")
-    assert code == 0, output
+def test_pipeline(example):
+    output = example("pipeline.py")
     assert "as in one process: yes" in output
     first, last = re.search(r"loss (\S+) (\S+)", output).groups()
     assert float(last) < float(first)
 
 
-def test_tape_loop(start):
-    code, output = run(start, "tape_loop.py")
-    assert code == 0, output
+def test_tape_loop(example):
+    output = example("tape_loop.py")
     assert "state identical on all ranks: yes" in output
     epochs = re.findall(r"loss (\d\.\d+), accuracy (0\.\d+)$", output, re.M)
     assert len(epochs) == 8
@@ -157,7 +148,7 @@ def test_tape_loop(start):
     assert float(epochs[-1][1]) > 0.9
 
 
-def test_a_horovod_script_with_another_import(start, tmp_path):
+def test_a_horovod_script_with_another_import(example, tmp_path):
     before, after = (
         (EXAMPLES / f"horovod_{when}.py").read_text().splitlines()
         for when in ("before", "after")
@@ -173,8 +164,7 @@ def test_a_horovod_script_with_another_import(start, tmp_path):
         ),
     ]
 
-    code, output = run(start, "horovod_after.py", "--epochs=5")
-    assert code == 0, output
+    output = example("horovod_after.py", "--epochs=5")
     results = re.findall(
         r"part (\d): test accuracy (0\.\d+), same (\w+)", output
     )
@@ -187,11 +177,8 @@ def test_a_horovod_script_with_another_import(start, tmp_path):
     assert len([*tmp_path.glob("checkpoint-*.weights.h5")]) == 5
 
 
-def test_keras_digits(start):
-    command = [*TFRINGRUN, "-np", "2", sys.executable]
-    job = start([*command, EXAMPLES / "keras_digits.py"], env=WHOLE)
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 0, output
+def test_keras_digits(example):
+    output = example("keras_digits.py")
     assert "weights identical on all ranks: yes" in output
     rows = re.findall(r"^\[0\] ([12]) +(0\.\d+) +(\d+)$", output, re.MULTILINE)
     assert [ranks for ranks, _, _ in rows] == ["2", "1"], output
@@ -202,13 +189,11 @@ def test_keras_digits(start):
 
 
 @pytest.mark.thorough
-def test_larger_than_memory(start):
+def test_larger_than_memory(example):
     # By an error, or by the end of the process where an operation of
     # TensorFlow's does not survive it.
-    code, _ = run(start, "larger_than_memory.py", "--offload=none")
-    assert code != 0
-    code, output = run(start, "larger_than_memory.py")
-    assert code == 0, output
+    example("larger_than_memory.py", "--offload=none", status=None)
+    output = example("larger_than_memory.py")
     moved = re.search(r"moved in a step: (\d+) MiB", output)
     assert int(moved.group(1)) >= 64  # of 128, as TensorFlow may merge some
     first, last = re.search(r"loss (\S+) (\S+)", output).groups()

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import uuid
 
 import pytest
 from jobs import JOB_SECONDS, TFRINGRUN, mpirun, running
@@ -233,12 +232,10 @@ def test_a_killed_rank(run_job):
 
 
 @pytest.mark.parametrize("plain_mpirun", [False, True])
-def test_ctrl_c_leaves_no_process(start, write_script, plain_mpirun):
-    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
+def test_ctrl_c_leaves_no_process(start, write_script, marker, plain_mpirun):
     launcher = mpirun(2) if plain_mpirun else [*TFRINGRUN, "-np", "2"]
     process = start(
-        [*launcher, sys.executable, write_script(TRAINING.replace("END", ""))],
-        env=dict([marker.split("=")]),
+        [*launcher, sys.executable, write_script(TRAINING.replace("END", ""))]
     )
     output = ""
     while output.count("training") < 2:

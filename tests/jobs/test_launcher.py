@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -79,7 +78,7 @@ def test_exit_status(run_job, end, status):
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_a_signal_leaves_no_process(start, write_script, how):
+def test_a_signal_leaves_no_process(start, write_script, marker, how):
     # One of the two ranks ignores signals and has a child; a launcher that is
     # killed cannot kill ranks that ignore signals.
     stubborn = "rank == 1" if how != "SIGKILL" else "False"
@@ -95,11 +94,7 @@ print("ready", flush=True)
 time.sleep(1000)
 """
     )
-    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
-    process = start(
-        [*TFRINGRUN, "-np", "2", sys.executable, script],
-        env=dict([marker.split("=")]),
-    )
+    process = start([*TFRINGRUN, "-np", "2", sys.executable, script])
     ready = {process.stdout.readline() for _ in range(2)}
     assert ready == {"[0] ready\n", "[1] ready\n"}
     assert len(running(marker)) >= 4

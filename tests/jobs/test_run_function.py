@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,7 @@ def rank():
 """
 
 
-def output_of(start, script, *, status=0, env=None):
-    job = start([sys.executable, script], env=env)
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == status, output
-    return output
-
-
-def test_results_errors_and_output(start, write_script, tmp_path):
+def test_results_errors_and_output(run, write_script, tmp_path):
     """One program, since a job is under way in a second."""
     script = write_script(
         PROGRAM
@@ -95,7 +87,7 @@ assert tfring.run is not sys.modules["tfring"].launcher
 print("still", tfring.run(rank, np=1))
 """
     )
-    output = output_of(start, script, env={"TMPDIR": str(tmp_path)})
+    output = run([sys.executable, script], env={"TMPDIR": str(tmp_path)})
     lines = output.splitlines()
     assert "results [1, 11, 21]" in lines
     assert "lambda [0, 1]" in lines
@@ -129,7 +121,7 @@ print("still", tfring.run(rank, np=1))
     assert not list(tmp_path.glob(".tfring-run-*"))
 
 
-def test_without_cloudpickle(start, write_script, tmp_path):
+def test_without_cloudpickle(run, write_script, tmp_path):
     (tmp_path / "cloudpickle.py").write_text("raise ImportError")
     (tmp_path / "work.py").write_text(
         "import os\n"
@@ -152,16 +144,15 @@ except TypeError as error:
 print(len({pid for pid, _ in tfring.run(work.pid)}), "processes")
 """
     )
-    output = output_of(start, script)
+    output = run([sys.executable, script])
     assert "Install cloudpickle, or define it in a module" in output
     assert "2 processes" in output
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_a_program_that_ends_takes_its_job_along(
-    start, write_script, tmp_path, how
+    start, write_script, tmp_path, marker, how
 ):
-    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
     script = write_script(
         PROGRAM
         + """
@@ -172,10 +163,7 @@ def sleep():
 tfring.run(sleep)
 """
     )
-    job = start(
-        [sys.executable, script],
-        env={"TMPDIR": str(tmp_path), **dict([marker.split("=")])},
-    )
+    job = start([sys.executable, script], env={"TMPDIR": str(tmp_path)})
     assert job.stdout.readline() == "asleep\n"
     assert len(running(marker)) >= 4
     [folder] = tmp_path.glob(".tfring-run-*")
@@ -239,9 +227,8 @@ def check_outputs(notebook):
     assert "rank 1 raised: no data on this rank" in failure
 
 
-def test_a_notebooks_stop_button(tmp_path):
+def test_a_notebooks_stop_button(tmp_path, marker):
     manager = pytest.importorskip("jupyter_client").manager
-    marker = f"TFRING_TEST_JOB={uuid.uuid4()}"
     kernel, client = manager.start_new_kernel(
         env={**os.environ, **dict([marker.split("=")])},
         cwd=str(tmp_path),
