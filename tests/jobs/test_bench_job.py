@@ -42,17 +42,6 @@ def test_allreduce(run, tmp_path):
             assert row["sent_bytes"] == 0
 
 
-def test_one_rank_alone():
-    alone = subprocess.run(
-        [*BENCH, "allreduce"],
-        capture_output=True,
-        text=True,
-        timeout=JOB_SECONDS,
-    )
-    assert alone.returncode == 2
-    assert "tfringrun -np 2 tfring-bench allreduce" in alone.stderr
-
-
 @pytest.mark.thorough
 def test_memory_of_sharded_states(run, tmp_path):
     figures = tmp_path / "figures.json"

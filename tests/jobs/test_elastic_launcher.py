@@ -312,28 +312,3 @@ def test_output_that_nobody_reads_harms_no_worker(elastic):
     assert "lost" not in job.output
     assert "generation 2" not in job.output
     assert job.output.count("x") >= 2 * 100 * (10_000_000 // 101)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("--min-np 2", "pass --elastic, too"),
-        ("--elastic --min-np 3 --max-np 2", "--max-np 2 is less than 3"),
-        ("--elastic --spares 1", "how many workers?"),
-        ("--elastic -H localhost:1 --min-np 2", "have 1 slots in all"),
-        (
-            "--elastic -np 2 --spares 1 -H localhost:2",
-            "for -np 2 workers and 1 spare ones",
-        ),
-        (
-            "--elastic --host-discovery-script no_such_file",
-            "there is no such program",
-        ),
-        ("--elastic -np 4 --min-np 1 --max-np 2", "-np 4 is not between"),
-    ],
-)
-def test_numbers_that_cannot_be(start, options, said):
-    job = start([*TFRINGRUN, *options.split(), "true"])
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 2
-    assert said in output

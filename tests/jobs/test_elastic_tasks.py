@@ -11,7 +11,7 @@ import socket
 
 import pytest
 from elastic_launches import ENDLESS
-from jobs import JOB_SECONDS, TFRINGRUN, running
+from jobs import TFRINGRUN, running
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -152,24 +152,3 @@ def test_a_launcher_that_does_not_come(run):
         status=1,
     )
     assert "no-such-host:29500 cannot be reached" in output
-
-
-@pytest.mark.parametrize(
-    ("token", "options", "said"),
-    [
-        ("", "--rendezvous localhost:29500", "it is unset"),
-        ("secret", "--rendezvous localhost:29500", "it has 6 characters"),
-        (TOKEN, "--rendezvous localhost", "expected HOST:PORT"),
-        (TOKEN, "--rendezvous 0.0.0.0:29501", "where no other reaches it"),
-        (TOKEN, "--rendezvous a:1 -H b:2", "Leave out -H"),
-        (TOKEN, "--min-np 1 --slots-per-host 2", "is for --rendezvous"),
-    ],
-)
-def test_what_cannot_be(start, token, options, said):
-    job = start(
-        [*TFRINGRUN, "--elastic", *options.split(), "true"],
-        env={"TFRING_ELASTIC_TOKEN": token},
-    )
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert job.returncode == 2, output
-    assert said in output

@@ -125,6 +125,7 @@ def test_expect():
     ("arguments", "complaint"),
     [
         (["train"], "expected one of the commands allreduce, .*, got train"),
+        (["allreduce"], "tfringrun -np 2 tfring-bench allreduce"),
         (["allreduce", "--peers=nccl"], "--peers: there is no nccl"),
         (["allreduce", "--modes=lazy"], "--modes: there is no lazy"),
         (["allreduce", "--max_bytes=1"], "4 bytes, is over the largest, 1"),

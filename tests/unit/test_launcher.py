@@ -362,12 +362,44 @@ class TestUsage:
             (["-np", "2", "--self-test", "--elastic"], "leave --elastic out"),
             (["-np", "2", "echo", "a", ":", "b"], "the argument ':'"),
             (["-np", "2", "-x", "NO_SUCH", "echo"], "-x NO_SUCH: it is not"),
+            (["--min-np", "2", "echo"], "pass --elastic, too"),
+            *(
+                (["--elastic", *options.split(), "echo"], message)
+                for options, message in (
+                    ("--min-np 3 --max-np 2", "--max-np 2 is less than 3"),
+                    ("--spares 1", "how many workers?"),
+                    ("-H localhost:1 --min-np 2", "have 1 slots in all"),
+                    (
+                        "-np 2 --spares 1 -H a:2",
+                        "-np 2 workers and 1 spare",
+                    ),
+                    ("--host-discovery-script none", "is no such program"),
+                    ("-np 4 --min-np 1 --max-np 2", "-np 4 is not between"),
+                    ("--rendezvous a:1 -H b:2", "Leave out -H"),
+                    ("--min-np 1 --slots-per-host 2", "is for --rendezvous"),
+                )
+            ),
         ],
     )
     def test_mistakes(self, arguments, message, capsys):
         assert cli.main(arguments) == 2
         assert message in capsys.readouterr().err
         assert self.started is None
+
+    @pytest.mark.parametrize(
+        ("token", "place", "message"),
+        [
+            ("", "localhost:29500", "it is unset"),
+            ("secret", "localhost:29500", "it has 6 characters"),
+            ("ab" * 32, "0.0.0.0:29501", "where no other reaches it"),
+        ],
+    )
+    def test_a_rendezvous_that_cannot_be(
+        self, token, place, message, monkeypatch, capsys
+    ):
+        monkeypatch.setenv("TFRING_ELASTIC_TOKEN", token)
+        assert cli.main(["--elastic", "--rendezvous", place, "echo"]) == 2
+        assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -378,6 +410,7 @@ class TestUsage:
             (["-H", "a:0", "echo"], "1 to 1024 slots, got 'a:0'"),
             (["-H", "a", "--hostfile", "b", "echo"], "not allowed with"),
             (["--nonsense", "echo"], "--nonsense"),
+            (["--rendezvous", "localhost", "echo"], "expected HOST:PORT"),
         ],
     )
     def test_bad_options(self, arguments, message, capsys):
