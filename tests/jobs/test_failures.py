@@ -221,16 +221,6 @@ def test_an_exception_on_one_rank(run_job, plain_mpirun):
         assert "[1] ValueError: boom" in job.stdout
 
 
-def test_a_killed_rank(run_job):
-    script = TRAINING.replace(
-        "END",
-        "if rank == 1: os.kill(os.getpid(), 9)",
-    )
-    job = run_job(2, script)
-    assert "training" in job.stdout
-    assert job.returncode == 137, job.stdout
-
-
 @pytest.mark.parametrize("plain_mpirun", [False, True])
 def test_ctrl_c_leaves_no_process(start, write_script, marker, plain_mpirun):
     launcher = mpirun(2) if plain_mpirun else [*TFRINGRUN, "-np", "2"]
