@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -124,6 +124,37 @@ def several_ranks(size: int) -> None:
     """Skips a test on one rank; it needs ranks that wait or disagree."""
     if size == 1:
         pytest.skip("one rank agrees with itself")
+
+
+_AddSets = Callable[..., list[tfring.ProcessSet]]
+
+
+@pytest.fixture
+def sets() -> Iterator[_AddSets]:
+    """Returns a function that adds process sets, removed after the test."""
+    added = []
+
+    def add(*lists: Iterable[int]) -> list[tfring.ProcessSet]:
+        added.extend(tfring.add_process_set(ranks) for ranks in lists)
+        return added[-len(lists) :]
+
+    yield add
+    for process_set in added:
+        tfring.remove_process_set(process_set)
+
+
+@pytest.fixture
+def sets_of_one(sets: _AddSets, size: int) -> list[tfring.ProcessSet]:
+    """A process set for each rank by itself."""
+    return sets(*([rank] for rank in range(size)))
+
+
+@pytest.fixture
+def halves(sets: _AddSets, size: int) -> list[tfring.ProcessSet]:
+    """The even ranks and the odd ones."""
+    if size < 2:
+        pytest.skip("one rank has no halves")
+    return sets(range(0, size, 2), range(1, size, 2))
 
 
 @pytest.fixture(params=list(helpers.MODES))

@@ -92,26 +92,23 @@ def test_values(dtype, mode, rank, size):
         np.testing.assert_allclose(result, right, rtol=1e-3)
 
 
-def test_process_sets_have_communicators_of_their_own(rank, size):
-    if size == 1:
-        return
-    sets = [tfring.add_process_set([r]) for r in range(size)]
+def test_process_sets_have_communicators_of_their_own(
+    several_ranks, sets_of_one, rank, size
+):
     x = _rows(5, rank)
     for _ in range(3):
         total = tfring.allreduce(x, op=tfring.Sum)
-        own = tfring.allreduce(x, op=tfring.Sum, process_set=sets[rank])
+        own = tfring.allreduce(x, op=tfring.Sum, process_set=sets_of_one[rank])
         np.testing.assert_array_equal(own, x)
         np.testing.assert_array_equal(
             total, sum(_rows(5, r).numpy() for r in range(size))
         )
-    for process_set in sets:
-        tfring.remove_process_set(process_set)
 
 
-def test_process_sets_that_share_gpus_launch_in_one_order(rank, size):
-    if size == 1:
-        return
-    most = tfring.add_process_set(range(size - 1))
+def test_process_sets_that_share_gpus_launch_in_one_order(
+    several_ranks, sets, rank, size
+):
+    [most] = sets(range(size - 1))
     x = _rows(5, rank)
 
     def reduce(name, process_set):
@@ -137,7 +134,6 @@ def test_process_sets_that_share_gpus_launch_in_one_order(rank, size):
         ]
         for run in runs:
             run.result()
-    tfring.remove_process_set(most)
 
 
 def test_ranks_that_have_joined(rank, size):

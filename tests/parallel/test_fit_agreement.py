@@ -376,11 +376,10 @@ def test_callbacks_are_as_they_were_after_fit(rank):
         assert callbacks.callbacks == given
 
 
-def test_a_process_set_agrees_by_itself(rank, size):
-    sets = [tfring.add_process_set([each]) for each in range(size)]
+def test_a_process_set_agrees_by_itself(sets_of_one, sets, rank, size):
     pair = tfring.global_process_set
     if size > 2:
-        pair = tfring.add_process_set([0, 1])
+        [pair] = sets([0, 1])
 
     def model_of(process_set, seed=rank):
         keras.utils.set_random_seed(seed)
@@ -392,7 +391,7 @@ def test_a_process_set_agrees_by_itself(rank, size):
         return model
 
     # Alone each does as it likes.
-    fit(model_of(sets[rank]), rank, epochs=1 + rank)
+    fit(model_of(sets_of_one[rank]), rank, epochs=1 + rank)
     if rank < 2:
         with pytest.raises(RuntimeError, match="Epochs: 1 on rank 0; 2 on"):
             fit(model_of(pair, 0), rank, epochs=1 + rank)
@@ -401,9 +400,6 @@ def test_a_process_set_agrees_by_itself(rank, size):
         stop = keras.callbacks.EarlyStopping("loss", min_delta=1e9)
         history = fit(model_of(pair, 0), rank, epochs=4, callbacks=[stop])
         assert len(history["loss"]) == 2
-    tfring.barrier()
-    for each in [*sets, pair][: size + (size > 2)]:
-        tfring.remove_process_set(each)
 
 
 def test_an_optimizer_that_is_a_models_own(rank):

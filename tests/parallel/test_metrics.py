@@ -287,12 +287,12 @@ def test_data_that_does_not_fit(data, rank, size):
         tfring.metrics.evaluate(same_weights(other), x, y, verbose=0)
 
 
-def test_a_process_set(data, rank, size):
+def test_a_process_set(data, sets, size):
     x, y, _ = data
     model = same_weights(compiled(Model()))
     alone = model.evaluate(x, y, verbose=0, return_dict=True)
     # Tests a set without rank 0.
-    last = tfring.add_process_set([size - 1]) if size > 1 else None
+    [last] = sets([size - 1]) if size > 1 else [None]
     if last is None or last.included():
         arguments = {} if last is None else {"process_set": last}
         together = tfring.metrics.evaluate(model, x, y, verbose=0, **arguments)
@@ -302,5 +302,3 @@ def test_a_process_set(data, rank, size):
     else:
         with pytest.raises(ValueError, match="is not in"):
             tfring.metrics.evaluate(model, x, y, process_set=last)
-    if last is not None:
-        tfring.remove_process_set(last)

@@ -89,17 +89,16 @@ def test_as_an_error_it_is_one_on_every_rank(rank, several_ranks):
 
 
 def test_local_variables_and_sets_of_one_rank_are_left_out(
-    rank, several_ranks, size
+    rank, several_ranks, sets_of_one
 ):
     weight = tf.Variable([float(rank)])
-    sets = [tfring.add_process_set([each]) for each in range(size)]
 
     def alone():
         with tf.GradientTape() as tape:
             loss = weight * weight
-        tfring.DistributedGradientTape(tape, process_set=sets[rank]).gradient(
-            loss, weight
-        )
+        tfring.DistributedGradientTape(
+            tape, process_set=sets_of_one[rank]
+        ).gradient(loss, weight)
 
     def local():
         with tf.GradientTape() as tape:
@@ -109,8 +108,6 @@ def test_local_variables_and_sets_of_one_rank_are_left_out(
         tape.gradient(loss, weight)
 
     assert warned(alone) == warned(local) == []
-    for each in sets:
-        tfring.remove_process_set(each)
 
 
 def test_variables_that_a_function_makes(rank, size):

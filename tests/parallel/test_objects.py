@@ -123,12 +123,10 @@ def test_in_the_default_session(rank, size):
             assert tfring.allgather_object(rank) == list(range(size))
 
 
-def test_of_a_process_set(rank, size):
+def test_of_a_process_set(several_ranks, sets, rank, size):
     # The last ranks, so that a rank's number and its place in the set differ.
-    if size == 1:
-        pytest.skip("one rank has no other set than the world")
     last = [*range(size // 2, size)]
-    ranks = tfring.add_process_set(tfring.ProcessSet(last))
+    [ranks] = sets(last)
     options = {"process_set": ranks}
     if rank in last:
         for root in last:
@@ -149,4 +147,3 @@ def test_of_a_process_set(rank, size):
         ):
             with pytest.raises(ValueError, match="is not in"):
                 call()
-    tfring.remove_process_set(ranks)

@@ -227,10 +227,9 @@ def test_bytes(mode, rank, size):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_one_rank_compresses_nothing(rank, size):
-    sets = [tfring.add_process_set([each]) for each in range(size)]
+def test_one_rank_compresses_nothing(sets_of_one, rank, size):
     # Alone, and not in the set.
-    for process_set in (sets[rank], sets[(rank + 1) % size]):
+    for process_set in (sets_of_one[rank], sets_of_one[(rank + 1) % size]):
         step = step_of(
             tf.function,
             variables_of(),
@@ -239,8 +238,6 @@ def test_one_rank_compresses_nothing(rank, size):
         )
         given = gradients_of(rank)
         assert bits_of(step(given)) == bits_of(given)
-    for process_set in sets:
-        tfring.remove_process_set(process_set)
 
 
 def test_a_later_trace_may_have_other_variables(rank, size):

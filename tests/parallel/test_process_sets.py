@@ -13,35 +13,13 @@ import tfring
 from tfring._ops import chains
 
 
-@pytest.fixture
-def sets():
-    """Returns a function that adds process sets, removed after the test."""
-    added = []
-
-    def add(*lists):
-        added.extend(tfring.add_process_set(ranks) for ranks in lists)
-        return added[-len(lists) :]
-
-    yield add
-    for process_set in added:
-        tfring.remove_process_set(process_set)
-
-
-@pytest.fixture
-def halves(sets, size):
-    """The even ranks and the odd ones, and which of the two a rank is in."""
-    if size < 2:
-        pytest.skip("one rank has no halves")
-    even_and_odd = sets(range(0, size, 2), range(1, size, 2))
-    return even_and_odd, even_and_odd[tfring.rank() % 2]
-
-
 def allreduce(tensor, process_set, op=tfring.Sum, name=None):
     return tfring.allreduce(tensor, op=op, name=name, process_set=process_set)
 
 
 def test_of_what_a_set_knows(halves, rank, size):
-    (even, odd), mine = halves
+    even, odd = halves
+    mine = halves[rank % 2]
     world = tfring.global_process_set
     assert world.process_set_id == 0
     assert world.ranks == list(range(size))
@@ -63,7 +41,7 @@ def test_of_what_a_set_knows(halves, rank, size):
 def test_disjoint_and_overlapping_sets_at_the_same_time(
     mode, halves, sets, rank, size
 ):
-    _, half = halves
+    half = halves[rank % 2]
     [all_but_first] = sets(range(1, size)) if size > 2 else [None]
 
     def step(tensor):
@@ -89,7 +67,7 @@ def test_disjoint_and_overlapping_sets_at_the_same_time(
 
 
 def test_nameless_collectives_count_in_their_set(halves, rank, size):
-    _, half = halves
+    half = halves[rank % 2]
     for _ in range(rank % 2 + 1):  # the odd ranks once more
         assert allreduce(1, half) == half.size()
     assert allreduce(1, tfring.global_process_set) == size
@@ -154,7 +132,8 @@ def test_who_may_call_and_what(sets, rank, size):
 
 
 def test_removed_sets_are_not_used(halves, rank, size):
-    (even, odd), mine = halves
+    even, odd = halves
+    mine = halves[rank % 2]
 
     @tf.function
     def traced():

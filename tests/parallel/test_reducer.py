@@ -138,7 +138,7 @@ def test_none_stays_none():
 
 
 @pytest.fixture(params=["alone", "not in the set", "local variable"])
-def stays_here(request, rank, size):
+def stays_here(request, sets_of_one, rank, size):
     """Options that keep a table's gradient on this rank."""
     if request.param == "local variable":
         local = LocalVariables()
@@ -147,13 +147,9 @@ def stays_here(request, rank, size):
             local.add(table)
             return {"local_variables": local, "scale_local_gradients": False}
 
-        yield options
-        return
-    sets = [tfring.add_process_set([each]) for each in range(size)]
+        return options
     of = rank if request.param == "alone" else (rank + 1) % size
-    yield lambda table: {"process_set": sets[of]}
-    for process_set in sets:
-        tfring.remove_process_set(process_set)
+    return lambda table: {"process_set": sets_of_one[of]}
 
 
 @pytest.mark.parametrize(
@@ -199,14 +195,11 @@ def test_gradients_that_stay_here_have_the_form_of_others(stays_here, how):
     ],
 )
 def test_one_rank_checks_as_several_do(
-    gradient, op, error, message, rank, size
+    gradient, op, error, message, sets_of_one, rank
 ):
-    sets = [tfring.add_process_set([each]) for each in range(size)]
-    for process_set in (tfring.global_process_set, sets[rank]):
+    for process_set in (tfring.global_process_set, sets_of_one[rank]):
         with pytest.raises(error, match=message):
             reduce_gradients([gradient], [None], op=op, process_set=process_set)
-    for process_set in sets:
-        tfring.remove_process_set(process_set)
 
 
 def test_sparse_gradients_start_as_they_become_ready():

@@ -367,17 +367,12 @@ def test_local_variables_stay_each_ranks_own(rank, size):
         assert kernels[0] != kernels[1]
 
 
-def test_within_a_set_every_step_is_common(rank, size):
+def test_within_a_set_every_step_is_common(sets, rank, size):
     """The last rank trains apart until all meet."""
-    others = list(range(size - 1)) or [0]
-    sets = [tfring.ProcessSet(others), tfring.ProcessSet([size - 1])]
-    sets = [
-        tfring.add_process_set(each)
-        if each.ranks != list(range(size))
-        else tfring.global_process_set
-        for each in sets[: min(size, 2)]
-    ]
-    mine = sets[-1] if rank == size - 1 else sets[0]
+    mine = tfring.global_process_set
+    if size > 1:
+        others, last = sets(range(size - 1), [size - 1])
+        mine = last if rank == size - 1 else others
     optimizer = tfring.DistributedOptimizer(
         inner(), sync=tfring.LocalSGD(3, within=mine)
     )
@@ -393,8 +388,6 @@ def test_within_a_set_every_step_is_common(rank, size):
     assert size == 1 or kernels[0] != kernels[-1]
     model.train_on_batch(x[2], y[2])
     assert_same_on_all_ranks(model.trainable_variables)
-    for each in sets:
-        tfring.remove_process_set(each)
 
 
 def test_within_a_host_is_within_its_ranks(rank):

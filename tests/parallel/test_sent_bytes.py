@@ -64,14 +64,13 @@ def test_collectives(rank, size):
     check(lambda: tfring.broadcast(x, 0), "broadcast", 0 if last else _BYTES)
 
 
-def test_a_process_set_counts_as_well(rank, size):
+def test_a_process_set_counts_as_well(sets, rank, size):
     if size < 3:
         pytest.skip("takes a process set of some ranks")
-    two = tfring.add_process_set([0, 1])
+    [two] = sets([0, 1])
     if two.included():
         x = tf.ones([_BYTES // 4])
         check(lambda: tfring.allreduce(x, process_set=two), "allreduce", _BYTES)
-    tfring.remove_process_set(two)
 
 
 def test_negotiation_is_control(size):

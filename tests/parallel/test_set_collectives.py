@@ -18,20 +18,6 @@ def mine(request):
     return request.getfixturevalue("halves")[tfring.rank() % 2]
 
 
-@pytest.fixture(scope="module")
-def halves():
-    """The even ranks and the odd ones."""
-    if tfring.size() < 2:
-        pytest.skip("one rank has no halves")
-    halves = [
-        tfring.add_process_set(range(first, tfring.size(), 2))
-        for first in range(2)
-    ]
-    yield halves
-    for half in halves:
-        tfring.remove_process_set(half)
-
-
 @without_xla
 def test_every_collective(mode, mine):
     n = mine.size()

@@ -19,7 +19,7 @@ def asked(process_set_id=0):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla", "session"])
-def test_of_the_job_and_of_a_set(mode, rank, size):
+def test_of_the_job_and_of_a_set(mode, sets, rank, size):
     def evaluate(process_set_id):
         if mode == "session":
             with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -35,11 +35,10 @@ def test_of_the_job_and_of_a_set(mode, rank, size):
         assert result.dtype == tf.int32
         assert result.shape == ()
     if size > 1:
-        last = tfring.add_process_set([size - 1])
+        [last] = sets([size - 1])
         included = int(rank == size - 1)
         results = evaluate(last.process_set_id)
         assert [int(r) for r in results] == [1, rank, *local, included]
-        tfring.remove_process_set(last)
 
 
 def test_a_graph_outlives_a_process_set(rank, several_ranks):

@@ -10,17 +10,6 @@ import tensorflow as tf
 import tfring
 
 
-@pytest.fixture
-def halves(size):
-    """The even ranks and the odd ones."""
-    if size < 2:
-        pytest.skip("One rank has no halves.")
-    both = [tfring.add_process_set(range(first, size, 2)) for first in range(2)]
-    yield both
-    for process_set in both:
-        tfring.remove_process_set(process_set)
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_each_set_averages_by_itself(jit_compile, halves, rank):
     own = halves[rank % 2]

@@ -119,20 +119,16 @@ def test_a_model_that_keras_loads(rank, size, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [keras.Sequential, WithATape])
-def test_a_rank_may_train_alone_if_it_says_so(kind, rank, size):
-    sets = [tfring.add_process_set([each]) for each in range(size)]
-
+def test_a_rank_may_train_alone_if_it_says_so(kind, sets_of_one, rank):
     class InASet(kind):
-        process_set = sets[rank]
+        process_set = sets_of_one[rank]
 
     def wrap(optimizer):
         if kind is WithATape:
             return optimizer
-        return DISTRIBUTED(optimizer, process_set=sets[rank])
+        return DISTRIBUTED(optimizer, process_set=sets_of_one[rank])
 
     assert warned(lambda: train(InASet, wrap(sgd()))) == []
-    for each in sets:
-        tfring.remove_process_set(each)
 
 
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
