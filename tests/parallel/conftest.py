@@ -120,6 +120,19 @@ def size() -> int:
 
 
 @pytest.fixture
+def shared_path(tmp_path: Path) -> Path:
+    """One directory for all ranks."""
+    return tfring.broadcast_object(tmp_path, root_rank=0)
+
+
+@pytest.fixture
+def session() -> Iterator[tf.compat.v1.Session]:
+    """Of TensorFlow 1, with a graph of its own."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        yield session
+
+
+@pytest.fixture
 def several_ranks(size: int) -> None:
     """Skips a test on one rank; it needs ranks that wait or disagree."""
     if size == 1:

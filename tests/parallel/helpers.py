@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -43,6 +45,24 @@ def assert_alike(value):
 def assert_same_on_all_ranks(variables):
     """To the bit."""
     assert_alike(bits_of(variables))
+
+
+def warnings_of(category, function):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [
+        str(warning.message)
+        for warning in caught
+        if warning.category is category
+    ]
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+    return model
 
 
 class Largest(keras.metrics.Metric):

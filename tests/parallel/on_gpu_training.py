@@ -73,9 +73,9 @@ def test_gradients_are_reduced_on_the_gpu(rank, size):
         assert "GPU:0" in gradient.device
 
 
-def test_timeline_of_a_fit(tmp_path: Path, record_property, rank, size):
+def test_timeline_of_a_fit(shared_path: Path, record_property, rank, size):
     """How much overlaps is for the eye, and for a benchmark."""
-    path = Path(MPI.COMM_WORLD.bcast(str(tmp_path / "timeline.json")))
+    path = shared_path / "timeline.json"
     width = 2048 if fake_driver.options() is None else 16
     model = keras.Sequential(
         [keras.Input((width,)), *[keras.layers.Dense(width) for _ in range(8)]]

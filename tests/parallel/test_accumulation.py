@@ -133,11 +133,10 @@ def of_one_process():
 @pytest.mark.parametrize(
     "how", [second_fit, joined, backup, saved, committed, broadcast]
 )
-def test_trains_as_one_process(how, shard_states, rank, size, tmp_path):
+def test_trains_as_one_process(how, shard_states, rank, size, shared_path):
     if how is joined and shard_states:
         pytest.skip("JoinCallback does not go with shards.")
-    path = tfring.broadcast_object(str(tmp_path), root_rank=0)
-    model = how(shard_states, rank, size, path)
+    model = how(shard_states, rank, size, str(shared_path))
     expected = of_one_process()
     for got, want in zip(
         model.trainable_variables, expected.trainable_variables, strict=True

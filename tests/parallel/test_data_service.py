@@ -24,8 +24,8 @@ COUNT = 24
 
 
 @pytest.fixture
-def configfile(tmp_path):
-    return Path(tfring.broadcast_object(str(tmp_path / "config.json")))
+def configfile(shared_path):
+    return shared_path / "config.json"
 
 
 @pytest.fixture

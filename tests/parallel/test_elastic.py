@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging
+from helpers import small_model
 from mpi4py import MPI
 
 import tfring
@@ -125,13 +126,6 @@ def test_hosts_that_come_or_go(rank, kind):
     assert starts == [0, second]
 
 
-def small_model():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.Adam(0.1)
-    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
-    return model
-
-
 def state_of(model):
     variables = [*model.variables, *model.optimizer.variables]
     return [tf.convert_to_tensor(v).numpy() for v in variables]
@@ -242,20 +236,19 @@ def test_callbacks_count_and_commit():
     assert (state.epoch, state.batch) == (5, 0)
 
 
-def test_a_session(rank):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        initial = tf.constant(float(rank + 1))
-        variable, other = tf.Variable(initial), tf.Variable(initial)
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(other.assign(5.0))
-        state = elastic.TensorFlowState(session=session, step=rank)
-        session.run(variable.assign(7.0 + rank))
-        state.restore()
-        assert session.run([variable, other]) == [rank + 1, 5]
-        state.sync()
-        assert session.run(variable) == 1
-        assert state.step == 0
-        state.commit()
+def test_a_session(session, rank):
+    initial = tf.constant(float(rank + 1))
+    variable, other = tf.Variable(initial), tf.Variable(initial)
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(other.assign(5.0))
+    state = elastic.TensorFlowState(session=session, step=rank)
+    session.run(variable.assign(7.0 + rank))
+    state.restore()
+    assert session.run([variable, other]) == [rank + 1, 5]
+    state.sync()
+    assert session.run(variable) == 1
+    assert state.step == 0
+    state.commit()
 
 
 def test_errors():

@@ -6,18 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import small_model
 
 import tfring
 from tfring import elastic
 
 ROWS_LEFT, BATCH, FIT_BATCHES, FIT_EPOCHS = 1, 3, 4, 3
-
-
-def small_model():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.Adam(0.1)
-    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
-    return model
 
 
 class FailsOnce(keras.callbacks.Callback):

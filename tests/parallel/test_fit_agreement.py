@@ -24,12 +24,6 @@ ROWS, BATCH = 16, 4
 pytestmark = pytest.mark.usefixtures("several_ranks")
 
 
-@pytest.fixture
-def path(tmp_path):
-    """One directory for all ranks."""
-    return tfring.broadcast_object(tmp_path, root_rank=0)
-
-
 def make_model(seed=0, rate=0.1):
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
@@ -223,32 +217,34 @@ def test_validation_on_one_rank_alone(rank):
     assert_alike(history["loss"])
 
 
-def test_the_first_rank_writes_what_all_would(rank, size, path):
+def test_the_first_rank_writes_what_all_would(rank, size, shared_path):
     callbacks = [
-        keras.callbacks.ModelCheckpoint(path / "{epoch}.keras"),
+        keras.callbacks.ModelCheckpoint(shared_path / "{epoch}.keras"),
         keras.callbacks.ModelCheckpoint(
-            path / "best.weights.h5", "loss", save_weights_only=True,
+            shared_path / "best.weights.h5", "loss", save_weights_only=True,
             save_best_only=True,
         ),
-        BestModelCheckpoint(path / "best.keras", "loss"),
-        keras.callbacks.CSVLogger(path / "log.csv"),
+        BestModelCheckpoint(shared_path / "best.keras", "loss"),
+        keras.callbacks.CSVLogger(shared_path / "log.csv"),
         # A path of its own on every rank, which then writes it.
-        keras.callbacks.ModelCheckpoint(path / f"of_rank_{rank}.keras"),
+        keras.callbacks.ModelCheckpoint(shared_path / f"of_rank_{rank}.keras"),
     ]  # fmt: skip
     if rank == 1:  # by no other rank
-        callbacks.append(keras.callbacks.ModelCheckpoint(path / "one.keras"))
+        callbacks.append(
+            keras.callbacks.ModelCheckpoint(shared_path / "one.keras")
+        )
     model = make_model()
     history = fit(model, rank, epochs=2, callbacks=callbacks)
     # Here, as soon as `fit` has returned on any rank.
-    names = {file.name for file in path.iterdir()}
+    names = {file.name for file in shared_path.iterdir()}
     ranks = {f"of_rank_{each}.keras" for each in range(size)}
     assert names == ranks | {
         *("1.keras", "2.keras", "best.weights.h5", "best.keras", "log.csv"),
         "one.keras",
     }
-    lines = (path / "log.csv").read_text().split()
+    lines = (shared_path / "log.csv").read_text().split()
     assert len(lines) == 3
-    saved = keras.models.load_model(path / "2.keras")
+    saved = keras.models.load_model(shared_path / "2.keras")
     for one, other in zip(saved.weights, model.weights, strict=True):
         np.testing.assert_array_equal(one, other)
     assert_alike(history)
@@ -258,11 +254,11 @@ def test_the_first_rank_writes_what_all_would(rank, size, path):
 @pytest.mark.parametrize(
     "on", [pytest.param("all ranks", marks=pytest.mark.thorough), "rank 0"]
 )
-def test_a_backup_is_restored_on_all_ranks(on, rank, path):
+def test_a_backup_is_restored_on_all_ranks(on, rank, shared_path):
     def backup():
         if on == "rank 0" and rank > 0:
             return []
-        return [keras.callbacks.BackupAndRestore(path / "backup")]
+        return [keras.callbacks.BackupAndRestore(shared_path / "backup")]
 
     def crash(epoch, logs):
         if epoch == 2:
@@ -286,7 +282,7 @@ def test_a_backup_is_restored_on_all_ranks(on, rank, path):
     for one, other in zip(expected.weights, model.weights, strict=True):
         np.testing.assert_array_equal(one, other)
     tfring.barrier()
-    assert not (path / "backup").exists()
+    assert not (shared_path / "backup").exists()
     tfring.barrier()
 
 

@@ -135,14 +135,13 @@ def test_passes(optimizer, average, mode, rank, size):
     assert int(distributed._agg_helper.counter) == 1
 
 
-def test_a_graph_of_tensorflow_1(rank, size):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("v", initializer=[2.0])
-        optimizer = tfring.DistributedOptimizer(LEGACY.SGD(1.0))
-        [update] = optimizer.get_updates(variable * float(rank), [variable])
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(update)
-        np.testing.assert_allclose(session.run(variable), [2 - (size - 1) / 2])
+def test_a_graph_of_tensorflow_1(session, rank, size):
+    variable = tf.compat.v1.get_variable("v", initializer=[2.0])
+    optimizer = tfring.DistributedOptimizer(LEGACY.SGD(1.0))
+    [update] = optimizer.get_updates(variable * float(rank), [variable])
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(update)
+    np.testing.assert_allclose(session.run(variable), [2 - (size - 1) / 2])
 
 
 @pytest.mark.parametrize("sparse_as_dense", [False, True])

@@ -100,17 +100,14 @@ def test_one_chain(mode, rank, size):
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-def test_one_graph_of_tensorflow_1(explicit, rank, size):
+def test_one_graph_of_tensorflow_1(explicit, session, rank, size):
     """There a name is made unique, as TensorFlow does with operations."""
     name = "same" if explicit else None
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        results = [
-            tfring.allreduce(tf.constant(i), op=tfring.Sum, name=name)
-            for i in range(20)
-        ]
-        np.testing.assert_array_equal(
-            session.run(results), np.arange(20) * size
-        )
+    results = [
+        tfring.allreduce(tf.constant(i), op=tfring.Sum, name=name)
+        for i in range(20)
+    ]
+    np.testing.assert_array_equal(session.run(results), np.arange(20) * size)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -131,30 +128,29 @@ def test_automatic_names_know_no_scopes(jit_compile, rank, size):
     assert loss == gradient == 2 * size**2
 
 
-def test_two_sessions_run_one_graph(rank, several_ranks, size):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        total = tfring.allreduce(tf.constant(1), op=tfring.Sum, name="shared")
-        if rank == 0:
-            outcomes = []
-            failed = threading.Event()
+def test_two_sessions_run_one_graph(session, rank, several_ranks, size):
+    total = tfring.allreduce(tf.constant(1), op=tfring.Sum, name="shared")
+    if rank == 0:
+        outcomes = []
+        failed = threading.Event()
 
-            def run():
-                try:
-                    outcomes.append(session.run(total))
-                except tf.errors.InvalidArgumentError:
-                    failed.set()
+        def run():
+            try:
+                outcomes.append(session.run(total))
+            except tf.errors.InvalidArgumentError:
+                failed.set()
 
-            threads = [threading.Thread(target=run) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            assert failed.wait(60)
-            MPI.COMM_WORLD.Barrier()
-            for thread in threads:
-                thread.join()
-            assert outcomes == [size]
-        else:
-            MPI.COMM_WORLD.Barrier()
-            assert session.run(total) == size
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert failed.wait(60)
+        MPI.COMM_WORLD.Barrier()
+        for thread in threads:
+            thread.join()
+        assert outcomes == [size]
+    else:
+        MPI.COMM_WORLD.Barrier()
+        assert session.run(total) == size
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])

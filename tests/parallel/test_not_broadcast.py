@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import warnings_of
 
 import tfring
 from tfring._training import weights
 
-
-def warned(function, *arguments):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        function(*arguments)
-    return [
-        str(warning.message)
-        for warning in caught
-        if warning.category is tfring.NotBroadcastWarning
-    ]
+warned = partial(warnings_of, tfring.NotBroadcastWarning)
 
 
 def steps(how):

@@ -133,9 +133,8 @@ def test_no_rank_passes_a_barrier_before_the_last_has_come(mode, rank, size):
         assert min(went for _, went in times) >= max(came for came, _ in times)
 
 
-def test_a_barrier_in_a_graph_of_tensorflow_1():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        assert session.run(tfring.barrier()) is None
+def test_a_barrier_in_a_graph_of_tensorflow_1(session):
+    assert session.run(tfring.barrier()) is None
 
 
 @pytest.mark.xla

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_alike, assert_same_on_all_ranks
+from helpers import assert_alike, assert_same_on_all_ranks, bits_of
 from trainings_in_rounds import (
     LOSS,
     assert_close,
@@ -139,17 +139,14 @@ class Seen(keras.callbacks.Callback):
         super().__init__()
         self.in_validation, self.at_ends, self.in_batches = [], [], []
 
-    def _weights(self):
-        return [np.asarray(v).tobytes() for v in self.model.trainable_variables]
-
     def on_test_begin(self, logs=None):
-        self.in_validation.append(self._weights())
+        self.in_validation.append(bits_of(self.model.trainable_variables))
 
     def on_epoch_end(self, epoch, logs=None):
-        self.at_ends.append(self._weights())
+        self.at_ends.append(bits_of(self.model.trainable_variables))
 
     def on_train_batch_end(self, batch, logs=None):
-        self.in_batches.append(self._weights())
+        self.in_batches.append(bits_of(self.model.trainable_variables))
 
 
 def test_validation_and_callbacks_see_what_ranks_share(rank, size, tmp_path):
@@ -186,8 +183,7 @@ def test_validation_and_callbacks_see_what_ranks_share(rank, size, tmp_path):
     assert_same_on_all_ranks(model.trainable_variables)
     if rank == 0:
         model.load_weights(tmp_path / "1.weights.h5")
-        saved = [np.asarray(v).tobytes() for v in model.trainable_variables]
-        assert saved == seen.at_ends[0]
+        assert bits_of(model.trainable_variables) == seen.at_ends[0]
     model.fit(
         x[0],
         y[0],

@@ -60,8 +60,8 @@ def test_the_first_round_shows_the_statistics_before_it(run_eagerly, rank):
     assert_same_on_all_ranks(seen)
 
 
-def test_statistics_are_loaded_between_fits(rank, tmp_path):
-    path = f"{tfring.broadcast_object(str(tmp_path), 0)}/norm.weights.h5"
+def test_statistics_are_loaded_between_fits(rank, shared_path):
+    path = f"{shared_path}/norm.weights.h5"
     norm = keras.layers.BatchNormalization(momentum=0.5)
     model = compiled(distributed(tfring.LocalSGD(5)), norm)
     fit(model, rank, shift=10.0)
@@ -194,9 +194,9 @@ def test_a_multi_optimizer_s_updates_count(several_ranks, rank):
 
 
 def test_a_file_counts_after_steps_of_another_training(
-    several_ranks, rank, tmp_path
+    several_ranks, rank, shared_path
 ):
-    path = f"{tfring.broadcast_object(str(tmp_path), 0)}/first.weights.h5"
+    path = f"{shared_path}/first.weights.h5"
 
     def new():
         model = compiled(distributed(tfring.LocalSGD(100, start=8)))

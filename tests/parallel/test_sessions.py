@@ -13,12 +13,6 @@ from tfring._core import runtime
 v1 = tf.compat.v1
 
 
-@pytest.fixture
-def session():
-    with tf.Graph().as_default(), v1.Session() as session:
-        yield session
-
-
 def test_every_collective_and_dtype(session, rank, size):
     """In one run, so that they start in any order."""
     expected = {}

@@ -102,10 +102,6 @@ def assert_trained(model, expected):
     assert_same_on_all_ranks(dense.variables)
 
 
-def same_directory(tmp_path):
-    return tfring.broadcast_object(str(tmp_path), 0)
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fit(name, rank, size):
     callbacks = [
@@ -276,17 +272,16 @@ def check_file(path, name, size):
         pytest.param("Adagrad", marks=pytest.mark.thorough),
     ],
 )
-def test_callbacks_save_the_whole_table(name, rank, size, tmp_path):
-    directory = same_directory(tmp_path)
-    saves = keras.callbacks.ModelCheckpoint(f"{directory}/all.keras")
+def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
+    saves = keras.callbacks.ModelCheckpoint(f"{shared_path}/all.keras")
     weights = keras.callbacks.ModelCheckpoint(
-        f"{directory}/all.weights.h5", save_weights_only=True
+        f"{shared_path}/all.weights.h5", save_weights_only=True
     )
     model = fit(sharded(name), rank, callbacks=[saves, weights])
     table = model.layers[0].table()
     if rank == 0:
-        check_file(f"{directory}/all.weights.h5", name, size)
-    again = tfring.load_model(f"{directory}/all.keras")
+        check_file(f"{shared_path}/all.weights.h5", name, size)
+    again = tfring.load_model(f"{shared_path}/all.keras")
     np.testing.assert_array_equal(again.layers[0].table(), table)
     # With its momenta.
     for each in (again, model):
@@ -310,8 +305,8 @@ class Deferred(keras.Model):
         return self.top(tf.reduce_mean(self.words(ids) + self.fixed(ids), 1))
 
 
-def test_a_model_that_its_first_batch_builds(rank, tmp_path):
-    path = f"{same_directory(tmp_path)}/deferred.weights.h5"
+def test_a_model_that_its_first_batch_builds(rank, shared_path):
+    path = f"{shared_path}/deferred.weights.h5"
     model = Deferred()
     model.compile(tfring.DistributedOptimizer("adam"), "mse")
     saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
@@ -356,8 +351,8 @@ def test_a_part_is_not_saved(several_ranks, rank, tmp_path):
             tf.train.Checkpoint(target=target).save(str(tmp_path / "c"))
 
 
-def test_what_rank_0_has_loaded_is_broadcast(rank, tmp_path):
-    path = f"{same_directory(tmp_path)}/of_all.weights.h5"
+def test_what_rank_0_has_loaded_is_broadcast(rank, shared_path):
+    path = f"{shared_path}/of_all.weights.h5"
     model = fit(sharded(), rank)
     with tfring.whole_states(model, root_rank=0):
         if rank == 0:
@@ -375,9 +370,9 @@ def test_what_rank_0_has_loaded_is_broadcast(rank, tmp_path):
     assert bits_of(other.variables) == bits_of(model.variables)
 
 
-def test_backups(rank, tmp_path):
+def test_backups(rank, shared_path):
     """Rank 0 alone reads the backup."""
-    directory = f"{same_directory(tmp_path)}/backup"
+    directory = f"{shared_path}/backup"
     model = sharded()
     keeps = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
     fit(model, rank, callbacks=[keeps])
@@ -402,9 +397,9 @@ def test_another_root_cannot_share_what_it_has_loaded(several_ranks, rank):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_accumulated_gradients(scaled, rank, size, tmp_path):
+def test_accumulated_gradients(scaled, rank, size, shared_path):
     """A file has their mean, so that they may go on with other ranks."""
-    path = f"{same_directory(tmp_path)}/model.keras"
+    path = f"{shared_path}/model.keras"
     optimizer = tfring.DistributedOptimizer(
         OPTIMIZERS["Adam"](gradient_accumulation_steps=2)
     )
@@ -443,9 +438,9 @@ def test_a_sum_of_accumulated_gradients(rank, size):
 @pytest.mark.parametrize(
     "outside", [False, pytest.param(True, marks=pytest.mark.thorough)]
 )
-def test_loss_scale(outside, rank, size, tmp_path):
+def test_loss_scale(outside, rank, size, shared_path):
     """Inside or around the DistributedOptimizer."""
-    path = f"{same_directory(tmp_path)}/model.keras"
+    path = f"{shared_path}/model.keras"
     optimizer = OPTIMIZERS["Adam"]()
     if outside:
         tfring.DistributedOptimizer(optimizer)

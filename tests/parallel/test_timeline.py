@@ -15,14 +15,10 @@ from tfring.timeline import summary
 from tfring.timeline.__main__ import main
 
 
-def _shared_path(tmp_path: Path) -> Path:
-    return Path(MPI.COMM_WORLD.bcast(str(tmp_path / "timeline.json")))
-
-
 def test_timeline(
-    tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]
+    shared_path: Path, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _shared_path(tmp_path)
+    path = shared_path / "timeline.json"
     tfring.allreduce(tf.ones([5]), name="before")
     tfring.start_timeline(str(path), mark_cycles=True)
     with pytest.raises(ValueError, match="stop_timeline first"):
@@ -85,7 +81,7 @@ def test_timeline(
 
 
 def test_a_repeated_step_needs_no_response(
-    tmp_path: Path, rank: int, size: int
+    shared_path: Path, rank: int, size: int
 ) -> None:
     @tf.function
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -93,7 +89,7 @@ def test_a_repeated_step_needs_no_response(
             x = tfring.allreduce(x, name=f"repeated/{name}")
         return x
 
-    path = _shared_path(tmp_path)
+    path = shared_path / "timeline.json"
     # A job that has often left cached schedules must repeat a step so often.
     for _ in range(70):
         step(tf.ones([10]))
@@ -109,9 +105,9 @@ def test_a_repeated_step_needs_no_response(
 
 
 def test_from_init_to_shutdown(
-    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+    shared_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _shared_path(tmp_path)
+    path = shared_path / "timeline.json"
     tfring.shutdown()
     monkeypatch.setenv("TFRING_TIMELINE", str(path))
     tfring.init()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import warnings_of
 
 import tfring
 from tfring._gradients import reducer
@@ -15,6 +17,7 @@ from tfring._training import undistributed
 
 DISTRIBUTED = tfring.DistributedOptimizer
 LOSS_SCALE = keras.optimizers.LossScaleOptimizer
+warned = partial(warnings_of, tfring.NotDistributedWarning)
 BATCH = np.ones([2, 3], np.float32), np.ones([2, 1], np.float32)
 
 
@@ -58,17 +61,6 @@ def train(kind, optimizer, *, batches=1, **arguments):
 @pytest.fixture(autouse=True)
 def _not_warned(monkeypatch):
     monkeypatch.setattr(undistributed, "_warned", False)
-
-
-def warned(function):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        function()
-    return [
-        str(warning.message)
-        for warning in caught
-        if warning.category is tfring.NotDistributedWarning
-    ]
 
 
 def sgd():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -100,9 +99,8 @@ def give_weights_of_rank_0(model, source):
     model.set_weights(tfring.broadcast_object(source.get_weights(), 0))
 
 
-def test_cnn_with_augmentation(rank, size, saved, tmp_path):
+def test_cnn_with_augmentation(rank, size, saved, shared_path):
     """With all of Keras's callbacks, as one has them in the list."""
-    folder = Path(tfring.broadcast_object(str(tmp_path), 0))
     x, y = user_scripts.images(64)
     x, y = x[rank::size], y[rank::size]
     model = user_scripts.cnn()
@@ -122,10 +120,10 @@ def test_cnn_with_augmentation(rank, size, saved, tmp_path):
             keras.callbacks.EarlyStopping(patience=2),
             keras.callbacks.ReduceLROnPlateau("val_loss", patience=0),
             keras.callbacks.ModelCheckpoint(
-                folder / "best.keras", save_best_only=True
+                shared_path / "best.keras", save_best_only=True
             ),
-            keras.callbacks.CSVLogger(folder / "log.csv"),
-            keras.callbacks.BackupAndRestore(folder / "backup"),
+            keras.callbacks.CSVLogger(shared_path / "log.csv"),
+            keras.callbacks.BackupAndRestore(shared_path / "backup"),
             keras.callbacks.TerminateOnNaN(),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
             keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None),
@@ -134,12 +132,12 @@ def test_cnn_with_augmentation(rank, size, saved, tmp_path):
     assert_same_on_all_ranks(model)
     assert_noise_differs(model, np.tile(x[:1], (16, 1, 1, 1)))
     assert_alike(history)
-    best = keras.saving.load_model(folder / "best.keras")
+    best = keras.saving.load_model(shared_path / "best.keras")
     together = tfring.metrics.evaluate(best, x, y, verbose=0)
     np.testing.assert_allclose(
         together["loss"], min(history["val_loss"]), rtol=1e-5
     )
-    assert len((folder / "log.csv").read_text().splitlines()) == 1 + len(
+    assert len((shared_path / "log.csv").read_text().splitlines()) == 1 + len(
         history["loss"]
     )
     saved("cnn", model, x[:4])

@@ -9,12 +9,6 @@ import tfring
 v1 = tf.compat.v1
 
 
-@pytest.fixture
-def session():
-    with tf.Graph().as_default(), v1.Session() as session:
-        yield session
-
-
 def losses(rank):
     """Returns a dense variable, an embedding and a loss, different by rank."""
     dense = v1.get_variable("dense", initializer=[1.0, 2.0], use_resource=True)

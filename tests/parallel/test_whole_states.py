@@ -78,13 +78,10 @@ def test_offload():
     assert bits_of(got.variables) == bits_of(expected.variables)
 
 
-def same_directory(tmp_path):
-    return tfring.broadcast_object(str(tmp_path), 0)
-
-
-def test_a_file_is_that_of_the_plain_optimizer(rank, size, tmp_path):
-    directory = same_directory(tmp_path)
-    path = f"{directory}/model.keras"
+def test_a_file_is_that_of_the_plain_optimizer(
+    rank, size, shared_path, tmp_path
+):
+    path = f"{shared_path}/model.keras"
     without = fit(
         small_model(
             tfring.DistributedOptimizer(optimizers.Adam(0.01)),
@@ -117,8 +114,8 @@ def test_a_file_is_that_of_the_plain_optimizer(rank, size, tmp_path):
     )
 
 
-def test_what_one_rank_has_loaded_is_broadcast(rank, tmp_path):
-    path = f"{same_directory(tmp_path)}/of_all.weights.h5"
+def test_what_one_rank_has_loaded_is_broadcast(rank, shared_path):
+    path = f"{shared_path}/of_all.weights.h5"
     model = fit(small_model(jit_compile=False))
     with tfring.whole_states(model):
         if rank == 0:
@@ -162,24 +159,23 @@ def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
     assert bits_of(other.variables) == bits_of(optimizer.variables)
 
 
-def test_callbacks_that_save(rank, tmp_path):
-    directory = same_directory(tmp_path)
+def test_callbacks_that_save(rank, shared_path):
     model = small_model(jit_compile=False)
     callbacks = [
         tfring.callbacks.BestModelCheckpoint(
-            f"{directory}/best.keras", monitor="loss"
+            f"{shared_path}/best.keras", monitor="loss"
         ),
         keras.callbacks.BackupAndRestore(
-            f"{directory}/backup", delete_checkpoint=False
+            f"{shared_path}/backup", delete_checkpoint=False
         ),
     ]
     fit(model, 2, callbacks)
-    best = keras.models.load_model(f"{directory}/best.keras")
+    best = keras.models.load_model(f"{shared_path}/best.keras")
     assert best.optimizer.iterations == 8
     assert not model.optimizer._tfring_whole
     # The training resumes after the second epoch.
     again = small_model(jit_compile=False)
-    fit(again, 3, [keras.callbacks.BackupAndRestore(f"{directory}/backup")])
+    fit(again, 3, [keras.callbacks.BackupAndRestore(f"{shared_path}/backup")])
     fit(model)
     assert bits_of(again.variables) == bits_of(model.variables)
     assert bits_of(again.optimizer.variables) == bits_of(
@@ -188,9 +184,9 @@ def test_callbacks_that_save(rank, tmp_path):
 
 
 @pytest.mark.thorough
-def test_checkpoints_between_batches_of_two_fits(tmp_path):
+def test_checkpoints_between_batches_of_two_fits(shared_path):
     """The callback continues the count of the previous fit."""
-    path = f"{same_directory(tmp_path)}/last.weights.h5"
+    path = f"{shared_path}/last.weights.h5"
     model = small_model(jit_compile=False)
     saves = keras.callbacks.ModelCheckpoint(
         path, save_weights_only=True, save_freq=3
@@ -203,29 +199,28 @@ def test_checkpoints_between_batches_of_two_fits(tmp_path):
     assert again.optimizer.iterations == model.optimizer.iterations == 12
 
 
-def test_a_callback_may_put_states_together_for_itself(rank, tmp_path):
-    directory = same_directory(tmp_path)
+def test_a_callback_may_put_states_together_for_itself(rank, shared_path):
     model = small_model(jit_compile=False)
 
     def save(epoch, logs):
         with tfring.whole_states(model, root_rank=0):
             if rank == 0:
-                model.save(f"{directory}/own.keras")
+                model.save(f"{shared_path}/own.keras")
 
     fit(
         model,
         callbacks=[
             keras.callbacks.LambdaCallback(on_epoch_end=save),
-            keras.callbacks.ModelCheckpoint(f"{directory}/last.keras"),
+            keras.callbacks.ModelCheckpoint(f"{shared_path}/last.keras"),
         ],
     )
-    own = keras.models.load_model(f"{directory}/own.keras").optimizer
-    last = keras.models.load_model(f"{directory}/last.keras").optimizer
+    own = keras.models.load_model(f"{shared_path}/own.keras").optimizer
+    last = keras.models.load_model(f"{shared_path}/last.keras").optimizer
     assert bits_of(own.variables) == bits_of(last.variables)
 
 
-def test_optimizers_that_are_attributes(rank, tmp_path):
-    path = f"{same_directory(tmp_path)}/pair.weights.h5"
+def test_optimizers_that_are_attributes(rank, shared_path):
+    path = f"{shared_path}/pair.weights.h5"
     keras.utils.set_random_seed(0)
     model = Pair(7, shard_states=True)
     model.compile(jit_compile=False)
