@@ -110,26 +110,3 @@ def test_metrics_of_one_rank_alone_are_an_error_on_all(rank, several_ranks):
         logs["val_loss"] = 2.0
     with pytest.raises(ValueError, match="Rank 0 has 'loss', 'val_loss';"):
         tfring.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
-
-
-def test_warmup_ends_at_the_scaled_rate(rank, size):
-    model = built()
-    target = 0.01 * size
-    model.compile(
-        tfring.DistributedOptimizer(keras.optimizers.SGD(target, momentum=0.9)),
-        "mse",
-    )
-    history = fit(
-        model,
-        rank,
-        epochs=2,
-        callbacks=[
-            tfring.callbacks.BroadcastGlobalVariablesCallback(),
-            tfring.callbacks.LearningRateWarmupCallback(target, 2),
-        ],
-    ).history
-    np.testing.assert_allclose(
-        history["learning_rate"], [(0.01 + target) / 2, target], rtol=1e-6
-    )
-    assert_same_on_all_ranks(model.trainable_variables)
-    assert_same_on_all_ranks(model.optimizer.variables)

@@ -285,7 +285,6 @@ COMPLEX = tf.ones(2, tf.complex64)
             "only one",
             lambda: tfring.allreduce(1.0, average=False, op=tfring.Sum),
         ),
-        (ValueError, "Unknown", lambda: tfring.allreduce(1.0, None, "/cpux:0")),
         (ValueError, "bool", lambda: tfring.allreduce(tf.constant(True))),
         (ValueError, "bool", lambda: tfring.reducescatter([True])),
         (TypeError, "integers", lambda: tfring.alltoall([1.0], [1.0])),

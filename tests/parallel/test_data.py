@@ -149,18 +149,6 @@ def test_every_kind_of_element(element, rank, size):
         )
 
 
-def test_in_fit(size):
-    n = 8 * size
-    x = np.arange(n * 3, dtype=np.float32).reshape(n, 3) / n
-    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD()), "mse")
-    mine = tfring.data.shard(dataset, seed=0).batch(4)
-    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
-    model.fit(mine, epochs=2, verbose=0, callbacks=[broadcast])
-    assert int(model.optimizer.iterations) == 4
-
-
 def test_ranks_that_differ_are_an_error_on_all(rank, several_ranks):
     dataset = tf.data.Dataset.range(8)
     with pytest.raises(ValueError, match=r"rank 1 has .*'seed': 1"):

@@ -26,11 +26,6 @@ def test_local_and_cross_ranks() -> None:
     assert 0 <= tfring.cross_rank() < tfring.cross_size()
 
 
-def test_init_again_does_nothing() -> None:
-    tfring.init()
-    assert tfring.size() == MPI.COMM_WORLD.size
-
-
 def test_engine_of_part_of_the_ranks_and_back() -> None:
     world = MPI.COMM_WORLD
     part = world.Split(world.rank % 2, world.rank)
@@ -51,8 +46,3 @@ def test_engine_of_part_of_the_ranks_and_back() -> None:
     # By the order of calls, which counts anew with each engine.
     total = tfring.allreduce([1.0], op=tfring.Sum)
     assert total.numpy().tolist() == [world.size]
-
-
-def test_ranks_of_one_machine_are_homogeneous(size: int) -> None:
-    assert tfring.is_homogeneous() or tfring.local_size() < size
-    assert tfring.mpi_threads_supported()

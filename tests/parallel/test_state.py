@@ -85,15 +85,3 @@ def test_broadcast_in_place_and_returns(mode, rank, size):
     for variable, correct in zip(variables[1:], expected[1:], strict=True):
         np.testing.assert_array_equal(variable.numpy(), correct)
     np.testing.assert_array_equal(variables[0], expected[0] * 2)
-
-
-def test_broadcast_variables_in_a_function(rank, size):
-    variables = [tf.Variable(rank), keras.Variable([float(rank)])]
-
-    @tf.function
-    def from_root():
-        tfring.broadcast_variables(variables, size - 1)
-        return variables[0] + 1
-
-    assert from_root() == size
-    assert [v.numpy().item() for v in variables] == [size - 1] * 2
