@@ -14,6 +14,7 @@
 #include "tests/cpp/elements.h"
 #include "tests/cpp/engines.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/ring_checks.h"
 #include "tfring_ops/kernels/adasum.h"
 
 namespace tfring {
@@ -96,11 +97,9 @@ class AdasumTest : public testing::TestWithParam<int> {
     OnRanks(static_cast<int>(inputs.size()), [&](Transport& transport) {
       Elements& data = inputs[transport.rank()];
       Elements received(data.size());
-      Workspace scratch(CpuKernels());
-      const RingContext context{transport, CpuKernels(), segment_bytes,
-                                scratch};
+      const HostRank host(transport, segment_bytes);
       const absl::Status status = RingAdasum(
-          context, data.data(), received.data(),
+          host.context(), data.data(), received.data(),
           static_cast<int64_t>(data.size()) / SizeInBytes(dtype), dtype);
       EXPECT_TRUE(status.ok()) << status;
     });

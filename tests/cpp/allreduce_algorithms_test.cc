@@ -139,11 +139,9 @@ TEST(HierarchicalTest, TheRanksOfANodeGoOnWhileNodesTalk) {
            {},
            {}});
       std::vector<float> data(bytes / sizeof(float));
-      Workspace scratch(CpuKernels());
-      const RingContext context{transport, CpuKernels(), segment_bytes,
-                                scratch};
+      const HostRank host(transport, segment_bytes);
       const absl::Status status = HierarchicalAllreduce(
-          RingGrid(context, {2, 2}),
+          RingGrid(host.context(), {2, 2}),
           {data.data(), data.data(), static_cast<int64_t>(data.size())});
       EXPECT_TRUE(status.ok()) << status;
       // Counts the changes from messages within the node to messages between
@@ -167,10 +165,9 @@ TEST(RecursiveDoublingTest, AnElementHasItsBitsWhereverItLies) {
     for (int i = 0; i < 1000; ++i) {
       data[i] = data[1999 - i] = RandomElement<float>(transport.rank(), i);
     }
-    Workspace scratch(CpuKernels());
-    const RingContext context{transport, CpuKernels(), 1000, scratch};
-    const absl::Status status =
-        RecursiveDoublingAllreduce(context, {data.data(), data.data(), 2000});
+    const HostRank host(transport, 1000);
+    const absl::Status status = RecursiveDoublingAllreduce(
+        host.context(), {data.data(), data.data(), 2000});
     ASSERT_TRUE(status.ok()) << status;
     for (int i = 0; i < 1000; ++i) EXPECT_EQ(data[i], data[1999 - i]);
   });

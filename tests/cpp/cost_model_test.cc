@@ -19,7 +19,6 @@
 #include "tests/cpp/ring_checks.h"
 #include "tfring_ops/algorithms/adaptive/adaptive_allreduce.h"
 #include "tfring_ops/algorithms/adaptive/cost_measurement.h"
-#include "tfring_ops/kernels/workspace.h"
 
 namespace tfring {
 namespace {
@@ -148,9 +147,8 @@ TEST_P(AdaptiveAllreduceTest, RanksMeasureTheSameCosts) {
   OnRanks(
       4,
       [&](Transport& transport) {
-        Workspace scratch(CpuKernels());
-        const RingContext context{transport, CpuKernels(), 64 << 10, scratch};
-        measured[transport.rank()] = MeasureCosts(context).value();
+        const HostRank host(transport, 64 << 10);
+        measured[host.rank()] = MeasureCosts(host.context()).value();
       },
       GetParam());
   for (const Costs& costs : measured) {
@@ -181,9 +179,8 @@ std::pair<int64_t, Costs> MeasureBetweenNodes(double bytes_per_second,
                            std::chrono::duration_cast<Clock::duration>(taken));
     };
     HookedTransport transport(std::move(transports[rank]), std::move(hooks));
-    Workspace scratch(CpuKernels());
-    const RingContext context{transport, CpuKernels(), 4 << 20, scratch};
-    measured[rank] = MeasureCosts(context, clocks[rank]).value();
+    const HostRank host(transport, 4 << 20);
+    measured[rank] = MeasureCosts(host.context(), clocks[rank]).value();
   });
   for (const Costs& costs : measured) {
     EXPECT_EQ(std::memcmp(&costs, measured.data(), sizeof(costs)), 0);
@@ -236,9 +233,9 @@ TEST_P(AdaptiveAllreduceTest, ReducesWhateverItChooses) {
     OnRanks(
         4,
         [&](Transport& transport) {
-          Workspace scratch(CpuKernels());
-          const RingContext context{transport, CpuKernels(), 64 << 10, scratch};
-          AdaptiveAllreduce allreduce(context, options, CostSource::kMeasured);
+          const HostRank host(transport, 64 << 10);
+          AdaptiveAllreduce allreduce(host.context(), options,
+                                      CostSource::kMeasured);
           const auto run = [&](const RingContext&, const RingBuffers& buffers) {
             return allreduce.Run(buffers);
           };
@@ -264,9 +261,8 @@ TEST(AdaptiveAllreduceLogTest, SaysWhatItHasChosen) {
   options.deterministic = true;
   testing::internal::CaptureStderr();
   OnRanks(4, [&](Transport& transport) {
-    Workspace scratch(CpuKernels());
-    const RingContext context{transport, CpuKernels(), 64 << 10, scratch};
-    AdaptiveAllreduce allreduce(context, options, CostSource::kMeasured);
+    const HostRank host(transport, 64 << 10);
+    AdaptiveAllreduce allreduce(host.context(), options, CostSource::kMeasured);
     float value = 1;
     for (int i = 0; i < 2; ++i) {
       EXPECT_TRUE(allreduce.Run({&value, &value, 1}).ok());
@@ -283,10 +279,9 @@ TEST(AdaptiveAllreduceLogTest, SaysWhatItHasChosen) {
 // As where a peer sends to a rank that has given up, and not told it yet.
 TEST(CostMeasurementTest, MessagesAfterAnErrorDoNoHarm) {
   const auto transports = MakeTransports(Medium::kInProcess, 2);
-  Workspace scratch(CpuKernels());
-  const RingContext context{*transports[0], CpuKernels(), 64 << 10, scratch};
+  const HostRank host(*transports[0], 64 << 10);
   transports[0]->SetAttendant([] { return absl::UnavailableError("lost"); });
-  EXPECT_EQ(MeasureCosts(context).status().message(), "lost");
+  EXPECT_EQ(MeasureCosts(host.context()).status().message(), "lost");
   const std::vector<std::byte> late(8);
   transports[1]->StartSend(0, late);  // AddressSanitizer sees a wrong write.
 }

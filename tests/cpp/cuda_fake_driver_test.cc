@@ -9,7 +9,6 @@
 
 #include "tests/cpp/fake_gpu.h"
 #include "tfring_ops/kernels/cuda_driver.h"
-#include "tfring_ops/kernels/cuda_kernels.h"
 
 namespace tfring {
 namespace {
@@ -40,18 +39,7 @@ class FakeDriverTest : public testing::Test {
   }
   // The kernel's own result, which is known when it has run.
   int Sum(CUdeviceptr to, CUdeviceptr from, int64_t count) const {
-    CUmodule module = nullptr;
-    CUfunction function = nullptr;
-    EXPECT_EQ(driver_.cuModuleLoadDataEx.Result(&module, tfring_cuda_ptx, 0,
-                                                nullptr, nullptr),
-              0);
-    EXPECT_EQ(driver_.cuModuleGetFunction.Result(&function, module,
-                                                 "tfring_sum_float32"),
-              0);
-    void* parameters[] = {&to, &from, &from, &count};
-    EXPECT_EQ(driver_.cuLaunchKernel.Result(function, 1, 1, 1, 32, 1, 1, 0,
-                                            stream_, parameters, nullptr),
-              0);
+    LaunchSum(driver_, to, from, count, stream_);
     return driver_.cuStreamSynchronize.Result(stream_);
   }
 

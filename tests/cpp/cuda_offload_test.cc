@@ -15,7 +15,6 @@
 #include "tests/cpp/tier_checks.h"
 #include "tfring_ops/kernels/cuda.h"
 #include "tfring_ops/kernels/cuda_driver.h"
-#include "tfring_ops/kernels/cuda_kernels.h"
 #include "tfring_ops/offload/copier.h"
 #include "tfring_ops/offload/cuda_copier.h"
 #include "tfring_ops/offload/tier.h"
@@ -250,20 +249,7 @@ TEST(CudaCopierFailureTest, CopiesEndWithTheErrorOfTheirContext) {
   std::future<absl::Status> ended;
   {
     const WithFakeCuda held(&fake_cuda::Options::held, kFramework);
-    CUmodule module = nullptr;
-    CUfunction function = nullptr;
-    ASSERT_EQ(driver.cuModuleLoadDataEx(&module, tfring_cuda_ptx, 0, nullptr,
-                                        nullptr),
-              absl::OkStatus());
-    ASSERT_EQ(
-        driver.cuModuleGetFunction(&function, module, "tfring_sum_float32"),
-        absl::OkStatus());
-    CUdeviceptr nowhere = 0;
-    int64_t count = 1;
-    void* parameters[] = {&nowhere, &nowhere, &nowhere, &count};
-    ASSERT_EQ(driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, nullptr,
-                                    parameters, nullptr),
-              absl::OkStatus());
+    LaunchSum(driver, /*to=*/0, /*from=*/0, 1, /*stream=*/nullptr);
     ended = submit();
   }
   ASSERT_EQ(ended.wait_for(kLong), std::future_status::ready);

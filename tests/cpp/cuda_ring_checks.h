@@ -38,8 +38,7 @@ class GpuRank : public RingRank<CudaDevice, DeviceElements> {
                                      count, DataType::kFloat32);
     ASSERT_TRUE(status.ok()) << status;
     Elements host_received(input.size());
-    Workspace scratch(CpuKernels());
-    status = RingAdasum({host, CpuKernels(), context_.segment_bytes, scratch},
+    status = RingAdasum(HostRank(host, context_.segment_bytes).context(),
                         input.data(), host_received.data(), count,
                         DataType::kFloat32);
     ASSERT_TRUE(status.ok()) << status;

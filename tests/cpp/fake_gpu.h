@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -12,6 +13,8 @@
 #include "tests/cpp/elements.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tfring_ops/kernels/cuda.h"
+#include "tfring_ops/kernels/cuda_driver.h"
+#include "tfring_ops/kernels/cuda_kernels.h"
 #include "tfring_ops/kernels/workspace.h"
 #include "tfring_ops/transport/forwarding.h"
 #include "tfring_ops/transport/transport.h"
@@ -60,6 +63,22 @@ class WithFakeCuda {
   std::atomic<int>& option_;
   const int before_;
 };
+
+// Launches the kernel that adds `count` floats at `from` to themselves.
+inline void LaunchSum(const CudaDriver& driver, CUdeviceptr to,
+                      CUdeviceptr from, int64_t count, CUstream stream) {
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  EXPECT_EQ(
+      driver.cuModuleLoadDataEx(&module, tfring_cuda_ptx, 0, nullptr, nullptr),
+      absl::OkStatus());
+  EXPECT_EQ(driver.cuModuleGetFunction(&function, module, "tfring_sum_float32"),
+            absl::OkStatus());
+  void* parameters[] = {&to, &from, &from, &count};
+  EXPECT_EQ(driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream,
+                                  parameters, nullptr),
+            absl::OkStatus());
+}
 
 inline std::unique_ptr<CudaDevice> OpenGpu() {
   auto device = CudaDevice::ForOrdinal(0);

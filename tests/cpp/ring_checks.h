@@ -82,6 +82,7 @@ class RingRank {
         scratch_(device.kernels()),
         context_{transport, device.kernels(), segment_bytes, scratch_} {}
 
+  const RingContext& context() const { return context_; }
   int rank() const { return context_.transport.rank(); }
   int size() const { return context_.transport.size(); }
 

@@ -184,11 +184,11 @@ TEST_P(RingTest, StagedAllreduce) {
     const SolvedAllreduce solved(
         {DataType::kFloat32, ReduceOp::kAverage, count, 0.5}, size());
     OnRanks([&](Transport& transport) {
-      Workspace scratch(CpuKernels());
-      const RingContext context{transport, CpuKernels(), 1000, scratch};
+      HostRank rank(transport, 1000);
       for (const int64_t stage_count :
-           {count, StageBytes(context, solved.dtype) / 4, count / 40 + 1}) {
-        HostRank(transport, 1000).CheckStaged(solved, stage_count);
+           {count, StageBytes(rank.context(), solved.dtype) / 4,
+            count / 40 + 1}) {
+        rank.CheckStaged(solved, stage_count);
       }
     });
   }
