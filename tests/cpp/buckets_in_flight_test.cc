@@ -93,20 +93,14 @@ TEST_F(BucketsInFlightTest, AllElseComesAfterWhatWasBeforeIt) {
         CollectiveKind::kAllgather, CollectiveKind::kReduceScatter}) {
     SCOPED_TRACE(Name(kind));
     const Entries held = SubmitHeld("held");
-    const Entries after = MakeEntries(kSize, "after", 10);
-    for (const auto& entry : after) {
-      entry->request.kind = kind;
-      if (kind == CollectiveKind::kBarrier) entry->request.tensors.clear();
-    }
+    const Entries after = MakeEntries(kSize, "after", 10, kind);
     job_->Submit(after);
     Pass();
     for (const auto& entry : after) EXPECT_EQ(entry->outcome.calls(), 0);
     gate_.Open();
     ExpectSums(held);
-    for (const auto& entry : after) {
-      EXPECT_TRUE(entry->outcome.Wait().ok());
-      EXPECT_EQ(entry->outcome.calls(), 1);
-    }
+    ExpectOk(after);
+    for (const auto& entry : after) EXPECT_EQ(entry->outcome.calls(), 1);
     // It is the first channel's turn again.
     ExpectWorks(*job_);
   }
@@ -118,9 +112,8 @@ TEST_F(BucketsInFlightTest, ARankThatHasJoinedTakesPart) {
   joins[2]->SubmitTo(job_->engine(2));
   const Entries first = MakeEntries(kSize, "first", kLarge);
   const Entries second = MakeEntries(kSize, "second", kLarge);
-  for (const int rank : {0, 1}) {
-    first[rank]->SubmitTo(job_->engine(rank));
-    second[rank]->SubmitTo(job_->engine(rank));
+  for (const Entries* entries : {&first, &second}) {
+    job_->Submit(*entries, {0, 1});
   }
   EXPECT_TRUE(second[0]->outcome.Wait().ok());
   EXPECT_EQ(first[1]->outcome.calls(), 0);
@@ -132,7 +125,7 @@ TEST_F(BucketsInFlightTest, ARankThatHasJoinedTakesPart) {
       EXPECT_TRUE(entry.result() == std::vector<float>(kLarge, 1 + 2));
     }
   }
-  for (const int rank : {0, 1}) joins[rank]->SubmitTo(job_->engine(rank));
+  job_->Submit(joins, {0, 1});
   EXPECT_TRUE(joins[2]->outcome.Wait().ok());
   ExpectWorks(*job_);
 }

@@ -10,23 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/negotiation_fixture.h"
+
 namespace tfring {
 namespace {
 
 constexpr int kMaxPeers = 32;
 
-CollectiveRequest MakeRequest(const std::string& name,
-                              std::vector<int64_t> dims = {4}) {
-  CollectiveRequest request;
-  request.name = name;
-  request.tensors = {{name, std::move(dims)}};
-  return request;
-}
-
 CollectiveRequest MakeAllgather(const std::string& name, int64_t rows) {
-  CollectiveRequest request = MakeRequest(name, {rows, 2});
-  request.kind = CollectiveKind::kAllgather;
-  return request;
+  return MakeRequest(name, {rows, 2}, CollectiveKind::kAllgather);
 }
 
 // ---- Periods of requests ----

@@ -181,9 +181,8 @@ TEST_F(ChainTest, AJoinedRankCountsAsTheOthersDo) {
     const Entries of_two[] = {Start(0, 5), Start(2, 5)};
     for (const Entries& entries : of_two) ExpectAll(entries, 10);
   }
-  joins[0]->SubmitTo(job_.engine(0));
-  joins[2]->SubmitTo(job_.engine(2));
-  for (const auto& join : joins) EXPECT_TRUE(join->outcome.Wait().ok());
+  job_.Submit(joins, {0, 2});
+  ExpectOk(joins);
   ExpectStep(2);
 }
 

@@ -14,11 +14,6 @@ namespace {
 
 using Names = std::vector<std::vector<std::string>>;
 
-CollectiveRequest OfKind(CollectiveKind kind, CollectiveRequest request) {
-  request.kind = kind;
-  return request;
-}
-
 class CoordinatorTest : public NegotiationTest {
  protected:
   // The names in the buckets of the next response list, which has nothing else.
@@ -87,8 +82,8 @@ TEST_F(CoordinatorTest, ADeterministicBucketHasOneRequest) {
 
 TEST_F(CoordinatorTest, AnAllgatherTellsEveryRanksFirstDimension) {
   for (int rank = 0; rank < kSize; ++rank) {
-    CollectiveRequest request = MakeRequest("a", {10 * rank, 2});
-    request.kind = CollectiveKind::kAllgather;
+    CollectiveRequest request =
+        MakeRequest("a", {10 * rank, 2}, CollectiveKind::kAllgather);
     request.tensors.push_back({"b", {rank + 1}});
     Add(rank, request);
   }
@@ -100,8 +95,8 @@ TEST_F(CoordinatorTest, AnAllgatherTellsEveryRanksFirstDimension) {
 
 TEST_F(CoordinatorTest, AnAlltoallTellsEveryRanksSplits) {
   for (const int rank : {1, 2, 0}) {
-    CollectiveRequest request = MakeRequest("a", {rank + 1, 2});
-    request.kind = CollectiveKind::kAlltoall;
+    CollectiveRequest request =
+        MakeRequest("a", {rank + 1, 2}, CollectiveKind::kAlltoall);
     request.splits = {rank, 1, 0};
     Add(rank, request);
   }
@@ -202,7 +197,7 @@ TEST_F(CoordinatorTest, AStallOfSilentRanksAloneIsNoNews) {
 TEST_F(CoordinatorTest, RanksThatWaitForOneAnotherHearOfItWithinSeconds) {
   Add(0, MakeRequest("a"));
   Add(2, MakeRequest("a"));
-  Add(1, OfKind(CollectiveKind::kBarrier, MakeRequest("b")));
+  Add(1, MakeRequest("b", {4}, CollectiveKind::kBarrier));
   Pass(4);
   EXPECT_TRUE(coordinator_.TakeResponses().empty());
   Pass(2);
@@ -262,9 +257,9 @@ TEST_F(CoordinatorTest, ALateRankGetsTheFailureThatItMissed) {
 TEST_F(CoordinatorTest, ARankThatMissedTwoFailuresGetsTheOlderFirst) {
   for (const int64_t length : {4, 5}) {
     Add(0, MakeRequest("a", {length}));
-    Add(2, OfKind(length == 4 ? CollectiveKind::kAllreduce
-                              : CollectiveKind::kBroadcast,
-                  MakeRequest("a", {length})));
+    Add(2, MakeRequest("a", {length},
+                       length == 4 ? CollectiveKind::kAllreduce
+                                   : CollectiveKind::kBroadcast));
     Pass(length == 4 ? 600 : 700);
   }
   const ResponseList response_list = coordinator_.TakeResponses();
@@ -397,7 +392,7 @@ TEST_F(CachingTest, KindsWithSizesAreCachedWhateverTheSizes) {
     for (int step = 0; step < 2; ++step) {
       for (int rank = 0; rank < kSize; ++rank) {
         const int64_t rows = rank + step;
-        CollectiveRequest request = OfKind(kind, MakeRequest("a", {rows, 2}));
+        CollectiveRequest request = MakeRequest("a", {rows, 2}, kind);
         if (kind == CollectiveKind::kAlltoall) request.splits = {rows, 0, 0};
         coordinator.Add(rank, request, now_);
       }
@@ -409,7 +404,7 @@ TEST_F(CachingTest, KindsWithSizesAreCachedWhateverTheSizes) {
 
 TEST_F(CachingTest, JoinsAreNotCached) {
   for (int step = 0; step < 5; ++step) {
-    AddOnAllRanks(OfKind(CollectiveKind::kJoin, MakeRequest("a", {kSize})));
+    AddOnAllRanks(MakeRequest("join", {}, CollectiveKind::kJoin));
     EXPECT_TRUE(TakeSchedule().empty());
   }
 }

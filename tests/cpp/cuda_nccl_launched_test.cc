@@ -204,13 +204,9 @@ TEST_F(CudaNcclLaunchedTest, ARankThatHasJoinedLaunchesOneAtATime) {
     AwaitLaunches(2 * (kSize - 1) + 1);
     ExpectNoneIsDone();
   }
-  for (const auto& tensor : tensors_) {
-    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
-  }
+  ExpectOk(tensors_);
   for (int rank = 1; rank < kSize; ++rank) Join(rank);
-  for (const auto& join : joins_) {
-    EXPECT_EQ(join->outcome.Wait(), absl::OkStatus());
-  }
+  ExpectOk(joins_);
 }
 
 TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
@@ -231,23 +227,18 @@ TEST_F(CudaNcclLaunchedTest, WhatIsLaunchedIsDoneBeforeTheEnd) {
 // launched.
 TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
   StartJob();
-  const Entries barriers = MakeEntries(kSize, "barrier", 0);
+  const Entries barriers =
+      MakeEntries(kSize, "barrier", 0, CollectiveKind::kBarrier);
   std::atomic<int> begun{0};
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
     Submit("a");
     AwaitLaunches(kSize);
-    for (int rank = 0; rank < kSize; ++rank) {
-      barriers[rank]->request.kind = CollectiveKind::kBarrier;
-      barriers[rank]->request.tensors.clear();
-      barriers[rank]->SubmitTo(job_->engine(rank));
-    }
+    job_->Submit(barriers);
     LookAround();
     for (const auto& one : barriers) EXPECT_EQ(one->outcome.calls(), 0);
   }
-  for (const auto& one : barriers) {
-    EXPECT_EQ(one->outcome.Wait(), absl::OkStatus());
-  }
+  ExpectOk(barriers);
   for (const auto& tensor : tensors_) EXPECT_EQ(tensor->outcome.calls(), 1);
   {
     const WithFakeCuda hold(&FakeOptions::held, 1);
@@ -263,9 +254,7 @@ TEST_F(CudaNcclLaunchedTest, WhatIsNotLaunchedRunsAlone) {
     AwaitLaunches(2 * kSize);
     EXPECT_EQ(begun, 0);
   }
-  for (const auto& tensor : tensors_) {
-    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
-  }
+  ExpectOk(tensors_);
   for (const auto& [rank, names] : done_) {
     EXPECT_THAT(names, ElementsAre("first", "a", "b", "by the ring", "c"));
   }
@@ -313,9 +302,7 @@ TEST_F(CudaNcclLaunchedTest, TheRingDoesNotWaitForTheGpuEither) {
   StartJob(ByIpc());
   const WithFakeCuda hold(&FakeOptions::held, 1);
   for (const char* const name : {"a", "b", "c", "d"}) Submit(name);
-  for (const auto& tensor : tensors_) {
-    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
-  }
+  ExpectOk(tensors_);
   FakeCuda()->held = 0;
   ExpectSums();
 }
@@ -347,9 +334,7 @@ TEST_F(CudaNcclLaunchedTest, NoOutputIsAllocatedWhileTheRingWaits) {
     reduced[rank]->SubmitTo(job_->engine(rank), "reduced");
     tensors_[rank]->SubmitTo(job_->engine(rank), "gathered");
   }
-  for (const auto& tensor : reduced) {
-    EXPECT_EQ(tensor->outcome.Wait(), absl::OkStatus());
-  }
+  ExpectOk(reduced);
   AwaitQuietGpus();
   job_->engine(lost).Abort(absl::UnavailableError("rank 2 is lost"));
   ExpectAllFail("rank 2 is lost");

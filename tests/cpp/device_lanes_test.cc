@@ -156,10 +156,8 @@ TEST_F(DeviceLanesTest, AJoinedRankContributesOnItsDevice) {
     ASSERT_EQ(entries[rank]->outcome.Wait(), absl::OkStatus());
     EXPECT_EQ(entries[rank]->result(), std::vector<float>(30000, 2));
   }
-  for (const int rank : {0, 2}) joins[rank]->SubmitTo(job->engine(rank));
-  for (const auto& join : joins) {
-    EXPECT_EQ(join->outcome.Wait(), absl::OkStatus());
-  }
+  job->Submit(joins, {0, 2});
+  ExpectOk(joins);
   EXPECT_EQ(events_[1].Take()[0], "lane of -1 over 3");
 }
 

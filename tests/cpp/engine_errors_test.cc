@@ -71,15 +71,12 @@ TEST_P(EngineStallTest, IsReportedThenFailsAndTheNameWorksAgain) {
       "s for rank " + std::to_string(missing) + "; ranks ";
 
   testing::internal::CaptureStderr();
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank != missing) entries[rank]->SubmitTo(job.engine(rank));
-  }
+  job.Submit(entries, RanksBut(missing, kSize));
   ExpectWorks(job);  // meanwhile
   clocks.Advance(
       std::chrono::seconds(5), std::chrono::milliseconds(20), {0, 1, 2},
       [&] { return entries[(missing + 1) % kSize]->outcome.calls() > 0; });
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank == missing) continue;
+  for (const int rank : RanksBut(missing, kSize)) {
     for (const std::string& part :
          {std::string("allreduce of 'late' has waited"), waited}) {
       ExpectError(*entries[rank], absl::StatusCode::kDeadlineExceeded, part);
@@ -164,16 +161,11 @@ TEST_P(EngineShutdownTest, MayOverlapWithASubmit) {
       options);
   // The coordinator answers nobody while it is held up in `done`.
   std::promise<void> held, release;
-  TensorEntry entry;
-  entry.request = hold[0]->request;
-  std::vector<float> data(4);
-  entry.buffers = {{data.data(), data.data()}};
-  entry.done = [&](const absl::Status&) {
+  hold[0]->callbacks.done = [&](const absl::Status&) {
     held.set_value();
     release.get_future().wait();
   };
-  job.engine(0).Submit(std::move(entry));
-  for (const int rank : {1, 2}) hold[rank]->SubmitTo(job.engine(rank));
+  job.Submit(hold);
   held.get_future().wait();
 
   const int before = sends;

@@ -32,30 +32,22 @@ class EngineFaultTest
   static std::vector<Entries> MakeWork() {
     std::vector<Entries> work;
     work.push_back(MakeEntries(kSize, "long", 1500));
-    work.push_back(MakeEntries(kSize, "gather", 10));
-    work.push_back(MakeEntries(kSize, "broadcast", 400));
-    work.push_back(MakeEntries(kSize, "scatter", 1000));
-    work.push_back(MakeEntries(kSize, "alltoall", 600));
+    work.push_back(
+        MakeEntries(kSize, "gather", 10, CollectiveKind::kAllgather));
+    work.push_back(
+        MakeEntries(kSize, "broadcast", 400, CollectiveKind::kBroadcast));
+    for (const auto& entry : work.back()) entry->request.root_rank = 1;
+    work.push_back(
+        MakeEntries(kSize, "scatter", 1000, CollectiveKind::kReduceScatter));
+    work.push_back(
+        MakeEntries(kSize, "alltoall", 600, CollectiveKind::kAlltoall));
+    for (const auto& entry : work.back()) entry->request.splits = {300, 0, 300};
     work.push_back(MakeEntries(kSize, "short", 10));
     if (std::get<Medium>(GetParam()) == Medium::kTwoNodes) {
       // Two are under way at once, each on a worker.
       for (const char* name : {"one", "two", "three"}) {
         work.push_back(MakeEntries(kSize, name, 20'000));
       }
-    }
-    for (const auto& entry : work[1]) {
-      entry->request.kind = CollectiveKind::kAllgather;
-    }
-    for (const auto& entry : work[2]) {
-      entry->request.kind = CollectiveKind::kBroadcast;
-      entry->request.root_rank = 1;
-    }
-    for (const auto& entry : work[3]) {
-      entry->request.kind = CollectiveKind::kReduceScatter;
-    }
-    for (const auto& entry : work[4]) {
-      entry->request.kind = CollectiveKind::kAlltoall;
-      entry->request.splits = {300, 0, 300};
     }
     return work;
   }

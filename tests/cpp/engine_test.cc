@@ -50,10 +50,8 @@ TEST_P(EngineTest, NamelessEntriesMeetByTheOrderOfSubmission) {
     all.push_back(MakeEntries(size(), "", count));
   }
   // A kind of its own has an order of its own.
-  const Entries broadcasts = MakeEntries(size(), "", 5);
-  for (const auto& entry : broadcasts) {
-    entry->request.kind = CollectiveKind::kBroadcast;
-  }
+  const Entries broadcasts =
+      MakeEntries(size(), "", 5, CollectiveKind::kBroadcast);
   OnThreads(size(), [&](int rank) {
     if (rank == 0) broadcasts[rank]->SubmitTo(job.engine(rank));
     for (const Entries& entries : all) {
@@ -89,25 +87,13 @@ TEST_P(EngineTest, ManyThreadsMaySubmitTheSameNamesAgainAndAgain) {
 TEST_P(EngineTest, ABarrierIsDoneWhenTheLastRankHasCome) {
   Job job(size());
   for (int last = 0; last < size(); ++last) {
-    std::vector<Completion> outcomes(size());
-    const auto submit = [&](int rank) {
-      TensorEntry entry;
-      entry.request.kind = CollectiveKind::kBarrier;
-      entry.done = [&outcome = outcomes[rank]](const absl::Status& status) {
-        outcome.Done(status);
-      };
-      job.engine(rank).Submit(std::move(entry));
-    };
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank != last) submit(rank);
-    }
+    const Entries barriers =
+        MakeEntries(size(), "", 0, CollectiveKind::kBarrier);
+    job.Submit(barriers, RanksBut(last, size()));
     ExpectWorks(job);
-    for (Completion& outcome : outcomes) EXPECT_EQ(outcome.calls(), 0);
-    submit(last);
-    for (Completion& outcome : outcomes) {
-      const absl::Status status = outcome.Wait();
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    for (const auto& one : barriers) EXPECT_EQ(one->outcome.calls(), 0);
+    job.Submit(barriers, {last});
+    ExpectOk(barriers);
   }
 }
 
@@ -117,9 +103,8 @@ TEST_P(EngineTest, ScalesBeforeAndAfter) {
        {CollectiveKind::kAllreduce, CollectiveKind::kReduceScatter}) {
     for (const ReduceOp op :
          {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax}) {
-      const Entries entries = MakeEntries(size(), "scaled", 500);
+      const Entries entries = MakeEntries(size(), "scaled", 500, kind);
       for (const auto& entry : entries) {
-        entry->request.kind = kind;
         entry->request.op = op;
         entry->request.prescale_factor = 2;
         entry->request.postscale_factor = 0.25;
@@ -165,19 +150,13 @@ TEST_P(EngineTest, DoneMaySubmitTheNextEntryOfTheSameName) {
 TEST(SmallRequestTest, RunsOnTheThreadThatSubmitsIt) {
   Job job(1);
   const auto is_run_here = [&](int64_t count) {
-    std::vector<float> data(count, 1.0F);
-    Completion outcome;
+    FloatEntry entry("x", std::vector<float>(count, 1.0F));
     std::thread::id thread;
-    TensorEntry entry;
-    entry.request.name = "x";
-    entry.request.tensors = {{"x", {count}}};
-    entry.buffers = {{data.data(), data.data()}};
-    entry.done = [&](const absl::Status& status) {
+    entry.callbacks.done = [&](const absl::Status&) {
       thread = std::this_thread::get_id();
-      outcome.Done(status);
     };
-    job.engine(0).Submit(std::move(entry));
-    EXPECT_TRUE(outcome.Wait().ok());
+    entry.SubmitTo(job.engine(0));
+    EXPECT_TRUE(entry.outcome.Wait().ok());
     return thread == std::this_thread::get_id();
   };
   // The engine's thread may be looking for messages.

@@ -99,6 +99,7 @@ class FloatEntry {
         std::vector<float>().swap(data_);
         std::vector<float>().swap(apart_);
       }
+      if (callbacks.done) callbacks.done(status);
       outcome.Done(status);
     };
     engine.Submit(std::move(entry));
@@ -126,23 +127,33 @@ class FloatEntry {
 using Entries = std::vector<std::unique_ptr<FloatEntry>>;
 
 // `count` floats, each of them `rank` + 1.
-inline Entries MakeEntries(int size, const std::string& name, size_t count) {
+inline Entries MakeEntries(int size, const std::string& name, size_t count,
+                           CollectiveKind kind = CollectiveKind::kAllreduce) {
   Entries entries;
   for (int rank = 0; rank < size; ++rank) {
     entries.push_back(std::make_unique<FloatEntry>(
         name, std::vector<float>(count, static_cast<float>(rank + 1))));
+    CollectiveRequest& request = entries.back()->request;
+    request.kind = kind;
+    if (kind == CollectiveKind::kJoin || kind == CollectiveKind::kBarrier) {
+      request.tensors.clear();
+    }
   }
   return entries;
 }
 
 // A join of every rank.
 inline Entries MakeJoins(int size) {
-  Entries joins = MakeEntries(size, "join", 0);
-  for (const auto& join : joins) {
-    join->request.kind = CollectiveKind::kJoin;
-    join->request.tensors.clear();
+  return MakeEntries(size, "join", 0, CollectiveKind::kJoin);
+}
+
+// All ranks but `left_out`.
+inline std::vector<int> RanksBut(int left_out, int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank != left_out) ranks.push_back(rank);
   }
-  return joins;
+  return ranks;
 }
 
 // For a Job's `change`: its engines have these clocks, which outlive it.
@@ -216,6 +227,10 @@ class Job {
       entries[rank]->SubmitTo(engine(rank));
     }
   }
+  // On these ranks.
+  void Submit(const Entries& entries, const std::vector<int>& ranks) {
+    for (const int rank : ranks) entries[rank]->SubmitTo(engine(rank));
+  }
 
   void Shutdown() {
     for (const auto& engine : engines_) {
@@ -238,6 +253,14 @@ inline void ExpectSums(const Entries& entries) {
     EXPECT_EQ(entry->outcome.calls(), 1) << entry->request.name;
     const std::vector<float> expected(entry->result().size(), sum);
     EXPECT_TRUE(entry->result() == expected) << entry->request.name;
+  }
+}
+
+// That all are done without an error.
+template <typename Range>
+void ExpectOk(const Range& entries) {
+  for (const auto& entry : entries) {
+    EXPECT_EQ(entry->outcome.Wait(), absl::OkStatus());
   }
 }
 

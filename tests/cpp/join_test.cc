@@ -84,9 +84,7 @@ TEST_F(JoinNegotiationTest, OtherNumbersOfContributorsAreNotFused) {
 
 TEST_F(JoinNegotiationTest, EndsWithTheLastRankAndMayBeginAgain) {
   for (const int last : {1, 2}) {
-    for (int rank = 0; rank < kSize; ++rank) {
-      if (rank != last) Join(rank);
-    }
+    for (const int rank : RanksBut(last, kSize)) Join(rank);
     EXPECT_TRUE(coordinator_.TakeResponses().empty());
     Join(last);
     const ResponseList response_list = coordinator_.TakeResponses();
@@ -189,23 +187,15 @@ class JoinTest : public testing::TestWithParam<int> {
   void Join(int rank) { joins_[rank]->SubmitTo(job_.engine(rank)); }
   // Joined ranks continue when all ranks have joined.
   void JoinOthers() {
-    for (int rank = 0; rank < kSize; ++rank) {
-      if (rank != joined()) Join(rank);
-    }
-    for (const auto& join : joins_) {
-      ASSERT_TRUE(join->outcome.Wait().ok()) << join->outcome.Wait();
-    }
+    SubmitOthers(joins_);
+    ExpectOk(joins_);
   }
   // Every rank but joined().
-  void SubmitOthers(const Entries& entries) {
-    for (int rank = 0; rank < kSize; ++rank) {
-      if (rank != joined()) entries[rank]->SubmitTo(job_.engine(rank));
-    }
-  }
+  static std::vector<int> others() { return RanksBut(joined(), kSize); }
+  void SubmitOthers(const Entries& entries) { job_.Submit(entries, others()); }
   template <typename Check>
   void OnOthers(const Entries& entries, const Check& check) {
-    for (int rank = 0; rank < kSize; ++rank) {
-      if (rank == joined()) continue;
+    for (const int rank : others()) {
       const absl::Status status = entries[rank]->outcome.Wait();
       check(*entries[rank], status);
     }
@@ -218,9 +208,7 @@ class JoinTest : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(JoinedRank, JoinTest, testing::Values(0, 2));
 
 TEST_P(JoinTest, TheLastOneMayRunAloneAndAllHearWhoItWas) {
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank != 1) Join(rank);
-  }
+  job_.Submit(joins_, RanksBut(1, kSize));
   FloatEntry alone("alone", {5});
   alone.request.op = ReduceOp::kAverage;
   alone.SubmitTo(job_.engine(1));
@@ -301,15 +289,13 @@ TEST_P(JoinTest, WhatNeedsEveryRankFailsAndTheJobGoesOn) {
        "allgather of 'a': " + rank + " has joined"},
       {CollectiveKind::kAlltoall, "alltoall of 'a': " + rank + " has joined"}};
   for (const auto& [kind, text] : kinds) {
-    const Entries entries = MakeEntries(kSize, "a", kSize);
+    const Entries entries = MakeEntries(kSize, "a", kSize, kind);
     for (const auto& entry : entries) {
-      entry->request.kind = kind;
       entry->request.root_rank = joined();
       entry->request.splits.assign(kSize, 1);
     }
     SubmitOthers(entries);
-    for (int other = 0; other < kSize; ++other) {
-      if (other == joined()) continue;
+    for (const int other : others()) {
       ExpectError(*entries[other], absl::StatusCode::kFailedPrecondition, text);
     }
   }

@@ -31,17 +31,13 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
   static int late() { return GetParam().rank; }
   static std::string Late() { return "rank " + std::to_string(late()); }
 
-  void SubmitOthers(const Entries& entries) {
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank != late()) entries[rank]->SubmitTo(job_->engine(rank));
-    }
-  }
+  static std::vector<int> others() { return RanksBut(late(), size()); }
+  void SubmitOthers(const Entries& entries) { job_->Submit(entries, others()); }
 
   // Every rank but late() has this outcome, and a text with all `parts`.
   static void ExpectOthers(const Entries& entries, absl::StatusCode code,
                            const std::vector<std::string>& parts) {
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank == late()) continue;
+    for (const int rank : others()) {
       for (const std::string& part : parts) {
         ExpectError(*entries[rank], code, part);
       }
@@ -58,14 +54,11 @@ class LateRankTest : public testing::TestWithParam<LateRank> {
 
   // Has them wait until they are done.
   void Wait(const Entries& entries) {
-    std::vector<int> others;
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank != late()) others.push_back(rank);
-    }
-    clocks_.AwaitLooks(others);
+    const std::vector<int> ranks = others();
+    clocks_.AwaitLooks(ranks);
     clocks_.Advance(
-        std::chrono::minutes(1), std::chrono::milliseconds(50), others, [&] {
-          return std::all_of(others.begin(), others.end(), [&](int rank) {
+        std::chrono::minutes(1), std::chrono::milliseconds(50), ranks, [&] {
+          return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
             return entries[rank]->outcome.calls() > 0;
           });
         });
@@ -106,17 +99,12 @@ TEST_P(LateRankTest, MayBeAProcessThatHangs) {
   RunSteps(*job_, 4);
   testing::internal::CaptureStderr();
   std::promise<void> hangs, may_go_on;
-  Entries last = MakeEntries(size(), "bucket 0", 100);
-  FloatEntry& hanging = *last[late()];
-  TensorEntry entry;
-  entry.request = hanging.request;
-  std::vector<float> data(100);
-  entry.buffers = {{data.data(), data.data()}};
-  entry.done = [&](const absl::Status&) {
+  const Entries last = MakeEntries(size(), "bucket 0", 100);
+  last[late()]->callbacks.done = [&](const absl::Status&) {
     hangs.set_value();
     may_go_on.get_future().wait();  // with the engine's thread
   };
-  job_->engine(late()).Submit(std::move(entry));
+  job_->Submit(last, {late()});
   SubmitOthers(last);
   hangs.get_future().wait();
   const Entries next = MakeEntries(size(), "bucket 1", 100);

@@ -78,9 +78,7 @@ TEST(IdleProcessSetsTest, OneThatAnotherRankUsesFirstStartsInTime) {
     // The thread of rank 0 starts too, because rank 0 is the coordinator.
     const int started = first == 0 ? 1 : 2;
     EXPECT_TRUE(Await([&] { return NewThreads(before) >= started; }));
-    for (int rank = 0; rank < 3; ++rank) {
-      if (rank != first) entries[rank]->SubmitTo(set->engine(rank));
-    }
+    set->Submit(entries, RanksBut(first, 3));
     ExpectSums(entries);
   }
 }
@@ -175,11 +173,9 @@ TEST(ProcessSetsTest, ErrorsHaveTheWorldsRanks) {
 
 TEST(ProcessSetsTest, ARootIsARankOfTheWorld) {
   const auto set = MakeSet(7, {2, 5, 9});
-  Entries entries = MakeEntries(3, "from 5", 4);
-  for (const auto& entry : entries) {
-    entry->request.kind = CollectiveKind::kBroadcast;
-    entry->request.root_rank = 5;
-  }
+  const Entries entries =
+      MakeEntries(3, "from 5", 4, CollectiveKind::kBroadcast);
+  for (const auto& entry : entries) entry->request.root_rank = 5;
   set->Submit(entries);
   for (const auto& entry : entries) {
     EXPECT_TRUE(entry->outcome.Wait().ok());

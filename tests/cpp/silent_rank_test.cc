@@ -103,13 +103,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
                                 happened));
   }
 
-  static std::vector<int> others() {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < kSize; ++rank) {
-      if (rank != stopped()) ranks.push_back(rank);
-    }
-    return ranks;
-  }
+  static std::vector<int> others() { return RanksBut(stopped(), kSize); }
 
   static std::string Warning(int rank) {
     return "warning on rank " + std::to_string(rank) +
@@ -143,8 +137,7 @@ TEST_P(SilentRankTest, IsNamedByAllAndGivenUpWithOneMessage) {
         std::string("The job cannot go on without it.")}) {
     EXPECT_NE(first.message().find(part), absl::string_view::npos) << first;
   }
-  for (int rank = 0; rank < kSize; ++rank) {
-    if (rank == stopped()) continue;
+  for (const int rank : others()) {
     EXPECT_EQ(entries_[rank]->outcome.Wait().message(), first.message());
   }
   gate_.Open();
