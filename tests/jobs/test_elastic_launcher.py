@@ -101,7 +101,7 @@ def test_a_job_in_which_all_fail_says_who_failed_first(elastic):
     assert job.nothing_is_left()
 
 
-def test_a_command_that_does_not_start_fails_the_job(run):
+def test_a_command_that_fails_at_once_fails_the_job(run):
     output = run(
         [
             *TFRINGRUN,
