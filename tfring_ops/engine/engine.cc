@@ -43,9 +43,12 @@ constexpr std::chrono::seconds kLongIdle{1};
 // The longest time between two looks while workers are busy; a worker that has
 // become free wakes the engine's thread.
 constexpr std::chrono::microseconds kBusyPoll{250};
-// To wake a worker for a smaller bucket, or the engine's thread for a smaller
-// request, would take longer than to run it.
+// To wake a worker for a smaller bucket would take longer than to run it.
 constexpr int64_t kSmallBytes = 64 << 10;
+// Within a machine the thread that submits a request of up to so many bytes may
+// run it: that takes about as long as to wake the engine's thread, 60 us for
+// two ranks, and backpropagation hardly waits.
+constexpr int64_t kBriefBytes = 512 << 10;
 // How long the thread that submits a small request waits for all ranks.
 constexpr std::chrono::microseconds kBriefWait{20};
 
@@ -187,7 +190,7 @@ class RingEngine final : public Engine {
 
   static bool IsSmall(const CollectiveRequest& request) {
     return !OnDevice(request) && request.kind != CollectiveKind::kJoin &&
-           SizeInBytes(request) <= kSmallBytes;
+           SizeInBytes(request) <= kBriefBytes;
   }
 
   void Run() {
