@@ -49,8 +49,10 @@ constexpr int64_t kSmallBytes = 64 << 10;
 // run it: that takes about as long as to wake the engine's thread, 60 us for
 // two ranks, and backpropagation hardly waits.
 constexpr int64_t kBriefBytes = 512 << 10;
-// How long the thread that submits a small request waits for all ranks.
-constexpr std::chrono::microseconds kBriefWait{20};
+// How long the thread that submits a small request waits for all ranks:
+// somewhat longer than it takes to wake the engine's thread.  By a shorter wait
+// ranks that have missed each other once do so in every step.
+constexpr std::chrono::microseconds kBriefWait{100};
 
 class RingEngine final : public Engine {
  public:
