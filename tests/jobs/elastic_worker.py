@@ -105,10 +105,17 @@ class Worker:
             self.channel.send({"kind": "error", "text": "ValueError: boom"})
             raise ValueError("boom")
         elif what == "term":
-            self.bye(preempted=True)
+            self.leave()
 
-    def bye(self, preempted=False):
-        self.channel.send({"kind": "bye", "status": 0, "preempted": preempted})
+    def leave(self):
+        self.channel.send({"kind": "leaving"})
+        while (message := self.receive(math.inf))["kind"] != "leave":
+            if message["kind"] == "stay":
+                return
+        sys.exit(0)
+
+    def bye(self):
+        self.channel.send({"kind": "bye", "status": 0})
         sys.exit(0)
 
     def run(self):

@@ -54,6 +54,11 @@ def train_alone():
             ],
         ),
         pytest.param(
+            [[f"w{n}", 24, "terminate"] for n in range(1, RANKS + 1)],
+            ["stays until another has its state: it was asked to end"],
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
             *([["w3", 24, "stop"]], ["nothing was heard of it for 2 s"]),
             marks=pytest.mark.thorough,
         ),
@@ -63,7 +68,7 @@ def train_alone():
             marks=pytest.mark.thorough,
         ),
     ],
-    ids=["lost", "leaving", "silent", "hung"],
+    ids=["lost", "leaving", "all leave", "silent", "hung"],
 )
 def test_lost_workers_are_replaced(run, marker, faults, reasons, request):
     case = request.node.callspec.id

@@ -12,7 +12,8 @@ FIELDS = {
     "probed": ["reached", "failed", "why"],
     "state": ["parts"],
     "training": ["phase"],
-    "bye": ["status", "preempted"],
+    "leaving": [],
+    "bye": ["status"],
     "error": ["text"],
 }
 

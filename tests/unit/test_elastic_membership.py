@@ -85,7 +85,7 @@ def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
     if how == "error":
         job.error("w1", "ValueError: boom")
     else:
-        job.bye("w1", 3, False)
+        job.bye("w1", 3)
     # It may still write a traceback.
     assert job.got("w1", "end") is None
     assert job.killed == ["w1"]
@@ -105,7 +105,7 @@ def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
 def test_who_takes_too_long_to_end_has_the_status_that_it_said(status):
     job = started({"a": 3}, minimum=2, maximum=3)
     job.train(["w1", "w2", "w3"], "begun")
-    job.bye("w1", status, False)
+    job.bye("w1", status)
     job.exited("w1", 128 + 9, "killed by SIGKILL")
     [said] = [text for text in job.said if "lost" in text]
     assert f"exit status {status}, in the middle of its training" in said
@@ -497,12 +497,12 @@ def test_the_job_ends_well_when_all_members_have_said_so_and_exited():
     job.be_ready("w1")
     job.be_ready("w2")
     assert job.names() == {"w1", "w3"}
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     job.disconnected("w1")
     job.exited("w1", 0, "exit status 0")
     assert job.ended is None
     assert job.got("w2", "end") is None
-    job.bye("w3", 0, False)
+    job.bye("w3", 0)
     assert job.got("w2", "end")["status"] == 0
     assert job.ended is None
     job.exited("w3", 0, "exit status 0")
@@ -512,8 +512,8 @@ def test_the_job_ends_well_when_all_members_have_said_so_and_exited():
 
 def test_who_fails_after_the_training_fails_the_job():
     job = started({"a": 2}, minimum=2, maximum=2)
-    job.bye("w1", 0, False)
-    job.bye("w2", 0, False)
+    job.bye("w1", 0)
+    job.bye("w2", 0)
     job.exited("w1", 139, "killed by SIGSEGV")
     assert job.got("w2", "stop") is None
     job.exited("w2", 0, "exit status 0")
@@ -524,8 +524,8 @@ def test_who_fails_after_the_training_fails_the_job():
 def test_the_jobs_status_is_that_of_who_fails_at_the_end():
     job = started({"a": 3}, minimum=2, maximum=2, spares=1)
     job.exited("w3", 9, "exit status 9")  # a spare, which is replaced
-    job.bye("w1", 0, False)
-    job.bye("w2", 0, False)
+    job.bye("w1", 0)
+    job.bye("w2", 0)
     job.exited("w1", 5, "exit status 5")
     job.exited("w2", 0, "exit status 0")
     job.wait(100)
@@ -533,17 +533,19 @@ def test_the_jobs_status_is_that_of_who_fails_at_the_end():
 
 
 def test_who_ends_because_the_job_has_failed_is_no_failure():
-    job = started({"a": 2}, minimum=1, maximum=1, spares=1)
-    job.bye("w1", 0, True)
-    assert job.ended == "all workers are lost."
-    job.exited("w2", 1, "exit status 1")
+    job = started({"a": 1, "b": 1}, minimum=2, maximum=2)
+    job.leaving("w2")
+    job.table.update({"a": 1})
+    job.exited("w2", 0, "exit status 0")
+    assert "only 1 workers are left" in job.ended
+    job.exited("w1", 1, "exit status 1")
     assert job.membership.first_failure is None
 
 
 def test_the_slot_of_a_worker_that_ends_is_waited_for():
     job = started({"a": 2}, minimum=2, maximum=2)
     job.train(["w1", "w2"], "begun", "done")
-    job.bye("w2", 0, False)
+    job.bye("w2", 0)
     job.training("w1", "begun")
     job.be_ready("w1", 1, steps=0)
     job.wait(2)
@@ -556,7 +558,7 @@ def test_the_slot_of_a_worker_that_ends_is_waited_for():
 @pytest.mark.parametrize("how", ["killed", "host"])
 def test_who_is_killed_after_its_training_is_not_missed(how):
     job = started({"a": 1, "b": 1}, minimum=2, maximum=2)
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     if how == "killed":
         job.exited("w1", 137, "killed by SIGKILL")
     else:
@@ -564,7 +566,7 @@ def test_who_is_killed_after_its_training_is_not_missed(how):
     # The other one has not said so yet, but its training is over, too.
     assert job.got("w2", "stop") is None
     assert job.ended is None
-    job.bye("w2", 0, False)
+    job.bye("w2", 0)
     job.exited("w2", 0, "exit status 0")
     assert job.ended == ""
     assert "ended after its training" in job.said[-1]
@@ -573,7 +575,7 @@ def test_who_is_killed_after_its_training_is_not_missed(how):
 
 def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
     job = started({"a": 2}, minimum=2, maximum=2)
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     job.exited("w1", 0, "exit status 0")
     # The rest of its script is unknown.
     job.exited("w2", 137, "killed by SIGKILL")
@@ -582,14 +584,14 @@ def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
 
 def test_a_loss_when_some_are_done_has_the_others_go_on_without():
     job = started({"a": 3}, minimum=3, maximum=3)
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     job.exited("w1", 0, "")
     job.exited("w2", 9, "killed")
     assert "w4" not in job.host_of
     job.be_ready("w3", 1, steps=9)
     assert job.got("w3", "form")["members"][0]["worker"] == "w3"
     job.formed("w3", 2)
-    job.bye("w3", 0, False)
+    job.bye("w3", 0)
     job.exited("w3", 0, "")
     assert job.ended == ""
 
@@ -604,7 +606,7 @@ def test_who_ends_in_the_training_is_replaced(status, beside):
         job.exited("w3", 137, "killed by SIGKILL")
         name, another = "w4", "w5"
         job.training(name, "begun")
-    job.bye(name, status, False)
+    job.bye(name, status)
     job.exited(name, status, f"exit status {status}")
     assert another in job.host_of
     said = [text for text in job.said if "lost" in text][-1]
@@ -627,7 +629,7 @@ def test_after_the_training_nobody_is_missed_or_killed():
     assert "w1" not in job.killed
     assert job.got("w1", "end") is None
     assert job.ended is None
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     job.exited("w1", 0, "exit status 0")
     assert "lost at the end" in job.ended
     assert job.membership.first_failure.status == 137
@@ -643,7 +645,7 @@ def test_any_status_after_the_training_is_the_jobs(first, how):
         if how == "error" and status:
             job.error(name, "OSError: the disk is full")
         elif how == "bye" or status == 0:
-            job.bye(name, status, False)
+            job.bye(name, status)
         job.wait(100)
         assert name not in job.killed
         job.exited(name, status, f"exit status {status}")
@@ -669,7 +671,7 @@ def test_who_ends_before_its_training_is_replaced(leaves_first):
     job = started({"a": 2}, minimum=2, maximum=2)
     if not leaves_first:
         job.training("w1", "begun")
-    job.bye("w2", 0, False)
+    job.bye("w2", 0)
     job.exited("w2", 0, "exit status 0")
     if leaves_first:
         job.training("w1", "begun")
@@ -699,14 +701,14 @@ def test_a_training_that_is_left_by_an_error_is_none():
     job = started({"a": 1}, minimum=1, maximum=1)
     job.training("w1", "begun")
     job.training("w1", "left")
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     job.exited("w1", 0, "exit status 0")
     assert job.ended == ""
 
 
 def test_workers_that_do_not_end_after_the_training_fail_the_job():
     job = started({"a": 1}, minimum=1, maximum=1, replacement_seconds=20)
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     job.wait(19)
     assert job.ended is None
     job.wait(2)
@@ -715,9 +717,9 @@ def test_workers_that_do_not_end_after_the_training_fail_the_job():
 
 def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
     job = started({"a": 2}, minimum=1, maximum=2)
-    job.bye("w1", 0, True)
+    job.leaving("w1")
     # Its script may have yet to clean up.
-    assert job.got("w1", "end") is None
+    assert [each["kind"] for each in job.inbox["w1"]] == ["leave"]
     job.exited("w1", 143, "killed by SIGTERM")
     assert job.membership.first_failure is None
     assert job.host_of["w3"] == "a"
@@ -725,16 +727,71 @@ def test_a_preempted_worker_has_time_to_end_and_is_no_failure():
     assert job.names() == {"w2"}
 
 
+@pytest.mark.parametrize(
+    ("hosts", "places", "spares"),
+    [
+        ({"a": 1, "b": 1}, 1, 1),
+        ({"a": 2, "b": 1}, 2, 1),
+        ({"a": 2}, 1, 0),  # in a free slot
+        ({"a": 2}, 2, 0),  # in the slot of one that has left
+    ],
+)
+def test_of_members_that_all_leave_one_gives_its_state_away(
+    hosts, places, spares
+):
+    job = started(hosts, minimum=places, maximum=places, spares=spares)
+    *first, last = [f"w{number + 1}" for number in range(places)]
+    for worker in first:
+        job.leaving(worker)
+        assert job.got(worker, "leave")
+    job.leaving(last)
+    assert job.got(last, "stay")
+    for worker in first:
+        job.exited(worker, 0, "exit status 0")
+    job.be_ready(last, 1, steps=7)
+    assert job.got(last, "form") is None  # It does not train on alone.
+    other = max(job.host_of)
+    job.be_ready(other)
+    assert job.names() == {last, other}
+    form = job.got(other, "form")
+    assert [each["steps"] for each in form["members"]] == [7, -1]
+    for worker in (last, other):
+        job.formed(worker, 2)
+    job.leaving(last)
+    assert job.got(last, "leave")
+    assert job.names() == {other}
+    assert job.ended is None
+    assert job.membership.first_failure is None
+
+
+def test_who_alone_has_the_state_leaves_if_nobody_can_take_it():
+    job = started({"a": 1}, minimum=1, maximum=1)
+    job.leaving("w1")
+    assert job.got("w1", "leave")
+    job.exited("w1", 0, "exit status 0")
+    assert job.ended == "all workers are lost."
+
+
+def test_who_alone_has_the_state_does_not_wait_for_ever():
+    job = started({"a": 2}, minimum=1, maximum=1, spares=1)
+    job.leaving("w1")
+    job.be_ready("w1", 1, steps=7)
+    job.table.update({"a": 1})
+    job.exited("w2", 1, "exit status 1")
+    job.wait(2)
+    assert "there is no host to start more on" in job.ended
+
+
 def test_what_a_lost_or_unknown_worker_says_changes_nothing():
     job = started({"a": 2}, minimum=1, maximum=2)
     job.silent("w2", "silent")
     job.be_ready("w2", 1, steps=100)
     job.formed("w2", 1)
-    job.bye("w2", 0, False)
+    job.bye("w2", 0)
     job.suspect("w2", 1, "w1", "")
     job.host_of["w99"] = "a"
     job.be_ready("w99", 0)
-    job.bye("w99", 0, False)
+    job.bye("w99", 0)
     # This message is of an old generation.
     job.be_ready("w1", 0, steps=3)
     assert job.names() == {"w1"}
@@ -858,7 +915,7 @@ def test_who_comes_when_the_last_training_is_over_only_ends():
     job.training("w3", "begun", function="train")
     job.be_ready("w3")
     assert job.inbox["w3"] == []
-    job.bye("w1", 0, False)
+    job.bye("w1", 0)
     assert [each["kind"] for each in job.inbox["w3"]] == ["end"]
 
 

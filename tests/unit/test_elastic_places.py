@@ -105,8 +105,9 @@ def test_fewer_slots_are_those_of_their_host(maximum):
     assert "w5" not in job.host_of
 
 
-def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
-    job = started({"a": 1}, minimum=1)
+@pytest.mark.parametrize("maximum", [None, 1])
+def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state(maximum):
+    job = started({"a": 1}, minimum=1, maximum=maximum)
     job.table.update({"b": 1})
     job.table.came_up("b")
     job.act()
@@ -120,13 +121,3 @@ def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state():
     job.be_ready("w1", 2, steps=6)
     job.be_ready("w2", 2, steps=6)
     assert job.names() == {"w2"}
-
-
-def test_one_place_cannot_be_handed_over():
-    job = started({"a": 1}, minimum=1, maximum=1)
-    job.table.update({"b": 1})
-    job.table.came_up("b")
-    job.act()
-    job.be_ready("w2")
-    assert job.got("w1", "waiting") is None
-    assert job.names() == {"w1"}

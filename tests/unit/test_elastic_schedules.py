@@ -20,7 +20,8 @@ class Fleet:
         slots = sum(self.hosts.values())
         self.minimum = chance.randint(1, min(2, slots))
         maximum = chance.choice([None, chance.randint(self.minimum, slots)])
-        self.maximum = maximum or 10**9
+        # Two where the only one that trains gives its state away.
+        self.most = max(maximum or 10**9, 2)
         self.job = Job(
             self.hosts,
             minimum=self.minimum,
@@ -32,6 +33,8 @@ class Fleet:
         self.inside = {}
         self.steps = {}
         self.gone = set()
+        # They leave at their next commit.
+        self.asked = set()
         self.down = {}
         # They train by `tfring.elastic.run`.
         self.runs = chance.random() < 0.7
@@ -49,7 +52,7 @@ class Fleet:
         members = rules._members
         assert len(set(self.job.names())) == len(members)
         if rules.phase is not Phase.STOPPED:
-            assert len(members) <= self.maximum
+            assert len(members) <= self.most
         for worker in self.alive():
             for message in job.inbox[worker]:
                 if message["kind"] != "form":
@@ -57,7 +60,7 @@ class Fleet:
                 names = [m["worker"] for m in message["members"]]
                 assert len(set(names)) == len(names)
                 assert worker in names
-                assert len(names) <= self.maximum
+                assert len(names) <= self.most
                 if not rules._finishing:
                     assert len(names) >= self.minimum
                 steps = [m["steps"] for m in message["members"]]
@@ -98,8 +101,15 @@ class Fleet:
                 job.formed(worker, message["generation"])
             elif kind == "build":
                 job.be_ready(worker)
-            elif kind in ("stop", "waiting") and self.state[worker] == "in":
+            elif kind == "leave":
+                self.leave(worker, 0)
+            elif kind == "stay" or (
+                kind in ("stop", "waiting") and self.state[worker] == "in"
+            ):
                 self.go(worker)
+        elif self.state[worker] == "in" and worker in self.asked:
+            self.state[worker] = "asks"
+            job.leaving(worker)
         elif self.state[worker] == "in":
             self.steps[worker] += 1
             if self.steps[worker] >= self.target:
@@ -108,7 +118,7 @@ class Fleet:
                     job.training(worker, "done")
         elif self.state[worker] == "trained":
             self.state[worker] = "done"
-            job.bye(worker, 0, False)
+            job.bye(worker, 0)
         elif self.state[worker] == "done":
             self.leave(worker, 0)
 
@@ -176,9 +186,9 @@ class Fleet:
         elif what == "cut":
             job.cut.add(frozenset((worker, chance.choice(alive))))
         elif what == "term":
-            job.bye(worker, 0, True)
+            self.asked.add(worker)
         elif what == "exit" and self.runs:
-            job.bye(worker, 0, False)
+            job.bye(worker, 0)
             self.leave(worker, 0)
         elif what == "go" and self.state.get(worker) == "in":
             self.go(worker)

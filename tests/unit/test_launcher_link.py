@@ -159,11 +159,19 @@ def test_those_who_wait_are_heard_of_once(rendezvous, member):
     assert member.has_waiting
 
 
+@pytest.mark.parametrize("answer", ["leave", "stay"])
+def test_the_launcher_says_if_it_may_leave(rendezvous, member, answer):
+    rendezvous.channel.send({"kind": answer})
+    assert member.may_leave() == (answer == "leave")
+    assert rendezvous.channel.receive(60) == {"kind": "leaving"}
+    assert member.is_leaving == (answer == "leave")
+
+
 @pytest.mark.parametrize(
     ("message", "is_last"),
     [
         ({"kind": "formed", "generation": 4}, False),
-        ({"kind": "bye", "status": 0, "preempted": False}, True),
+        ({"kind": "bye", "status": 0}, True),
         ({"kind": "error", "text": "ValueError: x"}, True),
     ],
 )

@@ -58,6 +58,8 @@ class LauncherLink:
         self._answers: queue.SimpleQueue[Form | Topology | Over] = (
             queue.SimpleQueue()
         )
+        # One for each `leaving`.
+        self._may_leave: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # Why generations are over.
         self._stopped: dict[int, str] = {}
         self._stops = threading.Condition()
@@ -102,6 +104,16 @@ class LauncherLink:
         )
         return self._answers.get()
 
+    def may_leave(self) -> bool:
+        """Says that this worker is asked to end; the launcher decides.
+
+        If it returns False, the worker leaves its generation for one in which
+        another gets its state, and asks again at the next commit.
+        """
+        self.say("leaving")
+        self.is_leaving = self._may_leave.get()
+        return self.is_leaving
+
     def why_stopped(self, generation: int) -> str | None:
         """Why a generation is over; None while it is not."""
         return self._stopped.get(generation)
@@ -141,6 +153,8 @@ class LauncherLink:
                 self._answers.put(Topology.of_nodes(rank, nodes))
             case {"kind": "over", "result": result}:
                 self._answers.put(Over(result))
+            case {"kind": "leave" | "stay" as answer}:
+                self._may_leave.put(answer == "leave")
             case {"kind": "waiting"}:
                 self.has_waiting = True
             case {"kind": "stop", "generation": generation, "why": why}:

@@ -124,9 +124,9 @@ def may_grow() -> bool:
     return native.is_elastic()
 
 
-def say_goodbye() -> None:
-    """Tells an elastic job that this worker ends, and may be replaced."""
-    tcp_job.leave(0, preempted=True)
+def may_leave() -> bool:
+    """Asks if an elastic job can go on without this worker, which then ends."""
+    return not isinstance(_job, tcp_job.TcpJob) or _job.launcher.may_leave()
 
 
 def tell_of_training(phase: str, **more: Any) -> None:

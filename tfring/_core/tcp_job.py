@@ -276,14 +276,11 @@ def _end_generation(
     )
 
 
-def leave(status: int, *, preempted: bool = False) -> None:
-    """Tells the launcher, once, that this process ends by itself.
-
-    If it is preempted, the training continues without it.
-    """
+def leave(status: int) -> None:
+    """Tells the launcher, once, that this process ends by itself."""
     if _launcher is None or _launcher.is_leaving:
         return
-    if not _has_joined and status == 0 and not preempted:
+    if not _has_joined and status == 0:
         # Its end says that the training is not over.
         fail(
             "the script has ended before it joined the others: its training "
@@ -291,7 +288,7 @@ def leave(status: int, *, preempted: bool = False) -> None:
             "tfring.elastic.fit"
         )
     else:
-        _launcher.say("bye", status=status, preempted=preempted)
+        _launcher.say("bye", status=status)
 
 
 def fail(text: str) -> None:

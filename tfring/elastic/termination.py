@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from tfring._core import runtime
+from tfring._core.errors import HostsUpdatedInterrupt
 
 _is_asked = False
 # By thread, the signals that were blocked before it forked.
@@ -46,10 +47,16 @@ def _ask(number: int, frame: FrameType | None) -> None:
 
 
 def leave_if_asked() -> None:
-    """Ends this process if SIGTERM has arrived; call it after a commit."""
-    if _is_asked:
-        runtime.say_goodbye()
-        sys.exit(0)
+    """Ends this process if SIGTERM has arrived; call it after a commit.
+
+    Raises:
+        HostsUpdatedInterrupt: It is to give its state to others first.
+    """
+    if not _is_asked:
+        return
+    if not runtime.may_leave():
+        raise HostsUpdatedInterrupt
+    sys.exit(0)
 
 
 def _hold_back() -> None:

@@ -247,7 +247,10 @@ class Driver:
         if not stopped:
             why = failure or "the job is over"
             message = {"kind": "end", "status": int(bool(failure)), "why": why}
-            self._server.send("worker", self._membership.workers, message)
+        else:
+            # Nobody has to wait for them when they have got their signal.
+            message = {"kind": "leave"}
+        self._server.send("worker", self._membership.workers, message)
         # Whose connection has ended, its supervisor will say how.
         if failure and not stopped:
             first = self._membership.first_failure

@@ -250,12 +250,25 @@ class Membership:
                 if each.silence and self._is_waited_for(each):
                     self._lose(each, each.silence)
 
-    def _take_bye(self, worker: Worker, status: int, preempted: bool) -> None:
-        """It leaves of its own will."""
-        if preempted:
-            why = "it was asked to end (SIGTERM)"
+    def _take_leaving(self, worker: Worker) -> None:
+        """It has committed, and was asked to end.
+
+        The last one with the state stays until another worker has it, if there
+        is another or can be.
+        """
+        worker.leaving = True
+        others = [each for each in self._going_on() if not each.leaving]
+        why = "it was asked to end (SIGTERM)"
+        if others or not self._has_successor():
+            self._send([worker], "leave")
             self._lose(worker, why, _ENDING_SECONDS, failed=False)
-        elif worker.trained:
+        else:
+            self._send([worker], "stay")
+            self._say(f"{worker} stays until another has its state: {why}.")
+
+    def _take_bye(self, worker: Worker, status: int) -> None:
+        """It leaves of its own will."""
+        if worker.trained:
             worker.done = True  # Its process will say with which status.
         elif worker.training or status != 0:
             # How it ends is told when it has.
@@ -502,7 +515,8 @@ class Membership:
     def _start_missing(self) -> None:
         wanted = places.count(self.limits, self.hosts) + self.limits.spares
         missing = min(wanted, self.hosts.capacity()) - sum(
-            worker.host in self.hosts for worker in self.workers.values()
+            worker.host in self.hosts and not worker.leaving
+            for worker in self.workers.values()
         )
         for host in self.hosts.free(self._occupied(), missing):
             number = next(self._numbers)
@@ -618,6 +632,8 @@ class Membership:
             few = len(chosen) < self.limits.minimum
             if few or not self._have_gathered(len(chosen)):
                 return
+            if all(worker.leaving for worker in chosen):
+                return  # They wait for who goes on.
         if chosen:
             self._form(places.in_order(chosen))
 
@@ -727,16 +743,10 @@ class Membership:
             self.outcome = "the workers cannot connect to one another."
             return
         minimum = 1 if self._finishing else self.limits.minimum
-        alive = sum(not worker.done for worker in self.workers.values())
-        possible = alive + self.hosts.capacity(self._occupied())
-        # Processes that are ending will leave their slots.
-        possible += sum(
-            each.host in self.hosts
-            for each in (*self.workers.values(), *self._ending.values())
-            if each.done or each.name in self._ending
-        )
         may_come = self.limits.may_grow or self.hosts.cools_down()
-        if possible < minimum and not may_come:
+        alive = sum(not worker.done for worker in self.workers.values())
+        is_possible = alive + self._to_come() >= minimum
+        if not ((is_possible and self._has_successor()) or may_come):
             self.outcome = (
                 f"only {alive} workers are left, of at least {minimum}, and "
                 "there is no host to start more on."
@@ -747,6 +757,20 @@ class Membership:
                 f"{self.limits.replacement_seconds:g} s "
                 "(TFRING_ELASTIC_TIMEOUT_SECONDS)."
             )
+
+    def _to_come(self) -> int:
+        """How many workers more the hosts have slots for, now or soon."""
+        ending = [each for each in self.workers.values() if each.done]
+        return self.hosts.capacity(self._occupied()) + sum(
+            each.host in self.hosts
+            for each in (*ending, *self._ending.values())
+        )
+
+    def _has_successor(self) -> bool:
+        """Tells if there is a worker, or can be, that goes on with the job."""
+        return self._to_come() > 0 or not all(
+            worker.done or worker.leaving for worker in self.workers.values()
+        )
 
     # Actions
 

@@ -28,6 +28,7 @@ def choose(
 
     If a host has been taken away, or has fewer slots now, its members leave,
     unless the newest state would be lost with them, or too few would be left.
+    So do members that were asked to end.
     """
     places = count(limits, hosts)
     both = sorted([*members, *joiners], key=_newest_first)
@@ -37,11 +38,12 @@ def choose(
     for worker in both:
         taken[worker.host] += 1
         has_slot = taken[worker.host] <= hosts.slots(worker.host)
-        (staying if has_slot else leaving).append(worker)
+        stays = has_slot and not worker.leaving
+        (staying if stays else leaving).append(worker)
     if leaving and (not staying or _steps(staying[0]) < _steps(leaving[0])):
         # It gives its state to all, and leaves the next time.
         staying.insert(0, leaving.pop(0))
-        places += limits.maximum is None
+        places = max(places + (limits.maximum is None), 2)
     missing = max(0, limits.minimum - len(staying))
     return (staying + leaving[:missing])[:places]
 

@@ -15,7 +15,8 @@ class Limits:
 
     # No generation has fewer members.
     minimum: int
-    # None has more; None is one for each slot, but for spares.
+    # None has more, but for one that gives its state to the only other; None is
+    # one for each slot, but for spares.
     maximum: int | None = None
     # The first generation waits for so many; None is for all.
     first: int | None = None
@@ -95,6 +96,7 @@ class Worker:
     training: bool = False  # it is in one
     trained: bool = False  # all ranks have come to the end of that function
     done: bool = False  # it ends of its own will, after the training
+    leaving: bool = False  # it was asked to end
     silence: str = ""  # why it seems to hang, between two functions
     error: str = ""  # the exception that ends it, as it said itself
     why: str = ""  # how it was lost
