@@ -129,6 +129,11 @@ class Reader {
     GetNumber(kind);
     if (static_cast<int>(kind) >= kCollectiveKindCount) faulty_ = true;
   }
+  void Get(bool& value) {
+    uint8_t byte;
+    GetNumber(byte);
+    value = byte != 0;
+  }
   void Get(std::optional<DataType>& dtype) { Get(dtype.emplace()); }
   void Get(std::string& text) {
     uint64_t size = 0;
