@@ -146,23 +146,22 @@ def test_gradients_with_ops_and_factors(mode, mine):
 
 
 @without_xla
-def test_variables(mode, halves, rank, size):
-    half = halves[rank % 2]
+def test_variables(mode, mine, rank):
     variables = [tf.Variable(rank), tf.Variable([rank + 0.5])]
 
     def step():
-        tfring.broadcast_variables(variables, half.ranks[0], half)
+        tfring.broadcast_variables(variables, mine.ranks[0], mine)
         first = variables[0] + 0
         variables[0].assign_add(rank)
         [value] = tfring.broadcast_(
-            variables[:1], half.ranks[-1], process_set=half
+            variables[:1], mine.ranks[-1], process_set=mine
         )
         return first, value
 
     first, value = mode(step)()
-    assert first == half.ranks[0]
-    assert value == variables[0] == half.ranks[0] + half.ranks[-1]
-    assert variables[1].numpy() == half.ranks[0] + 0.5
+    assert first == mine.ranks[0]
+    assert value == variables[0] == mine.ranks[0] + mine.ranks[-1]
+    assert variables[1].numpy() == mine.ranks[0] + 0.5
 
 
 def test_ranks_outside_of_it_are_refused(halves, rank):
