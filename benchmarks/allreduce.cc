@@ -30,7 +30,7 @@
 namespace tfring {
 namespace {
 
-constexpr size_t kRingBytes = 512 << 10;
+constexpr size_t kRingBytes = 1536 << 10;  // Note [The size of a ring]
 
 struct Case {
   const char* name;

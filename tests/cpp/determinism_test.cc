@@ -84,36 +84,5 @@ TEST(DeterminismTest, RequestsThatAreReadyTogetherAreKeptApart) {
   }
 }
 
-// A sum by ranks of one node, of a length that they read in each other's memory
-// if they can.
-std::vector<float> LongSum(Medium medium, bool reads_directly) {
-  Options options;
-  options.deterministic = true;
-  std::vector<float> sum;
-  OnRanks(
-      kSize,
-      [&](Transport& transport) {
-        const int rank = transport.rank();
-        EXPECT_EQ(transport.ReadsDirectly((rank + 1) % kSize), reads_directly);
-        std::vector<float> values =
-            Values(rank, 1, 2 * kSize * kDirectBytes / sizeof(float));
-        ExecutionContext context(options, transport, CpuKernels(),
-                                 CostSource::kMeasured);
-        EXPECT_TRUE(context.allreduce()
-                        .Run({values.data(), values.data(),
-                              static_cast<int64_t>(values.size())})
-                        .ok());
-        if (rank == 0) sum = std::move(values);
-      },
-      medium);
-  return sum;
-}
-
-// A container or a setting of the system may forbid it.
-TEST(DeterminismTest, BitsDoNotDependOnWhetherMemoryCanBeRead) {
-  EXPECT_TRUE(LongSum(Medium::kTcpOneNode, true) ==
-              LongSum(Medium::kInProcess, false));
-}
-
 }  // namespace
 }  // namespace tfring

@@ -218,27 +218,6 @@ TEST_P(RingTest, EveryCollective) {
   });
 }
 
-// Messages that are long enough for it, and shorter ones behind them.
-TEST(DirectRingTest, RanksReadEachOthersMemory) {
-  for (const int size : {2, 3}) {
-    const SolvedAllreduce sum(
-        {DataType::kFloat32, ReduceOp::kSum, size * kDirectBytes / 4 + 300'013},
-        size);
-    OnRanks(
-        size,
-        [&](Transport& transport) {
-          const int peer = (transport.rank() + 1) % size;
-          EXPECT_TRUE(transport.ReadsDirectly(peer));
-          HostRank rank(transport, 64 << 10);
-          rank.CheckAllreduce(sum);
-          rank.CheckAlltoall([](int from, int to) {
-            return (from + 1) * kDirectBytes + 1000 * to + 1;
-          });
-        },
-        Medium::kTcpOneNode);
-  }
-}
-
 // The scratch of the ring is bounded whatever the size of the buffer; and a
 // reduction reads from shared memory itself.
 TEST(RingScratchTest, IsTwoSegmentsAndNoneInSharedMemory) {

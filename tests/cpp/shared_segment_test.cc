@@ -108,30 +108,5 @@ TEST(SharedSegmentTest, TooMuchIsAnError) {
   EXPECT_FALSE(SharedSegment::Create(size_t{1} << 63).ok());
 }
 
-TEST(ProcessMemoryTest, OfAnotherProcess) {
-  volatile int64_t number = 1;
-  int ready[2];
-  ASSERT_EQ(pipe(ready), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    number = 2;
-    if (write(ready[1], "!", 1) != 1) _exit(1);
-    while (true) pause();
-  }
-  char byte;
-  EXPECT_EQ(read(ready[0], &byte, 1), 1);
-  int64_t received = 0;
-  const auto address = reinterpret_cast<uint64_t>(&number);
-  const Bytes target(reinterpret_cast<std::byte*>(&received), sizeof(received));
-  EXPECT_TRUE(ReadProcessMemory(child, address, target));
-  EXPECT_EQ(received, 2);
-  EXPECT_FALSE(ReadProcessMemory(child, /*address=*/8, target));
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  EXPECT_FALSE(ReadProcessMemory(child, address, target));
-  close(ready[0]);
-  close(ready[1]);
-}
-
 }  // namespace
 }  // namespace tfring

@@ -45,10 +45,6 @@ class ForwardingTransport : public Transport {
   void Release(int peer) override { inner_->Release(peer); }
   // ReleaseAndSend calls the derived class's two parts.
 
-  bool ReadsDirectly(int peer) const override {
-    return inner_->ReadsDirectly(peer);
-  }
-
   absl::Status Export(Bytes memory) override { return inner_->Export(memory); }
   MessageKind CountAs(MessageKind kind) override {
     return inner_->CountAs(kind);

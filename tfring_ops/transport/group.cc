@@ -43,9 +43,6 @@ class GroupTransport final : public Transport {
   bool PrefersPeek(int peer) const override {
     return whole_.PrefersPeek(In(peer));
   }
-  bool ReadsDirectly(int peer) const override {
-    return whole_.ReadsDirectly(In(peer));
-  }
 
   absl::Status Progress() override { return whole_.Progress(); }
   void Abort(const absl::Status& reason) override { whole_.Abort(reason); }

@@ -52,9 +52,6 @@ inline constexpr int kMostMessageKinds = 16;
 // Holds whole elements of every type.
 inline constexpr size_t kPartAlignment = 64;
 
-// A message of this length or more is read directly: see ReadsDirectly.
-inline constexpr int64_t kDirectBytes = 1 << 20;
-
 // GPUs export whole pages of this size: a smaller piece of memory may share its
 // page with private data.
 inline constexpr int64_t kExportedBytes = 2 << 20;
@@ -120,11 +117,6 @@ class Transport {
   // Returns true if Peek had better take the place of StartRecv also for a
   // message that is only copied.
   virtual bool PrefersPeek(int /*peer*/) const { return false; }
-
-  // Returns true if this rank and `peer` read long messages in each other's
-  // memory: a byte is copied once, by its receiver.  Two ranks of a node agree
-  // on it with all ranks of all nodes.
-  virtual bool ReadsDirectly(int /*peer*/) const { return false; }
 
   // Declares where most data to be sent will lie, in place of any earlier
   // declaration: peers may read it there.  An empty `memory` means nowhere.

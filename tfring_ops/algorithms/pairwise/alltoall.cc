@@ -19,13 +19,6 @@ std::vector<Range> Runs(absl::Span<const int64_t> lengths) {
   return runs;
 }
 
-// On both ends of a message.
-int64_t SegmentBytes(const RingContext& context, int peer) {
-  return context.transport.ReadsDirectly(peer)
-             ? std::max(context.segment_bytes, kDirectBytes)
-             : context.segment_bytes;
-}
-
 // Calls visit(Range) for each segment of `run`.
 template <typename Visitor>
 void ForEachSegment(Range run, int64_t segment_bytes, const Visitor& visit) {
@@ -59,12 +52,11 @@ absl::Status RingAlltoall(const RingContext& context, const void* input,
     const int next = (rank + j) % n;
     const int prev = (rank + n - j) % n;
     std::vector<OperationId> requests;
-    ForEachSegment(received[prev], SegmentBytes(context, prev),
-                   [&](Range segment) {
-                     requests.push_back(transport.StartRecv(
-                         prev, Bytes(to + segment.offset, segment.count)));
-                   });
-    ForEachSegment(sent[next], SegmentBytes(context, next), [&](Range segment) {
+    ForEachSegment(received[prev], context.segment_bytes, [&](Range segment) {
+      requests.push_back(
+          transport.StartRecv(prev, Bytes(to + segment.offset, segment.count)));
+    });
+    ForEachSegment(sent[next], context.segment_bytes, [&](Range segment) {
       requests.push_back(transport.StartSend(
           next, ConstBytes(from + segment.offset, segment.count)));
     });

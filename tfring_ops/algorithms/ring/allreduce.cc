@@ -23,46 +23,14 @@ absl::Status CopyAlone(const Kernels& kernels, const RingBuffers& buffers) {
   return kernels.Synchronize();
 }
 
-// Note [Long segments]
-// Ranks that read each other's memory copy a long segment once, not twice.  But
-// blocks of long segments are long: a buffer that outgrows the caches is faster
-// in short ones.  And no message spans two pieces.
-int64_t SegmentBytes(const RingContext& context, const RingBuffers& buffers) {
-  constexpr int64_t kMostBytes = 32 << 20;
-  const Transport& transport = context.transport;
-  const auto pieces = static_cast<int64_t>(buffers.pieces.size());
-  const int64_t bytes = buffers.count * SizeInBytes(buffers.dtype);
-  if (context.equal_blocks || bytes > kMostBytes ||
-      bytes < transport.size() * kDirectBytes * std::max<int64_t>(1, pieces)) {
-    return context.segment_bytes;
-  }
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer != transport.rank() && !transport.ReadsDirectly(peer)) {
-      return context.segment_bytes;
-    }
-  }
-  return std::max(context.segment_bytes, kDirectBytes);
-}
-
-absl::Status RingAllreduceInBlocks(const RingContext& context,
-                                   const RingBuffers& buffers) {
-  Blocks blocks(buffers.count, BlockCount(context, buffers.dtype));
-  return RingAllreduceBlocks(context, buffers, blocks);
-}
-
 }  // namespace
 
 absl::Status RingAllreduce(const RingContext& context, RingBuffers buffers) {
   const int n = context.transport.size();
   if (n == 1) return CopyAlone(context.kernels, buffers);
   if (buffers.op == ReduceOp::kAverage) buffers.scale /= n;
-  const int64_t segment_bytes = SegmentBytes(context, buffers);
-  if (segment_bytes == context.segment_bytes) {
-    return RingAllreduceInBlocks(context, buffers);
-  }
-  RingContext of_long_segments = context;
-  of_long_segments.segment_bytes = segment_bytes;
-  return RingAllreduceInBlocks(of_long_segments, buffers);
+  Blocks blocks(buffers.count, BlockCount(context, buffers.dtype));
+  return RingAllreduceBlocks(context, buffers, blocks);
 }
 
 absl::Status RingAllreduceBlocks(const RingContext& context,

@@ -133,8 +133,7 @@ RingGrid::RingGrid(const RingContext& whole, const std::vector<int>& shape) {
     }
     groups_.push_back(MakeGroupTransport(whole.transport, std::move(members)));
     rings_.push_back(std::unique_ptr<RingContext>(new RingContext{
-        *groups_.back(), whole.kernels, whole.segment_bytes, whole.scratch,
-        RingOrder::ByNode(*groups_.back()), whole.equal_blocks}));
+        *groups_.back(), whole.kernels, whole.segment_bytes, whole.scratch}));
     stride *= length;
   }
 }

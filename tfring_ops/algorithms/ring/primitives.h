@@ -36,9 +36,6 @@ struct RingContext {
   int64_t segment_bytes;  // the same on every rank
   Workspace& scratch;     // of `kernels`, and kept by the caller
   RingOrder order = RingOrder::ByNode(transport);
-  // Blocks have one length, also if ranks read each other's memory: the order
-  // of additions depends on it, and so do the last bits of a sum.
-  bool equal_blocks = false;
 };
 
 // A run of elements in one place.

@@ -1,10 +1,11 @@
 #include "tfring_ops/transport/shared_memory/node_memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -19,9 +20,17 @@
 namespace tfring {
 namespace {
 
-// The ring of a channel: small, so that it stays in cache, and large enough for
-// a few segments in flight.
-constexpr size_t kRingBytes = 512 << 10;
+// Note [The size of a ring]
+// A core writes slowly to a line that another core's cache holds.  A ring of
+// half as much again as the second-level cache is long enough that the reader's
+// cache has lost a line before it is written anew; the third level still has
+// it.  Where the system does not say, that cache has 1 MiB.
+int64_t WantedRingBytes() {
+  const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  const int64_t cache_bytes = told > 0 ? told : 1 << 20;
+  return std::clamp<int64_t>(cache_bytes * 3 / 2, 512 << 10, 4 << 20);
+}
+
 // All that a rank shares, however many ranks its node has.
 constexpr size_t kSegmentBytes = 4 << 20;
 
@@ -38,18 +47,10 @@ absl::Status BroadcastFromZero(Transport& transport, T& data) {
   return WaitOrAbort(transport, sends);
 }
 
-// A rank's message to its node.
-struct Introduction {
-  SegmentAddress segment;
-  uint64_t sample_address = 0;
-  uint64_t sample = 0;  // what is there
-};
-
 // The outcome of sharing on a rank.
 struct Report {
   int32_t failed = 0;
-  int32_t reads_directly = 1;  // as far as its node is concerned
-  std::array<char, 248> reason{};
+  std::array<char, 252> reason{};
 };
 
 // The ranks of this rank's node in order, and the memory between them.
@@ -64,34 +65,29 @@ class Node {
       if (rank == others.rank()) place_ = members_.size();
       members_.push_back(rank);
     }
-    const size_t budget =
-        kSegmentBytes / std::max<size_t>(1, members_.size() - 1);
-    ring_bytes_ = std::max(2 * kPartAlignment,
-                           std::min(kRingBytes, budget) / 4096 * 4096);
     segments_.resize(members_.size());
-    processes_.resize(members_.size());
   }
 
-  // Returns true if this rank can read the memory of its node's other ranks,
-  // and then if all can.
-  bool reads_directly() const { return reads_directly_; }
-  void ReadDirectly(bool all_can) { reads_directly_ = all_can; }
   bool alone() const { return members_.size() == 1; }
   size_t ring_bytes() const { return ring_bytes_; }
 
-  // Collective over the node.  `shared` says how it went on this rank; it is OK
-  // at one that only suffers from another's failure.
-  absl::Status Share(Transport& control, absl::Status& shared) {
+  // Collective over the node, with the same wish on all ranks.  `shared` says
+  // how it went on this rank; it is OK at one that only suffers from another's
+  // failure.
+  // REQUIRES: this rank is not alone.
+  absl::Status Share(int64_t wanted_ring_bytes, Transport& control,
+                     absl::Status& shared) {
+    const size_t ring_bytes = std::min<size_t>(
+        wanted_ring_bytes, kSegmentBytes / (members_.size() - 1));
+    ring_bytes_ = std::max(2 * kPartAlignment, ring_bytes / 4096 * 4096);
     const size_t bytes = (members_.size() - 1) * ChannelBytes();
-    std::vector<Introduction> introductions(members_.size());
-    Introduction& own = introductions[place_];
-    own.sample_address = reinterpret_cast<uint64_t>(&sample_);
-    own.sample = sample_;
+    std::vector<SegmentAddress> addresses(members_.size());
+    SegmentAddress& own = addresses[place_];
     // A channel's ring is allocated by its first send.
     if (auto created = SharedSegment::Reserve(bytes, ChannelBytes(),
                                               sizeof(SharedChannel));
         created.ok()) {
-      own.segment = (*created)->address();
+      own = (*created)->address();
       segments_[place_] = *std::move(created);
     } else {
       shared = created.status();
@@ -100,17 +96,15 @@ class Node {
     for (size_t i = 0; i < members_.size(); ++i) {
       if (i == place_) continue;
       operations.push_back(
-          control.StartRecv(members_[i], BytesOf(introductions[i])));
+          control.StartRecv(members_[i], BytesOf(addresses[i])));
       operations.push_back(control.StartSend(members_[i], BytesOf(own)));
     }
     TFRING_RETURN_IF_ERROR(WaitOrAbort(control, operations));
     for (size_t i = 0; i < members_.size() && shared.ok(); ++i) {
-      const SegmentAddress& address = introductions[i].segment;
+      const SegmentAddress& address = addresses[i];
       if (i == place_ || address.process == 0) continue;
       if (auto opened = SharedSegment::Open(address, bytes); opened.ok()) {
         segments_[i] = *std::move(opened);
-        processes_[i] = address.process;
-        reads_directly_ = reads_directly_ && CanRead(introductions[i]);
       } else {
         shared = opened.status();
       }
@@ -129,13 +123,7 @@ class Node {
     std::vector<SharedLink> links(size);
     for (size_t i = 0; i < members_.size(); ++i) {
       if (i == place_) continue;
-      SharedLink& link = links[members_[i]];
-      link = {Channel(place_, i), Channel(i, place_)};
-      if (!reads_directly_) continue;
-      link.read_memory = [process = processes_[i]](uint64_t address,
-                                                   Bytes target) {
-        return ReadProcessMemory(process, address, target);
-      };
+      links[members_[i]] = {Channel(place_, i), Channel(i, place_)};
     }
     return links;
   }
@@ -147,14 +135,6 @@ class Node {
   }
 
  private:
-  // Not in a container of its own, nor where only debuggers may.
-  static bool CanRead(const Introduction& peer) {
-    uint64_t sample = 0;
-    return ReadProcessMemory(peer.segment.process, peer.sample_address,
-                             BytesOf(sample)) &&
-           sample == peer.sample;
-  }
-
   size_t ChannelBytes() const { return SharedChannel::Bytes(ring_bytes_); }
 
   SharedChannel* Channel(size_t from, size_t to) const {
@@ -167,10 +147,6 @@ class Node {
   size_t place_ = 0;          // this rank's among them
   size_t ring_bytes_ = 0;
   std::vector<std::unique_ptr<SharedSegment>> segments_;  // by place
-  std::vector<int64_t> processes_;                        // by place
-  bool reads_directly_ = true;
-  // By chance no other process has the same number there.
-  const uint64_t sample_ = std::random_device{}() + uint64_t{1};
 };
 
 // Returns the report of all ranks; if one has failed, rank 0 warns.
@@ -189,9 +165,6 @@ absl::StatusOr<Report> AgreeOn(Report report, Transport& transport) {
     const auto failed =
         std::find_if(reports.begin(), reports.end(),
                      [](const Report& each) { return each.failed != 0; });
-    report.reads_directly = std::all_of(
-        reports.begin(), reports.end(),
-        [](const Report& each) { return each.reads_directly != 0; });
     if (failed != reports.end()) {
       report.failed = 1;
       LogWarning(
@@ -210,16 +183,17 @@ absl::StatusOr<Report> AgreeOn(Report report, Transport& transport) {
 // Returns true if `node` has memory that all its ranks share.
 absl::StatusOr<bool> Agree(Transport& control, SharedMemory shared_memory,
                            Node& node) {
-  int32_t wanted = shared_memory == SharedMemory::kWithinNodes;
-  TFRING_RETURN_IF_ERROR(BroadcastFromZero(control, wanted));
-  if (!wanted) return false;
+  int64_t ring_bytes =
+      shared_memory == SharedMemory::kWithinNodes ? WantedRingBytes() : 0;
+  TFRING_RETURN_IF_ERROR(BroadcastFromZero(control, ring_bytes));
+  if (ring_bytes == 0) return false;
   absl::Status shared;
-  if (!node.alone()) TFRING_RETURN_IF_ERROR(node.Share(control, shared));
-  Report own{!shared.ok(), node.reads_directly()};
+  if (!node.alone())
+    TFRING_RETURN_IF_ERROR(node.Share(ring_bytes, control, shared));
+  Report own{!shared.ok()};
   shared.message().copy(own.reason.data(), own.reason.size() - 1);
   TFRING_ASSIGN_OR_RETURN(const Report all, AgreeOn(own, control));
   node.CloseDescriptor();
-  node.ReadDirectly(all.reads_directly != 0);
   return all.failed == 0 && !node.alone();
 }
 

@@ -88,10 +88,6 @@ class SharedMemoryTransport final : public Transport {
 
   bool CanPeek(int peer) const override { return peers_[peer] != nullptr; }
 
-  bool ReadsDirectly(int peer) const override {
-    return peers_[peer] != nullptr && peers_[peer]->reads_directly;
-  }
-
   bool TakesDeviceMemory(int peer) const override {
     return peers_[peer] == nullptr && others_->TakesDeviceMemory(peer);
   }
@@ -129,31 +125,21 @@ class SharedMemoryTransport final : public Transport {
     bool complete = false;
     absl::Status status;
   };
-  // A send is complete when the peer has read up to this position.
-  struct Unread {
-    OperationId request;
-    uint64_t end;
-  };
   // A peer that this rank shares memory with, and the messages in flight
   // between them, in order.
   struct Peer {
     Peer(const SharedLink& link, size_t ring_bytes)
         : outgoing(link.outgoing),
           channel_bytes(SharedChannel::Bytes(ring_bytes)),
-          reads_directly(link.read_memory != nullptr),
-          out(link.outgoing, ring_bytes,
-              reads_directly ? ChannelWriter::Reader::kReadsMemory
-                             : ChannelWriter::Reader::kReadsRing),
-          in(link.incoming, ring_bytes, link.read_memory) {}
+          out(link.outgoing, ring_bytes),
+          in(link.incoming, ring_bytes) {}
 
     SharedChannel* const outgoing;
     const size_t channel_bytes;
-    const bool reads_directly;
     bool is_allocated = false;  // what this rank writes
     ChannelWriter out;
     ChannelReader in;
     std::deque<OperationId> sends, receives;
-    std::deque<Unread> unread;
   };
 
   // A wait looks often, and need not notice an abort by another rank at once.
@@ -216,22 +202,11 @@ class SharedMemoryTransport final : public Transport {
   }
 
   void MoveSends(Peer& peer) {
-    while (!peer.unread.empty() &&
-           peer.out.HasPassed(peer.unread.front().end)) {
-      Operation& send = At(peer.unread.front().request);
-      send.complete = true;
-      moved_bytes_ += send.data.size();
-      peer.unread.pop_front();
-    }
     const uint64_t position = peer.out.position();
     while (!peer.sends.empty()) {
       Operation& send = At(peer.sends.front());
       if (!peer.out.Write(send.data)) break;
-      if (peer.out.is_in_use()) {
-        peer.unread.push_back({peer.sends.front(), peer.out.position()});
-      } else {
-        send.complete = true;
-      }
+      send.complete = true;
       peer.sends.pop_front();
     }
     moved_bytes_ += peer.out.position() - position;
@@ -279,7 +254,6 @@ class SharedMemoryTransport final : public Transport {
     for (Peer& peer : linked_) {
       peer.out.Close(reason);
       peer.sends.clear();
-      peer.unread.clear();
       peer.receives.clear();
     }
     others_->Abort(reason);

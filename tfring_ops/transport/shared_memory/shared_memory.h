@@ -17,16 +17,15 @@ namespace tfring {
 struct SharedLink {
   SharedChannel* outgoing = nullptr;
   SharedChannel* incoming = nullptr;
-  ReadMemory read_memory = nullptr;  // of the peer; empty on both, or on none
 };
 
 // `links[peer]` takes the messages to and from a peer, and `others` those of
 // the peers that have none; `others` also carries an abort.  Both ends agree on
 // who has a link.  `memory` owns what the links point to.
 //
-// A send is complete when its bytes are in shared memory or with the receiver:
-// it may need the receiver.  A wait of more than `timeout_seconds` gives
-// DeadlineExceeded; 0 is never.
+// A send is complete when its bytes are in shared memory, for which it may need
+// the receiver.  A wait of more than `timeout_seconds` gives DeadlineExceeded;
+// 0 is never.
 std::unique_ptr<Transport> MakeSharedMemoryTransport(
     std::unique_ptr<Transport> others, const std::vector<SharedLink>& links,
     size_t ring_bytes, std::shared_ptr<void> memory, double timeout_seconds);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -38,20 +37,6 @@ absl::Status AllocatePages(void* begin, size_t bytes) {
       errno, absl::StrCat("no memory for ", bytes,
                           " bytes that ranks of a node share. Leave the "
                           "machine more, or set TFRING_SHARED_MEMORY=0"));
-}
-
-bool ReadProcessMemory(int64_t process, uint64_t address, Bytes target) {
-  while (!target.empty()) {
-    const iovec to{target.data(), target.size()};
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of another process
-    const iovec from{reinterpret_cast<void*>(address), target.size()};
-    const ssize_t read = process_vm_readv(static_cast<pid_t>(process), &to, 1,
-                                          &from, 1, /*flags=*/0);
-    if (read <= 0) return false;
-    target.remove_prefix(read);
-    address += read;
-  }
-  return true;
 }
 
 absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(

@@ -1,4 +1,4 @@
-// Memory that processes of one node share, and memory of one of them.
+// Memory that processes of one node share.
 #ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_SEGMENT_H_
 #define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_SEGMENT_H_
 
@@ -23,11 +23,6 @@ struct SegmentAddress {
 // Allocates the pages of the bytes in a segment, or of any memory: to touch
 // them cannot fail then.  ResourceExhausted if there is no memory.
 absl::Status AllocatePages(void* begin, size_t bytes);
-
-// Copies the bytes at `address` of `process` to `target`.  Returns false if the
-// system does not allow it, or there is no such memory; `target` is undefined
-// then.
-bool ReadProcessMemory(int64_t process, uint64_t address, Bytes target);
 
 // A file in memory, without a name, that belongs to no file system that could
 // be full: a small /dev/shm does no harm, and nothing stays behind when its
