@@ -71,7 +71,7 @@ TEST(NegotiatorTest, TheNextBucketIsAgreedOnWhileOneIsOnTheWire) {
   waits = 0;
   before = std::numeric_limits<int>::max();
   // So large that no engine has it run by the thread that submits it, this one.
-  const Entries first = MakeEntries(kSize, "first", 200'000);
+  const Entries first = MakeEntries(kSize, "first", 300'000);
   const Entries second = MakeEntries(kSize, "second", 10);
   job.Submit(first);
   while (waits < kSize) std::this_thread::yield();

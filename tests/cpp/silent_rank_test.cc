@@ -115,7 +115,7 @@ class SilentRankTest : public testing::TestWithParam<std::tuple<Medium, int>> {
 
   Gate gate_;
   RankClocks clocks_{kSize};
-  const Entries entries_ = MakeEntries(kSize, "kernel", 200'000);
+  const Entries entries_ = MakeEntries(kSize, "kernel", 300'000);
   std::unique_ptr<Job> job_;
 };
 // In the last, the wire is a worker's.

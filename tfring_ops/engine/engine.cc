@@ -48,7 +48,7 @@ constexpr int64_t kSmallBytes = 64 << 10;
 // Within a machine the thread that submits a request of up to so many bytes may
 // run it: that takes about as long as to wake the engine's thread, 60 us for
 // two ranks, and backpropagation hardly waits.
-constexpr int64_t kBriefBytes = 512 << 10;
+constexpr int64_t kBriefBytes = 1 << 20;
 // How long the thread that submits a small request waits for all ranks:
 // somewhat longer than it takes to wake the engine's thread.  By a shorter wait
 // ranks that have missed each other once do so in every step.
