@@ -1,11 +1,15 @@
 """How `tfringrun` shows a job and its end to a person."""
 
+import fcntl
 import os
 import re
+import signal
 import sys
+import termios
+import time
 
 import pytest
-from jobs import TFRINGRUN
+from jobs import JOB_SECONDS, TFRINGRUN
 
 # The rank, as any of the MPI launchers tells it.
 RANK = """
@@ -134,3 +138,18 @@ def test_a_host_that_cannot_be_reached(run, tmp_path):
         "host node2 port 22: Connection refused. It needs ssh .*\n",
         output,
     ), output
+
+
+def test_ctrl_c_while_nobody_reads(start, write_script):
+    # As in a pager, which reads a page.
+    script = write_script("while True: print('x' * 1000)")
+    job = start([*TFRINGRUN, "-np", "1", sys.executable, script])
+    while unread_bytes(job.stdout) < 60_000:  # of the pipe's 65,536
+        time.sleep(0.01)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(JOB_SECONDS) == 128 + signal.SIGINT
+
+
+def unread_bytes(pipe):
+    count = fcntl.ioctl(pipe.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(count, sys.byteorder)

@@ -1,5 +1,6 @@
 """The ranks' output as a user sees it, with each MPI launcher's marks."""
 
+import os
 import types
 
 import pytest
@@ -9,6 +10,7 @@ from tfring.launcher.elastic.screen import JobScreen
 from tfring.launcher.mpi_launchers import Family, MpiLauncher
 from tfring.launcher.output import Screen, StreamReader, View
 from tfring.launcher.wrapper import Report
+from tfring.launcher.writer import Writer
 
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
@@ -347,5 +349,24 @@ def test_the_launcher_says_what_cannot_be_encoded(capfd):
     """As the name of a file that is not UTF-8, in a worker's exception."""
     screen = JobScreen(View())
     screen.say("ValueError: caf\udce9.npy")
-    screen.end("", None)
+    screen.end("", lambda: False)
     assert "caf?.npy" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_nobody_reads_is_left_when_the_job_is_stopped(stopped):
+    reads, writes = os.pipe()
+    writer = Writer()
+    writer.write(writes, b"x" * (2 << 20))
+    assert writer.is_full()
+    unread = 0 if stopped else 2 << 20
+
+    def is_stopped():
+        nonlocal unread
+        while unread:
+            unread -= len(os.read(reads, unread))
+        return stopped
+
+    writer.close(is_stopped)
+    assert writer.is_full() == stopped
+    os.close(reads)  # which ends the thread

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tfring.launcher import host_failures, processes, wrapper
 from tfring.launcher.output import Marks, Screen, StreamReader, View
+from tfring.launcher.writer import Writer
 
 # If a rank fails and the launcher does not act on it by itself, all other ranks
 # have this long to end and to write their output.
@@ -48,7 +49,7 @@ class RunningJob:
         self.orphaned = False
         self.ranks = ranks
         self._states = wrapper.RankStates()
-        self._screen = Screen(self._write, view)
+        self._view = view
         self._stop_signal: int | None = None
         self._stop_at = float("inf")
         self._kill_at = float("inf")
@@ -56,6 +57,8 @@ class RunningJob:
         # The rank that failed first, and why; "" while no rank has failed.
         self._said = ""
         self._process: subprocess.Popen[bytes]
+        self._writer: Writer
+        self._screen: Screen
         self._readers: dict[int, StreamReader] = {}
 
     def run(self) -> int:
@@ -77,11 +80,15 @@ class RunningJob:
             # If this process is killed, the job ends.
             preexec_fn=processes.end_with_parent,
         )
+        # Its thread starts here: `preexec_fn` is for processes without threads.
+        self._writer = Writer()
+        self._screen = Screen(self._writer.write, self._view)
         with processes.stopped_by(self._on_signal):
             self._pump()
             status = self._exit_status()
             if status != 0:
                 processes.kill_descendants(grace_seconds=1.0)
+            self._writer.close(lambda: self._stop_signal is not None)
             return status
 
     def _on_signal(self, number: int) -> None:
@@ -108,8 +115,13 @@ class RunningJob:
             selector.register(self._lifeline, selectors.EVENT_READ, 0)
         ended_at: float | None = None
         while self._is_open(selector) or ended_at is None:
+            is_full = self._writer.is_full()
+            if is_full:
+                time.sleep(0.01)
             # No longer, as a signal does not end the wait.
             for key, _ in selector.select(0.2):
+                if is_full and key.data:
+                    continue
                 data = os.read(key.fd, 1 << 16)
                 if data and key.data:
                     self._readers[key.data].feed(data)
@@ -119,12 +131,16 @@ class RunningJob:
                         self.orphaned = True
                         self._on_signal(signal.SIGTERM)
             now = time.monotonic()
+            if self._writer.failed and self._stop_signal is None:
+                self._on_signal(signal.SIGPIPE)  # `tfringrun ... | head`
             self._end_when_due(now)
             self._screen.tick(ending=self._stop_at < float("inf"))
-            if ended_at is None and self._process.poll() is not None:
+            if self._process.poll() is None:
+                continue
+            if ended_at is None or (is_full and self._stop_signal is None):
                 ended_at = now
             # A process that a rank left in the background may keep them open.
-            if ended_at is not None and now > ended_at + 1.0:
+            if now > ended_at + 1.0:
                 break
         for reader in self._readers.values():
             reader.close()
@@ -195,13 +211,3 @@ class RunningJob:
             under_way=any(r.heard_ranks for r in self._readers.values()),
         )
         return "" if host is None else f"tfringrun: {host}"
-
-    def _write(self, stream: int, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(stream, view) :]
-        except OSError:  # Nobody reads any more: `tfringrun ... | head`.
-            if self._stop_signal is None:
-                self._stop_signal = signal.SIGPIPE
-                self._stop_at = time.monotonic()

@@ -275,7 +275,9 @@ class Driver:
         if first and failure:
             self._screen.failed = first.number
         self._screen.close(explained=True)
-        self._screen.end(self._describe(), 1.0 if stopped else None)
+        self._screen.end(
+            self._describe(), lambda: self._stop_signal is not None
+        )
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -6,56 +6,10 @@ has its name there, `[w5] `.
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
+from collections.abc import Callable
 
 from tfring.launcher.output import Screen, View
-
-# More than that waits where it was written.
-_WAITING_BYTES = 1 << 20
-
-
-class Writer:
-    """Writes to this process's streams, in a thread of its own.
-
-    Their reader may stop, and the rendezvous must continue.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = (
-            queue.SimpleQueue()
-        )
-        # Each is counted by one thread alone.
-        self._taken_bytes = self._written_bytes = 0
-        self.failed = False  # nobody reads any more
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def write(self, stream: int, data: bytes) -> None:
-        """Writes to descriptor 1 or 2, soon."""
-        self._taken_bytes += len(data)
-        self._queue.put((stream, data))
-
-    def is_full(self) -> bool:
-        """Tells if there is too much to write."""
-        return self._taken_bytes - self._written_bytes > _WAITING_BYTES
-
-    def close(self, timeout_seconds: float | None = None) -> None:
-        """Waits until all is written, or that time is over."""
-        self._queue.put(None)
-        self._thread.join(timeout_seconds)
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            stream, data = item
-            rest = memoryview(data)
-            try:
-                while rest and not self.failed:
-                    rest = rest[os.write(stream, rest) :]
-            except OSError:
-                self.failed = True
-            self._written_bytes += len(data)
+from tfring.launcher.writer import Writer
 
 
 class JobScreen(Screen):
@@ -75,9 +29,9 @@ class JobScreen(Screen):
         """Shows a line of the launcher's own."""
         self.show(2, None, f"tfringrun: {text}".encode(errors="replace"))
 
-    def end(self, line: str, timeout_seconds: float | None) -> None:
+    def end(self, line: str, is_stopped: Callable[[], bool]) -> None:
         """Shows the job's last line, if there is one, and waits for it all."""
         if line:
             data = f"{line}\n".encode(errors="replace")
             self.writer.write(2, data)
-        self.writer.close(timeout_seconds)
+        self.writer.close(is_stopped)
