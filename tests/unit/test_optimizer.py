@@ -20,7 +20,7 @@ class Averages:
     def __init__(self):
         self.count = 0
 
-    def __call__(self, gradients, variables, options):
+    def __call__(self, gradients, variables, options, *, rows_are_means):
         assert len(gradients) == len(variables)
         self.count += 1
         self.options = dict(vars(options))

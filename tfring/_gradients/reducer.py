@@ -74,6 +74,8 @@ def reduce_gradients(
     gradients: Sequence[_Gradient],
     variables: Sequence[Any],
     options: GradientOptions,
+    *,
+    rows_are_means: bool = False,
 ) -> list[_Gradient]:
     """Averages each gradient over the ranks, or adds it up.
 
@@ -91,6 +93,8 @@ def reduce_gradients(
             messages name the gradient after it. It also gives the gradient's
             shape if the trace does not know the shape.
         options: How they are reduced.
+        rows_are_means: True if the gradients of a ShardedEmbedding are of the
+            mean over the ranks, not of the sum.
 
     Returns:
         The averages or sums. `None` stays `None`, and what is not made dense
@@ -106,6 +110,7 @@ def reduce_gradients(
     process_set = options.process_set
     is_included = process_set.included()
     travels = is_included and not is_alone(process_set)
+    size = process_set.size() if travels else 1
     backpropagation = Backpropagation()
     result = list(gradients)
     shared = []
@@ -114,13 +119,9 @@ def reduce_gradients(
             shared.append(i)
             continue
         result[i] = each_index_once(result[i], options)
-        if is_row_shard(variables[i]):
-            _check_row_shard(variables[i], options)
-            is_scaled = options.op is ReduceOp.Average
-        else:
-            is_scaled = options.scale_local_gradients
-        if travels and is_scaled:
-            result[i] = tf.math.scalar_mul(1 / process_set.size(), result[i])
+        factor = _own_factor(variables[i], options, size, rows_are_means)
+        if factor != 1:
+            result[i] = tf.math.scalar_mul(factor, result[i])
     ready = [
         _prepare(i, variables[i], result[i], travels, options) for i in shared
     ]
@@ -151,6 +152,18 @@ def scale_rows(
         else gradient
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
+
+
+def _own_factor(
+    variable: Any, options: GradientOptions, size: int, rows_are_means: bool
+) -> float:
+    """Returns the factor of a gradient that is not reduced."""
+    if not is_row_shard(variable):
+        return 1 / size if options.scale_local_gradients else 1
+    _check_row_shard(variable, options)
+    if options.op is ReduceOp.Average:
+        return 1 if rows_are_means else 1 / size
+    return size if rows_are_means else 1
 
 
 def _check_row_shard(variable: Any, options: GradientOptions) -> None:

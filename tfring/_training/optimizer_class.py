@@ -175,10 +175,9 @@ class Distributed(_Optimizer):
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         if self._averages_accumulated():
-            applied = self._tfring_applied
-            if not self._tfring_paused:
-                grads = scale_rows(grads, applied, runtime.size())
-            grads = self._average(grads, applied)
+            grads = self._average(
+                grads, self._tfring_applied, rows_are_means=True
+            )
             if self._tfring_summed_passes != 1:
                 grads = [g * self._tfring_summed_passes for g in grads]
         return super()._clip_gradients(grads)
@@ -254,7 +253,10 @@ class Distributed(_Optimizer):
         )
 
     def _average(
-        self, grads: Sequence[Any], variables: Sequence[Any]
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        rows_are_means: bool = False,
     ) -> Sequence[Any]:
         if self._tfring_paused:
             return grads
@@ -263,7 +265,9 @@ class Distributed(_Optimizer):
         options = self._tfring_options
         if options.low_rank is not None:
             options.low_rank.begin_at(lambda: self.iterations)
-        return reduce_gradients(grads, variables, options)
+        return reduce_gradients(
+            grads, variables, options, rows_are_means=rows_are_means
+        )
 
     def _check_step(self, variables: Sequence[Any]) -> None:
         """Raises, or warns, if a step would make ranks differ."""

@@ -226,7 +226,10 @@ class InRounds(Distributed):
             self._tfring_round.end_step()
 
     def _average(
-        self, grads: Sequence[Any], variables: Sequence[Any]
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        rows_are_means: bool = False,
     ) -> Sequence[Any]:
         if self._tfring_paused or self._tfring_round is None:
             return grads
