@@ -42,6 +42,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfring._memory.schedule import stateful_types
 from tfring._ops import chains
 from tfring._ops.ordering import Started
 
@@ -144,12 +145,8 @@ class Backpropagation:
 
         Operations that no start needs are left out.
         """
-        types = {operation.type: operation for operation in self._operations}
-        is_stateful = {
-            name: operation.op_def.is_stateful
-            for name, operation in types.items()
-        }
-        needed = [o for o in self._operations if is_stateful[o.type]]
+        stateful = stateful_types(self._operations)
+        needed = [o for o in self._operations if o.type in stateful]
         needed_by: dict[str, int] = {}
         for number, start in enumerate(starts):
             needed.append(start.handle.op)

@@ -141,9 +141,7 @@ class _Rewrite:
                 operation._update_input(number, later)
 
     def _fetch(self, handles: Sequence[tf.Tensor]) -> None:
-        in_order = sorted(
-            range(len(self._moved)), key=lambda i: self._position_of_need(i)
-        )
+        in_order = sorted(range(len(self._moved)), key=self._position_of_need)
         # Users of an earlier one that are not waited for yet.
         using: dict[str, tf.Operation] = {}
         after: list[tf.Operation] = []

@@ -11,7 +11,7 @@ has ended, so they are taken for granted here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -70,12 +70,12 @@ class Schedule:
 
 def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     """See Note [Edges that go forward]."""
-    stateful_types = _stateful_types(operations)
+    stateful = stateful_types(operations)
     # The operation that each stateful one follows.
     before: dict[str, tf.Operation] = {}
     last = None
     for operation in operations:
-        if operation.type in stateful_types:
+        if operation.type in stateful:
             if last is not None:
                 before[operation.name] = last
             last = operation
@@ -88,8 +88,7 @@ def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
         on_path = {root.name}
         while path:
             operation, needs = path[-1]
-            while needs:
-                need = needs.pop()
+            for need in needs:  # It goes on where it was.
                 # A loop of TensorFlow 1 leads back to itself.
                 if need.name not in placed and need.name not in on_path:
                     path.append((need, _needs(need, before)))
@@ -103,7 +102,8 @@ def _ordered(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     return ordered
 
 
-def _stateful_types(operations: Sequence[tf.Operation]) -> set[str]:
+def stateful_types(operations: Sequence[tf.Operation]) -> set[str]:
+    """Returns the types of the stateful operations."""
     # Asked once for each type, as it takes long.
     examples = {operation.type: operation for operation in operations}
     return {name for name, o in examples.items() if o.op_def.is_stateful}
@@ -111,13 +111,12 @@ def _stateful_types(operations: Sequence[tf.Operation]) -> set[str]:
 
 def _needs(
     operation: tf.Operation, before: dict[str, tf.Operation]
-) -> list[tf.Operation]:
-    needs = [tensor.op for tensor in operation.inputs]
-    needs.extend(operation.control_inputs)
+) -> Iterator[tf.Operation]:
+    for tensor in operation.inputs:
+        yield tensor.op
+    yield from operation.control_inputs
     if operation.name in before:
-        needs.append(before[operation.name])
-    needs.reverse()  # They are taken from the end.
-    return needs
+        yield before[operation.name]
 
 
 def _of_backpropagation(operations: Sequence[tf.Operation]) -> set[str]:
@@ -152,9 +151,9 @@ def _used(
     operations: Sequence[tf.Operation], gradients: Sequence[tf.Tensor]
 ) -> set[str]:
     """The names of operations that gradients or stateful ones depend on."""
-    stateful_types = _stateful_types(operations)
+    stateful = stateful_types(operations)
     needed = [gradient.op for gradient in gradients]
-    needed += [o for o in operations if o.type in stateful_types]
+    needed += [o for o in operations if o.type in stateful]
     used: set[str] = set()
     while needed:
         operation = needed.pop()
