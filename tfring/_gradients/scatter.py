@@ -67,11 +67,10 @@ def scatter_gradients(
         key=lambda b: max(ready.get(i, -1) for i in b.indices),
     )
     _, wire_dtype = split_engine_cast(options.compression, options.op)
-    request_names = request_names_of(len(buckets), options.process_set)
+    names = request_names_of(len(buckets), options.process_set)
     started: list[tuple[Bucket, Started]] = []
     previous: Started | None = None
-    for number, bucket in enumerate(buckets):
-        name = next(request_names)
+    for bucket, name in zip(buckets, names, strict=True):
         with on_device(options.device_dense):
             rows = [
                 tf.cast(each, wire_dtype(each.dtype))
@@ -85,7 +84,7 @@ def scatter_gradients(
                 op=options.op,
                 prescale_factor=1 / options.predivide_factor,
                 postscale_factor=options.predivide_factor,
-                last=number == len(buckets) - 1,
+                last=bucket is buckets[-1],
                 process_set=options.process_set,
             )
         started.append((bucket, previous))
@@ -134,8 +133,7 @@ def gather_shares(
     names = request_names_of(len(buckets), options.process_set)
     started: list[tuple[Bucket, Started]] = []
     previous: Started | None = None
-    for number, bucket in enumerate(buckets):
-        name = next(names)
+    for bucket, name in zip(buckets, names, strict=True):
         with on_device(options.device_dense):
             parts = {
                 i: updated[i]
@@ -149,7 +147,7 @@ def gather_shares(
                 request_name=name,
                 tensor_names=_names_in_errors(bucket, rows, layout),
                 previous=previous,
-                last=number == len(buckets) - 1,
+                last=bucket is buckets[-1],
                 process_set=options.process_set,
             )
         started.append((bucket, previous))

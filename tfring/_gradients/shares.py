@@ -50,14 +50,12 @@ class _Cut:
 
     Attributes:
         shape: The variable's shape.
-        size: The number of ranks.
         part: The number of elements of each rank; the last ranks may have
             fewer. 0 if one rank has the whole variable.
         owner: That rank.
     """
 
     shape: tuple[int, ...]
-    size: int
     part: int
     owner: int = 0
 
@@ -81,10 +79,10 @@ def _cut_all(shapes: Sequence[tuple[int, ...]], size: int) -> list[_Cut]:
     for i in sorted(range(len(shapes)), key=lambda i: -counts[i]):
         if size > 1 and counts[i] >= _LEAST_PART * size:
             part = _aligned(-(-counts[i] // size))
-            cuts[i] = _Cut(shapes[i], size, part)
+            cuts[i] = _Cut(shapes[i], part)
         else:
             owner = loads.index(min(loads))
-            cuts[i] = _Cut(shapes[i], size, part=0, owner=owner)
+            cuts[i] = _Cut(shapes[i], part=0, owner=owner)
         for rank in range(size):
             begin, end = cuts[i].range_of(rank)
             loads[rank] += end - begin
