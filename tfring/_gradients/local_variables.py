@@ -14,12 +14,15 @@ _row_shards: weakref.WeakValueDictionary[int, Any] = (
 )
 
 
+def inner_variable(variable: Any) -> Any:
+    """Returns TensorFlow's variable inside a Keras variable, or `variable`."""
+    # Not `value`, which may be cast, in a scope of mixed precision.
+    return variable._value if isinstance(variable, keras.Variable) else variable
+
+
 def variable_key(variable: Any) -> Any:
     """Returns one key for a Keras variable and the TensorFlow one inside it."""
-    if isinstance(variable, keras.Variable):
-        # Not `value`, which may be cast, in a scope of mixed precision.
-        variable = variable._value
-    return id(variable)
+    return id(inner_variable(variable))
 
 
 def mark_row_shard(variable: Any) -> None:

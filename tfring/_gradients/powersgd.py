@@ -57,7 +57,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfring._gradients.local_variables import variable_key
+from tfring._gradients.local_variables import inner_variable, variable_key
 from tfring._gradients.ready import Kind, Ready
 from tfring._ops.compression import PowerSGD
 from tfring._ops.ordering import (
@@ -242,10 +242,8 @@ class LowRank:
         _check_mode()
         rows, columns = _size_of(ready.value)
         dtype = tf.float64 if ready.value.dtype == tf.float64 else tf.float32
-        variable = ready.variable
-        if isinstance(variable, keras.Variable):
-            variable = variable._value
-        with tf.init_scope(), tf.device(variable.device):
+        device = inner_variable(ready.variable).device
+        with tf.init_scope(), tf.device(device):
             error = tf.zeros([rows, columns], dtype)
             # The same on all ranks, for results that do not depend on chance.
             right = tf.random.stateless_normal(

@@ -28,6 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfring._gradients.local_variables import inner_variable
 from tfring._gradients.request_names import request_names_of
 from tfring._gradients.rounds import Gossip
 from tfring._ops.allreduce import grouped_allreduce
@@ -430,9 +431,7 @@ def do_if(condition: Any, action: Callable[[], None]) -> None:
 
 def value_of(variable: Any) -> tf.Tensor:
     """Returns the value of a variable in its own dtype, under any policy."""
-    if isinstance(variable, keras.Variable):
-        variable = variable._value
-    return tf.convert_to_tensor(variable)
+    return tf.convert_to_tensor(inner_variable(variable))
 
 
 def assign_all(variables: Iterable[Any], values: Iterable[Any]) -> None:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,7 +16,7 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._gradients.local_variables import LocalVariables
+from tfring._gradients.local_variables import LocalVariables, inner_variable
 from tfring._ops.autograph import not_converted
 from tfring._ops.gather_json import gather_by_rank, gather_json
 
@@ -165,8 +164,7 @@ def variable_name(variable: Any) -> str:
 
 
 def _has_value(variable: Any) -> bool:
-    if isinstance(variable, keras.Variable):
-        variable = variable._value
+    variable = inner_variable(variable)
     return variable is not None and bool(variable.is_initialized())
 
 
