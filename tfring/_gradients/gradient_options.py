@@ -13,7 +13,7 @@ from tfring._gradients.local_variables import (
     checked_layers,
     variable_key,
 )
-from tfring._gradients.powersgd import LowRank, low_rank_of
+from tfring._gradients.powersgd import LowRank
 from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload, checked_offload
 from tfring._ops.arguments import check_is_process_set, checked_factor
@@ -83,7 +83,7 @@ def gradient_options(
     local_layers: Any = None,
     offload: Any = None,
     shard_states: bool = False,
-    new_low_rank: Callable[[PowerSGD], LowRank] = low_rank_of,
+    new_low_rank: Callable[[PowerSGD], LowRank] = LowRank,
 ) -> GradientOptions:
     """Makes options of the arguments that `function` shares with Horovod's.
 

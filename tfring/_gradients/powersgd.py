@@ -131,22 +131,22 @@ class LowRank:
     A copy begins with no state.
 
     Args:
-        rank: The number of columns of the factors.
-        start: The number of steps that reduce whole gradients.
+        compression: Its settings.
 
     Attributes:
         loss_scale: Multiplies the loss, and so the gradients of this step; None
             is 1. Errors are kept without it, since it changes.
     """
 
-    def __init__(self, rank: int, start: int) -> None:
-        self._rank, self._start = rank, start
+    def __init__(self, compression: PowerSGD) -> None:
+        # Not the object, which is a weak key of `_of_tapes`.
+        self._rank, self._start = compression.rank, compression.start
         self._states: dict[Any, _State] = {}
         self._steps: Any = None  # a variable, which counts up to `start`
         self.loss_scale: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LowRank, (self._rank, self._start)
+        return LowRank, (PowerSGD(self._rank, self._start),)
 
     def begin_at(self, steps: Callable[[], Any]) -> None:
         """Asks for the number of earlier steps, at the first call alone."""
@@ -285,12 +285,7 @@ _of_tapes: weakref.WeakKeyDictionary[PowerSGD, LowRank] = (
 
 def low_rank_of_tapes(compression: PowerSGD) -> LowRank:
     """Returns the state that all tapes with this object share."""
-    return _of_tapes.setdefault(compression, low_rank_of(compression))
-
-
-def low_rank_of(compression: PowerSGD) -> LowRank:
-    """Returns a new state, for an optimizer."""
-    return LowRank(compression.rank, compression.start)
+    return _of_tapes.setdefault(compression, LowRank(compression))
 
 
 def _unless_first(
