@@ -30,7 +30,6 @@ import tensorflow as tf
 
 from tfring._gradients.local_variables import inner_variable
 from tfring._gradients.request_names import request_names_of
-from tfring._gradients.rounds import Gossip
 from tfring._ops.allreduce import grouped_allreduce
 from tfring._ops.alltoall import alltoall
 from tfring._ops.compression import AnyCompressor, Compression
@@ -53,16 +52,14 @@ class Round(abc.ABC):
 
     def __init__(self, optimizer: Any) -> None:
         options = optimizer._tfring_options
-        sync = options.sync
-        assert sync is not None
         # A MultiOptimizer's own optimizers accumulate.
         batches = max(
             each.gradient_accumulation_steps or 1
             for each in with_inner(optimizer)
         )
         self._options = options
-        self._every = sync.every * batches
-        self.begins_at = sync.start * batches
+        self._every = options.sync.every * batches
+        self.begins_at = options.sync.start * batches
         # With them Keras replaces the weights at the end of `fit`.
         self._has_own_averages = any(
             each.use_ema for each in with_inner(optimizer)
@@ -109,7 +106,7 @@ class Round(abc.ABC):
         is_last = tf.equal(steps % self._every, 0) & (steps > 0)
         do_if(is_last, self._end)
         if self.begins_at:
-            do_if(tf.equal(calls, self.begins_at), self._end_together)
+            do_if(tf.equal(calls, self.begins_at), self._average_statistics)
 
     def begin_fit(self) -> None:
         """Called where a `fit` begins, after callbacks have loaded weights."""
@@ -130,10 +127,6 @@ class Round(abc.ABC):
     @abc.abstractmethod
     def _end(self) -> None:
         """Exchanges weights after the last step of a round. Collective."""
-
-    @abc.abstractmethod
-    def _end_together(self) -> None:
-        """Called after the last step before the first round. Collective."""
 
     @abc.abstractmethod
     def take_mean(self) -> None:
@@ -178,6 +171,13 @@ class Round(abc.ABC):
     @abc.abstractmethod
     def _take_as_common(self, variable: Any) -> None:
         """Notes that all ranks have been given the same value of a variable."""
+
+    def _average_statistics(self) -> None:
+        """Gives all ranks the mean of the moving statistics. Collective."""
+        means = self._mean(list(map(value_of, self._statistics)))
+        assign_all(self._statistics, means)
+        for variable in self._statistics:
+            self._take_as_common(variable)
 
     def _variables(self) -> list[Any]:
         return [*self._weights, *self._statistics]
@@ -230,10 +230,8 @@ class RoundFromBase(Round):
     def __init__(self, optimizer: Any) -> None:
         self._base_of: dict[int, Any] = {}
         super().__init__(optimizer)
-        sync = self._options.sync
-        assert sync is not None
         with tf.init_scope():
-            self.outer = sync.outer_optimizer()
+            self.outer = self._options.sync.outer_optimizer()
             self.outer.build([self._base(each) for each in self._weights])
         self.state += self.outer.variables
 
@@ -277,10 +275,8 @@ class RoundFromBase(Round):
         self.outer.apply(changes, bases)
         for variable in self._weights:
             variable.assign(value_of(self._base(variable)))
-        self._end_for_statistics()
-
-    def _end_together(self) -> None:
-        self._end_for_statistics()
+        self._average_statistics()
+        self._steps.assign(0)
 
     def take_mean(self) -> None:
         for change, variable in zip(
@@ -288,12 +284,7 @@ class RoundFromBase(Round):
         ):
             mean = value_of(self._base(variable)) - change
             variable.assign(_constrained(variable, mean))
-        self._end_for_statistics()
-
-    def _end_for_statistics(self) -> None:
-        means = self._mean(list(map(value_of, self._statistics)))
-        assign_all(self._statistics, means)
-        assign_all(map(self._base, self._statistics), means)
+        self._average_statistics()
         self._steps.assign(0)
 
     def _mean_changes(self) -> list[Any]:
@@ -319,9 +310,7 @@ class GossipRound(Round):
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
-        sync = self._options.sync
-        assert isinstance(sync, Gossip)
-        self._hops = sync.hops
+        self._hops = self._options.sync.hops
         with tf.init_scope():
             self._rounds = tf.Variable(0, trainable=False, dtype=tf.int64)
         self.state.append(self._rounds)
@@ -342,10 +331,6 @@ class GossipRound(Round):
             for variables in by_dtype.values():
                 self._mix(variables)
         self._rounds.assign_add(1)
-
-    def _end_together(self) -> None:
-        means = self._mean(list(map(value_of, self._statistics)))
-        assign_all(self._statistics, means)
 
     def _take_as_common(self, variable: Any) -> None:
         pass  # There is no base.
@@ -396,17 +381,10 @@ class GossipRound(Round):
         """Returns the ranks' relative distance to the mean. Collective."""
         values = [value_of(variable) for variable in self._weights]
         means = self._mean(values)
-        off, all_of_it = (
-            tf.add_n(
-                [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in of]
-            )
-            for of in (
-                [v - m for v, m in zip(values, means, strict=True)],
-                means,
-            )
-        )
-        [mean_off] = self._mean([off])
-        return tf.sqrt(tf.math.divide_no_nan(mean_off, all_of_it))
+        off = [v - m for v, m in zip(values, means, strict=True)]
+        [mean_off] = self._mean([_sum_of_squares(off)])
+        size = _sum_of_squares(means)
+        return tf.sqrt(tf.math.divide_no_nan(mean_off, size))
 
     def common_value(self, variable: Any) -> Any:
         return None
@@ -445,8 +423,12 @@ def _constrained(variable: Any, value: tf.Tensor) -> tf.Tensor:
     return value if constraint is None else constraint(value)
 
 
+def _sum_of_squares(tensors: Iterable[Any]) -> tf.Tensor:
+    return tf.add_n(
+        [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in tensors]
+    )
+
+
 def _same_bits(one: tf.Tensor, other: tf.Tensor) -> bool:
     # NaNs are equal to themselves so.
-    return np.array_equal(
-        *(each.numpy().reshape(-1).view(np.uint8) for each in (one, other))
-    )
+    return bool(one.numpy().tobytes() == other.numpy().tobytes())
