@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfring._core.errors import SameDrawsWarning, warn_all_ranks
 from tfring._training.seeds import is_seed
+from tfring._training.weights import ranks_by_value
 
 
 def seeds_of(data: Any) -> list[list[int]]:
@@ -37,11 +38,9 @@ def warn_of_same_draws(
     seeds_of_rank: dict[int, list[list[int]]], own_rank: int
 ) -> None:
     """Warns if datasets of several ranks have the same result of `seeds_of`."""
-    ranks_with: dict[str, list[int]] = {}
-    for rank, seeds in seeds_of_rank.items():
-        if seeds:
-            ranks_with.setdefault(str(seeds), []).append(rank)
-    alike = [ranks for ranks in ranks_with.values() if len(ranks) > 1]
+    with_seeds = {rank: own for rank, own in seeds_of_rank.items() if own}
+    groups = ranks_by_value(with_seeds).values()
+    alike = [ranks for ranks in groups if len(ranks) > 1]
     if not alike:
         return
     warning = SameDrawsWarning(

@@ -27,10 +27,10 @@ from tfring._training.optimizer_class import (
     with_inner,
 )
 from tfring._training.weights import (
-    all_in_one,
-    fingerprints,
+    fingerprint_of_all,
     first_difference,
     mark_compared,
+    ranks_by_value,
 )
 from tfring._training.whole_states import average_all_accumulated
 
@@ -208,7 +208,7 @@ class Agreement(keras.callbacks.Callback):
                 for rate in rates
                 if isinstance(rate, keras.Variable)
             ],
-            "weights": all_in_one(fingerprints(self._weights())),
+            "weights": fingerprint_of_all(self._weights()),
         }
 
     def _weights(self) -> list[Any]:
@@ -234,10 +234,8 @@ class Agreement(keras.callbacks.Callback):
         return list(everyones.values())
 
     def _first_difference(self) -> str:
-        weights = self._weights()
         return first_difference(
-            weights,
-            fingerprints(weights),
+            self._weights(),
             name="fit/weights",
             process_set=self._terms.process_set,
         )
@@ -266,10 +264,13 @@ def check_alike(
     )
     for name in [*_ADVICE, *monitored]:
         advice = _ADVICE.get(name, _MONITORED)
-        ranks_with: dict[str, list[int]] = {}
-        for rank, facts in facts_of_rank.items():
-            if facts.get(name) is not None:
-                ranks_with.setdefault(str(facts[name]), []).append(rank)
+        ranks_with = ranks_by_value(
+            {
+                rank: facts[name]
+                for rank, facts in facts_of_rank.items()
+                if facts.get(name) is not None
+            }
+        )
         if len(ranks_with) <= 1:
             continue
         if name == "weights" and explain_weights is not None:

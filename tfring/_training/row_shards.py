@@ -28,7 +28,7 @@ from tfring._ops.allgather import allgather
 from tfring._ops.alltoall import alltoall
 from tfring._ops.gather_json import gather_by_rank
 from tfring._training.optimizer_class import all_optimizers
-from tfring._training.weights import fingerprints, variable_name
+from tfring._training.weights import fingerprint, variable_name
 
 # They update a variable by norms or products of all of it.
 _NOT_BY_ELEMENT = ("Adafactor", "Lamb", "Muon")
@@ -146,13 +146,13 @@ class RowShard:
 
     def _assign(self, rows: np.ndarray) -> None:
         self.variable.assign(rows)
-        [self._loaded_rows] = fingerprints([self.variable])
+        self._loaded_rows = fingerprint(self.variable)
 
     def has_loaded(self) -> bool:
         """Tells whether no row has changed since the last load."""
-        return self._loaded_rows is not None and fingerprints(
-            [self.variable]
-        ) == [self._loaded_rows]
+        return self._loaded_rows is not None and (
+            self._loaded_rows == fingerprint(self.variable)
+        )
 
     def keeps_loaded(self) -> bool:
         """Tells whether this rank has the whole table that was loaded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,31 @@ _WORDS = 4096
 _Key = tuple[int, int | None]
 
 
-def fingerprints(variables: Iterable[Any]) -> list[str]:
-    """Returns a fingerprint of each variable; any changed bit changes it."""
-    return [_fingerprint(variable) for variable in variables]
+def fingerprint(variable: Any) -> str:
+    """Returns the fingerprint of a variable; any changed bit changes it."""
+    in_round = getattr(variable, "_tfring_round", None)
+    if in_round is not None and in_round.is_between_meetings():
+        variable = in_round.common_value(variable)
+        if variable is None:
+            return ""
+    array = np.asarray(tf.convert_to_tensor(variable))  # without a copy
+    result = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    data = array.reshape(-1).view(np.uint8)
+    end = data.size // (8 * _WORDS) * 8 * _WORDS
+    if end:
+        blocks = data[:end].view(np.uint64).reshape(-1, _WORDS)
+        # Modulo 2**64. A bit that differs changes two sums. Words that change
+        # places change the sums across blocks, or the sums of their blocks.
+        for axis in (0, 1):
+            result.update(np.add.reduce(blocks, axis=axis).tobytes())
+    result.update(data[end:].tobytes())
+    return result.hexdigest()
 
 
-def all_in_one(of_variables: Sequence[str]) -> str:
+def fingerprint_of_all(variables: Iterable[Any]) -> str:
     """Returns the fingerprint of several variables."""
-    return hashlib.sha256("".join(of_variables).encode()).hexdigest()
+    of_each = "".join(map(fingerprint, variables))
+    return hashlib.sha256(of_each.encode()).hexdigest()
 
 
 def compare_weights(
@@ -46,26 +63,22 @@ def compare_weights(
 
     Collective, and eager. Ranks that have joined are not compared.
     """
-    own = fingerprints(variables)
-    everyones = gather_json(all_in_one(own), name=name, process_set=process_set)
+    everyones = gather_json(
+        fingerprint_of_all(variables), name=name, process_set=process_set
+    )
     if len(set(everyones)) == 1:
         return None
-    return first_difference(variables, own, name=name, process_set=process_set)
+    return first_difference(variables, name=name, process_set=process_set)
 
 
 def first_difference(
-    variables: Sequence[Any],
-    own: Sequence[str],
-    *,
-    name: str,
-    process_set: ProcessSet = global_process_set,
+    variables: Sequence[Any], *, name: str, process_set: ProcessSet
 ) -> str:
-    """Returns a message that names the first variable that differs. Collective.
-
-    `own` are the fingerprints of this rank's variables.
-    """
+    """Returns a message that names the first that differs. Collective."""
     everyones = gather_by_rank(
-        own, name=f"{name}/each", process_set=process_set
+        list(map(fingerprint, variables)),
+        name=f"{name}/each",
+        process_set=process_set,
     )
     counts = [len(of_rank) for of_rank in everyones.values()]
     if len(set(counts)) > 1:
@@ -73,12 +86,10 @@ def first_difference(
             f"The ranks {list(everyones)} have {counts} variables. Build "
             "the same model on every rank."
         )
-    for variable, of_ranks in zip(
-        variables, zip(*everyones.values(), strict=True), strict=True
-    ):
-        ranks_with: dict[str, list[int]] = {}
-        for rank, of_rank in zip(everyones, of_ranks, strict=True):
-            ranks_with.setdefault(of_rank, []).append(rank)
+    for i, variable in enumerate(variables):
+        ranks_with = ranks_by_value(
+            {rank: of_rank[i] for rank, of_rank in everyones.items()}
+        )
         if len(ranks_with) > 1:
             groups = ", ".join(str(ranks) for ranks in ranks_with.values())
             return (
@@ -88,6 +99,14 @@ def first_difference(
                 f"ranks {groups}."
             )
     raise AssertionError("weights differ together, but not one by one")
+
+
+def ranks_by_value(of_rank: Mapping[int, Any]) -> dict[str, list[int]]:
+    """Returns the ranks that have each value, by the value as text."""
+    ranks_with: dict[str, list[int]] = {}
+    for rank, value in of_rank.items():
+        ranks_with.setdefault(str(value), []).append(rank)
+    return ranks_with
 
 
 @not_converted
@@ -166,23 +185,3 @@ def variable_name(variable: Any) -> str:
 def _has_value(variable: Any) -> bool:
     variable = inner_variable(variable)
     return variable is not None and bool(variable.is_initialized())
-
-
-def _fingerprint(variable: Any) -> str:
-    in_round = getattr(variable, "_tfring_round", None)
-    if in_round is not None and in_round.is_between_meetings():
-        variable = in_round.common_value(variable)
-        if variable is None:
-            return ""
-    array = np.asarray(tf.convert_to_tensor(variable))  # without a copy
-    result = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    data = array.reshape(-1).view(np.uint8)
-    end = data.size // (8 * _WORDS) * 8 * _WORDS
-    if end:
-        blocks = data[:end].view(np.uint64).reshape(-1, _WORDS)
-        # Modulo 2**64. A bit that differs changes two sums. Words that change
-        # places change the sums across blocks, or the sums of their blocks.
-        for axis in (0, 1):
-            result.update(np.add.reduce(blocks, axis=axis).tobytes())
-    result.update(data[end:].tobytes())
-    return result.hexdigest()
