@@ -21,6 +21,8 @@ from tfring._ops.reductions import ReduceOp
 from tfring._training.metric_states import (
     State,
     consists_of_sums,
+    float_or_array,
+    in_shapes,
     metrics_of,
     set_state,
     state_of,
@@ -154,22 +156,21 @@ class MetricAverages(keras.callbacks.Callback):
             for metric in metrics_of(self.model)
             for _ in metric.variables
         ]
-        own = [v.ravel() for v, add in zip(state, is_sum, strict=True) if add]
+        own = [v for v, add in zip(state, is_sum, strict=True) if add]
         if not own:
             return state
+        flat = np.concatenate([value.ravel() for value in own])
         sums = allreduce(
-            tf.constant(np.concatenate(own), tf.float64),
+            tf.constant(flat, tf.float64),
             op=ReduceOp.Sum,
             name="metrics/state",
             process_set=self._process_set,
         ).numpy()
-        result = []
-        for value, add in zip(state, is_sum, strict=True):
-            if add:
-                own_sums, sums = np.split(sums, [value.size])
-                value = own_sums.reshape(value.shape)
-            result.append(value)
-        return result
+        added_up = iter(in_shapes(sums, [value.shape for value in own]))
+        return [
+            next(added_up) if add else value
+            for value, add in zip(state, is_sum, strict=True)
+        ]
 
     def _weighted_averages(
         self, values: list[np.ndarray[Any, Any]], samples: float
@@ -182,19 +183,12 @@ class MetricAverages(keras.callbacks.Callback):
             process_set=self._process_set,
         ).numpy()
         weights = everyones[:, 0]
-        if not weights.any():
-            weights = np.ones_like(
-                weights
-            )  # a `train_step` that counts nothing
+        if not weights.any():  # a `train_step` that counts nothing
+            weights = np.ones_like(weights)
         of_ranks = everyones[weights > 0, 1:]
         averages = np.average(of_ranks, axis=0, weights=weights[weights > 0])
-        ends = np.cumsum([value.size for value in values])
-        return [
-            part.reshape(value.shape) if value.ndim else float(part[0])
-            for part, value in zip(
-                np.split(averages, ends[:-1]), values, strict=True
-            )
-        ]
+        shapes = [value.shape for value in values]
+        return list(map(float_or_array, in_shapes(averages, shapes)))
 
     def _of_all_ranks(
         self, shapes: dict[str, list[int]]

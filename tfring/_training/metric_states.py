@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+_Array = np.ndarray[Any, Any]
+
 # The values of the variables of a model's metrics.
-State = list[np.ndarray[Any, Any]]
+State = list[_Array]
 
 # How many variables they have.
 _OF_SUMS = {keras.metrics.Mean: 2, keras.metrics.Sum: 1}
@@ -29,6 +33,21 @@ def set_state(model: Any, state: State) -> None:
     variables = [v for metric in metrics_of(model) for v in metric.variables]
     for variable, value in zip(variables, state, strict=True):
         variable.assign(value)
+
+
+def in_shapes(numbers: _Array, shapes: Sequence[Any]) -> list[_Array]:
+    """Cuts a vector into arrays of these shapes, one behind the other."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    parts = np.split(numbers, ends[:-1])
+    return [
+        part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)
+    ]
+
+
+def float_or_array(value: Any) -> Any:
+    """Returns a number as a float, and anything else as an array."""
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array
 
 
 def consists_of_sums(metric: Any) -> bool:

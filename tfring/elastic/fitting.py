@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfring._core import runtime
 from tfring._training.epochs import STEPS_BEFORE
 from tfring._training.metric_averages import MetricAverages
+from tfring._training.metric_states import float_or_array
 from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
@@ -362,10 +362,7 @@ class _Position(keras.callbacks.Callback):
 
 
 def _as_values(logs: Any) -> dict[str, Any]:
-    return {
-        name: float(value) if np.ndim(value) == 0 else np.asarray(value)
-        for name, value in (logs or {}).items()
-    }
+    return {name: float_or_array(value) for name, value in (logs or {}).items()}
 
 
 class _Progress(keras.callbacks.ProgbarLogger):

@@ -18,6 +18,8 @@ from tfring._ops.reductions import ReduceOp
 from tfring._training.metric_states import (
     State,
     consists_of_sums,
+    float_or_array,
+    in_shapes,
     metrics_of,
     set_state,
     state_of,
@@ -146,7 +148,7 @@ def evaluate(
         set_state(model, merged)
         try:
             results = {
-                name: _plain(value)
+                name: float_or_array(value)
                 for name, value in model.get_metrics_result().items()
             }
         except Exception as raised:  # a metric class may raise any
@@ -272,12 +274,7 @@ def _merged(state: State, metrics: list[Any], process_set: ProcessSet) -> State:
             name=f"evaluate/{op.name}",
             process_set=process_set,
         ).numpy()
-        ends = np.cumsum([int(np.prod(shapes[i])) for i in of_op])
-        for i, part in zip(of_op, np.split(values, ends[:-1]), strict=True):
-            merged[i] = part.reshape(shapes[i])
+        parts = in_shapes(values, [shapes[i] for i in of_op])
+        for i, part in zip(of_op, parts, strict=True):
+            merged[i] = part
     return merged
-
-
-def _plain(value: Any) -> Any:
-    array = np.asarray(value)
-    return float(array) if array.ndim == 0 else array
