@@ -107,7 +107,6 @@ def broadcast_variables(
     function = "broadcast_variables"
     targets = _checked(function, variables, root_rank, process_set)
     rows = [v for v in targets if kind_of(v) is Kind.ROWS]
-    targets = [v for v in targets if kind_of(v) is not Kind.ROWS]
     targets, sharded = split_off_shares(targets)
     if sharded and not tf.executing_eagerly():
         raise NotImplementedError(_SHARDED.format(function=function))
