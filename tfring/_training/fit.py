@@ -40,7 +40,7 @@ from tfring._training.fit_agreement import (
     Terms,
     check_alike,
 )
-from tfring._training.kinds import rounds_among
+from tfring._training.kinds import are_in_a_round, rounds_among
 from tfring._training.metric_averages import MetricAverages, MetricNotes
 from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
@@ -150,15 +150,12 @@ def _gather(
                 type(each).__name__ for each in given if _must_be_alike(each)
             ],
         },
-        "writes": [_written_by(each) for each in given if _is_writer(each)],
+        "writes": [written for each in given if (written := _written_by(each))],
         "saves in batches": _saves_in_batches(given),
         "backups": _backups(given),
         "needs averages": _needs_averages(given),
         "looks at batches": any(map(_looks_at_batches, given)),
-        "in a round": any(
-            each.is_between_meetings()
-            for each in rounds_among(callback_list.model.variables)
-        ),
+        "in a round": are_in_a_round(callback_list.model.variables),
         "seeds": seeds_of(data),
     }
     everyones = gather_by_rank(own, name="fit/begin", process_set=process_set)
@@ -209,8 +206,8 @@ def _decide(
     kept = [
         each
         for each in given
-        if not _is_writer(each)
-        or _first_writer(_written_by(each), everyones) == runtime.rank()
+        if (written := _written_by(each)) is None
+        or _first_writer(written, everyones) == runtime.rank()
     ]
     savers = {
         _first_writer(written, everyones)
@@ -382,9 +379,9 @@ def _averages(callback: Any) -> bool:
 
 
 def _must_be_alike(callback: Any) -> bool:
-    if _is_writer(callback):
-        return False
-    return _is_ours(callback) or isinstance(callback, _STEERING)
+    return _written_by(callback) is None and (
+        _is_ours(callback) or isinstance(callback, _STEERING)
+    )
 
 
 def _needs_averages(callbacks: list[Any]) -> bool:
@@ -416,19 +413,13 @@ def _looks_at_batches(callback: Any) -> bool:
     return False
 
 
-def _is_writer(callback: Any) -> bool:
-    return isinstance(
-        callback, tuple(getattr(keras.callbacks, kind) for kind in _WRITERS)
-    )
-
-
-def _written_by(callback: Any) -> list[str]:
-    """The kind of a writer, and where it writes to."""
+def _written_by(callback: Any) -> list[str] | None:
+    """The kind of a writer, and where it writes to; None if it is none."""
     for kind, attribute in _WRITERS.items():
         if isinstance(callback, getattr(keras.callbacks, kind)):
             path = str(getattr(callback, attribute))
             return [kind, path if "://" in path else str(Path(path).absolute())]
-    raise AssertionError("no writer")
+    return None
 
 
 def _first_writer(written: list[str], everyones: dict[int, Any]) -> int:
@@ -438,7 +429,7 @@ def _first_writer(written: list[str], everyones: dict[int, Any]) -> int:
     )
 
 
-def _backups(callbacks: list[Any]) -> list[list[str]]:
+def _backups(callbacks: list[Any]) -> list[Any]:
     """Returns the paths of `_written_by` that can be restored."""
     return [
         _written_by(each)

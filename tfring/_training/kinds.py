@@ -108,6 +108,11 @@ def rounds_among(variables: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
+def are_in_a_round(variables: Iterable[Any]) -> bool:
+    """Tells, eagerly, whether ranks differ in variables until they meet."""
+    return any(each.is_between_meetings() for each in rounds_among(variables))
+
+
 def accumulators_by_optimizer(
     variables: Iterable[Any],
 ) -> Iterator[tuple[Any, list[Any]]]:

@@ -14,6 +14,7 @@ from tfring._ops.process_set_registry import were_added
 from tfring._training.broadcast_variables import broadcast_variables
 from tfring._training.kinds import (
     Kind,
+    are_in_a_round,
     kind_of,
     rounds_among,
     split_off_shares,
@@ -120,7 +121,7 @@ class TensorFlowState(ObjectState):
         super()._assign(snapshot)
 
     def _is_in_a_round(self) -> bool:
-        return _are_in_a_round(self.variables)
+        return are_in_a_round(self.variables)
 
     def _share_values(self) -> None:
         if self.session is None:
@@ -231,7 +232,7 @@ class TensorFlowKerasState(ObjectState):
         super()._assign(snapshot)
 
     def _is_in_a_round(self) -> bool:
-        return _are_in_a_round(self.model.variables)
+        return are_in_a_round(self.model.variables)
 
     def _shared_variables(self) -> list[Any]:
         return shared_variables(
@@ -284,10 +285,6 @@ def _values(variables: Iterable[Any]) -> list[Any]:
 
 def _states_of_rounds(variables: Iterable[Any]) -> list[Any]:
     return [state for each in rounds_among(variables) for state in each.state]
-
-
-def _are_in_a_round(variables: Iterable[Any]) -> bool:
-    return any(each.is_between_meetings() for each in rounds_among(variables))
 
 
 def _described(variables: Iterable[Any]) -> list[tuple[str, str]]:
