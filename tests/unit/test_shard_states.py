@@ -105,6 +105,27 @@ def test_takes_over_the_states_of_an_optimizer_that_is_built():
         np.testing.assert_array_equal(value, expected[key])
 
 
+def test_loads_after_the_job():
+    optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
+    trained(optimizer)
+    store = saved(optimizer)
+    tfring.shutdown()
+    try:
+        optimizer.load_own_variables(store)
+    finally:
+        tfring.init()
+    for key, value in saved(optimizer).items():
+        np.testing.assert_array_equal(value, store[key])
+
+
+def test_is_cut_anew_without_states():
+    """As a worker of an elastic job does before its first commit."""
+    optimizer = tfring.DistributedOptimizer("sgd", shard_states=True)
+    trained(optimizer)
+    optimizer._cut_known_anew()
+    assert optimizer.iterations == 3
+
+
 def test_a_copy_has_shares_too():
     optimizer = tfring.DistributedOptimizer("adam", shard_states=True)
     copied = copy.deepcopy(optimizer)

@@ -128,7 +128,7 @@ class Sharded(WholeStates, Distributed):
         result = super().add_optimizer_variables(
             self._tfring_layout.shares, name, initializer
         )
-        self._tfring_slots.append([result] if isinstance(name, str) else result)
+        self._tfring_slots.extend([result] if isinstance(name, str) else result)
         return result
 
     def add_variable_from_reference(

@@ -11,9 +11,9 @@ until the next step, for a broadcast.
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,65 +63,38 @@ class WholeStates(_Optimizer):
     """Saves and loads; mixed into `tfring._training.sharded.Sharded`."""
 
     _tfring_layout: Layout
-    # For each call of `add_optimizer_variables`, and each of its names, the
-    # variables by share.
-    _tfring_slots: list[list[Sequence[Any]]]
+    # For each kind of state, such as momentum, the variables by share.
+    _tfring_slots: list[Sequence[Any]]
     # The gathered states of open `whole_states` contexts, the last one last.
     _tfring_whole: tuple[_Gathered, ...] = ()
     # The loaded values, by the numbers of `_plain`.
-    _tfring_loaded: dict[int, np.ndarray] | None = None
+    _tfring_loaded: Mapping[int, np.ndarray] = MappingProxyType({})
     # The states gathered for the last commit of an elastic job.
     _tfring_kept: _Gathered | None = None
-
-    def save_own_variables(self, store: Any) -> None:
-        if not self.built:
-            super().save_own_variables(store)
-            return
-        for i, value in enumerate(self._whole_values()):
-            store[str(i)] = value
-
-    def load_own_variables(self, store: Any) -> None:
-        if not self.built:
-            super().load_own_variables(store)
-            return
-        count = self._plain_count()
-        if len(store.keys()) != count:
-            warnings.warn(
-                f"Skipping variable loading for optimizer '{self.name}', "
-                f"because it has {count} variables whereas the saved optimizer "
-                f"has {len(store.keys())} variables.",
-                stacklevel=2,
-            )
-            return
-        self._assign_whole([store[str(i)] for i in range(count)])
 
     def _dtype_of(self, number: int) -> tf.DType:
         entry = self._plain()[number]
         return tf.as_dtype(self._tfring_layout.variables[entry.index].dtype)
 
     def _plain(self) -> list[Any]:
-        """Returns the plain optimizer's variables: this one's, or `_Slot`s."""
-        group_of = {
-            id(variable): group
-            for group in self._tfring_slots
-            for slots in group
-            for variable in slots
-        }
-        result: list[Any] = []
-        for variable in self._variables:
-            group = group_of.get(id(variable))
-            if group is None:
-                result.append(variable)
-            elif variable is group[0][0]:
-                result.extend(
-                    _Slot(slots, i)
-                    for i in range(len(self._tfring_layout.variables))
-                    for slots in group
-                )
-        return result
+        """Returns the plain optimizer's variables: this one's, or `_Slot`s.
 
-    def _plain_count(self) -> int:
-        return len(self._plain())
+        They have the order of `_variables`.
+        """
+        slot_of = {
+            id(variable): _Slot(slots, i)
+            for slots in self._tfring_slots
+            for i, variable in enumerate(slots)
+        }
+        return [slot_of.get(id(each), each) for each in self._variables]
+
+    def _plain_slots(self) -> dict[int, _Slot]:
+        """Returns the `_Slot`s among `_plain`, by their numbers there."""
+        return {
+            number: entry
+            for number, entry in enumerate(self._plain())
+            if isinstance(entry, _Slot)
+        }
 
     def _cut_anew(self, values: Sequence[Any] | None) -> None:
         """Builds the optimizer again for the current ranks, from whole values.
@@ -149,7 +122,7 @@ class WholeStates(_Optimizer):
         iterations = int(self._iterations)
         kept = self._tfring_kept
         if self._has_loaded():
-            known = self._tfring_loaded
+            known: Mapping[int, np.ndarray] | None = self._tfring_loaded
         elif self._tfring_layout.size == 1:
             known = self._gathered()
         elif kept is not None and kept.iterations == iterations:
@@ -189,10 +162,8 @@ class WholeStates(_Optimizer):
         layout = self._tfring_layout
         process_set = layout.options.process_set
         values: dict[int, np.ndarray] = {}
-        for number, entry in enumerate(self._plain()):
-            if not isinstance(entry, _Slot):
-                continue
-            flat = tf.convert_to_tensor(entry.own)
+        for number, slot in self._plain_slots().items():
+            flat = tf.convert_to_tensor(slot.own)
             if layout.size > 1:
                 # In the order of the ranks, and so of the elements.
                 flat = allgather(
@@ -202,7 +173,7 @@ class WholeStates(_Optimizer):
                     process_set=process_set,
                 )
             if keeps:
-                shape = tuple(layout.variables[entry.index].shape)
+                shape = tuple(layout.variables[slot.index].shape)
                 values[number] = flat.numpy().reshape(shape)
         return values
 
@@ -239,7 +210,7 @@ class WholeStates(_Optimizer):
     def _whole_values(self) -> list[Any]:
         return self._with_slots(self._known_whole())
 
-    def _with_slots(self, whole: dict[int, np.ndarray]) -> list[Any]:
+    def _with_slots(self, whole: Mapping[int, np.ndarray]) -> list[Any]:
         return [
             whole[number] if isinstance(entry, _Slot) else entry.numpy()
             for number, entry in enumerate(self._plain())
@@ -258,9 +229,9 @@ class WholeStates(_Optimizer):
                 loaded[number] = self._checked(entry, value)
             else:
                 entry.assign(value)
-        self.__dict__["_tfring_loaded"] = loaded
-        self.__dict__.pop("_tfring_kept", None)
-        self._take_shares()
+        self._keep_loaded(loaded)
+        for number, slot in self._plain_slots().items():
+            slot.own.assign(self._own_part(slot, loaded[number]))
 
     def _take_whole(self, values: Sequence[Any]) -> None:
         """Assigns whole values; cuts shares anew if the ranks have changed."""
@@ -271,57 +242,49 @@ class WholeStates(_Optimizer):
 
     def _is_for_other_ranks(self) -> bool:
         layout = self._tfring_layout
-        return (layout.rank, layout.size) != place_in(layout.options)
+        # After the job the shares stay as they are.
+        return runtime.is_initialized() and (
+            (layout.rank, layout.size) != place_in(layout.options)
+        )
 
     def _restore_slot(self, number: int, value: Any) -> None:
         """Takes one value of a checkpoint."""
-        loaded = dict(self._tfring_loaded or {})
-        loaded[number] = self._checked(self._plain()[number], value)
+        slot = self._plain_slots()[number]
+        whole = self._checked(slot, value)
+        self._keep_loaded({**self._tfring_loaded, number: whole})
+        slot.own.assign(self._own_part(slot, whole))
+
+    def _keep_loaded(self, loaded: Mapping[int, np.ndarray]) -> None:
         self.__dict__["_tfring_loaded"] = loaded
         self.__dict__.pop("_tfring_kept", None)
-        self._take_shares(number)
 
-    def _checked(self, entry: _Slot, value: Any) -> np.ndarray:
-        variable = self._tfring_layout.variables[entry.index]
+    def _checked(self, slot: _Slot, value: Any) -> np.ndarray:
+        variable = self._tfring_layout.variables[slot.index]
         array = np.asarray(value)
         if array.shape != tuple(variable.shape):
             raise ValueError(
                 f"The optimizer '{self.name}': a state of shape {array.shape} "
-                f"was given for '{self._tfring_layout.names[entry.index]}' of "
+                f"was given for '{self._tfring_layout.names[slot.index]}' of "
                 f"shape {tuple(variable.shape)}. Load it for the model that it "
                 "was saved with."
             )
         return array
 
-    def _take_shares(self, only: int | None = None) -> None:
-        """Assigns the loaded values to the shares."""
-        for slot, flat in self._own_shares(only):
-            slot.assign(flat)
-
-    def _own_shares(
-        self, only: int | None = None
-    ) -> Iterator[tuple[Any, np.ndarray]]:
-        """Yields shares and their parts of the loaded values."""
-        loaded = self._tfring_loaded or {}
-        for number, entry in enumerate(self._plain()):
-            if isinstance(entry, _Slot) and only in (None, number):
-                share = self._tfring_layout.shares[entry.index]
-                flat = loaded[number].reshape(-1)
-                yield entry.own, flat[share.begin : share.end]
+    def _own_part(self, slot: _Slot, whole: np.ndarray) -> np.ndarray:
+        """Returns this rank's part of a whole state."""
+        share = self._tfring_layout.shares[slot.index]
+        return whole.reshape(-1)[share.begin : share.end]
 
     def _forget_loaded(self) -> None:
         self.__dict__.pop("_tfring_loaded", None)
 
     def _has_loaded(self) -> bool:
         """Tells if this rank's state is equal to the loaded values."""
-        numbers = {
-            number
-            for number, entry in enumerate(self._plain())
-            if isinstance(entry, _Slot)
-        }
-        return set(self._tfring_loaded or {}) == numbers and all(
-            slot.numpy().tobytes() == flat.tobytes()
-            for slot, flat in self._own_shares()
+        slots, loaded = self._plain_slots(), self._tfring_loaded
+        return slots.keys() == loaded.keys() and all(
+            slot.own.numpy().tobytes()
+            == self._own_part(slot, loaded[number]).tobytes()
+            for number, slot in slots.items()
         )
 
     def _broadcast_loaded(
@@ -353,7 +316,7 @@ class WholeStates(_Optimizer):
                 continue
             variable = self._tfring_layout.variables[entry.index]
             dtype = tf.as_dtype(variable.dtype)
-            own = (self._tfring_loaded or {}).get(number)
+            own = self._tfring_loaded.get(number)
             if own is None or runtime.rank() != root_rank:
                 own = np.zeros(variable.shape, dtype.as_numpy_dtype)
             values.append(
@@ -390,23 +353,18 @@ class WholeStates(_Optimizer):
 
     def _whole_child(self, child: Any) -> Any:
         """Returns a plain optimizer's list for a variable list, or `child`."""
-        plain = self._plain()
         if child is self._variables:
-            return self._list_of(range(len(plain)))
-        for entry in plain:
-            # The first variable identifies the list.
-            if (
-                isinstance(entry, _Slot)
-                and entry.index == 0
-                and isinstance(child, Sequence)
-                and len(child) > 0
-                and child[0] is entry.slots[0]
-            ):
-                return self._list_of(
-                    number
-                    for number, other in enumerate(plain)
-                    if isinstance(other, _Slot) and other.slots is entry.slots
-                )
+            return self._list_of(range(len(child)))
+        if isinstance(child, Sequence) and child:
+            slots = self._plain_slots()
+            for first in slots.values():
+                # The first variable identifies the list.
+                if child[0] is first.slots[0]:
+                    return self._list_of(
+                        number
+                        for number, slot in slots.items()
+                        if slot.slots is first.slots
+                    )
         return child
 
     def _list_of(self, numbers: Iterable[int]) -> _List:

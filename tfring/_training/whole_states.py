@@ -133,12 +133,13 @@ def assign_whole_values(optimizer: Any, values: Sequence[Any]) -> None:
     """
     rest = list(values)
     for each in with_inner(optimizer):
+        count = len(each._variables)
+        own, rest = rest[:count], rest[count:]
         if _is_sharded(each):
-            own, rest = rest[: each._plain_count()], rest[each._plain_count() :]
             each._take_whole(own)
         else:
-            for variable in each._variables:
-                assign_saved(variable, rest.pop(0))
+            for variable, value in zip(each._variables, own, strict=True):
+                assign_saved(variable, value)
 
 
 def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
@@ -176,7 +177,7 @@ def teach_saving() -> None:
 
 
 def _teach_optimizers() -> None:
-    # Of all classes, as none but `WholeStates` overrides them.
+    # Of all classes, as none overrides them.
     of_all = keras.optimizers.Optimizer
     keras_save = of_all.save_own_variables
     keras_load = of_all.load_own_variables
@@ -191,10 +192,7 @@ def _teach_optimizers() -> None:
 
     @functools.wraps(keras_load)
     def load_own_variables(self: Any, store: Any) -> None:
-        count = sum(
-            each._plain_count() if _is_sharded(each) else len(each._variables)
-            for each in with_inner(self)
-        )
+        count = sum(len(each._variables) for each in with_inner(self))
         if not _is_in_parts(self) or len(store.keys()) != count:
             keras_load(self, store)
             return
