@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
-from tfring._gradients.gradient_options import GradientOptions
 from tfring._ops.autograph import not_converted
 from tfring._training.computed_gradients import ComputedGradients
 
@@ -20,11 +19,9 @@ def is_keras2_optimizer(optimizer: Any) -> bool:
 
 def distribute_keras2(
     optimizer: Any,
-    options: GradientOptions,
+    made_by: Callable[[], ComputedGradients],
     *,
     name: str | None,
-    passes: int,
-    average_passes: bool,
 ) -> Any:
     """Exchanges the class of an optimizer of Keras 2, and returns it.
 
@@ -40,11 +37,7 @@ def distribute_keras2(
             "__module__": base.__module__,
             "__doc__": base.__doc__,
             # Not a method, which a partial is from Python 3.14 on.
-            "_tfring_made_by": staticmethod(
-                functools.partial(
-                    ComputedGradients, options, passes, average_passes
-                )
-            ),
+            "_tfring_made_by": staticmethod(made_by),
         },
     )
     if name is not None:

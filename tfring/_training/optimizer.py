@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -407,19 +408,15 @@ def _distributed(
             "DistributedOptimizer: backward_passes_per_step must be a whole "
             f"number of batches, at least 1, got {passes!r}."
         )
+    computed = functools.partial(
+        ComputedGradients, options, passes, average_passes
+    )
     if _is_v1(optimizer):
-        computed = ComputedGradients(options, passes, average_passes)
         return V1Optimizer(
-            optimizer, computed, name=name, use_locking=use_locking
+            optimizer, computed(), name=name, use_locking=use_locking
         )
     if is_keras2_optimizer(optimizer):
-        return distribute_keras2(
-            optimizer,
-            options,
-            name=name,
-            passes=passes,
-            average_passes=average_passes,
-        )
+        return distribute_keras2(optimizer, computed, name=name)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # As in a file: `compile` puts a loss scale around the distributed one.
     accumulates_inside = passes == inner.gradient_accumulation_steps
