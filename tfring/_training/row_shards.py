@@ -177,12 +177,10 @@ class RowShard:
         self.forget_loaded()
 
 
-def shard_rows(variable: Any, count: int, rank: int, size: int) -> RowShard:
+def shard_rows(variable: Any, count: int, rank: int, size: int) -> None:
     """Makes a Keras variable the rows that a rank has of a table."""
     mark_row_shard(variable)
     variable._tfring_rows = RowShard(variable, count, rank, size)
-    result: RowShard = variable._tfring_rows
-    return result
 
 
 def has_tables(model: Any) -> bool:

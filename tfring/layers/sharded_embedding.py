@@ -140,10 +140,7 @@ class ShardedEmbedding(keras.layers.Layer):
             name="embeddings",
             autocast=False,
         )
-        # Bypasses attribute tracking.
-        self.__dict__["_shard"] = shard_rows(
-            self.rows, self.input_dim, rank, size
-        )
+        shard_rows(self.rows, self.input_dim, rank, size)
         self.built = True
 
     def _initial_rows(self, shape: Any, dtype: Any = None) -> tf.Tensor:
@@ -188,7 +185,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return result
 
     def _own_rows(self) -> RowShard:
-        shard: RowShard = self._shard
+        shard: RowShard = self.rows._tfring_rows
         if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):
             raise RuntimeError(
                 f"ShardedEmbedding '{self.name}' was built on rank "
@@ -259,7 +256,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         if self.built:
-            store["0"] = self._shard.whole()
+            store["0"] = self.rows._tfring_rows.whole()
 
     def load_own_variables(self, store: Any) -> None:
         self.build()
@@ -281,7 +278,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Any:
         if self.built:
-            check_can_be_tracked(self._shard)
+            check_can_be_tracked(self.rows._tfring_rows)
         return super()._trackable_children(save_type, **kwargs)
 
 
