@@ -27,6 +27,11 @@ def has_samples(x: Any) -> bool:
     return all(tuple(leaf.shape[:1]) != (0,) for leaf in leaves)
 
 
+def as_text(error: Exception | None) -> str | None:
+    """Returns an error for messages on other ranks."""
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
 def raise_errors(
     function: str, own: Exception | None, everyones: dict[int, str | None]
 ) -> None:

@@ -24,7 +24,7 @@ from tfring._training.metric_states import (
     set_state,
     state_of,
 )
-from tfring.metrics._parts import has_samples, raise_errors
+from tfring.metrics._parts import as_text, has_samples, raise_errors
 
 _FUNCTION = "tfring.metrics.evaluate"
 
@@ -131,7 +131,7 @@ def evaluate(
         error = raised
     everyones = gather_by_rank(
         {
-            "error": error and f"{type(error).__name__}: {error}",
+            "error": as_text(error),
             "metrics": kinds,
             "strange": strange,
         },
@@ -152,7 +152,7 @@ def evaluate(
                 for name, value in model.get_metrics_result().items()
             }
         except Exception as raised:  # a metric class may raise any
-            problem = f"{type(raised).__name__}: {raised}"
+            problem = as_text(raised)
         set_state(model, state)
     # From one rank, as one without data may have metrics without variables.
     results, problem = broadcast_object(

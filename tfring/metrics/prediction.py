@@ -15,7 +15,7 @@ from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops.allgather import grouped_allgather
 from tfring._ops.arguments import check_process_set
 from tfring._ops.objects import allgather_object
-from tfring.metrics._parts import has_samples, raise_errors
+from tfring.metrics._parts import as_text, has_samples, raise_errors
 
 _FUNCTION = "tfring.metrics.predict"
 
@@ -102,23 +102,14 @@ def predict(
             own = _described(outputs)
     except Exception as raised:  # as the others wait
         error = raised
-    everyones = {
-        rank: (of_rank, problem)
-        for rank, of_rank, problem in allgather_object(
-            (
-                runtime.rank(),
-                own,
-                error and f"{type(error).__name__}: {error}",
-            ),
-            name="predict/begin",
-            process_set=process_set,
-        )
-    }
-    raise_errors(
-        _FUNCTION, error, {r: problem for r, (_, problem) in everyones.items()}
+    everyones = allgather_object(
+        (runtime.rank(), own, as_text(error)),
+        name="predict/begin",
+        process_set=process_set,
     )
-    structure, kinds = _checked({r: of for r, (of, _) in everyones.items()})
-    counts = [0 if of is None else of[2] for of, _ in everyones.values()]
+    raise_errors(_FUNCTION, error, {rank: text for rank, _, text in everyones})
+    structure, kinds = _checked({rank: of for rank, of, _ in everyones})
+    counts = [0 if of is None else of[2] for _, of, _ in everyones]
     places = _places(counts, order)
     if outputs is None:
         leaves = [np.empty((0, *shape), dtype) for dtype, shape in kinds]
