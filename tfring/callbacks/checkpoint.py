@@ -69,15 +69,9 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_freq=save_freq,
         )
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if runtime.rank() == 0:
-            super().on_train_batch_end(batch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if runtime.rank() == 0:
-            super().on_epoch_end(epoch, logs)
-
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        if runtime.rank() != 0:
+            return
         # Keras's own writes into the file that is there.
         path = self._get_file_path(epoch, batch, logs)
         if not self._should_save_model(epoch, batch, logs, path):
