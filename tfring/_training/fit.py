@@ -344,9 +344,7 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
     if not runtime.is_initialized() or runtime.size() == 1:
         return None
     sets = {
-        optimizer._tfring_options.process_set.process_set_id: (
-            optimizer._tfring_options.process_set
-        )
+        optimizer._tfring_options.process_set
         for optimizer in distributed_optimizers(model)
     }
     if (
@@ -359,8 +357,7 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
         return global_process_set
     if len(sets) != 1:
         return None
-    process_set: ProcessSet
-    [process_set] = sets.values()
+    [process_set] = sets
     if is_alone(process_set) or not process_set.included():
         return None
     return process_set
