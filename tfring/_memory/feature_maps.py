@@ -51,7 +51,7 @@ class Found:
     """A feature map, and its uses in backpropagation, in order."""
 
     tensor: tf.Tensor
-    uses: tuple[Use, ...]
+    uses: list[Use]
 
 
 def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
@@ -61,8 +61,7 @@ def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
     why.
     """
     constants = _constants(schedule)
-    uses: dict[str, list[Use]] = {}
-    tensors: dict[str, tf.Tensor] = {}
+    maps: dict[str, Found] = {}  # by the tensor's name
     loops, calls = set(), set()
     for operation in schedule.operations:
         if (
@@ -85,14 +84,12 @@ def find(schedule: Schedule, offload: Offload) -> tuple[list[Found], list[str]]:
                 continue
             if operation.type in _CALLS:
                 calls.add(tensor.name)
-            tensors[tensor.name] = tensor
-            uses.setdefault(tensor.name, []).append(
-                Use(operation, number, views)
-            )
+            found = maps.setdefault(tensor.name, Found(tensor, []))
+            found.uses.append(Use(operation, number, views))
     moved = [
-        Found(tensor, tuple(uses[name]))
-        for name, tensor in tensors.items()
-        if name not in calls and _chosen(schedule, offload, tensor, uses[name])
+        found
+        for name, found in maps.items()
+        if name not in calls and _chosen(schedule, offload, found)
     ]
     moved.sort(key=lambda found: schedule.position_of(found.tensor.op))
     notes = []
@@ -158,11 +155,10 @@ def _bytes(tensor: tf.Tensor) -> float:
     return float("inf") if count is None else count * tensor.dtype.size
 
 
-def _chosen(
-    schedule: Schedule, offload: Offload, tensor: tf.Tensor, uses: list[Use]
-) -> bool:
+def _chosen(schedule: Schedule, offload: Offload, found: Found) -> bool:
     if offload.policy in ("all", "auto"):
         return True
+    tensor = found.tensor
     types = tuple(sorted(_types_of_users(schedule, tensor)))
     if offload.policy == "conv":
         return not _HEAVY.isdisjoint(types)
@@ -176,7 +172,7 @@ def _chosen(
                 dtype=tensor.dtype,
                 forward_uses=types,
                 backward_uses=tuple(
-                    sorted({use.operation.type for use in uses})
+                    sorted({use.operation.type for use in found.uses})
                 ),
             )
         )
