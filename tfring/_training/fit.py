@@ -180,7 +180,6 @@ class _Decision:
         averages: True if metrics are averaged before a callback decides.
         gather: It puts states together before a callback saves; None if each
             rank has them whole, or no rank saves.
-        meets: True if ranks meet at the end of a batch.
         in_batches: True if a callback on some rank saves between epochs' ends.
         in_a_round: True if an earlier `fit` has left a rank in a round.
         terms: The terms of `Agreement`.
@@ -189,7 +188,6 @@ class _Decision:
     kept: list[Any]
     averages: bool
     gather: GatherStates | None
-    meets: bool
     in_batches: bool
     in_a_round: bool
     terms: Terms
@@ -246,7 +244,6 @@ def _decide(
         kept=kept,
         averages=on_any("needs averages"),
         gather=gather,
-        meets=terms.votes or (gather is not None and in_batches),
         in_batches=in_batches,
         in_a_round=on_any("in a round"),
         terms=terms,
@@ -278,9 +275,10 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
         if each not in given:
             each.set_params(callback_list.params or {})
             each.set_model(callback_list.model)
-    if decision.meets:
-        # Keras has looked at this rank's callbacks alone to see whether those
-        # at the end of a batch may be called from another thread.
+    if terms.votes or (decision.gather is not None and decision.in_batches):
+        # Ranks meet at the end of a batch. Keras has looked at this rank's
+        # callbacks alone to see whether such hooks may be called from another
+        # thread.
         callback_list._async_train = False
     callback_list.callbacks = arranged
 
