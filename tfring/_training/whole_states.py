@@ -203,11 +203,7 @@ def _teach_optimizers() -> None:
 
 
 def _is_in_parts(optimizer: Any) -> bool:
-    return bool(sharded_optimizers(optimizer)) or any(
-        hasattr(variable, "_tfring_rows")
-        for each in with_inner(optimizer)
-        for variable in each._variables
-    )
+    return bool(sharded_optimizers(optimizer) or row_shards_of(optimizer))
 
 
 def _check_before_writing(
