@@ -15,11 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet
-from tfring._gradients.local_variables import LocalVariables, is_row_shard
+from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.allreduce import allreduce
 from tfring._ops.gather_json import gather_by_rank
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
+from tfring._training.kinds import Kind, kind_of
 from tfring._training.metric_averages import is_number
 from tfring._training.model_state import broadcast_model, has_variables
 from tfring._training.optimizer_class import (
@@ -215,8 +216,7 @@ class Agreement(keras.callbacks.Callback):
         return [
             variable
             for variable in self.model.trainable_variables
-            if not is_row_shard(variable)
-            and not any(variable in own for own in self._terms.local_variables)
+            if kind_of(variable, self._terms.local_variables) is Kind.ALIKE
         ]
 
     def _compare(

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
-from tfring._gradients.local_variables import is_row_shard
-from tfring._training.model_state import local_variables_of, shared_variables
+from tfring._training.kinds import Kind, kind_of
+from tfring._training.model_state import local_variables_of
 from tfring._training.weights import compare_weights
 
 
@@ -83,16 +83,9 @@ class ConsistencyCheckCallback(keras.callbacks.Callback):
         weights = (
             model.trainable_weights if self.trainable_only else model.weights
         )
-        difference = compare_weights(
-            [
-                variable
-                for variable in shared_variables(
-                    weights, local_variables_of(model)
-                )
-                if not is_row_shard(variable)
-            ],
-            name="consistency/weights",
-        )
+        local = local_variables_of(model)
+        alike = [v for v in weights if kind_of(v, local) is Kind.ALIKE]
+        difference = compare_weights(alike, name="consistency/weights")
         if difference is not None:
             raise RuntimeError(
                 f"ConsistencyCheckCallback: {when} the ranks have different "
