@@ -117,20 +117,21 @@ def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
         _check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
     if optimizers_in_rounds(model):
         _check_goes_with_rounds(given)
-    in_a_round, in_batches = False, _saves_in_batches(given)
+    in_batches = _saves_in_batches(given)
     process_set = _training_together(model, given)
     if process_set is not None:
         everyones = _gather(callback_list, data, process_set)
         decision = _decide(callback_list, everyones, process_set)
         _arrange(callback_list, decision)
-        in_a_round, in_batches = decision.in_a_round, decision.in_batches
+        in_batches = decision.in_batches
+        if decision.in_a_round:
+            # A `fit` that failed, or an earlier optimizer, has left it open.
+            for each in rounds_among(model.variables):
+                each.take_mean()
     if optimizers_in_rounds(model):
-        rounds = RoundsInFit(meets=in_a_round, saves_in_batches=in_batches)
+        rounds = RoundsInFit(saves_in_batches=in_batches)
         at_end.callback(rounds.hide)
         _surround(callback_list, rounds)
-    elif in_a_round:  # An optimizer before this one has left it open.
-        for each in rounds_among(model.variables):
-            each.take_mean()
 
 
 def _gather(

@@ -16,21 +16,14 @@ class RoundsInFit(keras.callbacks.Callback):
     """Shows the common weights to validation and savers. The first callback.
 
     Args:
-        meets: True if a `fit` that failed has left some rank in a round.
         saves_in_batches: True if a callback saves between epochs' ends.
     """
 
-    def __init__(self, *, meets: bool, saves_in_batches: bool) -> None:
+    def __init__(self, *, saves_in_batches: bool) -> None:
         super().__init__()
-        self._meets = meets
         self.saves_in_batches = saves_in_batches
         self._shown = ExitStack()
         self.last = EndOfCallbacks(self)
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if self._meets:
-            for each in rounds_among(self.model.variables):
-                each.take_mean()
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._show()
