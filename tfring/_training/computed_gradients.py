@@ -52,14 +52,10 @@ class ComputedGradients:
         pairs = list(pairs)
         gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
-        options = self.options
-        if options.process_set.included():
-            warn_if_not_broadcast(
-                variables, options.local_variables, options.process_set
-            )
+        warn_if_not_broadcast(variables, self.options)
 
         def reduce(gradients: _Gradients) -> _Gradients:
-            return reduce_gradients(gradients, variables, options)
+            return reduce_gradients(gradients, variables, self.options)
 
         if self._passes == 1:
             averages = reduce(gradients)

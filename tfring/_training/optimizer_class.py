@@ -291,10 +291,8 @@ class Distributed(_Optimizer):
                         "differ between ranks, and drive the variables apart "
                         "that they share. Use clipnorm."
                     )
-        if not self._tfring_is_watched and options.process_set.included():
-            warn_if_not_broadcast(
-                variables, options.local_variables, options.process_set
-            )
+        if not self._tfring_is_watched:
+            warn_if_not_broadcast(variables, options)
 
 
 class _CallableList(list[Any]):

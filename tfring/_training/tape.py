@@ -244,10 +244,7 @@ class _DistributedGradientTape:
         )
         flat = tf.nest.flatten(gradients)
         flat_sources, options = tf.nest.flatten(sources), self._options
-        if options.process_set.included():
-            warn_if_not_broadcast(
-                flat_sources, options.local_variables, options.process_set
-            )
+        warn_if_not_broadcast(flat_sources, options)
         averages = reduce_gradients(flat, flat_sources, options)
         offload_step("DistributedGradientTape", flat, options.offload)
         return tf.nest.pack_sequence_as(gradients, averages)

@@ -16,7 +16,8 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._gradients.local_variables import LocalVariables, inner_variable
+from tfring._gradients.gradient_options import GradientOptions
+from tfring._gradients.local_variables import inner_variable
 from tfring._ops.autograph import not_converted
 from tfring._ops.gather_json import gather_by_rank, gather_json
 
@@ -111,9 +112,7 @@ def ranks_by_value(of_rank: Mapping[int, Any]) -> dict[str, list[int]]:
 
 @not_converted
 def warn_if_not_broadcast(
-    variables: Sequence[Any],
-    local_variables: LocalVariables,
-    process_set: ProcessSet,
+    variables: Sequence[Any], options: GradientOptions
 ) -> None:
     """Warns once, before variables are first updated, if ranks differ in them.
 
@@ -125,12 +124,18 @@ def warn_if_not_broadcast(
     functions that all other ranks have traced already, and would wait for them.
     There a new start gives all ranks the same state.
     """
-    if is_alone(process_set) or runtime.may_grow():
+    process_set = options.process_set
+    if (
+        not process_set.included()
+        or is_alone(process_set)
+        or runtime.may_grow()
+    ):
         return
     shared = [
         variable
         for variable in variables
-        if hasattr(variable, "assign") and variable not in local_variables
+        if hasattr(variable, "assign")
+        and variable not in options.local_variables
     ]
     key = _key(process_set)
     if all(
