@@ -100,12 +100,8 @@ def split_off_shares(
 
 def rounds_among(variables: Iterable[Any]) -> list[Any]:
     """The rounds in which ranks train some of the variables, each once."""
-    found = {
-        id(each): each
-        for variable in variables
-        if (each := getattr(variable, "_tfring_round", None)) is not None
-    }
-    return list(found.values())
+    found = (getattr(variable, "_tfring_round", None) for variable in variables)
+    return list(dict.fromkeys(each for each in found if each is not None))
 
 
 def are_in_a_round(variables: Iterable[Any]) -> bool:

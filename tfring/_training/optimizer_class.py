@@ -43,8 +43,8 @@ def distribute(
     optimizer: Any,
     options: GradientOptions,
     *,
-    summed_passes: int = 1,
-    mixin: Any = None,
+    summed_passes: int,
+    mixin: Any,
 ) -> Any:
     """Exchanges the class of an optimizer, and returns it.
 
@@ -57,7 +57,7 @@ def distribute(
     """
     _teach_loss_scale_optimizer()
     base: Any = type(optimizer)
-    optimizer.__class__ = _distributed_class(base, mixin or Distributed)
+    optimizer.__class__ = _distributed_class(base, mixin)
     # Bypasses attribute tracking, which would treat variables in the options as
     # the optimizer's own.
     optimizer.__dict__["_tfring_options"] = options
@@ -116,12 +116,11 @@ class Distributed(_Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        own = grads = list(grads)
-        variables = trainable_variables
-        if variables is None:
+        if trainable_variables is None:
             variables = self._trainable_variables
+        else:
+            variables = trainable_variables = list(trainable_variables)
+        own = grads = list(grads)
         if not self._tfring_paused:
             self._begin_step(variables)
         if not self._averages_accumulated():
@@ -260,7 +259,6 @@ class Distributed(_Optimizer):
     ) -> Sequence[Any]:
         if self._tfring_paused:
             return grads
-        grads = list(grads)
         self._check_step(variables)
         options = self._tfring_options
         if options.low_rank is not None:
@@ -423,12 +421,8 @@ def _check_alike(optimizers: Sequence[Distributed]) -> None:
     Raises:
         NotImplementedError: The first cannot reduce for all of them.
     """
-    all_options = {
-        id(each._tfring_options): each._tfring_options for each in optimizers
-    }
-    fields = [
-        {**vars(each), "local_variables": None} for each in all_options.values()
-    ]
+    all_options = {each._tfring_options for each in optimizers}
+    fields = [{**vars(each), "local_variables": None} for each in all_options]
     if len(fields) > 1 and any(
         each.local_variables
         or each.low_rank
@@ -436,7 +430,7 @@ def _check_alike(optimizers: Sequence[Distributed]) -> None:
         or each.sync
         or isinstance(each.groups, list)
         or field != fields[0]
-        for each, field in zip(all_options.values(), fields, strict=True)
+        for each, field in zip(all_options, fields, strict=True)
     ):
         raise NotImplementedError(
             "DistributedOptimizer: the optimizers in a MultiOptimizer reduce "
