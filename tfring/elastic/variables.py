@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -211,13 +210,13 @@ class TensorFlowKerasState(ObjectState):
 
     def _snapshot(self, is_collective: bool = True) -> dict[str, Any]:
         states = None
-        with whole_states(self.optimizer) if is_collective else nullcontext():
-            # If they are sharded, this rank alone has a part of them.
-            if is_collective or not self._is_sharded():
+        if is_collective:
+            with whole_states(self.optimizer):
                 states = whole_values(self.optimizer)
-            if is_collective:
                 for each in sharded_optimizers(self.optimizer):
                     each._keep_gathered()
+        elif not self._is_sharded():  # Else this rank alone has a part of them.
+            states = whole_values(self.optimizer)
         return super()._snapshot(is_collective) | {
             _VARIABLES: _values(without_metrics(self.model)),
             _STATES: states,
