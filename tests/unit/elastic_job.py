@@ -127,7 +127,8 @@ class Job:
                 self.training(worker, phase, **more)
 
     def names(self):
-        return {worker.name for worker in self.membership._members}
+        members = self.membership.generation.members
+        return {worker.name for worker in members}
 
 
 def started(hosts, **limits):

@@ -18,7 +18,7 @@ def test_workers_that_fail_before_they_train_leave_their_host_out():
     assert job.names() == {"w2"}
     for number, worker in enumerate(["w2", "w5", "w6"]):
         assert job.ended is None, number
-        job.membership._ever_formed = False
+        job.membership.generation.ever_formed = False
         job.exited(worker, 1, "exit status 1")
     assert "there is no host to start more on" in job.ended
 
@@ -28,7 +28,7 @@ def test_progress_clears_a_host():
     lost = "w2"
     for number in range(3, 3 + 2 * MOST_STRIKES):
         job.exited(lost, 9, "")
-        generation = job.membership.generation
+        generation = job.membership.generation.number
         job.form_again(["w1"], generation, steps=number)
         lost = f"w{number}"
         job.be_ready(lost)

@@ -5,7 +5,7 @@ import random
 import pytest
 from elastic_job import Job
 
-from tfring.launcher.elastic.membership import Phase
+from tfring.launcher.elastic.generation import Phase
 
 
 class Fleet:
@@ -49,9 +49,10 @@ class Fleet:
     def check(self):
         """Checks the invariants."""
         job, rules = self.job, self.job.membership
-        members = rules._members
+        generation = rules.generation
+        members = generation.members
         assert len(set(self.job.names())) == len(members)
-        if rules.phase is not Phase.STOPPED:
+        if generation.phase is not Phase.STOPPED:
             assert len(members) <= self.most
         for worker in self.alive():
             for message in job.inbox[worker]:
@@ -72,8 +73,8 @@ class Fleet:
             if self.inside.get(w) and w in rules.workers
         }
         assert len(inside) <= 1, inside
-        assert rules.generation >= self.generation
-        self.generation = rules.generation
+        assert generation.number >= self.generation
+        self.generation = generation.number
 
     def live(self, worker):
         """Has a worker do its next thing."""

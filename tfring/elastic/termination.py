@@ -50,7 +50,7 @@ def leave_if_asked() -> None:
     """Ends this process if SIGTERM has arrived; call it after a commit.
 
     Raises:
-        HostsUpdatedInterrupt: It is to give its state to others first.
+        HostsUpdatedInterrupt: Another worker must take over its state first.
     """
     if not _is_asked:
         return

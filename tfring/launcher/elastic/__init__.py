@@ -1,7 +1,8 @@
 """Elastic jobs: `tfringrun --elastic ...`.
 
 `driver` runs a job in the launcher: `membership` has the rules by which workers
-belong to it, over `host_table`, `workers` and `places`, which are data;
+belong to it, with `generation`, `joiners` and `roster`, over `host_table`,
+`workers` and `places`, which are data;
 `server` has the sockets. `supervisor` is a program, one on each host, that
 starts and kills that host's workers, and `agents` starts the supervisors.
 `screen` shows what workers write.

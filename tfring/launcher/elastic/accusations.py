@@ -13,7 +13,7 @@ Accusation = tuple[int, frozenset[str]]
 def to_blame(
     members: Sequence[Worker], unconnected: Iterable[Accusation]
 ) -> Worker | None:
-    """Returns who is to be given up, if there is one.
+    """Returns the worker that is to be given up, if there is one.
 
     A new worker is blamed before one that has been connected. Otherwise it
     takes two accusations: of two members, or in two generations. The last one

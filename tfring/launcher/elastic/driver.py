@@ -248,10 +248,10 @@ class Driver:
             why = failure or "the job is over"
             message = {"kind": "end", "status": int(bool(failure)), "why": why}
         else:
-            # Nobody has to wait for them when they have got their signal.
+            # By SIGTERM each asks if it may leave: this is the answer.
             message = {"kind": "leave"}
         self._server.send("worker", self._membership.workers, message)
-        # Whose connection has ended, its supervisor will say how.
+        # Its supervisor says how it has ended.
         if failure and not stopped:
             first = self._membership.first_failure
             self._wait_for(

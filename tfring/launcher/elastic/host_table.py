@@ -50,7 +50,7 @@ class HostTable:
         self._hosts: dict[str, _Host] = {}
 
     def update(self, slots: Mapping[str, int]) -> bool:
-        """Takes the hosts that there are now; tells if anything has changed.
+        """Takes the hosts that there are now; True if anything has changed.
 
         One that leaves and returns begins anew.
         """
@@ -157,7 +157,7 @@ class HostTable:
         return [name for *_, name in free[: max(count, 0)]]
 
     def cools_down(self) -> bool:
-        """Tells if a host that is left out will be tried again."""
+        """Returns True if a host that is left out will be tried again."""
         return any(host.cools_down for host in self._hosts.values())
 
     def capacity(self, occupied: Mapping[str, int] | None = None) -> int:

@@ -24,7 +24,7 @@ def choose(
     hosts: HostTable,
     limits: Limits,
 ) -> list[Worker]:
-    """Chooses who trains on, of the members and those who wait for a place.
+    """Chooses the next members among the members and the waiting workers.
 
     If a host has been taken away, or has fewer slots now, its members leave,
     unless the newest state would be lost with them, or too few would be left.
@@ -41,7 +41,8 @@ def choose(
         stays = has_slot and not worker.leaving
         (staying if stays else leaving).append(worker)
     if leaving and (not staying or _steps(staying[0]) < _steps(leaving[0])):
-        # It gives its state to all, and leaves the next time.
+        # It gives its state to all, and leaves the next time. Any job may have
+        # two workers for that: this one, and one that takes the state over.
         staying.insert(0, leaving.pop(0))
         places = max(places + (limits.maximum is None), 2)
     missing = max(0, limits.minimum - len(staying))
@@ -74,7 +75,7 @@ def to_come(
 
     These are a joiner, its rank, and the host of each rank. `workers` are all
     of the job, the members first, and then by age. The first `places` of them
-    train; who is left waits for a lost one's place, and is told the last.
+    train. The others wait for a lost one's place, and are told the last rank.
     """
     chosen = list(dict.fromkeys(workers))[:places]
     ordered = in_order(chosen)

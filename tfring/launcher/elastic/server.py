@@ -13,7 +13,7 @@ from typing import Any
 from tfring.rendezvous import wire
 
 _ROLES = {
-    # By role: the key of the hello that names who it is.
+    # By role: the key of the peer's name in its hello.
     "supervisor": "host",
     "output": "host",
     "worker": "worker",
@@ -48,7 +48,7 @@ class _Connection:
 
 
 class Server:
-    """Listens at this machine's addresses, for who has the job's token."""
+    """Listens at this machine's addresses, for peers with the job's token."""
 
     def __init__(self, token: str, silence_seconds: float) -> None:
         self._token = token
@@ -81,11 +81,11 @@ class Server:
         self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def is_connected(self, role: str, name: str) -> bool:
-        """Tells if there is this connection."""
+        """Returns True if there is this connection."""
         return (role, name) in self._connections
 
     def connected(self, role: str) -> list[str]:
-        """Returns who has a connection of this role."""
+        """Returns the names that have a connection of this role."""
         return [name for each, name in self._connections if each == role]
 
     def send(
@@ -148,7 +148,7 @@ class Server:
                 self._read(key.data, events)
             if mask & selectors.EVENT_WRITE and not key.data.is_dropped():
                 self._send(key.data)
-        # In any case: it also closes those who are too slow.
+        # In any case: it also closes connections that are too slow.
         for listener in self._listeners.values():
             while (accepted := listener.accept(0)) is not None:
                 self._add(*accepted, events)
@@ -202,7 +202,7 @@ class Server:
         events.append(Event(role, name, {**hello, "kind": "hello"}))
 
     def _read(self, connection: _Connection, events: list[Event]) -> bool:
-        """Reads some of the arrived bytes; tells if there may be more."""
+        """Reads some of the arrived bytes; True if there may be more."""
         role, name = connection.role, connection.name
         if connection.is_dropped():
             return False

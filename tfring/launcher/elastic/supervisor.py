@@ -341,7 +341,7 @@ def _is_stopped(pid: int) -> bool:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    # By a signal; "t" is by a debugger, who may want that.
+    # By a signal; "t" is by a debugger, which may want that.
     return line.rpartition(")")[2].split()[0] == "T"
 
 

@@ -88,7 +88,7 @@ def _listen(
             return None
         raise
     here = ipaddress.ip_address(listener.address[0])
-    # Debian's names for a machine on itself; who writes localhost means it.
+    # Debian's names for a machine on itself, but for localhost as it is.
     is_alias = here.is_loopback and host not in (str(here), "localhost")
     if here.is_unspecified or (is_alias and not job.interface):
         listener.close()

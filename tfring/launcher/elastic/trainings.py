@@ -40,5 +40,5 @@ class Trainings:
             self.newest_steps = 0
 
     def has_ended(self, worker: Worker) -> bool:
-        """Tells if the members have ended a worker's function."""
+        """Returns True if the members have ended a worker's function."""
         return 0 < worker.run <= self._ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -15,7 +15,7 @@ class Limits:
 
     # No generation has fewer members.
     minimum: int
-    # None has more, but for one that gives its state to the only other; None is
+    # None has more, but for two where one takes over the other's state; None is
     # one for each slot, but for spares.
     maximum: int | None = None
     # The first generation waits for so many; None is for all.
@@ -55,7 +55,7 @@ class State:
     parts: Sequence[Sequence[str]]  # each part, and its name, which may differ
 
     def difference_from(self, others: State) -> str:
-        """Tells where it differs from the members' state; "" if it does not."""
+        """Says where it differs from the members' state; "" if it does not."""
         if self.run != others.run:
             return ""  # Nobody knows.
         for own, other in itertools.zip_longest(
@@ -106,9 +106,35 @@ class Worker:
 
     @property
     def is_over(self) -> bool:
-        """Tells if the members need it no more, nor it them."""
+        """True once the members need it no more, nor it them."""
         return self.trained or self.done
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}, "
         return f"worker {self.name} ({rank}host {self.host})"
+
+
+class Actions:
+    """Collects the actions that are to be done."""
+
+    def __init__(self) -> None:
+        self._actions: list[Send | Say] = []
+
+    def take(self) -> list[Send | Say]:
+        """Returns the actions since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def send(self, to: Iterable[Worker], kind: str, **more: Any) -> None:
+        """Sends workers a message."""
+        names = tuple(worker.name for worker in to)
+        self._actions.append(Send("worker", names, {"kind": kind, **more}))
+
+    def order(self, worker: Worker, kind: str, **more: Any) -> None:
+        """Gives a worker's supervisor an order for it."""
+        message = {"kind": kind, "worker": worker.name, **more}
+        self._actions.append(Send("supervisor", (worker.host,), message))
+
+    def say(self, text: str) -> None:
+        """Tells the user something."""
+        self._actions.append(Say(text))

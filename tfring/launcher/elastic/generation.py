@@ -1,0 +1,153 @@
+"""The generation of an elastic job: its members, and its phase.
+
+A *generation* is a set of workers that train together, its *members*; there is
+one at a time. The first loss stops it. All remaining members must say that they
+have left it (`ready`) before the next one is formed, so no worker is ever in
+two.
+
+| phase    | ends when                                | time limits          |
+|----------|------------------------------------------|----------------------|
+| STOPPED  | the members and enough workers are ready | ready, replacement   |
+| FORMING  | all members are connected, or one is lost| forming              |
+| TRAINING | a member is lost, or leaves at a commit  |                      |
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+
+from tfring.launcher.elastic.accusations import Accusation
+from tfring.launcher.elastic.workers import Actions, Worker
+
+# All members may take so long to connect to one another.
+FORMING_SECONDS = 60.0
+# The members find at nearly the same time that one cannot connect.
+_ACCUSING_SECONDS = 2.0
+
+
+class Phase(enum.Enum):
+    """See the table above."""
+
+    STOPPED = enum.auto()
+    FORMING = enum.auto()
+    TRAINING = enum.auto()
+
+
+class Generation:
+    """The newest generation, from the first one on.
+
+    Attributes:
+        number: It counts from 1; 0 before the first.
+        members: In the order of their ranks, but for lost ones.
+        phase: See the table above.
+        since: When the phase began.
+        ever_formed: Some generation has been connected.
+        late: How many in a row were not connected in time.
+        unconnected: Pairs of members that could not connect.
+    """
+
+    def __init__(self, actions: Actions, clock: Callable[[], float]) -> None:
+        self._actions = actions
+        self._clock = clock
+        self.number = 0
+        self.members: list[Worker] = []
+        self.phase = Phase.STOPPED
+        self.since = clock()
+        self.ever_formed = False
+        self.late = 0
+        self.unconnected: set[Accusation] = set()
+        self._stop_at, self._stop_why = math.inf, ""
+
+    def going_on(self) -> list[Worker]:
+        """Returns the members that are not at the end of the training."""
+        return [each for each in self.members if not each.is_over]
+
+    def waited_for(self) -> list[Worker]:
+        """Returns the members that have not left the generation yet."""
+        return [each for each in self.going_on() if not each.ready]
+
+    def form(self, members: Sequence[Worker]) -> None:
+        """Begins the next generation; its members are in order."""
+        self.number += 1
+        self._enter(Phase.FORMING)
+        self.members = list(members)
+        described = [
+            {
+                "worker": worker.name,
+                "address": worker.address,
+                "node": worker.host,
+                "steps": worker.steps,
+            }
+            for worker in members
+        ]
+        for rank, worker in enumerate(members):
+            worker.ready = worker.formed = False
+            worker.due = math.inf
+            worker.rank = rank
+            worker.generation = self.number
+        # Each finds itself in it: a message for all is encoded once.
+        self._actions.send(
+            members, "form", generation=self.number, members=described
+        )
+        self._actions.say(
+            f"generation {self.number}: {len(members)} workers on "
+            f"{len({worker.host for worker in members})} hosts."
+        )
+
+    def train_if_connected(self) -> None:
+        """Begins the training once all members have their connections."""
+        if self.phase is Phase.FORMING and all(
+            each.formed for each in self.members
+        ):
+            self._enter(Phase.TRAINING)
+            for each in self.members:
+                each.connected = True
+            self.ever_formed = True
+            self.late = 0
+
+    def accuse(self, accuser: Worker, accused: Worker, why: str) -> None:
+        """Notes that a member cannot reach another one."""
+        self.unconnected.add(
+            (self.number, frozenset((accuser.name, accused.name)))
+        )
+        # The accusations of all members show who is to blame.
+        self.stop_soon(
+            _ACCUSING_SECONDS, f"{accuser} cannot reach {accused}: {why}"
+        )
+
+    def stop(self, why: str) -> None:
+        """Has all members leave it."""
+        if self.phase is Phase.STOPPED:
+            return
+        self._enter(Phase.STOPPED)
+        inside = [
+            each for each in self.members if not (each.ready or each.done)
+        ]
+        self._actions.send(inside, "stop", generation=self.number, why=why)
+
+    def stop_soon(self, seconds: float, why: str) -> None:
+        """Stops it then, unless it is to stop earlier."""
+        at = self._clock() + seconds
+        if self.phase is not Phase.STOPPED and at < self._stop_at:
+            self._stop_at, self._stop_why = at, why
+
+    def keep_times(self) -> None:
+        """Stops it when that is due."""
+        now = self._clock()
+        if now >= self._stop_at:
+            self.stop(self._stop_why)
+        elif (
+            self.phase is Phase.FORMING and now >= self.since + FORMING_SECONDS
+        ):
+            self.late += 1
+            self.stop(
+                f"not all members were connected in {FORMING_SECONDS:g} s"
+            )
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.since = self._clock()
+        if phase is not Phase.TRAINING:  # It may be about to stop.
+            self._stop_at = math.inf

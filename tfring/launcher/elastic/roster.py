@@ -1,0 +1,132 @@
+"""Processes of an elastic job's workers, from their starts to their ends."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import signal
+from collections.abc import Callable
+
+from tfring.launcher.elastic.host_table import HostTable
+from tfring.launcher.elastic.workers import Actions, Limits, Worker
+
+# By another, and not by an error of its own: 128 + the signal.
+KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+# A worker that is not needed, or asked to end, may take so long for that.
+ENDING_SECONDS = 10.0
+
+
+class Roster:
+    """All workers of a job.
+
+    Attributes:
+        living: Workers that are not lost, by name.
+        ending: Workers that are to end, by name; their processes may still be
+            there.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        hosts: HostTable,
+        actions: Actions,
+        clock: Callable[[], float],
+    ) -> None:
+        self._limits = limits
+        self._hosts = hosts
+        self._actions = actions
+        self._clock = clock
+        self.living: dict[str, Worker] = {}
+        self.ending: dict[str, Worker] = {}
+        self._numbers = itertools.count(1)
+
+    def start(self, host: str) -> None:
+        """Starts a worker on a host."""
+        number = next(self._numbers)
+        worker = Worker(f"w{number}", number, host, self._clock())
+        self.living[worker.name] = worker
+        self.expect(worker, "join the job")
+        slots = str(self._hosts.slots(host))
+        environment = {"TFRING_ELASTIC_SLOTS": slots}
+        self._actions.order(worker, "start", environment=environment)
+
+    def expect(
+        self, worker: Worker, what: str, seconds: float | None = None
+    ) -> None:
+        """Sets when a worker is overdue if it has not done this."""
+        seconds = seconds or self._limits.replacement_seconds
+        worker.due = self._clock() + seconds
+        worker.overdue = f"it did not {what} in {seconds:g} s"
+
+    def dismiss(
+        self, worker: Worker, why: str, status: int | None, grace_seconds: float
+    ) -> None:
+        """Has a worker end with a status, or by itself, or else killed."""
+        del self.living[worker.name]
+        self.ending[worker.name] = worker
+        worker.why = why
+        if status is not None:
+            self._actions.send([worker], "end", status=status, why=why)
+        self._actions.order(worker, "kill", grace_seconds=grace_seconds)
+
+    def end(self, worker: Worker, why: str) -> None:
+        """Ends a worker that is not needed; that is no failure."""
+        worker.told = True
+        self.dismiss(worker, why, 0, ENDING_SECONDS)
+
+    def release(self, worker: Worker, why: str) -> None:
+        """Does without a worker that had nothing left to do but to end."""
+        del self.living[worker.name]
+        self._actions.say(f"{worker} ended after its training: {why}.")
+
+    def tell_of_loss(self, worker: Worker) -> None:
+        """Tells the user, once, that a worker is lost."""
+        if not worker.told:
+            worker.told = True
+            self._actions.say(
+                f"{worker} is lost: {worker.error or worker.why}."
+            )
+
+    def host_lost(self, host: str) -> None:
+        """Takes note that the ending workers of a host are gone."""
+        for worker in list(self.ending.values()):
+            if worker.host == host:
+                self.tell_of_loss(worker)
+                del self.ending[worker.name]
+
+    def exited(self, name: str, status: int, how: str) -> None:
+        """Takes note that an ending worker's process is gone."""
+        worker = self.ending.pop(name, None)
+        if worker is None:
+            return
+        if worker.announced is not None and status in KILLED:
+            # That took too long.
+            status = worker.announced
+            how = f"exit status {status}"
+        # An exception ends it, and if that takes too long, SIGKILL.
+        worker.status = 1 if worker.error and status > 128 else status
+        if not worker.told:
+            worker.why = how
+            if worker.training and status < 128:
+                worker.why += ", in the middle of its training"
+            self.tell_of_loss(worker)
+
+    def occupied(self) -> collections.Counter[str]:
+        """Returns the number of workers on each host, with ending ones."""
+        return collections.Counter(
+            worker.host
+            for worker in (*self.living.values(), *self.ending.values())
+        )
+
+    def to_come(self) -> int:
+        """Returns for how many more there are slots, now or soon."""
+        done = [each for each in self.living.values() if each.done]
+        return self._hosts.capacity(self.occupied()) + sum(
+            each.host in self._hosts for each in (*done, *self.ending.values())
+        )
+
+    def has_successor(self) -> bool:
+        """Returns True if a worker goes on with the job, or can be started."""
+        return self.to_come() > 0 or not all(
+            worker.done or worker.leaving for worker in self.living.values()
+        )
