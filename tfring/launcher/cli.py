@@ -22,7 +22,7 @@ from tfring.launcher import (
 from tfring.launcher.elastic import elastic_job, tasks
 from tfring.launcher.elastic.driver import Driver
 from tfring.launcher.output import View
-from tfring.launcher.prepare import UsageError, make_environment, prepare
+from tfring.launcher.prepare import make_environment, prepare
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,12 +38,7 @@ def run(options: argparse.Namespace) -> int:
         return _check_build(options.horovod)
     try:
         return _run(options)
-    except (
-        UsageError,
-        OSError,
-        ValueError,
-        mpi_launchers.LauncherNotFoundError,
-    ) as error:
+    except (OSError, ValueError) as error:
         print(f"tfringrun: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # Before the job runs.
@@ -130,20 +125,20 @@ def _command(options: argparse.Namespace) -> list[str]:
         command = command[1:]
     if options.self_test:
         if command:
-            raise UsageError(
+            raise ValueError(
                 f"--self-test takes no command, got {shlex.join(command)!r}."
             )
         if options.elastic:
-            raise UsageError(
+            raise ValueError(
                 "--self-test tests MPI and its links; leave --elastic out."
             )
         return [sys.executable, "-m", "tfring.launcher.self_test"]
     if not command:
-        raise UsageError(
+        raise ValueError(
             "what should the ranks run? As in: tfringrun -np 4 python train.py"
         )
     if ":" in command and not options.elastic:
-        raise UsageError(
+        raise ValueError(
             "mpirun takes the argument ':' for the end of a program's. Pass it "
             "in a script of your own."
         )
@@ -153,7 +148,7 @@ def _command(options: argparse.Namespace) -> list[str]:
             hint = f" Did you mean: python {command[0]}?"
         elif command[0] == "python":
             hint = f" This one is {sys.executable}."
-        raise UsageError(f"there is no command {command[0]!r} here.{hint}")
+        raise ValueError(f"there is no command {command[0]!r} here.{hint}")
     return command
 
 

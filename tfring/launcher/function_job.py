@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tfring.launcher import hosts as hosts_lib
-from tfring.launcher.mpi_launchers import LauncherNotFoundError
 from tfring.launcher.output import View
-from tfring.launcher.prepare import UsageError, prepare
+from tfring.launcher.prepare import prepare
 
 
 @dataclasses.dataclass
@@ -57,7 +56,7 @@ def _run(folder: Path, order: dict[str, Any]) -> tuple[Outcome, bool]:
             lifeline=sys.stdin.fileno(),
         )
         status = job.run()
-    except (UsageError, OSError, ValueError, LauncherNotFoundError) as error:
+    except (OSError, ValueError) as error:
         return Outcome(2, said=str(error)), False
     said = job.failure().removeprefix("tfringrun: ")
     outcome = Outcome(status, job.ranks, job.failed_rank, said)

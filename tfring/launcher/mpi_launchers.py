@@ -24,7 +24,7 @@ class Family(enum.Enum):
     HYDRA = "MPICH"  # Also Intel MPI and MVAPICH.
 
 
-class LauncherNotFoundError(Exception):
+class LauncherNotFoundError(OSError):
     """No MPI launcher here fits the MPI that tfring was built with."""
 
 

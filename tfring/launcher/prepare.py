@@ -17,11 +17,6 @@ from tfring.launcher.hosts import Host
 from tfring.launcher.output import View
 from tfring.launcher.running_job import RunningJob
 
-
-class UsageError(Exception):
-    """The requested job is not possible; the message says why."""
-
-
 # The ranks find these in their environment unless this shell's says otherwise.
 _ENVIRONMENT = {
     # Output without a delay, even if a rank writes into a pipe.
@@ -58,8 +53,8 @@ def prepare(
         lifeline: A descriptor; the job ends at its end of file.
 
     Raises:
-        UsageError: There is no number of ranks, or no value for a variable.
         LauncherNotFoundError: No MPI launcher fits.
+        ValueError: There is no number of ranks, or no value for a variable.
     """
     launcher = find_launcher()
     environment = make_environment(exports, settings or {})
@@ -92,14 +87,14 @@ def make_environment(
     """Returns the environment of ranks on this machine; see `prepare`.
 
     Raises:
-        UsageError: There is no value for a variable.
+        ValueError: There is no value for a variable.
     """
     environment = {**_ENVIRONMENT, **os.environ, **settings}
     for name, value in exports:
         if value is not None:
             environment[name] = value
         elif name not in environment:
-            raise UsageError(
+            raise ValueError(
                 f"-x {name}: it is not set here. Set it, or pass -x "
                 f"{name}=VALUE."
             )
@@ -126,7 +121,7 @@ def _describe(
     slots = sum(host.slots for host in hosts)
     if ranks is None:
         if not hosts:
-            raise UsageError("how many ranks? Pass -np N.")
+            raise ValueError("how many ranks? Pass -np N.")
         ranks = slots
     elsewhere = not all(host.is_local() for host in hosts)
     if not hosts and hosts_lib.manages_hosts(environment):
