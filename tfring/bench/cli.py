@@ -52,7 +52,6 @@ _KNOWN_POLICIES = (
     *("whole", "sharded"),
 )
 _KNOWN_MODES = ("eager", "function", "jit", "inplace")
-_KNOWN_PEERS = tuple(peers.PEERS)
 
 # Separate from the process's own flags, which include absl's.
 _FLAGS = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -214,10 +213,6 @@ _PLOT = _flag(
 )
 
 
-class _UsageError(Exception):
-    """A command that cannot be carried out; the message says why."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `tfring-bench` on this rank; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -231,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(*_describe_flags(), sep="\n")
             return 0
         command = _parse(arguments)
-    except (flags.Error, ValueError, _UsageError) as error:
+    except (flags.Error, ValueError) as error:
         print(f"tfring-bench: {error}", file=sys.stderr)
         return 2
     return _run(command, arguments)
@@ -258,35 +253,35 @@ def _parse(arguments: Sequence[str]) -> str:
     """Checks the command line, before TensorFlow is loaded for it."""
     _, *words = _FLAGS(["tfring-bench", *arguments])
     if len(words) != 1 or words[0] not in _COMMANDS:
-        raise _UsageError(
+        raise ValueError(
             f"expected one of the commands {', '.join(_COMMANDS)}, got "
             f"{' '.join(words) or 'none'}. --help says more."
         )
     _check_flags_of(words[0])
     numbers = (_ROUNDS, _STEPS, _BATCH_SIZE, _WIDTH)
     if any(each.value < 1 for each in numbers):
-        raise _UsageError(
+        raise ValueError(
             "--rounds, --steps, --batch_size and --width start from 1."
         )
     if _PLOT.value and find_spec("matplotlib") is None:
-        raise _UsageError(
+        raise ValueError(
             "--plot needs matplotlib, which is not installed: pip install "
             "matplotlib. --json keeps the figures without it."
         )
     for flag, known in (
         (_MODES, _KNOWN_MODES),
-        (_PEERS, _KNOWN_PEERS),
+        (_PEERS, tuple(peers.PEERS)),
         (_POLICIES, _KNOWN_POLICIES),
     ):
         unknown = set(filter(None, flag.value)) - set(known)
         if unknown:
-            raise _UsageError(
+            raise ValueError(
                 f"--{flag.name}: there is no {', '.join(sorted(unknown))}; "
                 f"known are {', '.join(known)}."
             )
     models = _MODELS.get(words[0], (_MODEL.value,))
     if _MODEL.value not in models:
-        raise _UsageError(
+        raise ValueError(
             f"{words[0]} trains {' or '.join(models)}, got "
             f"--model={_MODEL.value}."
         )
@@ -303,7 +298,7 @@ def _check_flags_of(command: str) -> None:
             continue
         for flag in its_flags:
             if _FLAGS[flag.name].present:
-                raise _UsageError(
+                raise ValueError(
                     f"--{flag.name} is a flag of {of}, and not of {command}."
                 )
 
@@ -343,7 +338,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         "roofline": _roofline,
         "memory": _memory,
     }
-    rows, summary = run.get(command, _collective)(command)
+    rows, summary = run[command]() if command in run else _collective(command)
     if first:
         print(report.table(rows), flush=True)
         for name, value in summary.items():
@@ -390,7 +385,7 @@ def _collective(kind: str) -> _Measured:
     return rows, {}
 
 
-def _model(command: str) -> _Measured:
+def _model() -> _Measured:
     from tfring.bench import gradients
 
     mine, sums = gradients.arrays(
@@ -412,7 +407,7 @@ def _model(command: str) -> _Measured:
     return rows, {}
 
 
-def _step(command: str) -> _Measured:
+def _step() -> _Measured:
     from tfring.bench.step import measure_step
 
     return measure_step(
@@ -427,7 +422,7 @@ def _step(command: str) -> _Measured:
     )
 
 
-def _roofline(command: str) -> _Measured:
+def _roofline() -> _Measured:
     count_bytes = _sizes()[-1]
     rows = measure(
         roofline.contestants(count_bytes, tfring.size()),
@@ -439,7 +434,7 @@ def _roofline(command: str) -> _Measured:
     return rows, {}
 
 
-def _memory(command: str) -> _Measured:
+def _memory() -> _Measured:
     from tfring.bench.memory import measure_memory
 
     # Each budget is a contestant; by default there are three.
