@@ -61,7 +61,7 @@ Available Tensor Operations:
 def _check_mpi() -> int:
     from tfring import _build_info
     from tfring._core import abi, native
-    from tfring.launcher import mpi_launchers
+    from tfring.launcher import mpi_launchers, prepare
 
     try:
         MPI = native.mpi()  # noqa: N806
@@ -87,9 +87,7 @@ def _check_mpi() -> int:
         level += ", too low: tfring needs MPI_THREAD_MULTIPLE"
     _say("MPI", f"{library} (built with {_build_info.MPI_VERSION}), {level}")
     try:
-        launcher = mpi_launchers.find_launcher(
-            _build_info.MPI_VERSION, _build_info.MPIRUN
-        )
+        launcher = prepare.find_launcher()
     except mpi_launchers.LauncherNotFoundError as error:
         _say("mpirun", str(error))
         return 1
