@@ -83,17 +83,15 @@ def _parser() -> argparse.ArgumentParser:
         ("--elastic-timeout", "TFRING_ELASTIC_TIMEOUT_SECONDS"),
     ):
         parser.add_argument(option, dest=variable, help=argparse.SUPPRESS)
-    for number, names in ((0, _SWITCHES), (1, _WITH_A_VALUE)):
+    for number, names in (
+        (0, _SWITCHES),
+        (1, _WITH_A_VALUE),
+        (2, ["--blacklist-cooldown-range"]),
+    ):
         for name in names:
             parser.add_argument(
                 name, action=_Ignored, nargs=number, help=argparse.SUPPRESS
             )
-    parser.add_argument(
-        "--blacklist-cooldown-range",
-        action=_Ignored,
-        nargs=2,
-        help=argparse.SUPPRESS,
-    )
     return parser
 
 
