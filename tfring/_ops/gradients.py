@@ -68,13 +68,7 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
     if reduce_op is ReduceOp.Sum:  # see Note [Whose loss]
         factor *= _process_set(op).size()
     shares = _dense(op, gradients[:-1])
-    name = _gradient_name(op)
-    started = chains.start_allgather(
-        shares,
-        request_name=name,
-        tensor_names=[f"tensor {i}" for i in range(len(shares))],
-        process_set=_process_set(op),
-    )
+    started = chains.start_allgather(shares, **_request(op, shares))
     gathered, _ = chains.finish_allgather(started)
     result = []
     for tensor, whole in zip(op.inputs, gathered, strict=False):
@@ -90,14 +84,7 @@ def _reducescatter_gradient(op: Any, *gradients: Any) -> list[Any]:
 def _alltoall_gradient(op: Any, *gradients: Any) -> list[Any]:
     # Each row's gradient is sent back to the rank that sent the row.
     rows = _dense(op, gradients[:-1])
-    name = _gradient_name(op)
-    started = chains.start_alltoall(
-        rows,
-        op.outputs[-1],
-        request_name=name,
-        tensor_names=[f"tensor {i}" for i in range(len(rows))],
-        process_set=_process_set(op),
-    )
+    started = chains.start_alltoall(rows, op.outputs[-1], **_request(op, rows))
     result, _ = chains.finish_alltoall(started)
     for tensor, own in zip(op.inputs, result, strict=False):
         own.set_shape(tensor.shape)
@@ -167,16 +154,13 @@ def _allreduce(
     wire_dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
     tensors = _dense(op, gradients)
-    name = _gradient_name(op)
     started = chains.start_allreduce(
         tensors,
-        request_name=name,
-        tensor_names=[f"tensor {i}" for i in range(len(tensors))],
-        process_set=_process_set(op),
         op=reduce_op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         wire_dtype=wire_dtype,
+        **_request(op, tensors),
     )
     return chains.finish(started)
 
@@ -193,6 +177,15 @@ def _dense(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
         else tf.cast(tf.convert_to_tensor(gradient), output.dtype)
         for gradient, output in zip(gradients, op.outputs, strict=False)
     ]
+
+
+def _request(op: Any, tensors: Sequence[tf.Tensor]) -> chains.Common:
+    """Returns arguments of the start of the gradient of `op`."""
+    return {
+        "request_name": _gradient_name(op),
+        "tensor_names": [f"tensor {i}" for i in range(len(tensors))],
+        "process_set": _process_set(op),
+    }
 
 
 def _gradient_name(op: Any) -> str:
