@@ -70,9 +70,10 @@ def allgather(
     tensor = checked_tensor("allgather", tensor)
     check_rows("allgather", tensor)
     name = checked_name("allgather", name, ignore_name_scope, process_set)
-    [result], _ = gather(
+    gathering = start_gather(
         [tensor], name=name, tensor_names=[name], process_set=process_set
     )
+    [result], _ = finish_gather(gathering)
     return result
 
 
@@ -129,7 +130,10 @@ def grouped_allgather(
     if not tensors:
         return []
     name = checked_name("allgather", name, ignore_name_scope, process_set)
-    return gather(tensors, name=name, process_set=process_set)[0]
+    results, _ = finish_gather(
+        start_gather(tensors, name=name, process_set=process_set)
+    )
+    return results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,24 +145,6 @@ class Gathering:
     @property
     def starts(self) -> list[Started]:
         return [started for _, started in self.requests]
-
-
-def gather(
-    tensors: Sequence[tf.Tensor],
-    *,
-    name: str,
-    tensor_names: Sequence[str] | None = None,
-    process_set: ProcessSet,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Gathers tensors that have been checked; see `finish_gather`."""
-    return finish_gather(
-        start_gather(
-            tensors,
-            name=name,
-            tensor_names=tensor_names,
-            process_set=process_set,
-        )
-    )
 
 
 def start_gather(
