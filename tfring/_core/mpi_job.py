@@ -65,8 +65,6 @@ class MpiJob(Job):
         return None if error is None else error.decode()
 
     def leave(self) -> None:
-        if native.is_disowned():  # The job is this process's parent's.
-            return
         self._comm.Free()
 
     def next(self, steps: int) -> MpiJob:
