@@ -149,8 +149,7 @@ def _step(
 ) -> Callable[[], Any]:
     """Returns a training step of a model, on the same data in each call."""
     shape, blocks, head = _MODELS[name]()
-    if remat:
-        blocks = [_remat(block) for block in blocks]
+    calls = [_remat(block) for block in blocks] if remat else blocks
     if name == "gpt":
         x = tf.random.stateless_uniform(
             [batch_size, *shape], [0, 1], 0, _LETTERS, tf.int32
@@ -159,15 +158,15 @@ def _step(
         x = tf.random.stateless_normal([batch_size, *shape], [0, 1])
 
     def loss_of(value: Any) -> Any:
-        for block in blocks:
-            value = block(value)
+        for call in calls:
+            value = call(value)
         return tf.reduce_mean(head(value) ** 2)
 
     loss_of(x[:1])  # makes the variables
     variables = [
         variable
         for layer in [*blocks, head]
-        for variable in getattr(layer, "tfring_layer", layer).trainable_weights
+        for variable in layer.trainable_weights
     ]
 
     @tf.function
@@ -190,12 +189,7 @@ def _step(
 def _remat(block: Any) -> Any:
     # Keras takes positional arguments alone here.
     again = keras.remat(block)
-
-    def call(value: Any) -> Any:
-        return again(value)
-
-    call.tfring_layer = block  # type: ignore[attr-defined]
-    return call
+    return lambda value: again(value)
 
 
 _Model = tuple[tuple[int, ...], list[Any], Any]
