@@ -17,6 +17,7 @@ system that shall run it.
 from __future__ import annotations
 
 import argparse
+import email
 import hashlib
 import html
 import importlib.metadata
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from email.message import Message
 from pathlib import Path
 
 from tfring_build.find import MPI_WHEEL, PTXAS_WHEEL, XLA_HEADERS
@@ -158,7 +160,7 @@ def write_index(output: Path) -> None:
         links = []
         for wheel in sorted((folder / "tfring").glob("*.whl")):
             digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-            requires = html.escape(_field(wheel, "Requires-Python"))
+            requires = html.escape(_metadata(wheel)["Requires-Python"] or "")
             links.append(
                 f'<a href="{wheel.name}#sha256={digest}" '
                 f'data-requires-python="{requires}">{wheel.name}</a>'
@@ -222,18 +224,13 @@ def _tensorflow_of(wheel: Path) -> str:
 
 def _requirement(wheel: Path) -> str:
     """The TensorFlow that a wheel requires: "tensorflow-cpu==2.21.0"."""
-    for line in _metadata(wheel).splitlines():
-        if match := re.match(r"Requires-Dist: (\S*tensorflow\S*==\S+)$", line):
-            return match[1]
+    for requirement in _metadata(wheel).get_all("Requires-Dist", []):
+        if re.fullmatch(r"\S*tensorflow\S*==\S+", requirement):
+            return str(requirement)
     raise ValueError(f"{wheel.name} requires no TensorFlow.")
 
 
-def _field(wheel: Path, name: str) -> str:
-    match = re.search(rf"^{name}: (.*)$", _metadata(wheel), re.MULTILINE)
-    return match[1] if match else ""
-
-
-def _metadata(wheel: Path) -> str:
+def _metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as files:
         # tfring/horovod/names has one of Horovod's name.
         [name] = [
@@ -241,7 +238,7 @@ def _metadata(wheel: Path) -> str:
             for name in files.namelist()
             if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
         ]
-        return files.read(name).decode()
+        return email.message_from_bytes(files.read(name))
 
 
 def _versions(prefix: str, text: str) -> list[_Version]:
