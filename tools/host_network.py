@@ -15,7 +15,6 @@ process that made it ends, for any reason.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shlex
 import shutil
@@ -27,9 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tfring.launcher import processes
+
 HEAD = "head"
 _SUBNET = "10.83.0"
-_PR_SET_PDEATHSIG = 1
 # A link address that no host has.
 _NOBODY = "lladdr 02:00:00:00:00:01 nud permanent"
 
@@ -148,21 +148,23 @@ class HostNetwork:
 
     def cut(self, host: str) -> None:
         """Takes the host's link down; it and its processes live on."""
-        self._ip(f"link set {host} down")
+        self._run_in(HEAD, f"ip link set {host} down")
 
     def mend(self, host: str) -> None:
         """Takes a link up that was cut."""
-        self._ip(f"link set {host} up")
+        self._run_in(HEAD, f"ip link set {host} up")
 
     def separate(self, one: str, other: str) -> None:
         """Drops all packets between two hosts, and no others."""
         for host, peer in ((one, other), (other, one)):
-            self._neighbour(host, f"replace {self._addresses[peer]} {_NOBODY}")
+            neighbour = f"{self._addresses[peer]} {_NOBODY}"
+            self._run_in(host, f"ip neighbour replace {neighbour} dev eth0")
 
     def reunite(self, one: str, other: str) -> None:
         """Has two hosts that were separated reach each other again."""
         for host, peer in ((one, other), (other, one)):
-            self._neighbour(host, f"del {self._addresses[peer]}")
+            neighbour = self._addresses[peer]
+            self._run_in(host, f"ip neighbour del {neighbour} dev eth0")
 
     def processes(self, host: str) -> list[int]:
         """Returns the processes of a host, by this process's ids."""
@@ -212,10 +214,11 @@ class HostNetwork:
             # Processes of two hosts may have the same number.
             (self._directory / name).mkdir()
             self._hold(name, table, "--pid", "--mount-proc")
-        self._ip(
-            "link add bridge type bridge",
-            f"address add {self._addresses[HEAD]}/24 dev bridge",
-            "link set bridge up",
+        self._run_in(
+            HEAD,
+            "ip link add bridge type bridge",
+            f"ip address add {self._addresses[HEAD]}/24 dev bridge",
+            "ip link set bridge up",
         )
         for name in self.hosts:
             self._link(name)
@@ -228,7 +231,6 @@ class HostNetwork:
         self._agent.chmod(0o755)
 
     def _hold(self, name: str, table: Path, *namespaces: str) -> None:
-        libc = ctypes.CDLL(None)
         holder = subprocess.Popen(
             [
                 *("unshare", "--net", "--uts", "--mount", *namespaces),
@@ -240,7 +242,7 @@ class HostNetwork:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=processes.be_killed_with_parent,
         )
         self._holders[name] = holder
         assert holder.stdout is not None
@@ -257,35 +259,36 @@ class HostNetwork:
 
     def _link(self, name: str) -> None:
         first, address = self._first_process(name), self._addresses[name]
-        self._ip(
-            f"link add {name} type veth peer name eth0 netns {first}",
-            f"link set {name} master bridge up",
-        )
-        inside = ["nsenter", f"--target={first}", "--net"]
-        _run(*inside, *_words(f"ip address add {address}/24 dev eth0"))
-        _run(*inside, *_words("ip link set eth0 up"))
-        # Linux's default, whatever this machine's is: BBR leaves a link idle
-        # now and then, by design, and a ring waits wherever one link does.
-        route = f"{_SUBNET}.0/24 dev eth0 src {address} congctl cubic"
-        _run(*inside, *_words(f"ip route replace {route}"))
         # The kernel sends up to 256 KiB in one piece: a smaller burst would
         # hold it back, and reduce the rate.
         shape = f"root tbf rate {self._rate} burst 256k limit 8m"
-        _run(*inside, *_words(f"tc qdisc add dev eth0 {shape}"))
-        _run(*self._on(HEAD, _words(f"tc qdisc add dev {name} {shape}")))
-
-    def _neighbour(self, host: str, words: str) -> None:
-        command = _words(f"ip neighbour {words} dev eth0")
-        _run(
-            "nsenter",
-            f"--target={self._first_process(host)}",
-            "--net",
-            *command,
+        self._run_in(
+            HEAD,
+            f"ip link add {name} type veth peer name eth0 netns {first}",
+            f"ip link set {name} master bridge up",
+            f"tc qdisc add dev {name} {shape}",
+        )
+        # Linux's default, whatever this machine's is: BBR leaves a link idle
+        # now and then, by design, and a ring waits wherever one link does.
+        route = f"{_SUBNET}.0/24 dev eth0 src {address} congctl cubic"
+        self._run_in(
+            name,
+            f"ip address add {address}/24 dev eth0",
+            "ip link set eth0 up",
+            f"ip route replace {route}",
+            f"tc qdisc add dev eth0 {shape}",
         )
 
-    def _ip(self, *commands: str) -> None:
+    def _run_in(self, host: str, *commands: str) -> None:
+        """Runs commands in the network of a host, with this one's files."""
+        inside = ["nsenter", f"--target={self._first_process(host)}", "--net"]
         for command in commands:
-            _run(*self._on(HEAD, ["ip", *_words(command)]))
+            subprocess.run(
+                [*inside, *shlex.split(command)],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
 
     def _on(self, host: str, command: Sequence[str | Path]) -> list[str]:
         spaces = ["--net", "--uts", "--mount"]
@@ -295,11 +298,3 @@ class HostNetwork:
             *("nsenter", f"--target={self._first_process(host)}", *spaces),
             *map(str, command),
         ]
-
-
-def _words(command: str) -> list[str]:
-    return shlex.split(command)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
