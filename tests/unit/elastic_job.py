@@ -92,6 +92,11 @@ class Job:
     def be_ready(self, worker, generation=0, steps=-1, *, building=False):
         self.ready(worker, generation, ("127.0.0.1", 1), steps, building)
 
+    def end(self, worker, status=0):
+        """Has it say that it ends, and end."""
+        self.bye(worker, status)
+        self.exited(worker, status, f"exit status {status}")
+
     def wait(self, seconds):
         for _ in range(int(seconds * 2)):
             self.now += 0.5
@@ -113,12 +118,24 @@ class Job:
         for worker in workers:
             assert self.got(worker, "form")["generation"] == 1
 
-    def form_again(self, workers, generation, steps):
-        """Has these leave a generation at a step, and form the next one."""
+    def all_ready(self, workers, generation, steps):
+        """Has these leave a generation at a step."""
         for worker in workers:
             self.be_ready(worker, generation, steps)
+
+    def form_again(self, workers, generation, steps):
+        """Has these leave a generation at a step, and form the next one."""
+        self.all_ready(workers, generation, steps)
         for worker in workers:
             self.formed(worker, generation + 1)
+
+    def go_on_without(self, *lost, steps):
+        """Has these killed, and the other members form the next generation."""
+        generation = self.membership.generation.number
+        left = sorted(self.names() - {*lost})
+        for worker in lost:
+            self.exited(worker, 137, "killed by SIGKILL")
+        self.form_again(left, generation, steps)
 
     def train(self, workers, *phases, **more):
         """Has these tell of the phases of a training, one after the other."""

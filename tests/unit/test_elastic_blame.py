@@ -27,14 +27,12 @@ def test_progress_clears_a_host():
     job = started({"a": 2}, minimum=1, maximum=2)
     lost = "w2"
     for number in range(3, 3 + 2 * MOST_STRIKES):
-        job.exited(lost, 9, "")
-        generation = job.membership.generation.number
-        job.form_again(["w1"], generation, steps=number)
+        job.go_on_without(lost, steps=number)
         lost = f"w{number}"
         job.be_ready(lost)
-        job.be_ready("w1", generation + 1, steps=number)
-        job.formed("w1", generation + 2)
-        job.formed(lost, generation + 2)
+        generation = job.membership.generation.number
+        job.form_again(["w1"], generation, steps=number)
+        job.formed(lost, generation + 1)
         job.wait(31)
     assert job.ended is None
     assert job.names() == {"w1", lost}
@@ -51,8 +49,7 @@ def test_a_host_that_has_trained_is_tried_again():
             job.exited(worker, 1, "exit status 1")
             worker = f"w{number + 1}"
 
-    job.exited("w2", 137, "killed by SIGKILL")  # It has trained for long.
-    job.form_again(["w1"], 1, steps=3)
+    job.go_on_without("w2", steps=3)  # It has trained for long.
     fail_until_left_out("w3")
     assert "host a is left out for 20 s" in job.said[-1]
     before = len(job.host_of)
@@ -71,8 +68,7 @@ def test_a_host_that_has_trained_is_tried_again():
 
 def test_a_host_whose_other_workers_train_on_is_tried_again():
     job = started({"a": 3}, minimum=2, maximum=3)
-    job.exited("w3", 137, "killed by SIGKILL")
-    job.form_again(["w1", "w2"], 1, steps=3)
+    job.go_on_without("w3", steps=3)
     for worker in ("w4", "w5"):
         job.now += 0.1
         job.exited(worker, 137, "killed by SIGKILL")
@@ -135,8 +131,7 @@ def test_who_cannot_connect_to_most_others_is_lost():
     job.suspect("w1", 1, "w2", "timed out")
     job.wait(1.5)
     assert "w2, host a) cannot reach" not in job.got("w3", "stop")["why"]
-    for worker in ("w1", "w2", "w3"):
-        job.be_ready(worker, 1, steps=5)
+    job.all_ready(["w1", "w2", "w3"], 1, steps=5)
     assert job.killed == ["w2"]
     assert job.names() == {"w1", "w3"}
 
@@ -147,24 +142,20 @@ def test_of_two_that_cannot_connect_one_is_lost_the_second_time():
         assert job.killed == []
         job.suspect("w2", generation, "w1", "timed out")
         job.wait(2.5)
-        job.be_ready("w1", generation, steps=5)
-        job.be_ready("w2", generation, steps=5)
+        job.all_ready(["w1", "w2"], generation, steps=5)
     assert job.killed == ["w2"]
 
 
 def test_a_new_worker_is_blamed_before_one_that_has_trained():
     job = started({"a": 3}, minimum=1, maximum=3)
-    job.exited("w3", 9, "")
-    job.form_again(["w1", "w2"], 1, steps=5)
+    job.go_on_without("w3", steps=5)
     job.be_ready("w4")
-    for worker in ("w1", "w2"):
-        job.be_ready(worker, 2, steps=7)
+    job.all_ready(["w1", "w2"], 2, steps=7)
     assert job.names() == {"w1", "w2", "w4"}
     job.suspect("w4", 3, "w1", "timed out")
     job.suspect("w2", 3, "w1", "timed out")
     job.wait(2.5)
-    for worker in ("w1", "w2", "w4"):
-        job.be_ready(worker, 3, steps=7)
+    job.all_ready(["w1", "w2", "w4"], 3, steps=7)
     assert job.killed == ["w3", "w4"]
     assert job.names() == {"w1", "w2"}
 
@@ -185,8 +176,7 @@ def test_the_last_one_that_has_the_state_is_never_given_up():
 
 def test_a_joiner_that_cannot_connect_fails_while_the_others_train_on():
     job = started({"a": 3}, minimum=2, maximum=3)
-    job.exited("w3", 9, "")
-    job.form_again(["w1", "w2"], 1, steps=5)
+    job.go_on_without("w3", steps=5)
     for worker in ("w1", "w2"):
         job.inbox[worker].clear()
     job.cut.add(frozenset(("w2", "w4")))

@@ -79,8 +79,7 @@ def test_who_is_killed_after_its_training_is_not_missed(how):
     # The other one has not said so yet, but its training is over, too.
     assert job.got("w2", "stop") is None
     assert job.ended is None
-    job.bye("w2", 0)
-    job.exited("w2", 0, "exit status 0")
+    job.end("w2")
     assert job.ended == ""
     assert "ended after its training" in job.said[-1]
     assert job.membership.first_failure is None
@@ -88,8 +87,7 @@ def test_who_is_killed_after_its_training_is_not_missed(how):
 
 def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
     job = started({"a": 2}, minimum=2, maximum=2)
-    job.bye("w1", 0)
-    job.exited("w1", 0, "exit status 0")
+    job.end("w1")
     # The rest of its script is unknown.
     job.exited("w2", 137, "killed by SIGKILL")
     assert "all workers are lost" in job.ended or "at the end" in job.ended
@@ -97,15 +95,13 @@ def test_who_is_killed_before_it_is_done_fails_the_job_at_its_end():
 
 def test_a_loss_when_some_are_done_has_the_others_go_on_without():
     job = started({"a": 3}, minimum=3, maximum=3)
-    job.bye("w1", 0)
-    job.exited("w1", 0, "")
+    job.end("w1")
     job.exited("w2", 9, "killed")
     assert "w4" not in job.host_of
     job.be_ready("w3", 1, steps=9)
     assert job.got("w3", "form")["members"][0]["worker"] == "w3"
     job.formed("w3", 2)
-    job.bye("w3", 0)
-    job.exited("w3", 0, "")
+    job.end("w3")
     assert job.ended == ""
 
 
@@ -119,8 +115,7 @@ def test_who_ends_in_the_training_is_replaced(status, beside):
         job.exited("w3", 137, "killed by SIGKILL")
         name, another = "w4", "w5"
         job.training(name, "begun")
-    job.bye(name, status)
-    job.exited(name, status, f"exit status {status}")
+    job.end(name, status)
     assert another in job.host_of
     said = [text for text in job.said if "lost" in text][-1]
     assert f"exit status {status}, in the middle of its training" in said
@@ -142,8 +137,7 @@ def test_after_the_training_nobody_is_missed_or_killed():
     assert "w1" not in job.killed
     assert job.got("w1", "end") is None
     assert job.ended is None
-    job.bye("w1", 0)
-    job.exited("w1", 0, "exit status 0")
+    job.end("w1")
     assert "lost at the end" in job.ended
     assert job.membership.first_failure.status == 137
 
@@ -184,8 +178,7 @@ def test_who_ends_before_its_training_is_replaced(leaves_first):
     job = started({"a": 2}, minimum=2, maximum=2)
     if not leaves_first:
         job.training("w1", "begun")
-    job.bye("w2", 0)
-    job.exited("w2", 0, "exit status 0")
+    job.end("w2")
     if leaves_first:
         job.training("w1", "begun")
     job.be_ready("w1", 1, steps=0)
@@ -214,8 +207,7 @@ def test_a_training_that_is_left_by_an_error_is_none():
     job = started({"a": 1}, minimum=1, maximum=1)
     job.training("w1", "begun")
     job.training("w1", "left")
-    job.bye("w1", 0)
-    job.exited("w1", 0, "exit status 0")
+    job.end("w1")
     assert job.ended == ""
 
 
@@ -298,8 +290,7 @@ def test_who_alone_has_the_state_does_not_wait_for_ever():
 def test_who_comes_later_leaves_out_what_the_others_have_ended():
     job = started({"a": 3}, minimum=2, maximum=3)
     job.train(["w1", "w2", "w3"], "begun", function="pretrain")
-    job.exited("w3", 137, "killed by SIGKILL")
-    job.form_again(["w1", "w2"], 1, steps=7)
+    job.go_on_without("w3", steps=7)
     job.be_ready("w4", building=True)
     job.training("w4", "begun", function="pretrain")
     job.train(["w1", "w2"], "done", result="[1.5]")
@@ -320,8 +311,7 @@ def test_who_comes_later_leaves_out_what_the_others_have_ended():
 def test_who_comes_when_the_last_training_is_over_only_ends():
     job = started({"a": 2}, minimum=1, maximum=2)
     job.training("w1", "begun", function="train")
-    job.exited("w2", 137, "killed by SIGKILL")
-    job.form_again(["w1"], 1, steps=3)
+    job.go_on_without("w2", steps=3)
     job.training("w1", "done", result="null")
     job.training("w3", "begun", function="train")
     job.be_ready("w3")

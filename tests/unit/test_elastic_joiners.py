@@ -61,8 +61,7 @@ def test_a_state_of_which_steps_make_more_is_told_again():
     more = [*STATE, ("float32 (4, 5)", "momentum")]
     job = job_with_a_joiner(None)
     job.state("w1", more)
-    job.be_ready("w1", 1, steps=1)
-    job.be_ready("w2", 1, steps=1)
+    job.all_ready(["w1", "w2"], 1, steps=1)
     for worker in ("w1", "w2", "w3"):
         job.formed(worker, 2)
     # The one that told of it is lost, and its state is the members'.

@@ -1,5 +1,7 @@
 """The rules of elastic jobs, by events one after another."""
 
+import unittest.mock
+
 import pytest
 from elastic_job import Job, started
 
@@ -61,21 +63,15 @@ def test_a_loss_stops_the_generation_and_the_newest_state_is_rank_0():
     assert job.got("w2", "form") is None
     job.be_ready("w3", 1, steps=8)
     form = job.got("w2", "form")
-    assert [(m["worker"], m["steps"]) for m in form["members"]] == [
-        ("w3", 8),
-        ("w2", 7),
-    ]
+    found = [(m["worker"], m["steps"]) for m in form["members"]]
+    assert found == [("w3", 8), ("w2", 7)]
     job.formed("w2", 2)
     job.formed("w3", 2)
     job.be_ready("w4")
     assert job.got("w2", "waiting")["workers"] == 1
-    job.be_ready("w2", 2, steps=9)
-    job.be_ready("w3", 2, steps=9)
-    assert [m["worker"] for m in job.got("w4", "form")["members"]] == [
-        "w3",
-        "w2",
-        "w4",
-    ]
+    job.all_ready(["w2", "w3"], 2, steps=9)
+    form = job.got("w4", "form")
+    assert [m["worker"] for m in form["members"]] == ["w3", "w2", "w4"]
 
 
 @pytest.mark.parametrize("how", ["error", "bye"])
@@ -88,8 +84,7 @@ def test_nobody_waits_for_one_that_has_said_that_it_ends(how):
     # It may still write a traceback.
     assert job.got("w1", "end") is None
     assert job.killed == ["w1"]
-    job.be_ready("w2", 1, steps=5)
-    job.be_ready("w3", 1, steps=5)
+    job.all_ready(["w2", "w3"], 1, steps=5)
     assert job.got("w2", "form")["generation"] == 2
     # Its slot is free when it has ended.
     assert "w4" not in job.host_of
@@ -137,8 +132,7 @@ def test_all_lost_is_the_end_and_not_a_new_beginning():
 
 def test_the_state_is_not_silently_begun_anew():
     job = started({"a": 2}, minimum=1, maximum=2)
-    job.exited("w2", 9, "")
-    job.form_again(["w1"], 1, steps=100)
+    job.go_on_without("w2", steps=100)
     job.be_ready("w3")
     job.be_ready("w1", 2, steps=110)
     assert job.names() == {"w1", "w3"}
@@ -230,8 +224,7 @@ def test_who_joins_later_builds_first_while_the_others_train():
 
 def test_one_who_hangs_while_it_builds_is_replaced():
     job = started({"a": 2}, minimum=1, maximum=2, replacement_seconds=100)
-    job.exited("w2", 137, "killed by SIGKILL")
-    job.form_again(["w1"], 1, steps=3)
+    job.go_on_without("w2", steps=3)
     job.wait(90)
     job.be_ready("w3", building=True)
     assert job.got("w3", "build")
@@ -246,9 +239,7 @@ def test_one_who_hangs_while_it_builds_is_replaced():
 
 def test_who_builds_is_told_the_place_that_it_has_in_the_end():
     job = started({"a": 2, "b": 2}, minimum=1, maximum=4)
-    for lost in ("w1", "w3"):
-        job.exited(lost, 137, "killed by SIGKILL")
-    job.form_again(["w2", "w4"], 1, steps=3)
+    job.go_on_without("w1", "w3", steps=3)
     # Both joiners get a job of four, although they may join one at a time.
     told = {}
     for joiner in ("w5", "w6"):
@@ -259,8 +250,7 @@ def test_who_builds_is_told_the_place_that_it_has_in_the_end():
         assert message["nodes"][told[joiner]] == job.host_of[joiner]
     for joiner in ("w5", "w6"):
         job.be_ready(joiner)
-    for left in ("w2", "w4"):
-        job.be_ready(left, 2, steps=4)
+    job.all_ready(["w2", "w4"], 2, steps=4)
     for joiner, rank in told.items():
         members = job.got(joiner, "form")["members"]
         assert [each["worker"] for each in members].index(joiner) == rank
@@ -308,14 +298,9 @@ def test_the_first_generation_does_not_wait_for_them_for_ever():
 
 
 def count_calls(monkeypatch, module, name):
-    calls = []
-    function = getattr(module, name)
-    monkeypatch.setattr(
-        module,
-        name,
-        lambda *args, **kw: calls.append(0) or function(*args, **kw),
-    )
-    return calls
+    counted = unittest.mock.Mock(wraps=getattr(module, name))
+    monkeypatch.setattr(module, name, counted)
+    return counted
 
 
 def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
@@ -330,8 +315,8 @@ def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
         each for each in job.membership.take_actions() if isinstance(each, Send)
     ]
     assert len(form.names) == len(form.message["members"]) == size
-    assert len(choices) == 1
-    assert len(keys) <= 10 * size
+    assert choices.call_count == 1
+    assert keys.call_count <= 10 * size
     for worker in form.names:
         job.formed(worker, 1)
     job.membership.take_actions()
@@ -343,4 +328,4 @@ def test_many_workers_that_come_at_once_cost_one_look_at_them(monkeypatch):
     ]
     assert stop.message["kind"] == "stop"
     assert len(stop.names) == size - 1
-    assert len(choices) <= 2
+    assert choices.call_count <= 2

@@ -37,8 +37,7 @@ def test_the_others_keep_their_ranks_beside_a_spare(lost, order):
     job = started({"a": 4}, minimum=2, maximum=3, spares=1)
     job.be_ready("w4")
     job.exited(lost, 137, "killed")
-    for worker in {"w1", "w2", "w3"} - {lost}:
-        job.be_ready(worker, 1, steps=5)
+    job.all_ready({"w1", "w2", "w3"} - {lost}, 1, steps=5)
     members = job.got("w4", "form")["members"]
     assert [member["worker"] for member in members] == order
 
@@ -80,8 +79,7 @@ def test_members_of_a_host_that_is_taken_away_leave_with_no_loss():
     assert job.host_of["w3"] == "c"
     assert job.got("w2", "waiting")["workers"] == 0
     job.be_ready("w3")
-    job.be_ready("w1", 1, steps=5)
-    job.be_ready("w2", 1, steps=5)
+    job.all_ready(["w1", "w2"], 1, steps=5)
     assert job.names() == {"w2", "w3"}
     assert job.got("w1", "end")["status"] == 0
     assert job.membership.first_failure is None
@@ -93,8 +91,7 @@ def test_fewer_slots_are_those_of_their_host(maximum):
     job.table.update({"a": 1, "b": 2})
     job.act()
     assert job.got("w1", "waiting")["workers"] == 0
-    for name in ("w1", "w2", "w3", "w4"):
-        job.be_ready(name, 1, steps=5)
+    job.all_ready(["w1", "w2", "w3", "w4"], 1, steps=5)
     hosts = [job.host_of[name] for name in job.names()]
     assert sorted(hosts) == ["a", "b", "b"]
     assert job.ended is None
@@ -118,6 +115,5 @@ def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state(maximum):
     job.formed("w1", 2)
     job.formed("w2", 2)
     assert job.got("w1", "waiting")["workers"] == 0
-    job.be_ready("w1", 2, steps=6)
-    job.be_ready("w2", 2, steps=6)
+    job.all_ready(["w1", "w2"], 2, steps=6)
     assert job.names() == {"w2"}

@@ -143,17 +143,8 @@ class Fleet:
         worker = chance.choice(alive)
         what = chance.choice(
             [
-                "hosts",
-                "kill",
-                "eof",
-                "silent",
-                "host",
-                "suspect",
-                "cut",
-                "term",
-                "go",
-                "exit",
-                "nonsense",
+                *("hosts", "kill", "eof", "silent", "host", "suspect"),
+                *("cut", "term", "go", "exit", "nonsense"),
             ]
         )
         if what == "hosts":
