@@ -204,16 +204,12 @@ def test_labels_move_apart():
     assert moved == {"a": 6, "b": 11, "c": 16, "far": 90}
 
 
-def by_label(axes):
-    return {line.get_label(): line for line in axes.lines}
-
-
 def test_lines_are_named_at_their_ends_and_tfring_is_in_front():
     figure, axes = plots.canvas(6, 4)
     for who in ("tfring in place", "mpi in place", "mpi"):
         plots.line(axes, who, [1, 2], [3, 4])
     plots.name_lines(figure, axes)
-    lines = by_label(axes)
+    lines = {line.get_label(): line for line in axes.lines}
     ours = lines.pop("tfring in place")
     for peer in lines.values():
         assert ours.get_zorder() > peer.get_zorder()

@@ -17,28 +17,24 @@ def four_ranks(monkeypatch):
     monkeypatch.setattr(runtime, "rank", lambda: 0)
 
 
-class RatesOfBatches(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.rates = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.rates.append(float(self.model.optimizer.learning_rate))
-
-
 def train(callback, optimizer=None, *, epochs=3, **arguments):
     """Returns the learning rate of every batch, and the history."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(optimizer or keras.optimizers.SGD(0.4), "mse")
-    recorder = RatesOfBatches()
+    rates = []
+
+    def note(batch, logs):
+        rates.append(float(model.optimizer.learning_rate))
+
+    notes = keras.callbacks.LambdaCallback(on_train_batch_end=note)
     history = model.fit(
         **({"x": np.ones((STEPS, 1)), "y": np.ones((STEPS, 1))} | arguments),
         batch_size=None if "x" in arguments else 1,
         epochs=epochs,
-        callbacks=[callback, recorder],
+        callbacks=[callback, notes],
         verbose=0,
     )
-    return recorder.rates, history.history
+    return rates, history.history
 
 
 def test_warmup_grows_with_every_batch_to_the_initial_rate():

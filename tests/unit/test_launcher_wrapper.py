@@ -10,15 +10,6 @@ import pytest
 from tfring.launcher import wrapper
 from tfring.launcher.wrapper import RankStates, Report
 
-
-def _first_failure(reports):
-    states = RankStates()
-    for report in reports:
-        states.take(report)
-    failure = states.first_failure
-    return failure and (failure.rank, failure.status)
-
-
 EXIT_3, KILLED = Report(1, "exit", 3, "a"), Report(1, "exit", 137, "a")
 FAILED_0 = Report(0, "failed", 1, "b")
 
@@ -40,7 +31,11 @@ FAILED_0 = Report(0, "failed", 1, "b")
     ],
 )
 def test_who_failed_first(reports, expected):
-    assert _first_failure(reports) == expected
+    states = RankStates()
+    for report in reports:
+        states.take(report)
+    failure = states.first_failure
+    assert (failure and (failure.rank, failure.status)) == expected
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,17 @@ def check_all_connected(results):
             assert results[other][place].recv(2) == bytes([rank, other])
 
 
-def hello_of(generation=2):
-    return {
-        "role": "data",
-        "generation": generation,
-        "channel": "world/1",
-        "worker": "w1",
-        "to": "w0",
-    }
+HELLO = {
+    "role": "data",
+    "generation": 2,
+    "channel": "world/1",
+    "worker": "w1",
+    "to": "w0",
+}
+
+
+def connect_to(mesh, **changed):
+    return wire.connect(mesh.address, TOKEN, {**HELLO, **changed})
 
 
 def is_closed(sock):
@@ -125,17 +128,12 @@ def test_descriptors_are_closed_in_programs_that_a_worker_starts():
 
 
 def test_connections_of_earlier_generations_are_refused():
-    workers = Workers(2)
-    workers.meshes[0].begin(1)
-    came_before = wire.connect(
-        workers.meshes[0].address, TOKEN, hello_of(generation=1)
-    )
-    workers.meshes[0].begin(2)
+    mesh = Workers(2).meshes[0]
+    mesh.begin(1)
+    came_before = connect_to(mesh, generation=1)
+    mesh.begin(2)
     assert is_closed(came_before)
-    late = wire.connect(
-        workers.meshes[0].address, TOKEN, hello_of(generation=1)
-    )
-    assert is_closed(late)
+    assert is_closed(connect_to(mesh, generation=1))
 
 
 @pytest.mark.parametrize(
@@ -152,17 +150,14 @@ def test_connections_of_earlier_generations_are_refused():
 )
 def test_what_is_not_for_this_worker_is_refused(wrong):
     workers = Workers(2)
-    sock = wire.connect(
-        workers.meshes[0].address, TOKEN, {**hello_of(), **wrong}
-    )
-    assert is_closed(sock)
+    assert is_closed(connect_to(workers.meshes[0], **wrong))
 
 
 def test_strangers_are_refused():
     workers = Workers(2)
     address = workers.meshes[0].address
     with pytest.raises(ConnectionError):
-        wire.connect(address, make_token(), hello_of())
+        wire.connect(address, make_token(), HELLO)
     with socket.create_connection(address) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10_000)
         check_all_connected(workers.connect(2, "world/1"))
@@ -170,8 +165,7 @@ def test_strangers_are_refused():
 
 def test_a_worker_that_is_no_member_is_not_taken():
     workers = Workers(2)
-    hello = {**hello_of(), "worker": "w9"}
-    other = wire.connect(workers.meshes[0].address, TOKEN, hello)
+    other = connect_to(workers.meshes[0], worker="w9")
     check_all_connected(workers.connect(2, "world/1"))
     workers.meshes[0].begin(3)
     assert is_closed(other)

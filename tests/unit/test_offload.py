@@ -72,9 +72,7 @@ def test_what_is_moved_and_given_back():
 
 def test_small_ones_stay_if_sizes_are_known_late():
     offload = tfring.Offload(min_bytes=BYTES + 1)
-    step = traced(
-        offload, input_signature=[tf.TensorSpec([None, 64], tf.float32)]
-    )
+    step = traced(offload, input_signature=[tf.TensorSpec([None, 64])])
     step(BATCH)
     assert (offload.statistics().moved, offload.statistics().small) == (0, 4)
     step(tf.repeat(BATCH, 2, axis=0))
@@ -185,9 +183,7 @@ def test_validation_does_not_count():
 
 def test_a_larger_batch_is_within_the_budget_and_is_forgotten():
     offload = under_budget(4)
-    step = traced(
-        offload, input_signature=[tf.TensorSpec([None, 64], tf.float32)]
-    )
+    step = traced(offload, input_signature=[tf.TensorSpec([None, 64])])
     step(BATCH)
     for rows, kept in ((1, 4), (2, 2), (2, 2), (1, 2), (1, 4)):
         step(tf.repeat(BATCH, rows, axis=0))

@@ -64,13 +64,11 @@ def test_what_does_not_go_with_rounds(options, error, message):
         tfring.DistributedOptimizer(**options)
 
 
-def fit_with(*callbacks, layer=None, **options):
+def fit_with(*callbacks, layer=None):
     model = keras.Sequential(
         [keras.Input((3,)), layer or keras.layers.Dense(2)]
     )
-    optimizer = tfring.DistributedOptimizer(
-        "sgd", sync=tfring.DiLoCo(2), **options
-    )
+    optimizer = tfring.DistributedOptimizer("sgd", sync=tfring.DiLoCo(2))
     model.compile(optimizer, "mse")
     x, y = np.ones((8, 3)), np.ones((8, 3 if layer else 2))
     model.fit(x, y, batch_size=2, verbose=0, callbacks=list(callbacks))
@@ -110,10 +108,7 @@ def test_a_saved_model_is_a_plain_one(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer) is keras.optimizers.SGD
     assert int(loaded.optimizer.iterations) == 4
-    for own, other in zip(
-        model.get_weights(), loaded.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(own, other)
+    np.testing.assert_equal(loaded.get_weights(), model.get_weights())
 
 
 @pytest.mark.parametrize(
