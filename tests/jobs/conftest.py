@@ -101,38 +101,14 @@ def run(start):
 
 
 @pytest.fixture
-def run_job(start, write_script):
-    """Returns a function that runs a script on some ranks, to its end.
+def run_job(run, write_script):
+    """Returns a function that runs a script on some ranks, as `run` does."""
 
-    `run_job(2, script, timeout=30)` gives a `subprocess.CompletedProcess` whose
-    `stdout` has stderr in it; a job that takes longer fails the test.
-    """
-
-    def run_job(
-        ranks,
-        script,
-        *,
-        timeout=JOB_SECONDS,
-        env=None,
-        options=(),
-        plain_mpirun=False,
-    ):
-        launcher = (
-            mpirun(ranks)
-            if plain_mpirun
-            else [*TFRINGRUN, *options, "-np", str(ranks)]
-        )
-        process = start(
-            [*launcher, sys.executable, write_script(script)], env=env
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired as error:
-            written = (error.stdout or b"").decode(errors="replace")
-            pytest.fail(f"still running after {timeout} s:\n{written}")
-        return subprocess.CompletedProcess(
-            process.args, process.returncode, output
-        )
+    def run_job(ranks, script, *, options=(), plain_mpirun=False, **how):
+        launcher = [*TFRINGRUN, *options, "-np", ranks]
+        if plain_mpirun:
+            launcher = mpirun(ranks)
+        return run([*launcher, sys.executable, write_script(script)], **how)
 
     return run_job
 

@@ -69,6 +69,11 @@ class Elastic:
         pids = self.pids("elastic_worker")
         return [pid for pid in pids if pid != self.process.pid]
 
+    def check_end(self, status=0):
+        """The job ends with this status, and leaves no process behind."""
+        assert self.finish() == status, self.output
+        assert self.nothing_is_left()
+
     def nothing_is_left(self, seconds=60):
         end = time.monotonic() + seconds
         while running(self.marker):

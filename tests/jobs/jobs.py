@@ -28,6 +28,12 @@ LEAN = {
     )
 }
 
+# The rank, as any of the MPI launchers tells it.
+RANK = """
+import os, sys, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+"""
+
 
 def mpirun(ranks):
     """How a user starts a job without tfringrun."""
@@ -40,6 +46,17 @@ def mpirun(ranks):
         if os.geteuid() == 0:
             line += ["--allow-run-as-root"]
     return line
+
+
+def in_place_of_ssh(path, script):
+    """The environment of a job whose launcher runs this script of a shell."""
+    path.write_text(f"#!/bin/sh\n{script}")
+    path.chmod(0o755)
+    names = (
+        *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+        "HYDRA_LAUNCHER_EXEC",
+    )
+    return dict.fromkeys(names, str(path))
 
 
 def printed(output, word="result"):

@@ -1,28 +1,32 @@
 """tfring-bench measures, on two ranks, and says so."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from jobs import JOB_SECONDS, TFRINGRUN
-
-BENCH = [sys.executable, "-m", "tfring.bench"]
+from jobs import TFRINGRUN
 
 
-def test_allreduce(run, tmp_path):
-    figures = tmp_path / "figures.json"
-    output = run(
-        [
-            *TFRINGRUN,
-            *("-np", "2"),
-            *BENCH,
-            *("allreduce", "--peers=mpi", "--rounds=2"),
-            *("--min_bytes=4k", "--max_bytes=16k", f"--json={figures}"),
-        ]
+@pytest.fixture
+def bench(run, tmp_path):
+    """Returns a function that measures, and gives the output and figures."""
+
+    def bench(*words, launcher=(*TFRINGRUN, "-np", "2")):
+        path = tmp_path / "figures.json"
+        program = (sys.executable, "-m", "tfring.bench")
+        output = run([*launcher, *program, *words, f"--json={path}"])
+        return output, json.loads(path.read_text())
+
+    return bench
+
+
+def test_allreduce(bench):
+    output, figures = bench(
+        *("allreduce", "--peers=mpi", "--rounds=2"),
+        *("--min_bytes=4k", "--max_bytes=16k"),
     )
     assert "busbw" in output
-    rows = json.loads(figures.read_text())["rows"]
+    rows = figures["rows"]
     everyone = {
         *("tfring eager", "tfring function", "empty function"),
         *("tfring in place", "mpi", "mpi in place"),
@@ -43,22 +47,14 @@ def test_allreduce(run, tmp_path):
 
 
 @pytest.mark.thorough
-def test_memory_of_sharded_states(run, tmp_path):
-    figures = tmp_path / "figures.json"
-    output = run(
-        [
-            *TFRINGRUN,
-            *("-np", "2"),
-            *BENCH,
-            *("memory", "--model=mlp", "--batch_size=16"),
-            *("--policies=whole,sharded", "--rounds=1", "--steps=2"),
-            f"--json={figures}",
-        ]
+def test_memory_of_sharded_states(bench):
+    output, figures = bench(
+        *("memory", "--model=mlp", "--batch_size=16"),
+        *("--policies=whole,sharded", "--rounds=1", "--steps=2"),
     )
     assert "bytes of the optimizer, sharded" in output
-    summary = json.loads(figures.read_text())["summary"]
     whole, sharded = (
-        summary[f"bytes of the optimizer, {who}"]
+        figures["summary"][f"bytes of the optimizer, {who}"]
         for who in ("whole", "sharded")
     )
     assert whole > 8_000_000
@@ -66,21 +62,13 @@ def test_memory_of_sharded_states(run, tmp_path):
 
 
 @pytest.mark.thorough
-def test_memory_on_one_rank(tmp_path):
-    figures = tmp_path / "figures.json"
-    alone = subprocess.run(
-        [
-            *(*BENCH, "memory", "--model=mlp", "--batch_size=2048"),
-            *("--policies=none,remat,all,auto", "--rounds=1", "--steps=2"),
-            f"--json={figures}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=JOB_SECONDS,
+def test_memory_on_one_rank(bench):
+    _, figures = bench(
+        *("memory", "--model=mlp", "--batch_size=2048"),
+        *("--policies=none,remat,all,auto", "--rounds=1", "--steps=2"),
+        launcher=(),
     )
-    assert alone.returncode == 0, alone.stderr
-    rows = json.loads(figures.read_text())["rows"]
-    peak = {row["who"]: row["added_bytes"] for row in rows}
+    peak = {row["who"]: row["added_bytes"] for row in figures["rows"]}
     assert peak["all"] < peak["remat"] * 0.7
     assert peak["all"] < peak["none"] / 4
     budgets = [who for who in peak if who.startswith("auto")]

@@ -86,7 +86,7 @@ def test_the_example_trains_on_each_image_once(run, tmp_path, shard_states):
 
 
 def test_a_process_set_of_all_that_are_left(run_job):
-    job = run_job(
+    output = run_job(
         3,
         """
 import os, signal
@@ -109,15 +109,14 @@ train(tfring.elastic.ObjectState(tfring.broadcast_object))
 """,
         options=["--elastic"],
     )
-    assert job.returncode == 0, job.stdout
     for size in (3, 2):
         line = f"{size} ranks, of which 2 have a set"
-        assert job.stdout.count(line) == 2, job.stdout
+        assert output.count(line) == 2, output
 
 
 def test_a_rank_is_lost_within_a_round(run_job):
     """All go back to the last meeting; who joins has the outer state, too."""
-    job = run_job(
+    output = run_job(
         2,
         """
 import os, signal
@@ -153,16 +152,15 @@ print("digest", np.concatenate(model.get_weights(), None).tobytes().hex())
         options=["--elastic"],
         env=PATIENT,
     )
-    assert job.returncode == 0, job.stdout
-    assert job.stdout.count("begins at step 0 of 2") == 2
-    assert job.stdout.count("begins at step 4 of 1") == 1
-    digests = re.findall(r"digest (\w+)", job.stdout)
+    assert output.count("begins at step 0 of 2") == 2
+    assert output.count("begins at step 4 of 1") == 1
+    digests = re.findall(r"digest (\w+)", output)
     assert len(digests) == 2
     assert digests[0] == digests[1]
 
 
 def test_who_comes_later_joins_the_training_that_the_others_are_in(run_job):
-    job = run_job(
+    output = run_job(
         2,
         """
 import os, signal, time
@@ -197,13 +195,12 @@ print(worker, sums, state.total - state.steps)
         options=["--elastic"],
         env=PATIENT,
     )
-    assert job.returncode == 0, job.stdout
     for worker in ("w1", "w3"):
-        assert f"{worker} [2.0] 2.0" in job.stdout, job.stdout
+        assert f"{worker} [2.0] 2.0" in output, output
 
 
 def test_a_rank_that_does_not_come_back(run_job):
-    job = run_job(
+    output = run_job(
         2,
         """
 import tfring
@@ -225,6 +222,6 @@ except ValueError:
     time.sleep(1000)
 """,
         env={"TFRING_INIT_TIMEOUT_SECONDS": "5"},
+        status=1,
     )
-    assert job.returncode == 1, job.stdout
-    assert "rank 1 did not come" in job.stdout
+    assert "rank 1 did not come" in output

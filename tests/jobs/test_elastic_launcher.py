@@ -18,12 +18,11 @@ from jobs import FORGIVING_TFRINGRUN, JOB_SECONDS, TFRINGRUN, running
 
 def test_a_job_without_faults(elastic):
     job = elastic("--min-np 2 --max-np 3", "--steps=20")
-    assert job.finish() == 0, job.output
+    job.check_end()
     assert sorted(
         re.findall(r"\[(\d)\] generation 1: rank \1 of 3", job.output)
     )
     assert "lost" not in job.output
-    assert job.nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_a_lost_worker_is_replaced(elastic, what, said):
     in_three = r"[\s\S]*\] generation \d: rank \d of 3"
     job.read_until(f"worker w2 .* is lost(?:{in_three}){{3}}")
     job.let_end()
-    assert job.finish() == 0, job.output
+    job.check_end()
     assert re.search(
         rf"worker w2 \(rank \d, .*\) is lost: .*{said}", job.output
     )
@@ -62,7 +61,6 @@ def test_a_lost_worker_is_replaced(elastic, what, said):
     # Each generation begins where the one before has ended.
     steps = [int(s) for s in re.findall(r"from step (-?\d+)", job.output)]
     assert max(steps) >= 10
-    assert job.nothing_is_left()
 
 
 @pytest.mark.thorough
@@ -72,9 +70,8 @@ def test_a_worker_that_is_stopped_before_it_joins_is_replaced(elastic):
         *("--steps=20", "--fault=w1:early:0"),
         **IMPATIENT,
     )
-    assert job.finish() == 0, job.output
+    job.check_end()
     assert "worker w1 (host localhost) is lost: it is stopped." in job.output
-    assert job.nothing_is_left()
 
 
 def test_a_spare_is_there_at_once(elastic):
@@ -82,23 +79,21 @@ def test_a_spare_is_there_at_once(elastic):
         "--min-np 2 --max-np 2 --spares 1",
         *("--steps=200", "--size=2", "--fault=w1:kill:50"),
     )
-    assert job.finish() == 0, job.output
+    job.check_end()
     # With at least two there is no second generation without it.
     assert "generation 2: 2 workers" in job.output
-    assert job.nothing_is_left()
 
 
 def test_a_job_in_which_all_fail_says_who_failed_first(elastic):
     faults = [f"--fault=w{i}:raise:5" for i in range(1, 9)]
     job = elastic("--min-np 2 --max-np 2", *faults)
-    assert job.finish() == 1, job.output
+    job.check_end(1)
     last = job.output.splitlines()[-2:]
     assert re.fullmatch(
         r"tfringrun: rank \d \(host localhost\) failed first: ValueError: boom",
         last[1],
     ), job.output
     assert "[0] ValueError: boom" in job.output
-    assert job.nothing_is_left()
 
 
 def test_a_command_that_fails_at_once_fails_the_job(run):
@@ -121,8 +116,7 @@ def test_a_signal_ends_the_job(elastic, number):
     job = elastic("--min-np 2 --max-np 2", "--steps=100000")
     job.read_until("generation 1: rank", 2)
     job.process.send_signal(number)
-    assert job.finish() == 128 + number, job.output
-    assert job.nothing_is_left()
+    job.check_end(128 + number)
 
 
 def test_a_killed_launcher_leaves_nothing(elastic):
@@ -166,12 +160,11 @@ def test_a_lost_supervisor_is_replaced_and_so_are_its_workers(elastic):
     job.read_until(r"generation \d: 2 workers")
     job.read_until(r"generation \d: 4 workers", 2)
     job.let_end()
-    assert job.finish() == 0, job.output
+    job.check_end()
     assert "localhost was lost" in job.output or (
         "127.0.0.1 was lost" in job.output
     )
     assert re.findall(r"generation \d: (\d) workers", job.output)[-1] == "4"
-    assert job.nothing_is_left()
 
 
 def test_the_job_ends_when_nobody_reads_its_output(elastic):
@@ -217,8 +210,7 @@ def test_random_faults(elastic):
     assert faults > 0, job.output
     job.let_end()
     os.set_blocking(job.process.stdout.fileno(), True)
-    assert job.finish() == 0, job.output
-    assert job.nothing_is_left()
+    job.check_end()
 
 
 def ports(pids):
@@ -295,8 +287,7 @@ def test_hosts_that_a_script_finds_come_and_go(elastic, tmp_path):
     hosts.write_text("localhost:x\n")
     job.read_until(r"The hosts stay as they are")
     job.let_end()
-    assert job.finish() == 0, job.output
-    assert job.nothing_is_left()
+    job.check_end()
 
 
 @pytest.mark.thorough

@@ -49,8 +49,7 @@ def test_tasks_with_the_same_line_are_one_job(task):
     line = ("-np 4 --slots-per-host 2", "--steps=20", "--size=4")
     tasks = [task(name, *line) for name in ("node1", "node2")]
     for each in tasks:
-        assert each.finish() == 0, each.output
-        assert each.nothing_is_left()
+        each.check_end()
     # The first task is the launcher.
     head, other = sorted(tasks, key=lambda each: "joins" in each.output)
     assert "generation 1: 4 workers on 2 hosts" in head.output
@@ -87,11 +86,9 @@ def test_a_task_that_is_asked_to_end_takes_its_workers_along(task):
     head.read_until(r"generation \d: 2 workers on 2 hosts")
     other.process.send_signal(signal.SIGTERM)
     # So that Kubernetes does not count it as done.
-    assert other.finish() == 128 + signal.SIGTERM, other.output
-    assert other.nothing_is_left()
+    other.check_end(128 + signal.SIGTERM)
     head.let_end()
-    assert head.finish() == 0, head.output
-    assert head.nothing_is_left()
+    head.check_end()
 
 
 def test_tasks_end_with_the_status_of_the_job(task):
@@ -101,19 +98,16 @@ def test_tasks_end_with_the_status_of_the_job(task):
     limit = {"TFRING_ELASTIC_TIMEOUT_SECONDS": "20"}
     head = task("head", *line, **limit)
     other = task("node2", *line, **limit)
-    assert head.finish() == 3, head.output
-    assert other.finish() == 3, other.output
-    assert head.nothing_is_left()
-    assert other.nothing_is_left()
+    head.check_end(3)
+    other.check_end(3)
 
 
 def test_tasks_end_with_the_launcher(task):
     head, other = pair(task, "--min-np 1", *ENDLESS)
     head.read_until(r"generation \d: 2 workers on 2 hosts")
     head.process.kill()
-    assert other.finish() == 1
+    other.check_end(1)
     assert "tfringrun: the launcher is gone." in other.output
-    assert other.nothing_is_left()
     assert head.nothing_is_left()
 
 

@@ -9,17 +9,16 @@ import termios
 import time
 
 import pytest
-from jobs import JOB_SECONDS, TFRINGRUN
+from jobs import JOB_SECONDS, RANK, TFRINGRUN, in_place_of_ssh
 
-# The rank, as any of the MPI launchers tells it.
-RANK = """
-import os, sys, time
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
-
+SCRIPT = (
+    RANK
+    + """
 def wait_until(*names):
     while not all(map(os.path.exists, names)):
         time.sleep(0.01)
 """
+)
 # Open MPI's and MPICH's.
 BOILERPLATE = re.compile(r"-{20}|={20}|prterun|mpirun|mpiexec|MPI_ABORT")
 
@@ -27,9 +26,9 @@ BOILERPLATE = re.compile(r"-{20}|={20}|prterun|mpirun|mpiexec|MPI_ABORT")
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_traceback_of_the_first_rank(run_job, verbose):
     # All at once, line by line; but one rank alone ends, when all have said it.
-    job = run_job(
+    output = run_job(
         3,
-        RANK
+        SCRIPT
         + """
 import traceback
 def inner():
@@ -46,15 +45,15 @@ except RuntimeError:
     sys.exit(1)
 """,
         options=["--verbose"] * verbose,
+        status=1,
     )
-    assert job.returncode == 1, job.stdout
-    lines = job.stdout.splitlines()
+    lines = output.splitlines()
     assert re.fullmatch(
         r"tfringrun: rank 1 \(host \S+\) failed first: "
         "RuntimeError: boom on rank 1",
         lines.pop(),
-    ), job.stdout
-    assert bool(BOILERPLATE.search("\n".join(lines[3:]))) == verbose, job.stdout
+    ), output
+    assert bool(BOILERPLATE.search("\n".join(lines[3:]))) == verbose, output
     if verbose:
         return
     # Each traceback is whole, and the traceback of the first rank to fail is at
@@ -66,7 +65,7 @@ except RuntimeError:
 
 
 BAR = (
-    RANK
+    SCRIPT
     + """
 if rank == 0:
     for i in range(3):
@@ -82,13 +81,8 @@ if rank == 0:
 def test_a_progress_bar_moves_on_a_terminal(start, write_script, tmp_path):
     job = start(
         [
-            sys.executable,
-            write_script(IN_TERMINAL),
-            *TFRINGRUN,
-            "-np",
-            "2",
-            sys.executable,
-            write_script(BAR),
+            *(sys.executable, write_script(IN_TERMINAL)),
+            *(*TFRINGRUN, "-np", "2", sys.executable, write_script(BAR)),
             "waits until it is seen",
         ]
     )
@@ -111,27 +105,18 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_a_progress_bar_in_a_file_is_a_line(run_job):
-    job = run_job(2, BAR)
-    assert job.returncode == 0
-    assert job.stdout == "[0] 3/3 ==\n"
+    assert run_job(2, BAR) == "[0] 3/3 ==\n"
 
 
 def test_a_host_that_cannot_be_reached(run, tmp_path):
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
+    script = (
         "echo 'ssh: connect to host node2 port 22: Connection refused' >&2\n"
         "exit 255\n"
     )
-    ssh.chmod(0o755)
     output = run(
         [*TFRINGRUN, "-H", "node2:1", "true"],
         status=None,
-        env={
-            "PRTE_MCA_plm_ssh_agent": str(ssh),
-            "OMPI_MCA_plm_rsh_agent": str(ssh),
-            "HYDRA_LAUNCHER_EXEC": str(ssh),
-        },
+        env=in_place_of_ssh(tmp_path / "ssh", script),
     )
     assert re.fullmatch(
         "tfringrun: (host node2|a host) cannot be reached: ssh: connect to "

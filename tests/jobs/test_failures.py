@@ -32,7 +32,7 @@ def wait_until(event, *ranks):
 
 @pytest.mark.thorough
 def test_an_idle_engine_uses_no_cpu(run_job):
-    job = run_job(
+    output = run_job(
         2,
         JOB
         + """
@@ -45,8 +45,8 @@ tfring.barrier()
 print("idle", idle)
 """,
     )
-    idle = re.findall(r"idle ([\d.]+)", job.stdout)
-    assert len(idle) == 2, job.stdout
+    idle = re.findall(r"idle ([\d.]+)", output)
+    assert len(idle) == 2, output
     assert max(map(float, idle)) < 0.05
 
 
@@ -92,15 +92,16 @@ fit("mse", keras.callbacks.LambdaCallback(on_epoch_end=end))
 @pytest.mark.parametrize("where", _ENDS)
 def test_the_last_line_says_why(run_job, where):
     script, reason = _ENDS[where]
-    job = run_job(2, f"{JOB}tfring.init()\nimport numpy as np\n{script}")
-    assert job.returncode == 1, job.stdout
-    last = job.stdout.strip().rpartition("\n")[2]
+    output = run_job(
+        2, f"{JOB}tfring.init()\nimport numpy as np\n{script}", status=1
+    )
+    last = output.strip().rpartition("\n")[2]
     assert re.fullmatch(rf"tfringrun: rank .* failed first: .*{reason}.*", last)
     assert not re.search(r"\{\{|\[Op:", last)
 
 
 def test_a_missing_rank(run_job):
-    job = run_job(
+    output = run_job(
         3,
         JOB
         + """
@@ -137,20 +138,17 @@ print("done")
             "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "8",
         },
     )
-    assert job.returncode == 0, job.stdout
-    assert job.stdout.count("done") == 3
+    assert output.count("done") == 3
     deadlock = (
         "ranks wait for one another: ranks 0 and 1 in allreduce of 'a' for "
         "rank 2; rank 2 in allreduce of 'b' for ranks 0 and 1."
     )
     for rank in range(3):
-        assert f"warning on rank {rank}: {deadlock}" in job.stdout
-    (stuck,) = (line for line in job.stdout.splitlines() if "[2] stuck" in line)
+        assert f"warning on rank {rank}: {deadlock}" in output
+    (stuck,) = (line for line in output.splitlines() if "[2] stuck" in line)
     for rank in (0, 1):
         assert f", and rank {rank} waits in allreduce of 'a'" in stuck
-        said = [
-            line for line in job.stdout.splitlines() if f"[{rank}] " in line
-        ]
+        said = [line for line in output.splitlines() if f"[{rank}] " in line]
         warnings = [line for line in said if "warning" in line]
         assert "'lonely'" in warnings[0]
         assert "for rank 2; ranks 0 and 1 asked for it" in warnings[0]
@@ -209,16 +207,15 @@ def test_an_exception_on_one_rank(run_job, plain_mpirun):
             raise ValueError('boom')
 """,
     )
-    job = run_job(2, script, plain_mpirun=plain_mpirun)
-    assert job.returncode == 1, job.stdout
-    raised = re.search(r"ValueError: boom$", job.stdout, re.MULTILINE)
-    assert raised, job.stdout
+    output = run_job(2, script, plain_mpirun=plain_mpirun, status=1)
+    raised = re.search(r"ValueError: boom$", output, re.MULTILINE)
+    assert raised, output
     # No output of another rank or of MPI is before the traceback.
-    before = job.stdout[: raised.start()]
+    before = output[: raised.start()]
     assert len(re.findall(r"\bTraceback \(", before)) == 1
     assert not re.search(r"abort|mpirun|terminated", before, re.IGNORECASE)
     if not plain_mpirun:
-        assert "[1] ValueError: boom" in job.stdout
+        assert "[1] ValueError: boom" in output
 
 
 @pytest.mark.parametrize("plain_mpirun", [False, True])

@@ -13,16 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import JOB_SECONDS, TFRINGRUN, running
+from jobs import JOB_SECONDS, RANK, TFRINGRUN, in_place_of_ssh, running
 
 from tfring import horovod
 from tfring._core import abi
-
-# The rank, from the variables of any MPI launcher.
-RANK = """
-import os, sys, time
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
-"""
 
 
 def test_output_and_arguments(run, write_script):
@@ -68,13 +62,11 @@ print("horovod", version("horovod"))
     ],
 )
 def test_exit_status(run_job, end, status):
-    job = run_job(
-        2, RANK + f"if rank == 1: {end}\ntime.sleep(1000)\nprint('lived on')"
-    )
-    assert job.returncode == status, job.stdout
-    assert "lived on" not in job.stdout
+    script = f"if rank == 1: {end}\ntime.sleep(1000)\nprint('lived on')"
+    output = run_job(2, RANK + script, status=status)
+    assert "lived on" not in output
     if status == 1:
-        assert "[1] ValueError: boom" in job.stdout.splitlines()
+        assert "[1] ValueError: boom" in output.splitlines()
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
@@ -145,17 +137,15 @@ def _new_hostname():
 
 @pytest.mark.skipif(_new_hostname() is None, reason="needs unshare -u")
 def test_several_hosts(run, write_script, tmp_path):
-    # In place of ssh: a new hostname and an empty environment on this machine.
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
+    # A new hostname and an empty environment on this machine.
+    ssh = in_place_of_ssh(
+        tmp_path / "ssh",
         'while case "$1" in -*) true ;; *) false ;; esac; do shift; done\n'
         "host=$1\n"
         "shift\n"
         f'exec env -i HOME="$HOME" PATH=/usr/bin:/bin {_new_hostname()} '
-        """sh -c 'hostname "$0"; exec sh -c "$1"' "$host" "$*"\n"""
+        """sh -c 'hostname "$0"; exec sh -c "$1"' "$host" "$*"\n""",
     )
-    ssh.chmod(0o755)
     script = write_script(
         """
         import os
@@ -170,12 +160,7 @@ def test_several_hosts(run, write_script, tmp_path):
     hostfile.write_text("node1 slots=1\nnode2 slots=2\n")
     output = run(
         [*TFRINGRUN, "--hostfile", hostfile, sys.executable, script],
-        env={
-            "MY_DATA": 'a b;"c",d',
-            "PRTE_MCA_plm_ssh_agent": str(ssh),
-            "OMPI_MCA_plm_rsh_agent": str(ssh),
-            "HYDRA_LAUNCHER_EXEC": str(ssh),
-        },
+        env={"MY_DATA": 'a b;"c",d', **ssh},
     )
     lines = output.splitlines()
     assert {line for line in lines if re.match(r"\[\d\] ", line)} == {

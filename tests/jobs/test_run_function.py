@@ -21,6 +21,16 @@ import tfring
 def rank():
     return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 """
+SLEEP = """
+import tfring
+
+def sleep():
+    import time
+    print("asleep", flush=True)
+    time.sleep(1000)
+
+tfring.run(sleep)
+"""
 
 
 def test_results_errors_and_output(run, write_script, tmp_path):
@@ -153,17 +163,9 @@ print(len({pid for pid, _ in tfring.run(work.pid)}), "processes")
 def test_a_program_that_ends_takes_its_job_along(
     start, write_script, tmp_path, marker, how
 ):
-    script = write_script(
-        PROGRAM
-        + """
-def sleep():
-    print("asleep", flush=True)
-    time.sleep(1000)
-
-tfring.run(sleep)
-"""
+    job = start(
+        [sys.executable, write_script(SLEEP)], env={"TMPDIR": str(tmp_path)}
     )
-    job = start([sys.executable, script], env={"TMPDIR": str(tmp_path)})
     assert job.stdout.readline() == "asleep\n"
     assert len(running(marker)) >= 4
     [folder] = tmp_path.glob(".tfring-run-*")
@@ -182,7 +184,7 @@ tfring.run(sleep)
 
 
 def test_not_from_a_rank(run_job):
-    job = run_job(
+    output = run_job(
         2,
         """
 import tfring
@@ -192,7 +194,7 @@ except RuntimeError as error:
     print(error)
 """,
     )
-    assert job.stdout.count("this process is a rank of one") == 2
+    assert output.count("this process is a rank of one") == 2
 
 
 def test_the_notebook(tmp_path):
@@ -235,16 +237,7 @@ def test_a_notebooks_stop_button(tmp_path, marker):
         stdout=subprocess.DEVNULL,
     )
     try:
-        message = client.execute("""
-import tfring
-
-def sleep():
-    import time
-    print("asleep", flush=True)
-    time.sleep(1000)
-
-tfring.run(sleep)
-""")
+        message = client.execute(SLEEP)
         text = ""
         while "asleep" not in text:
             found = client.get_iopub_msg(timeout=JOB_SECONDS)["content"]

@@ -47,7 +47,7 @@ _SILENCE = (
     ("shared_memory", "how", "victim"), [("1", "eager", 1), ("0", "traced", 0)]
 )
 def test_it_is_named_by_all(run_job, shared_memory, how, victim):
-    job = run_job(
+    output = run_job(
         3,
         f"import sys; sys.argv[1:] = ['{victim}', '{how}']\n" + _SCRIPT,
         env={
@@ -55,15 +55,15 @@ def test_it_is_named_by_all(run_job, shared_memory, how, victim):
             "TFRING_STALL_CHECK_TIME_SECONDS": "2",
             "TFRING_STALL_SHUTDOWN_TIME_SECONDS": "6",
         },
+        status=3,
     )
-    assert job.returncode == 3, job.stdout
     silence = _SILENCE.format(victim)
     for rank in {0, 1, 2} - {victim}:
         for said in (f"tfring warning on rank {rank}: ", "got .*"):
             assert re.search(
-                rf"^\[{rank}\] {said}{silence}", job.stdout, re.MULTILINE
-            ), job.stdout
-    blamed = re.findall(r"heard from (ranks? [^ ]*)", job.stdout)
-    assert set(blamed) == {f"rank {victim}"}, job.stdout
-    ends = re.findall(r"allreduce of [^\[\n]* go on without it", job.stdout)
-    assert len(set(ends)) == 1, job.stdout
+                rf"^\[{rank}\] {said}{silence}", output, re.MULTILINE
+            ), output
+    blamed = re.findall(r"heard from (ranks? [^ ]*)", output)
+    assert set(blamed) == {f"rank {victim}"}, output
+    ends = re.findall(r"allreduce of [^\[\n]* go on without it", output)
+    assert len(set(ends)) == 1, output
