@@ -20,6 +20,22 @@ MODES = {
 }
 # For a test of collectives that XLA cannot compile.
 without_xla = pytest.mark.parametrize("mode", ["eager", "graph"], indirect=True)
+# XLA in the thorough suite alone.
+xla_is_thorough = pytest.mark.parametrize(
+    "mode",
+    ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)],
+    indirect=True,
+)
+jit_compile_is_thorough = pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
+NUMPY_REDUCTIONS = {
+    tfring.Average: np.mean,
+    tfring.Sum: np.sum,
+    tfring.Min: np.min,
+    tfring.Max: np.max,
+    tfring.Product: np.prod,
+}
 DTYPES = sorted(SUPPORTED_DTYPES, key=lambda dtype: dtype.name)
 
 
@@ -32,8 +48,36 @@ def values_of(rank, shape, dtype=tf.float32, seed=0):
     return generator.integers(lowest, 4, shape).astype(dtype.as_numpy_dtype)
 
 
+def gradient_of(function):
+    """The gradient of all elements of a result, by the argument."""
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = function(x)
+        return tape.gradient(result, x)
+
+    return gradient
+
+
 def bits_of(variables):
     return [np.asarray(v).tobytes() for v in variables]
+
+
+def state_bits(model):
+    """The bits of a model's variables and of its optimizer's."""
+    return bits_of([*model.variables, *model.optimizer.variables])
+
+
+def assert_each_equal(values, expected):
+    for value, wanted in zip(values, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def assert_each_close(values, expected, **tolerances):
+    for value, wanted in zip(values, expected, strict=True):
+        name = getattr(value, "path", "")
+        np.testing.assert_allclose(value, wanted, err_msg=name, **tolerances)
 
 
 def assert_alike(value):
@@ -47,6 +91,13 @@ def assert_same_on_all_ranks(variables):
     assert_alike(bits_of(variables))
 
 
+def assert_all_differ(variables):
+    """No two ranks have the same bits of any of them."""
+    of_ranks = tfring.allgather_object(bits_of(variables))
+    for of_variable in zip(*of_ranks, strict=True):
+        assert len(set(of_variable)) == len(of_ranks)
+
+
 def warnings_of(category, function):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -58,11 +109,52 @@ def warnings_of(category, function):
     ]
 
 
-def small_model():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.Adam(0.1)
-    model.compile(tfring.DistributedOptimizer(optimizer), "mse")
+def data_for(model, rows, seed=0):
+    """Inputs, some of them words below 20, and targets."""
+    rng = np.random.default_rng(seed)
+    inputs = [
+        rng.integers(0, 20, (rows, *x.shape[1:]))
+        if x.dtype == "int32"
+        else rng.normal(size=(rows, *x.shape[1:])).astype("float32")
+        for x in model.inputs
+    ]
+    return inputs, rng.normal(size=(rows, 1)).astype("float32")
+
+
+def compiled(optimizer, *layers, loss="mse", **how):
+    """A model of these layers, one behind the other."""
+    model = keras.Sequential([*layers])
+    model.compile(optimizer, loss, **how)
     return model
+
+
+def small_model():
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    return compiled(optimizer, keras.Input((2,)), keras.layers.Dense(1))
+
+
+def with_loss_scale(optimizer, *, inside, **options):
+    """The optimizer is distributed inside of a loss scale, or around it."""
+    scaled = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
+    tfring.DistributedOptimizer(optimizer if inside else scaled, **options)
+    return scaled
+
+
+class FailsOnce(keras.callbacks.Callback):
+    """Before the batch of an epoch, on all ranks."""
+
+    def __init__(self, epoch, step):
+        super().__init__()
+        self.when = epoch, step
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.when:
+            self.when = None
+            raise tfring.elastic.HorovodInternalError("a rank is lost")
 
 
 class Largest(keras.metrics.Metric):

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_each_equal
 
 import tfring
 from tfring._core import native
@@ -60,18 +61,13 @@ def trained(offload, rows=8, steps=4, dtype=tf.float32):
     return [weight.numpy() for weight in weights], peak
 
 
-def check_same_bits(one, other):
-    for wanted, got in zip(one, other, strict=True):
-        np.testing.assert_array_equal(wanted, got)
-
-
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_bits(slow_streams, ahead):
     plain, _ = trained(None)
     for _ in range(3):
         offload = tfring.Offload(min_bytes=0, ahead=ahead)
         moved, _ = trained(offload)
-        check_same_bits(plain, moved)
+        assert_each_equal(moved, plain)
         statistics = offload.statistics()
         assert statistics.moved >= LAYERS
         assert statistics.tier_bytes == 0
@@ -86,7 +82,7 @@ def test_the_peak_is_lower(slow_streams):
     plain, plain_peak = trained(None, rows)
     offload = tfring.Offload(min_bytes=rows * WIDTH * 4, ahead=1)
     moved, peak = trained(offload, rows)
-    check_same_bits(plain, moved)
+    assert_each_equal(moved, plain)
     statistics = offload.statistics()
     assert statistics.moved_bytes >= LAYERS * rows * WIDTH * 4
     assert statistics.tier_peak_bytes >= statistics.moved_bytes
@@ -106,7 +102,7 @@ def test_a_budget_is_held(slow_streams, dtype):
     budget = 5 * feature_map
     offload = tfring.Offload("auto", budget_bytes=budget, min_bytes=0, ahead=1)
     moved, peak = trained(offload, rows, dtype=dtype)
-    check_same_bits(plain, moved)
+    assert_each_equal(moved, plain)
     statistics = offload.statistics()
     assert 0 < statistics.kept_bytes <= budget
     assert statistics.peak_bytes == peak
@@ -136,7 +132,7 @@ def fitted(offload):
 
 def test_bits_of_a_fit(slow_streams):
     offload = tfring.Offload(min_bytes=0)
-    check_same_bits(fitted(None), fitted(offload))
+    assert_each_equal(fitted(offload), fitted(None))
     assert offload.statistics().moved >= 4
     assert offload.statistics().tier_bytes == 0
 
@@ -217,8 +213,7 @@ def test_a_sum_is_not_rounded_otherwise_once_a_copy_is_made(
     big = [tf.identity(tf.fill([16, 16], sign * 1e8)) for sign in (1, -1)]
     for number in range(1, 4):
         batch = tf.identity(tf.fill([16, 16], 0.1 * number)), *big
-        for one, other in zip(plain(*batch), moving(*batch), strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_each_equal(moving(*batch), plain(*batch))
     assert offload.statistics().moved > 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from helpers import assert_each_close, compiled
 
 import tfring
 from tfring.callbacks import BroadcastGlobalVariablesCallback, JoinCallback
@@ -19,15 +20,13 @@ ROWS, BATCH, PASSES = 72, 24, 2
 
 def make_model(optimizer):
     keras.utils.set_random_seed(5)
-    model = keras.Sequential(
-        [
-            keras.Input((10,)),
-            keras.layers.Dense(16, "tanh"),
-            keras.layers.Dense(3),
-        ]
+    return compiled(
+        optimizer,
+        keras.Input((10,)),
+        keras.layers.Dense(16, "tanh"),
+        keras.layers.Dense(3),
+        jit_compile=False,
     )
-    model.compile(optimizer, "mse", jit_compile=False)
-    return model
 
 
 def plain():
@@ -40,15 +39,18 @@ def distributed(shard_states):
     return tfring.DistributedOptimizer(plain(), shard_states=shard_states)
 
 
-def fit(model, rank, size, callbacks=(), epochs=1, initial_epoch=0):
+def data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, 10)).astype("float32")
-    y = (x @ rng.normal(size=(10, 3))).astype("float32")
+    return x, (x @ rng.normal(size=(10, 3))).astype("float32")
+
+
+def fit(model, rank, size, callbacks=(), epochs=1):
+    x, y = data()
     model.fit(
         *(x[rank::size], y[rank::size]),
         batch_size=BATCH // size,
         epochs=epochs,
-        initial_epoch=initial_epoch,
         shuffle=False,
         verbose=0,
         callbacks=list(callbacks),
@@ -92,9 +94,7 @@ def saved(shard_states, rank, size, path):
 
 def by_batches(model, rank, size, batches):
     """Trains without `fit`."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, 10)).astype("float32")
-    y = (x @ rng.normal(size=(10, 3))).astype("float32")
+    x, y = data()
     for batch in batches:
         rows = slice(batch * BATCH + rank, (batch + 1) * BATCH, size)
         model.train_on_batch(x[rows], y[rows])
@@ -123,10 +123,6 @@ def broadcast(shard_states, rank, size, path):
     return model
 
 
-def of_one_process():
-    return fit(make_model(plain()), 0, 1, epochs=2)
-
-
 @pytest.mark.parametrize(
     "shard_states", [False, pytest.param(True, marks=pytest.mark.thorough)]
 )
@@ -137,8 +133,9 @@ def test_trains_as_one_process(how, shard_states, rank, size, shared_path):
     if how is joined and shard_states:
         pytest.skip("JoinCallback does not go with shards.")
     model = how(shard_states, rank, size, str(shared_path))
-    expected = of_one_process()
-    for got, want in zip(
-        model.trainable_variables, expected.trainable_variables, strict=True
-    ):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    alone = fit(make_model(plain()), 0, 1, epochs=2)
+    assert_each_close(
+        *(model.trainable_variables, alone.trainable_variables),
+        rtol=1e-4,
+        atol=1e-5,
+    )

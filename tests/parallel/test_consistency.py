@@ -5,22 +5,18 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from helpers import assert_each_equal, compiled
 
 import tfring
 from tfring.callbacks import BestModelCheckpoint, ConsistencyCheckCallback
 
 
 def make_model(optimizer=None):
-    model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dense(4, name="first"),
-            keras.layers.Dense(1, name="second"),
-        ]
-    )
-    model.compile(
+    model = compiled(
         optimizer or tfring.DistributedOptimizer(keras.optimizers.SGD(0.01)),
-        "mse",
+        keras.Input((3,)),
+        keras.layers.Dense(4, name="first"),
+        keras.layers.Dense(1, name="second"),
     )
     tfring.broadcast_variables(model.variables)
     return model
@@ -32,24 +28,21 @@ def fit(model, rank, **arguments):
     return model.fit(x, y, batch_size=4, verbose=0, **arguments)
 
 
-class Poison(keras.callbacks.Callback):
-    """Changes one weight on one rank after some batches, by one bit."""
-
-    def __init__(self, after):
-        super().__init__()
-        self.after = after
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch + 1 == self.after:
-            bias = self.model.get_layer("second").bias
-            bias.assign(np.nextafter(bias.numpy(), np.float32(9)))
+def poison(model):
+    """Changes one weight by one bit."""
+    bias = model.get_layer("second").bias
+    bias.assign(np.nextafter(bias.numpy(), np.float32(9)))
 
 
 def poisoned(model, rank, at_rank, after, **arguments):
-    callbacks = [ConsistencyCheckCallback(**arguments)]
-    if rank == at_rank:
-        callbacks.insert(0, Poison(after))
-    return fit(model, rank, callbacks=callbacks)
+    """Fits with another weight on one rank after some batches."""
+
+    def act(batch, logs):
+        if rank == at_rank and batch + 1 == after:
+            poison(model)
+
+    acts = keras.callbacks.LambdaCallback(on_train_batch_end=act)
+    fit(model, rank, callbacks=[acts, ConsistencyCheckCallback(**arguments)])
 
 
 def test_the_same_weights_pass(rank):
@@ -84,9 +77,7 @@ def test_ranks_that_stand_by_are_not_counted(rank, size):
         while tfring.allreduce(1, op=tfring.Sum, name="here") == size:
             pass
         if rank == size - 1:
-            poison = Poison(after=1)
-            poison.set_model(model)
-            poison.on_train_batch_end(0)
+            poison(model)
         others = list(range(1, size - 1))
         with pytest.raises(RuntimeError) as error:
             callback.on_train_batch_end(0)
@@ -117,12 +108,9 @@ def test_models_of_different_depth(rank, several_ranks):
 
 def test_moving_statistics_may_be_left_out(rank, size):
     def with_batch_norm():
-        model = keras.Sequential(
-            [keras.Input((3,)), keras.layers.BatchNormalization()]
-        )
-        optimizer = keras.optimizers.SGD(0.01)
-        model.compile(tfring.DistributedOptimizer(optimizer), "mse")
-        return model
+        optimizer = tfring.DistributedOptimizer(keras.optimizers.SGD(0.01))
+        norm = keras.layers.BatchNormalization()
+        return compiled(optimizer, keras.Input((3,)), norm)
 
     callback = ConsistencyCheckCallback(every=1, trainable_only=True)
     fit(with_batch_norm(), rank, callbacks=[callback])
@@ -149,8 +137,7 @@ def test_rank_0_alone_saves_the_best_model(rank, tmp_path):
     assert names == ([] if rank else ["of1.keras", "of2.keras", "of4.keras"])
     if rank == 0:
         saved = keras.models.load_model(tmp_path / "of4.keras")
-        for a, b in zip(saved.weights, model.weights, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_each_equal(saved.weights, model.weights)
 
 
 def test_best_model_needs_a_model_file():

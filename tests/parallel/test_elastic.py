@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging
-from helpers import small_model
+from helpers import assert_each_equal, assert_same_on_all_ranks, small_model
 from mpi4py import MPI
 
 import tfring
 from tfring import elastic
 from tfring.elastic import variables
-
-
-def sum_of(value):
-    return float(tfring.allreduce(float(value), op=tfring.Sum))
 
 
 def test_a_job_that_is_not_elastic_says_so(rank, size, monkeypatch):
@@ -50,7 +46,7 @@ def test_who_fails_takes_all_back_to_the_commit(rank, size):
     def train(state, last, *, fail):
         starts.append((state.step, list(state.seen), variable.numpy()))
         while state.step < last:
-            variable.assign_add(sum_of(1))
+            variable.assign_add(tfring.allreduce(1.0, op=tfring.Sum))
             state.seen.append(state.step)
             state.step += 1
             if state.step == 2:
@@ -134,8 +130,7 @@ def test_a_model_and_its_optimizer():
     model = small_model()
     state = elastic.TensorFlowKerasState(model, batch=0, epoch=0)
     state.sync()
-    gathered = tfring.allgather(model.get_weights()[0][None]).numpy()
-    assert (gathered == gathered[0]).all()
+    assert_same_on_all_ranks(model.get_weights())
     x, y = np.ones((4, 2)), np.ones((4, 1))
     model.fit(x, y, batch_size=2, verbose=0)
     state.save()
@@ -143,8 +138,7 @@ def test_a_model_and_its_optimizer():
     model.fit(x, y, batch_size=1, verbose=0)
     assert model.optimizer.iterations == 6
     state.restore()
-    for now, then in zip(state_of(model), saved, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_each_equal(state_of(model), saved)
     model.fit(x, y, batch_size=2, verbose=0)
     assert model.optimizer.iterations == 4
 

@@ -8,7 +8,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Pair, assert_alike, assert_same_on_all_ranks
+from helpers import (
+    Pair,
+    assert_alike,
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    compiled,
+)
+from keras.callbacks import LambdaCallback
 
 import tfring
 from tfring.callbacks import (
@@ -26,12 +33,9 @@ pytestmark = pytest.mark.usefixtures("several_ranks")
 
 def make_model(seed=0, rate=0.1):
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)]
-    )
     optimizer = tfring.DistributedOptimizer(keras.optimizers.SGD(rate))
-    model.compile(optimizer, "mse", jit_compile=False)
-    return model
+    layers = keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)
+    return compiled(optimizer, *layers, jit_compile=False)
 
 
 def fit(model, rank, *, rows=ROWS, nan_at=0, **arguments):
@@ -51,15 +55,6 @@ def steps_of(model):
 
 def assert_same_weights(model):
     assert_same_on_all_ranks(model.weights)
-
-
-class Does(keras.callbacks.Callback):
-    """Calls a function at a place of training."""
-
-    def __init__(self, **hooks):
-        super().__init__()
-        for name, hook in hooks.items():
-            setattr(self, name, hook)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +112,7 @@ def test_weights_that_differ_are_an_error_before_the_first_update(rank, size):
     ) as error:
         fit(model, rank)
     assert "BroadcastGlobalVariablesCallback(0)" in str(error.value)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_each_equal(model.get_weights(), before)
     fit(model, rank, callbacks=[BroadcastGlobalVariablesCallback()])
     assert_same_weights(model)
 
@@ -137,8 +131,9 @@ def test_what_a_callback_does_on_one_rank_is_noticed_in_the_next_epoch(rank):
         (poison, r"epoch 2.*/bias', float32 \(1,\): it is the same only"),
     ):
         model = make_model()
+        acts = LambdaCallback(on_epoch_end=hook)
         with pytest.raises(RuntimeError, match=expected):
-            fit(model, rank, epochs=3, callbacks=[Does(on_epoch_end=hook)])
+            fit(model, rank, epochs=3, callbacks=[acts])
         assert steps_of(model) == ROWS // BATCH
 
 
@@ -153,7 +148,7 @@ def test_one_that_stops_stops_all(how, rank, size):
             model.stop_training = True
 
     callbacks = {
-        "callback": [Does(on_train_batch_end=stop)],
+        "callback": [LambdaCallback(on_train_batch_end=stop)],
         "TerminateOnNaN": [keras.callbacks.TerminateOnNaN()],
         "not a callback": [BroadcastGlobalVariablesCallback()],
     }[how]
@@ -204,35 +199,29 @@ def test_logs_stay_each_ranks_own_where_nothing_decides_by_them(rank, size):
 
 
 def test_validation_on_one_rank_alone(rank):
-    def callbacks():
-        # On the remaining ranks it only warns that the metric is missing.
-        return [keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)]
-
+    # On the remaining ranks it only warns that the metric is missing.
+    stop = keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)
     data = (np.ones((4, 3)), np.ones((4, 1))) if rank == 0 else None
-    model = make_model()
     history = fit(
-        model, rank, epochs=5, validation_data=data, callbacks=callbacks()
+        make_model(), rank, epochs=5, validation_data=data, callbacks=[stop]
     )
     assert len(history["loss"]) == 2
     assert_alike(history["loss"])
 
 
 def test_the_first_rank_writes_what_all_would(rank, size, shared_path):
+    saves = keras.callbacks.ModelCheckpoint
+    best = {"save_best_only": True, "save_weights_only": True}
     callbacks = [
-        keras.callbacks.ModelCheckpoint(shared_path / "{epoch}.keras"),
-        keras.callbacks.ModelCheckpoint(
-            shared_path / "best.weights.h5", "loss", save_weights_only=True,
-            save_best_only=True,
-        ),
+        saves(shared_path / "{epoch}.keras"),
+        saves(shared_path / "best.weights.h5", "loss", **best),
         BestModelCheckpoint(shared_path / "best.keras", "loss"),
         keras.callbacks.CSVLogger(shared_path / "log.csv"),
         # A path of its own on every rank, which then writes it.
-        keras.callbacks.ModelCheckpoint(shared_path / f"of_rank_{rank}.keras"),
-    ]  # fmt: skip
+        saves(shared_path / f"of_rank_{rank}.keras"),
+    ]
     if rank == 1:  # by no other rank
-        callbacks.append(
-            keras.callbacks.ModelCheckpoint(shared_path / "one.keras")
-        )
+        callbacks.append(saves(shared_path / "one.keras"))
     model = make_model()
     history = fit(model, rank, epochs=2, callbacks=callbacks)
     # Here, as soon as `fit` has returned on any rank.
@@ -245,8 +234,7 @@ def test_the_first_rank_writes_what_all_would(rank, size, shared_path):
     lines = (shared_path / "log.csv").read_text().split()
     assert len(lines) == 3
     saved = keras.models.load_model(shared_path / "2.keras")
-    for one, other in zip(saved.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(saved.weights, model.weights)
     assert_alike(history)
     tfring.barrier()  # before the directory goes
 
@@ -266,21 +254,16 @@ def test_a_backup_is_restored_on_all_ranks(on, rank, shared_path):
 
     expected = make_model()
     fit(expected, rank, epochs=4)
+    callbacks = [*backup(), LambdaCallback(on_epoch_begin=crash)]
     with pytest.raises(KeyError):
-        fit(
-            make_model(),
-            rank,
-            epochs=4,
-            callbacks=[*backup(), Does(on_epoch_begin=crash)],
-        )
+        fit(make_model(), rank, epochs=4, callbacks=callbacks)
     tfring.barrier()
     model = make_model(seed=5 + rank)
     # On one rank the files are found by rank 0 alone, as with disks of its own.
     history = fit(model, rank, epochs=4, callbacks=backup())
     assert len(history["loss"]) == 2
     assert steps_of(model) == 4 * ROWS // BATCH
-    for one, other in zip(expected.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(model.weights, expected.weights)
     tfring.barrier()
     assert not (shared_path / "backup").exists()
     tfring.barrier()
@@ -291,7 +274,9 @@ def test_ranks_may_be_uneven_if_they_join(rank):
     model = make_model()
     # In a wrong order; and each looks at batches.
     seen = []
-    looks = Does(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    looks = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(batch)
+    )
     history = fit(
         model,
         rank,
@@ -379,12 +364,10 @@ def test_a_process_set_agrees_by_itself(sets_of_one, sets, rank, size):
 
     def model_of(process_set, seed=rank):
         keras.utils.set_random_seed(seed)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         optimizer = tfring.DistributedOptimizer(
             keras.optimizers.SGD(), process_set=process_set
         )
-        model.compile(optimizer, "mse")
-        return model
+        return compiled(optimizer, keras.Input((3,)), keras.layers.Dense(1))
 
     # Alone each does as it likes.
     fit(model_of(sets_of_one[rank]), rank, epochs=1 + rank)

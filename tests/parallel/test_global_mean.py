@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import compiled
 
 import tfring
 
@@ -31,10 +32,8 @@ def distributed_loss(labels, logits):
 
 def trained(loss, optimizer, rows, **how):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((STEPS, 4)), keras.layers.Dense(CLASSES)]
-    )
-    model.compile(optimizer, loss, **how)
+    layers = keras.Input((STEPS, 4)), keras.layers.Dense(CLASSES)
+    model = compiled(optimizer, *layers, loss=loss, **how)
     x, labels = data()
     x, labels = x[rows], labels[rows]
     model.fit(x, labels, batch_size=len(x), epochs=3, shuffle=False, verbose=0)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks
+from helpers import assert_same_on_all_ranks, compiled
 
 import tfring
 
@@ -43,21 +43,17 @@ def test_averages_are_of_the_ranks_that_have_batches(
     rank, size, jit_compile, predivide
 ):
     keras.utils.set_random_seed(rank)
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, use_bias=False)]
-    )
-    start = tfring.broadcast(model.get_weights()[0], 0).numpy()
-    model.compile(
+    model = compiled(
         tfring.DistributedOptimizer(
             keras.optimizers.SGD(RATE), gradient_predivide_factor=predivide
         ),
-        "mse",
+        keras.Input((3,)),
+        keras.layers.Dense(1, use_bias=False),
         jit_compile=jit_compile,
     )
-    x, y = data_of(rank, rank + 1)
+    start = tfring.broadcast(model.get_weights()[0], 0).numpy()
     history = model.fit(
-        x,
-        y,
+        *data_of(rank, rank + 1),
         batch_size=BATCH_SIZE,
         epochs=EPOCHS,
         shuffle=False,
@@ -100,19 +96,14 @@ def words(rank, batches):
 
 def test_sparse_gradients_a_schedule_and_a_rank_without_batches(rank, size):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((5,)),
-            keras.layers.Embedding(20, 4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(1),
-            keras.layers.BatchNormalization(),
-        ]
-    )
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-    model.compile(
+    model = compiled(
         tfring.DistributedOptimizer(keras.optimizers.Adam(schedule)),
-        "mse",
+        keras.Input((5,)),
+        keras.layers.Embedding(20, 4),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1),
+        keras.layers.BatchNormalization(),
         jit_compile=False,
     )
     batches = 2 * (size - 1 - rank) if size > 1 else 2

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_each_equal, assert_same_on_all_ranks
 
 import tfring
 
@@ -32,15 +33,11 @@ def test_training_goes_on(rank, size, tmp_path):
     model.save(path)
     loaded = tfring.load_model(path, [OwnAdam], **options)
     assert isinstance(loaded.optimizer, OwnAdam)
-    before, after = model.optimizer.variables, loaded.optimizer.variables
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(loaded.optimizer.variables, model.optimizer.variables)
     fit(model, rank)
     fit(loaded, rank)
-    for one, other in zip(model.weights, loaded.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-        everyones = tfring.allgather(other.numpy()[np.newaxis]).numpy()
-        assert (everyones == everyones[0]).all()
+    assert_each_equal(loaded.weights, model.weights)
+    assert_same_on_all_ranks(loaded.weights)
 
 
 def test_compression_of_a_loaded_model(rank, size, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from helpers import Largest
+from helpers import Largest, compiled
 
 import tfring
 
@@ -29,15 +29,13 @@ def data(rank):
 
 def small_model(rate, metrics):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")]
-    )
-    model.compile(
+    return compiled(
         tfring.DistributedOptimizer(keras.optimizers.SGD(rate)),
-        "binary_crossentropy",
+        keras.Input((3,)),
+        keras.layers.Dense(1, activation="sigmoid"),
+        loss="binary_crossentropy",
         metrics=[METRICS[name]() for name in metrics],
     )
-    return model
 
 
 def fit(model, rank, callbacks, **arguments):
@@ -88,15 +86,6 @@ def test_the_rank_keeps_its_own_state(rank, size):
         np.testing.assert_allclose(value, own[name], rtol=1e-6)
 
 
-class OwnNumbers(keras.callbacks.Callback):
-    def __init__(self, logs):
-        super().__init__()
-        self.logs = logs
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs.update(self.logs)
-
-
 @pytest.mark.parametrize(
     "validates", [pytest.param(False, marks=pytest.mark.thorough), True]
 )
@@ -125,19 +114,20 @@ def test_an_evaluation_in_a_callback_before_changes_nothing(rank, validates):
 def test_numbers_from_elsewhere_are_averages_by_samples(rank, size):
     model = small_model(0.0, [])
     x, y = data(rank)
+    own = {
+        "loss": np.float32(rank),
+        "val_f1": 10.0 * rank,
+        "whole": rank,
+        "table": [[rank, 2.0], [0.0, -rank]],
+        "name": "no number",
+    }
     history = model.fit(
         *(x, y),
         batch_size=len(x) // BATCHES,
         verbose=0,
         callbacks=[
-            OwnNumbers(
-                {
-                    "loss": np.float32(rank),
-                    "val_f1": 10.0 * rank,
-                    "whole": rank,
-                    "table": [[rank, 2.0], [0.0, -rank]],
-                    "name": "no number",
-                }
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: logs.update(own)
             ),
             tfring.callbacks.MetricAverageCallback(),
         ],

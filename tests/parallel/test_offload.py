@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_each_equal, data_for
 
 import tfring
 
@@ -96,21 +97,11 @@ def recurrent():
     return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
 
-def data_for(model, rest=0):
-    """Whole batches, and a smaller one, of `rest` rows, at the end."""
-    rng = np.random.default_rng(tfring.rank())
-    rows = STEPS * ROWS + rest
-    inputs = [
-        rng.integers(0, 20, (rows, *x.shape[1:]))
-        if x.dtype == "int32"
-        else rng.normal(size=(rows, *x.shape[1:])).astype("float32")
-        for x in model.inputs
-    ]
-    return inputs, rng.normal(size=(rows, 1)).astype("float32")
-
-
 def fitted(make_model, offload, *, accumulated=None, rest=0, **how):
-    """The model's variables and losses after two epochs."""
+    """The model's variables and losses after two epochs.
+
+    Each has whole batches, and a smaller one, of `rest` rows, at the end.
+    """
     # Layers are numbered from the start again. TensorFlow sums in the order of
     # names, where conv2d_10 is before conv2d_9.
     keras.utils.clear_session()
@@ -123,7 +114,7 @@ def fitted(make_model, offload, *, accumulated=None, rest=0, **how):
         offload=offload,
     )
     model.compile(optimizer, "mse", jit_compile=False, **how)
-    inputs, targets = data_for(model, rest)
+    inputs, targets = data_for(model, STEPS * ROWS + rest, tfring.rank())
     history = model.fit(
         inputs if len(inputs) > 1 else inputs[0],
         targets,
@@ -146,8 +137,7 @@ def check_same_bits(offload, make_model, **how):
     dtypes = keras.config.dtype_policy().name
     plain = fitted_plainly(make_model, dtypes, **how)
     moved = fitted(make_model, offload, **how)
-    for one, other in zip(plain, moved, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(moved, plain)
     statistics = offload.statistics()
     assert statistics.tier_bytes == 0
     return statistics
@@ -213,7 +203,7 @@ def test_bits_of_a_tape():
         keras.utils.clear_session()
         keras.utils.set_random_seed(3)
         model = branches_and_skips()
-        (images,), targets = data_for(model)
+        (images,), targets = data_for(model, STEPS * ROWS, tfring.rank())
 
         @tf.function
         def step(x, y):
@@ -231,6 +221,5 @@ def test_bits_of_a_tape():
         return [*map(np.asarray, gradients), *model.get_weights()]
 
     offload = tfring.Offload(min_bytes=0)
-    for one, other in zip(trained(None), trained(offload), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(trained(offload), trained(None))
     assert offload.statistics().steps == STEPS

@@ -6,7 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks
+from helpers import (
+    assert_each_close,
+    assert_same_on_all_ranks,
+    compiled,
+    jit_compile_is_thorough,
+)
 
 import tfring
 
@@ -132,24 +137,21 @@ def test_a_fused_one_is_refused():
 
 def trained(batch_normalization, optimizer, x, y, **arguments):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((3, 3, 1)),
-            batch_normalization(),
-            keras.layers.Flatten(),
-            keras.layers.Dense(4),
-            batch_normalization(),
-            keras.layers.Dense(2),
-        ]
+    model = compiled(
+        optimizer,
+        keras.Input((3, 3, 1)),
+        batch_normalization(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(4),
+        batch_normalization(),
+        keras.layers.Dense(2),
+        **arguments,
     )
-    model.compile(optimizer, "mse", **arguments)
     model.fit(x, y, batch_size=len(x) // 4, shuffle=False, verbose=0)
     return model
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@jit_compile_is_thorough
 def test_fit_is_that_of_one_rank(rank, size, jit_compile, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4 * size * 4, 3, 3, 1)).astype(np.float32)
@@ -167,8 +169,7 @@ def test_fit_is_that_of_one_rank(rank, size, jit_compile, tmp_path):
         *(x, y),
         jit_compile=False,
     )
-    for weight, expected in zip(model.weights, alone.weights, strict=True):
-        np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-4)
+    assert_each_close(model.weights, alone.weights, rtol=1e-3, atol=1e-4)
     assert_same_on_all_ranks(model.weights)
 
     model.save(tmp_path / "model.keras")
