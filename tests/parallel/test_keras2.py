@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks
+from helpers import (
+    assert_all_differ,
+    assert_each_close,
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    jit_compile_is_thorough,
+)
 
 import tfring
 
@@ -27,19 +33,26 @@ OPTIMIZERS = {
         LEGACY.SGD(0.1)
     ),
 }
-each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+each_sgd = pytest.mark.parametrize(
+    "optimizer", [tf_keras.optimizers.SGD, LEGACY.SGD]
+)
 
 
-def model_of(optimizer, seed=1, width=8, **options):
+def model_of(optimizer, seed=1, **options):
     tf_keras.utils.set_random_seed(seed)
     model = tf_keras.Sequential(
         [
-            tf_keras.layers.Dense(width, activation="tanh", input_shape=(3,)),
+            tf_keras.layers.Dense(8, activation="tanh", input_shape=(3,)),
             tf_keras.layers.Dense(1),
         ]
     )
     model.compile(optimizer, "mse", **options)
     return model
+
+
+def distributed_model(name, seed=1):
+    optimizer = tfring.DistributedOptimizer(OPTIMIZERS[name]())
+    return model_of(optimizer, seed)
 
 
 def data():
@@ -64,10 +77,8 @@ def variables_of(model):
     return [*model.variables, *model.optimizer.variables()]
 
 
-@each_optimizer
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@jit_compile_is_thorough
 def test_fit_trains_as_one_process_does(name, jit_compile, rank, size):
     alone = model_of(OPTIMIZERS[name](), jit_compile=jit_compile)
     alone.fit(*data(), BATCH, epochs=2, shuffle=False, verbose=0)
@@ -75,15 +86,14 @@ def test_fit_trains_as_one_process_does(name, jit_compile, rank, size):
     assert tfring.DistributedOptimizer(optimizer) is optimizer
     model = model_of(optimizer, jit_compile=jit_compile)
     fit_share(model, rank, size, epochs=2)
-    for ours, theirs in zip(
-        model.get_weights(), alone.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_each_close(
+        model.get_weights(), alone.get_weights(), rtol=1e-4, atol=1e-5
+    )
     assert_same_on_all_ranks(variables_of(model))
     assert int(optimizer.iterations) == 2 * STEPS
 
 
-@pytest.mark.parametrize("optimizer", [tf_keras.optimizers.SGD, LEGACY.SGD])
+@each_sgd
 def test_minimize_averages_and_apply_gradients_does_not(
     optimizer, mode, rank, size
 ):
@@ -108,7 +118,7 @@ def test_minimize_averages_and_apply_gradients_does_not(
     np.testing.assert_allclose(variable, [2 - 2 * mean])
 
 
-@pytest.mark.parametrize("optimizer", [tf_keras.optimizers.SGD, LEGACY.SGD])
+@each_sgd
 @pytest.mark.parametrize("average", [False, True])
 def test_passes(optimizer, average, mode, rank, size):
     variable = tf.Variable([1.0])
@@ -178,8 +188,7 @@ def test_layers_stay_local(rank):
     x = np.full([4, 3], 1.0 + rank, np.float32)
     broadcast = callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(x, x[:, :1], 2, callbacks=[broadcast], verbose=0)
-    kernels = tfring.allgather_object(model.layers[0].kernel.numpy().tobytes())
-    assert len(set(kernels)) == len(kernels)
+    assert_all_differ([model.layers[0].kernel])
     assert_same_on_all_ranks(model.layers[1].variables)
 
 
@@ -224,8 +233,7 @@ def test_half_precision(rank, size):
         x = np.ones([2, 3], np.float32)
         y = np.full([2, 1], 1e30 if rank == size - 1 else 1.0, np.float32)
         model.train_on_batch(x, y)
-        for now, then in zip(model.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(now, then)
+        assert_each_equal(model.get_weights(), before)
         model.train_on_batch(x, np.ones([2, 1]))
         assert_same_on_all_ranks(variables_of(model))
         assert not np.array_equal(model.get_weights()[0], before[0])
@@ -236,23 +244,16 @@ def test_half_precision(rank, size):
 @pytest.mark.parametrize("name", ["sgd", "adam", "legacy sgd", "scaled"])
 def test_callbacks(name, rank, size, tmp_path):
     rate = 0.1 * size
-    model = model_of(
-        tfring.DistributedOptimizer(OPTIMIZERS[name]()), seed=1 + rank
-    )
+    model = distributed_model(name, seed=1 + rank)
     best = tmp_path / "best.keras"
-    history = fit_share(
-        model,
-        rank,
-        size,
-        epochs=4,
-        callbacks=[
-            callbacks.BroadcastGlobalVariablesCallback(0),
-            callbacks.MetricAverageCallback(),
-            callbacks.LearningRateWarmupCallback(rate, warmup_epochs=2),
-            callbacks.LearningRateScheduleCallback(rate, 0.5, start_epoch=2),
-            callbacks.BestModelCheckpoint(best, monitor="loss"),
-        ],
-    )
+    given = [
+        callbacks.BroadcastGlobalVariablesCallback(0),
+        callbacks.MetricAverageCallback(),
+        callbacks.LearningRateWarmupCallback(rate, warmup_epochs=2),
+        callbacks.LearningRateScheduleCallback(rate, 0.5, start_epoch=2),
+        callbacks.BestModelCheckpoint(best, monitor="loss"),
+    ]
+    history = fit_share(model, rank, size, epochs=4, callbacks=given)
     assert_same_on_all_ranks(variables_of(model))
     assert_same_on_all_ranks(history["loss"])
     np.testing.assert_allclose(
@@ -261,7 +262,7 @@ def test_callbacks(name, rank, size, tmp_path):
     assert best.exists() == (rank == 0)
 
 
-@pytest.mark.parametrize("optimizer", [tf_keras.optimizers.SGD, LEGACY.SGD])
+@each_sgd
 def test_velocities_follow_the_learning_rate(optimizer):
     model = model_of(optimizer(0.1, momentum=0.9))
     model.fit(*data(), BATCH, verbose=0)
@@ -281,7 +282,7 @@ def test_velocities_follow_the_learning_rate(optimizer):
     [("adam", ".keras"), ("adam", ".h5"), ("legacy sgd", ".h5")],
 )
 def test_load_model(name, suffix, rank, size, tmp_path):
-    model = model_of(tfring.DistributedOptimizer(OPTIMIZERS[name]()))
+    model = distributed_model(name)
     fit_share(model, rank, size)
     path = str(tmp_path / f"model{suffix}")
     model.save(path)
@@ -291,31 +292,21 @@ def test_load_model(name, suffix, rank, size, tmp_path):
     for each in model, again:
         fit_share(each, rank, size)
     assert_same_on_all_ranks(variables_of(again))
-    for ours, theirs in zip(
-        variables_of(again), variables_of(model), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_each_equal(variables_of(again), variables_of(model))
 
 
 @pytest.mark.parametrize("name", ["adam", "legacy sgd"])
 def test_elastic_state(name, rank, size):
-    model = model_of(
-        tfring.DistributedOptimizer(OPTIMIZERS[name]()), seed=1 + rank
-    )
+    model = distributed_model(name, seed=1 + rank)
     state = elastic.KerasState(model, batch=rank, epoch=7 + rank)
     state.sync()
     assert (state.batch, state.epoch) == (0, 7)
-    fit_share(
-        model,
-        rank,
-        size,
-        epochs=2,
-        callbacks=[
-            elastic.UpdateBatchStateCallback(state),
-            elastic.UpdateEpochStateCallback(state),
-            elastic.CommitStateCallback(state, 2),
-        ],
-    )
+    counts = [
+        elastic.UpdateBatchStateCallback(state),
+        elastic.UpdateEpochStateCallback(state),
+        elastic.CommitStateCallback(state, 2),
+    ]
+    fit_share(model, rank, size, epochs=2, callbacks=counts)
     assert (state.batch, state.epoch) == (0, 9)
     committed = [v.numpy() for v in variables_of(model)]
     assert_same_on_all_ranks(committed)
@@ -323,8 +314,7 @@ def test_elastic_state(name, rank, size):
     state.epoch = 20
     state.restore()
     assert state.epoch == 9
-    for now, then in zip(variables_of(model), committed, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_each_equal(variables_of(model), committed)
 
 
 @pytest.mark.parametrize("name", ["a model", "an optimizer"])

@@ -6,6 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import (
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    compiled,
+    jit_compile_is_thorough,
+    with_loss_scale,
+)
 
 import tfring
 
@@ -41,23 +48,18 @@ def test_local_sources(scaled, jit_compile, rank, size):
     np.testing.assert_allclose(of_table[:, 0], [0, 2 * local, 0])
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@jit_compile_is_thorough
 def test_local_layers_go_their_own_way(jit_compile, rank, size):
     keras.utils.set_random_seed(0)
     own = keras.layers.Dense(4, activation="tanh")
-    model = keras.Sequential(
-        [keras.Input((3,)), own, keras.layers.Dense(2), keras.layers.Dense(1)]
+    optimizer = tfring.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        local_layers=own,
+        backward_passes_per_step=2,
     )
-    model.compile(
-        tfring.PartialDistributedOptimizer(
-            keras.optimizers.SGD(0.1, momentum=0.9),
-            local_layers=own,
-            backward_passes_per_step=2,
-        ),
-        "mse",
-        jit_compile=jit_compile,
+    layers = own, keras.layers.Dense(2), keras.layers.Dense(1)
+    model = compiled(
+        optimizer, keras.Input((3,)), *layers, jit_compile=jit_compile
     )
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
@@ -66,9 +68,7 @@ def test_local_layers_go_their_own_way(jit_compile, rank, size):
     for other in range(1, size):
         assert (local[other] != local[0]).all()
     for layer in model.layers[1:]:
-        for variable in layer.variables:
-            shared = everyones(variable)
-            assert (shared == shared[0]).all()
+        assert_same_on_all_ranks(layer.variables)
 
 
 def test_a_broadcast_leaves_local_variables_and_their_states(rank, size):
@@ -90,15 +90,11 @@ def test_a_broadcast_leaves_local_variables_and_their_states(rank, size):
     assert len(local) == 6
     before = [v.numpy() for v in local]
 
-    def check(epoch=None):
-        for variable, value in zip(local, before, strict=True):
-            np.testing.assert_array_equal(variable, value)
+    def check(batch=0, logs=None):
+        assert_each_equal(local, before)
 
-    class Checks(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            check()
-
-    model.fit(x, y, callbacks=[callback, Checks()], verbose=0)
+    checks = keras.callbacks.LambdaCallback(on_train_batch_begin=check)
+    model.fit(x, y, callbacks=[callback, checks], verbose=0)
     before = [v.numpy() for v in local]
     tfring.elastic.TensorFlowKerasState(model).sync()
     check()
@@ -124,21 +120,21 @@ def test_accumulators_of_local_variables_stay_each_ranks_own(rank, size):
             optimizer._get_variable_index(variable)
         ]
 
-    class Before(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.of_kernel = accumulated(own.kernel).numpy()
-
-    before = Before()
+    of_batches = []
+    notes = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: of_batches.append(
+            accumulated(own.kernel).numpy()
+        )
+    )
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 1))
-    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[before])
-    assert before.of_kernel.any()
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[notes])
+    assert of_batches[-1].any()
 
     def check():
         kept = accumulated(own.kernel)
-        np.testing.assert_array_equal(kept, before.of_kernel)
-        shared_ones = everyones(accumulated(shared.kernel))
-        assert (shared_ones == shared_ones[0]).all()
+        np.testing.assert_array_equal(kept, of_batches[-1])
+        assert_same_on_all_ranks([accumulated(shared.kernel)])
 
     check()
     with tfring.whole_states(model):
@@ -163,18 +159,10 @@ def test_partial_tape(rank, size):
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_overflow_of_a_local_gradient_is_skipped_by_all(inside, rank, size):
-    optimizer = keras.optimizers.SGD(1.0)
-    if not inside:
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            optimizer, initial_scale=4.0
-        )
-    optimizer = distributed = tfring.DistributedOptimizer(optimizer)
-    if inside:
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            optimizer, initial_scale=4.0
-        )
+    sgd = keras.optimizers.SGD(1.0)
+    optimizer = with_loss_scale(sgd, inside=inside)
     own, shared = keras.Variable([0.0]), keras.Variable([0.0])
-    distributed.register_local_var(own)
+    (sgd if inside else optimizer).register_local_var(own)
 
     @tf.function
     def step(gradient):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_same_on_all_ranks, with_loss_scale
 
 import tfring
 from tfring._core import runtime
@@ -130,22 +131,16 @@ def test_plain_optimizers_are_left_alone(rank):
     np.testing.assert_allclose(value, [-rank, -1.0])
 
 
-@pytest.mark.parametrize("by_lists", [True, False])
-def test_groups(by_lists, rank, mean_rank):
-    dtypes = ["float32", "float16", "float32", "float64", "float32"]
-    variables = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in dtypes]
-    v = variables
-    sgd = tfring.DistributedOptimizer(
-        keras.optimizers.SGD(1.0),
-        groups=[[v[4], v[0], v[3]], [v[1]]] if by_lists else 2,
-    )
+def check_a_step(variables, mode, rank, mean_rank, **options):
+    """The gradient of each is the rank and the variable's number."""
+    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
     sgd.build(variables)
 
-    @tf.function
+    @mode
     def step():
         gradients = [
-            tf.fill([3], tf.cast(rank + i, dtype))
-            for i, dtype in enumerate(dtypes)
+            tf.fill(v.shape, tf.cast(rank + i, v.dtype))
+            for i, v in enumerate(variables)
         ]
         sgd.apply(gradients, variables)
 
@@ -154,6 +149,14 @@ def test_groups(by_lists, rank, mean_rank):
         np.testing.assert_array_equal(
             np.asarray(variable.numpy(), np.float64), -(mean_rank + i)
         )
+
+
+@pytest.mark.parametrize("by_lists", [True, False])
+def test_groups(by_lists, rank, mean_rank):
+    dtypes = ["float32", "float16", "float32", "float64", "float32"]
+    v = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in dtypes]
+    groups = [[v[4], v[0], v[3]], [v[1]]] if by_lists else 2
+    check_a_step(v, tf.function, rank, mean_rank, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -168,15 +171,7 @@ def test_skips_together_while_accumulating(inside, passes, mode, rank, size):
             "backward_passes_per_step": 2,
             "average_aggregated_gradients": True,
         }
-    if not inside:
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            optimizer, initial_scale=4.0
-        )
-    optimizer = tfring.DistributedOptimizer(optimizer, **how)
-    if inside:
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            optimizer, initial_scale=4.0
-        )
+    optimizer = with_loss_scale(optimizer, inside=inside, **how)
     overflow = [np.inf if rank == size - 1 else 4.0, 4.0]
     values = applied(optimizer, [[8.0, 8.0], overflow, [4.0, 4.0]], mode)
     # The scale was 4, and is 2 after the step that all have skipped.
@@ -198,24 +193,7 @@ def test_buckets_of_many_sizes_and_dtypes(mode, rank, mean_rank, monkeypatch):
         keras.Variable(np.zeros([count]), dtype=dtypes[i % 4])
         for i, count in enumerate((0, 1, 7, 100, 3, 2, 65, 1, 1, 1, 30, 64))
     ]
-    sgd = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    sgd.build(variables)
-
-    @mode
-    def step():
-        sgd.apply(
-            [
-                tf.fill(v.shape, tf.cast(rank + i, v.dtype))
-                for i, v in enumerate(variables)
-            ],
-            variables,
-        )
-
-    step()
-    for i, variable in enumerate(variables):
-        np.testing.assert_array_equal(
-            np.asarray(variable.numpy(), np.float64), -(mean_rank + i)
-        )
+    check_a_step(variables, mode, rank, mean_rank)
 
 
 @pytest.mark.parametrize("sparse_as_dense", [True, False])
@@ -301,8 +279,7 @@ def test_one_rank_has_built_other_models_before(rank):
         verbose=0,
         callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
     )
-    kernels = tfring.allgather(model.get_weights()[0][np.newaxis]).numpy()
-    assert (kernels == kernels[0]).all()
+    assert_same_on_all_ranks(model.weights)
 
 
 def test_tape_averages_in_the_structure_of_its_sources(rank, mean_rank):

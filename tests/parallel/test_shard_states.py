@@ -11,7 +11,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks
+from helpers import (
+    assert_each_close,
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    xla_is_thorough,
+)
 
 import tfring
 
@@ -33,11 +38,11 @@ OPTIMIZERS = {
 SHAPES = [(48, 64), (64,), (13, 37), (7,), (), (2, 1), (16,), (150, 111)]
 
 
-def variables_of(shapes=SHAPES, dtype="float32"):
+def new_variables():
     rng = np.random.default_rng(5)
     return [
-        keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"v{i}")
-        for i, shape in enumerate(shapes)
+        keras.Variable(rng.normal(size=shape), dtype="float32", name=f"v{i}")
+        for i, shape in enumerate(SHAPES)
     ]
 
 
@@ -49,8 +54,8 @@ def gradients_of(step, shapes=SHAPES):
     ]
 
 
-def trained(optimizer, mode, steps=4, shapes=SHAPES, gradients=gradients_of):
-    variables = variables_of(shapes)
+def trained(optimizer, mode, steps=4, gradients=gradients_of):
+    variables = new_variables()
 
     @mode
     def step(*given):
@@ -58,7 +63,7 @@ def trained(optimizer, mode, steps=4, shapes=SHAPES, gradients=gradients_of):
 
     optimizer.build(variables)
     for number in range(steps):
-        step(*gradients(number, shapes))
+        step(*gradients(number))
     return variables
 
 
@@ -66,20 +71,18 @@ def state_bytes(optimizer):
     return sum(np.asarray(v).nbytes for v in optimizer.variables)
 
 
-def compare(make, mode, exact=True, steps=4, **options):
+def compare(make, mode, exact=True, rtol=2e-5, atol=2e-6, **options):
     """Trains with and without shares; exactly equal on up to two ranks."""
     with_shares = tfring.DistributedOptimizer(
         make(), shard_states=True, **options
     )
     without = tfring.DistributedOptimizer(make(), **options)
-    got = trained(with_shares, mode, steps)
-    expected = trained(without, mode, steps)
+    got, expected = trained(with_shares, mode), trained(without, mode)
     assert_same_on_all_ranks(got)
-    for one, other in zip(got, expected, strict=True):
-        if exact and tfring.size() <= 2:
-            np.testing.assert_array_equal(one, other)
-        else:
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    if exact and tfring.size() <= 2:
+        assert_each_equal(got, expected)
+    else:
+        assert_each_close(got, expected, rtol=rtol, atol=atol)
     return with_shares, without
 
 
@@ -136,8 +139,7 @@ def test_variables_of_many_shapes_and_dtypes(groups):
 
     got = trained_by(shard_states=True)
     assert_same_on_all_ranks(got)
-    for one, other in zip(got, trained_by(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
+    assert_each_close(got, trained_by(), rtol=2e-3, atol=2e-3)
 
 
 def excluding(make, *names):
@@ -146,12 +148,11 @@ def excluding(make, *names):
     return optimizer
 
 
-# A factory, the options, and True if the result is exact.
+# A factory, and the options.
 OPTIONS = {
     "decay": (
         lambda: excluding(OPTIMIZERS["AdamW"], "v0", "v4"),
         {"op": tfring.Sum},
-        True,
     ),
     "averages": (
         lambda: optimizers.Adam(
@@ -162,30 +163,22 @@ OPTIONS = {
             clipvalue=0.5,
         ),
         {"groups": 3},
-        True,
     ),
-    "clipnorm": (lambda: optimizers.Adam(0.01, clipnorm=1.0), {}, False),
-    "global_clipnorm": (
-        lambda: optimizers.Adam(0.01, global_clipnorm=1.0),
-        {},
-        False,
-    ),
+    "clipnorm": (lambda: optimizers.Adam(0.01, clipnorm=1.0), {}),
+    "global_clipnorm": (lambda: optimizers.Adam(0.01, global_clipnorm=1.0), {}),
     "accumulation": (
         lambda: optimizers.SGD(0.01, momentum=0.9, use_ema=True),
         {"backward_passes_per_step": 2, "device_dense": "/cpu:0"},
-        True,
     ),
     "loss_scale_factor": (
         lambda: optimizers.Adam(0.01, loss_scale_factor=3.0),
         {"gradient_predivide_factor": 2.0},
-        True,
     ),
     "loss scaling": (
         lambda: optimizers.LossScaleOptimizer(
             optimizers.Adam(0.01), initial_scale=4.0, dynamic_growth_steps=2
         ),
         {},
-        True,
     ),
     "scaled accumulation": (
         lambda: optimizers.LossScaleOptimizer(
@@ -193,48 +186,45 @@ OPTIONS = {
             initial_scale=4.0,
         ),
         {},
-        True,
     ),
 }
-
+INEXACT = ("clipnorm", "global_clipnorm")
 IN_THE_GATE = ("averages", "global_clipnorm", "loss scaling")
+thorough = pytest.mark.thorough
 
 
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *((name, "graph") for name in IN_THE_GATE),
         *(
-            pytest.param(name, "graph", marks=pytest.mark.thorough)
+            pytest.param(
+                *(name, "graph"), marks=[thorough] * (name not in IN_THE_GATE)
+            )
             for name in OPTIONS
-            if name not in IN_THE_GATE
         ),
         # These options have collectives inside of a condition.
         *(
-            pytest.param(name, "xla", marks=pytest.mark.thorough)
+            pytest.param(name, "xla", marks=thorough)
             for name in ("loss scaling", "averages", "accumulation")
         ),
     ],
     indirect=["mode"],
 )
 def test_options(name, mode):
-    make, options, exact = OPTIONS[name]
-    compare(make, mode, exact and mode is tf.function, **options)
+    make, options = OPTIONS[name]
+    exact = name not in INEXACT and mode is tf.function
+    compare(make, mode, exact, **options)
 
 
 def test_gradients_that_travel_as_float16():
-    def trained_by(**options):
-        optimizer = tfring.DistributedOptimizer(
-            optimizers.SGD(0.01, momentum=0.9),
-            compression=tfring.Compression.fp16,
-            **options,
-        )
-        return trained(optimizer, tf.function)
-
-    got = trained_by(shard_states=True)
-    assert_same_on_all_ranks(got)
-    for one, other in zip(got, trained_by(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    compare(
+        lambda: optimizers.SGD(0.01, momentum=0.9),
+        tf.function,
+        exact=False,
+        rtol=1e-3,
+        atol=1e-3,
+        compression=tfring.Compression.fp16,
+    )
 
 
 def test_skips_together(rank, size):
@@ -243,29 +233,24 @@ def test_skips_together(rank, size):
         initial_scale=2.0,
     )
 
-    def gradients(step, shapes):
+    def gradients(step):
         # In the second step, only the last rank has no valid gradient.
         bad = step == 1 and rank == size - 1
-        return [tf.fill(s, float("nan") if bad else 2.0) for s in shapes]
+        return [tf.fill(s, float("nan") if bad else 2.0) for s in SHAPES]
 
-    before = variables_of()
-    after = trained(optimizer, tf.function, 3, gradients=gradients)
-    for one, other in zip(before, after, strict=True):
-        # The scale is halved for the third step.
-        np.testing.assert_allclose(other.numpy(), one.numpy() - 3, rtol=1e-5)
+    after = trained(optimizer, tf.function, 3, gradients)
+    # The scale is halved for the third step.
+    expected = [before.numpy() - 3 for before in new_variables()]
+    assert_each_close(after, expected, rtol=1e-5)
     assert optimizer.dynamic_scale == 1.0
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)],
-    indirect=True,
-)
+@xla_is_thorough
 def test_variables_without_a_gradient(mode):
     """Nothing of theirs changes, as in Keras."""
 
-    def gradients(step, shapes):
-        result = gradients_of(step, shapes)
+    def gradients(step):
+        result = gradients_of(step)
         if step % 2:
             result[1] = result[4] = result[6] = None
         return result
@@ -274,10 +259,10 @@ def test_variables_without_a_gradient(mode):
         optimizer = tfring.DistributedOptimizer(
             optimizers.AdamW(0.01, weight_decay=0.1), **options
         )
-        variables = variables_of()
+        variables = new_variables()
         optimizer.build(variables)
         for number in range(4):
-            given = gradients(number, SHAPES)
+            given = gradients(number)
             mode(lambda given=given: optimizer.apply(given, variables))()
         optimizer.apply(gradients_of(9)[:3], variables[:3])
         return optimizer, variables
@@ -286,15 +271,12 @@ def test_variables_without_a_gradient(mode):
         with_shares, got = trained_by(shard_states=True)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         without, expected = trained_by()
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_each_close(got, expected, rtol=1e-5, atol=1e-6)
     with tfring.whole_states(with_shares):
         saved = {}
         with_shares.save_own_variables(saved)
-    for number, variable in enumerate(without.variables):
-        np.testing.assert_allclose(
-            saved[str(number)], variable, rtol=1e-5, atol=1e-6
-        )
+    states = [saved[str(number)] for number in range(len(saved))]
+    assert_each_close(states, without.variables, rtol=1e-5, atol=1e-6)
 
 
 def test_sparse_gradients_are_made_dense(rank):
@@ -319,12 +301,9 @@ def test_ranks_of_a_process_set(sets, rank, size):
         optimizers.Adam(0.01), shard_states=True, process_set=process_set
     )
     alone = optimizers.Adam(0.01)
-    for one, other in zip(
-        trained(optimizer, tf.function),
-        trained(alone, tf.function),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(
+        trained(optimizer, tf.function), trained(alone, tf.function)
+    )
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -7,7 +7,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_alike, assert_same_on_all_ranks, bits_of, without_xla
+from helpers import (
+    assert_alike,
+    assert_each_close,
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    bits_of,
+    compiled,
+    state_bits,
+    with_loss_scale,
+    without_xla,
+)
 
 import tfring
 from tfring.layers import ShardedEmbedding, sharded_embedding
@@ -39,28 +49,28 @@ def batches_of_all(size):
     ]
 
 
-def model_with(embedding, optimizer=None, **how):
+def with_table(**how):
+    embedding = ShardedEmbedding(ROWS, WIDTH, **how)
+    embedding.set_table(TABLE)
+    return embedding
+
+
+def model_with(optimizer, embedding=None, **how):
+    embedding = with_table() if embedding is None else embedding
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((2,), dtype="int32"),
-            embedding,
-            keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ]
+    return compiled(
+        optimizer,
+        keras.Input((2,), dtype="int32"),
+        embedding,
+        keras.layers.Flatten(),
+        keras.layers.Dense(1),
+        **how,
     )
-    if isinstance(embedding, ShardedEmbedding):
-        embedding.set_table(TABLE)
-    else:
-        embedding.set_weights([TABLE])
-    if optimizer is not None:
-        model.compile(optimizer, "mse", **how)
-    return model
 
 
-def sharded(name="Adam", **how):
-    optimizer = tfring.DistributedOptimizer(OPTIMIZERS[name](), **how)
-    return model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+def sharded(optimizer=None, **how):
+    optimizer = optimizer or OPTIMIZERS["Adam"]()
+    return model_with(tfring.DistributedOptimizer(optimizer, **how))
 
 
 def fit(model, rank, **how):
@@ -71,12 +81,11 @@ def fit(model, rank, **how):
 
 def trained_alone(name, size, passes=1):
     """The model of one process, with dense gradients."""
+    accumulation = {"gradient_accumulation_steps": passes} if passes > 1 else {}
     model = model_with(
-        keras.layers.Embedding(ROWS, WIDTH),
-        OPTIMIZERS[name](
-            **{"gradient_accumulation_steps": passes} if passes > 1 else {}
-        ),
+        OPTIMIZERS[name](**accumulation), keras.layers.Embedding(ROWS, WIDTH)
     )
+    model.layers[0].set_weights([TABLE])
     ids, y = batches_of_all(size)
     for begin in range(0, len(ids), size * BATCH):
         part = slice(begin, begin + size * BATCH)
@@ -92,13 +101,8 @@ def trained_alone(name, size, passes=1):
 
 def assert_trained(model, expected):
     [embedding, _, dense] = model.layers
-    [reference, _, its_dense] = expected.layers
-    pairs = [
-        (embedding.table(), reference.embeddings),
-        *zip(dense.variables, its_dense.variables, strict=True),
-    ]
-    for one, other in pairs:
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    found = [embedding.table(), *dense.variables]
+    assert_each_close(found, expected.variables, rtol=0, atol=1e-6)
     assert_same_on_all_ranks(dense.variables)
 
 
@@ -108,7 +112,7 @@ def test_fit(name, rank, size):
         tfring.callbacks.BroadcastGlobalVariablesCallback(0),
         tfring.callbacks.ConsistencyCheckCallback(1),
     ]
-    model = fit(sharded(name), rank, callbacks=callbacks)
+    model = fit(sharded(OPTIMIZERS[name]()), rank, callbacks=callbacks)
     assert not model.jit_compile
     assert_trained(model, trained_alone(name, size))
 
@@ -120,7 +124,7 @@ def test_loop(by, mode, rank, size):
     optimizer = OPTIMIZERS["Adam"]()
     if by == "optimizer":
         tfring.DistributedOptimizer(optimizer)
-    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+    model = model_with(optimizer)
     variables = model.trainable_variables
     optimizer.build(variables)
     tfring.broadcast_variables([*model.variables, *optimizer.variables])
@@ -165,8 +169,7 @@ def test_sum_of_the_ranks(rank, size):
 )
 def test_ids_of_any_shape(shape_of, mode, rank):
     """Rank 0 has none, where the shape has a dimension of its rank."""
-    embedding = ShardedEmbedding(ROWS, WIDTH)
-    embedding.set_table(TABLE)
+    embedding = with_table()
     ids = np.random.default_rng(rank).integers(0, ROWS, shape_of(rank))
     for dtype in ("int32", "int64", "uint8", "float32"):
         rows = mode(embedding)(tf.constant(ids, dtype))
@@ -174,16 +177,13 @@ def test_ids_of_any_shape(shape_of, mode, rank):
 
 
 def test_ragged_ids_and_masks(rank):
-    embedding = ShardedEmbedding(ROWS, WIDTH, mask_zero=True)
-    embedding.set_table(TABLE)
+    embedding = with_table(mask_zero=True)
     ids = [[0, 5], [], [7] * (rank + 1)]
     rows = embedding(tf.ragged.constant(ids, tf.int64))
     assert [len(each) for each in rows] == [2, 0, rank + 1]
     np.testing.assert_array_equal(rows.flat_values[1], TABLE[5])
-    assert embedding.compute_mask(np.array([0, 5])).numpy().tolist() == [
-        False,
-        True,
-    ]
+    mask = embedding.compute_mask(np.array([0, 5]))
+    assert mask.numpy().tolist() == [False, True]
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 2), (3, 1)])
@@ -242,34 +242,30 @@ def test_initial_rows_do_not_depend_on_the_number_of_ranks(block, monkeypatch):
 
 def check_file(path, name, size):
     """Table and momenta are those of one process."""
-    expected = trained_alone(name, size)
+    model = trained_alone(name, size)
+    expected = [*model.variables, *model.optimizer.variables]
+    of_file = []
+
+    def take(key, item):
+        if isinstance(item, h5py.Dataset):
+            of_file.append(np.array(item))
+
     with h5py.File(path) as file:
-        found = []
-        file.visititems(
-            lambda key, item: (
-                found.append((key, np.array(item)))
-                if isinstance(item, h5py.Dataset)
-                else None
-            )
-        )
-    of_file = [value for _, value in sorted(found, key=lambda each: each[0])]
-    for variable in [*expected.variables, *expected.optimizer.variables]:
+        file.visititems(take)
+    for variable in expected:
         assert any(
             value.shape == tuple(variable.shape)
             and np.allclose(value, variable, rtol=1e-5, atol=1e-6)
             for value in of_file
         ), variable.path
-    assert len(of_file) == len(expected.variables) + len(
-        expected.optimizer.variables
-    )
+    assert len(of_file) == len(expected)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "Adam",
-        pytest.param("SGD", marks=pytest.mark.thorough),
-        pytest.param("Adagrad", marks=pytest.mark.thorough),
+        pytest.param(name, marks=[pytest.mark.thorough] * (name != "Adam"))
+        for name in OPTIMIZERS
     ],
 )
 def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
@@ -277,7 +273,8 @@ def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
     weights = keras.callbacks.ModelCheckpoint(
         f"{shared_path}/all.weights.h5", save_weights_only=True
     )
-    model = fit(sharded(name), rank, callbacks=[saves, weights])
+    model = sharded(OPTIMIZERS[name]())
+    fit(model, rank, callbacks=[saves, weights])
     table = model.layers[0].table()
     if rank == 0:
         check_file(f"{shared_path}/all.weights.h5", name, size)
@@ -286,10 +283,7 @@ def test_callbacks_save_the_whole_table(name, rank, size, shared_path):
     # With its momenta.
     for each in (again, model):
         fit(each, rank)
-    assert bits_of(again.variables) == bits_of(model.variables)
-    assert bits_of(again.optimizer.variables) == bits_of(
-        model.optimizer.variables
-    )
+    assert state_bits(again) == state_bits(model)
 
 
 class Deferred(keras.Model):
@@ -332,11 +326,9 @@ def test_a_part_is_not_saved(several_ranks, rank, tmp_path):
         assert path.read_text() == "the last one"
         return str(e.value)
 
-    for save, path in (
-        (model.save, "a.keras"),
-        (model.save_weights, "a.weights.h5"),
-    ):
-        assert "have not put it together" in refusal(save, path)
+    apart = "have not put it together"
+    assert apart in refusal(model.save, "a.keras")
+    assert apart in refusal(model.save_weights, "a.weights.h5")
     with tfring.whole_states(model, root_rank=0):
         assert "older format" in refusal(model.save, "a.h5")
         if rank == 0:
@@ -377,12 +369,8 @@ def test_backups(rank, shared_path):
     keeps = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
     fit(model, rank, callbacks=[keeps])
     again = sharded()
-    fit(
-        again,
-        rank,
-        epochs=2,
-        callbacks=[keras.callbacks.BackupAndRestore(directory)],
-    )
+    restores = keras.callbacks.BackupAndRestore(directory)
+    fit(again, rank, epochs=2, callbacks=[restores])
     fit(model, rank)
     assert bits_of(again.variables) == bits_of(model.variables)
 
@@ -400,12 +388,12 @@ def test_another_root_cannot_share_what_it_has_loaded(several_ranks, rank):
 def test_accumulated_gradients(scaled, rank, size, shared_path):
     """A file has their mean, so that they may go on with other ranks."""
     path = f"{shared_path}/model.keras"
-    optimizer = tfring.DistributedOptimizer(
-        OPTIMIZERS["Adam"](gradient_accumulation_steps=2)
+    adam = OPTIMIZERS["Adam"](gradient_accumulation_steps=2)
+    model = model_with(
+        with_loss_scale(adam, inside=True)
+        if scaled
+        else tfring.DistributedOptimizer(adam)
     )
-    if scaled:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 4.0)
-    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
     fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     expected = trained_alone("Adam", size, passes=2)
     assert_trained(model, expected)
@@ -420,7 +408,8 @@ def test_accumulated_gradients(scaled, rank, size, shared_path):
         np.testing.assert_allclose(state, reference, rtol=1e-5, atol=1e-6)
     again = tfring.load_model(path).optimizer
     # Accumulators of other variables are each rank's own in memory.
-    for one, other in zip(again.variables, optimizer.variables, strict=True):
+    own = model.optimizer.variables
+    for one, other in zip(again.variables, own, strict=True):
         if hasattr(other, "_tfring_rows"):
             np.testing.assert_array_equal(one, other)
 
@@ -429,37 +418,25 @@ def test_a_sum_of_accumulated_gradients(rank, size):
     optimizer = keras.optimizers.SGD(
         0.1 / size, momentum=0.9, gradient_accumulation_steps=2
     )
-    tfring.DistributedOptimizer(optimizer, op=tfring.Sum)
-    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
-    fit(model, rank)
+    model = fit(sharded(optimizer, op=tfring.Sum), rank)
     assert_trained(model, trained_alone("SGD", size, passes=2))
 
 
 @pytest.mark.parametrize(
-    "outside", [False, pytest.param(True, marks=pytest.mark.thorough)]
+    "inside", [False, pytest.param(True, marks=pytest.mark.thorough)]
 )
-def test_loss_scale(outside, rank, size, shared_path):
-    """Inside or around the DistributedOptimizer."""
+def test_loss_scale(inside, rank, size, shared_path):
     path = f"{shared_path}/model.keras"
-    optimizer = OPTIMIZERS["Adam"]()
-    if outside:
-        tfring.DistributedOptimizer(optimizer)
-    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 4.0)
-    if not outside:
-        tfring.DistributedOptimizer(optimizer)
-    model = model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
+    optimizer = with_loss_scale(OPTIMIZERS["Adam"](), inside=inside)
+    model = model_with(optimizer)
     fit(model, rank, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     assert_trained(model, trained_alone("Adam", size))
     again = tfring.load_model(path)
-    for one, other in zip(
-        again.optimizer.variables, optimizer.variables, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    assert_each_equal(again.optimizer.variables, optimizer.variables)
 
 
 def test_mixed_precision(rank, size):
-    embedding = ShardedEmbedding(ROWS, WIDTH, dtype="mixed_bfloat16")
-    embedding.set_table(TABLE)
+    embedding = with_table(dtype="mixed_bfloat16")
     rows = embedding(tf.constant([2.0, 17.0]))
     assert rows.dtype == tf.bfloat16
     np.testing.assert_array_equal(rows, tf.cast(TABLE[[2, 17]], tf.bfloat16))
@@ -478,21 +455,14 @@ def test_to_embedding(rank):
     np.testing.assert_array_equal(served(ids), model(ids))
 
 
-def compiled(optimizer=None, **how):
-    if optimizer is None:
-        optimizer = OPTIMIZERS["Adam"]()
-    optimizer = tfring.DistributedOptimizer(optimizer, **how)
-    return model_with(ShardedEmbedding(ROWS, WIDTH), optimizer)
-
-
 REFUSED = {
-    "shard_states": lambda: compiled(shard_states=True),
-    "Adasum": lambda: compiled(op=tfring.Adasum, sparse_as_dense=True),
-    "clipnorm": lambda: compiled(keras.optimizers.SGD(clipnorm=1.0)),
-    "global_clipnorm": lambda: compiled(
+    "shard_states": lambda: sharded(shard_states=True),
+    "Adasum": lambda: sharded(op=tfring.Adasum, sparse_as_dense=True),
+    "clipnorm": lambda: sharded(keras.optimizers.SGD(clipnorm=1.0)),
+    "global_clipnorm": lambda: sharded(
         keras.optimizers.SGD(global_clipnorm=1.0)
     ),
-    "Lamb": lambda: compiled(keras.optimizers.Lamb()),
+    "Lamb": lambda: sharded(keras.optimizers.Lamb()),
 }
 
 
@@ -504,12 +474,11 @@ def test_refused(what, rank):
 
 @pytest.mark.xla
 def test_no_xla(rank):
-    embedding = ShardedEmbedding(ROWS, WIDTH)
     with pytest.warns(UserWarning, match="jit_compile"):  # Keras's own
-        model = model_with(embedding, keras.optimizers.SGD(), jit_compile=True)
+        model = model_with(keras.optimizers.SGD(), jit_compile=True)
     assert not model.jit_compile
     with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        tf.function(embedding, jit_compile=True)(tf.constant([1]))
+        tf.function(model.layers[0], jit_compile=True)(tf.constant([1]))
 
 
 @pytest.mark.parametrize(
@@ -523,7 +492,9 @@ def test_callbacks_that_are_refused(callback, several_ranks, rank):
 
 def test_elastic_states_refuse_it():
     model = sharded()
-    with pytest.raises(NotImplementedError, match="lost with their rank"):
-        tfring.elastic.TensorFlowKerasState(model)
-    with pytest.raises(NotImplementedError, match="lost with their rank"):
-        tfring.elastic.TensorFlowState(model.variables)
+    for make, of in (
+        (tfring.elastic.TensorFlowKerasState, model),
+        (tfring.elastic.TensorFlowState, model.variables),
+    ):
+        with pytest.raises(NotImplementedError, match="lost with their rank"):
+            make(of)

@@ -6,7 +6,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Pair, assert_same_on_all_ranks, bits_of
+from helpers import (
+    Pair,
+    assert_each_close,
+    assert_same_on_all_ranks,
+    bits_of,
+    compiled,
+    state_bits,
+)
 
 import tfring
 from tfring import elastic
@@ -17,23 +24,23 @@ from tfring.elastic.variables import _STATES
 optimizers = keras.optimizers
 
 
-def small_model(optimizer=None, **how):
+def adam(shard_states=True, **options):
+    return tfring.DistributedOptimizer(
+        optimizers.Adam(0.01), shard_states=shard_states, **options
+    )
+
+
+def small_model(optimizer=None, jit_compile=False):
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((12,)),
-            keras.layers.Dense(33, activation="relu"),
-            keras.layers.Dense(8, trainable=False),
-            keras.layers.Dense(1, kernel_constraint="non_neg"),
-        ]
+    return compiled(
+        optimizer or adam(),
+        keras.Input((12,)),
+        keras.layers.Dense(33, activation="relu"),
+        keras.layers.Dense(8, trainable=False),
+        keras.layers.Dense(1, kernel_constraint="non_neg"),
+        jit_compile=jit_compile,
     )
-    if optimizer is None:
-        optimizer = tfring.DistributedOptimizer(
-            optimizers.Adam(0.01), shard_states=True
-        )
-    model.compile(optimizer, "mse", **how)
-    return model
 
 
 def fit(model, epochs=1, callbacks=()):
@@ -53,27 +60,19 @@ def fit(model, epochs=1, callbacks=()):
     "jit_compile", [pytest.param(False, marks=pytest.mark.thorough), True]
 )
 def test_fit(jit_compile):
-    without = tfring.DistributedOptimizer(optimizers.Adam(0.01))
-    expected = fit(small_model(without, jit_compile=jit_compile))
-    got = fit(small_model(jit_compile=jit_compile))
+    without = adam(shard_states=False)
+    expected = fit(small_model(without, jit_compile))
+    got = fit(small_model(adam(), jit_compile))
     assert_same_on_all_ranks(got.trainable_variables)
-    for one, other in zip(got.variables, expected.variables, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_each_close(got.variables, expected.variables, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.thorough
 def test_offload():
     """Feature maps that leave meanwhile change no bit."""
-    expected = fit(small_model(jit_compile=False))
+    expected = fit(small_model())
     offload = tfring.Offload(min_bytes=0)
-    got = fit(
-        small_model(
-            tfring.DistributedOptimizer(
-                optimizers.Adam(0.01), shard_states=True, offload=offload
-            ),
-            jit_compile=False,
-        )
-    )
+    got = fit(small_model(adam(offload=offload)))
     assert offload.statistics().moved > 0
     assert bits_of(got.variables) == bits_of(expected.variables)
 
@@ -82,13 +81,8 @@ def test_a_file_is_that_of_the_plain_optimizer(
     rank, size, shared_path, tmp_path
 ):
     path = f"{shared_path}/model.keras"
-    without = fit(
-        small_model(
-            tfring.DistributedOptimizer(optimizers.Adam(0.01)),
-            jit_compile=False,
-        )
-    )
-    model = fit(small_model(jit_compile=False))
+    without = fit(small_model(adam(shard_states=False)))
+    model = fit(small_model())
     if size > 1:
         with pytest.raises(RuntimeError, match=r"tfring\.whole_states"):
             model.save(f"{tmp_path}/not.keras")
@@ -101,26 +95,24 @@ def test_a_file_is_that_of_the_plain_optimizer(
     tfring.barrier()
     plain = keras.models.load_model(path)
     assert type(plain.optimizer) is optimizers.Adam
-    for one, other in zip(
-        plain.optimizer.variables, without.optimizer.variables, strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert_each_close(
+        *(plain.optimizer.variables, without.optimizer.variables),
+        rtol=1e-5,
+        atol=1e-7,
+    )
     again = tfring.load_model(path, shard_states=True)
     for each in (again, model):
         fit(each)
-    assert bits_of(again.variables) == bits_of(model.variables)
-    assert bits_of(again.optimizer.variables) == bits_of(
-        model.optimizer.variables
-    )
+    assert state_bits(again) == state_bits(model)
 
 
 def test_what_one_rank_has_loaded_is_broadcast(rank, shared_path):
     path = f"{shared_path}/of_all.weights.h5"
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     with tfring.whole_states(model):
         if rank == 0:
             model.save_weights(path)
-    other = small_model(jit_compile=False)
+    other = small_model()
     other.optimizer.build(other.trainable_variables)
     if rank == 0:
         other.load_weights(path)
@@ -133,8 +125,24 @@ def test_what_one_rank_has_loaded_is_broadcast(rank, shared_path):
     assert bits_of(other.optimizer.variables) == before
 
 
+def own_variables(optimizer):
+    """By their numbers, as a file has them."""
+    store = {}
+    optimizer.save_own_variables(store)
+    return {key: np.asarray(value) for key, value in store.items()}
+
+
+def whole(optimizer):
+    with tfring.whole_states(optimizer):
+        return own_variables(optimizer)
+
+
+def by_number(variables):
+    return {str(i): np.asarray(each) for i, each in enumerate(variables)}
+
+
 def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     optimizer = model.optimizer
     checkpoint = tf.train.Checkpoint(optimizer=optimizer)
     if size > 1:
@@ -142,15 +150,13 @@ def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
             checkpoint.save(f"{tmp_path}/not")
     with tfring.whole_states(optimizer):
         path = checkpoint.save(f"{tmp_path}/own")
-        expected = {}
-        optimizer.save_own_variables(expected)
+        expected = own_variables(optimizer)
     plain = optimizers.Adam()
     plain.build(small_model().trainable_variables)
     status = tf.train.Checkpoint(optimizer=plain).restore(path)
     status.assert_consumed()
-    for number, variable in enumerate(plain.variables):
-        np.testing.assert_array_equal(expected[str(number)], variable)
-    other = small_model(jit_compile=False).optimizer
+    np.testing.assert_equal(by_number(plain.variables), expected)
+    other = small_model().optimizer
     restored = tf.train.Checkpoint(optimizer=other)
     with pytest.raises(RuntimeError, match="must be built"):
         restored.restore(path)
@@ -160,7 +166,7 @@ def test_a_checkpoint_is_that_of_the_plain_optimizer(rank, size, tmp_path):
 
 
 def test_callbacks_that_save(rank, shared_path):
-    model = small_model(jit_compile=False)
+    model = small_model()
     callbacks = [
         tfring.callbacks.BestModelCheckpoint(
             f"{shared_path}/best.keras", monitor="loss"
@@ -174,33 +180,30 @@ def test_callbacks_that_save(rank, shared_path):
     assert best.optimizer.iterations == 8
     assert not model.optimizer._tfring_whole
     # The training resumes after the second epoch.
-    again = small_model(jit_compile=False)
+    again = small_model()
     fit(again, 3, [keras.callbacks.BackupAndRestore(f"{shared_path}/backup")])
     fit(model)
-    assert bits_of(again.variables) == bits_of(model.variables)
-    assert bits_of(again.optimizer.variables) == bits_of(
-        model.optimizer.variables
-    )
+    assert state_bits(again) == state_bits(model)
 
 
 @pytest.mark.thorough
 def test_checkpoints_between_batches_of_two_fits(shared_path):
     """The callback continues the count of the previous fit."""
     path = f"{shared_path}/last.weights.h5"
-    model = small_model(jit_compile=False)
+    model = small_model()
     saves = keras.callbacks.ModelCheckpoint(
         path, save_weights_only=True, save_freq=3
     )
     for _ in range(3):
         fit(model, callbacks=[saves])  # 4 batches
-    again = small_model(jit_compile=False)
+    again = small_model()
     again.optimizer.build(again.trainable_variables)
     again.load_weights(path)
     assert again.optimizer.iterations == model.optimizer.iterations == 12
 
 
 def test_a_callback_may_put_states_together_for_itself(rank, shared_path):
-    model = small_model(jit_compile=False)
+    model = small_model()
 
     def save(epoch, logs):
         with tfring.whole_states(model, root_rank=0):
@@ -246,17 +249,15 @@ def test_a_refusal_leaves_the_file_as_it_was(
 ):
     path = tmp_path / name
     path.write_text("the last one")
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     save = model.save_weights if "weights" in name else model.save
 
     def refusal():
-        with pytest.raises(
-            RuntimeError, match="No file has been writ"
-        ) as error:
+        with pytest.raises(RuntimeError, match="No file has been writ") as e:
             save(path)
         assert path.read_text() == "the last one"
-        assert f"'{model.optimizer.name}'" in str(error.value)
-        return str(error.value)
+        assert f"'{model.optimizer.name}'" in str(e.value)
+        return str(e.value)
 
     assert "have not put it together" in refusal()
     with tfring.whole_states(model, root_rank=0):
@@ -269,7 +270,7 @@ def test_a_refusal_leaves_the_file_as_it_was(
 
 def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
     path = tmp_path / "a.h5"
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     with tfring.whole_states(model):
         with pytest.raises(RuntimeError, match=r"older format .*No file"):
             model.save(path)
@@ -284,27 +285,24 @@ def test_the_older_format_keeps_no_part(several_ranks, tmp_path):
 )
 def test_callbacks_that_are_refused(callback):
     with pytest.raises(NotImplementedError, match="shard_states"):
-        fit(small_model(jit_compile=False), callbacks=[callback()])
+        fit(small_model(), callbacks=[callback()])
 
 
 def test_elastic_commits_have_the_whole_state(rank):
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     with pytest.raises(ValueError, match="TensorFlowKerasState"):
         elastic.TensorFlowState(model.optimizer.variables)
     state = elastic.TensorFlowKerasState(model, epoch=0)
     state.sync()
-    before = bits_of(model.variables + model.optimizer.variables)
+    before = state_bits(model)
     fit(model)
     state.restore()
-    assert bits_of(model.variables + model.optimizer.variables) == before
+    assert state_bits(model) == before
     for save in (state.commit, lambda: interrupted(state)):
         fit(model)
         save()
-        with tfring.whole_states(model):
-            expected = {}
-            model.optimizer.save_own_variables(expected)
-        for number, value in enumerate(state._saved[_STATES]):
-            np.testing.assert_array_equal(expected[str(number)], value)
+        saved = by_number(state._saved[_STATES])
+        np.testing.assert_equal(saved, whole(model.optimizer))
 
 
 def interrupted(state):
@@ -326,23 +324,8 @@ def alone(monkeypatch):
     return lose_others
 
 
-def whole(optimizer):
-    saved = {}
-    with tfring.whole_states(optimizer):
-        optimizer.save_own_variables(saved)
-    return saved
-
-
-def check_whole_alone(optimizer, expected):
-    saved = {}
-    optimizer.save_own_variables(saved)
-    assert saved.keys() == expected.keys()
-    for number, value in expected.items():
-        np.testing.assert_array_equal(saved[number], value)
-
-
 def test_elastic_ranks_cut_anew(alone):
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     state = elastic.TensorFlowKerasState(model)
     state.sync()
     expected = whole(model.optimizer)
@@ -350,7 +333,7 @@ def test_elastic_ranks_cut_anew(alone):
     alone()
     state.restore()
     state.on_reset()
-    check_whole_alone(model.optimizer, expected)
+    np.testing.assert_equal(own_variables(model.optimizer), expected)
     variables = model.trainable_variables
     model.optimizer.apply([tf.ones(v.shape) for v in variables], variables)
     assert_same_on_all_ranks(variables)
@@ -358,11 +341,11 @@ def test_elastic_ranks_cut_anew(alone):
 
 @pytest.mark.parametrize("begins", ["anew", "loaded", "after a training"])
 def test_a_rank_is_lost_before_an_elastic_state_is_shared(begins, alone):
-    model = small_model(jit_compile=False)
+    model = small_model()
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
     if begins == "loaded":
-        before = fit(small_model(jit_compile=False)).optimizer
+        before = fit(small_model()).optimizer
         optimizer.load_own_variables(whole(before))
     elif begins == "after a training":
         fit(model)
@@ -372,11 +355,11 @@ def test_a_rank_is_lost_before_an_elastic_state_is_shared(begins, alone):
     alone()
     state.restore()
     state.on_reset()
-    check_whole_alone(optimizer, expected)
+    np.testing.assert_equal(own_variables(optimizer), expected)
 
 
 def test_a_trained_share_is_lost_before_an_elastic_state_is_shared(alone):
-    model = fit(small_model(jit_compile=False))
+    model = fit(small_model())
     state = elastic.TensorFlowKerasState(model)
     alone()
     with pytest.raises(RuntimeError, match="before the first commit"):
