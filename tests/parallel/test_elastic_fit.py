@@ -6,29 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import small_model
+from helpers import FailsOnce, assert_each_close, compiled, small_model
 
 import tfring
 from tfring import elastic
 
 ROWS_LEFT, BATCH, FIT_BATCHES, FIT_EPOCHS = 1, 3, 4, 3
-
-
-class FailsOnce(keras.callbacks.Callback):
-    """Before the batch of an epoch, on all ranks."""
-
-    def __init__(self, epoch, step):
-        super().__init__()
-        self.when = epoch, step
-        self.epoch = 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if (self.epoch, batch) == self.when:
-            self.when = None
-            raise elastic.HorovodInternalError("a rank is lost")
 
 
 def rows_to_fit(size):
@@ -51,12 +34,48 @@ def fitted_by_hand(size, *, shuffle):
     return weights
 
 
+def check_going_on(
+    rank, size, capsys, data, fails_at, *, shuffle, per_execution=1
+):
+    """A linear model is the one of NumPy, in spite of a loss on the way."""
+    model = compiled(
+        tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+        keras.Input((2,)),
+        keras.layers.Dense(1, use_bias=False),
+        steps_per_execution=per_execution,
+    )
+    model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
+    history = elastic.fit(
+        model,
+        **data,
+        epochs=FIT_EPOCHS,
+        shuffle=shuffle,
+        seed=7,
+        callbacks=[FailsOnce(*fails_at)] if fails_at else None,
+        verbose=1,
+    )
+    expected = fitted_by_hand(size, shuffle=shuffle)
+    assert_each_close(model.get_weights(), [expected], rtol=1e-5)
+    assert len(history["loss"]) == FIT_EPOCHS
+    shown = capsys.readouterr().out
+    if rank != 0:
+        assert "Epoch" not in shown
+        return
+    epoch, step = fails_at or (0, 0)
+    again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
+    # Not from the first batch on, and to the last.
+    first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
+    assert int(first[1]) == step + per_execution
+    assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
+    assert f"Epoch {FIT_EPOCHS}/{FIT_EPOCHS}" in shown
+
+
 class Numbered(keras.utils.PyDataset):
     """Batches of all ranks, by their numbers."""
 
-    def __init__(self, size, **options):
+    def __init__(self, x, y, **options):
         super().__init__(**options)
-        self.x, self.y = rows_to_fit(size)
+        self.x, self.y = x, y
 
     def __len__(self):
         return len(self.x) // BATCH
@@ -71,9 +90,9 @@ def data_in_batches(kind, size):
     rows = tf.data.Dataset.from_tensor_slices(rows_to_fit(size))
     match kind:
         case "PyDataset":
-            return {"x": Numbered(size)}
+            return {"x": Numbered(*rows_to_fit(size))}
         case "PyDataset in threads":
-            return {"x": Numbered(size, workers=2)}
+            return {"x": Numbered(*rows_to_fit(size), workers=2)}
         case "Dataset":
             # Not all batches make a step, and the last has fewer rows.
             return {"x": rows.batch(BATCH)}
@@ -98,31 +117,8 @@ def data_in_batches(kind, size):
     ],
 )
 def test_fit_goes_on_in_batches(rank, size, capsys, fails_at, kind):
-    model = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False)]
-    )
-    model.compile(tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
-    history = elastic.fit(
-        model,
-        **data_in_batches(kind, size),
-        epochs=FIT_EPOCHS,
-        shuffle=False,
-        callbacks=[FailsOnce(*fails_at)],
-        verbose=1,
-    )
-    np.testing.assert_allclose(
-        model.get_weights()[0],
-        fitted_by_hand(size, shuffle=False),
-        rtol=1e-5,
-    )
-    assert len(history["loss"]) == FIT_EPOCHS
-    if rank == 0:
-        epoch, step = fails_at
-        shown = capsys.readouterr().out
-        again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
-        first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
-        assert int(first[1]) == step + 1
+    data = data_in_batches(kind, size)
+    check_going_on(rank, size, capsys, data, fails_at, shuffle=False)
 
 
 def test_a_shuffled_pydataset_has_each_batch_once_in_an_epoch(rank, size):
@@ -133,7 +129,7 @@ def test_a_shuffled_pydataset_has_each_batch_once_in_an_epoch(rank, size):
             asked.append(index)
             return super().__getitem__(index)
 
-    data = Asked(size)
+    data = Asked(*rows_to_fit(size))
     elastic.fit(
         small_model(),
         data,
@@ -165,14 +161,10 @@ def test_a_function_goes_on_in_the_order_of_its_epoch(size, fails_at):
         ).batch(2, drop_remainder=True)
         return mine.map(lambda own: (tf.one_hot(own, rows), tf.zeros([2, 1])))
 
-    model = keras.Sequential(
-        [
-            keras.Input((rows,)),
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
-        ]
-    )
-    model.compile(
+    model = compiled(
         tfring.DistributedOptimizer(keras.optimizers.SGD(2.0), op=tfring.Sum),
+        keras.Input((rows,)),
+        keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
         loss=lambda targets, outputs: -outputs,
     )
     elastic.fit(
@@ -214,78 +206,38 @@ def test_epochs_of_different_lengths(size):
 def test_fit_goes_on_where_it_was(
     rank, size, capsys, fails_at, shuffle, per_execution
 ):
-    model = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False)]
-    )
-    model.compile(
-        tfring.DistributedOptimizer(keras.optimizers.SGD(0.1)),
-        "mse",
-        steps_per_execution=per_execution,
-    )
-    model.set_weights([np.full((2, 1), 1.0 if rank == 0 else 5.0)])
     x, y = rows_to_fit(size)
-    history = elastic.fit(
-        model,
-        x,
-        y,
-        batch_size=BATCH,
-        epochs=FIT_EPOCHS,
+    check_going_on(
+        *(rank, size, capsys, {"x": x, "y": y, "batch_size": BATCH}, fails_at),
         shuffle=shuffle,
-        seed=7,
-        callbacks=[FailsOnce(*fails_at)] if fails_at else None,
-        verbose=1,
+        per_execution=per_execution,
     )
-    np.testing.assert_allclose(
-        model.get_weights()[0],
-        fitted_by_hand(size, shuffle=shuffle),
-        rtol=1e-5,
-    )
-    assert len(history["loss"]) == FIT_EPOCHS
-    shown = capsys.readouterr().out
-    if rank != 0:
-        assert "Epoch" not in shown
-        return
-    epoch = fails_at[0] if fails_at else 0
-    again = shown.rpartition(f"Epoch {epoch + 1}/{FIT_EPOCHS}")[2]
-    step = fails_at[1] if fails_at else 0
-    # Not from the first batch on, and to the last.
-    first = re.search(rf"(\d+)/{FIT_BATCHES}", again)
-    assert int(first[1]) == step + per_execution
-    assert f"{FIT_BATCHES}/{FIT_BATCHES}" in again
-    assert "Epoch 3/3" in shown
 
 
 def test_callbacks_know_the_place_in_the_epoch(rank, size, tmp_path):
     """A warm-up resumes at its step, and a log file is not truncated."""
 
     def rates_and_logs(name, *fails):
-        path = tmp_path / name
-        rates = []
+        path, model, rates = tmp_path / name, small_model(), []
 
-        class Notes(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                rates.append(float(self.model.optimizer.learning_rate))
+        def note(batch, logs):
+            rates.append(float(model.optimizer.learning_rate))
 
-        x, y = rows_to_fit(size)
         elastic.fit(
-            small_model(),
-            *(x, y),
+            model,
+            *rows_to_fit(size),
             batch_size=BATCH,
             epochs=3,
             callbacks=[
                 *(FailsOnce(*when) for when in fails),
                 tfring.callbacks.LearningRateWarmupCallback(1e-3, 2),
                 keras.callbacks.CSVLogger(path),
-                Notes(),
+                keras.callbacks.LambdaCallback(on_train_batch_end=note),
             ],
             verbose=0,
         )
-        epochs = (
-            [line.partition(",")[0] for line in path.read_text().splitlines()]
-            if rank == 0
-            else []
-        )
-        return rates, epochs
+        lines = path.read_text().splitlines() if rank == 0 else []
+        return rates, [line.partition(",")[0] for line in lines]
 
     rates, epochs = rates_and_logs("undisturbed.csv")
     again, epochs_again = rates_and_logs("lost.csv", (0, 2), (1, 1), (2, 0))
@@ -342,10 +294,9 @@ def test_callbacks_are_made_anew_at_each_new_start(rank, size):
         made.append(Ends())
         return [fails, made[-1]]
 
-    x, y = rows_to_fit(size)
     elastic.fit(
         small_model(),
-        *(x, y),
+        *rows_to_fit(size),
         batch_size=BATCH,
         epochs=3,
         callbacks=callbacks,
@@ -359,18 +310,12 @@ def test_a_fit_that_stops_early(size):
     model = small_model()
     x, y = np.ones((4 * size, 2)), np.ones((4 * size, 1))
 
-    class Stops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
+    def stop(epoch, logs):
+        model.stop_training = epoch == 1
 
+    stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
     history = elastic.fit(
-        model,
-        x,
-        y,
-        batch_size=2,
-        epochs=9,
-        callbacks=[Stops()],
-        verbose=0,
+        *(model, x, y), batch_size=2, epochs=9, callbacks=[stops], verbose=0
     )
     assert len(history["loss"]) == 2
 
@@ -380,7 +325,7 @@ def test_fit_weighs_classes(size, kind):
     labels = np.arange(FIT_BATCHES * BATCH * size) % 2
     data = {
         "arrays": {"x": labels, "y": labels, "batch_size": BATCH},
-        "PyDataset": {"x": Labels(labels)},
+        "PyDataset": {"x": Numbered(labels, labels)},
     }[kind]
     layers = keras.layers.Embedding(2, 2, "zeros"), keras.layers.Softmax()
     model = keras.Sequential([keras.Input((), dtype="int64"), *layers])
@@ -396,18 +341,6 @@ def test_fit_weighs_classes(size, kind):
     assert of_one[0] < 0 < of_one[1]
 
 
-class Labels(keras.utils.PyDataset):
-    def __init__(self, labels):
-        super().__init__()
-        self.labels = labels.reshape(-1, BATCH)
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.labels[index], self.labels[index]
-
-
 def test_fit_reads_without_autotuning(monkeypatch):
     """An iterator with a sleeping autotuner may take seconds to end."""
     tuned = []
@@ -418,9 +351,8 @@ def test_fit_reads_without_autotuning(monkeypatch):
         return begin(dataset)
 
     monkeypatch.setattr(tf.data.Dataset, "__iter__", seen)
-    x, y = rows_to_fit(tfring.size())
-    elastic.fit(small_model(), x, y, batch_size=BATCH, epochs=2, verbose=0)
-
+    data = rows_to_fit(tfring.size())
+    elastic.fit(small_model(), *data, batch_size=BATCH, epochs=2, verbose=0)
     assert set(tuned) == {False}
 
 

@@ -9,20 +9,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, bits_of
+from helpers import (
+    MODES,
+    assert_each_close,
+    assert_same_on_all_ranks,
+    bits_of,
+    compiled,
+    jit_compile_is_thorough,
+    xla_is_thorough,
+)
 
 import tfring
 from tfring._core import runtime
 
 # A matrix, a kernel of a convolution, and two that are reduced whole.
 SHAPES = [(40, 24), (3, 3, 8, 16), (24,), (4, 4)]
-
-
-xla_is_thorough = pytest.mark.parametrize(
-    "mode",
-    ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)],
-    indirect=True,
-)
 
 
 def variables_of(shapes=SHAPES, dtype="float32"):
@@ -50,13 +51,13 @@ def means_of(size, *arguments, **more):
     return [np.mean(each, axis=0) for each in zip(*of_ranks, strict=True)]
 
 
-def step_of(mode, variables, **options):
+def step_of(mode, variables, compression, **options):
     """Returns a function that reduces gradients by tapes."""
 
     @mode
     def step(gradients):
         with tfring.DistributedGradientTape(
-            tf.GradientTape(), **options
+            tf.GradientTape(), compression=compression, **options
         ) as tape:
             loss = tf.add_n(
                 [
@@ -72,8 +73,7 @@ def step_of(mode, variables, **options):
 
 
 def assert_close(results, expected, tolerance=1e-5):
-    for result, value in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, value, rtol=0, atol=tolerance * 10)
+    assert_each_close(results, expected, rtol=0, atol=tolerance * 10)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,8 @@ def assert_close(results, expected, tolerance=1e-5):
 )
 def test_gradients_of_low_rank_are_reproduced(dtype, options, mode, rank, size):
     """The mean of one column of each rank has no more columns than ranks."""
-    step = step_of(
-        mode,
-        variables_of(dtype=dtype),
-        compression=tfring.PowerSGD(size + 2, start=0),
-        **options,
-    )
+    compression = tfring.PowerSGD(size + 2, start=0)
+    step = step_of(mode, variables_of(dtype=dtype), compression, **options)
     for number in range(2):
         given = {"step": number, "columns": 1, "dtype": dtype}
         results = step(gradients_of(rank, **given))
@@ -115,7 +111,7 @@ def test_gradients_that_are_reduced_whole(whole, mode, rank, size):
         if whole == "full rank"
         else tfring.PowerSGD(2, start=2)
     )
-    step = step_of(mode, variables_of(), compression=compression)
+    step = step_of(mode, variables_of(), compression)
     for number in range(3):
         results = step(gradients_of(rank, number))
         expected = means_of(size, number)
@@ -128,9 +124,7 @@ def test_gradients_that_are_reduced_whole(whole, mode, rank, size):
 
 @xla_is_thorough
 def test_it_leaves_nothing_out_for_ever(mode, rank, size):
-    step = step_of(
-        mode, variables_of(), compression=tfring.PowerSGD(2, start=0)
-    )
+    step = step_of(mode, variables_of(), tfring.PowerSGD(2, start=0))
     sums, expected = [0.0] * len(SHAPES), [0.0] * len(SHAPES)
     for number in range(45):
         # Gradients of zeros, too: a factor that became zero would remain so.
@@ -208,11 +202,8 @@ def test_a_new_rank_takes_part_in_no_first_steps(mode, rank, size):
 def test_bytes(mode, rank, size):
     low_rank = 3
     shapes = [(64, 80), (80,), (3, 3, 8, 32)]
-    step = step_of(
-        mode,
-        variables_of(shapes),
-        compression=tfring.PowerSGD(low_rank, start=0),
-    )
+    compression = tfring.PowerSGD(low_rank, start=0)
+    step = step_of(mode, variables_of(shapes), compression)
     gradients = [tf.random.normal(shape) for shape in shapes]
     step(gradients)
     before = tfring.statistics()
@@ -231,9 +222,7 @@ def test_one_rank_compresses_nothing(sets_of_one, rank, size):
     # Alone, and not in the set.
     for process_set in (sets_of_one[rank], sets_of_one[(rank + 1) % size]):
         step = step_of(
-            tf.function,
-            variables_of(),
-            compression=tfring.PowerSGD(1, start=0),
+            *(tf.function, variables_of(), tfring.PowerSGD(1, start=0)),
             process_set=process_set,
         )
         given = gradients_of(rank)
@@ -245,11 +234,8 @@ def test_a_later_trace_may_have_other_variables(rank, size):
 
     @tf.function
     def step(number, gradients):
-        return step_of(
-            lambda function: function,
-            variables[number],
-            compression=compression,
-        )(gradients)
+        eager = MODES["eager"]
+        return step_of(eager, variables[number], compression)(gradients)
 
     variables = [variables_of(), variables_of()]
     for number in range(2):
@@ -257,24 +243,19 @@ def test_a_later_trace_may_have_other_variables(rank, size):
         assert_close(results, means_of(size, columns=1))
 
 
-def fitted(jit_compile, steps_per_execution=1, start=3, **options):
+def fitted(jit_compile, steps_per_execution=1, **options):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((24,)),
-            keras.layers.Dense(32, "tanh"),
-            keras.layers.Dense(32, "tanh"),
-            keras.layers.Dense(1),
-        ]
-    )
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.Adam(0.01, clipnorm=1.0),
-        compression=tfring.PowerSGD(2, start=start),
+        compression=tfring.PowerSGD(2, start=3),
         **options,
     )
-    model.compile(
+    model = compiled(
         optimizer,
-        "mse",
+        keras.Input((24,)),
+        keras.layers.Dense(32, "tanh"),
+        keras.layers.Dense(32, "tanh"),
+        keras.layers.Dense(1),
         jit_compile=jit_compile,
         steps_per_execution=steps_per_execution,
     )
@@ -294,13 +275,10 @@ def test_fit(jit_compile, steps):
     expected = fitted(jit_compile=False).get_weights()
     weights = fitted(jit_compile, steps_per_execution=steps).get_weights()
     assert_same_on_all_ranks(weights)
-    for one, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-3)
+    assert_each_close(weights, expected, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@jit_compile_is_thorough
 def test_fit_of_accumulated_gradients(jit_compile):
     model = fitted(jit_compile, backward_passes_per_step=3)
     assert model.optimizer.iterations == 4

@@ -6,7 +6,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_alike, assert_same_on_all_ranks, bits_of
+from helpers import (
+    FailsOnce,
+    assert_alike,
+    assert_each_close,
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    bits_of,
+    compiled,
+    jit_compile_is_thorough,
+    without_xla,
+)
 from trainings_in_rounds import (
     LOSS,
     assert_close,
@@ -16,8 +26,11 @@ from trainings_in_rounds import (
     in_one_process,
     inner,
     kernels_after,
+    kernels_of,
+    model_in_rounds,
     nesterov,
     plain,
+    rows_of,
 )
 
 import tfring
@@ -43,9 +56,7 @@ def test_rounds_are_those_of_one_process(options, steps, rank, size):
         assert_close(model, in_one_process(size, 4, 5, outer))
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@jit_compile_is_thorough
 def test_rounds_of_one_step_are_synchronous_sgd(jit_compile, rank):
     """And so are steps before the first round, those within a set of all."""
     apart, within, before, together = (
@@ -75,8 +86,7 @@ def test_a_short_round_ends_with_the_mean(rank, size):
     assert_close(model, in_one_process(size, 1, 3, plain))
     before = [np.asarray(v) for v in model.trainable_variables]
     optimizer.meet()
-    for variable, value in zip(model.trainable_variables, before, strict=True):
-        np.testing.assert_array_equal(variable, value)
+    assert_each_equal(model.trainable_variables, before)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +111,13 @@ def test_a_round_sends_what_a_step_sends(compression, bytes_of_one, size):
     )
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_loop_of_ones_own(traced, rank, size):
+@without_xla
+def test_a_loop_of_ones_own(mode, rank, size):
     model = built_model()
     optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.DiLoCo(2))
     x, y = batches_of(rank, 5)
 
+    @mode
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = LOSS(y, model(x))
@@ -115,8 +126,6 @@ def test_a_loop_of_ones_own(traced, rank, size):
             zip(tape.gradient(loss, variables), variables, strict=True)
         )
 
-    if traced:
-        step = tf.function(step)
     for i in range(4):
         step(x[i], y[i])
     assert_same_on_all_ranks(model.trainable_variables)
@@ -125,7 +134,7 @@ def test_a_loop_of_ones_own(traced, rank, size):
     assert_close(model, expected)
     step(x[4], y[4])
     if size > 1:
-        kernels = tfring.allgather_object(model.get_weights()[0].tobytes())
+        kernels = kernels_of(model)
         assert kernels[0] != kernels[1]
     with tfring.shared_weights(model):
         assert_close(model, expected)
@@ -151,16 +160,12 @@ class Seen(keras.callbacks.Callback):
 
 
 def test_validation_and_callbacks_see_what_ranks_share(rank, size, tmp_path):
-    model = built_model()
-    model.compile(
-        tfring.DistributedOptimizer(inner(), sync=tfring.DiLoCo(3)), LOSS
-    )
+    model = model_in_rounds(tfring.DiLoCo(3))
     x, y = batches_of(rank, 5)
     seen = Seen()
     path = tmp_path / "{epoch}.weights.h5"
     model.fit(
-        x.reshape(-1, 3),
-        y.reshape(-1, 1),
+        *rows_of((x, y)),
         batch_size=8,
         epochs=2,
         shuffle=False,
@@ -185,49 +190,35 @@ def test_validation_and_callbacks_see_what_ranks_share(rank, size, tmp_path):
     if rank == 0:
         model.load_weights(tmp_path / "1.weights.h5")
         assert bits_of(model.trainable_variables) == seen.at_ends[0]
-    model.fit(
-        x[0],
-        y[0],
-        verbose=0,
-        callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
-    )
+    broadcast = tfring.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(x[0], y[0], verbose=0, callbacks=[broadcast])
     assert_same_on_all_ranks(model.trainable_variables)
 
 
-class FailsAtAnEpochsEnd(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        self.own = self.model.get_weights()
+def test_an_error_of_a_callback_leaves_the_ranks_own_weights(rank, size):
+    model = model_in_rounds(tfring.DiLoCo(3))
+    weights = []
 
-    def on_epoch_end(self, epoch, logs=None):
-        self.shown = self.model.get_weights()
+    def look(batch, logs):
+        weights.append(model.get_weights())
+
+    def fail(epoch, logs):
+        weights.append(model.get_weights())
         raise RuntimeError("a test")
 
-
-def test_an_error_of_a_callback_leaves_the_ranks_own_weights(rank, size):
-    model = built_model()
-    optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.DiLoCo(3))
-    model.compile(optimizer, LOSS)
-    x, y = batches_of(rank, 5)
-    fails = FailsAtAnEpochsEnd()
+    fails = keras.callbacks.LambdaCallback(
+        on_train_batch_end=look, on_epoch_end=fail
+    )
+    x, y = rows_of(batches_of(rank, 5))
     with pytest.raises(RuntimeError, match="a test"):
-        model.fit(
-            x.reshape(-1, 3),
-            y.reshape(-1, 1),
-            batch_size=8,
-            callbacks=[fails],
-            verbose=0,
-        )
-    assert_same_on_all_ranks(fails.shown)
-    for now, own, shown in zip(
-        model.get_weights(), fails.own, fails.shown, strict=True
-    ):
-        np.testing.assert_array_equal(now, own)
-        assert (own != shown).any()
+        model.fit(x, y, batch_size=8, callbacks=[fails], verbose=0)
+    *_, own, shown = weights
+    assert_same_on_all_ranks(shown)
+    assert_each_equal(model.get_weights(), own)
+    assert all((a != b).any() for a, b in zip(own, shown, strict=True))
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@jit_compile_is_thorough
 def test_moving_statistics_are_averaged(jit_compile, rank, size):
     keras.utils.set_random_seed(1 + rank)
     norm, noise = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
@@ -270,38 +261,25 @@ def test_a_rank_may_skip_a_step_alone(rank):
 
 def test_rounds_count_updates(rank):
     """An update takes several batches, with accumulation."""
-    model = built_model()
-    optimizer = tfring.DistributedOptimizer(
-        inner(), backward_passes_per_step=2, sync=tfring.LocalSGD(2, start=1)
-    )
-    model.compile(optimizer, LOSS)
-    x, y = batches_of(rank, 6)
+    sync = tfring.LocalSGD(2, start=1)
+    model = model_in_rounds(sync, backward_passes_per_step=2)
     met = []
-    for i in range(6):
-        model.train_on_batch(x[i], y[i])
-        kernels = tfring.allgather_object(
-            model.trainable_variables[0].numpy().tobytes()
-        )
-        met.append(len(set(kernels)) == 1)
+    for x, y in zip(*batches_of(rank, 6), strict=True):
+        model.train_on_batch(x, y)
+        met.append(len(set(kernels_of(model))) == 1)
     if tfring.size() > 1:
         assert met == [True, True, True, False, False, True]
 
 
 def test_a_continued_training_does_not_begin_anew(rank, size):
     """The steps before the first round are those that a file has counted."""
-    model = built_model()
-    optimizer = tfring.DistributedOptimizer(
-        inner(), sync=tfring.LocalSGD(2, start=3)
-    )
+    model = model_in_rounds(tfring.LocalSGD(2, start=3))
+    optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
     if rank == 0:
         optimizer.iterations.assign(3)
     tfring.broadcast_variables([*model.variables, *optimizer.variables])
-    model.compile(optimizer, LOSS)
-    x, y = batches_of(rank, 1)
-    model.train_on_batch(x[0], y[0])
-    kernels = tfring.allgather_object(model.get_weights()[0].tobytes())
-    assert len(set(kernels)) == size
+    assert len(set(kernels_after(model, rank, 1))) == size
 
 
 @pytest.mark.parametrize(
@@ -322,20 +300,15 @@ def test_a_file_has_the_outer_optimizers_state(scaled, rank, size, tmp_path):
         model.compile(tfring.DistributedOptimizer(optimizer, **sync()), LOSS)
         return model
 
-    x, y = batches_of(rank, 8)
+    x, y = rows_of(batches_of(rank, 8))
 
-    def fit(model, begin, end):
-        model.fit(
-            x[begin:end].reshape(-1, 3),
-            y[begin:end].reshape(-1, 1),
-            batch_size=8,
-            shuffle=False,
-            verbose=0,
-        )
+    def fit(model, rows):
+        model.fit(x[rows], y[rows], batch_size=8, shuffle=False, verbose=0)
 
+    first_half, second_half = slice(32), slice(32, None)
     whole, first = new(), new()
-    fit(whole, 0, 8)
-    fit(first, 0, 4)
+    fit(whole, slice(None))
+    fit(first, first_half)
     path = tmp_path / "model.keras"
     first.save(path)
     restored = new()
@@ -345,15 +318,13 @@ def test_a_file_has_the_outer_optimizers_state(scaled, rank, size, tmp_path):
     for model in (restored, loaded):
         *_, in_rounds = with_inner(model.optimizer)
         assert in_rounds.outer_optimizer.iterations == 2
-        fit(model, 4, 8)
+        fit(model, second_half)
         assert_close(model, whole.trainable_variables, 1e-6)
 
 
 def test_local_variables_stay_each_ranks_own(rank, size):
-    model = built_model()
-    optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.LocalSGD(2))
-    optimizer.register_local_var(model.layers[0].kernel)
-    model.compile(optimizer, LOSS)
+    model = model_in_rounds(tfring.LocalSGD(2))
+    model.optimizer.register_local_var(model.layers[0].kernel)
     kernels = kernels_after(model, rank, 4)
     assert_same_on_all_ranks(model.trainable_variables[1:])
     assert size == 1 or kernels[0] != kernels[1]
@@ -365,11 +336,7 @@ def test_within_a_set_every_step_is_common(sets, rank, size):
     if size > 1:
         others, last = sets(range(size - 1), [size - 1])
         mine = last if rank == size - 1 else others
-    optimizer = tfring.DistributedOptimizer(
-        inner(), sync=tfring.LocalSGD(3, within=mine)
-    )
-    model = built_model()
-    model.compile(optimizer, LOSS)
+    model = model_in_rounds(tfring.LocalSGD(3, within=mine))
     kernels = kernels_after(model, rank, 2)
     assert len(set(kernels[: size - 1])) <= 1
     assert size == 1 or kernels[0] != kernels[-1]
@@ -394,12 +361,8 @@ def test_within_a_host_whose_set_is_known(
     hosts = [[0], list(range(1, size))]
     monkeypatch.setattr(rounds, "_ranks_of_hosts", lambda: hosts)
     sets = [tfring.add_process_set(hosts[1])]
-    optimizer = tfring.DistributedOptimizer(
-        inner(), sync=tfring.LocalSGD(3, within="host")
-    )
+    model = model_in_rounds(tfring.LocalSGD(3, within="host"))
     sets += [each for each in process_sets.added() if each.ranks == [0]]
-    model = built_model()
-    model.compile(optimizer, LOSS)
     kernels = kernels_after(model, rank, 2)
     assert len(set(kernels[1:])) == 1
     assert kernels[0] != kernels[1]
@@ -407,24 +370,21 @@ def test_within_a_host_whose_set_is_known(
         tfring.remove_process_set(each)
 
 
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
-)
+@jit_compile_is_thorough
 def test_embeddings_keep_their_rows(jit_compile, rank, size):
     """Sparse gradients before the first round, and in it."""
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((2,), dtype="int32"),
-            keras.layers.Embedding(10, 4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ]
-    )
     optimizer = tfring.DistributedOptimizer(
         keras.optimizers.Adagrad(0.1), sync=tfring.LocalSGD(2, start=2)
     )
-    model.compile(optimizer, LOSS, jit_compile=jit_compile)
+    model = compiled(
+        optimizer,
+        keras.Input((2,), dtype="int32"),
+        keras.layers.Embedding(10, 4),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1),
+        jit_compile=jit_compile,
+    )
     rng = np.random.default_rng(rank)
     for _ in range(6):
         model.train_on_batch(
@@ -433,28 +393,13 @@ def test_embeddings_keep_their_rows(jit_compile, rank, size):
     assert_same_on_all_ranks(model.trainable_variables)
 
 
-class FailsOnce(keras.callbacks.Callback):
-    """Fails in the middle of a round, like a lost rank."""
-
-    failed = False
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 4 and not self.failed:
-            self.failed = True
-            raise tfring.elastic.HorovodInternalError("a test")
-
-
 def test_a_lost_rank_costs_the_steps_since_the_last_meeting(rank, size):
-    x, y = batches_of(0, 6 * size)
+    x, y = rows_of(batches_of(0, 6 * size))
     weights = []
-    for callbacks in ([], [FailsOnce()]):
-        model = built_model()
-        optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.DiLoCo(3))
-        model.compile(optimizer, LOSS)
+    for callbacks in ([], [FailsOnce(0, 5)]):  # in the middle of a round
+        model = model_in_rounds(tfring.DiLoCo(3))
         tfring.elastic.fit(
-            model,
-            x.reshape(-1, 3),
-            y.reshape(-1, 1),
+            *(model, x, y),
             batch_size=8,
             epochs=2,
             callbacks=callbacks,
@@ -464,5 +409,5 @@ def test_a_lost_rank_costs_the_steps_since_the_last_meeting(rank, size):
         assert_same_on_all_ranks(model.trainable_variables)
         weights.append(model.get_weights())
     # But for the momenta of the ranks, which all continue with rank 0's.
-    for undisturbed, failed in zip(*weights, strict=True):
-        np.testing.assert_allclose(failed, undisturbed, atol=0.02)
+    undisturbed, failed = weights
+    assert_each_close(failed, undisturbed, atol=0.02)

@@ -6,7 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks
+from helpers import (
+    assert_each_close,
+    assert_each_equal,
+    assert_same_on_all_ranks,
+)
 
 import tfring
 
@@ -87,8 +91,7 @@ def test_outer_momentum_moves_no_frozen_layer(run_eagerly, rank):
     compile_again(model, model.optimizer, run_eagerly)
     before = frozen.get_weights()
     fit(model, rank)
-    for now, value in zip(frozen.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, value)
+    assert_each_equal(frozen.get_weights(), before)
 
 
 def test_a_layer_is_frozen_in_a_round(several_ranks, rank):
@@ -124,10 +127,10 @@ def test_a_callback_s_value_stays(rank):
     def grow(epoch, logs):
         scale.factor.assign(epoch + 2.0)
 
-    callbacks = [
-        keras.callbacks.LambdaCallback(on_epoch_begin=look, on_epoch_end=grow)
-    ]
-    fit(model, rank, epochs=3, callbacks=callbacks)
+    both = keras.callbacks.LambdaCallback(
+        on_epoch_begin=look, on_epoch_end=grow
+    )
+    fit(model, rank, epochs=3, callbacks=[both])
     assert [*seen, float(scale.factor)] == [1, 2, 3, 4]
 
 
@@ -146,12 +149,10 @@ def test_a_checkpoint_has_the_outer_optimizer(before, rank, tmp_path):
     if before:
         other.optimizer.build(other.trainable_variables)
     restored.assert_consumed()
-    for got, expected in zip(
+    assert_each_equal(
         other.optimizer.outer_optimizer.variables,
         model.optimizer.outer_optimizer.variables,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(got, expected)
+    )
 
 
 def test_a_round_that_was_left_open_ends(several_ranks, rank):
@@ -218,10 +219,8 @@ def test_a_file_counts_after_steps_of_another_training(
 
 def test_a_saver_leaves_each_rank_its_accumulators(rank, tmp_path):
     weights = []
-    for callbacks in (
-        [],
-        [keras.callbacks.ModelCheckpoint(tmp_path / "a.keras")],
-    ):
+    saves = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras")
+    for callbacks in ([], [saves]):
         optimizer = distributed(tfring.LocalSGD(20), backward_passes_per_step=2)
         model = compiled(optimizer)
         fit(model, rank, 3, epochs=2, callbacks=callbacks)
@@ -231,14 +230,8 @@ def test_a_saver_leaves_each_rank_its_accumulators(rank, tmp_path):
 
 def in_parts(**of_the_last):
     """Two optimizers, one of them for the layer `last`."""
-    parts = keras.optimizers.OptimizerMap(
-        tfring.DistributedOptimizer(keras.optimizers.SGD(0.01)),
-        {
-            "last/.*": tfring.DistributedOptimizer(
-                keras.optimizers.SGD(0.01), **of_the_last
-            )
-        },
-    )
+    last = distributed(None, **of_the_last)
+    parts = keras.optimizers.OptimizerMap(distributed(None), {"last/.*": last})
     return keras.optimizers.MultiOptimizer(parts)
 
 
@@ -254,14 +247,9 @@ def test_one_loss_scale_is_for_optimizers_that_reduce_alike(rank):
 
 
 def test_a_scaled_file_goes_on_with_its_passes(rank, tmp_path):
-    def optimizer():
-        inner = tfring.DistributedOptimizer(
-            keras.optimizers.SGD(0.01), backward_passes_per_step=2
-        )
-        return keras.optimizers.LossScaleOptimizer(inner)
-
+    inner = distributed(None, backward_passes_per_step=2)
     x, y = data(rank)
-    model = compiled(optimizer())
+    model = compiled(keras.optimizers.LossScaleOptimizer(inner))
     model.train_on_batch(x, y)
     model.train_on_batch(x, y)
     model.save(tmp_path / "scaled.keras")
@@ -271,14 +259,13 @@ def test_a_scaled_file_goes_on_with_its_passes(rank, tmp_path):
     for each in (model, again):
         each.train_on_batch(x, y)
         each.train_on_batch(x, y)
-    for got, expected in zip(again.weights, model.weights, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert_each_close(again.weights, model.weights, rtol=1e-6)
 
 
 def test_averages_of_shares_leave_a_frozen_layer(rank):
     layer = keras.layers.Dense(3)
     inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
-    optimizer = tfring.DistributedOptimizer(inner, shard_states=True)
+    optimizer = distributed(None, inner, shard_states=True)
     model = compiled(optimizer, layer)
     fit(model, rank)
     layer.trainable = False

@@ -17,7 +17,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import user_scripts
-from helpers import assert_alike, bits_of
+from helpers import (
+    assert_alike,
+    assert_all_differ,
+    assert_each_close,
+    bits_of,
+    compiled,
+)
 
 import tfring
 
@@ -76,22 +82,11 @@ def of_dense_gradients(optimizer):
 
 
 def assert_as_alone(model, alone):
-    for own, other in zip(
-        model.trainable_variables, alone.trainable_variables, strict=True
-    ):
-        np.testing.assert_allclose(
-            *(own.numpy(), other.numpy()),
-            rtol=1e-4,
-            atol=2e-6,
-            err_msg=own.path,
-        )
-
-
-def assert_noise_differs(model, *inputs):
-    """Whatever `model` gives with noise is each rank's own."""
-    output = model(*inputs, training=True)
-    everyones = tfring.allgather_object(np.asarray(output).tobytes())
-    assert len(set(everyones)) == len(everyones)
+    assert_each_close(
+        *(model.trainable_variables, alone.trainable_variables),
+        rtol=1e-4,
+        atol=2e-6,
+    )
 
 
 def give_weights_of_rank_0(model, source):
@@ -130,7 +125,8 @@ def test_cnn_with_augmentation(rank, size, saved, shared_path):
         ],
     ).history
     assert_same_on_all_ranks(model)
-    assert_noise_differs(model, np.tile(x[:1], (16, 1, 1, 1)))
+    # Whatever it gives with noise is each rank's own.
+    assert_all_differ([model(np.tile(x[:1], (16, 1, 1, 1)), training=True)])
     assert_alike(history)
     best = keras.saving.load_model(shared_path / "best.keras")
     together = tfring.metrics.evaluate(best, x, y, verbose=0)
@@ -143,37 +139,30 @@ def test_cnn_with_augmentation(rank, size, saved, shared_path):
     saved("cnn", model, x[:4])
 
 
-def token_loss():
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def language_model(make, adam, data, size, **how):
+    """Trains on all ranks, and on one; returns the model of all ranks."""
+    model, alone = make(), make()
+    give_weights_of_rank_0(alone, model)
+    rows = tf.data.Dataset.from_tensor_slices(data)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfring.DistributedOptimizer(adam()), loss)
+    mine = tfring.data.shard(rows, seed=None).batch(_BATCH)
+    model.fit(mine, verbose=0, callbacks=[start_from_rank_0()], **how)
+    assert_same_on_all_ranks(model)
+    alone.compile(of_dense_gradients(adam()), loss)
+    alone.fit(rows.batch(_BATCH * size), verbose=0, **how)
+    assert_as_alone(model, alone)
+    return model
 
 
 @pytest.mark.thorough
 def test_gpt(size, saved):
-    model, alone = user_scripts.gpt(), user_scripts.gpt()
-    give_weights_of_rank_0(alone, model)
-    rows = tf.data.Dataset.from_tensor_slices(user_scripts.texts(64))
-    model.compile(
-        tfring.DistributedOptimizer(
-            keras.optimizers.AdamW(0.01, global_clipnorm=1.0, epsilon=1e-3)
-        ),
-        token_loss(),
-    )
-    model.fit(
-        tfring.data.shard(rows, seed=None).batch(_BATCH),
-        epochs=2,
-        verbose=0,
-        callbacks=[start_from_rank_0()],
-    )
-    assert_same_on_all_ranks(model)
-    alone.compile(
-        of_dense_gradients(
-            keras.optimizers.AdamW(0.01, global_clipnorm=1.0, epsilon=1e-3)
-        ),
-        token_loss(),
-    )
-    alone.fit(rows.batch(_BATCH * size), epochs=2, verbose=0)
-    assert_as_alone(model, alone)
-    saved("gpt", model, user_scripts.texts(4)[0])
+    def adam():
+        return keras.optimizers.AdamW(0.01, global_clipnorm=1.0, epsilon=1e-3)
+
+    data = user_scripts.texts(64)
+    model = language_model(user_scripts.gpt, adam, data, size, epochs=2)
+    saved("gpt", model, data[0][:4])
 
 
 def build_optimizers(wgan, loads):
@@ -229,21 +218,17 @@ def test_keras_tuner(rank, size, tmp_path):
     x, y = x[rank::size], y[rank::size]
 
     def build(hp):
-        model = keras.Sequential(
-            [
-                keras.Input((user_scripts.PIXELS, user_scripts.PIXELS, 1)),
-                keras.layers.Flatten(),
-                keras.layers.Dense(hp.Int("width", 2, 16), "relu"),
-                keras.layers.Dense(2, "softmax"),
-            ]
-        )
+        width = hp.Int("width", 2, 16)
         rate = hp.Float("rate", 1e-4, 1e-1, sampling="log")
-        model.compile(
+        return compiled(
             tfring.DistributedOptimizer(keras.optimizers.Adam(rate)),
-            "sparse_categorical_crossentropy",
+            keras.Input((user_scripts.PIXELS, user_scripts.PIXELS, 1)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(width, "relu"),
+            keras.layers.Dense(2, "softmax"),
+            loss="sparse_categorical_crossentropy",
             metrics=["accuracy"],
         )
-        return model
 
     tuner = keras_tuner.BayesianOptimization(
         build,
@@ -280,18 +265,13 @@ def test_keras_tuner(rank, size, tmp_path):
 
 
 def make_classifier(width):
-    model = keras.Sequential(
-        [
-            keras.Input((user_scripts.PIXELS**2,)),
-            keras.layers.Dense(width, "relu"),
-            keras.layers.Dense(2, "softmax"),
-        ]
-    )
-    model.compile(
+    return compiled(
         tfring.DistributedOptimizer(keras.optimizers.Adam(0.01)),
-        "sparse_categorical_crossentropy",
+        keras.Input((user_scripts.PIXELS**2,)),
+        keras.layers.Dense(width, "relu"),
+        keras.layers.Dense(2, "softmax"),
+        loss="sparse_categorical_crossentropy",
     )
-    return model
 
 
 @pytest.mark.thorough
@@ -360,19 +340,7 @@ def test_keras_hub(size, saved):
 
     given, expected = user_scripts.texts(64)
     given = {"token_ids": given, "padding_mask": np.ones_like(given)}
-    rows = tf.data.Dataset.from_tensor_slices((given, expected))
-    model, alone = make(), make()
-    give_weights_of_rank_0(alone, model)
-    model.compile(tfring.DistributedOptimizer(adam()), token_loss())
-    model.fit(
-        tfring.data.shard(rows, seed=None).batch(_BATCH),
-        verbose=0,
-        callbacks=[start_from_rank_0()],
-    )
-    assert_same_on_all_ranks(model)
-    alone.compile(of_dense_gradients(adam()), token_loss())
-    alone.fit(rows.batch(_BATCH * size), verbose=0)
-    assert_as_alone(model, alone)
+    model = language_model(make, adam, (given, expected), size)
     saved("keras_hub", model, {key: value[:2] for key, value in given.items()})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers import assert_each_close
 
 import tfring
 
@@ -15,6 +16,11 @@ def batches_of(rank, count, rows=8):
     rng = np.random.default_rng([7, rank])
     x = rng.normal(size=(count, rows, 3)).astype(np.float32)
     return x, np.sin(x.sum(2, keepdims=True))
+
+
+def rows_of(batches):
+    """The rows of batches, as `fit` takes them."""
+    return [each.reshape(-1, each.shape[-1]) for each in batches]
 
 
 def built_model():
@@ -32,10 +38,8 @@ def fitted(optimizer, rank, count, epochs=1, **options):
     """Trains on the first `count` batches of a rank."""
     model = built_model()
     model.compile(optimizer, LOSS, **options)
-    x, y = batches_of(rank, count)
     model.fit(
-        x.reshape(-1, 3),
-        y.reshape(-1, 1),
+        *rows_of(batches_of(rank, count)),
         batch_size=8,
         epochs=epochs,
         shuffle=False,
@@ -44,16 +48,27 @@ def fitted(optimizer, rank, count, epochs=1, **options):
     return model
 
 
-def kernels_after(model, rank, updates):
-    """Trains without the end of a fit; returns each rank's first kernel."""
-    x, y = batches_of(rank, updates)
-    for i in range(updates):
-        model.train_on_batch(x[i], y[i])
+def kernels_of(model):
+    """Each rank's first kernel."""
     return tfring.allgather_object(model.layers[0].kernel.numpy().tobytes())
+
+
+def kernels_after(model, rank, updates):
+    """Trains without the end of a fit."""
+    for x, y in zip(*batches_of(rank, updates), strict=True):
+        model.train_on_batch(x, y)
+    return kernels_of(model)
 
 
 def inner():
     return keras.optimizers.SGD(0.05, momentum=0.5)
+
+
+def model_in_rounds(sync, **options):
+    model = built_model()
+    optimizer = tfring.DistributedOptimizer(inner(), sync=sync, **options)
+    model.compile(optimizer, LOSS)
+    return model
 
 
 def in_one_process(size, rounds, every, outer):
@@ -103,7 +118,4 @@ def nesterov():
 
 
 def assert_close(model, expected, rtol=1e-4):
-    for variable, value in zip(
-        model.trainable_variables, expected, strict=True
-    ):
-        np.testing.assert_allclose(variable, value, rtol=rtol, atol=1e-6)
+    assert_each_close(model.trainable_variables, expected, rtol=rtol, atol=1e-6)
