@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import DTYPES, MODES, values_of, without_xla
+from helpers import DTYPES, MODES, NUMPY_REDUCTIONS, values_of, without_xla
 from mpi4py import MPI
 
 import tfring
@@ -23,14 +23,7 @@ def expected_of(op, arrays):
     if stacked.dtype == bool:
         either = op in (tfring.Sum, tfring.Max)
         return stacked.any(axis=0) if either else stacked.all(axis=0)
-    reduction = {
-        tfring.Average: np.mean,
-        tfring.Sum: np.sum,
-        tfring.Min: np.min,
-        tfring.Max: np.max,
-        tfring.Product: np.prod,
-    }[op]
-    return reduction(stacked.astype(np.float64), axis=0)
+    return NUMPY_REDUCTIONS[op](stacked.astype(np.float64), axis=0)
 
 
 def check(result, op, arrays, part_of=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import without_xla
+from helpers import gradient_of, without_xla
 
 import tfring
 
@@ -42,31 +42,23 @@ def test_gradients_that_come_in_another_dtype(mode, rank, size):
 def test_allgather_of_different_lengths(mode, rank, size):
     lengths = [2 * r + 1 for r in range(size)]
     weights = np.arange(sum(lengths) * 3, dtype=np.float32).reshape(-1, 3)
-
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(tfring.allgather(x) * weights * (rank + 1.0))
-        return tape.gradient(loss, x)
-
+    gradient = mode(
+        gradient_of(lambda x: tfring.allgather(x) * weights * (rank + 1.0))
+    )
     begin = sum(lengths[:rank])
     # The average of the ranks' gradients, as in Horovod.
     expected = weights[begin : begin + lengths[rank]] * (size + 1) / 2
-    result = mode(gradient)(tf.ones([lengths[rank], 3]))
+    result = gradient(tf.ones([lengths[rank], 3]))
     np.testing.assert_allclose(result, expected)
 
 
 @without_xla
 def test_gradient_of_a_lookup_in_a_result(mode, rank, size):
     # It arrives as tf.IndexedSlices.
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            rows = tf.gather(tfring.allreduce(x, op=tfring.Sum), [rank, rank])
-            loss = tf.reduce_sum(rows)
-        return tape.gradient(loss, x)
+    def look_up(x):
+        return tf.gather(tfring.allreduce(x, op=tfring.Sum), [rank, rank])
 
-    result = mode(gradient)(tf.ones([size + 1, 2]))
+    result = mode(gradient_of(look_up))(tf.ones([size + 1, 2]))
     expected = np.full([size + 1, 2], 2.0)
     expected[size] = 0
     np.testing.assert_allclose(result, expected)
@@ -101,11 +93,8 @@ def test_second_order(mode, rank, size):
 @pytest.mark.parametrize("op", [tfring.Min, tfring.Max, tfring.Product])
 @without_xla
 def test_other_reductions_have_none(collective, op, mode, size):
-    def gradient(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = getattr(tfring, collective)(x, op=op, name="extreme")
-        return tape.gradient(y, x)
+    def reduce(x):
+        return getattr(tfring, collective)(x, op=op, name="extreme")
 
     with pytest.raises(NotImplementedError, match=f"'extreme'.*{op.name}"):
-        mode(gradient)(tf.ones([size]))
+        mode(gradient_of(reduce))(tf.ones([size]))

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_same_on_all_ranks, without_xla
+from helpers import assert_same_on_all_ranks, gradient_of, without_xla
 
 import tfring
 from tfring._ops import slices as slices_module
@@ -36,7 +36,7 @@ def lookups_of(step, rank, size):
     return rows, rng.integers(-4, 5, (LOOKUPS, 2)).astype(np.float32) * size
 
 
-def gradient_of(table, rows, factors):
+def gradient_of_table(table, rows, factors):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table.value, rows) * factors)
     return tape.gradient(loss, table.value)
@@ -49,7 +49,7 @@ def trained_alone(optimizer, size):
         rows, factors = zip(
             *(lookups_of(step, r, size) for r in range(size)), strict=True
         )
-        gradient = gradient_of(
+        gradient = gradient_of_table(
             table, np.concatenate(rows), np.concatenate(factors) / size
         )
         optimizer.apply([tf.convert_to_tensor(gradient)], [table])
@@ -68,7 +68,7 @@ def test_every_way_trains_like_one_process_with_a_dense_gradient(
 
     @tf.function(jit_compile=jit_compile)
     def train(rows, factors):
-        optimizer.apply([gradient_of(table, rows, factors)], [table])
+        optimizer.apply([gradient_of_table(table, rows, factors)], [table])
 
     for step in range(STEPS):
         train(*map(tf.constant, lookups_of(step, rank, size)))
@@ -153,20 +153,17 @@ def test_gradient(mode, op, rank, size):
     if mode is helpers.MODES["eager"] and fake_driver.options() is not None:
         pytest.skip("TensorFlow has no zeros like int32 on the fake GPU")
 
-    @mode
-    def gradient(values):
-        with tf.GradientTape() as tape:
-            tape.watch(values)
-            slices = tf.IndexedSlices(values, [1, 1, 0], [3, 1])
-            reduced = tf.convert_to_tensor(tfring.allreduce(slices, op=op))
-            loss = tf.reduce_sum(reduced * [[3.0], [5.0], [7.0]]) * (rank + 1.0)
-        return tape.gradient(loss, values)
+    def loss(values):
+        slices = tf.IndexedSlices(values, [1, 1, 0], [3, 1])
+        reduced = tf.convert_to_tensor(tfring.allreduce(slices, op=op))
+        return reduced * [[3.0], [5.0], [7.0]] * (rank + 1.0)
 
     # An allgather's, see Note [Whose loss] in tfring/_ops/gradients.py.
     expected = np.array([[5.0], [5.0], [3.0]]) * (size + 1) / 2
     if op is tfring.Average:
         expected /= size
-    np.testing.assert_allclose(gradient(tf.ones([3, 1])), expected, rtol=1e-6)
+    gradient = mode(gradient_of(loss))(tf.ones([3, 1]))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (2,), (2, 3, 4)])
