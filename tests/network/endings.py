@@ -6,13 +6,14 @@ import subprocess
 import pytest
 
 
-def finish(process, timeout):
-    """Returns the remaining output; fails the test at the timeout."""
+def finish(process, timeout, status=0):
+    """Returns the remaining output; fails at the timeout or another status."""
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         written = (error.stdout or b"").decode(errors="replace")
         pytest.fail(f"still running after {timeout} s:\n{written}")
+    assert process.returncode == status, output
     return output
 
 

@@ -1,5 +1,6 @@
 """Elastic jobs on several hosts; the workers train nothing."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -42,7 +43,6 @@ def workers():
 def test_workers_of_a_host_have_neighbouring_ranks(elastic):
     _, job = elastic(2, 2, "--min-np 4", "--steps=20")
     output = finish(job, timeout=60)
-    assert job.returncode == 0, output
     assert "generation 1: 4 workers on 2 hosts" in output
 
 
@@ -52,7 +52,6 @@ def test_a_lost_host(elastic, how):
     output = read_until(job, r"\[1\] generation 1")
     getattr(network, how)("host2")
     output += finish(job, timeout=60)
-    assert job.returncode == 0, output
     assert "tfringrun: host host2 was lost." in output
     assert "generation 2: 1 workers on 1 hosts" in output
     # The workers of the cut host have ended by themselves.
@@ -91,7 +90,6 @@ def test_a_host_that_cannot_be_reached_is_left_out(make_network, launch):
         *(sys.executable, WORKER, "--steps=20"),
     )
     output = finish(job, timeout=90)
-    assert job.returncode == 0, output
     assert "host9 cannot be reached" in output
     assert "host host9 is left out" in output
 
@@ -101,7 +99,7 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(elastic):
     read_until(job, r"\[3\] generation 1")
     assert len(workers()) == 4
     job.kill()
-    finish(job, timeout=60)
+    finish(job, timeout=60, status=-signal.SIGKILL)
     end = time.monotonic() + 60
     while workers():
         assert time.monotonic() < end

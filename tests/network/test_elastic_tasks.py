@@ -40,9 +40,7 @@ def test_hosts_find_each_other_and_one_is_cut_off(tasks):
     network.cut("host3")
     output += read_until(first, r"host host3\) is lost")
     output += finish(first, timeout=60)
-    assert first.returncode == 0, output
     assert second.wait(20) == 0
     # The task of the cut host has ended by itself, and prints the reason.
-    assert "the launcher is gone" in finish(third, timeout=20)
-    assert third.returncode == 1
+    assert "the launcher is gone" in finish(third, timeout=20, status=1)
     assert not any(map(network.processes, network.hosts))
