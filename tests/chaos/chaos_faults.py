@@ -144,14 +144,12 @@ class Faults:
                 for victim in victims:
                     self._signal(victim, signal.SIGKILL)
                     time.sleep(self._dice.choice([0, 0, 0.1]))
-            case "stop":
+            case "stop" | "joiner stop":
                 self._signal(first, signal.SIGSTOP)
             case "terminate":
                 self._signal(first, signal.SIGTERM)
             case "joiner kill":
                 self._signal(first, signal.SIGKILL)
-            case "joiner stop":
-                self._signal(first, signal.SIGSTOP)
             case "sync kill" | "reset kill" | "reset stop":
                 # The fault happens in the recovery from the loss of another
                 # worker.
