@@ -36,20 +36,15 @@ def _code_blocks(text: str) -> list[str]:
 
 
 def _documented() -> dict[str, Any]:
-    modules = {
-        "tfring": tfring,
-        "tfring.callbacks": tfring.callbacks,
-        "tfring.compression": tfring.compression,
-        "tfring.data": tfring.data,
-        "tfring.elastic": tfring.elastic,
-        "tfring.layers": tfring.layers,
-        "tfring.metrics": tfring.metrics,
-    }
+    modules = (
+        *(tfring, tfring.callbacks, tfring.compression, tfring.data),
+        *(tfring.elastic, tfring.layers, tfring.metrics),
+    )
     return {
-        f"{module}.{name}": getattr(within, name)
-        for module, within in modules.items()
-        for name in dir(within)
-        if "```python" in (getattr(getattr(within, name), "__doc__", "") or "")
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in modules
+        for name in dir(module)
+        if "```python" in (getattr(getattr(module, name), "__doc__", "") or "")
     }
 
 

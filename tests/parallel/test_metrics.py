@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Largest, assert_same_on_all_ranks
+from helpers import Largest, assert_alike, assert_same_on_all_ranks
 
 import tfring
 
@@ -108,8 +108,7 @@ def test_evaluation_is_that_of_one_process(kind, given, data, rank, size):
         np.testing.assert_allclose(
             together[name], value, rtol=2e-6, atol=1e-7, err_msg=name
         )
-    everyones = tfring.allgather_object(repr(together))
-    assert len(set(everyones)) == 1
+    assert_alike(repr(together))
 
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -244,28 +243,17 @@ def test_an_error_of_one_rank_is_raised_on_all(data, rank, size):
     model = same_weights(compiled(Model()))
     x, y, _ = data
     wrong = rank == size - 1
-    for call, own in (
-        (
-            lambda: tfring.metrics.evaluate(
-                model, x[:, :3] if wrong else x, y, verbose=0
-            ),
-            "evaluate",
-        ),
-        (
-            lambda: tfring.metrics.predict(
-                model, x[:, :3] if wrong else x, verbose=0
-            ),
-            "predict",
-        ),
+    given = x[:, :3] if wrong else x
+    for call, arguments in (
+        (tfring.metrics.evaluate, (given, y)),
+        (tfring.metrics.predict, (given,)),
     ):
-        if wrong:
-            with pytest.raises(ValueError, match="shape"):
-                call()
-        else:
-            with pytest.raises(
-                RuntimeError, match=rf"{own}: rank {size - 1} failed: Value"
-            ):
-                call()
+        error, match = ValueError, "shape"
+        if not wrong:
+            error = RuntimeError
+            match = rf"{call.__name__}: rank {size - 1} failed: Value"
+        with pytest.raises(error, match=match):
+            call(model, *arguments, verbose=0)
 
 
 def test_data_that_does_not_fit(data, rank, size):

@@ -92,9 +92,7 @@ def test_a_mismatch_names_the_world_s_ranks_and_stays_in_the_set(
     assert allreduce(tf.ones([]), world, name="x") == size
 
 
-def test_who_may_call_and_what(sets, rank, size):
-    if size < 2:
-        pytest.skip("one rank has only the set of all ranks")
+def test_who_may_call_and_what(several_ranks, sets, rank):
     [first] = sets([0])
     if rank > 0:
         started = chains.start_allreduce(
@@ -188,9 +186,7 @@ def test_disagreements_reach_every_rank(sets, rank, size):
     assert second.ranks == [1]
 
 
-def test_parts_of_a_communicator(size):
-    if size < 2:
-        pytest.skip("one rank has no halves")
+def test_parts_of_a_communicator(several_ranks, size):
     world = MPI.COMM_WORLD
     part = world.Split(world.rank % 2, -world.rank)
     mine = tfring.add_process_set(tfring.ProcessSet(part))
