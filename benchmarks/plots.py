@@ -21,7 +21,7 @@ NOT_KEPT = math.nan
 
 
 def main() -> None:
-    kept = json.loads((RESULTS / "2026-11-22-allreduce.json").read_text())
+    kept = json.loads((RESULTS / "2026-11-28-allreduce.json").read_text())
     rows = [
         Row(**row | {"seconds": Spread(**row["seconds"])}, cpu_seconds=NOT_KEPT)
         for row in kept["rows"]
