@@ -6,11 +6,10 @@ import types
 import pytest
 
 from tfring.launcher import mpi_launchers, output
-from tfring.launcher.elastic.screen import JobScreen
+from tfring.launcher.elastic.screen import JobScreen, Writer
 from tfring.launcher.mpi_launchers import Family, MpiLauncher
 from tfring.launcher.output import Screen, StreamReader, View
 from tfring.launcher.wrapper import Report
-from tfring.launcher.writer import Writer
 
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -11,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from tfring.launcher import host_failures, processes, wrapper
 from tfring.launcher.output import Marks, Screen, StreamReader, View
-from tfring.launcher.writer import Writer
 
 # If a rank fails and the launcher does not act on it by itself, all other ranks
 # have this long to end and to write their output.
@@ -20,6 +20,8 @@ FAILURE_GRACE_SECONDS = 3.0
 LAUNCHER_GRACE_SECONDS = 5.0
 # After a signal the launcher has this long to end the ranks on all hosts.
 STOP_GRACE_SECONDS = 5.0
+# After a signal the reader of the output has this long to take it.
+_READER_GRACE_SECONDS = 1.0
 
 
 class RunningJob:
@@ -49,7 +51,7 @@ class RunningJob:
         self.orphaned = False
         self.ranks = ranks
         self._states = wrapper.RankStates()
-        self._view = view
+        self._screen = Screen(self._write, view)
         self._stop_signal: int | None = None
         self._stop_at = float("inf")
         self._kill_at = float("inf")
@@ -57,8 +59,6 @@ class RunningJob:
         # The rank that failed first, and why; "" while no rank has failed.
         self._said = ""
         self._process: subprocess.Popen[bytes]
-        self._writer: Writer
-        self._screen: Screen
         self._readers: dict[int, StreamReader] = {}
 
     def run(self) -> int:
@@ -80,15 +80,11 @@ class RunningJob:
             # If this process is killed, the job ends.
             preexec_fn=processes.end_with_parent,
         )
-        # Its thread starts here: `preexec_fn` is for processes without threads.
-        self._writer = Writer()
-        self._screen = Screen(self._writer.write, self._view)
         with processes.stopped_by(self._on_signal):
             self._pump()
             status = self._exit_status()
             if status != 0:
                 processes.kill_descendants(grace_seconds=1.0)
-            self._writer.close(lambda: self._stop_signal is not None)
             return status
 
     def _on_signal(self, number: int) -> None:
@@ -115,13 +111,8 @@ class RunningJob:
             selector.register(self._lifeline, selectors.EVENT_READ, 0)
         ended_at: float | None = None
         while self._is_open(selector) or ended_at is None:
-            is_full = self._writer.is_full()
-            if is_full:
-                time.sleep(0.01)
             # No longer, as a signal does not end the wait.
             for key, _ in selector.select(0.2):
-                if is_full and key.data:
-                    continue
                 data = os.read(key.fd, 1 << 16)
                 if data and key.data:
                     self._readers[key.data].feed(data)
@@ -131,16 +122,12 @@ class RunningJob:
                         self.orphaned = True
                         self._on_signal(signal.SIGTERM)
             now = time.monotonic()
-            if self._writer.failed and self._stop_signal is None:
-                self._on_signal(signal.SIGPIPE)  # `tfringrun ... | head`
             self._end_when_due(now)
             self._screen.tick(ending=self._stop_at < float("inf"))
-            if self._process.poll() is None:
-                continue
-            if ended_at is None or (is_full and self._stop_signal is None):
+            if ended_at is None and self._process.poll() is not None:
                 ended_at = now
             # A process that a rank left in the background may keep them open.
-            if now > ended_at + 1.0:
+            if ended_at is not None and now > ended_at + 1.0:
                 break
         for reader in self._readers.values():
             reader.close()
@@ -211,3 +198,30 @@ class RunningJob:
             under_way=any(r.heard_ranks for r in self._readers.values()),
         )
         return "" if host is None else f"tfringrun: {host}"
+
+    def _write(self, stream: int, data: bytes) -> None:
+        """Writes, and ends the job when that is due while nobody reads.
+
+        Without a thread: when a process with threads is killed, each of them
+        sends the signal of `end_with_parent`, and Open MPI gives up its ranks
+        at the second one.
+        """
+        view = memoryview(data)
+        try:
+            while view:
+                overdue = self._stop_signal is not None and (
+                    time.monotonic() > self._stop_at + _READER_GRACE_SECONDS
+                )
+                wait_seconds = 0.0 if overdue else 0.2
+                _, writable, _ = select.select([], [stream], [], wait_seconds)
+                if writable:
+                    # A pipe that can be written to takes so much.
+                    view = view[os.write(stream, view[: select.PIPE_BUF]) :]
+                elif overdue:
+                    return
+                else:
+                    self._end_when_due(time.monotonic())
+        except OSError:  # Nobody reads any more: `tfringrun ... | head`.
+            if self._stop_signal is None:
+                self._stop_signal = signal.SIGPIPE
+                self._stop_at = time.monotonic()
