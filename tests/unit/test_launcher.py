@@ -198,7 +198,7 @@ class TestUsage:
         cli.main(["-np", "2", "echo"])
         assert "slot:PE=4" in self.started
         cli.main(["-np", "8", "echo"])
-        assert "slot" in self.started
+        assert "slot:PE=1" in self.started
         cli.main(["-np", "9", "echo"])
         assert "slot:OVERSUBSCRIBE" in self.started
         assert "-x" not in self.started

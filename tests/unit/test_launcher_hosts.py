@@ -69,9 +69,10 @@ class TestHosts:
             ([8], 1, 8),
             ([8], 3, 2),
             ([4, 4], 4, 2),
-            # One core each would strangle TensorFlow.
-            ([2], 2, 0),
-            ([2], 4, 0),
+            ([2], 2, 1),
+            ([1, 1], 2, 1),
+            # Less than a core each.
+            ([2], 3, 0),
             # Three ranks of three cores fit into ten, but not into two fives.
             ([10], 3, 3),
             ([5, 5], 3, 0),

@@ -33,6 +33,7 @@ class TestSelfTest:
     def test_bound_to_a_single_core(self):
         (advice,) = self_test._advice([self.place(cores=1)] * 2, [])
         assert advice.startswith("ranks 0-1 may use one core each of 4")
+        assert not self_test._advice([self.place(cores=1)] * 4, [])
 
     def test_a_slow_link(self):
         links = [self.link(0, 10.0), self.link(1, 2.0), self.link(2, 11.0)]

@@ -129,10 +129,10 @@ def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
     """Returns how many cores to bind each rank of this machine to.
 
     A rank that is bound to its own cores starts as many TensorFlow threads as
-    it has cores, and does not evict the data of other ranks from their caches.
-    But a single core is too little, because the engine and Python run beside
-    TensorFlow. And no MPI launcher binds a rank across two packages: if that
-    would leave cores idle, the kernel's scheduler does better.
+    it has cores. More threads would keep other ranks from their cores: one
+    that looks for work spins for 50 us. But no MPI launcher binds a rank across
+    two packages: if that would leave cores idle, the kernel's scheduler does
+    better.
 
     Returns:
         The number of cores, or 0 for no binding.
@@ -140,4 +140,4 @@ def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
     package_cores = list(package_cores)
     share = sum(package_cores) // ranks
     fitting = sum(cores // share for cores in package_cores) if share else 0
-    return share if share > 1 and fitting >= ranks else 0
+    return share if fitting >= ranks else 0

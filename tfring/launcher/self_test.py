@@ -276,7 +276,7 @@ def _advice(places: Sequence[_Place], links: Sequence[_Link]) -> list[str]:
                 f"{host} runs {len(ranks)} ranks on {here.host_cores} cores: "
                 f"they take turns. Start {here.host_cores} or fewer there."
             )
-        elif here.cores == 1 < here.host_cores:
+        elif here.cores == 1 < here.host_cores // len(ranks):
             advice.append(
                 f"{_name_ranks(ranks)} may use one core each of "
                 f"{here.host_cores}, bound to it by mpirun: use tfringrun, or "
