@@ -202,8 +202,10 @@ def job() -> Job:
     return _joined()
 
 
-def starts() -> int:
-    """How many jobs this process has joined so far."""
+def job_number() -> int:
+    """How many jobs this process has joined so far, with its present one."""
+    if _job is None:
+        _joined()
     return _starts
 
 

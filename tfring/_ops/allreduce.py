@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import ProcessSet, checked_id, global_process_set
+from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._ops import gradients as gradients  # registers them
 from tfring._ops.arguments import (
     check_process_set,
@@ -31,10 +31,9 @@ from tfring._ops.arguments import (
 )
 from tfring._ops.autograph import not_converted
 from tfring._ops.chains import (
-    Attributes,
     allreduce_now,
     finish,
-    reduction_attributes,
+    nameless_allreduce,
     start_allreduce,
 )
 from tfring._ops.compression import (
@@ -137,20 +136,25 @@ def allreduce(
     ```
     """
     if average is None and is_eager_tensor(tensor):
-        attributes = _attributes(
-            tensor.dtype,
-            device_dense,
-            device_sparse,
-            compression,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
-        if attributes is not None:
+        try:
+            request = _nameless_request(
+                tensor.dtype,
+                device_dense,
+                device_sparse,
+                compression,  # type: ignore[arg-type]
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+                process_set.process_set_id,
+                runtime.job_number(),
+            )
+        except (AttributeError, TypeError):
+            request = None  # Invalid or unhashable, as a compressor may be.
+        if request is not None:
             if name is not None:
-                name = checked_name("allreduce", name, ignore_name_scope)
-            return allreduce_now(tensor, name or "", attributes)
+                request += checked_name("allreduce", name, ignore_name_scope)
+            return allreduce_now(tensor, request)
     check_process_set("allreduce", process_set)
     checked_device("allreduce", "device_dense", device_dense)
     checked_device("allreduce", "device_sparse", device_sparse)
@@ -198,22 +202,10 @@ def allreduce(
 # Each operation, with the Python code around it, takes longer than a small
 # collective. So if only the tensor and its name are new, the checks are not
 # repeated. If only the reduction has to be done, it is one operation.
-def _attributes(*arguments: Any) -> Attributes | None:
-    """Returns `_attributes_in` of this job; None if they cannot be kept."""
-    process_set = arguments[-1]
-    try:
-        runtime.check_joined()
-        set_id = process_set.process_set_id
-        return _attributes_in(runtime.starts(), set_id, *arguments)
-    except (AttributeError, TypeError, ValueError, NotImplementedError):
-        return None  # Invalid or unhashable, as a compressor may be.
-
-
+#
 # Typed, because Decimal(2) equals 2.0 but is not a valid factor.
 @functools.lru_cache(maxsize=1000, typed=True)
-def _attributes_in(
-    job: int,
-    process_set_id: int,
+def _nameless_request(
     dtype: tf.DType,
     device_dense: str,
     device_sparse: str,
@@ -222,33 +214,34 @@ def _attributes_in(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
-) -> Attributes | None:
-    """The attributes of an eager allreduce that is one operation.
+    process_set_id: int | None,
+    job: int,
+) -> str | None:
+    """The request, but for its name, of an allreduce that is one operation.
 
     Returns:
-        None, if there is more to do, or something may be wrong.
+        None, if there is more to do, or something is wrong.
     """
     del job, process_set_id  # If these change, the checks are repeated.
-    check_process_set("allreduce", process_set)
-    compression = checked_compression("allreduce", compression, process_set)
-    op = checked_op("allreduce", op, None)
-    check_reduction("allreduce", op, dtype)
-    left, wire_dtype = split_engine_cast(compression, op)
+    try:
+        check_process_set("allreduce", process_set)
+        compression = checked_compression("allreduce", compression, process_set)
+        op = checked_op("allreduce", op, None)
+        check_reduction("allreduce", op, dtype)
+        left, wire_dtype = split_engine_cast(compression, op)
+        prescale_factor = checked_factor("allreduce", prescale_factor)
+        postscale_factor = checked_factor("allreduce", postscale_factor)
+    except (TypeError, ValueError, NotImplementedError):
+        return None
     if (device_dense, device_sparse) != ("", ""):
         return None
     if left is not Compression.none or dtype not in SUPPORTED_DTYPES:
         return None
     if op is ReduceOp.Average and dtype.is_integer:
         return None
-    return {
-        **reduction_attributes(
-            op,
-            checked_factor("allreduce", prescale_factor),
-            checked_factor("allreduce", postscale_factor),
-        ),
-        "wire_dtype": wire_dtype(dtype),
-        "process_set_id": checked_id(process_set),
-    }
+    return nameless_allreduce(
+        op, prescale_factor, postscale_factor, wire_dtype(dtype), process_set
+    )
 
 
 @not_converted

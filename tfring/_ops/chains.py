@@ -95,17 +95,39 @@ def start_allreduce(
     )
 
 
-def allreduce_now(
-    tensor: tf.Tensor, request_name: str, attributes: Attributes
-) -> tf.Tensor:
-    """The result of a chain of one allreduce; no function is being traced.
+def allreduce_now(tensor: tf.Tensor, request: str) -> tf.Tensor:
+    """The result of a chain of one allreduce, if no function is being traced.
 
-    One operation, where a start and its done are two.
+    One operation, where a start and its done are two. Its request is the text
+    of `nameless_allreduce`, with a name behind it where there is one.
     """
     count_eager_start()
-    return native.ops().tfring_allreduce(
-        x=tensor, request_name=request_name, **attributes
-    )
+    return native.ops().tfring_allreduce(x=tensor, request=request)
+
+
+def nameless_allreduce(
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    wire_dtype: tf.DType,
+    process_set: ProcessSet,
+) -> str:
+    """What an allreduce in one operation does; see `ReadAllreduce` in C++."""
+    reduction = _reduction_attributes(op, prescale_factor, postscale_factor)
+    words = (*reduction.values(), wire_dtype.name, checked_id(process_set), "")
+    return " ".join(map(str, words))
+
+
+def attributes_of_allreduce(request: str) -> Attributes:
+    """Returns the attributes that a start of the same allreduce has."""
+    names = ("reduce_op", "prescale_factor", "postscale_factor")
+    *reduction, wire_dtype, process_set_id, name = request.split(" ", 5)
+    return {
+        **dict(zip(names, reduction, strict=True)),
+        "wire_dtype": tf.as_dtype(wire_dtype),
+        "process_set_id": int(process_set_id),
+        "request_name": name,
+    }
 
 
 def start_broadcast(
@@ -219,7 +241,7 @@ def join() -> tf.Tensor:
     return _done(native.ops().tfring_join_done, started)
 
 
-def reduction_attributes(
+def _reduction_attributes(
     op: ReduceOp, prescale_factor: float, postscale_factor: float
 ) -> Attributes:
     """The attributes that the operations of all reductions have."""
@@ -239,7 +261,7 @@ def _start_reduction(
     postscale_factor: float = 1.0,
     **others: Any,
 ) -> Started:
-    reduction = reduction_attributes(op, prescale_factor, postscale_factor)
+    reduction = _reduction_attributes(op, prescale_factor, postscale_factor)
     return _start(operation, **reduction, **others)
 
 

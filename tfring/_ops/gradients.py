@@ -56,8 +56,21 @@ def _allreduce_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("TfringAllreduce")
 def _eager_allreduce_gradient(op: Any, gradient: Any) -> tf.Tensor:
-    [reduced, _] = _allreduce_gradient(op, gradient, None)
+    [reduced, _] = _allreduce_gradient(_AsStart(op), gradient, None)
     return reduced
+
+
+class _AsStart:
+    """The operation of an eager allreduce, with the attributes of a start."""
+
+    def __init__(self, op: Any) -> None:
+        self.outputs = op.outputs
+        self._attributes = chains.attributes_of_allreduce(
+            _text_attr(op, "request")
+        )
+
+    def get_attr(self, name: str) -> Any:
+        return self._attributes[name]
 
 
 @tf.RegisterGradient("TfringReducescatterStart")

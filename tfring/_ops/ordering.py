@@ -55,12 +55,8 @@ class Started:
 
 
 def is_eager_tensor(value: Any) -> bool:
-    """Tells if it is a tensor with a value, and no function is being traced."""
-    return (
-        isinstance(value, ops.EagerTensor)
-        and tf.executing_eagerly()
-        and not ops.get_default_graph().building_function
-    )
+    """Returns True if it has a value, and no graph is being built."""
+    return isinstance(value, ops.EagerTensor) and tf.executing_eagerly()
 
 
 def handle_before(previous: Started | None) -> tf.Tensor:

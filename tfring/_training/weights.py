@@ -180,7 +180,7 @@ def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
 
 
 def _key(process_set: ProcessSet) -> _Key:
-    return runtime.starts(), process_set.process_set_id
+    return runtime.job_number(), process_set.process_set_id
 
 
 def variable_name(variable: Any) -> str:

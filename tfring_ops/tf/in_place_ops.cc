@@ -32,17 +32,13 @@ TFRING_START("TfringAllreduceStart")
     .SetShapeFn(LikeInputsAndScalar);
 
 // A chain of one start, of one tensor, with its done: for eager calls, which
-// wait at once.
+// wait at once.  `request` is the text that ReadAllreduce takes: an attribute
+// costs an eager call most of a microsecond.
 REGISTER_OP("TfringAllreduce")
     .Input("x: T")
     .Output("y: T")
     .Attr(TFRING_DTYPES)
-    .Attr("wire_dtype: type")
-    .Attr("request_name: string")
-    .Attr("process_set_id: int = 0")
-    .Attr("reduce_op: {" TFRING_REDUCTIONS "'adasum'}")
-    .Attr("prescale_factor: string = '1.0'")
-    .Attr("postscale_factor: string = '1.0'")
+    .Attr("request: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
@@ -116,8 +112,7 @@ class DoneOp : public CollectOp {
 class AllreduceOp : public CollectOp {
  public:
   explicit AllreduceOp(OpKernelConstruction* context) : CollectOp(context) {
-    absl::StatusOr<CollectiveRequest> request =
-        ReadRequest(context, CollectiveKind::kAllreduce);
+    absl::StatusOr<CollectiveRequest> request = ReadAllreduce(context);
     OP_REQUIRES_OK(context, request.status());
     request_ = *std::move(request);
   }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "tensorflow/core/framework/types.h"
 #include "tfring_ops/base/status_macros.h"
 #include "tfring_ops/kernels/adasum.h"
@@ -50,25 +51,30 @@ absl::StatusOr<std::vector<std::string>> TensorNames(
                                                  names.size(), " names."));
 }
 
+absl::StatusOr<DataType> TypeAttribute(
+    tensorflow::OpKernelConstruction* context, absl::string_view name) {
+  TFRING_ASSIGN_OR_RETURN(const auto dtype,
+                          Attribute<tensorflow::DataType>(context, name));
+  return FromTensorFlow(dtype);
+}
+
+absl::StatusOr<double> Number(absl::string_view text) {
+  double value;
+  if (absl::SimpleAtod(text, &value)) return value;
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' is not a number."));
+}
+
 // An attribute of type float would round to 32 bits, so it is text.
 absl::StatusOr<double> DoubleAttribute(
     tensorflow::OpKernelConstruction* context, absl::string_view name) {
   TFRING_ASSIGN_OR_RETURN(const std::string text,
                           Attribute<std::string>(context, name));
-  double value;
-  if (!absl::SimpleAtod(text, &value)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": '", text, "' is not a number."));
-  }
-  return value;
+  return Number(text);
 }
 
 // Sets the wire type of an allreduce; its dtype is known.
-absl::Status SetWireType(tensorflow::OpKernelConstruction* context,
-                         CollectiveRequest& request) {
-  TFRING_ASSIGN_OR_RETURN(
-      const auto type, Attribute<tensorflow::DataType>(context, "wire_dtype"));
-  TFRING_ASSIGN_OR_RETURN(const DataType wire, FromTensorFlow(type));
+absl::Status SetWireType(DataType wire, CollectiveRequest& request) {
   if (!CanTravelAs(request.dtype, wire)) {
     return absl::InvalidArgumentError(
         absl::StrCat(Name(request.dtype), " cannot travel as ", Name(wire),
@@ -86,6 +92,15 @@ absl::Status SetWireType(tensorflow::OpKernelConstruction* context,
 bool IsFloatingPoint(DataType dtype) {
   return dtype == DataType::kFloat16 || dtype == DataType::kBfloat16 ||
          dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
+}
+
+absl::StatusOr<DataType> DtypeOf(absl::string_view name) {
+#define TFRING_IF_NAMED(DTYPE, TYPE, NAME) \
+  if (name == NAME) return DataType::DTYPE;
+  TFRING_FOR_EACH_DTYPE(TFRING_IF_NAMED)
+#undef TFRING_IF_NAMED
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name, "' is not a dtype."));
 }
 
 std::optional<ReduceOp> ReductionOf(absl::string_view name) {
@@ -136,9 +151,7 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
   if (kind == CollectiveKind::kBarrier || kind == CollectiveKind::kJoin) {
     return request;
   }
-  TFRING_ASSIGN_OR_RETURN(const auto dtype,
-                          Attribute<tensorflow::DataType>(context, "T"));
-  TFRING_ASSIGN_OR_RETURN(request.dtype, FromTensorFlow(dtype));
+  TFRING_ASSIGN_OR_RETURN(request.dtype, TypeAttribute(context, "T"));
   TFRING_ASSIGN_OR_RETURN(const std::vector<std::string> tensor_names,
                           TensorNames(context, request.name));
   for (const std::string& name : tensor_names) {
@@ -156,11 +169,40 @@ absl::StatusOr<CollectiveRequest> ReadRequest(
                             DoubleAttribute(context, "postscale_factor"));
   }
   if (kind == CollectiveKind::kAllreduce) {
-    TFRING_RETURN_IF_ERROR(SetWireType(context, request));
+    TFRING_ASSIGN_OR_RETURN(const DataType wire,
+                            TypeAttribute(context, "wire_dtype"));
+    TFRING_RETURN_IF_ERROR(SetWireType(wire, request));
   }
   if (kind == CollectiveKind::kBroadcast) {
     TFRING_ASSIGN_OR_RETURN(request.root_rank,
                             Attribute<int32_t>(context, "root_rank"));
+  }
+  return request;
+}
+
+absl::StatusOr<CollectiveRequest> ReadAllreduce(
+    tensorflow::OpKernelConstruction* context) {
+  TFRING_ASSIGN_OR_RETURN(const std::string text,
+                          Attribute<std::string>(context, "request"));
+  const std::vector<std::string> words =
+      absl::StrSplit(text, absl::MaxSplits(' ', 5));
+  if (words.size() != 6) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' describes no allreduce."));
+  }
+  CollectiveRequest request;
+  request.kind = CollectiveKind::kAllreduce;
+  request.name = words[5];
+  request.tensors.push_back(TensorInfo{request.name, {}});
+  TFRING_ASSIGN_OR_RETURN(request.dtype, TypeAttribute(context, "T"));
+  TFRING_RETURN_IF_ERROR(SetReduction(words[0], request));
+  TFRING_ASSIGN_OR_RETURN(request.prescale_factor, Number(words[1]));
+  TFRING_ASSIGN_OR_RETURN(request.postscale_factor, Number(words[2]));
+  TFRING_ASSIGN_OR_RETURN(const DataType wire, DtypeOf(words[3]));
+  TFRING_RETURN_IF_ERROR(SetWireType(wire, request));
+  if (!absl::SimpleAtoi(words[4], &request.process_set_id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", words[4], "' is not the number of a process set."));
   }
   return request;
 }

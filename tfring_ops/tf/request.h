@@ -13,6 +13,12 @@ namespace tfring {
 absl::StatusOr<CollectiveRequest> ReadRequest(
     tensorflow::OpKernelConstruction* context, CollectiveKind kind);
 
+// The same for the op of an eager allreduce, whose attribute `request` is
+// "sum 1.0 1.0 float32 0 name": the reduction, the factors before and after it,
+// the wire type, the process set, and a name or nothing.
+absl::StatusOr<CollectiveRequest> ReadAllreduce(
+    tensorflow::OpKernelConstruction* context);
+
 }  // namespace tfring
 
 #endif  // TFRING_OPS_TF_REQUEST_H_
