@@ -193,7 +193,7 @@ comma := ,
 # of a real one; those of `nccl` alone find tests/fake_nccl.
 core := c_status cached_schedule conversion coordinator cost_model cpu_variants \
   deadlock difference fusion half heartbeats kernels messages options \
-  shared_segment store_choice wire_type
+  shared_segment way_choice wire_type
 transport := mailbox shared_channel shared_memory tcp transport
 algorithms := adasum allgather allreduce_algorithms determinism ring
 engine := abandoned_memory buckets_in_flight chains device_lanes engine \

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,25 +16,47 @@
 namespace tfring {
 namespace {
 
+ConstBytes BytesOf(const std::string& text) {
+  return ConstBytes(reinterpret_cast<const std::byte*>(text.data()),
+                    text.size());
+}
+
+Bytes BytesOf(std::string& text) {
+  return Bytes(reinterpret_cast<std::byte*>(text.data()), text.size());
+}
+
+// Text with a period of 251 characters, so that a misplaced part is detected.
+std::string Text(size_t bytes) {
+  std::string text;
+  for (size_t i = 0; i < bytes; ++i) {
+    text.push_back(static_cast<char>(i % 251));
+  }
+  return text;
+}
+
+// Moves messages of these sizes from one thread to another.
+void PassOnThreads(ChannelWriter& writer, ChannelReader& reader, int messages,
+                   const std::function<size_t(int)>& bytes) {
+  OnThreads(2, [&](int rank) {
+    for (int i = 0; i < messages; ++i) {
+      const std::string sent = Text(bytes(i));
+      std::string received(sent.size(), '?');
+      for (Backoff backoff;; backoff.Pause()) {
+        if (rank == 0 ? writer.Write(BytesOf(sent))
+                      : reader.Read(BytesOf(received)).value()) {
+          break;
+        }
+      }
+      if (rank == 1) {
+        ASSERT_TRUE(received == sent) << i;
+      }
+    }
+  });
+}
+
 class SharedChannelTest : public testing::Test {
  protected:
   static constexpr size_t kRingBytes = 4 * kPartAlignment;
-
-  static ConstBytes BytesOf(const std::string& text) {
-    return ConstBytes(reinterpret_cast<const std::byte*>(text.data()),
-                      text.size());
-  }
-  static Bytes BytesOf(std::string& text) {
-    return Bytes(reinterpret_cast<std::byte*>(text.data()), text.size());
-  }
-  // Text with a period of 251 characters, so that a misplaced part is detected.
-  static std::string Text(size_t bytes) {
-    std::string text;
-    for (size_t i = 0; i < bytes; ++i) {
-      text.push_back(static_cast<char>(i % 251));
-    }
-    return text;
-  }
 
   // Moves a message through the channel.  Writer and reader take turns.
   std::string Pass(const std::string& sent) {
@@ -117,23 +141,61 @@ TEST_F(SharedChannelTest, ALongReasonIsCutShort) {
 }
 
 TEST_F(SharedChannelTest, TwoThreadsShareIt) {
-  constexpr int kMessages = 2000;
-  const auto text_of = [](int i) { return Text(i * 7 % 700); };
-  OnThreads(2, [&](int rank) {
-    for (int i = 0; i < kMessages; ++i) {
-      const std::string sent = text_of(i);
-      std::string received(sent.size(), '?');
-      for (Backoff backoff;; backoff.Pause()) {
-        if (rank == 0 ? writer_.Write(BytesOf(sent))
-                      : reader_.Read(BytesOf(received)).value()) {
-          break;
-        }
-      }
-      if (rank == 1) {
-        ASSERT_TRUE(received == sent) << i;
-      }
+  PassOnThreads(writer_, reader_, 2000, [](int i) { return i * 7 % 700; });
+}
+
+// A ring for messages that are long enough for a choice: see way_choice.h.
+class BothWaysTest : public testing::Test {
+ protected:
+  static constexpr size_t kRingBytes = 96 << 10;
+
+  // Moves a message through the channel.  Returns how far into the ring the
+  // reader met it.
+  size_t Pass(const std::string& sent) {
+    std::string received;
+    size_t end = 0;
+    for (bool written = false; received.size() < sent.size();) {
+      if (!written) written = writer_.Write(BytesOf(sent));
+      const ConstBytes part = reader_.Peek(sent.size()).value();
+      if (part.empty()) continue;
+      received.append(reinterpret_cast<const char*>(part.data()), part.size());
+      end = std::max<size_t>(end, part.data() + part.size() - memory_->ring);
+      reader_.Release();
     }
-  });
+    EXPECT_TRUE(received == sent);
+    return end;
+  }
+
+  struct Memory {
+    SharedChannel channel;
+    std::byte ring[kRingBytes];
+  };
+  const std::unique_ptr<Memory> memory_ = std::make_unique<Memory>();
+  ChannelWriter writer_{&memory_->channel, kRingBytes};
+  ChannelReader reader_{&memory_->channel, kRingBytes};
+};
+
+TEST_F(BothWaysTest, TheFarWayIsAThirdOfTheRing) {
+  constexpr size_t kMessagesInASpan = 6;
+  const std::string text = Text(kRingBytes / kMessagesInASpan);
+  size_t near = 0, far = 0;
+  for (size_t i = 0; i < WayChoice::kTrials * kMessagesInASpan; ++i) {
+    near = std::max(near, Pass(text));
+  }
+  for (size_t i = 0; i < WayChoice::kTrials * kMessagesInASpan; ++i) {
+    far = std::max(far, Pass(text));
+  }
+  EXPECT_EQ(near, kRingBytes);
+  EXPECT_EQ(far, kRingBytes / 3);
+}
+
+TEST_F(BothWaysTest, PassesMessagesOfEverySize) {
+  for (size_t i = 0; i < 1000; ++i) Pass(Text(1 + i * 7919 % (3 * kRingBytes)));
+}
+
+TEST_F(BothWaysTest, TwoThreadsShareIt) {
+  PassOnThreads(writer_, reader_, 2000,
+                [](int i) { return i % 3 == 0 ? i : 8000 + i * 31 % 60'000; });
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ namespace {
 // A core writes slowly to a line that another core's cache holds.  A ring of
 // half as much again as the second-level cache is long enough that the reader's
 // cache has lost a line before it is written anew; the third level still has
-// it.  Where the system does not say, that cache has 1 MiB.
+// it.  Where the system does not say, that cache has 1 MiB.  Which part of the
+// ring is used is the writer's choice: see way_choice.h.
 int64_t WantedRingBytes() {
   const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE);
   const int64_t cache_bytes = told > 0 ? told : 1 << 20;

@@ -13,20 +13,37 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A message is its length, alone in a line, and then its bytes, filled up to
+// A message is a header, alone in a line, and then its bytes, filled up to
 // whole lines: so all positions but those within a message's last line are
 // multiples of a line, and a part holds whole elements.
 constexpr size_t kLine = kPartAlignment;
+
+struct Header {
+  uint64_t message_bytes;
+  uint64_t used_bytes;  // of the ring, from the end of the header on
+};
+static_assert(sizeof(Header) <= kLine);
 
 // Progress is published in steps of this size: the reader can begin before the
 // whole message is here, and its data is still in cache.
 constexpr size_t kPartBytes = 64 << 10;
 
-// Shorter copies use memcpy: they wait for few lines.
-constexpr size_t kLeastStreamedBytes = 16 << 10;
+// Shorter messages go the way of the last: they wait for few lines.
+constexpr size_t kLeastChosenBytes = 16 << 10;
 
 constexpr uint64_t RoundUp(uint64_t position) {
   return (position + kLine - 1) / kLine * kLine;
+}
+
+double Now() {
+  const std::chrono::duration<double> now = Clock::now().time_since_epoch();
+  return now.count();
+}
+
+// See Note [Two ways through a ring].
+size_t UsedBytes(size_t ring_bytes, Way way) {
+  if (way == Way::kNear) return ring_bytes;
+  return std::max(2 * kLine, ring_bytes / 3 / kLine * kLine);
 }
 
 }  // namespace
@@ -34,15 +51,7 @@ constexpr uint64_t RoundUp(uint64_t position) {
 bool ChannelWriter::Write(ConstBytes message) {
   if (!in_message_) {
     if (Room() == 0) return false;
-    const uint64_t length = message.size();
-    std::memcpy(channel_->ring() + written_ % ring_bytes_, &length,
-                sizeof(length));
-    written_ += kLine;
-    in_message_ = true;
-    sent_bytes_ = 0;
-    if (message.empty()) {
-      channel_->written.store(written_, std::memory_order_release);
-    }
+    Begin(message.size());
   }
   while (sent_bytes_ < message.size()) {
     const size_t part_bytes =
@@ -54,31 +63,43 @@ bool ChannelWriter::Write(ConstBytes message) {
     channel_->written.store(written_, std::memory_order_release);
   }
   in_message_ = false;
+  if (message.size() >= kLeastChosenBytes) choice_.End(Now());
   return true;
 }
 
-// See Note [Plain or streaming stores].
-void ChannelWriter::WritePart(ConstBytes part) {
-  std::byte* const place = channel_->ring() + written_ % ring_bytes_;
-  if (part.size() < kLeastStreamedBytes) {
-    std::memcpy(place, part.data(), part.size());
-    return;
+// REQUIRES: there is room.
+void ChannelWriter::Begin(size_t message_bytes) {
+  if (message_bytes >= kLeastChosenBytes) way_ = choice_.Begin(written_, Now());
+  const Header header{message_bytes, UsedBytes(ring_bytes_, way_)};
+  std::memcpy(channel_->ring() + places_.place(written_), &header,
+              sizeof(header));
+  written_ += kLine;
+  in_message_ = true;
+  sent_bytes_ = 0;
+  if (header.used_bytes != places_.used_bytes()) {
+    places_.Begin(written_, header.used_bytes);
+  } else if (message_bytes > 0) {
+    return;  // The first part is told with it.
   }
-  const auto begin = Clock::now();
-  if (stores_.streams()) {
+  channel_->written.store(written_, std::memory_order_release);
+}
+
+void ChannelWriter::WritePart(ConstBytes part) {
+  std::byte* const place = channel_->ring() + places_.place(written_);
+  if (way_ == Way::kFar && part.size() >= kLeastChosenBytes) {
     StreamingCopy(place, part.data(), part.size());
   } else {
     std::memcpy(place, part.data(), part.size());
   }
-  const std::chrono::duration<double> taken = Clock::now() - begin;
-  stores_.Written(taken.count() / static_cast<double>(part.size()));
 }
 
 // Bytes that can be written in one piece.
 size_t ChannelWriter::Room() const {
   const uint64_t read = channel_->read.load(std::memory_order_acquire);
-  return std::min<size_t>(ring_bytes_ - (written_ - read),
-                          ring_bytes_ - written_ % ring_bytes_);
+  // The reader does not know yet how much of the ring is used.
+  if (read < places_.begin()) return 0;
+  return std::min<size_t>(places_.used_bytes() - (written_ - read),
+                          places_.rest(written_));
 }
 
 void ChannelWriter::Close(const absl::Status& reason) {
@@ -106,7 +127,7 @@ absl::StatusOr<ConstBytes> ChannelReader::Peek(size_t message_bytes) {
   TFRING_ASSIGN_OR_RETURN(const bool begun, Begin(message_bytes));
   if (!begun) return ConstBytes();
   part_bytes_ = std::min({missing_bytes_, Available(), kPartBytes});
-  return ConstBytes(channel_->ring() + read_ % ring_bytes_, part_bytes_);
+  return ConstBytes(channel_->ring() + places_.place(read_), part_bytes_);
 }
 
 void ChannelReader::Release() {
@@ -127,12 +148,16 @@ absl::Status ChannelReader::closed() const {
 absl::StatusOr<bool> ChannelReader::Begin(size_t message_bytes) {
   if (!in_message_) {
     if (Available() == 0) return false;
-    uint64_t length = 0;
-    std::memcpy(&length, channel_->ring() + read_ % ring_bytes_,
-                sizeof(length));
+    Header header;
+    std::memcpy(&header, channel_->ring() + places_.place(read_),
+                sizeof(header));
     read_ += kLine;
     in_message_ = true;
-    message_bytes_ = missing_bytes_ = length;
+    message_bytes_ = missing_bytes_ = header.message_bytes;
+    if (header.used_bytes != places_.used_bytes()) {
+      places_.Begin(read_, header.used_bytes);
+      Publish();  // The writer waits for it.
+    }
   }
   if (message_bytes_ != message_bytes) {
     return absl::InternalError(absl::StrCat("a message of ", message_bytes_,
@@ -145,7 +170,7 @@ absl::StatusOr<bool> ChannelReader::Begin(size_t message_bytes) {
 // Bytes that can be read in one piece.
 size_t ChannelReader::Available() const {
   const uint64_t written = channel_->written.load(std::memory_order_acquire);
-  return std::min<size_t>(written - read_, ring_bytes_ - read_ % ring_bytes_);
+  return std::min<size_t>(written - read_, places_.rest(read_));
 }
 
 void ChannelReader::Publish() {

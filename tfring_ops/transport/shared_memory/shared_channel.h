@@ -8,7 +8,9 @@
 //   may be longer than the ring.
 // - Nothing here waits.
 // - The memory is used again and again, so it stays in the cores' common cache,
-//   but where that costs more than it saves (store_choice.h).
+//   but where that costs more than it saves (way_choice.h).
+// - The writer decides how much of the ring is used: the line before a message
+//   says so, and the next use of the ring waits until the reader knows.
 #ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 #define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 
@@ -18,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tfring_ops/transport/shared_memory/store_choice.h"
+#include "tfring_ops/transport/shared_memory/way_choice.h"
 #include "tfring_ops/transport/transport.h"
 
 namespace tfring {
@@ -45,12 +47,39 @@ struct SharedChannel {
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
+// Where the positions of a channel lie in its ring, on one side.
+class RingPlaces {
+ public:
+  explicit RingPlaces(size_t ring_bytes) : used_bytes_(ring_bytes) {}
+
+  // The first `used_bytes` of the ring are used, from `position` on.
+  void Begin(uint64_t position, size_t used_bytes) {
+    begin_ = position;
+    used_bytes_ = used_bytes;
+  }
+
+  uint64_t begin() const { return begin_; }
+  size_t used_bytes() const { return used_bytes_; }
+  size_t place(uint64_t position) const {
+    return (position - begin_) % used_bytes_;
+  }
+  // Bytes from there to the end of what is used.
+  size_t rest(uint64_t position) const { return used_bytes_ - place(position); }
+
+ private:
+  uint64_t begin_ = 0;
+  size_t used_bytes_;
+};
+
 class ChannelWriter {
  public:
   // REQUIRES: `channel` is aligned as its type, and `ring_bytes`, a multiple
   // of kPartAlignment and at least twice that, follow it.
   ChannelWriter(SharedChannel* channel, size_t ring_bytes)
-      : channel_(channel), ring_bytes_(ring_bytes) {}
+      : channel_(channel),
+        ring_bytes_(ring_bytes),
+        places_(ring_bytes),
+        choice_(ring_bytes) {}
 
   // Copies as much of `message` into the ring as fits.  Returns true when all
   // of it is in; until then, the next call must be for the same message.
@@ -63,22 +92,25 @@ class ChannelWriter {
   uint64_t position() const { return written_; }
 
  private:
+  void Begin(size_t message_bytes);
   size_t Room() const;
   void WritePart(ConstBytes part);
 
   SharedChannel* const channel_;
   const size_t ring_bytes_;
+  RingPlaces places_;
   uint64_t written_ = 0;
   bool in_message_ = false;
   size_t sent_bytes_ = 0;  // of the current message
-  StoreChoice stores_;
+  Way way_ = Way::kNear;
+  WayChoice choice_;
 };
 
 class ChannelReader {
  public:
   // REQUIRES: as for a writer.
   ChannelReader(SharedChannel* channel, size_t ring_bytes)
-      : channel_(channel), ring_bytes_(ring_bytes) {}
+      : channel_(channel), places_(ring_bytes) {}
 
   // Copies the current message out of the ring as far as it has arrived.
   // Returns true when all of it is in `message`; until then, the next call must
@@ -104,7 +136,7 @@ class ChannelReader {
   void Publish();
 
   SharedChannel* const channel_;
-  const size_t ring_bytes_;
+  RingPlaces places_;
   uint64_t read_ = 0;
   bool in_message_ = false;
   size_t message_bytes_ = 0;  // of the current message

@@ -1,0 +1,79 @@
+// Which way a channel's writer takes, by the times that both take.
+#include "tfring_ops/transport/shared_memory/way_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tfring_ops/kernels/streaming_copy.h"
+
+namespace tfring {
+namespace {
+
+constexpr uint64_t kSpan = 1000;
+
+// A writer of messages of half a span, one after the other.
+class WayChoiceTest : public testing::Test {
+ protected:
+  // Writes `spans`, and returns how many of their messages went far.  A message
+  // takes so many seconds, and there are `pauses` between two of them.
+  int Write(int spans, double near, double far, double pauses = 0) {
+    int went_far = 0;
+    for (int i = 0; i < 2 * spans; ++i) {
+      const Way way = choice_.Begin(position_, now_);
+      went_far += way == Way::kFar;
+      position_ += kSpan / 2;
+      now_ += way == Way::kFar ? far : near;
+      choice_.End(now_);
+      now_ += pauses;
+    }
+    return went_far / 2;
+  }
+
+  WayChoice choice_{kSpan};
+  uint64_t position_ = 0;
+  double now_ = 0;
+};
+
+TEST_F(WayChoiceTest, NearIsKeptUnlessFarIsFaster) {
+  for (int period = 0; period < 3; ++period) {
+    EXPECT_EQ(Write(WayChoice::kPeriod, 1e-6, 1e-6), WayChoice::kTrials);
+  }
+}
+
+TEST_F(WayChoiceTest, ItChangesWithTheTimes) {
+  constexpr int kAllButNear = WayChoice::kPeriod - WayChoice::kTrials;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(Write(WayChoice::kPeriod, 4e-6, 2e-6), kAllButNear);
+    EXPECT_EQ(Write(WayChoice::kPeriod, 2e-6, 2e-6), kAllButNear);
+    EXPECT_EQ(Write(WayChoice::kPeriod, 1e-6, 2e-6), WayChoice::kTrials);
+  }
+}
+
+TEST_F(WayChoiceTest, PausesSayNothing) {
+  EXPECT_EQ(
+      Write(2 * WayChoice::kPeriod, 4e-6, 2e-6, 2 * WayChoice::kLongestPause),
+      2 * WayChoice::kTrials);
+}
+
+TEST_F(WayChoiceTest, ASpanThatLostItsCoreDoesNotCount) {
+  Write(WayChoice::kTrials - 1, 1, 1);
+  EXPECT_EQ(Write(WayChoice::kPeriod, 1e-6, 2e-6), WayChoice::kTrials);
+}
+
+TEST(StreamingCopyTest, CopiesTheBytesAndNoOthers) {
+  for (size_t bytes = 0; bytes < 200; ++bytes) {
+    for (const size_t offset : {0, 1, 13}) {
+      std::vector<unsigned char> from(bytes + offset + 1);
+      for (size_t i = 0; i < from.size(); ++i) from[i] = 1 + i % 251;
+      alignas(16) unsigned char to[256] = {};
+      StreamingCopy(to, from.data() + offset, bytes);
+      for (size_t i = 0; i < sizeof(to); ++i) {
+        ASSERT_EQ(to[i], i < bytes ? from[i + offset] : 0) << bytes << " " << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfring
