@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,11 +47,16 @@ class Problem:
 def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
     """Returns tfring's contestants, for each of `modes` that it supports.
 
-    The mode "function" adds an empty `tf.function`, because the cost of calling
-    a function is no part of the collective.
+    The modes "eager" and "function" add an operation and a `tf.function` that
+    do nothing, because the cost of a call is no part of the collective.
     """
     x = tf.constant(problem.mine)
     operation = _operation(problem.kind)
+
+    # A `tf.function` of a partial function looks at all of its arguments.
+    def traced(x: tf.Tensor) -> Any:
+        return operation(x)
+
     result: list[Contestant] = []
 
     def add(name: str, function: Callable[[], Any], expected: Any) -> None:
@@ -58,25 +64,29 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
 
     if "eager" in modes:
         add("tfring eager", lambda: operation(x), problem.expected)
+        result.append(Empty("empty eager", lambda: tf.identity(x), x))
     if "function" in modes:
-        function = tf.function(operation)
+        function = tf.function(traced)
         add("tfring function", lambda: function(x), problem.expected)
-        result.append(EmptyFunction(x, problem.mine))
+        result.append(empty_function(x, problem.mine))
     if "jit" in modes and KINDS[problem.kind].with_jit:
-        compiled = tf.function(operation, jit_compile=True)
+        compiled = tf.function(traced, jit_compile=True)
         add("tfring jit", lambda: compiled(x), problem.expected)
     if "inplace" in modes and problem.kind == "allreduce":
         result.append(InPlace([x], [problem.expected]))
     return result
 
 
-class EmptyFunction(Simple):
-    """A `tf.function` that returns its arguments."""
+class Empty(Simple):
+    """A contestant that moves nothing."""
 
-    def __init__(self, tensors: Any, arrays: Any) -> None:
-        function = tf.function(lambda x: tf.nest.map_structure(tf.identity, x))
-        super().__init__("empty function", lambda: function(tensors), arrays)
-        self.moves_bytes = False
+    moves_bytes = False
+
+
+def empty_function(tensors: Any, arrays: Any) -> Empty:
+    """Returns one that calls a `tf.function` which returns its arguments."""
+    function = tf.function(lambda x: tf.nest.map_structure(tf.identity, x))
+    return Empty("empty function", lambda: function(tensors), arrays)
 
 
 class InPlace(Contestant):
@@ -122,7 +132,8 @@ class InPlace(Contestant):
 
 
 def _operation(kind: str) -> Callable[[tf.Tensor], Any]:
-    function = getattr(tfring, kind)
-    arguments = KINDS[kind].arguments
     options = {"op": tfring.Sum} if KINDS[kind].reduces else {}
-    return lambda x: function(x, *arguments, **options)
+    # The cost of a Python function would count.
+    return functools.partial(
+        getattr(tfring, kind), **options, **KINDS[kind].arguments
+    )

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfring
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.reducer import reduce_gradients
-from tfring.bench.collectives import EmptyFunction, InPlace
+from tfring.bench.collectives import InPlace, empty_function
 from tfring.bench.measure import Contestant, Simple
 from tfring.bench.sizes import Shape
 
@@ -71,7 +71,7 @@ def contestants(
                 )
             )
     if "function" in modes:
-        result.append(EmptyFunction(gradients, mine))
+        result.append(empty_function(gradients, mine))
     if "inplace" in modes:
         result.append(InPlace(gradients, sums))
     return result

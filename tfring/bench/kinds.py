@@ -6,7 +6,7 @@ To add one, add an entry to `KINDS`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Kind:
     # From the arrays of all ranks, and the rows that are this rank's share.
     result: Callable[[Sequence[Array], slice], Array]
     # Arguments of `tfring`'s function besides the array and `op`.
-    arguments: tuple[Any, ...] = ()
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     reduces: bool = False
     # XLA, which needs static shapes, can compile it.
     with_jit: bool = False
@@ -80,7 +80,7 @@ KINDS: dict[str, Kind] = {
     "broadcast": Kind(
         lambda ranks: 1.0,
         lambda arrays, own: arrays[0],
-        arguments=(0,),
+        arguments={"root_rank": 0},
         with_jit=True,
     ),
 }

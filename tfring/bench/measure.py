@@ -33,12 +33,13 @@ _LONG_CALL_SECONDS = 0.5
 class Contestant(abc.ABC):
     """One way to do the measured task; every rank takes part in it."""
 
+    # A contestant that does nothing has no bandwidth.
+    moves_bytes = True
+
     def __init__(self, name: str) -> None:
         self.name = name
         # Number of operations in a call.
         self.operations_per_call = 1
-        # A contestant that does nothing has no bandwidth.
-        self.moves_bytes = True
 
     @abc.abstractmethod
     def call(self) -> Any:

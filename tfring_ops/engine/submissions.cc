@@ -19,6 +19,7 @@ absl::Status Submissions::Add(TensorEntry& entry) {
     if (!closed_.ok()) return closed_;
     CollectiveRequest& request = entry.request;
     if (request.name.empty()) {
+      request.is_nameless = true;
       request.name =
           absl::StrCat(Name(request.kind), " ", ++nameless_[request.kind]);
     }
@@ -28,7 +29,8 @@ absl::Status Submissions::Add(TensorEntry& entry) {
           "': this rank already has a collective of that name in flight. Give "
           "each its own name=, or wait for the first."));
     }
-    if (entry.chain != nullptr) TakePlace(entry);
+    // Such a name does not come again.
+    if (entry.chain != nullptr && !request.is_nameless) TakePlace(entry);
     added_.push_back(std::move(entry));
   }
   return absl::OkStatus();

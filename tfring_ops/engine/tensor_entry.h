@@ -81,6 +81,7 @@ struct CollectiveRequest {
   // The same on every rank, unique among those in flight.  Empty: named by the
   // order of entries without a name.
   std::string name;
+  bool is_nameless = false;  // the engine's: it has given the name
   CollectiveKind kind = CollectiveKind::kAllreduce;
   // Whose engine gets it.
   int32_t process_set_id = 0;

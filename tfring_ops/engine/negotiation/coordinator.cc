@@ -358,7 +358,7 @@ void Coordinator::FindPeriods(const ResponseList& response_list) {
     return periods_.Reset();
   }
   for (Waiting& ready : ready_) {
-    if (ready.submissions == members_.size() &&
+    if (ready.submissions == members_.size() && !ready.request.is_nameless &&
         CollectiveOf(ready.request.kind).is_cacheable()) {
       periods_.Add(std::move(ready.request));
     } else {

@@ -21,13 +21,14 @@ constexpr auto kFields<TensorInfo> =
     std::tuple(&TensorInfo::name, &TensorInfo::dims);
 template <>
 constexpr auto kFields<CollectiveRequest> = std::tuple(
-    &CollectiveRequest::name, &CollectiveRequest::process_set_id,
-    &CollectiveRequest::kind, &CollectiveRequest::device,
-    &CollectiveRequest::dtype, &CollectiveRequest::wire_dtype,
-    &CollectiveRequest::op, &CollectiveRequest::root_rank,
-    &CollectiveRequest::prescale_factor, &CollectiveRequest::postscale_factor,
-    &CollectiveRequest::tensors, &CollectiveRequest::splits,
-    &CollectiveRequest::chain, &CollectiveRequest::execution);
+    &CollectiveRequest::name, &CollectiveRequest::is_nameless,
+    &CollectiveRequest::process_set_id, &CollectiveRequest::kind,
+    &CollectiveRequest::device, &CollectiveRequest::dtype,
+    &CollectiveRequest::wire_dtype, &CollectiveRequest::op,
+    &CollectiveRequest::root_rank, &CollectiveRequest::prescale_factor,
+    &CollectiveRequest::postscale_factor, &CollectiveRequest::tensors,
+    &CollectiveRequest::splits, &CollectiveRequest::chain,
+    &CollectiveRequest::execution);
 template <>
 constexpr auto kFields<RequestList> = std::tuple(
     &RequestList::requests, &RequestList::shutdown, &RequestList::schedules);
