@@ -374,6 +374,17 @@ TEST_F(CachingTest, NoneBeginsWhileARankHasJoined) {
   EXPECT_TRUE(TakeSchedule().empty());
 }
 
+TEST_F(CachingTest, ARequestWithoutANameIsInNone) {
+  ScheduleAfterSteps(1);
+  CollectiveRequest nameless = MakeRequest("allreduce 1");
+  nameless.is_nameless = true;
+  for (int i = 0; i < 3; ++i) {
+    AddOnAllRanks(nameless);
+    EXPECT_TRUE(TakeSchedule().empty());
+  }
+  EXPECT_EQ(ScheduleAfterSteps(2), (std::vector<std::string>{"a", "b"}));
+}
+
 // Which of them do is a matter of time.
 TEST_F(CachingTest, RequestsThatSharedAMessageAreCached) {
   for (const size_t items : {0, 2}) {

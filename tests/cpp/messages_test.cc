@@ -11,6 +11,7 @@ namespace {
 RequestList MakeRequestList() {
   CollectiveRequest request;
   request.name = "bucket 1";
+  request.is_nameless = true;
   request.process_set_id = 4;
   request.kind = CollectiveKind::kBroadcast;
   request.device = 3;
@@ -56,6 +57,7 @@ TEST(MessagesTest, ARequestListComesBackAsItWas) {
   const CollectiveRequest& sent = list.requests[0];
   const CollectiveRequest& received = copy.requests[0];
   EXPECT_EQ(received.name, sent.name);
+  EXPECT_EQ(received.is_nameless, sent.is_nameless);
   EXPECT_EQ(received.process_set_id, sent.process_set_id);
   EXPECT_EQ(received.kind, sent.kind);
   EXPECT_EQ(received.device, sent.device);

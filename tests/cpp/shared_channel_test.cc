@@ -176,8 +176,8 @@ class BothWaysTest : public testing::Test {
 };
 
 TEST_F(BothWaysTest, TheFarWayIsAThirdOfTheRing) {
-  constexpr size_t kMessagesInASpan = 6;
-  const std::string text = Text(kRingBytes / kMessagesInASpan);
+  constexpr size_t kMessagesInASpan = 12;  // of two rings' length
+  const std::string text = Text(2 * kRingBytes / kMessagesInASpan);
   size_t near = 0, far = 0;
   for (size_t i = 0; i < WayChoice::kTrials * kMessagesInASpan; ++i) {
     near = std::max(near, Pass(text));

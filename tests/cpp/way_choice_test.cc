@@ -12,17 +12,19 @@ namespace {
 
 constexpr uint64_t kSpan = 1000;
 
-// A writer of messages of half a span, one after the other.
+// A writer of messages of a quarter of a span, with as much from the other
+// rank.
 class WayChoiceTest : public testing::Test {
  protected:
   // Writes `spans`, and returns how many of their messages went far.  A message
   // takes so many seconds, and there are `pauses` between two of them.
-  int Write(int spans, double near, double far, double pauses = 0) {
-    int went_far = 0;
-    for (int i = 0; i < 2 * spans; ++i) {
-      const Way way = choice_.Begin(position_, now_);
+  uint64_t Write(uint64_t spans, double near, double far, double pauses = 0) {
+    uint64_t went_far = 0;
+    for (uint64_t i = 0; i < 2 * spans; ++i) {
+      const Way way = choice_.Begin(sent_, received_, now_);
       went_far += way == Way::kFar;
-      position_ += kSpan / 2;
+      sent_ += kSpan / 4;
+      received_ += kSpan / 4;
       now_ += way == Way::kFar ? far : near;
       choice_.End(now_);
       now_ += pauses;
@@ -31,7 +33,8 @@ class WayChoiceTest : public testing::Test {
   }
 
   WayChoice choice_{kSpan};
-  uint64_t position_ = 0;
+  uint64_t sent_ = 0;
+  uint64_t received_ = 0;
   double now_ = 0;
 };
 
@@ -42,7 +45,7 @@ TEST_F(WayChoiceTest, NearIsKeptUnlessFarIsFaster) {
 }
 
 TEST_F(WayChoiceTest, ItChangesWithTheTimes) {
-  constexpr int kAllButNear = WayChoice::kPeriod - WayChoice::kTrials;
+  constexpr uint64_t kAllButNear = WayChoice::kPeriod - WayChoice::kTrials;
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(Write(WayChoice::kPeriod, 4e-6, 2e-6), kAllButNear);
     EXPECT_EQ(Write(WayChoice::kPeriod, 2e-6, 2e-6), kAllButNear);
@@ -50,15 +53,38 @@ TEST_F(WayChoiceTest, ItChangesWithTheTimes) {
   }
 }
 
-TEST_F(WayChoiceTest, PausesSayNothing) {
-  EXPECT_EQ(
-      Write(2 * WayChoice::kPeriod, 4e-6, 2e-6, 2 * WayChoice::kLongestPause),
-      2 * WayChoice::kTrials);
+TEST_F(WayChoiceTest, LongPausesAreNoneOfItsTime) {
+  constexpr uint64_t kAllButNear = WayChoice::kPeriod - WayChoice::kTrials;
+  EXPECT_EQ(Write(WayChoice::kPeriod, 4e-6, 2e-6, 2 * WayChoice::kLongestPause),
+            kAllButNear);
+  // What happens between two messages in a row counts for both ways.
+  EXPECT_EQ(Write(WayChoice::kPeriod, 1e-6, 2e-6, WayChoice::kLongestPause / 2),
+            kAllButNear);
 }
 
 TEST_F(WayChoiceTest, ASpanThatLostItsCoreDoesNotCount) {
   Write(WayChoice::kTrials - 1, 1, 1);
   EXPECT_EQ(Write(WayChoice::kPeriod, 1e-6, 2e-6), WayChoice::kTrials);
+}
+
+// As those of a broadcast.
+TEST_F(WayChoiceTest, ReceivedBytesCountForTheTurnAlone) {
+  constexpr uint64_t kAllButNear = WayChoice::kPeriod - WayChoice::kTrials;
+  Write(2, 4e-6, 2e-6);
+  received_ += 3 * WayChoice::kPeriod * kSpan;
+  EXPECT_EQ(Write(WayChoice::kPeriod, 4e-6, 2e-6), kAllButNear);
+}
+
+TEST_F(WayChoiceTest, AMessageMayBeLongerThanASpan) {
+  uint64_t went_far = 0;
+  for (int i = 0; i < 300; ++i) {
+    const Way way = choice_.Begin(sent_, sent_, now_);
+    went_far += way == Way::kFar;
+    sent_ += 3 * kSpan / 4;  // and as many from the other rank
+    now_ += way == Way::kFar ? 1e-6 : 2e-6;
+    choice_.End(now_);
+  }
+  EXPECT_GT(went_far, 270u);
 }
 
 TEST(StreamingCopyTest, CopiesTheBytesAndNoOthers) {

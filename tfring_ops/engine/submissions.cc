@@ -29,7 +29,7 @@ absl::Status Submissions::Add(TensorEntry& entry) {
           "': this rank already has a collective of that name in flight. Give "
           "each its own name=, or wait for the first."));
     }
-    // Such a name does not come again.
+    // A request without a name has one execution.
     if (entry.chain != nullptr && !request.is_nameless) TakePlace(entry);
     added_.push_back(std::move(entry));
   }

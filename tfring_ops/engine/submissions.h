@@ -9,10 +9,10 @@
 // with the next step, its new starts would meet the starts that it left out in
 // the step before.  So a request says which execution of its chain it belongs
 // to.  Executions are counted when they begin, by the name of the chain's first
-// request: one that failed half way counts, and one that never began, as on a
-// rank without data, does not.  Under a cached schedule this is not checked: a
-// rank that skips a part of a chain skips a part of the schedule, and so leaves
-// it.
+// request that has one: an execution that failed half way counts, and one that
+// never began, as on a rank without data, does not.  Under a cached schedule
+// this is not checked: a rank that skips a part of a chain skips a part of the
+// schedule, and so leaves it.
 #ifndef TFRING_OPS_ENGINE_SUBMISSIONS_H_
 #define TFRING_OPS_ENGINE_SUBMISSIONS_H_
 

@@ -58,11 +58,11 @@ absl::StatusOr<DataType> TypeAttribute(
   return FromTensorFlow(dtype);
 }
 
-absl::StatusOr<double> Number(absl::string_view text) {
+absl::StatusOr<double> Number(absl::string_view name, absl::string_view text) {
   double value;
   if (absl::SimpleAtod(text, &value)) return value;
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not a number."));
+      absl::StrCat(name, ": '", text, "' is not a number."));
 }
 
 // An attribute of type float would round to 32 bits, so it is text.
@@ -70,7 +70,7 @@ absl::StatusOr<double> DoubleAttribute(
     tensorflow::OpKernelConstruction* context, absl::string_view name) {
   TFRING_ASSIGN_OR_RETURN(const std::string text,
                           Attribute<std::string>(context, name));
-  return Number(text);
+  return Number(name, text);
 }
 
 // Sets the wire type of an allreduce; its dtype is known.
@@ -196,8 +196,10 @@ absl::StatusOr<CollectiveRequest> ReadAllreduce(
   request.tensors.push_back(TensorInfo{request.name, {}});
   TFRING_ASSIGN_OR_RETURN(request.dtype, TypeAttribute(context, "T"));
   TFRING_RETURN_IF_ERROR(SetReduction(words[0], request));
-  TFRING_ASSIGN_OR_RETURN(request.prescale_factor, Number(words[1]));
-  TFRING_ASSIGN_OR_RETURN(request.postscale_factor, Number(words[2]));
+  TFRING_ASSIGN_OR_RETURN(request.prescale_factor,
+                          Number("prescale_factor", words[1]));
+  TFRING_ASSIGN_OR_RETURN(request.postscale_factor,
+                          Number("postscale_factor", words[2]));
   TFRING_ASSIGN_OR_RETURN(const DataType wire, DtypeOf(words[3]));
   TFRING_RETURN_IF_ERROR(SetWireType(wire, request));
   if (!absl::SimpleAtoi(words[4], &request.process_set_id)) {

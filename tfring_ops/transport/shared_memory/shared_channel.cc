@@ -48,10 +48,10 @@ size_t UsedBytes(size_t ring_bytes, Way way) {
 
 }  // namespace
 
-bool ChannelWriter::Write(ConstBytes message) {
+bool ChannelWriter::Write(ConstBytes message, uint64_t read) {
   if (!in_message_) {
     if (Room() == 0) return false;
-    Begin(message.size());
+    Begin(message.size(), read);
   }
   while (sent_bytes_ < message.size()) {
     const size_t part_bytes =
@@ -63,25 +63,26 @@ bool ChannelWriter::Write(ConstBytes message) {
     channel_->written.store(written_, std::memory_order_release);
   }
   in_message_ = false;
-  if (message.size() >= kLeastChosenBytes) choice_.End(Now());
+  if (is_chosen_) choice_.End(Now());
   return true;
 }
 
 // REQUIRES: there is room.
-void ChannelWriter::Begin(size_t message_bytes) {
-  if (message_bytes >= kLeastChosenBytes) way_ = choice_.Begin(written_, Now());
+void ChannelWriter::Begin(size_t message_bytes, uint64_t read) {
+  is_chosen_ = message_bytes >= kLeastChosenBytes;
+  if (is_chosen_) way_ = choice_.Begin(written_, read, Now());
   const Header header{message_bytes, UsedBytes(ring_bytes_, way_)};
   std::memcpy(channel_->ring() + places_.place(written_), &header,
               sizeof(header));
   written_ += kLine;
   in_message_ = true;
   sent_bytes_ = 0;
-  if (header.used_bytes != places_.used_bytes()) {
-    places_.Begin(written_, header.used_bytes);
-  } else if (message_bytes > 0) {
-    return;  // The first part is told with it.
+  const bool changes = header.used_bytes != places_.used_bytes();
+  if (changes) places_.Begin(written_, header.used_bytes);
+  // Else it is published with the first part.
+  if (changes || message_bytes == 0) {
+    channel_->written.store(written_, std::memory_order_release);
   }
-  channel_->written.store(written_, std::memory_order_release);
 }
 
 void ChannelWriter::WritePart(ConstBytes part) {

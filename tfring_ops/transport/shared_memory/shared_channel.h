@@ -7,10 +7,12 @@
 // - Messages arrive whole and in order, each of exactly its own size; a message
 //   may be longer than the ring.
 // - Nothing here waits.
-// - The memory is used again and again, so it stays in the cores' common cache,
-//   but where that costs more than it saves (way_choice.h).
-// - The writer decides how much of the ring is used: the line before a message
-//   says so, and the next use of the ring waits until the reader knows.
+// - The memory is used again and again, so it stays in the cores' common cache.
+//   Where that costs more than it saves, see way_choice.h.
+// - The writer decides how much of the ring is used.  The header of each
+// message
+//   says it, and after a change the writer waits until the reader has read that
+//   header.
 #ifndef TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 #define TFRING_OPS_TRANSPORT_SHARED_MEMORY_SHARED_CHANNEL_H_
 
@@ -79,11 +81,12 @@ class ChannelWriter {
       : channel_(channel),
         ring_bytes_(ring_bytes),
         places_(ring_bytes),
-        choice_(ring_bytes) {}
+        choice_(2 * ring_bytes) {}
 
   // Copies as much of `message` into the ring as fits.  Returns true when all
   // of it is in; until then, the next call must be for the same message.
-  bool Write(ConstBytes message);
+  // `read` is how far this rank has read the channel in the other direction.
+  bool Write(ConstBytes message, uint64_t read = 0);
 
   // Notifies the reader that there will be no more data.
   void Close(const absl::Status& reason);
@@ -92,7 +95,7 @@ class ChannelWriter {
   uint64_t position() const { return written_; }
 
  private:
-  void Begin(size_t message_bytes);
+  void Begin(size_t message_bytes, uint64_t read);
   size_t Room() const;
   void WritePart(ConstBytes part);
 
@@ -101,7 +104,8 @@ class ChannelWriter {
   RingPlaces places_;
   uint64_t written_ = 0;
   bool in_message_ = false;
-  size_t sent_bytes_ = 0;  // of the current message
+  size_t sent_bytes_ = 0;   // of the current message
+  bool is_chosen_ = false;  // its way
   Way way_ = Way::kNear;
   WayChoice choice_;
 };

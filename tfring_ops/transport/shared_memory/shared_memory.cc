@@ -205,7 +205,7 @@ class SharedMemoryTransport final : public Transport {
     const uint64_t position = peer.out.position();
     while (!peer.sends.empty()) {
       Operation& send = At(peer.sends.front());
-      if (!peer.out.Write(send.data)) break;
+      if (!peer.out.Write(send.data, peer.in.position())) break;
       send.complete = true;
       peer.sends.pop_front();
     }

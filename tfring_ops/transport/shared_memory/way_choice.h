@@ -23,76 +23,79 @@ namespace tfring {
 // On two cores of an AMD EPYC, 16 MiB took 1.5 ms near and 2.9 in a third of
 // the ring where the cores share a cache; where not, 8 ms near and 1.9 far.
 // The cores of a virtual machine move while a program runs, and so may its
-// threads.  So both ways are tried now and then, each for some spans of bytes:
-// first near, then far, so that ranks that send each other as much try the same
-// way at a time.  The first span of a way finds the other's lines in the
-// caches, and does not count; of the rest the fastest does, as a thread may
-// lose its core.
+// threads.  So both ways are tried now and then, each for some spans of the
+// bytes that pass between the two ranks: first near, then far.  Both ranks
+// count the bytes of both directions, and so try the same way at a time; or
+// each could find its own way the better one beside the other's.  The first
+// span of a way finds the other's lines in the caches, and does not count.  The
+// fastest of the rest does, as a thread may lose its core.
 
 enum class Way { kNear, kFar };
 
 class WayChoice {
  public:
-  static constexpr int kTrials = 4;    // spans of each way
-  static constexpr int kPeriod = 128;  // spans from trial to trial
-  // After a longer pause between two messages, a span says nothing.
+  static constexpr uint64_t kTrials = 4;    // spans of each way
+  static constexpr uint64_t kPeriod = 128;  // spans from trial to trial
+  // A longer pause between two messages is none of the channel's time.
   static constexpr double kLongestPause = 250e-6;
-  // The other way has to be so much faster.
+  // The other way must be faster by this factor.
   static constexpr double kMargin = 1.1;
 
   explicit WayChoice(uint64_t span_bytes) : span_bytes_(span_bytes) {}
 
-  // A message begins, after `position` bytes and `now` seconds.  Returns the
-  // way that it takes.
-  Way Begin(uint64_t position, double now) {
-    if (now - last_end_ > kLongestPause) is_continuous_ = false;
-    if (position - begin_ >= span_bytes_) EndSpan(position, now);
+  // A message begins, after so many bytes in both directions, and at `now`
+  // seconds.  Returns the way that it takes.
+  Way Begin(uint64_t sent, uint64_t received, double now) {
+    if (now - last_ <= kLongestPause) taken_ += now - last_;
+    last_ = now;
+    if (const uint64_t span = (sent + received) / span_bytes_; span != span_) {
+      // Or it was another rank's.
+      const uint64_t own = sent - begin_;
+      if (4 * own >= span_bytes_) EndSpan(taken_ / static_cast<double>(own));
+      span_ = span;
+      begin_ = sent;
+      taken_ = 0;
+      if (!is_trial()) Choose();
+    }
     return is_trial() ? tried() : chosen_;
   }
 
   // It has been written.
-  void End(double now) { last_end_ = now; }
+  void End(double now) {
+    taken_ += now - last_;
+    last_ = now;
+  }
 
  private:
-  bool is_trial() const { return turn_ < 2 * kTrials; }
-  Way tried() const { return turn_ < kTrials ? Way::kNear : Way::kFar; }
+  uint64_t turn() const { return span_ % kPeriod; }
+  bool is_trial() const { return turn() < 2 * kTrials; }
+  Way tried() const { return turn() < kTrials ? Way::kNear : Way::kFar; }
 
-  void EndSpan(uint64_t position, double now) {
-    if (is_continuous_ && is_trial() && turn_ % kTrials > 0) {
-      double& least = tried() == Way::kNear ? least_near_ : least_far_;
-      least = std::min(least,
-                       (now - since_) / static_cast<double>(position - begin_));
-    }
-    ++turn_;
-    if (turn_ == 2 * kTrials) {
-      Choose();
-      least_near_ = least_far_ = kNone;
-    }
-    turn_ %= kPeriod;
-    begin_ = position;
-    since_ = now;
-    is_continuous_ = true;
+  // Each byte took so many seconds.
+  void EndSpan(double seconds) {
+    if (!is_trial() || turn() % kTrials == 0) return;
+    double& least = tried() == Way::kNear ? least_near_ : least_far_;
+    least = std::min(least, seconds);
   }
 
   void Choose() {
-    if (std::max(least_near_, least_far_) == kNone) return;
     if (kMargin * least_far_ < least_near_) chosen_ = Way::kFar;
     if (kMargin * least_near_ < least_far_) chosen_ = Way::kNear;
+    least_near_ = least_far_ = kNone;
   }
 
   static constexpr double kNone = std::numeric_limits<double>::infinity();
 
   const uint64_t span_bytes_;
   Way chosen_ = Way::kNear;
-  int turn_ = 0;
   // Seconds a byte.
   double least_near_ = kNone;
   double least_far_ = kNone;
-  // The present span.
+  // The present span, what had been sent before, and a message's last moment.
+  uint64_t span_ = 0;
   uint64_t begin_ = 0;
-  double since_ = 0;
-  bool is_continuous_ = true;
-  double last_end_ = -kNone;
+  double taken_ = 0;
+  double last_ = -kNone;
 };
 
 }  // namespace tfring
