@@ -64,6 +64,11 @@ class TestFindLauncher:
             path, Family[family], version
         )
 
+    def test_major_version(self):
+        for version in ("5.0.11", "5rc1", "5"):
+            launcher = MpiLauncher("mpirun", Family.OPEN_MPI, version)
+            assert launcher.major == 5
+
     def test_not_a_launcher(self):
         assert mpi_launchers.identify(self.root / "missing") is None
         path = fake_mpirun(self.root / "mpirun", "GNU bash, version 5.2.15")

@@ -71,8 +71,9 @@ class TestHosts:
             ([4, 4], 4, 2),
             ([2], 2, 1),
             ([1, 1], 2, 1),
-            # Less than a core each.
+            # Less than a core each, and almost two.
             ([2], 3, 0),
+            ([3], 2, 0),
             # Three ranks of three cores fit into ten, but not into two fives.
             ([10], 3, 3),
             ([5, 5], 3, 0),
@@ -86,6 +87,26 @@ class TestHosts:
     def test_cores_of_this_machine(self):
         cores = sum(hosts_lib.cores_per_package())
         assert 1 <= cores <= len(os.sched_getaffinity(0))
+        assert hosts_lib.cpus_of_slot(0, 1) == os.sched_getaffinity(0)
+
+    @pytest.mark.parametrize(
+        ("slot", "slots", "cpus"),
+        [
+            (0, 1, {0, 1, 2, 3, 4, 5, 6, 7}),
+            (1, 2, {2, 6, 3, 7}),
+            (1, 3, {1, 5}),
+            (2, 3, {2, 6, 3, 7}),
+            (3, 4, {3, 7}),
+            # More slots than cores, and a worker of a host that has lost slots.
+            (0, 5, {0, 1, 2, 3, 4, 5, 6, 7}),
+            (4, 4, {0, 1, 2, 3, 4, 5, 6, 7}),
+        ],
+    )
+    def test_cpus_of_a_slot(self, monkeypatch, slot, slots, cpus):
+        by_core = {(0, 0): {0, 4}, (1, 1): {3, 7}, (0, 1): {1, 5}}
+        by_core[1, 0] = {2, 6}
+        monkeypatch.setattr(hosts_lib, "_cpus_by_core", lambda: by_core)
+        assert hosts_lib.cpus_of_slot(slot, slots) == cpus
 
 
 _DAEMON = [

@@ -203,9 +203,12 @@ def job() -> Job:
 
 
 def job_number() -> int:
-    """How many jobs this process has joined so far, with its present one."""
-    if _job is None:
-        _joined()
+    """How many jobs this process has joined so far, with its present one.
+
+    Raises:
+        NotInitializedError: It is in none.
+    """
+    _joined()
     return _starts
 
 

@@ -32,8 +32,8 @@ from tfring._ops.arguments import (
 from tfring._ops.autograph import not_converted
 from tfring._ops.chains import (
     allreduce_now,
+    allreduce_request,
     finish,
-    nameless_allreduce,
     start_allreduce,
 )
 from tfring._ops.compression import (
@@ -202,7 +202,8 @@ def allreduce(
 # Each operation, with the Python code around it, takes longer than a small
 # collective. So if only the tensor and its name are new, the checks are not
 # repeated. If only the reduction has to be done, it is one operation.
-#
+
+
 # Typed, because Decimal(2) equals 2.0 but is not a valid factor.
 @functools.lru_cache(maxsize=1000, typed=True)
 def _nameless_request(
@@ -239,7 +240,7 @@ def _nameless_request(
         return None
     if op is ReduceOp.Average and dtype.is_integer:
         return None
-    return nameless_allreduce(
+    return allreduce_request(
         op, prescale_factor, postscale_factor, wire_dtype(dtype), process_set
     )
 

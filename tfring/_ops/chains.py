@@ -98,14 +98,14 @@ def start_allreduce(
 def allreduce_now(tensor: tf.Tensor, request: str) -> tf.Tensor:
     """The result of a chain of one allreduce, if no function is being traced.
 
-    One operation, where a start and its done are two. Its request is the text
-    of `nameless_allreduce`, with a name behind it where there is one.
+    One operation, where a start and its done are two. `request` is the text of
+    `allreduce_request`, and then the name, if it has one.
     """
     count_eager_start()
     return native.ops().tfring_allreduce(x=tensor, request=request)
 
 
-def nameless_allreduce(
+def allreduce_request(
     op: ReduceOp,
     prescale_factor: float,
     postscale_factor: float,

@@ -64,7 +64,9 @@ def contestants(problem: Problem, modes: Sequence[str]) -> list[Contestant]:
 
     if "eager" in modes:
         add("tfring eager", lambda: operation(x), problem.expected)
-        result.append(Empty("empty eager", lambda: tf.identity(x), x))
+        result.append(
+            Empty("empty eager", lambda: tf.identity(x), problem.mine)
+        )
     if "function" in modes:
         function = tf.function(traced)
         add("tfring function", lambda: function(x), problem.expected)

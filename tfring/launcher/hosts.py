@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -113,7 +114,25 @@ def manages_hosts(environment: Mapping[str, str]) -> bool:
 
 def cores_per_package() -> list[int]:
     """Counts the physical cores that this process may use, by CPU package."""
-    packages: dict[int, set[int]] = {}
+    packages = Counter(package for package, _ in _cpus_by_core())
+    return list(packages.values())
+
+
+def cpus_of_slot(slot: int, slots: int) -> set[int]:
+    """Returns the CPUs of this machine for one of its slots, counted from 0.
+
+    They are its share of the physical cores; all of them, if there are more
+    slots than cores.
+    """
+    cpus = [cpus for _, cpus in sorted(_cpus_by_core().items())]
+    begin, end = (len(cpus) * number // slots for number in (slot, slot + 1))
+    is_bound = slots <= len(cpus) and slot < slots
+    return set().union(*(cpus[begin:end] if is_bound else cpus))
+
+
+def _cpus_by_core() -> dict[tuple[int, int], set[int]]:
+    """Returns the CPUs that this process may use, by package and core."""
+    cores: dict[tuple[int, int], set[int]] = {}
     for cpu in os.sched_getaffinity(0):
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
@@ -121,8 +140,8 @@ def cores_per_package() -> list[int]:
             core = int((topology / "core_id").read_text())
         except (OSError, ValueError):  # A sandbox that hides the topology.
             package, core = 0, cpu
-        packages.setdefault(package, set()).add(core)
-    return [len(cores) for cores in packages.values()]
+        cores.setdefault((package, core), set()).add(cpu)
+    return cores
 
 
 def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
@@ -131,13 +150,15 @@ def cores_to_bind(package_cores: Iterable[int], ranks: int) -> int:
     A rank that is bound to its own cores starts as many TensorFlow threads as
     it has cores. More threads would keep other ranks from their cores: one
     that looks for work spins for 50 us. But no MPI launcher binds a rank across
-    two packages: if that would leave cores idle, the kernel's scheduler does
-    better.
+    two packages, or gives one rank more than another: if that would leave too
+    many cores idle, the kernel's scheduler does better.
 
     Returns:
         The number of cores, or 0 for no binding.
     """
     package_cores = list(package_cores)
-    share = sum(package_cores) // ranks
-    fitting = sum(cores // share for cores in package_cores) if share else 0
+    share, idle = divmod(sum(package_cores), ranks)
+    if share == 0 or (share == 1 and idle > 0):
+        return 0
+    fitting = sum(cores // share for cores in package_cores)
     return share if fitting >= ranks else 0

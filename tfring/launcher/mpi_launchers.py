@@ -38,7 +38,7 @@ class MpiLauncher:
 
     @property
     def major(self) -> int:
-        return int(self.version.partition(".")[0])
+        return int(re.split(r"\D", self.version)[0])  # Of "6rc1", too.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -32,6 +33,7 @@ from types import FrameType
 from typing import Any
 
 from tfring.launcher import processes, wrapper
+from tfring.launcher.hosts import cpus_of_slot
 from tfring.rendezvous import wire
 
 # After SIGTERM the workers have this long to leave politely.
@@ -87,6 +89,13 @@ class Output:
                 if self._channel is channel:
                     self._channel = self._connect()
             self._channel.send(message, math.inf)
+
+
+def _prepare(cpus: set[int]) -> None:
+    """Prepares a worker's process for its command."""
+    processes.be_killed_with_parent()
+    with contextlib.suppress(OSError):  # The host has lost some of them.
+        os.sched_setaffinity(0, cpus)
 
 
 class Supervisor:
@@ -243,6 +252,7 @@ class Supervisor:
     def _start(self, name: str, environment: dict[str, str]) -> None:
         taken = {worker.slot for worker in self._workers.values()}
         slot = next(n for n in itertools.count() if n not in taken)
+        cpus = cpus_of_slot(slot, int(environment["TFRING_ELASTIC_SLOTS"]))
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
@@ -257,7 +267,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=processes.be_killed_with_parent,
+                preexec_fn=functools.partial(_prepare, cpus),
             )
         except (OSError, subprocess.SubprocessError) as error:
             self._report(name, 127, f"it cannot be started: {error}")
