@@ -49,7 +49,7 @@ class Record(keras.callbacks.Callback):
         print(*words, time.monotonic(), file=self._file)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        self.note("step", runtime.starts(), tfring.size())
+        self.note("step", runtime.job_number(), tfring.size())
 
 
 def main() -> None:

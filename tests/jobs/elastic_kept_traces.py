@@ -27,7 +27,7 @@ class Traced(keras.layers.Layer):
 
     def call(self, inputs):
         if not tf.executing_eagerly():
-            TRACED_IN.append(runtime.starts())
+            TRACED_IN.append(runtime.job_number())
         return inputs
 
 
@@ -43,7 +43,7 @@ class Steps(keras.callbacks.Callback):
             self.sizes.append(tfring.size())
         if WORKER == "w2" and batch == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        if runtime.starts() == LAST_JOB_OF_THE_FIRST:
+        if runtime.job_number() == LAST_JOB_OF_THE_FIRST:
             self.model.stop_training = True
 
 
