@@ -21,11 +21,11 @@ class WayChoiceTest : public testing::Test {
   uint64_t Write(uint64_t spans, double near, double far, double pauses = 0) {
     uint64_t went_far = 0;
     for (uint64_t i = 0; i < 2 * spans; ++i) {
-      const Way way = choice_.Begin(sent_, received_, now_);
-      went_far += way == Way::kFar;
+      const RingWay way = choice_.Begin(sent_, received_, now_);
+      went_far += way == RingWay::kFar;
       sent_ += kSpan / 4;
       received_ += kSpan / 4;
-      now_ += way == Way::kFar ? far : near;
+      now_ += way == RingWay::kFar ? far : near;
       choice_.End(now_);
       now_ += pauses;
     }
@@ -78,10 +78,10 @@ TEST_F(WayChoiceTest, ReceivedBytesCountForTheTurnAlone) {
 TEST_F(WayChoiceTest, AMessageMayBeLongerThanASpan) {
   uint64_t went_far = 0;
   for (int i = 0; i < 300; ++i) {
-    const Way way = choice_.Begin(sent_, sent_, now_);
-    went_far += way == Way::kFar;
+    const RingWay way = choice_.Begin(sent_, sent_, now_);
+    went_far += way == RingWay::kFar;
     sent_ += 3 * kSpan / 4;  // and as many from the other rank
-    now_ += way == Way::kFar ? 1e-6 : 2e-6;
+    now_ += way == RingWay::kFar ? 1e-6 : 2e-6;
     choice_.End(now_);
   }
   EXPECT_GT(went_far, 270u);

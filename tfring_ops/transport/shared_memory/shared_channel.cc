@@ -41,8 +41,8 @@ double Now() {
 }
 
 // See Note [Two ways through a ring].
-size_t UsedBytes(size_t ring_bytes, Way way) {
-  if (way == Way::kNear) return ring_bytes;
+size_t UsedBytes(size_t ring_bytes, RingWay way) {
+  if (way == RingWay::kNear) return ring_bytes;
   return std::max(2 * kLine, ring_bytes / 3 / kLine * kLine);
 }
 
@@ -87,7 +87,7 @@ void ChannelWriter::Begin(size_t message_bytes, uint64_t read) {
 
 void ChannelWriter::WritePart(ConstBytes part) {
   std::byte* const place = channel_->ring() + places_.place(written_);
-  if (way_ == Way::kFar && part.size() >= kLeastChosenBytes) {
+  if (way_ == RingWay::kFar && part.size() >= kLeastChosenBytes) {
     StreamingCopy(place, part.data(), part.size());
   } else {
     std::memcpy(place, part.data(), part.size());

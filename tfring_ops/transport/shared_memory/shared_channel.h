@@ -106,7 +106,7 @@ class ChannelWriter {
   bool in_message_ = false;
   size_t sent_bytes_ = 0;   // of the current message
   bool is_chosen_ = false;  // its way
-  Way way_ = Way::kNear;
+  RingWay way_ = RingWay::kNear;
   WayChoice choice_;
 };
 

@@ -30,7 +30,7 @@ namespace tfring {
 // span of a way finds the other's lines in the caches, and does not count.  The
 // fastest of the rest does, as a thread may lose its core.
 
-enum class Way { kNear, kFar };
+enum class RingWay { kNear, kFar };
 
 class WayChoice {
  public:
@@ -45,7 +45,7 @@ class WayChoice {
 
   // A message begins, after so many bytes in both directions, and at `now`
   // seconds.  Returns the way that it takes.
-  Way Begin(uint64_t sent, uint64_t received, double now) {
+  RingWay Begin(uint64_t sent, uint64_t received, double now) {
     if (now - last_ <= kLongestPause) taken_ += now - last_;
     last_ = now;
     if (const uint64_t span = (sent + received) / span_bytes_; span != span_) {
@@ -69,25 +69,27 @@ class WayChoice {
  private:
   uint64_t turn() const { return span_ % kPeriod; }
   bool is_trial() const { return turn() < 2 * kTrials; }
-  Way tried() const { return turn() < kTrials ? Way::kNear : Way::kFar; }
+  RingWay tried() const {
+    return turn() < kTrials ? RingWay::kNear : RingWay::kFar;
+  }
 
   // Each byte took so many seconds.
   void EndSpan(double seconds) {
     if (!is_trial() || turn() % kTrials == 0) return;
-    double& least = tried() == Way::kNear ? least_near_ : least_far_;
+    double& least = tried() == RingWay::kNear ? least_near_ : least_far_;
     least = std::min(least, seconds);
   }
 
   void Choose() {
-    if (kMargin * least_far_ < least_near_) chosen_ = Way::kFar;
-    if (kMargin * least_near_ < least_far_) chosen_ = Way::kNear;
+    if (kMargin * least_far_ < least_near_) chosen_ = RingWay::kFar;
+    if (kMargin * least_near_ < least_far_) chosen_ = RingWay::kNear;
     least_near_ = least_far_ = kNone;
   }
 
   static constexpr double kNone = std::numeric_limits<double>::infinity();
 
   const uint64_t span_bytes_;
-  Way chosen_ = Way::kNear;
+  RingWay chosen_ = RingWay::kNear;
   // Seconds a byte.
   double least_near_ = kNone;
   double least_far_ = kNone;
