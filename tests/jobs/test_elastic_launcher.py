@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -288,6 +289,50 @@ def test_hosts_that_a_script_finds_come_and_go(elastic, tmp_path):
     # A script that fails changes nothing.
     hosts.write_text("localhost:x\n")
     job.read_until(r"The hosts stay as they are")
+    job.let_end()
+    job.check_end()
+
+
+# `tfringrun` where no name server answers for node7.
+_WITHOUT_NAMES = """
+import socket, sys, threading
+from tfring.launcher import cli
+
+lookup = socket.getaddrinfo
+
+def answer(name, *arguments, **options):
+    if name == "node7":
+        threading.Event().wait()
+    return lookup(name, *arguments, **options)
+
+socket.getaddrinfo = answer
+sys.exit(cli.main())
+"""
+
+
+def test_what_fails_beside_the_training_ends_nothing(elastic, tmp_path):
+    """A silent name server, no TMPDIR, and a script that prints for ever."""
+    hosts, script = tmp_path / "hosts", tmp_path / "discover"
+    hosts.write_text("localhost:2\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts} || exec yes\n")
+    script.chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    job = elastic(
+        f"--min-np 1 --max-np 2 --host-discovery-script {script}",
+        *ENDLESS,
+        launcher=(sys.executable, "-c", _WITHOUT_NAMES),
+        TMPDIR=str(tmp_path / "tmp"),
+        # The name of this machine may have no address.
+        TFRING_ELASTIC_INTERFACE="127.0.0.1",
+    )
+    job.read_until("generation 1: rank", 2)
+    shutil.rmtree(tmp_path / "tmp")
+    hosts.write_text("node7:1\nlocalhost:2\n")
+    job.read_until("hosts: node7:1, localhost:2")
+    os.kill(job.workers()[0], signal.SIGKILL)
+    job.read_until(r"generation \d: 2 workers", 2)
+    hosts.unlink()
+    job.read_until("it printed more than 1 MiB. The hosts stay")
     job.let_end()
     job.check_end()
 

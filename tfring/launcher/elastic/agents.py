@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shlex
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from tfring.launcher import processes
+from tfring.launcher.elastic.child import Child, Program
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.hosts import Host
 from tfring.rendezvous import wire
 
 # A supervisor has this long to connect.
 CONNECT_SECONDS = 60.0
+# Its last line says why a host cannot be reached.
+_LAST_WORDS_BYTES = 1 << 14
 
 _MODULE = "tfring.launcher.elastic.supervisor"
 # MPI launchers' variables for a program with ssh's arguments, which serve
@@ -51,93 +50,107 @@ def _command(host: str) -> list[str]:
 
 
 def _address_for(host: str, job: ElasticJob) -> str:
-    """The address of this machine at which a host reaches it."""
+    """Returns the address of this machine at which a host reaches it.
+
+    Raises:
+        OSError: The host's name is unknown, or no route leads to it.
+    """
     if job.interface:
-        return job.interface
-    remote = host
-    if Host(host, 1).is_local():
-        others = [each.name for each in job.hosts if not each.is_local()]
-        if not others and not job.script:
-            return "127.0.0.1"
-        remote = others[0] if others else socket.gethostname()
-    family, kind, _, _, address = socket.getaddrinfo(
-        remote, 9, type=socket.SOCK_DGRAM
-    )[0]
+        return str(_lookup(job.interface)[-1][0])
+    if not Host(host, 1).is_local():
+        return _address_towards(host)
+    others = [each.name for each in job.hosts if not each.is_local()]
+    if not others and not job.script:
+        return "127.0.0.1"
+    for other in others:
+        # This machine trains although another one has no name.
+        with contextlib.suppress(OSError):
+            return _address_towards(other)
+    return _address_towards(socket.gethostname())
+
+
+def _lookup(name: str) -> tuple[Any, ...]:
+    return socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+
+
+def _address_towards(host: str) -> str:
+    family, kind, _, _, address = _lookup(host)
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # Nothing is sent.
         return str(probe.getsockname()[0])
 
 
 class Agent:
-    """A supervisor's process, or its ssh's."""
+    """A supervisor's process, or its ssh's. No call waits for it."""
 
-    def __init__(
-        self,
-        host: str,
-        job: ElasticJob,
-        token: str,
-        listen: Callable[[str], wire.Address],
-    ) -> None:
+    def __init__(self, host: str, job: ElasticJob, token: str) -> None:
         """Starts a supervisor, which must be connected at `connect_by`.
+
+        `tick` must be called until then.
+        """
+        self.connect_by = time.monotonic() + CONNECT_SECONDS
+        self._host = host
+        self._job = job
+        self._token = token
+        # From the child's thread to the caller's, and back: None if the
+        # launcher does not listen there.
+        self._interfaces: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._addresses: queue.SimpleQueue[wire.Address | None] = (
+            queue.SimpleQueue()
+        )
+        self._has_name = False
+        self._error = ""
+        self._child = Child(self._program, _LAST_WORDS_BYTES)
+
+    def tick(self, listen: Callable[[str], wire.Address]) -> str:
+        """Has it start once it is known where; returns why it has failed.
 
         `listen` has the rendezvous listen at an address of this machine, and
         returns where.
-
-        Raises:
-            OSError: There is no such program, or no such host.
         """
-        self.connect_by = time.monotonic() + CONNECT_SECONDS
-        address = _address_for(host, job)
-        configuration = job.configuration(host, token, listen(address))
-        if Host(host, 1).is_local():
-            configuration["interface"] = address
-        else:
-            configuration["environment"] = {
-                name: job.environment[name] for name in job.exported
-            }
-        # Its last line says why a host cannot be reached.
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            _command(host),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,
-            preexec_fn=processes.end_with_parent,
-        )
-        # A long environment is not taken before ssh is connected.
-        line = json.dumps(configuration).encode() + b"\n"
-        self._writer = threading.Thread(
-            target=self._configure, args=(line,), daemon=True
-        )
-        self._writer.start()
-
-    def _configure(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    def why_ended(self) -> str:
-        """Returns the last line that it has written; "" while it runs."""
-        if self._process.poll() is None:
+        if not self._interfaces.empty():
+            self._has_name = True
+            try:
+                self._addresses.put(listen(self._interfaces.get()))
+            except OSError as error:
+                self._error = str(error)
+                self.kill()
+        if self._error or self._child.is_over:
+            return self._error or self._why_ended()
+        if time.monotonic() < self.connect_by:
             return ""
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip()
-        line = said.rpartition("\n")[2].strip().rstrip(".")
-        return line or "its supervisor has ended"
+        if not self._has_name:
+            return f"no name server answers in {CONNECT_SECONDS:g} s"
+        return (
+            f"its supervisor does not connect to the launcher in "
+            f"{CONNECT_SECONDS:g} s; a firewall may be in between"
+        )
 
-    def close(self) -> None:
-        """Ends the connection to it, which ends it."""
-        self._writer.join(timeout=1.0)
-        if self._process.stdin is not None and not self._writer.is_alive():
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+    def _why_ended(self) -> str:
+        said = self._child.text.decode(errors="replace").strip()
+        line = said.rpartition("\n")[2].strip().rstrip(".")
+        return self._child.error or line or "its supervisor has ended"
 
     def kill(self) -> None:
         """Kills it; a supervisor on another machine ends by itself."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._writer.join(timeout=1.0)
-        self._errors.close()
+        self._addresses.put(None)
+        self._child.kill()
+
+    def _program(self) -> Program | None:
+        """Finds the names and paths, in the child's thread."""
+        interface = _address_for(self._host, self._job)
+        self._interfaces.put(interface)
+        address = self._addresses.get()
+        if address is None:
+            return None
+        configuration = self._job.configuration(
+            self._host, self._token, address
+        )
+        if Host(self._host, 1).is_local():
+            configuration["interface"] = interface
+        else:
+            configuration["environment"] = {
+                name: self._job.environment[name] for name in self._job.exported
+            }
+        line = json.dumps(configuration).encode() + b"\n"
+        return Program(_command(self._host), line, reads="stderr")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import tempfile
-from typing import IO
-
-from tfring.launcher import hosts as hosts_lib, processes
+from tfring.launcher import hosts as hosts_lib
+from tfring.launcher.elastic.child import Child, Program
 
 # Horovod's interval.
 INTERVAL_SECONDS = 1.0
 # A script that takes longer is killed, and started again.
 LONGEST_SECONDS = 60.0
+# A script that prints more is killed: that is a loop, and no list of hosts.
+LONGEST_BYTES = 1 << 20
 
 
 class Discovery:
@@ -23,9 +19,8 @@ class Discovery:
     def __init__(self, script: str) -> None:
         """Takes the path of a program without arguments."""
         self._script = script
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes]  # while it runs
-        # When it is killed, if it runs, or else starts.
+        self._child: Child | None = None
+        # When the script is killed, if it runs, or else starts.
         self._due = 0.0
         # The last error.
         self.error = ""
@@ -35,53 +30,44 @@ class Discovery:
 
         If the script fails, `error` says how, and the hosts stay.
         """
-        if self._process is None:
+        child = self._child
+        if child is None:
             if now >= self._due:
-                self._start(now)
+                self._due = now + LONGEST_SECONDS
+                self._child = Child(self._program, LONGEST_BYTES)
             return None
-        status = self._process.poll()
-        if status is None and now < self._due:
-            return None
-        self._output.seek(0)
-        text = self._output.read().decode(errors="replace")
-        self.close()
-        self._due = now + INTERVAL_SECONDS
-        self.error = ""
-        if status is None:
+        if child.text_bytes > LONGEST_BYTES:
+            self.error = f"it printed more than {LONGEST_BYTES >> 20} MiB"
+            child.kill()
+        elif not child.is_over and now >= self._due:
             self.error = f"it did not end in {LONGEST_SECONDS:g} s"
-        elif status != 0:
-            self.error = f"it ended with status {status}"
-        else:
-            try:
-                return parse(text)
-            except ValueError as error:
-                self.error = str(error).removesuffix(".")
-        return None
+            child.kill()
+        # Until a killed script is gone, there is no second one.
+        if not child.is_over:
+            return None
+        self._child = None
+        self._due = now + INTERVAL_SECONDS
+        return None if child.is_killed else self._result(child)
 
     def close(self) -> None:
         """Kills the script, if it runs."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-            self._output.close()
+        if self._child is not None:
+            self._child.kill()
 
-    def _start(self, now: float) -> None:
-        self._due = now + LONGEST_SECONDS
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+    def _program(self) -> Program:
+        return Program([self._script])
+
+    def _result(self, child: Child) -> dict[str, int] | None:
+        self.error = child.error
+        if child.status not in (None, 0):
+            self.error = f"it ended with status {child.status}"
+        if self.error:
+            return None
         try:
-            self._process = subprocess.Popen(
-                [self._script],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                start_new_session=True,
-                preexec_fn=processes.end_with_parent,
-            )
-        except OSError as error:
-            self._output.close()
-            self.error = str(error)
-            self._due = now + INTERVAL_SECONDS
+            return parse(child.text.decode(errors="replace"))
+        except ValueError as error:
+            self.error = str(error).removesuffix(".")
+        return None
 
 
 def parse(text: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfring.launcher import processes, wrapper
-from tfring.launcher.elastic.agents import CONNECT_SECONDS, Agent
+from tfring.launcher.elastic.agents import Agent
 from tfring.launcher.elastic.discovery import Discovery
 from tfring.launcher.elastic.elastic_job import ElasticJob
 from tfring.launcher.elastic.host_table import HostTable
@@ -131,15 +131,9 @@ class Driver:
                 if self._server.is_connected("supervisor", host):
                     self._hosts.came_up(host)
                 continue
-            try:
-                self._agents[host] = Agent(
-                    host, self._job, self._token, self._server.listen
-                )
-            except OSError as error:
-                self._lose_host(host, f"host {host} cannot be reached: {error}")
+            self._agents[host] = Agent(host, self._job, self._token)
 
     def _look_after_agents(self) -> None:
-        now = time.monotonic()
         for host, agent in list(self._agents.items()):
             if self._server.is_connected("supervisor", host):
                 unused = host not in self._hosts and not any(
@@ -148,14 +142,8 @@ class Driver:
                 )
                 if unused:
                     self._server.send("supervisor", [host], _end_message(5.0))
-            elif why := agent.why_ended():
+            elif why := agent.tick(self._server.listen):
                 self._lose_host(host, f"host {host} cannot be reached: {why}")
-            elif now >= agent.connect_by:
-                self._lose_host(
-                    host,
-                    f"host {host} does not connect to the launcher in "
-                    f"{CONNECT_SECONDS:g} s; a firewall may be in between",
-                )
 
     def _lose_host(self, host: str, why: str) -> None:
         if host in self._agents:
@@ -269,8 +257,6 @@ class Driver:
             grace + _END_SECONDS,
         )
         self._wait_for(lambda: not self._exits, _LAST_MESSAGE_SECONDS)
-        for agent in self._agents.values():
-            agent.close()
         first = self._membership.first_failure
         if first and failure:
             self._screen.failed = first.number

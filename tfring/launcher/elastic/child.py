@@ -1,0 +1,173 @@
+"""Programs beside the training, which the launcher does not wait for.
+
+A name server, a file system or a program may not answer, and the launcher's
+loop serves all workers. So each program has a thread that prepares it, starts
+it, reads it and waits for its end. No call of `Child` waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+
+from tfring.launcher import processes
+
+# How often a thread looks if its program has ended: another process may hold
+# the pipe open.
+_LOOK_MS = 100
+_READ_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a child runs.
+
+    Attributes:
+        command: The program and its arguments.
+        configuration: Is written to its standard input, which stays open then.
+        reads: The stream to read: "stdout", or "stderr" with no stdout.
+    """
+
+    command: Sequence[str]
+    configuration: bytes | None = None
+    reads: str = "stdout"
+
+
+class Child:
+    """A program, and the thread that runs it.
+
+    Attributes:
+        is_over: It has ended, or it cannot be started.
+        error: Why it cannot be started; "" if it was.
+        status: Its exit status; -n if signal n has ended it.
+        is_killed: `kill` has been called.
+        text: The last `most_bytes` bytes of the stream that is read.
+        text_bytes: How many bytes it has written there in all.
+    """
+
+    def __init__(
+        self, prepare: Callable[[], Program | None], most_bytes: int
+    ) -> None:
+        """Starts the program that `prepare` returns; None starts none.
+
+        `prepare` is called in the thread. Whatever it raises is an `error`.
+        """
+        self._prepare = prepare
+        self._most_bytes = most_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_killed = False
+        # Guards both: a signal must not reach a later process of that number.
+        self._lock = threading.Lock()
+        self.is_over = False
+        self.error = ""
+        self.status: int | None = None
+        self.text = b""
+        self.text_bytes = 0
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError as error:  # The limit of processes is reached.
+            self.error = str(error)
+            self.is_over = True
+
+    def kill(self) -> None:
+        """Kills the program and its process group, also if it starts later."""
+        self.is_killed = True
+        self._kill()
+
+    def _kill(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                _kill_group(self._process.pid)
+
+    def _run(self) -> None:
+        try:
+            program = self._prepare()
+            if program is not None:
+                process = self._start(program)
+                self._read(process, program.configuration or b"")
+                self._reap(process)
+        except Exception as error:  # The launcher goes on, whatever it is.
+            self.error = str(error) or repr(error)
+            self._kill()
+        self.is_over = True
+
+    def _start(self, program: Program) -> subprocess.Popen[bytes]:
+        has_input = program.configuration is not None
+        reads_output = program.reads == "stdout"
+        process = subprocess.Popen(
+            program.command,
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if reads_output else subprocess.DEVNULL,
+            stderr=None if reads_output else subprocess.PIPE,
+            start_new_session=True,
+            # The kernel counts this thread as the parent.
+            preexec_fn=processes.end_with_parent,
+        )
+        with self._lock:
+            self._process = process
+        if self.is_killed:
+            self._kill()
+        return process
+
+    def _read(self, process: subprocess.Popen[bytes], unwritten: bytes) -> None:
+        """Reads it until it has ended, and writes its configuration."""
+        pipe = process.stdout or process.stderr
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        if unwritten:
+            assert process.stdin is not None
+            os.set_blocking(process.stdin.fileno(), False)
+            poll.register(process.stdin, select.POLLOUT)
+        has_ended = False
+        while not has_ended:
+            # Before the read, which then finds all that it has written.
+            has_ended = _has_ended(process.pid)
+            for fd, _ in poll.poll(0 if has_ended else _LOOK_MS):
+                if fd == pipe.fileno():
+                    data = os.read(fd, _READ_BYTES)
+                    self.text_bytes += len(data)
+                    self.text = (self.text + data)[-self._most_bytes :]
+                    is_done = not data
+                else:
+                    unwritten = _write(fd, unwritten)
+                    is_done = not unwritten
+                if is_done:
+                    poll.unregister(fd)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """Takes its exit status, and kills the rest of its process group."""
+        with self._lock:
+            _kill_group(process.pid)
+            self.status = process.wait()
+            self._process = None
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _has_ended(pid: int) -> bool:
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, pid, flags) is not None
+
+
+def _write(descriptor: int, data: bytes) -> bytes:
+    """Writes as much as is taken now; returns the rest."""
+    try:
+        return data[os.write(descriptor, data) :]
+    except BlockingIOError:
+        return data
+    except OSError:  # Nobody reads it any more.
+        return b""
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
