@@ -29,6 +29,7 @@ from tfring._compat.sessions import (
     broadcast_global_variables as broadcast_global_variables,
 )
 from tfring._core.errors import (
+    DifferentOrdersWarning as DifferentOrdersWarning,
     NotBroadcastWarning as NotBroadcastWarning,
     NotDistributedWarning as NotDistributedWarning,
     NotInitializedError as NotInitializedError,

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import warnings_of
 
 import tfring
 
@@ -156,6 +157,181 @@ def test_ranks_that_differ_are_an_error_on_all(rank, several_ranks):
     dataset = tf.data.Dataset.range(8 + rank)
     with pytest.raises(ValueError, match=r"'cardinality': 8.*'cardinality': 9"):
         tfring.data.shard(dataset, seed=None)
+
+
+@pytest.fixture
+def files(shared_path, rank):
+    """A pattern of the names of 32 files."""
+    if rank == 0:
+        for i in range(32):
+            (shared_path / f"{i:02}").touch()
+    tfring.barrier()
+    return str(shared_path / "*")
+
+
+@pytest.fixture(autouse=True)
+def _no_global_seed():
+    tf.random.set_seed(None)
+    yield
+    tf.random.set_seed(None)
+
+
+def interleaved(dataset, **how):
+    return dataset.interleave(
+        tf.data.Dataset.from_tensors, 2, num_parallel_calls=2, **how
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("shuffle", lambda rows, files: rows.shuffle(8)),
+        ("shuffle", lambda rows, files: rows.shuffle(8).cache().repeat(2)),
+        ("shuffle", lambda rows, files: rows.zip(rows.shuffle(8))),
+        ("list_files", lambda rows, files: rows.list_files(files)),
+        (
+            "list_files",
+            lambda rows, files: tf.data.TFRecordDataset(
+                rows.list_files(files), num_parallel_reads=2
+            ),
+        ),
+        (
+            "random",
+            lambda rows, files: rows.sample_from_datasets([rows, rows]),
+        ),
+        (
+            "shuffle, in the function of interleave",
+            lambda rows, files: rows.interleave(lambda _: rows.shuffle(8)),
+        ),
+        (
+            "shuffle, in the function of flat_map",
+            lambda rows, files: rows.flat_map(
+                lambda _: rows.flat_map(lambda _: rows.shuffle(8))
+            ),
+        ),
+    ],
+)
+def test_an_order_of_each_ranks_own_is_refused(
+    name, made, files, several_ranks
+):
+    dataset = made(tf.data.Dataset.range(8), files)
+    with pytest.raises(ValueError, match=f"has '{name}' without a seed"):
+        tfring.data.shard(dataset, seed=1, buffer_size=8)
+
+
+def test_orders_of_different_seeds_are_refused(rank, several_ranks):
+    rows = tf.data.Dataset.range(8)
+    different = "shuffled by different seeds"
+    with pytest.raises(ValueError, match=rf"{different}.*'shuffle', .*, 1\]"):
+        tfring.data.shard(rows.shuffle(8, seed=rank), seed=None)
+    tf.random.set_seed(rank)
+    with pytest.raises(ValueError, match=different):
+        tfring.data.shard(rows.shuffle(8), seed=None)
+    with pytest.raises(ValueError, match=different):
+        tfring.data.shard(rows.shuffle(8, seed=3), seed=None)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda rows: rows.shuffle(32, seed=3),
+        lambda rows: rows.shuffle(32, seed=3, reshuffle_each_iteration=False),
+        lambda rows: rows.shuffle(1),
+        lambda rows: interleaved(rows.shuffle(9, seed=0)).prefetch(2),
+        lambda rows: rows.batch(8).flat_map(
+            lambda eight: rows.from_tensor_slices(eight).shuffle(8, seed=1)
+        ),
+    ],
+)
+def test_an_order_of_all_ranks_is_accepted(made, seed, size, recwarn):
+    mine = tfring.data.shard(
+        made(tf.data.Dataset.range(32)), seed=seed, buffer_size=32
+    )
+    for _ in range(2):
+        rows = everyones(list(mine.as_numpy_iterator())).ravel().tolist()
+        assert len(set(rows)) == len(rows) == 32 // size * size
+    assert recwarn.list == []
+
+
+def test_the_same_global_seed_is_accepted(size):
+    tf.random.set_seed(11)
+    rows = tf.data.Dataset.range(8 * size).shuffle(8 * size)
+    mine = tfring.data.shard(rows, seed=None)
+    rows = everyones(list(mine.as_numpy_iterator())).ravel()
+    assert set(rows.tolist()) == set(range(8 * size))
+
+
+@pytest.mark.parametrize("how", [{"shuffle": False}, {"seed": 3}])
+def test_files_in_one_order(how, files, size, recwarn):
+    names = tf.data.Dataset.list_files(files, **how)
+    mine = tfring.data.shard(names, seed=1)
+    parts = tfring.allgather_object(list(mine.as_numpy_iterator()))
+    taken = [name for part in parts for name in part]
+    assert len(set(taken)) == len(taken) == 32 // size * size
+    assert recwarn.list == []
+
+
+def without_order(dataset):
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        (
+            "map",
+            lambda rows: rows.map(
+                lambda x: x, num_parallel_calls=2, deterministic=False
+            ),
+        ),
+        ("interleave", lambda rows: interleaved(rows, deterministic=False)),
+        ("interleave", lambda rows: without_order(interleaved(rows)).take(9)),
+        (
+            "interleave",
+            lambda rows: without_order(
+                tf.data.TFRecordDataset(
+                    ["a", "b"], num_parallel_reads=tf.data.AUTOTUNE
+                )
+            ),
+        ),
+        (None, without_order),
+        (
+            None,
+            lambda rows: without_order(interleaved(rows, deterministic=True)),
+        ),
+    ],
+)
+def test_the_speed_of_threads_is_no_order(name, made, rank, size):
+    dataset = made(tf.data.Dataset.range(8))
+    texts = warnings_of(
+        tfring.DifferentOrdersWarning,
+        lambda: tfring.data.shard(dataset, seed=None),
+    )
+    assert len(texts) == (name is not None and size > 1 and rank == 0)
+    assert all(f"'{name}' is not deterministic" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("warns", "array"),
+    [
+        (True, lambda rank: np.roll(np.arange(9.0), rank)),
+        (True, lambda rank: np.roll(["a", "b", "c"], rank)),
+        (False, lambda rank: np.arange(9)),
+        (False, lambda rank: [f"/disk{rank}/{i}.png" for i in range(9)]),
+    ],
+)
+def test_arrays_in_orders_of_their_own(warns, array, rank, size):
+    arrays = array(rank), tf.zeros([len(array(0))])
+    rows = tf.data.Dataset.from_tensor_slices(arrays).map(lambda x, _: x)
+    texts = warnings_of(
+        tfring.DifferentOrdersWarning,
+        lambda: tfring.data.shard(rows, seed=0),
+    )
+    assert len(texts) == (warns and size > 1 and rank == 0)
+    assert all("are others on rank 1 than on rank 0" in t for t in texts)
 
 
 @pytest.mark.parametrize(

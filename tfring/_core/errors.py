@@ -55,6 +55,18 @@ class SameDrawsWarning(UserWarning):
     """
 
 
+class DifferentOrdersWarning(UserWarning):
+    """`tfring.data.shard` has got a dataset that may differ between ranks.
+
+    Ranks that take elements of different orders have some in common, and leave
+    others out. It is given where that is possible: an operation of tf.data is
+    not deterministic, or arrays begin with other elements. Where it is certain,
+    `shard` raises an error.
+
+    Rank 0 gives it. If warnings are errors, every rank raises it.
+    """
+
+
 class HorovodInternalError(RuntimeError):
     """A collective cannot go on, and `tfring.elastic.run` starts it again.
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from tfring._core import runtime
+from tfring._core.errors import DifferentOrdersWarning, warn_all_ranks
 from tfring._ops.gather_json import gather_json
+from tfring._training.data_orders import (
+    draws_of,
+    first_elements,
+    unordered_operations,
+)
 
 # The seed that TensorFlow combines with an operation's where `tf.random` has
 # none. So one has the order of `Dataset.shuffle(buffer_size, seed)`.
@@ -48,9 +55,14 @@ def shard(
 
     Collective: every rank must call it, eagerly, with the same arguments.
 
+    The ranks compare the seeds of all shuffles before it, and the first
+    elements of arrays in memory. Elements from elsewhere, such as a Python
+    generator's, are not compared: `shard` reads none.
+
     Args:
-        dataset: Elements, not batches, in the same order on every rank. May be
-            infinite, or of unknown cardinality.
+        dataset: Elements, not batches, in the same order on every rank. So a
+            `shuffle` before needs a seed, and `list_files` `shuffle=False`. May
+            be infinite, or of unknown cardinality.
         seed: The seed of the orders. None leaves the order as it is, in every
             epoch.
         remainder: "drop" leaves out the elements that are left over. "pad"
@@ -72,7 +84,9 @@ def shard(
         TypeError: `dataset` is no `tf.data.Dataset`, or `seed` no integer.
         ValueError: `buffer_size` is missing or not positive, `skip` is
             negative, `remainder` is none of these, or, on every rank, the ranks
-            have different datasets or arguments.
+            have different datasets or arguments, or shuffle before it without a
+            seed or by different seeds.
+        tfring.DifferentOrdersWarning: The ranks may have different orders.
 
     Example:
 
@@ -105,6 +119,11 @@ def shard(
     if skip < 0:
         raise ValueError(f"shard: skip must not be negative, got {skip}.")
     cardinality = int(dataset.cardinality())
+    order = {
+        "draws": draws_of(dataset),
+        "unordered": unordered_operations(dataset),
+        "first elements": first_elements(dataset),
+    }
     if seed is not None:
         buffer_size = _checked_buffer_size(buffer_size, cardinality)
         dataset = _shuffle(dataset, buffer_size, seed)
@@ -115,7 +134,8 @@ def shard(
             "remainder": remainder,
             "buffer_size": buffer_size,
             "skip": int(skip),
-        }
+        },
+        order,
     )
     if skip > 0:
         dataset = dataset.skip(skip)
@@ -217,12 +237,60 @@ def _cardinality_name(cardinality: int) -> str | int:
     }.get(cardinality, cardinality)
 
 
-def _check_same(own: dict[str, Any]) -> None:
-    of_rank = gather_json(own, name="shard")
-    for rank, others in enumerate(of_rank):
-        if others != of_rank[0]:
+def _check_same(arguments: dict[str, Any], order: dict[str, Any]) -> None:
+    everyones = gather_json([arguments, order], name="shard")
+    first, _ = everyones[0]
+    for rank, (others, _) in enumerate(everyones):
+        if others != first:
             raise ValueError(
                 "shard: the ranks have different datasets or arguments, and "
-                f"so would have elements in common. Rank 0 has {of_rank[0]}; "
+                f"so would have elements in common. Rank 0 has {first}; "
                 f"rank {rank} has {others}. Give every rank the same."
             )
+    if len(everyones) > 1:
+        _check_orders([order for _, order in everyones])
+
+
+def _check_orders(of_rank: Sequence[dict[str, Any]]) -> None:
+    """Raises if the ranks' orders differ, and warns if they may differ."""
+    effect = "some elements would be on several ranks and others on none"
+    draws = [each["draws"] for each in of_rank]
+    unseeded = [name for own in draws for name, seeds in own if not any(seeds)]
+    if unseeded:
+        raise ValueError(
+            f"shard: the dataset has '{unseeded[0]}' without a seed, which "
+            f"gives each rank an order of its own: {effect}. Leave the order "
+            "to shard, which shuffles by its seed=, and take "
+            "list_files(..., shuffle=False); or pass the same seed= there on "
+            "every rank."
+        )
+    for rank, own in enumerate(draws):
+        if own != draws[0]:
+            raise ValueError(
+                "shard: the ranks' datasets are shuffled by different seeds: "
+                f"{effect}. Rank 0 has {draws[0]}; rank {rank} has {own}: "
+                "names, and the seeds of tf.random.set_seed and of the "
+                "operation. Leave the order to shard, which shuffles by its "
+                "seed= alone; or set the same seeds on every rank."
+            )
+    problems = [
+        f"'{name}' is not deterministic, and gives elements in the order in "
+        "which threads have them. Call it after shard, or with "
+        "deterministic=True."
+        for name in sorted({n for each in of_rank for n in each["unordered"]})
+    ]
+    problems += [
+        f"the first elements in memory are others on rank {rank} than on rank "
+        "0. Sort file names, shuffle by the seed= of shard alone, and give "
+        "every rank the same."
+        for rank, each in enumerate(of_rank)
+        if each["first elements"] != of_rank[0]["first elements"]
+    ][:1]
+    for problem in problems:
+        warning = DifferentOrdersWarning(
+            "tfring: shard takes a dataset in the same order on every rank; "
+            f"otherwise {effect}. Here {problem} If the order is the same, "
+            "ignore this by warnings.simplefilter('ignore', "
+            "tfring.DifferentOrdersWarning)."
+        )
+        warn_all_ranks(warning, is_shown=runtime.rank() == 0)

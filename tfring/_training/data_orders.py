@@ -1,0 +1,186 @@
+"""Finds the parts of a dataset that give each rank an order of its own.
+
+Ranks that each take some elements of one order, have some in common and leave
+others out if their orders differ. Nothing is read from the dataset here: that
+would fill its buffers, use up a generator, and change the orders to come.
+
+Note [Inputs of a dataset]: TensorFlow's public way to look into a dataset is
+its serialized graph, which has a copy of all arrays in it: 5 s for 400 MB, and
+an error above 2 GB. So its Python objects are read, by attributes that
+TensorFlow 2.18 to 2.21 have. Where one is missing, nothing is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# So many elements of a source's arrays are compared, flattened: enough to tell
+# orders apart, and read in no time.
+_COMPARED_ELEMENTS = 4096
+# A graph with more bytes of arrays is not serialized.
+_GRAPH_BYTES = 1 << 24
+# Where operations of functions have their seeds among their inputs.
+_SEED_INPUTS = {
+    "ShuffleDataset": 2,
+    "ShuffleDatasetV2": 2,
+    "ShuffleDatasetV3": 2,
+    "RandomDataset": 0,
+    "RandomDatasetV2": 0,
+}
+_UNSEEDED = [0, 0]
+
+
+def draws_of(dataset: tf.data.Dataset) -> list[list[Any]]:
+    """Returns what draws the order at random: a name, and the two seeds.
+
+    The seeds are [0, 0] if each process draws its own. Only such operations are
+    found within functions of `interleave` and `flat_map`.
+    """
+    try:
+        return list(_draws(dataset))
+    except AttributeError:
+        return []
+
+
+def unordered_operations(dataset: tf.data.Dataset) -> list[str]:
+    """Returns the names of what orders elements by the speed of threads."""
+    try:
+        by_default = dataset.options().deterministic is False
+        return [
+            _name(each)
+            for each in _upstream(dataset)
+            if _is_unordered(each, by_default)
+        ]
+    except AttributeError:
+        return []
+
+
+def first_elements(dataset: tf.data.Dataset) -> list[str]:
+    """Returns a digest of the first elements of each array in a dataset.
+
+    File names are compared without the path that all of them begin with, which
+    is another on each machine if the files are on disks of the machines.
+    """
+    try:
+        return [
+            _digest(array)
+            for each in _upstream(dataset)
+            for array in getattr(each, "_tensors", ())
+            if array.dtype not in (tf.variant, tf.resource)
+        ]
+    except AttributeError:
+        return []
+
+
+def _upstream(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset, and all that its order depends on."""
+    yield dataset
+    if _is_stored(dataset):
+        return  # The order is that of the files, if they are there.
+    # A reader of files, or a dataset of TensorFlow 1, has another inside.
+    for name in ("_impl", "_dataset"):
+        if hasattr(dataset, name):
+            yield from _upstream(getattr(dataset, name))
+            return
+    for source in dataset._inputs():
+        yield from _upstream(source)
+
+
+def _is_stored(dataset: Any) -> bool:
+    """Tells whether it is a `snapshot`, or a `cache` in files."""
+    place = getattr(dataset, "_filename", getattr(dataset, "_path", ""))
+    return bool(place.numpy() if isinstance(place, tf.Tensor) else place)
+
+
+def _draws(dataset: Any) -> Iterator[list[Any]]:
+    for each in _upstream(dataset):
+        # A buffer of one element leaves the order as it is.
+        if hasattr(each, "_seed2") and getattr(each, "_buffer_size", 2) > 1:
+            yield [_name(each), [int(each._seed), int(each._seed2)]]
+        for function in each._functions():
+            for operation in _unseeded_in(function.function.graph):
+                name = f"{operation}, in the function of {_name(each)}"
+                yield [name, _UNSEEDED]
+
+
+def _unseeded_in(graph: Any) -> Iterator[str]:
+    """Yields the operations of a function that draw without a seed."""
+    whole = graph.as_graph_def()
+    for nodes in (whole.node, *(f.node_def for f in whole.library.function)):
+        by_name = {node.name: node for node in nodes}
+        for node in nodes:
+            first = _SEED_INPUTS.get(node.op)
+            if first is None:
+                continue
+            of_node = [
+                by_name.get(name.partition(":")[0])
+                for name in node.input[first : first + 2]
+            ]
+            if all(seed is not None and _is_zero(seed) for seed in of_node):
+                yield node.op.partition("Dataset")[0].lower()
+
+
+def _is_zero(node: Any) -> bool:
+    return node.op == "Const" and not np.any(
+        tf.make_ndarray(node.attr["value"].tensor)
+    )
+
+
+def _is_unordered(dataset: Any, by_default: bool) -> bool:
+    if getattr(dataset, "_num_parallel_calls", None) is None:
+        return getattr(dataset, "_deterministic", "true") == "false"
+    said = getattr(dataset, "_deterministic", None) or _said_in_graph(dataset)
+    return said == "false" or (said == "default" and by_default)
+
+
+def _said_in_graph(dataset: Any) -> str:
+    """Returns the argument of an interleave, which Python does not keep."""
+    held = [a for d in _upstream(dataset) for a in getattr(d, "_tensors", ())]
+    if sum(array.shape.num_elements() for array in held) > _GRAPH_BYTES // 8:
+        return "default"
+    try:
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=1,  # Ignore it.
+        )
+    except tf.errors.OpError:
+        return "default"
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    # The last is the result, and before it the dataset itself.
+    return str(graph.node[-2].attr["deterministic"].s.decode())
+
+
+def _name(dataset: Any) -> str:
+    """Returns the name of the method that has made a dataset."""
+    kind = type(dataset).__name__.strip("_").partition("Dataset")[0]
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.removeprefix("Parallel"))
+    [*sources] = dataset._inputs()
+    if kind == "Shuffle" and [*map(_is_of_file_names, sources)] == [True]:
+        return "list_files"
+    return name.lower()
+
+
+def _is_of_file_names(dataset: Any) -> bool:
+    return dataset.element_spec == tf.TensorSpec([], tf.string) and hasattr(
+        dataset, "_tensors"
+    )
+
+
+def _digest(array: Any) -> str:
+    first = tf.reshape(array, [-1])[:_COMPARED_ELEMENTS].numpy()
+    if array.dtype == tf.string:
+        texts: Sequence[bytes] = list(first)
+        # Texts that are no paths have no common path.
+        begin = len(os.path.commonprefix(texts))  # noqa: RUF071
+        first = b"\n".join(text[begin:] for text in texts)
+    else:
+        first = first.tobytes()
+    shape = f"{array.dtype.name} {array.shape}".encode()
+    return hashlib.sha256(shape + first).hexdigest()
