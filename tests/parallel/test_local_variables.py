@@ -174,3 +174,81 @@ def test_the_overflow_of_a_local_gradient_is_skipped_by_all(inside, rank, size):
     step(tf.constant([2.0]))
     np.testing.assert_allclose(own, [-1.0 / size])
     np.testing.assert_allclose(shared, [-2.0])
+
+
+def by_tape(optimizer, variables, **how):
+    """Steps that take the gradients from a distributed tape, and clip them."""
+    own, shared = variables
+
+    def step(factor):
+        with tfring.DistributedGradientTape(tf.GradientTape(), **how) as tape:
+            tape.register_local_source(own.value)
+            loss = factor * (own.value[0] + shared.value[0])
+        gradients = tape.gradient(loss, [own.value, shared.value])
+        if not tf.executing_eagerly():
+            gradients = [tf.clip_by_value(g, -9, 9) for g in gradients]
+        optimizer.apply(gradients, variables)
+
+    return step
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_tape_and_an_optimizer_scale_once(in_graph, passes, rank, size):
+    variables = [keras.Variable([0.0]), keras.Variable([0.0])]
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=passes
+    )
+    optimizer.register_local_var(variables[0])
+    step = by_tape(optimizer, variables)
+    if in_graph:
+        step = tf.function(step)
+    for _ in range(passes):
+        step(tf.constant(rank + 1.0))
+    np.testing.assert_allclose(variables[0], [-passes * (rank + 1) / size])
+    np.testing.assert_allclose(variables[1], [-passes * (size + 1) / 2])
+    # A plain tape's gradients are the optimizer's to scale.
+    for _ in range(passes):
+        optimizer.apply([tf.constant([1.0])] * 2, variables)
+    np.testing.assert_allclose(
+        variables[0], [-passes * (rank + 2) / size], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "how", [{"op": tfring.Sum}, {"compression": tfring.PowerSGD(rank=1)}]
+)
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_only_averages_are_reduced_twice(in_graph, how):
+    variables = [keras.Variable([0.0]), keras.Variable([0.0])]
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.SGD(1.0), **how)
+    step = by_tape(optimizer, variables)
+    if in_graph:
+        step = tf.function(step)
+    with pytest.raises(ValueError, match="reduced these gradients already"):
+        step(tf.constant(1.0))
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        None,
+        tfring.LocalSGD(1, start=9),
+        tfring.LocalSGD(1),
+        tfring.LocalSGD(2, within="host"),
+        tfring.DiLoCo(1),
+        tfring.Gossip(),
+    ],
+    ids=["each step", "before rounds", "LocalSGD", "host", "DiLoCo", "Gossip"],
+)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_every_road_scales_local_gradients(sync, scaled, rank, size):
+    optimizer = tfring.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), sync=sync, scale_local_gradients=scaled
+    )
+    own, shared = keras.Variable([0.0]), keras.Variable([0.0])
+    optimizer.register_local_var(own)
+    for _ in range(2):
+        optimizer.apply([tf.constant([rank + 1.0])] * 2, [own, shared])
+    factor = 1 / size if scaled else 1
+    np.testing.assert_allclose(own, [-2 * (rank + 1) * factor], rtol=1e-6)

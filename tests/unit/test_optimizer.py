@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 
 class Averages:
-    """Takes the place of reduce_gradients; counts, and keeps the options."""
+    """Takes the place of reduce_shared_gradients; counts, and keeps the options."""
 
     def __init__(self):
         self.count = 0
 
-    def __call__(self, gradients, variables, options, *, rows_are_means):
+    def __call__(self, gradients, variables, options):
         assert len(gradients) == len(variables)
         self.count += 1
         self.options = dict(vars(options))
@@ -31,7 +31,7 @@ class Averages:
 @pytest.fixture
 def averages(monkeypatch):
     averages = Averages()
-    monkeypatch.setattr(optimizer_class, "reduce_gradients", averages)
+    monkeypatch.setattr(optimizer_class, "reduce_shared_gradients", averages)
     # Which these tests, of eager steps, would be refused.
     monkeypatch.setattr(optimizer_class, "offload_step", lambda *_: None)
     return averages

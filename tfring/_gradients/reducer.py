@@ -74,14 +74,27 @@ def reduce_gradients(
     gradients: Sequence[_Gradient],
     variables: Sequence[Any],
     options: GradientOptions,
-    *,
-    rows_are_means: bool = False,
 ) -> list[_Gradient]:
     """Averages each gradient over the ranks, or adds it up.
 
+    Gradients of local variables are scaled instead. See
+    `reduce_shared_gradients` for the arguments, the result and the errors.
+    """
+    return reduce_shared_gradients(
+        scale_local_gradients(gradients, variables, options), variables, options
+    )
+
+
+def reduce_shared_gradients(
+    gradients: Sequence[_Gradient],
+    variables: Sequence[Any],
+    options: GradientOptions,
+) -> list[_Gradient]:
+    """Reduces the gradients of variables that are not local.
+
     Collective: every rank of the process set must call it, with gradients of
     the same dtypes and shapes, in a graph or eagerly. A rank that is not in the
-    set keeps its own gradients.
+    set keeps its own gradients. Gradients of local variables stay as they are.
 
     On any rank, one that is alone or not in the set too, `tf.IndexedSlices`
     have each index once, or are made dense: see Note [Repeated rows] in
@@ -93,8 +106,6 @@ def reduce_gradients(
             messages name the gradient after it. It also gives the gradient's
             shape if the trace does not know the shape.
         options: How they are reduced.
-        rows_are_means: True if the gradients of a ShardedEmbedding are of the
-            mean over the ranks, not of the sum.
 
     Returns:
         The averages or sums. `None` stays `None`, and what is not made dense
@@ -105,23 +116,20 @@ def reduce_gradients(
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     count_call()
-    if traced_for_xla():
-        options = dataclasses.replace(options, sparse_as_dense=True)
+    options = _for_this_compiler(options)
     process_set = options.process_set
     is_included = process_set.included()
     travels = is_included and not is_alone(process_set)
-    size = process_set.size() if travels else 1
     backpropagation = Backpropagation()
     result = list(gradients)
     shared = []
     for i in backpropagation.order(result):
-        if is_included and variables[i] not in options.local_variables:
-            shared.append(i)
+        if variables[i] in options.local_variables:
             continue
-        result[i] = each_index_once(result[i], options)
-        factor = _own_factor(variables[i], options, size, rows_are_means)
-        if factor != 1:
-            result[i] = tf.math.scalar_mul(factor, result[i])
+        if is_included:
+            shared.append(i)
+        else:
+            result[i] = each_index_once(result[i], options)
     ready = [
         _prepare(i, variables[i], result[i], travels, options) for i in shared
     ]
@@ -142,28 +150,47 @@ def reduce_gradients(
     return result
 
 
-def scale_rows(
-    gradients: Sequence[_Gradient], variables: Sequence[Any], factor: float
+def scale_local_gradients(
+    gradients: Sequence[_Gradient],
+    variables: Sequence[Any],
+    options: GradientOptions,
 ) -> list[_Gradient]:
-    """Returns gradients in which those of a ShardedEmbedding are multiplied."""
-    return [
-        tf.math.scalar_mul(factor, gradient)
-        if factor != 1 and gradient is not None and is_row_shard(variable)
-        else gradient
-        for gradient, variable in zip(gradients, variables, strict=True)
-    ]
+    """Divides gradients of local variables by the number of ranks.
+
+    This is done once, before gradients are accumulated or reduced. A gradient
+    of rows of a ShardedEmbedding is of the sum of the ranks' losses; it is
+    divided where the others are averaged.
+
+    Returns:
+        The gradients in their order. Those of local variables are scaled, and
+        have each index once; see `each_index_once`.
+    """
+    options = _for_this_compiler(options)
+    process_set = options.process_set
+    size = process_set.size() if process_set.included() else 1
+    result = list(gradients)
+    for i, variable in enumerate(variables):
+        if result[i] is None or variable not in options.local_variables:
+            continue
+        result[i] = each_index_once(result[i], options)
+        if _is_divided(variable, options) and size > 1:
+            result[i] = tf.math.scalar_mul(1 / size, result[i])
+    return result
 
 
-def _own_factor(
-    variable: Any, options: GradientOptions, size: int, rows_are_means: bool
-) -> float:
-    """Returns the factor of a gradient that is not reduced."""
+def _is_divided(variable: Any, options: GradientOptions) -> bool:
+    """Tells whether a local variable's gradient is divided by the ranks."""
     if not is_row_shard(variable):
-        return 1 / size if options.scale_local_gradients else 1
+        return options.scale_local_gradients
     _check_row_shard(variable, options)
-    if options.op is ReduceOp.Average:
-        return 1 if rows_are_means else 1 / size
-    return size if rows_are_means else 1
+    return options.op is ReduceOp.Average
+
+
+def _for_this_compiler(options: GradientOptions) -> GradientOptions:
+    """Returns options that are possible under XLA, where it compiles."""
+    if traced_for_xla():  # which has static shapes
+        return dataclasses.replace(options, sparse_as_dense=True)
+    return options
 
 
 def _check_row_shard(variable: Any, options: GradientOptions) -> None:

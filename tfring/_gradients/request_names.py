@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet
+from tfring._ops.ordering import outermost_graph
 
 # By graph and process set, how many names. Not in a collection of the graph: a
 # saver writes those.
@@ -28,14 +29,11 @@ def request_names_of(
     count: int, process_set: ProcessSet, name: str = "gradients"
 ) -> Iterator[str]:
     """Names that no other reduction of this function has; see the Note."""
-    graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly():
         first = 0  # Each call has ended before the next one begins.
     else:
-        while graph.building_function and graph.outer_graph.building_function:
-            graph = graph.outer_graph
         # Another rank of the set may be in other sets besides.
-        taken = _taken.setdefault(graph, collections.Counter())
+        taken = _taken.setdefault(outermost_graph(), collections.Counter())
         first = taken[process_set.process_set_id]
         taken[process_set.process_set_id] += count
     return (f"{name}/{number}" for number in range(first, first + count))

@@ -152,6 +152,14 @@ def traced_for_xla() -> bool:
     )
 
 
+def outermost_graph() -> Any:
+    """Returns the graph of the outermost function that is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph.building_function and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
+
+
 def unique_name(name: str, process_set: ProcessSet) -> str:
     """Returns a request name that is new in the graph being traced.
 

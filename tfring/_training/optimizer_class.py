@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfring._core import runtime
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.reducer import reduce_gradients, scale_rows
+from tfring._gradients.reduced_by_tape import check_reduced_once, is_reduced
+from tfring._gradients.reducer import (
+    reduce_shared_gradients,
+    scale_local_gradients,
+)
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
 from tfring._training.kinds import mark_accumulators, mark_states
@@ -123,19 +126,31 @@ class Distributed(_Optimizer):
         own = grads = list(grads)
         if not self._tfring_paused:
             self._begin_step(variables)
+            grads = self._scale_local(grads, variables)
         if not self._averages_accumulated():
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 self._note_loss_scale(self)
                 grads = self._average_overflowing(grads, variables)
             else:
                 grads = self._average(grads, variables)
-        elif not self._tfring_paused:
-            # Accumulators of table rows are means over the ranks, as in files.
-            grads = scale_rows(grads, variables, 1 / runtime.size())
         self._offload(own)
         super().apply(grads, trainable_variables)
         if not self._tfring_paused:
             self._end_step()
+
+    def _scale_local(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Scales local gradients, unless a distributed tape has done so."""
+        options = self._tfring_options
+        check_reduced_once(grads, variables, options)
+        scaled = scale_local_gradients(grads, variables, options)
+        return [
+            grad if is_reduced(grad, variable) else own
+            for grad, variable, own in zip(
+                grads, variables, scaled, strict=True
+            )
+        ]
 
     def _begin_step(self, variables: Sequence[Any]) -> None:
         """Called before a step, outside of a LossScaleOptimizer's check."""
@@ -174,9 +189,7 @@ class Distributed(_Optimizer):
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         if self._averages_accumulated():
-            grads = self._average(
-                grads, self._tfring_applied, rows_are_means=True
-            )
+            grads = self._average(grads, self._tfring_applied)
             if self._tfring_summed_passes != 1:
                 grads = [g * self._tfring_summed_passes for g in grads]
         return super()._clip_gradients(grads)
@@ -252,10 +265,7 @@ class Distributed(_Optimizer):
         )
 
     def _average(
-        self,
-        grads: Sequence[Any],
-        variables: Sequence[Any],
-        rows_are_means: bool = False,
+        self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> Sequence[Any]:
         if self._tfring_paused:
             return grads
@@ -263,9 +273,7 @@ class Distributed(_Optimizer):
         options = self._tfring_options
         if options.low_rank is not None:
             options.low_rank.begin_at(lambda: self.iterations)
-        return reduce_gradients(
-            grads, variables, options, rows_are_means=rows_are_means
-        )
+        return reduce_shared_gradients(grads, variables, options)
 
     def _check_step(self, variables: Sequence[Any]) -> None:
         """Raises, or warns, if a step would make ranks differ."""
@@ -403,6 +411,7 @@ def _teach_loss_scale_optimizer() -> None:
         if not self.built:
             self.build(list(variables))
         inside[0]._begin_step(variables)
+        grads = inside[0]._scale_local(grads, variables)
         inside[0]._note_loss_scale(self)
         grads, trainable_variables = inside[0]._reduce_before_check(
             grads, variables

@@ -21,7 +21,10 @@ from tfring._core import mpi_job, runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import is_row_shard
-from tfring._gradients.reducer import each_index_once, reduce_gradients
+from tfring._gradients.reducer import (
+    each_index_once,
+    reduce_shared_gradients,
+)
 from tfring._gradients.rounds import Gossip, Rounds
 from tfring._ops.compression import Compression
 from tfring._ops.ordering import traced_for_xla
@@ -226,10 +229,7 @@ class InRounds(Distributed):
             self._tfring_round.end_step()
 
     def _average(
-        self,
-        grads: Sequence[Any],
-        variables: Sequence[Any],
-        rows_are_means: bool = False,
+        self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> Sequence[Any]:
         if self._tfring_paused or self._tfring_round is None:
             return grads
@@ -244,18 +244,22 @@ class InRounds(Distributed):
         options = self._tfring_options
         if traced_for_xla():  # which reduces no others
             options = dataclasses.replace(options, sparse_as_dense=True)
-        present = [i for i, grad in enumerate(grads) if grad is not None]
+        present = [
+            i
+            for i, grad in enumerate(grads)
+            if grad is not None and variables[i] not in options.local_variables
+        ]
         own = [grads[i] for i in present]
         of = [variables[i] for i in present]
 
         def together() -> list[Any]:
-            return reduce_gradients(own, of, options)
+            return reduce_shared_gradients(own, of, options)
 
         def apart() -> list[Any]:
             within = options.within
             if within is None:
                 return [each_index_once(grad, options) for grad in own]
-            return reduce_gradients(
+            return reduce_shared_gradients(
                 own, of, dataclasses.replace(options, process_set=within)
             )
 

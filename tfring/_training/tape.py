@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions, gradient_options
 from tfring._gradients.powersgd import low_rank_of_tapes
+from tfring._gradients.reduced_by_tape import note_reduced
 from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
 from tfring._memory.offload_options import Offload
@@ -37,8 +38,9 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
     """Makes the gradients of a tape averages over all ranks.
 
     It is for custom training loops, with any optimizer. Use it instead of
-    `DistributedOptimizer`, not together with it: averaging gradients twice is
-    correct, but wasteful.
+    `DistributedOptimizer`, not together with it: a second average is the same
+    average, at the price of a second reduction. An optimizer whose `op` is no
+    average, or with `PowerSGD`, refuses gradients of such a tape.
 
     `gradient` is collective: every rank must call it, for the same sources.
     `jacobian` and `batch_jacobian` are this rank's own.
@@ -246,5 +248,6 @@ class _DistributedGradientTape:
         flat_sources, options = tf.nest.flatten(sources), self._options
         warn_if_not_broadcast(flat_sources, options)
         averages = reduce_gradients(flat, flat_sources, options)
+        note_reduced(averages, flat_sources)
         offload_step("DistributedGradientTape", flat, options.offload)
         return tf.nest.pack_sequence_as(gradients, averages)
