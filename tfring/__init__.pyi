@@ -59,6 +59,9 @@ from tfring._core.timeline import (
     start_timeline as start_timeline,
     stop_timeline as stop_timeline,
 )
+from tfring._gradients.clipping import (
+    clip_by_global_norm as clip_by_global_norm,
+)
 from tfring._gradients.rounds import (
     DiLoCo as DiLoCo,
     Gossip as Gossip,
