@@ -1,5 +1,7 @@
 """The rules of elastic jobs: which worker or host is to blame."""
 
+import re
+
 from elastic_job import Job, started
 
 from tfring.launcher.elastic.host_table import MOST_STRIKES
@@ -72,7 +74,7 @@ def test_a_host_whose_other_workers_train_on_is_tried_again():
     for worker in ("w4", "w5"):
         job.now += 0.1
         job.exited(worker, 137, "killed by SIGKILL")
-    assert "host a is left out from now on" in job.said[-1]
+    assert "host a is left out until a generation has trained" in job.said[-1]
     job.wait(19)
     assert "w6" not in job.host_of
     job.wait(12)  # They have trained for 30 s.
@@ -93,6 +95,95 @@ def test_a_job_waits_for_a_host_that_cools_down():
     assert job.ended is None
     job.wait(2)
     assert job.host_of["w6"] == "b"
+
+
+def fail_each(job, seconds, until, members):
+    """Has each worker but the members fail some seconds after its start."""
+    failed, due = 0, {}
+    while job.now < until:
+        job.wait(0.5)
+        for worker in set(job.membership.workers) - set(members):
+            if job.now >= due.setdefault(worker, job.now + seconds):
+                failed += 1
+                job.exited(worker, 3, "exit status 3")
+    assert job.names() == {*members}
+    return failed
+
+
+def holds(job):
+    """Returns for how long hosts were left out, each time."""
+    return [
+        int(match[1])
+        for text in job.said
+        if (match := re.search(r"is left out for (\d+) s", text))
+    ]
+
+
+def test_workers_that_fail_without_end_are_started_ever_less_often():
+    job = started({"a": 3}, minimum=1, maximum=3)
+    job.wait(60)
+    job.go_on_without("w3", steps=5)
+    failed = fail_each(job, 4, until=3600, members=["w1", "w2"])
+    assert holds(job) == [20, 40, 80, 160, 320, *[600] * 5]
+    # Three before the first pause, and one after each.
+    assert failed == 3 + 9
+
+
+def test_a_worker_that_trains_clears_its_host_of_earlier_failures():
+    job = started({"a": 2}, minimum=1, maximum=2)
+    job.wait(60)
+    job.go_on_without("w2", steps=5)
+    fail_each(job, 4, until=120, members=["w1"])
+    assert holds(job) == [20, 40]
+    job.wait(20)
+    joiner = list(job.host_of)[-1]
+    job.be_ready(joiner)
+    generation = job.membership.generation.number
+    job.form_again(["w1"], generation, steps=9)
+    job.formed(joiner, generation + 1)
+    job.wait(31)
+    job.go_on_without(joiner, steps=10)
+    fail_each(job, 4, until=job.now + 20, members=["w1"])
+    assert holds(job) == [20, 40, 20]
+
+
+def test_members_train_on_although_their_host_is_left_out():
+    job = started({"a": 3}, minimum=1, first=3)
+    job.go_on_without("w3", steps=5)
+    for worker in ("w4", "w5"):
+        job.exited(worker, 3, "exit status 3")
+    assert "host a is left out" in job.said[-1]
+    job.wait(20)
+    for worker in ("w1", "w2"):
+        assert job.got(worker, "waiting") is None
+    job.form_again(["w1", "w2"], 2, steps=6)
+    assert job.names() == {"w1", "w2"}
+    assert job.got("w2", "end") is None
+    assert "w6" not in job.host_of
+
+
+def test_another_host_is_filled_although_members_host_is_left_out():
+    job = started({"a": 2, "b": 1}, minimum=1, maximum=3)
+    assert job.host_of["w2"] == "a"
+    job.go_on_without("w2", steps=5)
+    for worker in ("w4", "w5"):
+        job.exited(worker, 3, "exit status 3")
+    assert "host a is left out" in job.said[-1]
+    job.table.update({"a": 2, "b": 2})
+    job.act()
+    assert job.host_of["w6"] == "b"
+
+
+def test_a_host_that_never_trained_is_tried_again_once_the_others_have():
+    job = Job({"a": 1, "b": 1}, minimum=1, maximum=2)
+    assert job.host_of["w2"] == "b"
+    for worker in ("w2", "w3", "w4"):
+        job.exited(worker, 3, "exit status 3")
+    job.start(["w1"])
+    job.wait(29)
+    assert "w5" not in job.host_of
+    job.wait(2)
+    assert job.host_of["w5"] == "b"
 
 
 def test_workers_that_fail_together_count_once():

@@ -40,6 +40,10 @@ class Fleet:
         self.runs = chance.random() < 0.7
         self.generation = 0
         self.target = 10**9
+        # The chance that a new worker fails before it joins.
+        self.fails = chance.choice([0.0, 0.0, 0.5, 1.0])
+        # Members may have to leave because of their hosts.
+        self.has_new_hosts = False
         # The chance that the launcher takes more events before it acts.
         self.behind = chance.choice([0.0, 0.5, 0.9])
 
@@ -76,10 +80,21 @@ class Fleet:
         assert generation.number >= self.generation
         self.generation = generation.number
 
+    def check_end(self, worker, message):
+        """Checks that no member is ended for another worker's failure."""
+        is_displaced = self.has_new_hosts or worker in self.asked
+        if self.inside.get(worker) is not None and not is_displaced:
+            assert "more workers than places" not in message["why"]
+
     def live(self, worker):
         """Has a worker do its next thing."""
         job = self.job
         if worker not in self.state:
+            # Not the first ones: without any the job would end.
+            is_joiner = job.membership.generation.ever_formed
+            if is_joiner and self.chance.random() < self.fails:
+                self.leave(worker, 3)
+                return
             self.state[worker] = "ready"
             self.steps[worker] = -1
             self.inside[worker] = 0
@@ -91,6 +106,7 @@ class Fleet:
             message = job.inbox[worker].pop(0)
             kind = message["kind"]
             if kind == "end":
+                self.check_end(worker, message)
                 self.leave(worker, message["status"])
             elif kind == "form":
                 assert self.state[worker] == "ready"
@@ -154,6 +170,7 @@ class Fleet:
             if chance.random() < 0.5:
                 hosts["new"] = 2
             job.table.update(hosts)
+            self.has_new_hosts = True
             for host in job.table.missing(job.now):
                 self.down.setdefault(host, job.now + chance.uniform(0, 5))
         elif what == "kill":
@@ -233,6 +250,7 @@ def test_random_schedules(block):
         fleet = Fleet(seed)
         fleet.run(1500, harm=fleet.chance.choice([0.0, 0.005, 0.02, 0.1]))
         # Nothing fails from here on.
+        fleet.fails = 0.0
         fleet.target = max(fleet.steps.values(), default=0) + 20
         fleet.run(20_000, harm=0.0)
         assert fleet.job.ended is not None, seed

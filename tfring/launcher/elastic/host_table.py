@@ -9,14 +9,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-# A host that has failed so often, with no progress in between, is left out. If
-# its workers have ever trained, it is tried again after so long, then after
-# twice as long, ...
+# A host gets no new workers after this many failures, unless one of its workers
+# has trained in between. Once a generation has trained, the host is tried again
+# after the first of these times, then after twice that, ...
 MOST_STRIKES = 3
 FIRST_COOL_DOWN_SECONDS = 20.0
 LONGEST_COOL_DOWN_SECONDS = 600.0
-# A host that was lost is tried again after so long, then twice as long, until
-# it is left out.
+# A lost host is retried after this time, then after twice that, ..., and then
+# left out.
 FIRST_RETRY_SECONDS = 1.0
 
 
@@ -29,8 +29,7 @@ class _Host:
     leaving: bool = False  # its supervisor has been asked to end
     strikes: int = 0
     struck_at: float = -math.inf
-    has_trained: bool = False  # a worker of it has taken part for a while
-    # The last time that it was left out; doubled each time.
+    # For how long it was left out last; doubled each time.
     cool_down_seconds: float = FIRST_COOL_DOWN_SECONDS / 2
     retry_at: float = 0.0
 
@@ -38,16 +37,14 @@ class _Host:
     def left_out(self) -> bool:
         return self.strikes >= MOST_STRIKES
 
-    @property
-    def cools_down(self) -> bool:
-        return self.left_out and self.has_trained
-
 
 class HostTable:
     """All hosts that the job has been given."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
+        # Until then a failure may be the script's, and nothing is retried.
+        self._has_trained = False
 
     def update(self, slots: Mapping[str, int]) -> bool:
         """Takes the hosts that there are now; True if anything has changed.
@@ -82,10 +79,10 @@ class HostTable:
 
     def tick(self, now: float) -> None:
         """Takes hosts again, on trial, when their cool-down is over."""
+        if not self._has_trained:
+            return
         for host in self._hosts.values():
-            if host.cools_down and (
-                now >= host.struck_at + host.cool_down_seconds
-            ):
+            if host.left_out and now >= host.struck_at + host.cool_down_seconds:
                 host.strikes = MOST_STRIKES - 1
 
     def came_up(self, name: str) -> None:
@@ -128,18 +125,20 @@ class HostTable:
         host.cool_down_seconds = min(
             2 * host.cool_down_seconds, LONGEST_COOL_DOWN_SECONDS
         )
-        if not host.has_trained:
-            return "from now on"
+        if not self._has_trained:
+            return "until a generation has trained"
         return f"for {host.cool_down_seconds:g} s"
 
-    def progress(self, name: str) -> None:
-        """Takes note that a worker of a host has taken part for a while."""
+    def generation_trained(self) -> None:
+        """Takes note that a generation has trained for a while."""
+        self._has_trained = True
+
+    def worker_trained(self, name: str) -> None:
+        """Takes note, once for each worker, that it has trained for a while."""
         host = self._hosts.get(name)
-        if host is None:
-            return
-        host.has_trained = True
-        if not host.left_out:
+        if host is not None and not host.left_out:
             host.strikes = 0
+            host.cool_down_seconds = FIRST_COOL_DOWN_SECONDS / 2
 
     def leave(self, name: str) -> None:
         """Takes note that a host's supervisor is about to end."""
@@ -158,11 +157,16 @@ class HostTable:
 
     def cools_down(self) -> bool:
         """Returns True if a host that is left out will be tried again."""
-        return any(host.cools_down for host in self._hosts.values())
+        return self._has_trained and any(
+            host.left_out for host in self._hosts.values()
+        )
 
-    def capacity(self, occupied: Mapping[str, int] | None = None) -> int:
+    def all_slots(self) -> int:
+        """Counts the slots of all hosts: of those left out, too."""
+        return sum(host.slots for host in self._hosts.values())
+
+    def capacity(self, occupied: Mapping[str, int]) -> int:
         """Counts the workers that may be started, beside these of each host."""
-        occupied = occupied or {}
         return sum(
             max(0, host.slots - occupied.get(name, 0))
             for name, host in self._hosts.items()

@@ -27,7 +27,8 @@ from tfring.launcher.elastic.workers import (
 )
 from tfring.launcher.reason import reason
 
-# A generation that has lasted for so long clears its hosts of suspicion.
+# Members of a generation that has lasted for this time have trained: they clear
+# their hosts of earlier failures.
 PROGRESS_SECONDS = 30.0
 # The first generation leaves out workers that join later than this after the
 # one before.
@@ -314,9 +315,11 @@ class Membership:
                 )
         elif phase is Phase.TRAINING and lasted >= PROGRESS_SECONDS:
             self.generation.unconnected.clear()
+            self.hosts.generation_trained()
             for worker in self.generation.members:
-                worker.proven = True
-                self.hosts.progress(worker.host)
+                if not worker.proven:
+                    worker.proven = True
+                    self.hosts.worker_trained(worker.host)
         for worker in list(self.workers.values()):
             if now >= worker.due:
                 self._lose(worker, worker.overdue)
@@ -419,7 +422,7 @@ class Membership:
 
     def _start_missing(self) -> None:
         wanted = places.count(self.limits, self.hosts) + self.limits.spares
-        missing = min(wanted, self.hosts.capacity()) - sum(
+        missing = wanted - sum(
             worker.host in self.hosts and not worker.leaving
             for worker in self.workers.values()
         )

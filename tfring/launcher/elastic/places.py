@@ -12,10 +12,14 @@ from tfring.launcher.elastic.workers import Limits, Worker
 
 
 def count(limits: Limits, hosts: HostTable) -> int:
-    """Returns how many members there may be."""
+    """Returns how many members there may be.
+
+    Members of a host that is left out keep their places: only new workers are
+    not started there.
+    """
     if limits.maximum is not None:
         return limits.maximum
-    return max(limits.minimum, hosts.capacity() - limits.spares)
+    return max(limits.minimum, hosts.all_slots() - limits.spares)
 
 
 def choose(
