@@ -30,6 +30,7 @@ from tfring._compat.sessions import (
 )
 from tfring._core.errors import (
     DifferentOrdersWarning as DifferentOrdersWarning,
+    LossReductionWarning as LossReductionWarning,
     NotBroadcastWarning as NotBroadcastWarning,
     NotDistributedWarning as NotDistributedWarning,
     NotInitializedError as NotInitializedError,

@@ -55,6 +55,17 @@ class SameDrawsWarning(UserWarning):
     """
 
 
+class LossReductionWarning(UserWarning):
+    """A compiled loss trains otherwise on several ranks than in one process.
+
+    Its `reduction` is a sum over a batch, or a mean that divides by weights,
+    which the average over the ranks does not go with.
+
+    Rank 0 gives it where a model with a distributed optimizer begins to train.
+    If warnings are errors, every rank raises it.
+    """
+
+
 class DifferentOrdersWarning(UserWarning):
     """`tfring.data.shard` has got a dataset that may differ between ranks.
 

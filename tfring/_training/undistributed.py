@@ -22,6 +22,7 @@ from tfring._core import runtime
 from tfring._core.errors import NotDistributedWarning, warn_all_ranks
 from tfring._gradients.reducer import count_of_calls
 from tfring._ops.ordering import count_of_starts
+from tfring._training.loss_reductions import warn_of_reductions
 from tfring._training.optimizer_class import distributed_optimizers
 
 _warned = False
@@ -52,6 +53,7 @@ def watch_models() -> None:
         result = keras_make(self, *args, **kwargs)
         if self.train_function is not before:
             _look_at(self)
+            warn_of_reductions(self)
         return result
 
     trainer.make_train_function = make_train_function
