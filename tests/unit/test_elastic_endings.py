@@ -269,6 +269,27 @@ def test_of_members_that_all_leave_one_gives_its_state_away(
     assert job.membership.first_failure is None
 
 
+def test_a_spare_that_is_asked_to_end_leaves_and_is_replaced():
+    job = started({"a": 3}, minimum=2, maximum=2, spares=1)
+    job.be_ready("w3")
+    job.leaving("w3")
+    assert job.got("w3", "leave")
+    assert job.got("w1", "stop") is None
+    job.exited("w3", 0, "exit status 0")
+    assert job.host_of["w4"] == "a"
+    assert "left out" not in "".join(job.said)
+    assert job.membership.first_failure is None
+
+
+def test_a_spare_is_not_kept_for_the_state_that_it_does_not_have():
+    job = started({"a": 2}, minimum=1, maximum=1, spares=1)
+    job.be_ready("w2")
+    job.leaving("w1")
+    assert job.got("w1", "stay")
+    job.leaving("w2")
+    assert job.got("w2", "leave")
+
+
 def test_who_alone_has_the_state_leaves_if_nobody_can_take_it():
     job = started({"a": 1}, minimum=1, maximum=1)
     job.leaving("w1")

@@ -120,8 +120,10 @@ class Fleet:
                 job.be_ready(worker)
             elif kind == "leave":
                 self.leave(worker, 0)
-            elif kind == "stay" or (
-                kind in ("stop", "waiting") and self.state[worker] == "in"
+            elif (kind, self.state[worker]) in (
+                ("stay", "asks"),
+                ("stop", "in"),
+                ("waiting", "in"),
             ):
                 self.go(worker)
         elif self.state[worker] == "in" and worker in self.asked:
@@ -196,6 +198,8 @@ class Fleet:
             job.cut.add(frozenset((worker, chance.choice(alive))))
         elif what == "term":
             self.asked.add(worker)
+            if self.state.get(worker) == "ready":  # It waits for a place.
+                job.leaving(worker)
         elif what == "exit" and self.runs:
             job.bye(worker, 0)
             self.leave(worker, 0)

@@ -167,6 +167,34 @@ def test_the_launcher_says_if_it_may_leave(rendezvous, member, answer):
     assert member.is_leaving == (answer == "leave")
 
 
+@pytest.mark.parametrize("answer", ["leave", "stay"])
+def test_a_worker_that_waits_asks_if_it_may_leave(rendezvous, member, answer):
+    member.stop_waiting()  # Without effect: it does not wait.
+    results = []
+
+    def wait():
+        try:
+            results.append(member.ready(3, 5))
+        except SystemExit as end:
+            results.append(end)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert rendezvous.channel.receive(60)["kind"] == "ready"
+    member.stop_waiting()
+    assert rendezvous.channel.receive(60) == {"kind": "leaving"}
+    rendezvous.channel.send({"kind": answer})
+    if answer == "stay":
+        rendezvous.channel.send(form_message(4))
+    waiting.join(60)
+    [result] = results
+    if answer == "leave":
+        assert result.code == 0
+    else:
+        assert result.generation == 4
+    assert member.is_leaving == (answer == "leave")
+
+
 @pytest.mark.parametrize(
     ("message", "is_last"),
     [

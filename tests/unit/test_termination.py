@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
+import types
 
 import pytest
 
-from tfring._core import runtime
+from tfring._core import runtime, tcp_job
 from tfring.elastic import termination
 
 
@@ -21,6 +22,17 @@ def test_a_worker_is_asked(elastic_job):
         os.kill(os.getpid(), signal.SIGTERM)
         assert termination._is_asked
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_worker_that_waits_for_a_place_need_not_wait(
+    elastic_job, monkeypatch
+):
+    calls = []
+    launcher = types.SimpleNamespace(stop_waiting=lambda: calls.append(1))
+    monkeypatch.setattr(tcp_job, "_launcher", launcher)
+    with termination.goes_with_a_commit():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("attempt", range(20))

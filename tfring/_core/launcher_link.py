@@ -54,10 +54,11 @@ class LauncherLink:
         self.has_waiting = False
         # This worker has said why it ends.
         self.is_leaving = False
-        # One for each `ready`.
-        self._answers: queue.SimpleQueue[Form | Topology | Over] = (
+        # One for each `ready`, and None from `stop_waiting`.
+        self._answers: queue.SimpleQueue[Form | Topology | Over | None] = (
             queue.SimpleQueue()
         )
+        self._is_waiting = False
         # One for each `leaving`.
         self._may_leave: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # Why generations are over.
@@ -94,7 +95,11 @@ class LauncherLink:
             steps: How many commits are in its state; -1: it has none.
             building: It has no model yet: if a generation trains already, it
                 builds first, and is told its future place.
+
+        Raises:
+            SystemExit: It was asked to end (`stop_waiting`), and may.
         """
+        self._is_waiting = True
         self.say(
             "ready",
             generation=generation,
@@ -102,7 +107,21 @@ class LauncherLink:
             steps=steps,
             building=building,
         )
-        return self._answers.get()
+        try:
+            while (answer := self._answers.get()) is None:
+                if self.may_leave():
+                    sys.exit(0)
+            return answer
+        finally:
+            self._is_waiting = False
+
+    def stop_waiting(self) -> None:
+        """Has `ready`, if it waits, ask whether this worker may leave.
+
+        A signal handler may call it.
+        """
+        if self._is_waiting:
+            self._answers.put(None)
 
     def may_leave(self) -> bool:
         """Says that this worker is asked to end; the launcher decides.

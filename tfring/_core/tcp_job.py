@@ -299,6 +299,15 @@ def fail(text: str) -> None:
         native.capi().tfring_abort(_generation, why.encode(errors="replace"))
 
 
+def stop_waiting() -> None:
+    """Has this worker leave the job if it waits for a place, and may leave.
+
+    A signal handler may call it.
+    """
+    if _launcher is not None:
+        _launcher.stop_waiting()
+
+
 def has_left() -> bool:
     """Tells if this worker has told the launcher that it ends."""
     return _launcher is not None and _launcher.is_leaving

@@ -1,4 +1,7 @@
-"""SIGTERM in an elastic job: the worker ends at its next commit."""
+"""SIGTERM in an elastic job: the worker ends at its next commit.
+
+A worker that waits for a place commits nothing, and ends at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from tfring._core import runtime
+from tfring._core import runtime, tcp_job
 from tfring._core.errors import HostsUpdatedInterrupt
 
 _is_asked = False
@@ -44,6 +47,7 @@ def goes_with_a_commit() -> Iterator[None]:
 def _ask(number: int, frame: FrameType | None) -> None:
     global _is_asked
     _is_asked = True
+    tcp_job.stop_waiting()
 
 
 def leave_if_asked() -> None:

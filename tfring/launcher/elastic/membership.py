@@ -218,17 +218,16 @@ class Membership:
                     self._lose(each, each.silence)
 
     def _take_leaving(self, worker: Worker) -> None:
-        """It has committed, and was asked to end.
+        """It has committed, or waits for a place, and was asked to end.
 
-        The last one with the state stays until another worker has it, if there
-        is another or can be.
+        The last member with the state stays until another worker has it, if
+        there is another or can be.
         """
         worker.leaving = True
-        others = [
-            each for each in self.generation.going_on() if not each.leaving
-        ]
+        members = self.generation.going_on()
+        is_last = worker in members and all(each.leaving for each in members)
         why = "it was asked to end (SIGTERM)"
-        if others or not self._roster.has_successor():
+        if not (is_last and self._roster.has_successor()):
             self._actions.send([worker], "leave")
             self._lose(worker, why, ENDING_SECONDS, failed=False)
         else:
