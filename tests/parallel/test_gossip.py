@@ -11,6 +11,7 @@ import tensorflow as tf
 from helpers import assert_alike, assert_same_on_all_ranks
 from trainings_in_rounds import (
     assert_close,
+    batches_of,
     built_model,
     fitted,
     in_one_process,
@@ -83,3 +84,14 @@ def test_gossip_is_not_for_xla(rank):
     optimizer = tfring.DistributedOptimizer(inner(), sync=tfring.Gossip())
     with pytest.raises(NotImplementedError, match="jit_compile=False"):
         fitted(optimizer, rank, 1, jit_compile=True)
+
+
+def test_validation_on_one_rank_is_named(several_ranks, rank):
+    x, y = (each.reshape(-1, each.shape[-1]) for each in batches_of(rank, 2))
+    model = built_model()
+    model.compile(
+        tfring.DistributedOptimizer(inner(), sync=tfring.Gossip()), "mse"
+    )
+    given = {"validation_data": (x, y)} if rank == 0 else {}
+    with pytest.raises(RuntimeError, match="rank 0 validates; rank 1 ends"):
+        model.fit(x, y, verbose=0, **given)

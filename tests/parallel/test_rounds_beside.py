@@ -273,3 +273,144 @@ def test_averages_of_shares_leave_a_frozen_layer(rank):
     compile_again(model, optimizer)
     fit(model, rank)
     assert np.all(layer.get_weights()[0] == 7)
+
+
+class Holder:
+    """An object of a user's, with whatever it is given."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Taught(keras.Model):
+    """A student, and a teacher that follows it without an optimizer."""
+
+    def __init__(self, teacher_is_frozen=True, optimizer_in=None):
+        super().__init__()
+        self.student, self.teacher = (keras.layers.Dense(3) for _ in range(2))
+        self.constant = keras.layers.Dense(3, trainable=False)
+        for layer in (self.student, self.teacher, self.constant):
+            layer.build((None, 4))
+        self.teacher.set_weights(self.student.get_weights())
+        self.teacher.trainable = not teacher_is_frozen
+        self.optimizer_in = optimizer_in
+        self.built = True
+
+    def call(self, x):
+        return self.student(x)
+
+    def train_step(self, batch):
+        x, y = batch[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.student(x) - y) ** 2)
+        trained = self.student.trainable_variables
+        optimizer = self.optimizer_in(self) if self.optimizer_in else None
+        (optimizer or self.optimizer).apply(
+            tape.gradient(loss, trained), trained
+        )
+        for own, seen in zip(
+            self.teacher.weights, self.student.weights, strict=True
+        ):
+            own.assign(0.9 * own + 0.1 * seen)
+        return {"loss": loss}
+
+
+ALL_ROUNDS = pytest.mark.parametrize(
+    "sync",
+    [
+        tfring.LocalSGD(3),
+        pytest.param(tfring.DiLoCo(3), marks=thorough),
+        pytest.param(tfring.Gossip(every=3), marks=thorough),
+    ],
+    ids=["LocalSGD", "DiLoCo", "Gossip"],
+)
+
+
+@ALL_ROUNDS
+@pytest.mark.parametrize(
+    ("is_frozen", "run_eagerly"),
+    [(True, False), (False, True), pytest.param(False, False, marks=thorough)],
+)
+def test_a_teacher_is_the_same_at_the_ends_of_epochs(
+    sync, is_frozen, run_eagerly, rank
+):
+    keras.utils.set_random_seed(0)
+    model = Taught(teacher_is_frozen=is_frozen)
+    constant = model.constant.get_weights()
+    compile_again(model, distributed(sync), run_eagerly)
+    seen = []
+    look = at_epoch_ends(lambda *_: seen.extend(model.teacher.get_weights()))
+    fit(model, rank, 4, epochs=2, callbacks=[look])
+    assert_same_on_all_ranks(seen)
+    assert_same_on_all_ranks(model.weights)
+    assert_each_equal(model.constant.get_weights(), constant)
+
+
+def test_a_meeting_by_hand_is_for_a_teacher_too(rank):
+    keras.utils.set_random_seed(0)
+    model = compile_again(Taught(), distributed(tfring.LocalSGD(3)))
+    x, _ = data(rank)
+    model.train_on_batch(x, np.ones((len(x), 3), "float32"))
+    model.optimizer.meet()
+    assert_same_on_all_ranks(model.weights)
+
+
+PLACES = {
+    "an object": lambda model, o: Holder(optimizer=o),
+    "a list in an object": lambda model, o: Holder(all=[{"first": o}]),
+    "an object in an object": lambda model, o: Holder(deep=Holder(opt=o)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_optimizer_of_a_part_is_found(place, rank):
+    keras.utils.set_random_seed(0)
+    optimizer = distributed(tfring.LocalSGD(3))
+    model = compile_again(Taught(optimizer_in=lambda _: optimizer), None)
+    model.part = PLACES[place](model, optimizer)
+    fit(model, rank, 4)
+    assert_same_on_all_ranks(model.weights)
+
+
+def test_an_optimizer_of_a_layer_is_found(rank):
+    keras.utils.set_random_seed(0)
+    model = Taught(optimizer_in=lambda model: model.student.its_optimizer)
+    model.student.its_optimizer = distributed(tfring.LocalSGD(3))
+    compile_again(model, None)
+    fit(model, rank, 4)
+    assert_same_on_all_ranks(model.weights)
+
+
+def test_fit_refuses_an_optimizer_that_it_does_not_find(rank):
+    optimizer = distributed(tfring.LocalSGD(3))
+    model = compile_again(Taught(optimizer_in=lambda _: optimizer), None)
+    with pytest.raises(RuntimeError, match="make it an attribute"):
+        fit(model, rank)
+
+
+def test_models_that_share_a_layer_train_by_turns(rank):
+    """With rounds that are open where the other model's training begins."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4,))
+    trunk = keras.layers.Dense(3, "tanh")(inputs)
+    models = [
+        compile_again(
+            keras.Model(inputs, keras.layers.Dense(1)(trunk)),
+            distributed(tfring.LocalSGD(3)),
+        )
+        for _ in range(2)
+    ]
+    for _ in range(2):
+        for model in models:
+            fit(model, rank, 4, epochs=2)
+            assert_same_on_all_ranks(model.weights)
+
+
+def test_another_optimizer_takes_over(rank):
+    model = compiled(distributed(tfring.LocalSGD(3)))
+    fit(model, rank, 4)
+    compile_again(model, distributed(tfring.DiLoCo(3)))
+    fit(model, rank, 4)
+    assert_same_on_all_ranks(model.weights)
+    [only] = {each for v in model.weights for each in v._tfring_rounds}
+    assert only is model.optimizer._tfring_round

@@ -130,7 +130,7 @@ def gather_shares(
     buckets = [
         b for b in layout.buckets if any(i in updated for i in b.indices)
     ]
-    names = request_names_of(len(buckets), options.process_set)
+    names = request_names_of(len(buckets), options.process_set, "weights")
     started: list[tuple[Bucket, Started]] = []
     previous: Started | None = None
     for bucket, name in zip(buckets, names, strict=True):
@@ -172,7 +172,7 @@ def summed(tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
     return allreduce(
         tensor,
         op=ReduceOp.Sum,
-        name=next(request_names_of(1, layout.options.process_set)),
+        name=next(request_names_of(1, layout.options.process_set, "norms")),
         ignore_name_scope=True,
         process_set=layout.options.process_set,
     )

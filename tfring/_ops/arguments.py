@@ -210,3 +210,14 @@ def checked_name(
     # The same holds for explicit names in a TensorFlow 1 graph, where two
     # operations of one name could run at the same time.
     return unique_name(name or kind, process_set)
+
+
+def own_name(name: str, process_set: ProcessSet = global_process_set) -> str:
+    """Returns the name of a collective that tfring calls by itself.
+
+    So it never pairs with a collective of another purpose on another rank. In a
+    graph it may be called several times, and each call gets a name of its own.
+    """
+    if tf.executing_eagerly():
+        return name
+    return unique_name(name, process_set)

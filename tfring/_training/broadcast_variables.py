@@ -29,6 +29,7 @@ from tfring._training.kinds import (
     accumulators_by_optimizer,
     kind_of,
     rounds_among,
+    rounds_of,
     split_off_shares,
 )
 from tfring._training.row_shards import share_loaded
@@ -244,10 +245,10 @@ def _broadcast(
         received = chains.finish(started)
         done += received
         for i, value in zip(bucket, received, strict=True):
-            in_round = getattr(variables[i], "_tfring_round", None)
-            base = in_round and in_round.common_value(variables[i])
-            if base is not None:
-                done += _assign(base, value)
+            for in_round in rounds_of(variables[i]):
+                base = in_round.common_value(variables[i])
+                if base is not None:
+                    done += _assign(base, value)
             if runtime.rank() == root_rank:
                 continue
             if kind_of(variables[i]) is Kind.FOLDED and not same_seeds:

@@ -44,7 +44,7 @@ from tfring._training.kinds import are_in_a_round, rounds_among
 from tfring._training.metric_averages import MetricAverages, MetricNotes
 from tfring._training.model_state import local_variables_of
 from tfring._training.optimizer_class import distributed_optimizers
-from tfring._training.rounds import optimizers_in_rounds
+from tfring._training.rounds import known_to_fit, optimizers_in_rounds
 from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
 from tfring._training.row_shards import has_tables
 from tfring._training.saving import GatherStates, has_shards, saves_models
@@ -87,6 +87,7 @@ def watch_fits() -> None:
         # Not for the list of a loop of one's own, which calls whom it likes.
         data = [*args, kwargs.get("x")][0]
         with ExitStack() as at_end:
+            at_end.enter_context(known_to_fit(self))
             self.__dict__["_tfring_fit_begins"] = data, at_end
             at_end.callback(self.__dict__.pop, "_tfring_fit_begins", None)
             return keras_fit(self, *args, **kwargs)

@@ -98,10 +98,25 @@ def split_off_shares(
     return others, list(owners.values())
 
 
+def rounds_of(variable: Any) -> tuple[Any, ...]:
+    """The rounds of each optimizer that exchanges a variable in rounds.
+
+    Two models, each with an optimizer in rounds, may share a layer.
+    """
+    rounds: tuple[Any, ...] = getattr(variable, "_tfring_rounds", ())
+    return rounds
+
+
+def open_round_of(variable: Any) -> Any:
+    """The round, if any, whose steps have set the ranks apart. Eager."""
+    open_rounds = (r for r in rounds_of(variable) if r.is_between_meetings())
+    return next(open_rounds, None)
+
+
 def rounds_among(variables: Iterable[Any]) -> list[Any]:
     """The rounds in which ranks train some of the variables, each once."""
-    found = (getattr(variable, "_tfring_round", None) for variable in variables)
-    return list(dict.fromkeys(each for each in found if each is not None))
+    found = (each for v in variables for each in rounds_of(v))
+    return list(dict.fromkeys(found))
 
 
 def are_in_a_round(variables: Iterable[Any]) -> bool:

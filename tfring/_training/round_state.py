@@ -35,6 +35,7 @@ from tfring._ops.alltoall import alltoall
 from tfring._ops.compression import AnyCompressor, Compression
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
+from tfring._training.kinds import rounds_among, rounds_of
 from tfring._training.optimizer_class import with_inner
 from tfring._training.seeds import is_seed
 
@@ -44,6 +45,7 @@ class Round(abc.ABC):
 
     Attributes:
         begins_at: The number of steps before the first round.
+        process_set: The ranks that meet.
         state: Variables that are the same on all ranks, besides the weights.
         outer: The optimizer of the base; None if there is no base.
     """
@@ -58,6 +60,7 @@ class Round(abc.ABC):
             for each in with_inner(optimizer)
         )
         self._options = options
+        self.process_set = options.process_set
         self._every = options.sync.every * batches
         self.begins_at = options.sync.start * batches
         # With them Keras replaces the weights at the end of `fit`.
@@ -78,13 +81,32 @@ class Round(abc.ABC):
         ]
         # Their layers may be built later.
         self._statistics: list[Any] = []
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Unmarks earlier rounds, all of whose weights are now in this one.
+
+        Theirs are optimizers that this round's optimizer has replaced.
+        """
+        own = set(map(id, self._weights))
+        for earlier in rounds_among(self._weights):
+            if earlier is not self and own.issuperset(
+                map(id, earlier._weights)
+            ):
+                for variable in earlier._variables():
+                    earlier._unmark(variable)
+
+    def _unmark(self, variable: Any) -> None:
+        variable._tfring_rounds = tuple(
+            each for each in rounds_of(variable) if each is not self
+        )
 
     def forget_local_variables(self) -> None:
         """Leaves variables to each rank that have just become local."""
         for variable in list(self._weights):
             if variable in self._options.local_variables:
-                self._weights.remove(variable)
-                variable._tfring_round = None
+                self._weights = [w for w in self._weights if w is not variable]
+                self._unmark(variable)
 
     def has_begun(self) -> Any:
         """Tells, as a tensor, whether the first round has begun."""
@@ -174,7 +196,7 @@ class Round(abc.ABC):
 
     def _average_statistics(self) -> None:
         """Gives all ranks the mean of the moving statistics. Collective."""
-        means = self._mean(list(map(value_of, self._statistics)))
+        means = self.mean(list(map(value_of, self._statistics)), "statistics")
         assign_all(self._statistics, means)
         for variable in self._statistics:
             self._take_as_common(variable)
@@ -202,18 +224,24 @@ class Round(abc.ABC):
 
     def _marked(self, variable: Any) -> Any:
         # Read by code that compares or broadcasts it.
-        variable._tfring_round = self
+        variable._tfring_rounds = (*rounds_of(variable), self)
         return variable
 
-    def _mean(
+    def mean(
         self,
         tensors: list[Any],
+        purpose: str,
         compression: AnyCompressor = Compression.none,
     ) -> list[Any]:
-        process_set = self._options.process_set
+        """Returns the ranks' means of tensors. Collective.
+
+        Errors name the `purpose`, which keeps a mean for one purpose from
+        pairing with another rank's mean for another.
+        """
+        process_set = self.process_set
         if not tensors or not process_set.included():
             return tensors
-        [name] = request_names_of(1, process_set)
+        [name] = request_names_of(1, process_set, f"rounds/{purpose}")
         return grouped_allreduce(
             tensors,
             op=ReduceOp.Average,
@@ -296,7 +324,7 @@ class RoundFromBase(Round):
             value_of(self._base(variable)) - value_of(variable)
             for variable in self._weights
         ]
-        return self._mean(changes, self._options.compression)
+        return self.mean(changes, "changes", self._options.compression)
 
     def common_value(self, variable: Any) -> Any:
         return self._base(variable)
@@ -321,7 +349,7 @@ class GossipRound(Round):
                 "tfring.Gossip sends to neighbours by alltoall, which XLA does "
                 "not take. Compile with jit_compile=False."
             )
-        process_set = self._options.process_set
+        process_set = self.process_set
         if process_set.included() and process_set.size() > 1:
             by_dtype: dict[Any, list[Any]] = {}
             for variable in self._variables():
@@ -337,7 +365,7 @@ class GossipRound(Round):
 
     def _mix(self, variables: Sequence[Any]) -> None:
         """Gives variables of one dtype the mean over this rank's neighbours."""
-        process_set = self._options.process_set
+        process_set = self.process_set
         size, rank = process_set.size(), process_set.rank()
 
         def receivers(number: Any) -> Any:
@@ -353,7 +381,7 @@ class GossipRound(Round):
         values = [value_of(variable) for variable in variables]
         flat = tf.concat([tf.reshape(each, [-1]) for each in values], 0)
         count = flat.shape[0]
-        [name] = request_names_of(1, process_set)
+        [name] = request_names_of(1, process_set, "rounds/gossip")
         received, _ = alltoall(
             tf.tile(flat, [tf.reduce_sum(sends_to)]),
             splits=sends_to * count,
@@ -372,7 +400,7 @@ class GossipRound(Round):
 
     def take_mean(self) -> None:
         for variable, mean in zip(
-            self._variables(), self._mean(self._values()), strict=True
+            self._variables(), self.mean(self._values(), "end"), strict=True
         ):
             variable.assign(_constrained(variable, mean))
         self._steps.assign(0)
@@ -380,9 +408,9 @@ class GossipRound(Round):
     def distance(self) -> Any:
         """Returns the ranks' relative distance to the mean. Collective."""
         values = [value_of(variable) for variable in self._weights]
-        means = self._mean(values)
+        means = self.mean(values, "distance")
         off = [v - m for v, m in zip(values, means, strict=True)]
-        [mean_off] = self._mean([_sum_of_squares(off)])
+        [mean_off] = self.mean([_sum_of_squares(off)], "distance")
         size = _sum_of_squares(means)
         return tf.sqrt(tf.math.divide_no_nan(mean_off, size))
 
@@ -390,7 +418,7 @@ class GossipRound(Round):
         return None
 
     def _values_to_show(self) -> Sequence[Any]:
-        return self._mean(self._values())
+        return self.mean(self._values(), "mean to show or validate")
 
 
 def do_if(condition: Any, action: Callable[[], None]) -> None:

@@ -18,7 +18,11 @@ import keras
 import tensorflow as tf
 
 from tfring._core import mpi_job, runtime
-from tfring._core.process_sets import ProcessSet, global_process_set
+from tfring._core.process_sets import (
+    ProcessSet,
+    global_process_set,
+    is_alone,
+)
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import is_row_shard
 from tfring._gradients.reducer import (
@@ -30,10 +34,21 @@ from tfring._ops.compression import Compression
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.process_set_registry import add_unless_known
 from tfring._ops.reductions import ReduceOp
-from tfring._training.kinds import rounds_among
+from tfring._training.kinds import Kind, kind_of, rounds_among, rounds_of
+from tfring._training.model_state import local_variables_of, without_metrics
 from tfring._training.optimizer_class import Distributed, all_optimizers
-from tfring._training.round_state import GossipRound, Round, RoundFromBase
+from tfring._training.round_state import (
+    GossipRound,
+    Round,
+    RoundFromBase,
+    assign_all,
+    value_of,
+)
 from tfring._training.sync_batch_norm import SyncBatchNormalization
+from tfring._training.weights import differing
+
+# The models in whose `fit` this process is, the inner one last.
+_models_in_fit: list[Any] = []
 
 
 def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
@@ -153,6 +168,9 @@ class InRounds(Distributed):
         """
         if self._tfring_round is not None:
             self._tfring_round.end_early()
+            model = self._tfring_model()
+            if model is not None and tf.executing_eagerly():
+                average_untrained(model)
 
     def consensus_distance(self) -> float:
         """Returns how far the ranks' weights are from their mean, with Gossip.
@@ -219,10 +237,25 @@ class InRounds(Distributed):
                 )
 
     def _begin_step(self, variables: Sequence[Any]) -> None:
+        if self._tfring_model() is None:
+            self._check_is_found(variables)
         if not self.built and variables:
             self.build(variables)
         if self._tfring_round is not None:
             self._tfring_round.begin_step()
+
+    def _check_is_found(self, variables: Sequence[Any]) -> None:
+        """Refuses a step of a `fit` that does not know of this optimizer."""
+        for model in _models_in_fit:
+            of_model = set(map(id, model.variables))
+            if not of_model.isdisjoint(map(id, variables)):
+                raise RuntimeError(
+                    f"The optimizer '{self.name}' trains the model "
+                    f"'{model.name}' in rounds (sync=), and fit does not find "
+                    "it: the ranks would not get the same weights at the end. "
+                    "Compile the model with it, or make it an attribute of the "
+                    "model, or of an object or a list in an attribute."
+                )
 
     def _end_step(self) -> None:
         if self._tfring_round is not None:
@@ -309,6 +342,45 @@ def shared_weights(model: Any) -> Iterator[None]:
         for each in rounds_among(model.variables):
             shown.enter_context(each.shown())
         yield
+
+
+@contextmanager
+def known_to_fit(model: Any) -> Iterator[None]:
+    """Inside, optimizers in rounds must be found where the model has them."""
+    _models_in_fit.append(model)
+    try:
+        yield
+    finally:
+        _models_in_fit.pop()
+
+
+def average_untrained(model: Any) -> None:
+    """Gives ranks the mean of variables that differ, and that none exchanges.
+
+    Such as a mean teacher's or a target network's, which follow trained ones:
+    no optimizer trains them, so they are in no round. A frozen variable that
+    does not change is compared, and not sent. Collective, and eager.
+    """
+    rounds = rounds_among(model.variables)
+    sets = {each.process_set for each in rounds}
+    if len(sets) != 1:
+        return  # Without rounds, or in a `fit` in which no ranks agree.
+    [process_set] = sets
+    local_variables = local_variables_of(model)
+    untrained = [
+        variable
+        for variable in without_metrics(model)
+        if kind_of(variable, local_variables) is Kind.ALIKE
+        and not rounds_of(variable)
+        and tf.as_dtype(variable.dtype).is_floating
+    ]
+    if not untrained or not process_set.included() or is_alone(process_set):
+        return
+    apart = differing(
+        untrained, name="rounds/untrained", process_set=process_set
+    )
+    means = rounds[0].mean(list(map(value_of, apart)), "untrained")
+    assign_all(apart, means)
 
 
 def optimizers_in_rounds(model: Any) -> list[InRounds]:

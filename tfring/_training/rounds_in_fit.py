@@ -7,9 +7,15 @@ from typing import Any
 
 import keras
 
+from tfring._core.process_sets import is_alone
+from tfring._ops.gather_json import gather_by_rank
 from tfring._training.kinds import rounds_among
 from tfring._training.round_state import GossipRound
-from tfring._training.rounds import optimizers_in_rounds, shared_weights
+from tfring._training.rounds import (
+    average_untrained,
+    optimizers_in_rounds,
+    shared_weights,
+)
 
 
 class RoundsInFit(keras.callbacks.Callback):
@@ -26,6 +32,7 @@ class RoundsInFit(keras.callbacks.Callback):
         self.last = EndOfCallbacks(self)
 
     def on_test_begin(self, logs: Any = None) -> None:
+        self._check_together("validates")
         self._show()
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -36,6 +43,8 @@ class RoundsInFit(keras.callbacks.Callback):
             self._show()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._check_together("ends the epoch")
+        average_untrained(self.model)
         for each in optimizers_in_rounds(self.model):
             if isinstance(each._tfring_round, GossipRound):
                 distance = each.consensus_distance()
@@ -45,6 +54,35 @@ class RoundsInFit(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         for each in rounds_among(self.model.variables):
             each.end_fit()
+        average_untrained(self.model)
+
+    def _check_together(self, what: str) -> None:
+        """Refuses validation on some ranks, where it needs all of them.
+
+        Raises:
+            RuntimeError: On every rank, if the ranks do not do the same now.
+        """
+        for each in rounds_among(self.model.variables):
+            process_set = each.process_set
+            if (
+                not isinstance(each, GossipRound)
+                or not process_set.included()
+                or is_alone(process_set)
+            ):
+                continue
+            of_ranks = gather_by_rank(
+                what, name="rounds/together", process_set=process_set
+            )
+            if len(set(of_ranks.values())) > 1:
+                found = "; ".join(
+                    f"rank {r} {do}" for r, do in of_ranks.items()
+                )
+                raise RuntimeError(
+                    f"fit: {found}. With sync=Gossip, validation is of the "
+                    "mean of the ranks' weights, for which all ranks send "
+                    "theirs. Give every rank validation_data, and the same "
+                    "validation_freq."
+                )
 
     def begin(self) -> None:
         """Called after all callbacks that may load weights."""

@@ -13,6 +13,7 @@ from tfring._core.process_sets import (
     is_alone,
 )
 from tfring._ops.allreduce import allreduce
+from tfring._ops.arguments import own_name
 from tfring._ops.reductions import ReduceOp
 
 
@@ -126,6 +127,8 @@ def moments_of_ranks(
         allreduce(
             tf.stack([count, count * mean, squares + count * tf.square(mean)]),
             op=ReduceOp.Sum,
+            name=own_name("batch statistics", process_set),
+            ignore_name_scope=True,
             process_set=process_set,
         )
     )

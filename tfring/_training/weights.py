@@ -20,6 +20,7 @@ from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import inner_variable
 from tfring._ops.autograph import not_converted
 from tfring._ops.gather_json import gather_by_rank, gather_json
+from tfring._training.kinds import open_round_of
 
 # Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096
@@ -29,8 +30,8 @@ _Key = tuple[int, int | None]
 
 def fingerprint(variable: Any) -> str:
     """Returns the fingerprint of a variable; any changed bit changes it."""
-    in_round = getattr(variable, "_tfring_round", None)
-    if in_round is not None and in_round.is_between_meetings():
+    in_round = open_round_of(variable)
+    if in_round is not None:
         variable = in_round.common_value(variable)
         if variable is None:
             return ""
@@ -70,6 +71,28 @@ def compare_weights(
     if len(set(everyones)) == 1:
         return None
     return first_difference(variables, name=name, process_set=process_set)
+
+
+def differing(
+    variables: Sequence[Any], *, name: str, process_set: ProcessSet
+) -> list[Any]:
+    """Returns the variables that are not the same on all ranks.
+
+    Collective, and eager. All ranks have as many variables.
+    """
+    own = list(map(fingerprint, variables))
+    of_all = hashlib.sha256("".join(own).encode()).hexdigest()
+    everyones = gather_json(of_all, name=name, process_set=process_set)
+    if len(set(everyones)) == 1:
+        return []
+    of_ranks = gather_json(own, name=f"{name}/each", process_set=process_set)
+    return [
+        variable
+        for variable, of_each in zip(
+            variables, zip(*of_ranks, strict=True), strict=True
+        )
+        if len(set(of_each)) > 1
+    ]
 
 
 def first_difference(

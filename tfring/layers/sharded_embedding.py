@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._ops.alltoall import alltoall
+from tfring._ops.arguments import own_name
 from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
 from tfring._training.row_shards import (
@@ -302,13 +303,21 @@ def _looked_up(
             ),
         ),
     )
-    wanted, counts = alltoall(sent, splits=splits)
+    wanted, counts = alltoall(
+        sent,
+        splits=splits,
+        name=own_name("embedding/ids"),
+        ignore_name_scope=True,
+    )
     with tf.control_dependencies(_checks(wanted, counts, shard.count, name)):
         wanted = tf.identity(wanted)
     # See Note [Rows of several ranks].
     merged, numbers = tf.unique(wanted // size)
     rows, _ = alltoall(
-        _repeated(tf.gather(own, merged), numbers), splits=counts
+        _repeated(tf.gather(own, merged), numbers),
+        splits=counts,
+        name=own_name("embedding/rows"),
+        ignore_name_scope=True,
     )
     rows.set_shape([None, own.shape[1]])
     return _repeated(
