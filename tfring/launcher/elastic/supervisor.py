@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -126,9 +127,12 @@ class Supervisor:
         interface = configuration["interface"] or control.getsockname()[0]
         self._control = wire.Channel(control)
         self._output = Output(address, token, host)
+        # A job that a worker starts has a worker w1, too.
+        self._job = hashlib.sha256(token.encode()).hexdigest()[:16]
         self._environment = {
             **os.environ,
             **configuration["environment"],
+            "TFRING_ELASTIC_JOB": self._job,
             "TFRING_ELASTIC_TOKEN": token,
             "TFRING_ELASTIC_RENDEZVOUS": f"{address[0]}:{address[1]}",
             "TFRING_ELASTIC_INTERFACE": interface,
@@ -194,7 +198,7 @@ class Supervisor:
             for name, worker in self._workers.items():
                 if now >= worker.kill_at:
                     worker.kill_at = now + 1.0
-                    _kill(name, worker.process.pid)
+                    _kill(self._job, name, worker.process.pid)
 
     def close(self) -> None:
         """Kills all workers, and passes on their output."""
@@ -316,7 +320,7 @@ class Supervisor:
             del self._workers[name]
             self._report(name, *_describe(process.returncode))
         for name, process in ended:
-            _kill(name, process.pid)
+            _kill(self._job, name, process.pid)
         # Others' children, which have become this process's.
         living = {worker.process.pid for worker in self._workers.values()}
         while (pid := processes.ended_child()) and pid not in living:
@@ -355,15 +359,18 @@ def _is_stopped(pid: int) -> bool:
     return line.rpartition(")")[2].split()[0] == "T"
 
 
-def _kill(name: str, pid: int) -> None:
+def _kill(job: str, worker: str, pid: int) -> None:
     """Kills a worker's process group, and processes that have left it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    mark = f"TFRING_ELASTIC_WORKER={name}".encode()
+    marks = {
+        f"TFRING_ELASTIC_JOB={job}".encode(),
+        f"TFRING_ELASTIC_WORKER={worker}".encode(),
+    }
     for descendant in processes.descendants():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{descendant}/environ").read_bytes()
-            if mark in environment.split(b"\0"):
+            if marks <= {*environment.split(b"\0")}:
                 os.kill(descendant, signal.SIGKILL)
 
 
