@@ -73,3 +73,30 @@ def test_values(rank, size):
     np.testing.assert_allclose(weighted, (9 + 7) / 8)
     with pytest.raises(TypeError, match="floating-point dtype, got int32"):
         tfring.global_mean([1, 2])
+
+
+@pytest.mark.parametrize(
+    "how", [{"jit_compile": True}, {"run_eagerly": True, "jit_compile": False}]
+)
+def test_evaluation_is_each_rank_s_own(how, rank):
+    """With one batch more on rank 0, and on rank 0 alone."""
+    optimizer = tfring.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    layers = keras.Input((STEPS, 4)), keras.layers.Dense(CLASSES)
+    model = compiled(optimizer, *layers, loss=distributed_loss, **how)
+    x, labels = data()
+    own = slice(0, 4 if rank == 0 else 2)
+    history = model.fit(
+        x, labels, validation_data=(x[own], labels[own]),
+        validation_batch_size=2, batch_size=len(x), verbose=0,
+    )  # fmt: skip
+    plain = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=-1
+    )
+    same = compiled(keras.optimizers.SGD(0.0), *layers, loss=plain, **how)
+    same.set_weights(model.get_weights())
+    expected = same.evaluate(x[own], labels[own], batch_size=2, verbose=0)
+    np.testing.assert_allclose(
+        history.history["val_loss"], [expected], rtol=1e-5
+    )
+    if rank == 0:
+        assert np.isfinite(model.evaluate(x, labels, verbose=0))

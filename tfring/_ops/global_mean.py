@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -12,9 +15,23 @@ from tfring._core.process_sets import (
     is_alone,
 )
 from tfring._ops.allreduce import allreduce
-from tfring._ops.arguments import check_process_set
+from tfring._ops.arguments import check_process_set, own_name
 from tfring._ops.autograph import not_converted
 from tfring._ops.reductions import ReduceOp
+
+_counts_own_elements = contextvars.ContextVar(
+    "counts_own_elements", default=False
+)
+
+
+@contextmanager
+def counting_own_elements() -> Iterator[None]:
+    """Inside, `global_mean` is the mean over this rank's elements."""
+    before = _counts_own_elements.set(True)
+    try:
+        yield
+    finally:
+        _counts_own_elements.reset(before)
 
 
 @not_converted
@@ -34,7 +51,10 @@ def global_mean(
     process with the batches of all ranks.
 
     Collective: every rank must call it, also under `jit_compile=True`. Use it
-    with the default `op=tfring.Average` of the optimizer or the tape.
+    with the default `op=tfring.Average` of the optimizer or the tape. As the
+    loss of a compiled model it is not collective where the model is evaluated,
+    in `evaluate` or for the `validation_data` of `fit`: it divides by this
+    rank's count there.
 
     Args:
         values: The losses of this rank's elements, of a floating-point dtype
@@ -84,9 +104,13 @@ def global_mean(
     if weights is not None:
         counts *= tf.stop_gradient(tf.cast(weights, exact))
     count = tf.reduce_sum(counts)
-    if not is_alone(process_set):
+    if not (_counts_own_elements.get() or is_alone(process_set)):
         count = allreduce(
-            count, op=ReduceOp.Average, name=name, process_set=process_set
+            count,
+            op=ReduceOp.Average,
+            name=name or own_name("global_mean", process_set),
+            ignore_name_scope=name is None,
+            process_set=process_set,
         )
     # A value with weight 0 may be infinite.
     total = tf.reduce_sum(tf.math.multiply_no_nan(losses, counts))

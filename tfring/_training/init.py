@@ -17,6 +17,7 @@ from tfring._ops.process_set_registry import (
     add_unless_known,
 )
 from tfring._training.choose_gpu import choose_gpu
+from tfring._training.evaluating import watch_evaluations
 from tfring._training.fit import watch_fits
 from tfring._training.undistributed import watch_models
 
@@ -87,6 +88,7 @@ def init(
         # An elastic job may grow.
         if runtime.size() > 1 or runtime.may_grow():
             watch_models()
+            watch_evaluations()
             watch_fits()
         timeline_path = runtime.job().agreed(os.environ.get("TFRING_TIMELINE"))
         if timeline_path:
