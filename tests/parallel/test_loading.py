@@ -6,7 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_each_equal, assert_same_on_all_ranks
+from helpers import (
+    assert_each_equal,
+    assert_same_on_all_ranks,
+    warnings_of,
+)
 
 import tfring
 
@@ -58,6 +62,90 @@ def test_a_model_without_an_optimizer(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = tfring.load_model(tmp_path / "model.keras")
     assert not hasattr(loaded, "optimizer")
+
+
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_unknown_options_are_refused(has_optimizer, tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    if has_optimizer:
+        model.compile("sgd", "mse")
+    model.save(tmp_path / "model.keras")
+    unknown = r"no argument 'comression'.* DistributedOptimizer: name, "
+    with pytest.raises(TypeError, match=unknown):
+        tfring.load_model(
+            tmp_path / "model.keras", comression=tfring.Compression.fp16
+        )
+    with pytest.raises(TypeError, match="no argument 'optimizer'"):
+        tfring.load_model(tmp_path / "model.keras", optimizer="sgd")
+    tfring.load_model(tmp_path / "model.keras", groups=2)
+
+
+def adam(**options):
+    return tfring.DistributedOptimizer(keras.optimizers.Adam(0.1), **options)
+
+
+ROUNDS = {
+    "none": {},
+    "LocalSGD": {"sync": tfring.LocalSGD(every=2)},
+    "DiLoCo": {"sync": tfring.DiLoCo(every=2)},
+    "Gossip": {"sync": tfring.Gossip()},
+}
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "loaded_with"),
+    [
+        ("none", "DiLoCo"),
+        ("DiLoCo", "LocalSGD"),
+        ("DiLoCo", "DiLoCo"),
+        pytest.param("none", "LocalSGD", marks=pytest.mark.thorough),
+        pytest.param("LocalSGD", "DiLoCo", marks=pytest.mark.thorough),
+        pytest.param("Gossip", "DiLoCo", marks=pytest.mark.thorough),
+        pytest.param("DiLoCo", "Gossip", marks=pytest.mark.thorough),
+        pytest.param("DiLoCo", "none", marks=pytest.mark.thorough),
+    ],
+)
+def test_rounds_begin_from_any_file(saved_with, loaded_with, rank, shared_path):
+    """All that both optimizers have is loaded, and one sentence names more."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(adam(**ROUNDS[saved_with]), "mse", jit_compile=False)
+    callbacks = [tfring.callbacks.BroadcastGlobalVariablesCallback(0)]
+    x = np.ones([8, 3])
+    model.fit(x, x[:, 0] * rank, verbose=0, callbacks=callbacks)
+    if rank == 0:
+        model.save(shared_path / "model.keras")
+    expected = tfring.broadcast_object([*map(np.array, states_of(model))])
+
+    made = []
+    texts = warnings_of(
+        UserWarning,
+        lambda: made.append(
+            tfring.load_model(
+                shared_path / "model.keras", **ROUNDS[loaded_with]
+            )
+        ),
+    )
+    [loaded] = made
+    found = states_of(loaded)
+    assert_each_equal(found[:8], expected[:8])
+    has_outer = min(len(found), len(expected)) > 8
+    if has_outer and saved_with != loaded_with:
+        [text] = texts
+        assert "the file has the state of another outer optimizer" in text
+    else:
+        assert texts == []
+    if has_outer and saved_with == loaded_with:
+        assert_each_equal(found, expected)
+    fit(loaded, rank)
+
+
+def states_of(model):
+    """Two weights and six states of Adam, and those of an outer optimizer."""
+    outer = getattr(model.optimizer, "outer_optimizer", None)
+    return [
+        *(*model.variables, *model.optimizer.variables),
+        *(() if outer is None else outer.variables),
+    ]
 
 
 def test_older_optimizers_are_refused():

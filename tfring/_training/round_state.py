@@ -37,6 +37,7 @@ from tfring._ops.ordering import traced_for_xla
 from tfring._ops.reductions import ReduceOp
 from tfring._training.kinds import rounds_among, rounds_of
 from tfring._training.optimizer_class import with_inner
+from tfring._training.outer_states import load_if_saved
 from tfring._training.seeds import is_seed
 
 
@@ -261,6 +262,7 @@ class RoundFromBase(Round):
         with tf.init_scope():
             self.outer = self._options.sync.outer_optimizer()
             self.outer.build([self._base(each) for each in self._weights])
+        load_if_saved(self.outer)
         self.state += self.outer.variables
 
     def _marked(self, variable: Any) -> Any:

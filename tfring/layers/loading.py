@@ -6,6 +6,7 @@ registered with Keras.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,8 +31,9 @@ def load_model(
     but with its plain optimizer: each rank would train alone, and get a
     `tfring.NotDistributedWarning`. The optimizer's state, such as momenta and
     iterations, is loaded from the file, and with `sync=tfring.DiLoCo(...)` the
-    outer optimizer's, too. This function makes no collective calls: every rank
-    that trains calls it, or gets the weights from
+    outer optimizer's, too. A file of a training without rounds has no such
+    state, and the outer optimizer begins anew. This function makes no
+    collective calls: every rank that trains calls it, or gets the weights from
     `BroadcastGlobalVariablesCallback`.
 
     Args:
@@ -52,8 +54,9 @@ def load_model(
 
     Raises:
         NotInitializedError: `tfring.init()` has not been called.
-        TypeError: See `DistributedOptimizer`; or one of `custom_optimizers` is
-            not an optimizer class.
+        TypeError: See `DistributedOptimizer`; or one of `options` is not an
+            argument of it, or one of `custom_optimizers` not an optimizer
+            class.
         ValueError: See `keras.models.load_model` and `DistributedOptimizer`; or
             `legacy_opts` is true.
 
@@ -75,6 +78,7 @@ def load_model(
             "load_model: legacy_opts must be False: Keras 3 does not have the "
             "older optimizers (keras.optimizers.legacy). Leave it out."
         )
+    _check_options(options)
     known = dict(custom_objects or {})
     for custom in custom_optimizers or ():
         if not (
@@ -97,3 +101,16 @@ def load_model(
             # None had one when Keras loaded the file.
             model.load_weights(filepath)
     return model
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses unknown options also where the file has no optimizer."""
+    known = list(inspect.signature(DistributedOptimizer).parameters)
+    known.remove("optimizer")
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"load_model: there is no argument {unknown[0]!r}. Besides its own "
+            "it takes those of DistributedOptimizer: "
+            f"{', '.join(known)}."
+        )
