@@ -85,7 +85,9 @@ print("ready", flush=True)
 time.sleep(1000)
 """
     )
-    process = start([*TFRINGRUN, "-np", "2", sys.executable, script])
+    process = start(
+        [*TFRINGRUN, "--grace", "0", "-np", "2", sys.executable, script]
+    )
     ready = {process.stdout.readline() for _ in range(2)}
     assert ready == {"[0] ready\n", "[1] ready\n"}
     assert len(running(marker)) >= 4
@@ -102,6 +104,66 @@ time.sleep(1000)
     else:
         assert process.returncode == 128 + number
         assert running(marker) == []
+
+
+SAVES = (
+    RANK
+    + """
+import signal
+def save(number, frame):
+    print("saves", number, flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    print("saved", flush=True)
+    sys.exit(0)
+if rank == 0:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, save)
+else:
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
+print("ready", os.getpid(), flush=True)
+while True:
+    time.sleep(1000)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "places", "status"),
+    [
+        ("SIGTERM", ["-np", "2"], 143),
+        ("SIGINT", ["-np", "2"], 130),
+        ("SIGUSR2", ["-np", "2"], 0),
+        ("SIGTERM", ["-H", "node1:1,node2:1"], 143),
+    ],
+)
+def test_a_rank_saves_after_a_signal(
+    start, write_script, tmp_path, marker, how, places, status
+):
+    """Also when the other rank has ended, which ends the job otherwise."""
+    ssh = in_place_of_ssh(
+        tmp_path / "ssh",
+        'while case "$1" in -*) true ;; *) false ;; esac; do shift; done\n'
+        'shift; exec sh -c "$*"\n',
+    )
+    script = write_script(SAVES)
+    job = start([*TFRINGRUN, *places, sys.executable, script], env=ssh)
+    ready = sorted(job.stdout.readline() for _ in range(2))
+    assert [line.split()[:2] for line in ready] == [
+        ["[0]", "ready"],
+        ["[1]", "ready"],
+    ]
+    job.send_signal(signal.Signals[how])
+    expected = f"[0] saves {signal.Signals[how].value}\n"
+    while (line := job.stdout.readline()) != expected:
+        assert line
+    while int(ready[1].split()[2]) in running(marker):
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    output, _ = job.communicate(timeout=JOB_SECONDS)
+    assert "[0] saved\n" in output
+    assert job.returncode == status
+    assert running(marker) == []
 
 
 def test_stdin_is_empty(start, write_script):

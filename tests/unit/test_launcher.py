@@ -23,6 +23,8 @@ from tfring.launcher.mpi_launchers import Family, Job, MpiLauncher
 OPEN_MPI_4 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "4.1.8")
 OPEN_MPI_5 = MpiLauncher("/mpi/bin/mpirun", Family.OPEN_MPI, "5.0.11")
 MPICH = MpiLauncher("/mpi/bin/mpirun", Family.HYDRA, "5.0.2")
+# By the signals that Open MPI passes on, those that the ranks get.
+MEANINGS = {10: 10, 12: 12, 14: 15, 6: 2}
 
 
 def fake_mpirun(path, answer):
@@ -122,7 +124,7 @@ class TestCommandLine:
             "/mpi/bin/mpirun -np 6 -H node1:4,node2:2 --map-by slot "
             "--bind-to none --stdin none --output tag:raw "
             "-x PATH -x TFRING_VERBOSE "
-            f"{shlex.join(wrapper.SHELL)} python train.py -x"
+            f"{shlex.join(wrapper.command_line(MEANINGS))} python train.py -x"
         )
 
     def test_open_mpi_4(self, monkeypatch):
@@ -132,7 +134,7 @@ class TestCommandLine:
         assert shlex.join(line) == (
             "/mpi/bin/mpirun -np 2 --allow-run-as-root --map-by slot:PE=4 "
             "--bind-to core --stdin none --tag-output "
-            f"{shlex.join(wrapper.SHELL)} python"
+            f"{shlex.join(wrapper.command_line(MEANINGS))} python"
         )
 
     def test_mpich(self):
@@ -151,7 +153,8 @@ class TestCommandLine:
             *("-hosts", "node1:2"),
             *("-bind-to", "core:4"),
         ]
-        assert line[-3:] == ["tfringrun", "python", "a b"]
+        meanings = "10=10,14=12,2=15,3=2"
+        assert line[-3:] == [meanings, "python", "a b"]
 
     def test_ranks_of_one_machine_do_not_listen_to_others(self):
         here = Job(ranks=2, command=["python"], one_machine=True)
@@ -189,6 +192,7 @@ class TestUsage:
         def record(command, environment, *rest, **options):
             self.started = command
             self.environment = environment
+            self.options = options
             return self
 
         monkeypatch.setattr(prepare, "RunningJob", record)
@@ -252,10 +256,19 @@ class TestUsage:
         assert "-x" not in self.started
         # To other machines those go as well that belong to this one.
         assert cli.main(["-H", "node2:2", *arguments]) == 0
-        exported = self.started[: self.started.index("/bin/sh")]
+        exported = self.started[: self.started.index(sys.executable)]
         assert {"TMPDIR", "NEW", "MINE"} < set(exported)
         assert cli.main(["-H", "node2:2", "echo"]) == 0
         assert "TMPDIR" not in self.started
+
+    def test_grace(self, monkeypatch):
+        monkeypatch.delenv("TFRING_GRACE_SECONDS", raising=False)
+        for seconds, options in ((30, []), (5.5, ["--grace", "5.5"])):
+            assert cli.main(["-np", "1", *options, "echo"]) == 0
+            assert self.options["grace_seconds"] == seconds
+        monkeypatch.setenv("TFRING_GRACE_SECONDS", "0")
+        assert cli.main(["-np", "1", "echo"]) == 0
+        assert self.options["grace_seconds"] == 0
 
     def test_spellings_of_horovodrun(self, tmp_path):
         hostfile = tmp_path / "hosts"
@@ -368,6 +381,7 @@ class TestUsage:
             (["-np", "2", "echo", "a", ":", "b"], "the argument ':'"),
             (["-np", "2", "-x", "NO_SUCH", "echo"], "-x NO_SUCH: it is not"),
             (["--min-np", "2", "echo"], "pass --elastic, too"),
+            (["-np", "2", "--grace", "x", "echo"], "number of seconds from 0"),
             *(
                 (["--elastic", *options.split(), "echo"], message)
                 for options, message in (

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -53,45 +54,143 @@ def test_description(status, exception, last_line, how):
     assert said == f"tfringrun: rank 1 (host a) failed first: {how}"
 
 
-@pytest.mark.parametrize("pmi_fd", [None, 8, 9])
-def test_the_shell_leaves_mpichs_descriptor_alone(pmi_fd):
+# SIGUSR1 is passed on as it is, SIGALRM as SIGTERM.
+WRAPPER = wrapper.command_line({10: 10, 14: 15})
+
+
+@pytest.fixture
+def start():
+    """Returns a function that starts a Python program in the wrapper.
+
+    It waits for the program's first line, `ready`.
+    """
+    started = []
+
+    def start(program):
+        process = subprocess.Popen(
+            [*WRAPPER, sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        assert process.stderr.readline().startswith("\x1estarted 0 ")
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_rank_keeps_descriptors_and_reports():
     """The rank's report also arrives if the rank redirects its stderr."""
     program = (
         "import os, sys; from tfring._core import reports;"
         "os.dup2(os.open('/dev/null', os.O_WRONLY), 2);"
         "reports.tell('failed 1 a');"
-        "fd = os.environ.get('PMI_FD'); fd and os.write(int(fd), b'to mpirun');"
-        "print(*sys.argv[1:]); sys.exit(3)"
+        "os.write(int(os.environ['PMI_FD']), b'to mpirun');"
+        "print(*sys.argv[1:], repr(sys.stdin.read())); sys.exit(3)"
     )
-    reader, writer = os.pipe()
-    environment = {k: v for k, v in os.environ.items() if k != "PMI_FD"}
-    if pmi_fd is not None:
-        environment["PMI_FD"] = str(pmi_fd)
+    reader, pmi_fd = os.pipe()
     ended = subprocess.run(
-        [*wrapper.SHELL, sys.executable, "-c", program, "a b", "$c"],
-        env=environment,
+        [*WRAPPER, sys.executable, "-c", program, "a b", "$c"],
+        env={**os.environ, "PMI_FD": str(pmi_fd)},
         capture_output=True,
-        # In place of Hydra, which has it open.
-        preexec_fn=lambda: pmi_fd and os.dup2(writer, pmi_fd),
-        close_fds=False,
+        input=b"not for the rank",
+        pass_fds=[pmi_fd],
     )
-    os.close(writer)
+    os.close(pmi_fd)
     host = os.uname().nodename.encode()
-    assert ended.stdout == b"a b $c\n"
-    assert ended.stderr == b"\x1efailed 1 a\x1f\n\x1eexit 3 %b\x1f\n" % host
+    assert ended.stdout == b"a b $c ''\n"
+    reports = (b"started 0 %b" % host, b"failed 1 a", b"exit 3 %b" % host)
+    assert sorted(ended.stderr.splitlines()) == sorted(
+        b"\x1e%b\x1f" % report for report in reports
+    )
     assert ended.returncode == 3
-    assert os.read(reader, 100) == (b"to mpirun" if pmi_fd else b"")
+    assert os.read(reader, 100) == b"to mpirun"
     os.close(reader)
 
 
 @pytest.mark.parametrize(
     ("program", "status", "said"),
     [
-        (["sh", "-c", "echo mine >&2; kill -9 $$"], 137, rb"mine\n"),
-        (["no-such-program"], 127, rb".*no-such-program: not found\n"),
+        (["sh", "-c", "echo mine >&2; kill -9 $$"], 137, b"mine\n"),
+        (
+            ["no-such-program"],
+            127,
+            b"tfringrun: no-such-program: No such file or directory\n",
+        ),
     ],
 )
-def test_the_shell_does_not_say_how_the_rank_ended(program, status, said):
-    ended = subprocess.run([*wrapper.SHELL, *program], capture_output=True)
+def test_the_wrapper_does_not_say_how_the_rank_ended(program, status, said):
+    ended = subprocess.run([*WRAPPER, *program], capture_output=True)
     assert ended.returncode == status
-    assert re.fullmatch(said + rb"\x1eexit %d \S+\x1f\n" % status, ended.stderr)
+    text = re.sub(rb"\x1estarted 0 \S+\x1f\n", b"", ended.stderr)
+    assert re.fullmatch(said + rb"\x1eexit %d \S+\x1f\n" % status, text)
+
+
+def test_the_rank_has_the_environment_as_it_is():
+    """Shells drop names that they cannot have, such as those of functions."""
+    environment = {
+        b"BASH_FUNC_module%%": b"() {  eval $(modulecmd bash $*)\n}",
+        b"a.b": b"1",
+        b"with space": b"\xff",
+        b"TFRING_EMPTY": b"",
+        b"LC_ALL": b"C",  # Without it Python sets LC_CTYPE.
+    }
+    ended = subprocess.run(
+        [*WRAPPER, "env", "-0"], env=environment, capture_output=True
+    )
+    pairs = [each.partition(b"=") for each in ended.stdout.split(b"\0")[:-1]]
+    seen = {name: value for name, _, value in pairs}
+    assert seen.pop(b"TFRING_REPORTS")
+    assert seen == environment
+
+
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: print("USR1", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: (print("TERM"), sys.exit(3)))
+print("ready", flush=True)
+while True:
+    time.sleep(1000)
+"""
+
+
+def test_a_rank_that_ends_after_a_signal_does_not_end_the_others(start):
+    """An MPI launcher would end the job with the first process that ends."""
+    process = start(SAVES)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "USR1\n"
+    process.send_signal(signal.SIGALRM)
+    assert process.stdout.readline() == "TERM\n"
+    assert process.stderr.readline().startswith("\x1eexit 3 ")
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait() == 3
+
+
+STUBBORN = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "1000"])
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_sigterm_ends_the_ranks_group(start):
+    process = start(STUBBORN)
+    process.terminate()
+    # It returns once the child's copies of the pipes are closed, too.
+    errors = process.communicate()[1]
+    assert process.returncode == 137
+    assert re.fullmatch(r"\x1eexit 137 \S+\x1f\n", errors)
+
+
+def test_a_rank_does_not_outlive_a_killed_wrapper(start):
+    process = start(SAVES)
+    process.kill()
+    assert process.stdout.read() == ""

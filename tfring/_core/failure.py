@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from tfring._core import native
 
+# The exit status of a process that a KeyboardInterrupt ends.
+INTERRUPTED = 130
 # The longest that a failing rank waits for the launcher to read its output.
 _READ_SECONDS = 5.0
 # If a rank fails because another has left, it gives that rank so long to end
@@ -50,7 +52,7 @@ def end_job_with_this_process(
                 time.sleep(_OTHERS_SECONDS)
         finally:
             interrupted = issubclass(kind, KeyboardInterrupt)
-            status = 130 if interrupted else 1
+            status = INTERRUPTED if interrupted else 1
             end_job(status, f"{kind.__name__}: {value}")
 
     sys.excepthook = abort_job

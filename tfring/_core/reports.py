@@ -1,7 +1,7 @@
 """Reports of a rank to `tfringrun`, which reads them out of its stderr.
 
-The shell that `tfringrun` starts around each rank
-(`tfring/launcher/wrapper.py`) keeps the rank's stderr open under another
+The process that `tfringrun` starts around each rank
+(`tfring/launcher/rank_wrapper.py`) keeps the rank's stderr open under another
 number, and names that pipe, so that a rank may redirect its own and a report
 never lands in a file.
 """
@@ -13,14 +13,16 @@ import os
 from pathlib import Path
 
 
-def tell(report: str) -> None:
-    """Sends a report, where `tfringrun` has started this process."""
+def tell(report: str) -> bool:
+    """Sends a report; returns True if `tfringrun` has started this process."""
     number, _, pipe = os.environ.get("TFRING_REPORTS", "").partition(" ")
     if not pipe:
-        return
+        return False
     with contextlib.suppress(OSError):  # It is closed, or nobody reads.
         kept = Path(f"/proc/self/fd/{number}").readlink()
         if str(kept) == pipe:
             os.write(
                 int(number), f"\x1e{report}\x1f\n".encode(errors="replace")
             )
+            return True
+    return False

@@ -304,7 +304,12 @@ def _end_job(status: int, text: str) -> None:
         return
     world = native.mpi().COMM_WORLD
     if world.size > 1:
-        reports.tell(f"failed {status} {os.uname().nodename}")
+        told = reports.tell(f"failed {status} {os.uname().nodename}")
+        if told and status == failure.INTERRUPTED:
+            # After a Ctrl-C other ranks may be saving: the launcher knows
+            # whether they have time. Those in a collective fail.
+            shutdown()
+            os._exit(status)
         world.Abort(status)
 
 

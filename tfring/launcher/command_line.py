@@ -8,7 +8,9 @@ looks like a flag. absl would parse all of it, or require a `--` in between.
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfring.launcher import hosts as hosts_lib
@@ -40,11 +42,16 @@ Where ranks share one, TensorFlow takes its memory as it grows
 Memory comes in huge pages where the kernel has them for those who ask
 (GLIBC_TUNABLES=glibc.malloc.hugetlb=1), unless GLIBC_TUNABLES is set.
 
+The ranks get SIGUSR1 and SIGUSR2. They also get SIGINT and SIGTERM, and have a
+grace to save and to end in; a second SIGINT or SIGTERM ends them at once.
+
 The exit status is 0, or that of the rank that failed first: 128 + n if signal n
-ended it. It is 1 if a host was lost or cannot be reached.
+ended it. It is 1 if a host was lost or cannot be reached. After signal n it is
+128 + n, unless all ranks have ended with one status within the grace.
 """
 
 _MEBIBYTE = 1 << 20
+_DEFAULT_GRACE_SECONDS = 30.0
 
 
 def parser(version: str) -> argparse.ArgumentParser:
@@ -101,6 +108,14 @@ def parser(version: str) -> argparse.ArgumentParser:
         "tfring.elastic.run goes on with the others, and new ones join",
     )
     _add_elastic(parser)
+    parser.add_argument(
+        "--grace",
+        dest="TFRING_GRACE_SECONDS",
+        metavar="SECONDS",
+        help="how long the ranks have after SIGINT or SIGTERM to save and to "
+        f"end; by default {_DEFAULT_GRACE_SECONDS:g} "
+        "(TFRING_GRACE_SECONDS)",
+    )
     parser.add_argument(
         "--horovod",
         action="store_true",
@@ -254,6 +269,25 @@ def settings(options: argparse.Namespace) -> dict[str, str]:
         found["TFRING_STALL_CHECK_TIME_SECONDS"] = "0"
         found["TFRING_STALL_SHUTDOWN_TIME_SECONDS"] = "0"
     return found
+
+
+def grace_seconds(environment: Mapping[str, str]) -> float:
+    """Returns how long the ranks have after a signal that asks them to end.
+
+    Raises:
+        ValueError: The setting is no number of seconds.
+    """
+    text = environment.get("TFRING_GRACE_SECONDS", "")
+    try:
+        seconds = float(text) if text else _DEFAULT_GRACE_SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 1e7:
+        raise ValueError(
+            f"TFRING_GRACE_SECONDS='{text}' (--grace) must be a number of "
+            "seconds from 0."
+        )
+    return seconds
 
 
 def _positive(text: str) -> int:

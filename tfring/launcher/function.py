@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfring.launcher import hosts as hosts_lib, private_files
+from tfring.launcher import command_line, hosts as hosts_lib, private_files
 
 _Result = TypeVar("_Result")
 
-# After an interrupt the launcher has this long to end the ranks, on all hosts.
+# After the ranks' grace the launcher has this long to end them, on all hosts.
 _STOP_SECONDS = 15.0
 
 
@@ -225,7 +225,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
-        process.wait(_STOP_SECONDS)
+        grace = command_line.grace_seconds(os.environ)
+        process.wait(grace + _STOP_SECONDS)
     except BaseException:
         process.kill()
         raise

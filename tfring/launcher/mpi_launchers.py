@@ -7,9 +7,10 @@ import enum
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tfring.launcher import wrapper
@@ -22,6 +23,26 @@ class Family(enum.Enum):
 
     OPEN_MPI = "Open MPI"
     HYDRA = "MPICH"  # Also Intel MPI and MVAPICH.
+
+
+# By the signal for the ranks: one that the launcher passes on to all hosts.
+# Open MPI passes on neither SIGTERM nor SIGINT: both end the job. Hydra passes
+# on INT, QUIT, TERM, USR1 and ALRM only, and a second INT ends the job. SIGTERM
+# is left to end the job, see `rank_wrapper`.
+_CARRIERS: dict[Family, dict[int, int]] = {
+    Family.OPEN_MPI: {
+        signal.SIGUSR1: signal.SIGUSR1,
+        signal.SIGUSR2: signal.SIGUSR2,
+        signal.SIGTERM: signal.SIGALRM,
+        signal.SIGINT: signal.SIGABRT,
+    },
+    Family.HYDRA: {
+        signal.SIGUSR1: signal.SIGUSR1,
+        signal.SIGUSR2: signal.SIGALRM,
+        signal.SIGTERM: signal.SIGINT,
+        signal.SIGINT: signal.SIGQUIT,
+    },
+}
 
 
 class LauncherNotFoundError(OSError):
@@ -39,6 +60,11 @@ class MpiLauncher:
     @property
     def major(self) -> int:
         return int(re.split(r"\D", self.version)[0])  # Of "6rc1", too.
+
+    @property
+    def carriers(self) -> Mapping[int, int]:
+        """By the signal for the ranks: the one to send to this launcher."""
+        return _CARRIERS[self.family]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +168,8 @@ def command_line(launcher: MpiLauncher, job: Job) -> list[str]:
         options = _open_mpi_options(launcher, job)
     else:
         options = _hydra_options(job)
-    command = [*wrapper.SHELL, *job.command]
+    meanings = {sent: meant for meant, sent in launcher.carriers.items()}
+    command = [*wrapper.command_line(meanings), *job.command]
     return [str(launcher.path), "-np", str(job.ranks), *options, *command]
 
 

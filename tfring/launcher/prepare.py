@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tfring.launcher import (
+    command_line,
     gpus,
     hosts as hosts_lib,
     leftovers,
@@ -54,7 +55,8 @@ def prepare(
 
     Raises:
         LauncherNotFoundError: No MPI launcher fits.
-        ValueError: There is no number of ranks, or no value for a variable.
+        ValueError: There is no number of ranks, or no value for a variable, or
+            the grace is no number.
     """
     launcher = find_launcher()
     environment = make_environment(exports, settings or {})
@@ -77,6 +79,8 @@ def prepare(
         mpi_launchers.marks(launcher),
         job.ranks,
         view=view,
+        carriers=launcher.carriers,
+        grace_seconds=command_line.grace_seconds(environment),
         lifeline=lifeline,
     )
 

@@ -10,6 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+# Signals that ask a job to end: the ranks get them, and have a grace.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Signals that batch systems send as a warning: the ranks get them.
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -30,9 +35,10 @@ def be_killed_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def stopped_by(handler: Callable[[int], None]) -> Iterator[None]:
-    """Passes signals that ask this process to end to a handler, meanwhile."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def stopped_by(
+    handler: Callable[[int], None], numbers: Sequence[int] = STOPPING
+) -> Iterator[None]:
+    """Passes signals to this process to a handler, meanwhile."""
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, before in previous.items():
         if before is not signal.SIG_IGN:  # nohup asks for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import selectors
@@ -11,26 +12,18 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tfring.launcher import host_failures, processes, wrapper
+from tfring.launcher.ending import Ending
 from tfring.launcher.output import Marks, Screen, StreamReader, View
-
-# If a rank fails and the launcher does not act on it by itself, all other ranks
-# have this long to end and to write their output.
-FAILURE_GRACE_SECONDS = 3.0
-# After it has reported a failure, the launcher has this long to end.
-LAUNCHER_GRACE_SECONDS = 5.0
-# After a signal the launcher has this long to end the ranks on all hosts.
-STOP_GRACE_SECONDS = 5.0
-# After a signal the reader of the output has this long to take it.
-_READER_GRACE_SECONDS = 1.0
 
 
 class RunningJob:
     """One run of an MPI launcher.
 
-    The launcher has a session of its own, so that a Ctrl-C reaches it once and
-    from here. SIGINT and SIGTERM stop the job, a second one kills it at once.
-    Processes that the launcher leaves behind on this machine become children of
-    this one, and are killed too.
+    The launcher has a session of its own, so that a Ctrl-C reaches it from here
+    alone. The ranks get SIGUSR1 and SIGUSR2. They also get SIGINT and SIGTERM,
+    and have a grace to end in; a second one ends the job at once. Processes
+    that the launcher leaves behind on this machine become children of this one,
+    and are killed too.
     """
 
     def __init__(
@@ -41,22 +34,39 @@ class RunningJob:
         ranks: int,
         *,
         view: View,
+        carriers: Mapping[int, int],
+        grace_seconds: float,
         lifeline: int | None = None,
     ) -> None:
+        """Prepares the run.
+
+        Args:
+            command: The MPI launcher's command line.
+            environment: Its environment.
+            marks: Its marks of the ranks' output.
+            ranks: How many ranks it starts.
+            view: How the ranks' output is shown.
+            carriers: By the signal for the ranks, the one to send to the
+                launcher.
+            grace_seconds: How long the ranks have to end after a signal.
+            lifeline: A descriptor; the job ends at its end of file.
+        """
         self._command = command
         self._environment = environment
         self._marks = marks
-        # A descriptor; the job ends at its end of file.
+        self._carriers = carriers
         self._lifeline = lifeline
         self.orphaned = False
         self.ranks = ranks
         self._states = wrapper.RankStates()
+        self._ending = Ending(self._states, ranks, grace_seconds)
+        # Signals to this process that were not handled yet.
+        self._signals: list[int] = []
+        self._terminals = view.terminals
         self._screen = Screen(self._write, view)
-        self._stop_signal: int | None = None
-        self._stop_at = float("inf")
-        self._kill_at = float("inf")
-        self._stopping = False
-        # The rank that failed first, and why; "" while no rank has failed.
+        self._notices: list[str] = []
+        # The last line of a job that failed: the rank that failed first, and
+        # why, or why the output cannot be written.
         self._said = ""
         self._process: subprocess.Popen[bytes]
         self._readers: dict[int, StreamReader] = {}
@@ -66,8 +76,9 @@ class RunningJob:
 
         Returns:
             The job's exit status: 0, or the status of the rank that failed
-            first, 128 + n if a signal n ended that rank or this process got it;
-            1 if a host was lost.
+            first, 128 + n if signal n ended that rank; 1 if a host was lost.
+            After signal n to this process: 128 + n, or the one status with
+            which all ranks have ended by themselves.
         """
         processes.adopt_orphans()
         self._process = subprocess.Popen(
@@ -80,19 +91,16 @@ class RunningJob:
             # If this process is killed, the job ends.
             preexec_fn=processes.end_with_parent,
         )
-        with processes.stopped_by(self._on_signal):
+        numbers = (*processes.STOPPING, *processes.FORWARDED)
+        with processes.stopped_by(self._signals.append, numbers):
             self._pump()
-            status = self._exit_status()
+            status = self._ending.status(
+                self._process.returncode,
+                launcher_failed=self._screen.job_failed,
+            )
             if status != 0:
                 processes.kill_descendants(grace_seconds=1.0)
             return status
-
-    def _on_signal(self, number: int) -> None:
-        if self._stop_signal is None:
-            self._stop_signal = number
-            self._stop_at = time.monotonic()
-        else:
-            self._kill_at = time.monotonic()
 
     def _pump(self) -> None:
         """Shows the output until the launcher has ended."""
@@ -120,10 +128,13 @@ class RunningJob:
                     selector.unregister(key.fileobj)
                     if not key.data:
                         self.orphaned = True
-                        self._on_signal(signal.SIGTERM)
+                        self._signals.append(signal.SIGTERM)
             now = time.monotonic()
-            self._end_when_due(now)
-            self._screen.tick(ending=self._stop_at < float("inf"))
+            self._act(now)
+            for notice in self._notices:
+                self._screen.show(2, None, notice.encode())
+            self._notices.clear()
+            self._screen.tick(ending=self._ending.is_soon())
             if ended_at is None and self._process.poll() is not None:
                 ended_at = now
             # A process that a rank left in the background may keep them open.
@@ -131,7 +142,7 @@ class RunningJob:
                 break
         for reader in self._readers.values():
             reader.close()
-        explained = self._stop_signal is not None or bool(self.failure())
+        explained = self._ending.is_by_request() or bool(self.failure())
         self._screen.close(explained=explained)
 
     @staticmethod
@@ -152,31 +163,18 @@ class RunningJob:
             )
             self._screen.failed = failure.rank
 
-    def _end_when_due(self, now: float) -> None:
-        if self._states.first_failure is not None:
-            self._stop_at = min(self._stop_at, now + FAILURE_GRACE_SECONDS)
-        # Open MPI 5 would wait for ever for the daemon of a host that is lost.
-        if self._screen.job_failed:
-            self._stop_at = min(self._stop_at, now + LAUNCHER_GRACE_SECONDS)
-        if now >= self._stop_at and not self._stopping:
-            self._stopping = True
-            self._kill_at = min(self._kill_at, now + STOP_GRACE_SECONDS)
+    def _act(self, now: float) -> None:
+        while self._signals:
+            if notice := self._ending.take_signal(self._signals.pop(0), now):
+                self._notices.append(notice)
+        for number in self._ending.signals_for_ranks():
+            self._process.send_signal(self._carriers[number])
+        if self._ending.is_stop_due(
+            now, launcher_failed=self._screen.job_failed
+        ):
             self._process.send_signal(signal.SIGTERM)
-        if now >= self._kill_at:
-            self._kill_at = now + STOP_GRACE_SECONDS
+        if self._ending.is_kill_due(now):
             processes.kill_descendants(grace_seconds=0.0)
-
-    def _exit_status(self) -> int:
-        if self._stop_signal is not None:
-            return 128 + self._stop_signal
-        if self._states.first_failure is not None:
-            return self._states.first_failure.status
-        status = self._process.returncode
-        if self._screen.job_failed and (status == 0 or self._stopping):
-            # It lost a host, which Open MPI 5 takes for success; or it was
-            # stopped here, which is not why the job failed.
-            return 1
-        return status if status >= 0 else 128 - status
 
     @property
     def failed_rank(self) -> int | None:
@@ -185,7 +183,7 @@ class RunningJob:
 
     def failure(self) -> str:
         """The last line of a job that failed; "" if there is nothing to say."""
-        if self._stop_signal is not None:
+        if self._ending.is_by_request():
             return ""
         if self._said:
             return self._said
@@ -209,19 +207,27 @@ class RunningJob:
         view = memoryview(data)
         try:
             while view:
-                overdue = self._stop_signal is not None and (
-                    time.monotonic() > self._stop_at + _READER_GRACE_SECONDS
-                )
-                wait_seconds = 0.0 if overdue else 0.2
+                is_late = self._ending.is_reader_late(time.monotonic())
+                wait_seconds = 0.0 if is_late else 0.2
                 _, writable, _ = select.select([], [stream], [], wait_seconds)
                 if writable:
                     # A pipe that can be written to takes so much.
                     view = view[os.write(stream, view[: select.PIPE_BUF]) :]
-                elif overdue:
+                elif is_late:
                     return
                 else:
-                    self._end_when_due(time.monotonic())
-        except OSError:  # Nobody reads any more: `tfringrun ... | head`.
-            if self._stop_signal is None:
-                self._stop_signal = signal.SIGPIPE
-                self._stop_at = time.monotonic()
+                    self._act(time.monotonic())
+        except OSError as error:
+            self._take_write_error(stream, error)
+
+    def _take_write_error(self, stream: int, error: OSError) -> None:
+        if error.errno == errno.EIO and stream in self._terminals:
+            self._signals.append(signal.SIGHUP)  # The terminal was closed.
+            return
+        self._ending.take_write_error(error, time.monotonic())
+        if not isinstance(error, BrokenPipeError) and not self._said:
+            name = {1: "standard output", 2: "standard error"}[stream]
+            self._said = (
+                f"tfringrun: {name} cannot be written, which ends the job: "
+                f"{error.strerror}."
+            )

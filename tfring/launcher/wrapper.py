@@ -1,12 +1,14 @@
-"""The shell around each rank, which reports how the rank ended.
+"""The reports of the ranks, and of the process around each of them.
 
 MPI launchers mix the statuses of all ranks, and some let all ranks wait for
-ever if one ends before `MPI_Init`. So the shell writes a report into the rank's
-stderr, and `output` reads it there: `exit 3 node1`, between the control
+ever if one ends before `MPI_Init`. So `rank_wrapper` writes a report into the
+rank's stderr, and `output` reads it there: `exit 3 node1`, between the control
 characters RS and US. The rank itself writes reports into the same pipe (see
-`tfring/_core/reports.py`), which the shell keeps open for it under another
+`tfring/_core/reports.py`), which the wrapper keeps open for it under another
 number:
 
+- `started 0 node1`: the rank gets signals from now on;
+- `exit 3 node1`: it has ended with this status;
 - `failed 1 node1`: an exception is about to end the job;
 - `leaving 3 node1`: it leaves the job, and means to exit with this status.
 """
@@ -15,33 +17,36 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
-# A signal to the rank's process group must not end the shell before the rank.
-# POSIX shells redirect one digit; MPICH's rank talks to its launcher by PMI_FD,
-# which may be 9. The shell says nothing itself, such as that a rank was killed.
-SHELL = (
-    "/bin/sh",
-    "-c",
-    "trap : HUP INT TERM; "
-    'reports=9; [ "$PMI_FD" = 9 ] && reports=8; '
-    'TFRING_REPORTS="$reports $(readlink "/proc/$$/fd/2")"; '
-    'export TFRING_REPORTS; eval "exec $reports>&2 2>/dev/null"; '
-    '(exec "$@") 2>&$reports </dev/null; status=$?; '
-    r'printf "\036exit %d %s\037\n" $status "$(uname -n)" >&$reports; '
-    "exit $status",
-    "tfringrun",
-)
+
+def command_line(meanings: Mapping[int, int]) -> list[str]:
+    """Returns the command that runs a rank's command, which follows it.
+
+    Args:
+        meanings: By the signal that the MPI launcher passes on, the signal that
+            the rank gets.
+    """
+    program = Path(__file__).with_name("rank_wrapper.py")
+    pairs = ",".join(f"{int(key)}={int(meanings[key])}" for key in meanings)
+    # -I and -S: the variables and the packages of a user take time to read.
+    return [sys.executable, "-I", "-S", str(program), pairs]
+
 
 # A part of the pattern that `output` looks for.
-REPORT_PATTERN = rb"\x1e(?P<report>(?:exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
+REPORT_PATTERN = (
+    rb"\x1e(?P<report>(?:started|exit|failed|leaving) \d+ [^\x1f]*)\x1f\n"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One report of a rank, or of the shell around it."""
+    """One report of a rank, or of the process around it."""
 
     rank: int
-    word: str  # `exit`, `failed` or `leaving`
+    word: str  # `started`, `exit`, `failed` or `leaving`
     status: int
     host: str
 
@@ -58,8 +63,16 @@ class RankStates:
     def __init__(self) -> None:
         self._leaving: dict[int, Report] = {}  # in the order of their news
         self.first_failure: Report | None = None
+        self.started: set[int] = set()
+        # The statuses of the ranks that have ended.
+        self.statuses: dict[int, int] = {}
 
     def take(self, report: Report) -> None:
+        if report.word == "started":
+            self.started.add(report.rank)
+            return
+        if report.word == "exit":
+            self.statuses[report.rank] = report.status
         if report.word == "leaving":
             # Not a failure yet: it may have caught its SystemExit.
             self._leaving[report.rank] = report

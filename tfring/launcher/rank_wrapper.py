@@ -1,0 +1,136 @@
+"""The process around each rank: `python rank_wrapper.py 10=10,14=15 COMMAND`.
+
+It passes signals on to the rank, and reports the rank's start and end.
+
+An MPI launcher passes few signals on, and SIGTERM to it kills the ranks. So
+`tfringrun` uses signals that the MPI launcher does pass on: `14=15` says that
+SIGALRM here means SIGTERM for the rank. The rank has a process group of its
+own, because an MPI launcher signals the whole group of this process.
+
+An MPI launcher kills all ranks when one ends with an error. After SIGINT or
+SIGTERM for the rank, other ranks may still be saving. This process then
+outlives its rank, until it gets SIGTERM, with which an MPI launcher ends a job.
+
+It is run by its path, by a Python without site-packages, and imports nothing of
+tfring: it must start fast, and needs little memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Set
+
+# An MPI launcher sends SIGKILL soon after SIGTERM.
+_GRACE_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a rank to its end; returns its exit status, 128 + n for signal n."""
+    meanings = dict(_parse(pair) for pair in arguments[0].split(","))
+    caught = {
+        *(signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT),
+        *(signal.SIGUSR1, signal.SIGUSR2, *meanings),
+    }
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, caught)
+    _get_signal_at_parents_end(signal.SIGTERM)
+    # The rank may redirect its stderr.
+    reports = os.dup(2)
+    os.set_inheritable(reports, True)
+    with contextlib.suppress(OSError):  # There is no /proc.
+        pipe = os.readlink("/proc/self/fd/2")  # noqa: PTH115  pathlib is slow
+        os.environ["TFRING_REPORTS"] = f"{reports} {pipe}"
+    own = os.getpid()
+    if (rank := os.fork()) == 0:
+        _become_rank(arguments[1:], own, mask)
+    with contextlib.suppress(OSError):  # The rank has done so itself.
+        os.setpgid(rank, rank)
+    _report(reports, "started 0")
+    return _wait(rank, caught, meanings, reports)
+
+
+def _parse(pair: str) -> tuple[int, int]:
+    number, _, meaning = pair.partition("=")
+    return int(number), int(meaning)
+
+
+def _get_signal_at_parents_end(number: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _become_rank(command: list[str], parent: int, mask: Set[int]) -> None:
+    """Executes the rank's command in this new process."""
+    os.setpgid(0, 0)
+    _get_signal_at_parents_end(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    # This Python ignores these two.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    status = 126
+    try:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        # The environment is passed as it is: a shell would drop variables whose
+        # names it cannot have, such as a module system's `BASH_FUNC_module%%`.
+        os.execvp(command[0], command)
+    except OSError as error:
+        status = 127 if isinstance(error, FileNotFoundError) else 126
+        text = f"tfringrun: {command[0]}: {error.strerror}\n"
+        os.write(2, text.encode(errors="replace"))
+    finally:
+        os._exit(status)
+
+
+def _report(reports: int, word: str) -> None:
+    line = f"\x1e{word} {os.uname().nodename}\x1f\n"
+    with contextlib.suppress(OSError):  # Nobody reads any more.
+        os.write(reports, line.encode())
+
+
+def _wait(
+    rank: int, caught: Set[int], meanings: dict[int, int], reports: int
+) -> int:
+    """Waits for the rank's end, or ends it at SIGTERM; returns its status."""
+    status: int | None = None
+    outlives_rank = False
+    while status is None or outlives_rank:
+        number = signal.sigwait(caught)
+        if number == signal.SIGTERM:
+            _end_group(rank)
+            outlives_rank = False
+        elif status is None and number in meanings:
+            os.kill(rank, meanings[number])
+            outlives_rank |= meanings[number] in (signal.SIGINT, signal.SIGTERM)
+        if status is None:
+            # WNOWAIT leaves the rank a zombie, so that no other process gets
+            # its number while this one may signal the rank's group.
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if (end := os.waitid(os.P_PID, rank, flags)) is not None:
+                was_killed = end.si_code != os.CLD_EXITED
+                status = end.si_status + (128 if was_killed else 0)
+                _report(reports, f"exit {status}")
+    return status
+
+
+def _end_group(rank: int) -> None:
+    """Ends the rank and the processes of its group."""
+    for send, number in (
+        (os.killpg, signal.SIGTERM),
+        (os.killpg, signal.SIGKILL),
+        (os.kill, signal.SIGKILL),  # The rank may have left its group.
+    ):
+        with contextlib.suppress(ProcessLookupError):
+            send(rank, number)
+        if number == signal.SIGTERM:
+            signal.sigtimedwait({signal.SIGCHLD}, _GRACE_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
