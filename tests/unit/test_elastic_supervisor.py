@@ -1,10 +1,13 @@
 """The supervisor of a host: how it ends, binds and starts its workers."""
 
+import math
 import subprocess
 
 import pytest
 
 from tfring.launcher.elastic import supervisor
+from tfring.rendezvous import wire
+from tfring.rendezvous.handshake import HandshakeError
 
 
 @pytest.fixture
@@ -36,3 +39,45 @@ def test_the_end_of_a_worker_ends_none_of_another_job(start):
     for each in others:
         each.terminate()
     assert [each.wait(60) for each in others] == [-15, -15]
+
+
+@pytest.fixture
+def reach(monkeypatch):
+    """Returns a function that tries for 600 s, while each attempt fails.
+
+    It returns the seconds until the launcher was reached.
+    """
+    now = [0.0]
+
+    def pause(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(supervisor.time, "sleep", pause)
+
+    def reach(error, until=math.inf):
+        def connect(address, token, hello, timeout_seconds):
+            now[0] += timeout_seconds
+            if now[0] < until:
+                raise error
+
+        monkeypatch.setattr(wire, "connect", connect)
+        supervisor._reach(("head", 9), "", {}, 600.0, lambda: now[0])
+        return now[0]
+
+    reach.now = now
+    return reach
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ConnectionRefusedError])
+def test_a_task_tries_for_its_time_to_reach_the_launcher(reach, error):
+    assert 300 <= reach(error, until=300) < 340
+    reach.now[0] = 0.0
+    with pytest.raises(error):
+        reach(error)
+    assert 600 <= reach.now[0] < 640
+
+
+def test_a_task_of_another_job_does_not_try_again(reach):
+    with pytest.raises(HandshakeError):
+        reach(HandshakeError)
+    assert reach.now[0] == supervisor._CONNECT_SECONDS

@@ -185,6 +185,64 @@ def test_a_silent_listener_costs_only_the_time_given():
         wire.connect(silent_address, TOKEN, {})
 
 
+@pytest.fixture
+def names(monkeypatch):
+    """Returns a function that has a name stand for several addresses."""
+    lookup = socket.getaddrinfo
+
+    def names(name, addresses):
+        def answer(host, port, **options):
+            if host != name:
+                return lookup(host, port, **options)
+            return [lookup(*each, **options)[0] for each in addresses]
+
+        monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+    return names
+
+
+@pytest.mark.parametrize("first", ["silent", "refuses", "closes", "other job"])
+def test_each_address_of_a_name_is_tried(listener, names, monkeypatch, first):
+    monkeypatch.setattr(wire, "_ADDRESS_SECONDS", 0.1)
+    with contextlib.ExitStack() as stack:
+        if first == "other job":
+            other = wire.Listener("127.0.0.1", handshake.make_token())
+            stack.callback(other.close)
+            stack.enter_context(accepting(other))
+            address = other.address
+        else:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            address = server.getsockname()
+        if first == "refuses":
+            server.close()
+        elif first == "closes":
+            thread = threading.Thread(target=lambda: server.accept()[0].close())
+            thread.start()
+            stack.callback(thread.join, SECONDS)
+        names("head", [address, listener.address])
+        stack.enter_context(accepting(listener))
+        wire.connect(("head", 9), TOKEN, HELLO, SECONDS).close()
+
+
+@pytest.mark.timeout(SECONDS)
+def test_one_limit_is_for_all_addresses_of_a_name(names):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        names("head", [one.getsockname(), other.getsockname()])
+        with pytest.raises(TimeoutError):
+            wire.connect(("head", 9), TOKEN, HELLO, 0.3)
+
+
+def test_it_listens_at_the_address_that_this_machine_has(names):
+    # The first is for documentation, and no machine's (RFC 5737).
+    names("head", [("192.0.2.1", 0), ("127.0.0.1", 0)])
+    made = wire.Listener("head", TOKEN)
+    assert made.address[0] == "127.0.0.1"
+    made.close()
+
+
 def test_what_one_connection_said_serves_no_other(listener):
     said = []
 

@@ -40,6 +40,9 @@ Address = tuple[str, int]
 
 # All of a handshake takes at most so long.
 HANDSHAKE_SECONDS = 5.0
+# The longest that each address of a name but the last is tried, connecting and
+# handshake: the network of one may be dead.
+_ADDRESS_SECONDS = 5.0
 # So many connections may be in a handshake at once, of all workers of a job at
 # its start; the oldest makes room. The kernel keeps as many more.
 MOST_HANDSHAKES = 4096
@@ -87,7 +90,8 @@ def connect(
     """Connects to a process of this job, and has both prove that they are.
 
     The hello names the peer and the purpose. The socket is blocking, and
-    nothing has been said on it yet.
+    nothing has been said on it yet. Addresses of a name are tried in turn. The
+    time is for all of them, with their handshakes.
 
     Raises:
         OSError: The other side cannot be reached (ConnectionRefusedError:
@@ -100,7 +104,7 @@ def connect(
     cuts = 0
     while True:
         try:
-            return _connect_once(address, Connecting(token, hello), deadline)
+            return _try_addresses(address, token, hello, deadline)
         except BusyError as error:
             if time.monotonic() + wait >= deadline:
                 raise TimeoutError(
@@ -120,11 +124,32 @@ def connect(
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
-def _connect_once(
-    address: Address, handshake: Connecting, deadline: float
+def _try_addresses(
+    address: Address, token: str, hello: dict[str, Any], deadline: float
 ) -> socket.socket:
-    sock = socket.create_connection(address, _left(deadline))
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    errors: list[OSError] = []
+    for number, (family, _, _, _, place) in enumerate(found, start=1):
+        by = deadline
+        if number < len(found):
+            share = _left(deadline) / (len(found) - number + 1)
+            by = time.monotonic() + min(share, _ADDRESS_SECONDS)
+        try:
+            return _connect_once(family, place, Connecting(token, hello), by)
+        except OSError as error:
+            errors.append(error)
+    # An address that has answered tells more than a silent one.
+    answers = (BusyError, HandshakeError, ConnectionResetError)
+    raise next((e for e in errors if isinstance(e, answers)), errors[-1])
+
+
+def _connect_once(
+    family: int, place: Any, handshake: Connecting, deadline: float
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        sock.settimeout(_left(deadline))
+        sock.connect(place)
         configure(sock)
         greeting = _receive_exactly(sock, NONCE_BYTES, deadline)
         sock.settimeout(_left(deadline))
@@ -191,12 +216,7 @@ class Listener:
         )
         most = descriptors.raise_limit() // _SHARE_OF_DESCRIPTORS
         self._most_handshakes = min(most, MOST_HANDSHAKES)
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        self._sock = socket.create_server(
-            address, family=family, backlog=MOST_HANDSHAKES
-        )
+        self._sock = _listening(host, port)
         self._sock.setblocking(False)
         self.address: Address = self._sock.getsockname()[:2]
         self.refused = 0  # how many connections were closed
@@ -322,6 +342,22 @@ class Listener:
                 sock.recv(1 << 16)
         sock.close()
         self.refused += 1
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Listens at the first address of a name that this machine has."""
+    found = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    while True:
+        family, _, _, _, address = found.pop(0)
+        try:
+            return socket.create_server(
+                address, family=family, backlog=MOST_HANDSHAKES
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or not found:
+                raise
 
 
 def encoded(message: dict[str, Any]) -> bytes:

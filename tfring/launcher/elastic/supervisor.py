@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,9 +37,14 @@ from typing import Any
 from tfring.launcher import processes, wrapper
 from tfring.launcher.hosts import cpus_of_slot
 from tfring.rendezvous import wire
+from tfring.rendezvous.handshake import HandshakeError
 
 # After SIGTERM the workers have this long to leave politely.
 TERMINATION_GRACE_SECONDS = 10.0
+# The longest that one attempt to reach the launcher takes, and the pause before
+# the next one.
+_CONNECT_SECONDS = 30.0
+_AGAIN_SECONDS = 0.5
 # How long the launcher may take for their output, at the end.
 LAST_WORDS_SECONDS = 3.0
 
@@ -71,7 +77,9 @@ class Output:
         self._channel = self._connect()
 
     def _connect(self) -> wire.Channel:
-        sock = wire.connect(self._address, self._token, self._hello, 30.0)
+        sock = wire.connect(
+            self._address, self._token, self._hello, _CONNECT_SECONDS
+        )
         # The reader of the launcher's output may block it.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         return wire.Channel(sock)
@@ -92,6 +100,30 @@ class Output:
             self._channel.send(message, math.inf)
 
 
+def _reach(
+    address: wire.Address,
+    token: str,
+    hello: dict[str, Any],
+    patience_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> socket.socket:
+    """Connects to the rendezvous, and tries again for so long.
+
+    Raises:
+        OSError: It cannot be reached, or is of another job (HandshakeError).
+    """
+    give_up_at = clock() + patience_seconds
+    while True:
+        try:
+            return wire.connect(address, token, hello, _CONNECT_SECONDS)
+        except HandshakeError:
+            raise
+        except OSError:
+            if clock() >= give_up_at:
+                raise
+        time.sleep(_AGAIN_SECONDS)
+
+
 def _prepare(cpus: set[int]) -> None:
     """Prepares a worker's process for its command."""
     processes.be_killed_with_parent()
@@ -110,8 +142,9 @@ class Supervisor:
                 `environment` (what the workers' has more than this process's),
                 `silence_seconds`, after which a stopped worker is reported,
                 `interface`, where the workers listen; None is where this
-                process reaches the rendezvous from; and `slots`, of a host
-                that the launcher does not know.
+                process reaches the rendezvous from; and for a host that the
+                launcher does not know `slots`, and for how long to try to reach
+                it, `patience_seconds`.
 
         Raises:
             OSError: The rendezvous cannot be reached.
@@ -123,8 +156,11 @@ class Supervisor:
         hello = {"role": "supervisor", "host": host}
         if "slots" in configuration:
             hello["slots"] = configuration["slots"]
-        control = wire.connect(address, token, hello, 30.0)
+        patience_seconds = configuration.get("patience_seconds", 0.0)
+        control = _reach(address, token, hello, patience_seconds)
         interface = configuration["interface"] or control.getsockname()[0]
+        # Of several addresses of a name, this one works.
+        address = control.getpeername()[:2]
         self._control = wire.Channel(control)
         self._output = Output(address, token, host)
         # A job that a worker starts has a worker w1, too.

@@ -57,7 +57,7 @@ def run(job: ElasticJob, view: View, address: wire.Address) -> int:
                 return 1
             time.sleep(_AGAIN_SECONDS)
         else:
-            return _join(job, address, token)
+            return _join(job, address, token, deadline - time.monotonic())
 
 
 def _token() -> str:
@@ -100,10 +100,13 @@ def _listen(
     return listener
 
 
-def _join(job: ElasticJob, address: wire.Address, token: str) -> int:
+def _join(
+    job: ElasticJob, address: wire.Address, token: str, patience_seconds: float
+) -> int:
     host = os.environ.get("TFRING_ELASTIC_HOST") or socket.gethostname()
     configuration = job.configuration(host, token, address)
     configuration["slots"] = job.hosts[0].slots
+    configuration["patience_seconds"] = patience_seconds
     print(
         f"tfringrun: host {host} joins the job at {address[0]}:{address[1]}, "
         "which shows its output.",
