@@ -77,6 +77,27 @@ def test_passes(session, average, rank, size):
     assert session.run(steps) == 2
 
 
+def test_sums_that_no_session_has_initialized(session):
+    _, _, loss = losses(0)
+    optimizer = tfring.DistributedOptimizer(
+        v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+    )
+    train = optimizer.minimize(loss)
+    assert {each.name for each in v1.local_variables()} == {
+        "tfring/passes:0",
+        "tfring/sum_of_dense:0",
+        "tfring/sum_of_table:0",
+    }
+    session.run(v1.global_variables_initializer())
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"tfring/passes:0 has no value.*local_variables_initializer",
+    ):
+        session.run(train)
+    session.run(v1.local_variables_initializer())
+    session.run(train)
+
+
 @pytest.mark.parametrize("passes", [1, 2])
 def test_eagerly_and_in_a_function(passes, mode, rank, size):
     variable = tf.Variable([1.0])

@@ -13,7 +13,11 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.reducer import count_of_calls, reduce_gradients
+from tfring._gradients.reducer import (
+    count_of_calls,
+    name_of,
+    reduce_gradients,
+)
 from tfring._training.undistributed import warn
 from tfring._training.weights import warn_if_not_broadcast
 
@@ -121,18 +125,24 @@ class ComputedGradients:
         dense = [tf.convert_to_tensor(gradients[i]) for i in kept]
         if self.counter is None:
             with tf.init_scope():
-                self.counter = _own_variable(tf.zeros([], tf.int64))
+                self.counter = _own_variable(
+                    tf.zeros([], tf.int64), "tfring/passes"
+                )
                 self._sums = [
                     _own_variable(
-                        tf.zeros(variables[i].shape, gradients[i].dtype)
+                        tf.zeros(variables[i].shape, gradients[i].dtype),
+                        f"tfring/sum_of_{name_of(variables[i], i)}",
                     )
                     for i in kept
                 ]
-        before = self.counter.read_value()
-        sums = [
-            tf.where(tf.equal(before, 0), gradient, own.read_value() + gradient)
-            for gradient, own in zip(dense, self._sums, strict=True)
-        ]
+        with tf.control_dependencies(_check_initialized(self.counter)):
+            before = self.counter.read_value()
+            sums = [
+                tf.where(
+                    tf.equal(before, 0), gradient, own.read_value() + gradient
+                )
+                for gradient, own in zip(dense, self._sums, strict=True)
+            ]
         count = (before + 1) % self._passes
         assigned = [
             own.assign(total, read_value=False)
@@ -161,10 +171,30 @@ class ComputedGradients:
         return result
 
 
-def _own_variable(value: Any) -> Any:
+def _own_variable(value: Any, name: str) -> Any:
     return tf.compat.v1.Variable(
         value,
         trainable=False,
         use_resource=True,
+        name=name.partition(":")[0],
         collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
     )
+
+
+def _check_initialized(variable: Any) -> list[Any]:
+    """Raises in a session of TensorFlow 1 in which it has no value."""
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return []  # It has had one since it was made.
+    check = tf.debugging.Assert(
+        tf.compat.v1.is_variable_initialized(variable),
+        [
+            "DistributedOptimizer: with backward_passes_per_step the sums of "
+            "gradients are local variables of the graph, and "
+            f"{variable.name} has no value. Besides "
+            "global_variables_initializer run tf.compat.v1."
+            "local_variables_initializer in the session; a "
+            "MonitoredTrainingSession does so by itself."
+        ],
+    )
+    return [check]
