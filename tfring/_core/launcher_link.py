@@ -31,7 +31,7 @@ _CONNECT_SECONDS = 30.0
 class Over:
     """The members have ended this worker's function."""
 
-    result: str | None  # as JSON; None if JSON cannot hold it
+    result: str  # as JSON: what a member has told with "done"
 
 
 class LauncherLink:

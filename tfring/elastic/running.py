@@ -17,8 +17,10 @@ from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
 from tfring.elastic.termination import goes_with_a_commit
 
-# In bytes, as JSON.
-_LONGEST_RESULT = 1 << 20
+# The launcher keeps no longer results, as JSON, for workers that join later.
+_LONGEST_RESULT_BYTES = 1 << 20
+# Why workers that join later cannot have the result of an ended function.
+_missing_result = ""
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +47,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         func: Its first argument is a `State`; all arguments are passed on. If
             the script has several such functions, it must return None or a
-            value that JSON can hold.
+            value that JSON can hold in 1 MiB: a worker that joins in a later
+            one needs it, and fails without.
 
     Returns:
         A function with the result of `func`.
@@ -74,7 +77,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        global _missing_result
         _warn_unless_elastic()
+        _warn_of_missing_result()
         runtime.tell_of_training("begun", function=func.__qualname__)
         runtime.tell_of_state(state._describe)
         try:
@@ -83,7 +88,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:  # not SystemExit, which ends in the training
             runtime.tell_of_training("left")
             raise
-        runtime.tell_of_training("done", result=_as_json(result))
+        answer, _missing_result = _as_json(result)
+        runtime.tell_of_training("done", result=answer)
         return result
 
     return wrapper
@@ -143,13 +149,32 @@ def _run(train: Callable[[], Any], state: State) -> Any:
         is_new_start = True
 
 
-def _as_json(result: Any) -> str | None:
-    """The result for workers that join later; None if JSON cannot hold it."""
+def _warn_of_missing_result() -> None:
+    if _missing_result and runtime.may_grow() and runtime.rank() == 0:
+        logging.warning(
+            "tfring: workers that join from now on will fail: an earlier "
+            "function of tfring.elastic.run has ended, and %s.",
+            _missing_result,
+        )
+
+
+def _as_json(result: Any) -> tuple[str, str]:
+    """Returns an answer to workers that join later, and why it has no result.
+
+    The answer is JSON: `{"result": ...}`, or `{"missing": why}`.
+    """
     try:
-        text = json.dumps(result, default=_as_list)
-    except (TypeError, ValueError):
-        return None
-    return text if len(text) <= _LONGEST_RESULT else None
+        text = json.dumps({"result": result}, default=_as_list)
+        missing = (
+            f"its result has {len(text)} bytes as JSON, more than "
+            f"{_LONGEST_RESULT_BYTES}"
+        )
+    # RecursionError: some thousand lists in each other.
+    except (TypeError, ValueError, RecursionError):
+        text, missing = "", "JSON cannot hold its result"
+    if 0 < len(text) <= _LONGEST_RESULT_BYTES:
+        return text, ""
+    return json.dumps({"missing": missing}), missing
 
 
 def _as_list(value: Any) -> Any:
@@ -159,13 +184,14 @@ def _as_list(value: Any) -> Any:
 
 
 def _result_of_others(over: Over) -> Any:
-    if over.result is None:
+    answer = json.loads(over.result)
+    if "missing" in answer:
         raise RuntimeError(
             "tfring.elastic.run: the others have ended this function before "
-            "this worker came, and JSON cannot hold what it returned. Return "
-            "None, numbers, strings, or lists and dicts of these."
+            f"this worker came, and {answer['missing']}. Return None, numbers, "
+            "strings, or lists and dicts of these, of at most 1 MiB."
         )
-    return json.loads(over.result)
+    return answer["result"]
 
 
 def _is_of_the_job(error: Exception) -> bool:

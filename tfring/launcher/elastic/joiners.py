@@ -85,7 +85,7 @@ class Joiners:
                 continue
             if worker in members or worker.run < begun:
                 self._expect_build(worker)
-                result = self._trainings.results.get(worker.run)
+                result = self._trainings.results.get(worker.run, "")
                 self._actions.send([worker], "over", result=result)
 
     def let_build(self) -> None:

@@ -197,7 +197,7 @@ class Membership:
         worker: Worker,
         phase: str,
         function: str = "",
-        result: str | None = None,
+        result: str = "",
     ) -> None:
         """Its training has begun, is done by all members, or is left.
 

@@ -83,9 +83,8 @@ class Roster:
         """Tells the user, once, that a worker is lost."""
         if not worker.told:
             worker.told = True
-            self._actions.say(
-                f"{worker} is lost: {worker.error or worker.why}."
-            )
+            why = (worker.error or worker.why).rstrip(".")
+            self._actions.say(f"{worker} is lost: {why}.")
 
     def host_lost(self, host: str) -> None:
         """Takes note that the ending workers of a host are gone."""

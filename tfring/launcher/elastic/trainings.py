@@ -17,8 +17,8 @@ class Trainings:
         # The members', as one of them has told.
         self.state: State | None = None
         self._functions: dict[int, str] = {}
-        # By number, as JSON; None where JSON cannot hold it.
-        self.results: dict[int, str | None] = {}
+        # By number, as JSON.
+        self.results: dict[int, str] = {}
 
     def begin(self, worker: Worker, function: str) -> str:
         """Counts a worker's function; returns an error, or ""."""
@@ -31,7 +31,7 @@ class Trainings:
             f"'{others}'"
         )
 
-    def end(self, worker: Worker, result: str | None) -> None:
+    def end(self, worker: Worker, result: str) -> None:
         """Notes that all have ended a worker's function."""
         if worker.run > self._ended:
             self._ended = worker.run
