@@ -217,6 +217,27 @@ class TestFailures:
         )
         assert terminal.screen.last_words(1)[0] == "a.b.LastError: last"
 
+    @pytest.mark.parametrize(
+        ("before", "between"),
+        [
+            # A thread's log, as absl and orbax write it, its traceback, and a
+            # part of that.
+            ([b"    WARNING:absl: from a thread"], [b"INFO: saved", b"^^^^^"]),
+            ([], [b"ERROR:root:failed", *traceback(7)]),
+            (traceback(7)[:3], [b"^^^^^^^^^^"]),
+        ],
+    )
+    def test_a_traceback_with_lines_of_other_threads(self, before, between):
+        terminal = FakeTerminal()
+        header, frame, source, exception, _ = traceback(1)
+        lines = [header, *before, *between, frame, source, exception]
+        terminal.complains(1, *lines, b"Expected: 3")
+        said = terminal.screen.last_words(1)[0]
+        assert said == "ValueError: of rank 1"
+        # The lines come between the frames and the exception, too.
+        terminal.complains(2, header, frame, source, b"^^^^^", exception)
+        assert terminal.screen.last_words(2)[0] == said
+
     # As TensorFlow prints them: of a function, of a session, of several
     # operations, and of one that runs eagerly.
     @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Callable
 
-from tfring.launcher.reason import reason
+from tfring.launcher.reason import last_exception, reason
 from tfring.launcher.wrapper import Report
 
 HOLD_SECONDS = 2.0
@@ -30,10 +30,6 @@ _LONGEST_MARK_BYTES = 320
 _SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _TRACEBACK = re.compile(
     rb"[ +|]*(?:Exception Group )?Traceback \(most recent call last\):"
-)
-# A traceback's frames are indented; the exception follows.
-_FRAMES = re.compile(
-    r"^Traceback \(most recent call last\):\n(?: .*\n)*(?=\S)", re.MULTILINE
 )
 # Lines that do not tell why a rank has ended: Open MPI's account of a crash, in
 # the name of the rank, and TensorFlow's logs below an error.
@@ -178,9 +174,7 @@ class Screen:
         """A rank's last exception and last line on stderr, each or ""."""
         words = _SEQUENCE.sub(b"", b"\n".join(self._words.get(rank, [])))
         text = words.decode(errors="replace")
-        _, *exceptions = _FRAMES.split(text)
-        exception = reason(exceptions[-1]) if exceptions else ""
-        return exception, text.rpartition("\n")[2].strip()
+        return reason(last_exception(text)), text.rpartition("\n")[2].strip()
 
     def tick(self, *, ending: bool = False) -> None:
         """Shows lines that were held long enough.

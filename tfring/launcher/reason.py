@@ -1,4 +1,4 @@
-"""The sentence of an exception's text that tells why."""
+"""The exception at a rank's end, and the sentence of it that tells why."""
 
 import re
 
@@ -11,6 +11,34 @@ _ROOT_ERROR = re.compile(r" *\(0\) \w+: (.*)")
 _DECORATION = re.compile(
     r"\{\{(?:function_node|node) [^}]*\}\} ?| *\[Op:\w+\](?: name:.*)?"
 )
+
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
+_FILE = re.compile(r'^  File ".*", line \d+', re.MULTILINE)
+# The line of an exception: its type, and perhaps a text. A log's line is none.
+_EXCEPTION = re.compile(
+    r"^(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b)"
+    r"[^\W\d][\w.<>]*(?:: .*|:)?$",
+    re.MULTILINE,
+)
+
+
+def last_exception(text: str) -> str:
+    """Returns the type and the text of the exception that a rank ends with.
+
+    Other threads may write lines between those of its traceback, and tracebacks
+    of their own.
+
+    Args:
+        text: The rank's last words on stderr.
+    """
+    *_, last = _TRACEBACK.split(text)
+    if last == text:
+        return ""
+    # The text of an operation's error has a traceback's lines, too.
+    files = list(_FILE.finditer(last.partition(_GRAPH_ERROR)[0]))
+    behind = last[files[-1].end() :] if files else last
+    found = _EXCEPTION.search(behind)
+    return behind[found.start() :] if found else ""
 
 
 def reason(error: str) -> str:
