@@ -37,6 +37,8 @@ class Job:
         self.cut = set()
         self.answers_probes = True
         self.killed = []
+        # By worker, how many share the cores of its host.
+        self.cores_shared_by = {}
         self.said = []
         # If True, the launcher takes more events before it acts.
         self.is_behind = False
@@ -61,10 +63,16 @@ class Job:
                         self.answer_probe(worker, action.message["workers"])
 
     def obey(self, host, message):
+        if message["kind"] == "share_cores":
+            for worker in self.cores_shared_by:
+                if self.host_of[worker] == host:
+                    self.cores_shared_by[worker] = message["cores_shared_by"]
+            return
         worker = message["worker"]
         if message["kind"] == "start":
             self.host_of[worker] = host
             self.inbox[worker] = []
+            self.cores_shared_by[worker] = message["cores_shared_by"]
         else:
             assert message["kind"] == "kill"
             assert host == self.host_of[worker]

@@ -3,7 +3,7 @@
 import pytest
 from elastic_job import Job, started
 
-from tfring.launcher.elastic import places
+from tfring.launcher.elastic import elastic_job, places
 from tfring.launcher.elastic.workers import Worker
 
 
@@ -117,3 +117,55 @@ def test_the_last_of_a_host_that_is_taken_away_hands_over_its_state(maximum):
     assert job.got("w1", "waiting")["workers"] == 0
     job.all_ready(["w1", "w2"], 2, steps=6)
     assert job.names() == {"w2"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "limits", "members"),
+    [
+        ({"a": 2}, {"spares": 1}, 1),
+        ({"a": 3}, {"spares": 1}, 2),
+        ({"a": 4}, {"maximum": 1}, 1),
+        ({"a": 4, "b": 1}, {"maximum": 3}, 3),
+        ({"a": 2, "b": 2}, {}, 2),
+    ],
+)
+def test_spares_have_no_cores_of_their_own(hosts, limits, members):
+    job = Job(hosts, minimum=1, **limits)
+    assert job.cores_shared_by["w1"] == members
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_members_share_the_cores_of_new_slots(before, after):
+    job = started({"a": before}, minimum=1)
+    members = [*job.host_of]
+    assert {*job.cores_shared_by.values()} == {before}
+    job.table.update({"a": after})
+    job.act()
+    for worker in {*job.host_of} - {*members}:
+        job.be_ready(worker)
+    job.all_ready(members, 1, steps=5)
+    assert {job.cores_shared_by[worker] for worker in job.names()} == {after}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ranks": 20_000_000},
+        {"ranks": 1024, "spares": 1},
+        {"slots_per_task": 1025},
+    ],
+)
+def test_a_machine_takes_a_bounded_number_of_workers(options):
+    numbers = {
+        **{"ranks": 1, "minimum": 1, "maximum": None, "spares": 0},
+        **options,
+    }
+    with pytest.raises(ValueError, match="at most 1024 workers"):
+        elastic_job.make(
+            ["true"],
+            hosts=[],
+            script="",
+            environment={},
+            exported=[],
+            **numbers,
+        )

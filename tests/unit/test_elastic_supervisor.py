@@ -1,7 +1,9 @@
 """The supervisor of a host: how it ends, binds and starts its workers."""
 
 import math
+import os
 import subprocess
+import threading
 
 import pytest
 
@@ -81,3 +83,30 @@ def test_a_task_of_another_job_does_not_try_again(reach):
     with pytest.raises(HandshakeError):
         reach(HandshakeError)
     assert reach.now[0] == supervisor._CONNECT_SECONDS
+
+
+def test_threads_that_the_script_has_bound_stay_where_they_are():
+    first, *rest = sorted(os.sched_getaffinity(0))
+    if not rest:
+        pytest.skip("one core")
+    found = {}
+    done = threading.Barrier(3)
+
+    def run(name, cpus):
+        os.sched_setaffinity(0, cpus)
+        done.wait(60)  # Both are bound.
+        done.wait(60)  # Both are bound anew.
+        found[name] = os.sched_getaffinity(0)
+
+    threads = [
+        threading.Thread(target=run, args=each)
+        for each in (("ours", {first}), ("own", {rest[0]}))
+    ]
+    for thread in threads:
+        thread.start()
+    done.wait(60)
+    supervisor._rebind(os.getpid(), {first}, {first, rest[0]})
+    done.wait(60)
+    for thread in threads:
+        thread.join(60)
+    assert found == {"ours": {first, rest[0]}, "own": {rest[0]}}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfring.launcher.elastic.workers import Limits
-from tfring.launcher.hosts import Host
+from tfring.launcher.hosts import MOST_SLOTS, Host
 from tfring.rendezvous import wire
 
 
@@ -76,7 +76,7 @@ def make(
                 "by itself. Leave out -H, --hostfile and "
                 "--host-discovery-script."
             )
-        hosts = [Host("localhost", slots_per_task)]
+        hosts = [_this_machine(slots_per_task)]
     may_grow = bool(script) or slots_per_task is not None
     if script and hosts:
         raise ValueError(
@@ -98,7 +98,7 @@ def make(
         slots = maximum or ranks
         if slots is None:
             raise ValueError("how many workers? Pass --max-np N or -np N.")
-        hosts = [Host("localhost", slots + spares)]
+        hosts = [_this_machine(slots + spares)]
     slots = sum(host.slots for host in hosts)
     if not may_grow and slots < minimum:
         raise ValueError(
@@ -132,6 +132,16 @@ def make(
         silence_seconds=_seconds("TFRING_ELASTIC_SILENCE_SECONDS", 2.0),
         interface=os.environ.get("TFRING_ELASTIC_INTERFACE", ""),
     )
+
+
+def _this_machine(slots: int) -> Host:
+    if slots > MOST_SLOTS:
+        raise ValueError(
+            f"one machine takes at most {MOST_SLOTS} workers, spare ones "
+            f"included, got {slots}. Ask for fewer, or name more machines by "
+            "-H."
+        )
+    return Host("localhost", slots)
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -496,6 +496,7 @@ class Membership:
             if worker not in chosen and worker.host in self.hosts:
                 self._roster.end(worker, "there are more workers than places")
         self._lost_at_end = None
+        self._roster.share_cores({worker.host for worker in members})
         self.generation.form(members)
         self._told = self.generation.members
 

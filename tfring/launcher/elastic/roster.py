@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import itertools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from tfring.launcher.elastic import places
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.workers import Actions, Limits, Worker
 
@@ -38,6 +39,8 @@ class Roster:
         self._clock = clock
         self.living: dict[str, Worker] = {}
         self.ending: dict[str, Worker] = {}
+        # By host, for how many workers its cores are divided.
+        self._cores_shared_by: dict[str, int] = {}
         self._numbers = itertools.count(1)
 
     def start(self, host: str) -> None:
@@ -48,7 +51,30 @@ class Roster:
         self.expect(worker, "join the job")
         slots = str(self._hosts.slots(host))
         environment = {"TFRING_ELASTIC_SLOTS": slots}
-        self._actions.order(worker, "start", environment=environment)
+        members = self._most_members(host)
+        self._cores_shared_by.setdefault(host, members)
+        self._actions.order(
+            worker,
+            "start",
+            environment=environment,
+            cores_shared_by=members,
+        )
+
+    def share_cores(self, hosts: Iterable[str]) -> None:
+        """Has workers that were started for another number share the cores.
+
+        The slots of a host may have changed.
+        """
+        for host in hosts:
+            members = self._most_members(host)
+            if self._cores_shared_by.get(host, members) != members:
+                self._cores_shared_by[host] = members
+                self._actions.tell(host, "share_cores", cores_shared_by=members)
+
+    def _most_members(self, host: str) -> int:
+        """Returns how many workers of a host train at once; spares wait."""
+        places_in_all = places.count(self._limits, self._hosts)
+        return max(1, min(self._hosts.slots(host), places_in_all))
 
     def expect(
         self, worker: Worker, what: str, seconds: float | None = None
@@ -88,6 +114,7 @@ class Roster:
 
     def host_lost(self, host: str) -> None:
         """Takes note that the ending workers of a host are gone."""
+        self._cores_shared_by.pop(host, None)
         for worker in list(self.ending.values()):
             if worker.host == host:
                 self.tell_of_loss(worker)

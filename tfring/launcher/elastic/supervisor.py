@@ -53,6 +53,7 @@ LAST_WORDS_SECONDS = 3.0
 class _Worker:
     process: subprocess.Popen[bytes]
     slot: int
+    cpus: set[int]
     kill_at: float = math.inf
     # Since when each look has found it stopped.
     stopped_at: float = math.inf
@@ -129,6 +130,16 @@ def _prepare(cpus: set[int]) -> None:
     processes.be_killed_with_parent()
     with contextlib.suppress(OSError):  # The host has lost some of them.
         os.sched_setaffinity(0, cpus)
+
+
+def _rebind(pid: int, before: set[int], cpus: set[int]) -> None:
+    """Binds the threads of a process that the script has not bound itself."""
+    with contextlib.suppress(OSError):  # It has ended.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            thread = int(task.name)
+            with contextlib.suppress(OSError):
+                if os.sched_getaffinity(thread) == before:
+                    os.sched_setaffinity(thread, cpus)
 
 
 class Supervisor:
@@ -270,7 +281,16 @@ class Supervisor:
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "start" and not self._ending:
-            self._start(message["worker"], message["environment"])
+            self._start(
+                message["worker"],
+                message["environment"],
+                message["cores_shared_by"],
+            )
+        elif kind == "share_cores":
+            for worker in self._workers.values():
+                cpus = cpus_of_slot(worker.slot, message["cores_shared_by"])
+                _rebind(worker.process.pid, worker.cpus, cpus)
+                worker.cpus = cpus
         elif kind == "kill" and message["worker"] in self._workers:
             self._workers[message["worker"]].kill_in(message["grace_seconds"])
         elif kind == "refused":
@@ -289,10 +309,13 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     worker.process.terminate()
 
-    def _start(self, name: str, environment: dict[str, str]) -> None:
+    def _start(
+        self, name: str, environment: dict[str, str], cores_shared_by: int
+    ) -> None:
         taken = {worker.slot for worker in self._workers.values()}
         slot = next(n for n in itertools.count() if n not in taken)
-        cpus = cpus_of_slot(slot, int(environment["TFRING_ELASTIC_SLOTS"]))
+        # A slot above this number is a spare's, and has all cores.
+        cpus = cpus_of_slot(slot, cores_shared_by)
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
@@ -317,7 +340,7 @@ class Supervisor:
         )
         forwarder.start()
         self._forwarders.append(forwarder)
-        self._workers[name] = _Worker(process, slot)
+        self._workers[name] = _Worker(process, slot, cpus)
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on a worker's output; a thread for each worker."""

@@ -132,8 +132,12 @@ class Actions:
 
     def order(self, worker: Worker, kind: str, **more: Any) -> None:
         """Gives a worker's supervisor an order for it."""
-        message = {"kind": kind, "worker": worker.name, **more}
-        self._actions.append(Send("supervisor", (worker.host,), message))
+        self.tell(worker.host, kind, worker=worker.name, **more)
+
+    def tell(self, host: str, kind: str, **more: Any) -> None:
+        """Gives the supervisor of a host an order."""
+        message = {"kind": kind, **more}
+        self._actions.append(Send("supervisor", (host,), message))
 
     def say(self, text: str) -> None:
         """Tells the user something."""
