@@ -1,5 +1,6 @@
 """The description of its state that a worker sends before it joins."""
 
+import pickle
 import types
 
 import keras
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._core import runtime, tcp_job
+from tfring.elastic import fitting
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -66,6 +68,32 @@ def test_it_is_told_once_after_each_start(monkeypatch):
         for _ in range(3):
             state.commit()
         assert told == starts * [[("attribute 'step'", "")]]
+
+
+class Uncopied(float):
+    """A value that a commit must not copy."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError
+
+
+def test_a_commit_copies_no_logs_of_ended_epochs():
+    state = tfring.elastic.ObjectState(
+        tfring.broadcast_object, history=fitting._History()
+    )
+    state.history.append({"loss": Uncopied(3), "val_loss": Uncopied(4)})
+    state.commit()
+    for lost in (2.5, 2):
+        state.history.append({"loss": Uncopied(lost)})
+        state.restore()
+    assert state.history.by_name() == {"loss": [3], "val_loss": [4]}
+    state.history.append({"loss": Uncopied(1)})
+    state.commit()
+    state.history.append({"loss": Uncopied(0)})
+    sent = pickle.loads(pickle.dumps(state.history))
+    state.restore()
+    assert state.history.by_name() == {"loss": [3, 1], "val_loss": [4]}
+    assert sent.by_name() == {"loss": [3, 1, 0], "val_loss": [4]}
 
 
 def test_a_message_has_no_more_parts_than_fit(monkeypatch):

@@ -139,7 +139,7 @@ def fit(
         epoch=0,
         taken=0,
         logs={},
-        history={},
+        history=_History(),
     )
     state.register_reset_callbacks(reset_callbacks)
     is_kept = keep_traces and state.traces_hold() and not model.run_eagerly
@@ -182,7 +182,8 @@ def fit(
             if model.stop_training:
                 state.epoch = epochs
                 state.commit()
-        return {name: list(values) for name, values in state.history.items()}
+        logs: _History = state.history
+        return logs.by_name()
 
     history: dict[str, list[Any]] = train(state)
     return history
@@ -263,6 +264,38 @@ def _end_epoch(
         logs |= {f"val_{name}": value for name, value in results.items()}
     called.on_epoch_end(state.epoch, logs)
     called.on_train_end(logs)
+
+
+class _History:
+    """The logs of the epochs that have ended.
+
+    Each commit copies it. Ended epochs do not change, so all copies share one
+    list, of which each has the first `_count`.
+    """
+
+    def __init__(self, epochs: Iterable[dict[str, Any]] = ()) -> None:
+        self._epochs = list(epochs)
+        self._count = len(self._epochs)
+
+    def append(self, logs: dict[str, Any]) -> None:
+        # Epochs after the commit that was restored are trained again.
+        self._epochs[self._count :] = [logs]
+        self._count += 1
+
+    def by_name(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for logs in self._epochs[: self._count]:
+            for name, value in logs.items():
+                found.setdefault(name, []).append(value)
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _History:
+        copied = _History()
+        copied._epochs, copied._count = self._epochs, self._count
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _History, (self._epochs[: self._count],)
 
 
 class _Rest(keras.utils.PyDataset):
@@ -355,8 +388,7 @@ class _Position(keras.callbacks.Callback):
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        for name, value in _as_values(logs).items():
-            self._state.history.setdefault(name, []).append(value)
+        self._state.history.append(_as_values(logs))
         self._state.epoch, self._state.taken = epoch + 1, 0
         self._state.commit()
 
