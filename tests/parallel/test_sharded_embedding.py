@@ -498,3 +498,24 @@ def test_elastic_states_refuse_it():
     ):
         with pytest.raises(NotImplementedError, match="lost with their rank"):
             make(of)
+
+
+def test_a_tree_of_the_states_has_whole_tables(rank):
+    trees = []
+
+    class Saver(keras.callbacks.Callback):
+        save_freq = "epoch"
+
+        def on_epoch_end(self, epoch, logs=None):
+            trees.append(self.model.get_state_tree(value_format="numpy_array"))
+
+    model = sharded()
+    fit(model, rank, callbacks=[Saver()])
+    leaves = dict(keras.tree.flatten_with_path(trees[-1]))
+    tables = [v for v in leaves.values() if np.shape(v) == (ROWS, WIDTH)]
+    assert len(tables) == 3  # and two moments
+    before = [w.numpy() for w in model.weights]
+    tree = trees[-1]
+    fit(model, rank)
+    model.set_state_tree(tree)
+    assert_each_equal(model.weights, before)

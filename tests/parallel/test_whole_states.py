@@ -364,3 +364,81 @@ def test_a_trained_share_is_lost_before_an_elastic_state_is_shared(alone):
     alone()
     with pytest.raises(RuntimeError, match="before the first commit"):
         state.on_reset()
+
+
+class TreeSaver(keras.callbacks.Callback):
+    """Saves like another package's callback, from the tree of the states."""
+
+    def __init__(self, save_freq="epoch"):
+        super().__init__()
+        self.save_freq = save_freq
+        self.tree = None
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.tree = self.model.get_state_tree(value_format="numpy_array")
+
+
+def leaves_of(tree):
+    """By path, without the numbers that Keras gives optimizers' names."""
+    return {
+        (path[0], *path[2:]): leaf
+        for path, leaf in keras.tree.flatten_with_path(tree)
+    }
+
+
+@pytest.mark.parametrize("ranks", ["all", "the last"])
+def test_a_tree_of_the_states_is_that_of_the_plain_optimizer(ranks, rank, size):
+    saver = TreeSaver()
+    model = small_model()
+    fit(model, callbacks=[saver] if ranks == "all" or rank == size - 1 else [])
+    plain = small_model(adam(shard_states=False))
+    fit(plain)
+    if saver.tree is not None:
+        expected = leaves_of(plain.get_state_tree(value_format="numpy_array"))
+        got = leaves_of(saver.tree)
+        assert got.keys() == expected.keys()
+        for key in (each for each in got if each[0] != "metrics_variables"):
+            np.testing.assert_allclose(got[key], expected[key], atol=1e-6)
+    if ranks == "all":
+        again = small_model()
+        again.optimizer.build(again.trainable_variables)
+        again.set_state_tree(saver.tree)
+        assert state_bits(again) == state_bits(model)
+
+
+def test_a_tree_of_one_rank_s_part_is_refused(several_ranks, rank):
+    model = fit(small_model())
+    with pytest.raises(RuntimeError, match="cannot save it alone"):
+        model.get_state_tree()
+    with pytest.raises(NotImplementedError, match="TreeSaver saves between"):
+        fit(model, callbacks=[TreeSaver(save_freq=3)])
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.callbacks, "OrbaxCheckpoint"),
+    reason="This version of Keras has no OrbaxCheckpoint.",
+)
+def test_orbax_saves_on_one_rank(rank, shared_path):
+    """Without the package, whose own part is the writing."""
+
+    class Saver(keras.callbacks.OrbaxCheckpoint):
+        def __init__(self, directory, save_freq):
+            super(keras.callbacks.OrbaxCheckpoint, self).__init__("loss")
+            self.directory, self.save_freq = directory, save_freq
+            self.save_best_only = False
+            self._batches_seen_since_last_saving = 0
+            self._last_batch_seen = None
+            self._total_batches_seen = 0
+            self.saved = []
+
+        def _save_checkpoint(self, step, logs=None):
+            self.saved.append(self.model.get_state_tree("numpy_array"))
+
+        def on_train_end(self, logs=None):
+            pass
+
+    model = small_model()
+    savers = [Saver(f"{shared_path}/{freq}", freq) for freq in ("epoch", 3)]
+    fit(model, 2, savers)
+    counts = [len(each.saved) for each in savers]
+    assert counts == ([2, 2] if rank == 0 else [0, 0])

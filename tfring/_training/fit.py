@@ -47,7 +47,13 @@ from tfring._training.optimizer_class import distributed_optimizers
 from tfring._training.rounds import known_to_fit, optimizers_in_rounds
 from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
 from tfring._training.row_shards import has_tables
-from tfring._training.saving import GatherStates, has_shards, saves_models
+from tfring._training.saving import (
+    GatherStates,
+    check_tells_when_it_saves,
+    has_shards,
+    saves_in_batches,
+    saves_models,
+)
 from tfring._training.undistributed import trainer_class
 
 # Kinds of callbacks that write, and the attribute that says where to.
@@ -55,6 +61,7 @@ _WRITERS = {
     "BackupAndRestore": "backup_dir",
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
+    "OrbaxCheckpoint": "directory",
 }
 # Callbacks that a `fit` gets from here.
 _OURS = (Agreement, GatherStates, MetricNotes, RoundsInFit, EndOfCallbacks)
@@ -118,7 +125,10 @@ def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
         _check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
     if optimizers_in_rounds(model):
         _check_goes_with_rounds(given)
-    in_batches = _saves_in_batches(given)
+    if _has_parts(model):
+        for callback in given:
+            check_tells_when_it_saves(callback)
+    in_batches = any(map(saves_in_batches, given))
     process_set = _training_together(model, given)
     if process_set is not None:
         everyones = _gather(callback_list, data, process_set)
@@ -153,7 +163,10 @@ def _gather(
             ],
         },
         "writes": [written for each in given if (written := _written_by(each))],
-        "saves in batches": _saves_in_batches(given),
+        "saves as it likes": any(
+            saves_models(each) and _written_by(each) is None for each in given
+        ),
+        "saves in batches": any(map(saves_in_batches, given)),
         "backups": _backups(given),
         "needs averages": _needs_averages(given),
         "looks at batches": any(map(_looks_at_batches, given)),
@@ -214,13 +227,10 @@ def _decide(
         for each in everyones.values()
         for written in each["writes"]
         if written[0] != "CSVLogger"
-    }
+    } | {rank for rank, own in everyones.items() if own["saves as it likes"]}
     in_batches = on_any("saves in batches")
     gather = None
-    if savers and (
-        any(map(_is_in_parts, distributed_optimizers(model)))
-        or has_tables(model)
-    ):
+    if savers and _has_parts(model):
         gather = GatherStates(
             [each for each in kept if saves_models(each)],
             in_batches=in_batches,
@@ -293,15 +303,12 @@ def _surround(callback_list: Any, rounds: RoundsInFit) -> None:
     callback_list.callbacks = [rounds, *callback_list.callbacks, rounds.last]
 
 
-def _saves_in_batches(callbacks: list[Any]) -> bool:
-    return any(
-        saves_models(each) and each.save_freq != "epoch" for each in callbacks
+def _has_parts(model: Any) -> bool:
+    """Tells whether each rank has a part of the state to save."""
+    return has_tables(model) or any(
+        has_shards(optimizer) or optimizer.gradient_accumulation_steps
+        for optimizer in distributed_optimizers(model)
     )
-
-
-def _is_in_parts(optimizer: Any) -> bool:
-    """Tells whether each rank has a part of its state."""
-    return has_shards(optimizer) or bool(optimizer.gradient_accumulation_steps)
 
 
 def _check_goes_with_shards(callbacks: list[Any], feature: str) -> None:
@@ -413,7 +420,8 @@ def _looks_at_batches(callback: Any) -> bool:
 def _written_by(callback: Any) -> list[str] | None:
     """The kind of a writer, and where it writes to; None if it is none."""
     for kind, attribute in _WRITERS.items():
-        if isinstance(callback, getattr(keras.callbacks, kind)):
+        # Older versions of Keras have no OrbaxCheckpoint.
+        if isinstance(callback, getattr(keras.callbacks, kind, ())):
             path = str(getattr(callback, attribute))
             return [kind, path if "://" in path else str(Path(path).absolute())]
     return None

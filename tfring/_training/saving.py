@@ -23,10 +23,35 @@ def has_shards(optimizer: Any) -> bool:
 
 
 def saves_models(callback: Any) -> bool:
-    return isinstance(
-        callback,
-        keras.callbacks.BackupAndRestore | keras.callbacks.ModelCheckpoint,
-    )
+    """Tells whether a callback saves the model.
+
+    Keras's all have this attribute (BackupAndRestore, ModelCheckpoint,
+    OrbaxCheckpoint), and so have those of other packages that are used alike.
+    """
+    return hasattr(callback, "save_freq")
+
+
+def saves_in_batches(callback: Any) -> bool:
+    """Tells whether a callback saves between the ends of epochs."""
+    return saves_models(callback) and callback.save_freq != "epoch"
+
+
+def check_tells_when_it_saves(callback: Any) -> None:
+    """Refuses one for which whole states cannot be gathered in time.
+
+    Raises:
+        NotImplementedError: It saves in batches, and not by Keras's rule.
+    """
+    if saves_in_batches(callback) and not hasattr(
+        callback, "_should_save_on_batch"
+    ):
+        raise NotImplementedError(
+            f"fit: a {type(callback).__name__} saves between the ends of "
+            f"epochs (save_freq={callback.save_freq!r}), and each rank has a "
+            "part of the states or tables, which tfring gathers where Keras's "
+            "own callbacks save. Give it save_freq='epoch', or take "
+            "keras.callbacks.ModelCheckpoint."
+        )
 
 
 class GatherStates(keras.callbacks.Callback):

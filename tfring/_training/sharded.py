@@ -143,11 +143,16 @@ class Sharded(WholeStates, Distributed):
                 reference_variable, name=name, initializer=initializer
             )
         share = reference_variable
+        # The name that the plain optimizer's variable has: a tree of the
+        # model's state has it as a key.
+        of_variable = self._tfring_layout.names[share.index]
+        for separator in "/:":
+            of_variable = of_variable.replace(separator, "_")
         variable = self.add_variable(
             shape=share.shape,
             initializer=initializer,
             dtype=share.dtype.name,
-            name=f"{share.name}_{name}",
+            name=f"{of_variable}_{name}",
         )
         # Read by code that would treat it as a variable that all ranks share.
         variable._tfring_share_of = self

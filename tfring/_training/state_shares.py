@@ -247,6 +247,12 @@ class WholeStates(_Optimizer):
             (layout.rank, layout.size) != place_in(layout.options)
         )
 
+    def _restore_state(self, own: Any, value: Any) -> None:
+        """Takes the whole value of the state of which `own` is a share."""
+        for number, slot in self._plain_slots().items():
+            if slot.own is own:
+                self._restore_slot(number, value)
+
     def _restore_slot(self, number: int, value: Any) -> None:
         """Takes one value of a checkpoint."""
         slot = self._plain_slots()[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,12 +10,18 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 from tfring._core.process_sets import is_alone
 from tfring._training.accumulators import average_accumulators
-from tfring._training.kinds import accumulators_by_optimizer
+from tfring._training.kinds import (
+    Kind,
+    accumulators_by_optimizer,
+    kind_of,
+    split_off_shares,
+)
 from tfring._training.optimizer_class import (
     all_optimizers,
     optimizers_of,
@@ -169,6 +176,7 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
 def teach_saving() -> None:
     """Makes Keras save and load whole states."""
     _teach_optimizers()
+    _teach_state_trees()
     _check_before_writing(saving_lib, "save_model", _check_whole)
     _check_before_writing(saving_lib, "save_weights_only", _check_whole)
     _check_before_writing(
@@ -200,6 +208,75 @@ def _teach_optimizers() -> None:
 
     of_all.save_own_variables = save_own_variables
     of_all.load_own_variables = load_own_variables
+
+
+@dataclasses.dataclass(frozen=True)
+class _WholeVariable:
+    """Takes the place of a variable in Keras's tree of a model's state."""
+
+    path: str
+    whole: np.ndarray
+
+    @property
+    def value(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.whole)
+
+    def numpy(self) -> np.ndarray:
+        return self.whole
+
+
+def _teach_state_trees() -> None:
+    """Makes `get_state_tree` and `set_state_tree` take whole states."""
+    model = keras.Model
+    keras_create = model._create_nested_dict
+    keras_assign = model._assign_variable_values
+
+    @functools.wraps(keras_create)
+    def _create_nested_dict(
+        self: Any, variables: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        return keras_create(self, _as_whole(variables), *args, **kwargs)
+
+    @functools.wraps(keras_assign)
+    def _assign_variable_values(
+        self: Any, variables: Sequence[Any], path_value_dict: dict[str, Any]
+    ) -> None:
+        for variable in variables:
+            if variable.path not in path_value_dict:
+                continue
+            value = path_value_dict[variable.path]
+            if kind_of(variable) is Kind.ROWS:
+                assign_saved(variable, value)
+            elif kind_of(variable) is Kind.SHARED_OUT:
+                variable._tfring_share_of._restore_state(variable, value)
+            else:
+                keras_assign(self, [variable], {variable.path: value})
+
+    model._create_nested_dict = _create_nested_dict
+    model._assign_variable_values = _assign_variable_values
+
+
+def _as_whole(variables: Sequence[Any]) -> list[Any]:
+    """Returns variables, in the place of parts with the whole values."""
+    _, owners = split_off_shares(variables)
+    whole = {
+        id(variable): value
+        for owner in owners
+        for variable, value in zip(
+            owner._variables, owner._whole_values(), strict=True
+        )
+        if kind_of(variable) is Kind.SHARED_OUT
+    } | {
+        id(variable): saved_value(variable)
+        for variable in variables
+        if kind_of(variable) is Kind.ROWS
+    }
+    return [
+        _WholeVariable(variable.path, whole[id(variable)])
+        if id(variable) in whole
+        else variable
+        for variable in variables
+    ]
 
 
 def _is_in_parts(optimizer: Any) -> bool:
