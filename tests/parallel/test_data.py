@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import warnings_of
+from helpers import compiled, warnings_of
 
 import tfring
 
@@ -196,7 +196,7 @@ def interleaved(dataset, **how):
             ),
         ),
         (
-            "random",
+            "sample_from_datasets",
             lambda rows, files: rows.sample_from_datasets([rows, rows]),
         ),
         (
@@ -332,6 +332,36 @@ def test_arrays_in_orders_of_their_own(warns, array, rank, size):
     )
     assert len(texts) == (warns and size > 1 and rank == 0)
     assert all("are others on rank 1 than on rank 0" in t for t in texts)
+
+
+@pytest.mark.parametrize(
+    ("problem", "made"),
+    [
+        (
+            "'shuffle' without a seed",
+            lambda rows, r, s: rows.shuffle(8).shard(s, r),
+        ),
+        (
+            "'shuffle' with another seed",
+            lambda rows, r, s: rows.shuffle(8, seed=r).shard(s, r),
+        ),
+        (None, lambda rows, r, s: rows.shard(s, r).shuffle(8)),
+        (None, lambda rows, r, s: rows.shuffle(8, seed=3).shard(s, r)),
+        (None, lambda rows, r, s: tfring.data.shard(rows, seed=0)),
+    ],
+)
+def test_what_fit_says_of_tensorflows_shard(problem, made, rank, size):
+    optimizer = tfring.DistributedOptimizer("sgd")
+    model = compiled(optimizer, keras.Input((1,)), keras.layers.Dense(1))
+    rows = made(tf.data.Dataset.range(8), rank, size).take(2).batch(2)
+    rows = rows.map(lambda x: (x[:, tf.newaxis], x))
+    callbacks = [tfring.callbacks.BroadcastGlobalVariablesCallback(0)]
+    texts = warnings_of(
+        tfring.DifferentOrdersWarning,
+        lambda: model.fit(rows, verbose=0, callbacks=callbacks),
+    )
+    assert len(texts) == (problem is not None and size > 1 and rank == 0)
+    assert all(problem in text for text in texts)
 
 
 @pytest.mark.parametrize(

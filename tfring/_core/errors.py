@@ -67,14 +67,15 @@ class LossReductionWarning(UserWarning):
 
 
 class DifferentOrdersWarning(UserWarning):
-    """`tfring.data.shard` has got a dataset that may differ between ranks.
+    """Ranks may take elements of different orders of a dataset.
 
-    Ranks that take elements of different orders have some in common, and leave
-    others out. It is given where that is possible: an operation of tf.data is
-    not deterministic, or arrays begin with other elements. Where it is certain,
-    `shard` raises an error.
+    They would have some elements in common, and leave others out.
+    `tfring.data.shard` gives it where that is possible: an operation of tf.data
+    is not deterministic, or arrays begin with other elements. Where it is
+    certain, `shard` raises an error. `fit` gives it for a dataset that is
+    shuffled by other seeds on each rank, or by none, before `Dataset.shard`.
 
-    Rank 0 gives it. If warnings are errors, every rank raises it.
+    One rank gives it. If warnings are errors, every rank raises it.
     """
 
 

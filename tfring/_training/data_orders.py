@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# So many elements of a source's arrays are compared, flattened: enough to tell
-# orders apart, and read in no time.
+from tfring._core.errors import DifferentOrdersWarning, warn_all_ranks
+
+# How many elements of a flattened array are compared: enough to tell two orders
+# apart, and few enough to be read in no time.
 _COMPARED_ELEMENTS = 4096
-# A graph with more bytes of arrays is not serialized.
-_GRAPH_BYTES = 1 << 24
-# Where operations of functions have their seeds among their inputs.
+# A graph with more elements in arrays is not serialized.
+_GRAPH_ELEMENTS = 1 << 21
+# The place of the first of two seeds among the inputs of an operation.
 _SEED_INPUTS = {
     "ShuffleDataset": 2,
     "ShuffleDatasetV2": 2,
@@ -79,6 +81,42 @@ def first_elements(dataset: tf.data.Dataset) -> list[str]:
         return []
 
 
+def draws_before_shards(data: Any, size: int) -> list[list[Any]]:
+    """Returns the draws before a `Dataset.shard` into `size` parts."""
+    if not isinstance(data, tf.data.Dataset):
+        return []
+    try:
+        return [
+            draw
+            for each in _upstream(data)
+            if int(getattr(each, "_num_shards", 0)) == size
+            for draw in _draws(each)
+        ]
+    except AttributeError:
+        return []
+
+
+def warn_of_different_orders(
+    draws_of_rank: dict[int, list[list[Any]]], own_rank: int
+) -> None:
+    """Warns if ranks take elements of different orders, by `Dataset.shard`."""
+    # Nothing is known of a rank that has data of another kind.
+    draws = [own for own in draws_of_rank.values() if own]
+    unseeded = [name for own in draws for name, seeds in own if not any(seeds)]
+    if not unseeded and all(own == draws[0] for own in draws):
+        return
+    name = unseeded[0] if unseeded else draws[0][0][0]
+    how = "without a seed" if unseeded else "with another seed on each rank"
+    warning = DifferentOrdersWarning(
+        f"tfring: the dataset of fit has '{name}' {how} before Dataset.shard, "
+        "so that some elements are on several ranks and others on none. Call "
+        "shard first, or take tfring.data.shard(dataset, seed=...), which "
+        "shuffles alike on all ranks. If that is meant, ignore this by "
+        "warnings.simplefilter('ignore', tfring.DifferentOrdersWarning)."
+    )
+    warn_all_ranks(warning, is_shown=own_rank == min(draws_of_rank))
+
+
 def _upstream(dataset: Any) -> Iterator[Any]:
     """Yields a dataset, and all that its order depends on."""
     yield dataset
@@ -105,6 +143,8 @@ def _draws(dataset: Any) -> Iterator[list[Any]]:
         if hasattr(each, "_seed2") and getattr(each, "_buffer_size", 2) > 1:
             yield [_name(each), [int(each._seed), int(each._seed2)]]
         for function in each._functions():
+            if not isinstance(function.output_structure, tf.data.DatasetSpec):
+                continue  # It makes no order, and may hold large arrays.
             for operation in _unseeded_in(function.function.graph):
                 name = f"{operation}, in the function of {_name(each)}"
                 yield [name, _UNSEEDED]
@@ -143,17 +183,17 @@ def _is_unordered(dataset: Any, by_default: bool) -> bool:
 def _said_in_graph(dataset: Any) -> str:
     """Returns the argument of an interleave, which Python does not keep."""
     held = [a for d in _upstream(dataset) for a in getattr(d, "_tensors", ())]
-    if sum(array.shape.num_elements() for array in held) > _GRAPH_BYTES // 8:
+    if sum(array.shape.num_elements() for array in held) > _GRAPH_ELEMENTS:
         return "default"
     try:
         serialized = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
-            external_state_policy=1,  # Ignore it.
+            external_state_policy=1,  # is left out
         )
     except tf.errors.OpError:
         return "default"
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-    # The last is the result, and before it the dataset itself.
+    # The last node is the graph's result, and its input is the dataset.
     return str(graph.node[-2].attr["deterministic"].s.decode())
 
 
@@ -164,7 +204,7 @@ def _name(dataset: Any) -> str:
     [*sources] = dataset._inputs()
     if kind == "Shuffle" and [*map(_is_of_file_names, sources)] == [True]:
         return "list_files"
-    return name.lower()
+    return "sample_from_datasets" if kind == "Random" else name.lower()
 
 
 def _is_of_file_names(dataset: Any) -> bool:

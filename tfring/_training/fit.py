@@ -34,6 +34,10 @@ from tfring._core.process_sets import (
     is_alone,
 )
 from tfring._ops.gather_json import gather_by_rank
+from tfring._training.data_orders import (
+    draws_before_shards,
+    warn_of_different_orders,
+)
 from tfring._training.data_seeds import seeds_of, warn_of_same_draws
 from tfring._training.fit_agreement import (
     Agreement,
@@ -172,6 +176,7 @@ def _gather(
         "looks at batches": any(map(_looks_at_batches, given)),
         "in a round": are_in_a_round(callback_list.model.variables),
         "seeds": seeds_of(data),
+        "draws before shards": draws_before_shards(data, process_set.size()),
     }
     everyones = gather_by_rank(own, name="fit/begin", process_set=process_set)
     check_alike(
@@ -180,6 +185,10 @@ def _gather(
     )
     warn_of_same_draws(
         {rank: each["seeds"] for rank, each in everyones.items()},
+        runtime.rank(),
+    )
+    warn_of_different_orders(
+        {rank: own["draws before shards"] for rank, own in everyones.items()},
         runtime.rank(),
     )
     return everyones

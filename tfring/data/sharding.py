@@ -56,8 +56,9 @@ def shard(
     Collective: every rank must call it, eagerly, with the same arguments.
 
     The ranks compare the seeds of all shuffles before it, and the first
-    elements of arrays in memory. Elements from elsewhere, such as a Python
-    generator's, are not compared: `shard` reads none.
+    elements of arrays in memory; a `tfring.DifferentOrdersWarning` says where
+    orders may differ. Elements from elsewhere, such as a Python generator's,
+    are not compared: `shard` reads none.
 
     Args:
         dataset: Elements, not batches, in the same order on every rank. So a
@@ -86,7 +87,6 @@ def shard(
             negative, `remainder` is none of these, or, on every rank, the ranks
             have different datasets or arguments, or shuffle before it without a
             seed or by different seeds.
-        tfring.DifferentOrdersWarning: The ranks may have different orders.
 
     Example:
 
@@ -276,7 +276,7 @@ def _check_orders(of_rank: Sequence[dict[str, Any]]) -> None:
     problems = [
         f"'{name}' is not deterministic, and gives elements in the order in "
         "which threads have them. Call it after shard, or with "
-        "deterministic=True."
+        "deterministic=True, also in tf.data.Options."
         for name in sorted({n for each in of_rank for n in each["unordered"]})
     ]
     problems += [
