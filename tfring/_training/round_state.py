@@ -245,6 +245,7 @@ class Round(abc.ABC):
         [name] = request_names_of(1, process_set, f"rounds/{purpose}")
         return grouped_allreduce(
             tensors,
+            device_dense=self._options.device_dense,
             op=ReduceOp.Average,
             compression=compression,
             process_set=process_set,

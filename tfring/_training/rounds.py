@@ -83,9 +83,30 @@ def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
             f"{function}: sync={kind} averages, and op is {options.op.name}. "
             "Leave op out."
         )
+    if sync.start == 0 and sync.within is None:
+        _check_reduces_no_gradients(kind, options)
     return dataclasses.replace(
         options, sync=sync, within=_checked_within(sync, options)
     )
+
+
+def _check_reduces_no_gradients(kind: str, options: GradientOptions) -> None:
+    """Refuses options of a reduction of gradients where there is none.
+
+    Raises:
+        NotImplementedError: The message names the option.
+    """
+    problem = None
+    if options.groups is not None:
+        problem = "groups (num_groups) cuts gradients into requests"
+    elif options.predivide_factor != 1:
+        problem = "gradient_predivide_factor splits the average of gradients"
+    if problem is not None:
+        raise NotImplementedError(
+            f"DistributedOptimizer: {problem}, and with sync={kind} ranks send "
+            "no gradients, but changes of weights. Leave it out, or give "
+            f"tfring.{kind} a start or within, whose steps send gradients."
+        )
 
 
 def _checked_within(

@@ -86,6 +86,12 @@ def _problems(options: GradientOptions) -> Iterator[tuple[str, str]]:
             "not know",
             "Take tfring.Compression.none, fp16 or bf16",
         )
+    if not options.scale_local_gradients:
+        yield (
+            "has no local variables, whose gradients "
+            "scale_local_gradients=False would leave as they are",
+            "Leave it out",
+        )
     if options.device_sparse:
         yield (
             "makes sparse gradients dense, so that there is nothing for "
