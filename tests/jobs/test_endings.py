@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shlex
 import signal
 import sys
 import termios
@@ -123,6 +124,24 @@ def test_a_host_that_cannot_be_reached(run, tmp_path):
         "host node2 port 22: Connection refused. It needs ssh .*\n",
         output,
     ), output
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [
+        (
+            "> /dev/full",
+            1,
+            "standard output cannot be written, .* No space left",
+        ),
+        (">&- <&-", 0, ""),
+    ],
+)
+def test_an_output_that_takes_nothing(run, output, status, said):
+    line = shlex.join([*TFRINGRUN, "-np", "2", "echo", "words"])
+    shown = run(["sh", "-c", f"exec {line} {output}"], status=status)
+    assert re.fullmatch(f"(tfringrun: {said}.*\n)?", shown)
+    assert bool(shown) == bool(said)
 
 
 def test_ctrl_c_while_nobody_reads(start, write_script):

@@ -72,9 +72,25 @@ class TestFindLauncher:
             assert launcher.major == 5
 
     def test_not_a_launcher(self):
-        assert mpi_launchers.identify(self.root / "missing") is None
+        error = mpi_launchers.LauncherNotFoundError
+        with pytest.raises(error, match="No such file or directory"):
+            mpi_launchers.identify(self.root / "missing")
         path = fake_mpirun(self.root / "mpirun", "GNU bash, version 5.2.15")
-        assert mpi_launchers.identify(path) is None
+        with pytest.raises(error, match="status 0, says: GNU bash, version 5"):
+            mpi_launchers.identify(path)
+
+    def test_a_launcher_that_fails(self):
+        path = fake_mpirun(self.root / "venv/bin/mpirun", "")
+        for script, said in (
+            ("echo ----; echo [vm] Error: no home >&2", r"says: \[vm\] Error"),
+            ("true", "says nothing"),
+        ):
+            path.write_text(f"#!/bin/sh\n{script}\nexit 255\n")
+            with pytest.raises(
+                mpi_launchers.LauncherNotFoundError,
+                match=rf"/mpirun \(exit status 255, {said}",
+            ):
+                mpi_launchers.find_launcher("Open MPI 5.0.11")
 
     @pytest.mark.parametrize(
         ("there", "built_for", "expected"),

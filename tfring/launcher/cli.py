@@ -18,6 +18,7 @@ from tfring.launcher import (
     gpus,
     hosts as hosts_lib,
     mpi_launchers,
+    surroundings,
 )
 from tfring.launcher.elastic import elastic_job, tasks
 from tfring.launcher.elastic.driver import Driver
@@ -34,9 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the job that the options describe; returns the exit status."""
-    if options.check_build:
-        return _check_build(options.horovod)
     try:
+        surroundings.complete()
+        if options.check_build:
+            return _check_build(options.horovod)
         return _run(options)
     except (OSError, ValueError) as error:
         print(f"tfringrun: {error}", file=sys.stderr)

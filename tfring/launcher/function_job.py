@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfring.launcher import hosts as hosts_lib
+from tfring.launcher import hosts as hosts_lib, surroundings
 from tfring.launcher.output import View
 from tfring.launcher.prepare import prepare
 
@@ -46,6 +46,7 @@ def _run(folder: Path, order: dict[str, Any]) -> tuple[Outcome, bool]:
     """Says also whether the program that wants the results is gone."""
     command = [sys.executable, "-m", "tfring.launcher.function_rank"]
     try:
+        surroundings.complete()
         job = prepare(
             [*command, str(folder)],
             ranks=order["ranks"],

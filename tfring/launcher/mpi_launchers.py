@@ -45,6 +45,10 @@ _CARRIERS: dict[Family, dict[int, int]] = {
 }
 
 
+# `mpirun --version` has this long.
+_ANSWER_SECONDS = 20.0
+
+
 class LauncherNotFoundError(OSError):
     """No MPI launcher here fits the MPI that tfring was built with."""
 
@@ -112,9 +116,10 @@ def find_launcher(mpi_version: str, built_with: str = "") -> MpiLauncher:
     seen = []
     fitting = []
     for path in _candidates(built_with):
-        launcher = identify(path)
-        if launcher is None:
-            seen.append(f"{path} (unknown)")
+        try:
+            launcher = identify(path)
+        except LauncherNotFoundError as error:
+            seen.append(f"{path} ({error})")
             continue
         seen.append(f"{path} ({launcher.family.value} {launcher.version})")
         if launcher.family is family:
@@ -125,7 +130,7 @@ def find_launcher(mpi_version: str, built_with: str = "") -> MpiLauncher:
     if fitting:
         return fitting[0]
     raise LauncherNotFoundError(
-        f"tfring was built with {mpi_version}, but no mpirun of it is here. "
+        f"tfring was built with {mpi_version}, but no mpirun of it works here. "
         f"Found: {', '.join(seen) or 'none'}. Put its mpirun on PATH, or "
         "install tfring again with the MPI that is here."
     )
@@ -140,26 +145,39 @@ def _candidates(built_with: str) -> Iterable[Path]:
     return (Path(path) for path in unique if os.access(path, os.X_OK))
 
 
-def identify(path: Path) -> MpiLauncher | None:
-    """Asks a launcher for its family and version; None if it is unknown."""
+def identify(path: Path) -> MpiLauncher:
+    """Asks a launcher for its family and version.
+
+    Raises:
+        LauncherNotFoundError: It is no launcher that is known, or fails; the
+            message is its answer.
+    """
     try:
         answer = subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=20,
+            timeout=_ANSWER_SECONDS,
             stdin=subprocess.DEVNULL,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)", answer):
+        )
+    except OSError as error:
+        raise LauncherNotFoundError(error.strerror) from None
+    except subprocess.TimeoutExpired:
+        raise LauncherNotFoundError(
+            f"no answer in {_ANSWER_SECONDS:g} s"
+        ) from None
+    said = answer.stdout
+    if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)", said):
         return MpiLauncher(path, Family.OPEN_MPI, found[1])
     if found := re.search(
-        r"(?:HYDRA|Intel\(R\) MPI).*?Version:?\s+(\d[\w.]*)", answer, re.DOTALL
+        r"(?:HYDRA|Intel\(R\) MPI).*?Version:?\s+(\d[\w.]*)", said, re.DOTALL
     ):
         return MpiLauncher(path, Family.HYDRA, found[1])
-    return None
+    # Open MPI has rulers around its words.
+    words = re.findall(r"^.*\w.*$", answer.stderr + said, re.MULTILINE)
+    first = f"says: {words[0].strip()}" if words else "says nothing"
+    raise LauncherNotFoundError(f"exit status {answer.returncode}, {first}")
 
 
 def command_line(launcher: MpiLauncher, job: Job) -> list[str]:

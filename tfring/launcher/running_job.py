@@ -195,7 +195,18 @@ class RunningJob:
             ],
             under_way=any(r.heard_ranks for r in self._readers.values()),
         )
-        return "" if host is None else f"tfringrun: {host}"
+        if host is not None:
+            return f"tfringrun: {host}"
+        return self._launchers_end()
+
+    def _launchers_end(self) -> str:
+        """Says how the MPI launcher has failed, if it says nothing itself."""
+        status = self._process.returncode
+        silent = not any(self._screen.launcher_lines.values())
+        if status == 0 or self._ending.is_soon() or (status > 0 and not silent):
+            return ""
+        how = wrapper.killed_by(128 - status) or f"exit status {status}"
+        return f"tfringrun: {self._command[0]} has failed: {how}."
 
     def _write(self, stream: int, data: bytes) -> None:
         """Writes, and ends the job when that is due while nobody reads.

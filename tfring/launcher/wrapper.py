@@ -21,6 +21,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tfring.launcher import surroundings
+
 
 def command_line(meanings: Mapping[int, int]) -> list[str]:
     """Returns the command that runs a rank's command, which follows it.
@@ -101,10 +103,22 @@ def describe(
     # rank has survived the exception in its traceback.
     if exception and status == 1:
         return f"tfringrun: {where} failed first: {exception}"
-    name = signal_name(status)
-    how = f"killed by {name}" if name else f"exit status {status}"
+    how = killed_by(status) or f"exit status {status}"
     line = f"tfringrun: {where} failed first: {how}"
     return f"{line}; its last line: {last_line}" if last_line else f"{line}."
+
+
+def killed_by(status: int) -> str:
+    """Says which signal ended a process; "" if none has.
+
+    If that is for want of space on this machine, it says so.
+    """
+    name = signal_name(status)
+    if name is None:
+        return ""
+    full = surroundings.full_folders() if name == "SIGBUS" else []
+    why = f" for want of space in {' and '.join(full)}" if full else ""
+    return f"killed by {name}{why}"
 
 
 def signal_name(status: int) -> str | None:

@@ -1,0 +1,87 @@
+"""Runs of launchers that are scripts of a shell."""
+
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own: a run kills what its process has started.
+PROGRAM = """
+import os, sys
+from tfring.launcher import mpi_launchers, surroundings
+from tfring.launcher.mpi_launchers import Family, MpiLauncher
+from tfring.launcher.output import View
+from tfring.launcher.running_job import RunningJob
+
+surroundings.full_folders = lambda: ["/dev/shm", "/tmp"]
+hydra = MpiLauncher("mpirun", Family.HYDRA, "5.0.2")
+job = RunningJob(
+    ["/bin/sh", "-c", sys.argv[1]],
+    {**os.environ, "TFRINGRUN": str(os.getpid())},
+    mpi_launchers.marks(hydra),
+    2,
+    view=View(),
+    carriers=hydra.carriers,
+    grace_seconds=30.0,
+)
+status = job.run()
+print(job.failure(), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def run(script):
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, script], capture_output=True, text=True
+    )
+    return ended.returncode, ended.stdout, ended.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        (
+            "kill -BUS $$",
+            135,
+            "killed by SIGBUS for want of space in /dev/shm and /tmp",
+        ),
+        ("kill -SEGV $$", 139, "killed by SIGSEGV"),
+        ("exit 230", 230, "exit status 230"),
+    ],
+)
+def test_a_launcher_that_fails_without_a_word(script, status, said):
+    line = f"tfringrun: /bin/sh has failed: {said}."
+    assert run(script) == (status, "", [line])
+
+
+def test_a_launcher_that_says_why():
+    words = "no such node"
+    assert run(f"echo {words} >&2; exit 3") == (3, "", [words, ""])
+
+
+def test_signals_go_by_those_that_the_launcher_passes_on():
+    """Hydra takes SIGALRM for SIGUSR2, and SIGINT for SIGTERM."""
+
+    def say(word):
+        marked = "".join(rf"\036{rank}\037{word}\n" for rank in (0, 1))
+        return f'printf "{marked}"'
+
+    started = say(r"\036started 0 a\037")
+    ended = say(r"\036exit 85 a\037")
+    status, output, errors = run(
+        f"""
+        trap '{say("USR2")}; kill -TERM $TFRINGRUN' ALRM
+        trap '{say("TERM")}; {ended} >&2' INT
+        trap 'exit 1' TERM
+        {started} >&2
+        kill -USR2 $TFRINGRUN
+        while true; do sleep 0.01; done
+        """
+    )
+    assert status == 85
+    assert output == "[0] USR2\n[1] USR2\n[0] TERM\n[1] TERM\n"
+    assert errors == [
+        "tfringrun: SIGTERM: the ranks have 30 s to end; a second signal ends "
+        "them at once.",
+        "",
+    ]

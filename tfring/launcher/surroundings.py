@@ -1,0 +1,73 @@
+"""What a launcher needs of its machine and process, and may not find."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import sys
+from pathlib import Path
+
+_OWN_PROCESS = Path("/proc/self")
+_SHARED_MEMORY = Path("/dev/shm")
+# A folder with less space is full.
+_LEAST_BYTES = 1 << 20
+
+
+def complete() -> None:
+    """Opens the standard streams and sets HOME, where they are missing.
+
+    Raises:
+        ValueError: What is missing cannot be made up for.
+    """
+    _open_streams()
+    if not os.environ.get("HOME"):
+        # Without it Open MPI does not start.
+        os.environ["HOME"] = _home()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ValueError(
+            "the working directory was removed. Change to one that exists, as "
+            "by: cd ~"
+        ) from None
+    if not _OWN_PROCESS.exists():
+        raise ValueError(
+            "/proc is not mounted, and Open MPI does not start without it. "
+            "Mount it: mount -t proc proc /proc"
+        )
+
+
+def _open_streams() -> None:
+    # The next file or pipe would get the number of a closed stream.
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:  # A container's user without a name.
+        return "/"
+
+
+def full_folders() -> list[str]:
+    """Returns the folders for shared memory that are full on this machine.
+
+    A process is killed by SIGBUS when it writes to memory that is a file there.
+    """
+    folders = [_SHARED_MEMORY, Path(os.environ.get("TMPDIR") or "/tmp")]
+    full = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            space = os.statvfs(folder)
+            if space.f_bavail * space.f_frsize < _LEAST_BYTES:
+                full.append(str(folder))
+    return full
