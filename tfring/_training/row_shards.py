@@ -317,5 +317,6 @@ def _check_optimizer(optimizer: Any, variable: Any) -> None:
             raise ValueError(
                 f"The optimizer '{optimizer.name}' has a {clips}, and a rank "
                 f"has some rows of '{path}', a ShardedEmbedding's table: the "
-                "norm would differ between ranks. Use clipvalue."
+                "norm would differ between ranks. Use clipvalue, or "
+                "tfring.clip_by_global_norm with a DistributedGradientTape."
             )

@@ -51,7 +51,8 @@ class ShardedEmbedding(keras.layers.Layer):
     `tfring.DistributedGradientTape`: both know that its rows are each rank's
     own, and take the gradient of the mean over the ranks, or of the sum with
     `op=tfring.Sum`. The optimizer must update element by element, such as SGD,
-    Adagrad and Adam, without `clipnorm` and `global_clipnorm`.
+    Adagrad and Adam, without `clipnorm` and `global_clipnorm`: with a tape
+    clip by `tfring.clip_by_global_norm`.
 
     Collective, in inference too: every rank must call it equally often. A
     rank's ids may have any number and shape, and may be none. It is not for
