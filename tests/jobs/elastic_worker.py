@@ -133,12 +133,14 @@ class Worker:
             newest = max(member["steps"] for member in members)
             assert members[0]["steps"] == newest, members
             rank = [each["worker"] for each in members].index(NAME)
+            # Before the line: a test that reads it knows that the launcher
+            # has this message.
+            self.channel.send({"kind": "formed", "generation": generation})
             print(
                 f"generation {generation}: rank {rank} of "
                 f"{len(members)}, from step {newest}",
                 flush=True,
             )
-            self.channel.send({"kind": "formed", "generation": generation})
             self.steps = max(newest, 0)
             if self.train(len(members)):
                 self.bye()
