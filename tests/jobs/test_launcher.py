@@ -106,10 +106,10 @@ time.sleep(1000)
         assert running(marker) == []
 
 
-SAVES = (
-    RANK
-    + """
-import signal
+SAVES = """
+import os, signal, sys, time
+names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "TFRING_ELASTIC_SLOT")
+rank = int(next(filter(None, map(os.environ.get, names))))
 def save(number, frame):
     print("saves", number, flush=True)
     while not os.path.exists("go"):
@@ -119,51 +119,74 @@ def save(number, frame):
 if rank == 0:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, save)
-else:
-    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
-print("ready", os.getpid(), flush=True)
+print("ready", rank, os.getpid(), flush=True)
 while True:
     time.sleep(1000)
 """
-)
 
 
 @pytest.mark.parametrize(
-    ("how", "places", "status"),
+    ("how", "options"),
     [
-        ("SIGTERM", ["-np", "2"], 143),
-        ("SIGINT", ["-np", "2"], 130),
-        ("SIGUSR2", ["-np", "2"], 0),
-        ("SIGTERM", ["-H", "node1:1,node2:1"], 143),
+        ("SIGTERM", ["-np", "2"]),
+        ("SIGINT", ["-np", "2"]),
+        ("SIGTERM", ["-H", "node1:1,node2:1"]),
+        ("SIGTERM", ["--elastic", "-np", "2"]),
+        ("SIGINT", ["--elastic", "-np", "2"]),
     ],
 )
 def test_a_rank_saves_after_a_signal(
-    start, write_script, tmp_path, marker, how, places, status
+    start, write_script, tmp_path, marker, how, options
 ):
-    """Also when the other rank has ended, which ends the job otherwise."""
+    """The end of the other rank, which has no handler, does not end it."""
+    job, other = _start_two(start, write_script(SAVES), tmp_path, options)
+    number = signal.Signals[how].value
+    job.send_signal(number)
+    _read_until(job, f"saves {number}")
+    while other in running(marker):
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    output, _ = job.communicate(timeout=JOB_SECONDS)
+    assert "] saved\n" in output
+    assert job.returncode == 128 + number
+    assert running(marker) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [(["-np", "2"], 0), (["--elastic", "-np", "2"], 143)],
+)
+def test_all_ranks_get_sigusr2_and_end_with_their_own_status(
+    start, write_script, tmp_path, options, status
+):
+    script = write_script(SAVES.replace("if rank == 0:", "if True:"))
+    job, _ = _start_two(start, script, tmp_path, options)
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        job.send_signal(number)
+        for _ in range(2):
+            _read_until(job, f"saves {number.value}")
+    (tmp_path / "go").touch()
+    job.communicate(timeout=JOB_SECONDS)
+    assert job.returncode == status
+
+
+def _start_two(start, script, tmp_path, options):
+    """Starts two ranks; returns the job, and rank 1's process, once ready."""
     ssh = in_place_of_ssh(
         tmp_path / "ssh",
         'while case "$1" in -*) true ;; *) false ;; esac; do shift; done\n'
         'shift; exec sh -c "$*"\n',
     )
-    script = write_script(SAVES)
-    job = start([*TFRINGRUN, *places, sys.executable, script], env=ssh)
-    ready = sorted(job.stdout.readline() for _ in range(2))
-    assert [line.split()[:2] for line in ready] == [
-        ["[0]", "ready"],
-        ["[1]", "ready"],
-    ]
-    job.send_signal(signal.Signals[how])
-    expected = f"[0] saves {signal.Signals[how].value}\n"
-    while (line := job.stdout.readline()) != expected:
-        assert line
-    while int(ready[1].split()[2]) in running(marker):
-        time.sleep(0.01)
-    (tmp_path / "go").touch()
-    output, _ = job.communicate(timeout=JOB_SECONDS)
-    assert "[0] saved\n" in output
-    assert job.returncode == status
-    assert running(marker) == []
+    job = start([*TFRINGRUN, *options, sys.executable, script], env=ssh)
+    ready = [_read_until(job, r"ready (\d) (\d+)").groups() for _ in range(2)]
+    return job, int(dict(ready)["1"])
+
+
+def _read_until(job, pattern):
+    while line := job.stdout.readline():
+        if found := re.fullmatch(rf"\[\w+\] {pattern}\n", line):
+            return found
+    raise AssertionError(f"no line {pattern!r}")
 
 
 def test_stdin_is_empty(start, write_script):

@@ -373,6 +373,19 @@ def test_the_launcher_says_what_cannot_be_encoded(capfd):
     assert "caf?.npy" in capfd.readouterr().err
 
 
+def test_a_full_disk_takes_one_stream_only():
+    reads, writes = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    writer = Writer()
+    for stream in (full, writes):
+        writer.write(stream, b"words")
+    writer.close(lambda: False)
+    assert os.read(reads, 100) == b"words"
+    assert {s: e.errno for s, e in writer.errors.items()} == {full: 28}
+    for descriptor in (reads, writes, full):
+        os.close(descriptor)
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_what_nobody_reads_is_left_when_the_job_is_stopped(stopped):
     reads, writes = os.pipe()

@@ -21,6 +21,28 @@ REPEAT_SECONDS = 0.5
 READER_GRACE_SECONDS = 1.0
 
 
+def is_second(number: int, now: float, first_at: float) -> bool:
+    """Tells if a signal, after the first at `first_at`, ends a job at once."""
+    return number != signal.SIGHUP and now >= first_at + REPEAT_SECONDS
+
+
+def announce(number: int, grace_seconds: float) -> str:
+    """Returns the line for the user after the first signal."""
+    return (
+        f"{signal.Signals(number).name}: the ranks have {grace_seconds:g} s to "
+        "end; a second signal ends them at once."
+    )
+
+
+def describe_write_error(stream: int, error: OSError) -> str:
+    """Returns the last line of a job whose output cannot be written."""
+    name = {1: "standard output", 2: "standard error"}[stream]
+    return (
+        f"tfringrun: {name} cannot be written, which ends the job: "
+        f"{error.strerror}."
+    )
+
+
 class Ending:
     """What is to be done when, for one job. The caller has the clock."""
 
@@ -77,11 +99,7 @@ class Ending:
         self._undelivered.append(
             signal.SIGINT if is_interrupt else signal.SIGTERM
         )
-        return (
-            f"tfringrun: {signal.Signals(number).name}: the ranks have "
-            f"{self._grace_seconds:g} s to end; a second signal ends them at "
-            "once."
-        )
+        return f"tfringrun: {announce(number, self._grace_seconds)}"
 
     def take_write_error(self, error: OSError, now: float) -> None:
         """Ends the job, because its output cannot be written."""

@@ -11,8 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from tfring.launcher import host_failures, processes, wrapper
-from tfring.launcher.ending import Ending
+from tfring.launcher import ending, host_failures, processes, wrapper
 from tfring.launcher.output import Marks, Screen, StreamReader, View
 
 
@@ -59,7 +58,7 @@ class RunningJob:
         self.orphaned = False
         self.ranks = ranks
         self._states = wrapper.RankStates()
-        self._ending = Ending(self._states, ranks, grace_seconds)
+        self._ending = ending.Ending(self._states, ranks, grace_seconds)
         # Signals to this process that were not handled yet.
         self._signals: list[int] = []
         self._terminals = view.terminals
@@ -81,18 +80,18 @@ class RunningJob:
             which all ranks have ended by themselves.
         """
         processes.adopt_orphans()
-        self._process = subprocess.Popen(
-            self._command,
-            env=dict(self._environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            # If this process is killed, the job ends.
-            preexec_fn=processes.end_with_parent,
-        )
         numbers = (*processes.STOPPING, *processes.FORWARDED)
         with processes.stopped_by(self._signals.append, numbers):
+            self._process = subprocess.Popen(
+                self._command,
+                env=dict(self._environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                # If this process is killed, the job ends.
+                preexec_fn=processes.end_with_parent,
+            )
             self._pump()
             status = self._ending.status(
                 self._process.returncode,
@@ -237,8 +236,4 @@ class RunningJob:
             return
         self._ending.take_write_error(error, time.monotonic())
         if not isinstance(error, BrokenPipeError) and not self._said:
-            name = {1: "standard output", 2: "standard error"}[stream]
-            self._said = (
-                f"tfringrun: {name} cannot be written, which ends the job: "
-                f"{error.strerror}."
-            )
+            self._said = ending.describe_write_error(stream, error)

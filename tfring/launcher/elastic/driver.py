@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfring.launcher import processes, wrapper
+from tfring.launcher import command_line, ending, processes, wrapper
 from tfring.launcher.elastic.agents import Agent
 from tfring.launcher.elastic.discovery import Discovery
 from tfring.launcher.elastic.elastic_job import ElasticJob
@@ -26,14 +26,12 @@ _TICK_SECONDS = 0.1
 _LAST_MESSAGE_SECONDS = 1.0
 # After a failure the workers have this long to end by themselves.
 _FAILURE_GRACE_SECONDS = 3.0
-# After a signal they have this long to leave politely.
-_STOP_GRACE_SECONDS = 5.0
 # Once all should have ended, their supervisors have this long.
 _END_SECONDS = 10.0
 
 
 class Driver:
-    """One elastic job. SIGINT and SIGTERM stop it; a second one kills it."""
+    """One elastic job. Workers get its signals; a second SIGTERM kills it."""
 
     def __init__(
         self,
@@ -61,13 +59,18 @@ class Driver:
         self._agents: dict[str, Agent] = {}
         self._discovery = Discovery(job.script) if job.script else None
         self._screen = JobScreen(view)
+        # Signals that were not handled yet.
+        self._signals: list[int] = []
         self._stop_signal: int | None = None
+        self._signalled_at = 0.0
+        self._grace_seconds = command_line.grace_seconds(job.environment)
         self._killed = False
 
     def run(self) -> int:
         """Runs it; returns its exit status."""
         processes.adopt_orphans()
-        with processes.stopped_by(self._on_signal):
+        numbers = (*processes.STOPPING, *processes.FORWARDED)
+        with processes.stopped_by(self._signals.append, numbers):
             try:
                 if self._discovery is None:
                     slots: collections.Counter[str] = collections.Counter()
@@ -85,11 +88,20 @@ class Driver:
                 if self._discovery is not None:
                     self._discovery.close()
 
-    def _on_signal(self, number: int) -> None:
-        if self._stop_signal is None:
-            self._stop_signal = number
-        else:
-            self._killed = True
+    def _take_signals(self) -> None:
+        while self._signals:
+            number, now = self._signals.pop(0), time.monotonic()
+            if number in processes.FORWARDED:
+                self._signal_workers(number)
+            elif self._stop_signal is None:
+                self._stop_signal, self._signalled_at = number, now
+            elif ending.is_second(number, now, self._signalled_at):
+                self._killed = True
+
+    def _signal_workers(self, number: int) -> None:
+        hosts = self._server.connected("supervisor")
+        message = {"kind": "signal", "number": number}
+        self._server.send("supervisor", hosts, message)
 
     # While the job runs
 
@@ -102,10 +114,11 @@ class Driver:
             self._take_exits()
             self._look_after_agents()
             self._act()
-            if self._screen.writer.failed:  # `tfringrun ... | head`.
+            if self._screen.writer.errors:  # `tfringrun ... | head`.
                 self._stop_signal = signal.SIGPIPE
 
     def _poll(self) -> list[Event]:
+        self._take_signals()
         self._screen.tick()
         self._server.pause_output(self._screen.writer.is_full())
         return self._server.poll(_TICK_SECONDS)
@@ -230,7 +243,7 @@ class Driver:
     def _end(self) -> None:
         """Has all workers and supervisors end."""
         stopped = self._stop_signal is not None
-        grace = _STOP_GRACE_SECONDS if stopped else _FAILURE_GRACE_SECONDS
+        grace = self._grace_seconds if stopped else _FAILURE_GRACE_SECONDS
         failure = self._membership.outcome
         if not stopped:
             why = failure or "the job is over"
@@ -246,7 +259,9 @@ class Driver:
                 lambda: first is None or first.status is not None,
                 _LAST_MESSAGE_SECONDS,
             )
-        message = _end_message(grace, terminate=stopped, status=self._status())
+        if stopped:
+            self._ask_to_end()
+        message = _end_message(grace, self._status())
         self._server.send(
             "supervisor", self._server.connected("supervisor"), message
         )
@@ -265,6 +280,15 @@ class Driver:
             self._describe(), lambda: self._stop_signal is not None
         )
 
+    def _ask_to_end(self) -> None:
+        assert self._stop_signal is not None
+        is_interrupt = self._stop_signal == signal.SIGINT
+        self._signal_workers(signal.SIGINT if is_interrupt else signal.SIGTERM)
+        if self._grace_seconds > 0 and self._stop_signal != signal.SIGPIPE:
+            self._screen.say(
+                ending.announce(self._stop_signal, self._grace_seconds)
+            )
+
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
@@ -279,6 +303,8 @@ class Driver:
             self._take_exits()
 
     def _status(self) -> int:
+        if self._write_error() is not None:
+            return 1
         if self._stop_signal is not None:
             return 128 + self._stop_signal
         if not self._membership.outcome:
@@ -286,7 +312,16 @@ class Driver:
         first = self._membership.first_failure
         return (first.status if first else None) or 1
 
+    def _write_error(self) -> tuple[int, OSError] | None:
+        """The stream that cannot be written, and why, if that is an error."""
+        for stream, error in self._screen.writer.errors.items():
+            if not isinstance(error, BrokenPipeError):
+                return stream, error
+        return None
+
     def _describe(self) -> str:
+        if (unwritten := self._write_error()) is not None:
+            return ending.describe_write_error(*unwritten)
         failure = self._membership.outcome
         if self._stop_signal is not None or not failure:
             return ""
@@ -308,15 +343,8 @@ class Driver:
         return f"{line}\n{end}"
 
 
-def _end_message(
-    grace: float, *, terminate: bool = False, status: int = 0
-) -> dict[str, Any]:
-    return {
-        "kind": "end",
-        "grace_seconds": grace,
-        "terminate": terminate,
-        "status": status,
-    }
+def _end_message(grace: float, status: int = 0) -> dict[str, Any]:
+    return {"kind": "end", "grace_seconds": grace, "status": status}
 
 
 def _number(worker: str) -> int:

@@ -31,7 +31,8 @@ class Writer:
         )
         # Each is counted by one thread alone.
         self._taken_bytes = self._written_bytes = 0
-        self.failed = False  # nobody reads any more
+        # By stream: why it cannot be written any more.
+        self.errors: dict[int, OSError] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -56,10 +57,10 @@ class Writer:
             stream, data = item
             rest = memoryview(data)
             try:
-                while rest and not self.failed:
+                while rest and stream not in self.errors:
                     rest = rest[os.write(stream, rest) :]
-            except OSError:
-                self.failed = True
+            except OSError as error:
+                self.errors[stream] = error
             self._written_bytes += len(data)
 
 

@@ -34,13 +34,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfring.launcher import processes, wrapper
+from tfring.launcher import command_line, processes, wrapper
 from tfring.launcher.hosts import cpus_of_slot
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import HandshakeError
 
-# After SIGTERM the workers have this long to leave politely.
-TERMINATION_GRACE_SECONDS = 10.0
 # The longest that one attempt to reach the launcher takes, and the pause before
 # the next one.
 _CONNECT_SECONDS = 30.0
@@ -198,7 +196,9 @@ class Supervisor:
         self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Signals that the workers shall get, too.
+        self._warnings: list[int] = []
+        for number in (*processes.STOPPING, *processes.FORWARDED):
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
@@ -236,9 +236,12 @@ class Supervisor:
                         self._obey(message)
                 self._reap()
                 self._look_for_stopped(time.monotonic())
+                while self._warnings:
+                    self._signal_workers(self._warnings.pop(0))
                 if self._terminated and not self._ending:
                     self._control.send({"kind": "leaving"})
-                    self._end(TERMINATION_GRACE_SECONDS, terminate=True)
+                    self._signal_workers(signal.SIGTERM)
+                    self._end(command_line.grace_seconds(self._environment))
             except wire.ChannelClosedError:
                 return
             now = time.monotonic()
@@ -276,7 +279,15 @@ class Supervisor:
         return int(1000 * max(0.0, min(wait, 1.0))) + 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._terminated = number
+        if number in processes.FORWARDED:
+            self._warnings.append(number)
+        else:
+            self._terminated = number
+
+    def _signal_workers(self, number: int) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.send_signal(number)
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -291,6 +302,8 @@ class Supervisor:
                 cpus = cpus_of_slot(worker.slot, message["cores_shared_by"])
                 _rebind(worker.process.pid, worker.cpus, cpus)
                 worker.cpus = cpus
+        elif kind == "signal":
+            self._signal_workers(message["number"])
         elif kind == "kill" and message["worker"] in self._workers:
             self._workers[message["worker"]].kill_in(message["grace_seconds"])
         elif kind == "refused":
@@ -299,15 +312,12 @@ class Supervisor:
             self._ending = True
         elif kind == "end":
             self._status = message["status"]
-            self._end(message["grace_seconds"], terminate=message["terminate"])
+            self._end(message["grace_seconds"])
 
-    def _end(self, grace_seconds: float, *, terminate: bool) -> None:
+    def _end(self, grace_seconds: float) -> None:
         self._ending = True
         for worker in self._workers.values():
             worker.kill_in(grace_seconds)
-            if terminate:
-                with contextlib.suppress(ProcessLookupError):
-                    worker.process.terminate()
 
     def _start(
         self, name: str, environment: dict[str, str], cores_shared_by: int
@@ -435,7 +445,7 @@ def _kill(job: str, worker: str, pid: int) -> None:
 
 def _wait_and_clean(child: int) -> int:
     """Waits for the process that has the workers, and kills leftovers."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (*processes.STOPPING, *processes.FORWARDED):
         signal.signal(number, lambda number, frame: os.kill(child, number))
     while True:
         pid, status = os.waitpid(-1, 0)
