@@ -21,11 +21,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.process_sets import (
@@ -34,6 +32,19 @@ from tfring._core.process_sets import (
     is_alone,
 )
 from tfring._ops.gather_json import gather_by_rank
+from tfring._training.callback_kinds import (
+    averages_metrics,
+    backups,
+    check_goes_with_rounds,
+    check_goes_with_shards,
+    decides,
+    is_ours,
+    joins,
+    looks_at_batches,
+    must_be_alike,
+    needs_averages,
+    written_by,
+)
 from tfring._training.data_orders import (
     draws_before_shards,
     warn_of_different_orders,
@@ -60,29 +71,8 @@ from tfring._training.saving import (
 )
 from tfring._training.undistributed import trainer_class
 
-# Kinds of callbacks that write, and the attribute that says where to.
-_WRITERS = {
-    "BackupAndRestore": "backup_dir",
-    "CSVLogger": "filename",
-    "ModelCheckpoint": "filepath",
-    "OrbaxCheckpoint": "directory",
-}
 # Callbacks that a `fit` gets from here.
 _OURS = (Agreement, GatherStates, MetricNotes, RoundsInFit, EndOfCallbacks)
-# Callbacks that change the training, and so are needed on every rank.
-_STEERING = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.SwapEMAWeights,
-    keras.callbacks.TerminateOnNaN,
-)
-_BATCH_HOOKS = (
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-)
 
 
 @functools.cache
@@ -124,11 +114,11 @@ def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
     ]
     model, given = callback_list.model, callback_list.callbacks
     if any(map(has_shards, distributed_optimizers(model))):
-        _check_goes_with_shards(given, "shard_states=True")
+        check_goes_with_shards(given, "shard_states=True")
     if has_tables(model):
-        _check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
+        check_goes_with_shards(given, "tfring.layers.ShardedEmbedding")
     if optimizers_in_rounds(model):
-        _check_goes_with_rounds(given)
+        check_goes_with_rounds(given)
     if _has_parts(model):
         for callback in given:
             check_tells_when_it_saves(callback)
@@ -154,7 +144,7 @@ def _gather(
 ) -> dict[int, Any]:
     """The facts about each rank's `fit`, by rank, compared and found alike."""
     given, params = callback_list.callbacks, callback_list.params or {}
-    uneven = any(map(_joins, given))
+    uneven = any(map(joins, given))
     own = {
         "alike": {
             "epochs": params.get("epochs"),
@@ -163,17 +153,17 @@ def _gather(
                 callback_list.model, "steps_per_execution", 1
             ),
             "callbacks": [
-                type(each).__name__ for each in given if _must_be_alike(each)
+                type(each).__name__ for each in given if must_be_alike(each)
             ],
         },
-        "writes": [written for each in given if (written := _written_by(each))],
+        "writes": [written for each in given if (written := written_by(each))],
         "saves as it likes": any(
-            saves_models(each) and _written_by(each) is None for each in given
+            saves_models(each) and written_by(each) is None for each in given
         ),
         "saves in batches": any(map(saves_in_batches, given)),
-        "backups": _backups(given),
-        "needs averages": _needs_averages(given),
-        "looks at batches": any(map(_looks_at_batches, given)),
+        "backups": backups(given),
+        "needs averages": needs_averages(given),
+        "looks at batches": any(map(looks_at_batches, given)),
         "in a round": are_in_a_round(callback_list.model.variables),
         "seeds": seeds_of(data),
         "draws before shards": draws_before_shards(data, process_set.size()),
@@ -228,7 +218,7 @@ def _decide(
     kept = [
         each
         for each in given
-        if (written := _written_by(each)) is None
+        if (written := written_by(each)) is None
         or _first_writer(written, everyones) == runtime.rank()
     ]
     savers = {
@@ -249,15 +239,15 @@ def _decide(
     terms = Terms(
         process_set=process_set,
         votes=on_any("looks at batches"),
-        uneven=any(map(_joins, given)),
+        uneven=any(map(joins, given)),
         restored_by=_restored_by(everyones),
-        monitored=sorted({each.monitor for each in given if _decides(each)}),
+        monitored=sorted({each.monitor for each in given if decides(each)}),
         local_variables=[
             *local_variables_of(model),
             *(
                 each._local_variables
                 for each in given
-                if _is_ours(each) and hasattr(each, "_local_variables")
+                if is_ours(each) and hasattr(each, "_local_variables")
             ),
         ],
     )
@@ -276,17 +266,17 @@ def _arrange(callback_list: Any, decision: _Decision) -> None:
     given, terms = callback_list.callbacks, decision.terms
     arranged = decision.kept
     if decision.averages:
-        averages = [each for each in arranged if _averages(each)] or [
+        averages = [each for each in arranged if averages_metrics(each)] or [
             MetricAverages(process_set=terms.process_set, strict=False)
         ]
-        others = [each for each in arranged if not _averages(each)]
+        others = [each for each in arranged if not averages_metrics(each)]
         arranged = [*averages, *others]
     arranged = [
         *([] if decision.gather is None else [decision.gather]),
-        *(each.notes for each in arranged if _averages(each)),
+        *(each.notes for each in arranged if averages_metrics(each)),
         *arranged,
     ]
-    arranged.sort(key=_joins, reverse=True)
+    arranged.sort(key=joins, reverse=True)
 
     def undo() -> None:
         callback_list.callbacks = given
@@ -320,41 +310,6 @@ def _has_parts(model: Any) -> bool:
     )
 
 
-def _check_goes_with_shards(callbacks: list[Any], feature: str) -> None:
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.SwapEMAWeights):
-            raise NotImplementedError(
-                "fit: keras.callbacks.SwapEMAWeights swaps weights with whole "
-                f"averages, and with {feature} each rank has a part of them. "
-                "Leave one of the two out; ema_overwrite_frequency of the "
-                f"optimizer goes with {feature}."
-            )
-        if _joins(callback):
-            raise NotImplementedError(
-                "fit: tfring.callbacks.JoinCallback lets ranks stand by while "
-                f"others train, and with {feature} each rank takes part in "
-                "every step, with its part of the weights or states. Leave "
-                "one of the two out, and give every rank equally many batches."
-            )
-
-
-def _check_goes_with_rounds(callbacks: list[Any]) -> None:
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.SwapEMAWeights):
-            raise NotImplementedError(
-                "fit: keras.callbacks.SwapEMAWeights swaps weights with this "
-                "rank's averages, and with sync the ranks train apart. Leave "
-                "one of the two out."
-            )
-        if _joins(callback):
-            raise NotImplementedError(
-                "fit: tfring.callbacks.JoinCallback lets ranks stand by while "
-                "others train, and with sync all ranks must make the steps of "
-                "a round. Leave one of the two out, and give every rank "
-                "equally many batches."
-            )
-
-
 def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
     """Returns the ranks that share the model; None if no rank shares it."""
     if not runtime.is_initialized() or runtime.size() == 1:
@@ -366,7 +321,7 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
     if (
         not sets
         and type(model).train_step is not keras.Model.train_step
-        and any(map(_is_ours, callbacks))
+        and any(map(is_ours, callbacks))
     ):
         # `train_step` reduces by itself. A callback of ours means that all
         # ranks train together.
@@ -379,79 +334,11 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
     return process_set
 
 
-def _is_ours(callback: Any) -> bool:
-    return type(callback).__module__.startswith("tfring.")
-
-
-def _joins(callback: Any) -> bool:
-    return getattr(callback, "lets_ranks_be_uneven", False)
-
-
-def _averages(callback: Any) -> bool:
-    return isinstance(callback, MetricAverages)
-
-
-def _must_be_alike(callback: Any) -> bool:
-    return _written_by(callback) is None and (
-        _is_ours(callback) or isinstance(callback, _STEERING)
-    )
-
-
-def _needs_averages(callbacks: list[Any]) -> bool:
-    """Tells whether a callback decides by metrics that are not averaged yet."""
-    for callback in callbacks:
-        if _averages(callback):
-            return False
-        if _decides(callback):
-            return True
-    return False
-
-
-def _decides(callback: Any) -> bool:
-    """Tells whether it does something where a metric that it monitors says."""
-    return isinstance(
-        callback,
-        keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau,
-    ) or getattr(callback, "save_best_only", False)
-
-
-def _looks_at_batches(callback: Any) -> bool:
-    """Tells whether it may want to stop before an epoch has ended."""
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        return True
-    for name in _BATCH_HOOKS:
-        module = getattr(getattr(callback, name), "__module__", None) or ""
-        if module.partition(".")[0] not in ("keras", "tfring"):
-            return True
-    return False
-
-
-def _written_by(callback: Any) -> list[str] | None:
-    """The kind of a writer, and where it writes to; None if it is none."""
-    for kind, attribute in _WRITERS.items():
-        # Older versions of Keras have no OrbaxCheckpoint.
-        if isinstance(callback, getattr(keras.callbacks, kind, ())):
-            path = str(getattr(callback, attribute))
-            return [kind, path if "://" in path else str(Path(path).absolute())]
-    return None
-
-
 def _first_writer(written: list[str], everyones: dict[int, Any]) -> int:
     """The first of the ranks that would write the same."""
     return min(
         rank for rank, each in everyones.items() if written in each["writes"]
     )
-
-
-def _backups(callbacks: list[Any]) -> list[Any]:
-    """Returns the paths of `_written_by` that can be restored."""
-    return [
-        _written_by(each)
-        for each in callbacks
-        if isinstance(each, keras.callbacks.BackupAndRestore)
-        and tf.io.gfile.isdir(each.backup_dir)
-        and tf.io.gfile.listdir(each.backup_dir)
-    ]
 
 
 def _restored_by(everyones: dict[int, Any]) -> int | None:
