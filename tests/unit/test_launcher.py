@@ -176,7 +176,7 @@ class TestCommandLine:
         here = Job(ranks=2, command=["python"], one_machine=True)
         elsewhere = Job(ranks=2, command=["python"])
         for launcher, variables in (
-            (OPEN_MPI_5, {"OMPI_MCA_btl": "^tcp"}),
+            (OPEN_MPI_5, {"OMPI_MCA_btl": "^tcp,ofi"}),
             (MPICH, {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}),
         ):
             assert mpi_launchers.environment(launcher, here) == variables

@@ -11,7 +11,7 @@ import sys
 from ctypes import c_char_p, c_double, c_int32, c_int64
 from typing import Any
 
-from tfring._core import abi, settings, watchdog
+from tfring._core import abi, fabrics, settings, watchdog
 
 # How long `init` waits for all ranks, unless TFRING_INIT_TIMEOUT_SECONDS is
 # set.
@@ -97,6 +97,7 @@ def mpi() -> Any:
     # address. It does not see all of TensorFlow's allocations, and would take
     # them for the host's. This is read when MPI's library is opened.
     os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")
+    fabrics.skip_absent(os.environ, fabrics.files_of_settings(os.environ))
     try:
         limit = settings.seconds("TFRING_INIT_TIMEOUT_SECONDS", INIT_SECONDS)
     except ValueError:  # `init` will say so.

@@ -200,20 +200,25 @@ def environment(launcher: MpiLauncher, job: Job) -> dict[str, str]:
     """Returns variables that the ranks need, unless theirs say otherwise.
 
     The ranks of one machine talk through its memory. Every rank would listen
-    for TCP from everywhere as well.
+    for TCP from everywhere as well, and Open MPI 5 would look for fabrics, for
+    a second.
     """
     if not job.one_machine:
         return {}
     if launcher.family is Family.HYDRA:
         # MPICH talks by UCX or by libfabric, as it was built.
         return {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
+    needed = job.ranks * _SHARED_BYTES_PER_RANK
+    return {"OMPI_MCA_btl": "^tcp,ofi" if _has_memory(needed) else "^ofi"}
+
+
+def _has_memory(needed_bytes: int) -> bool:
+    """Tells whether /dev/shm has room, without which ranks need TCP."""
     try:
         space = os.statvfs(_SHARED_MEMORY)
     except OSError:
-        return {}
-    if space.f_bavail * space.f_frsize < job.ranks * _SHARED_BYTES_PER_RANK:
-        return {}
-    return {"OMPI_MCA_btl": "^tcp"}
+        return False
+    return space.f_bavail * space.f_frsize >= needed_bytes
 
 
 def _open_mpi_options(launcher: MpiLauncher, job: Job) -> list[str]:
