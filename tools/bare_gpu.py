@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfring._core import abi, native
-from tfring.launcher import gpus
+from tfring.launcher import rank_wrapper
 
 _FAKES = Path(__file__).parents[1] / "build/native/plain/tests"
 FAKE_DRIVER = _FAKES / "fake_cuda/libcuda.so.1"
@@ -45,7 +45,7 @@ class GpuError(Exception):
 @functools.cache
 def driver() -> ctypes.CDLL:
     """The driver; the op library finds this very one by its name."""
-    fake = FAKE_DRIVER.exists() and not gpus.may_exist()
+    fake = FAKE_DRIVER.exists() and not rank_wrapper.count_gpus()
     return ctypes.CDLL(str(FAKE_DRIVER) if fake else "libcuda.so.1")
 
 

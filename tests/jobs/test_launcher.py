@@ -51,6 +51,19 @@ print("horovod", version("horovod"))
     assert any("2 ranks on localhost:2" in line for line in lines)
 
 
+@pytest.mark.parametrize("options", [["-np", "1"], ["--elastic", "-np", "1"]])
+def test_variables_whose_names_no_shell_can_have(run, write_script, options):
+    variables = {"BASH_FUNC_module%%": "() {  eval `x $*`\n}", "a.b": "1"}
+    script = write_script(
+        "import os, sys\n"
+        f"print([os.environ.get(name) for name in {list(variables)}])\n"
+        "sys.exit(7)"
+    )
+    command = [*TFRINGRUN, *options, sys.executable, script]
+    output = run(command, env=variables, status=7)
+    assert f"] {list(variables.values())}\n" in output
+
+
 @pytest.mark.parametrize(
     ("end", "status"),
     [

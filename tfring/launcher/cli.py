@@ -15,7 +15,6 @@ from tfring import horovod
 from tfring.horovod import variables
 from tfring.launcher import (
     command_line,
-    gpus,
     hosts as hosts_lib,
     mpi_launchers,
     surroundings,
@@ -94,7 +93,7 @@ def _run_elastic(
         *(name for name, _ in options.exports),
     }
     job = elastic_job.make(
-        gpus.share_memory(_command(options)),
+        _command(options),
         ranks=options.ranks,
         minimum=options.min_ranks or 1,
         maximum=options.max_ranks,

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from tfring.launcher import (
     command_line,
-    gpus,
     hosts as hosts_lib,
     leftovers,
     mpi_launchers,
@@ -147,8 +146,6 @@ def _describe(
             "some slots get several.",
             file=sys.stderr,
         )
-    if elsewhere or gpus.may_exist():
-        command = gpus.share_memory(command)
     exported = (
         {*mpi_launchers.exported_names(environment), *exports}
         if elsewhere

@@ -1,6 +1,7 @@
 """The process around each rank: `python rank_wrapper.py 10=10,14=15 COMMAND`.
 
-It passes signals on to the rank, and reports the rank's start and end.
+It passes signals on to the rank, reports the rank's start and end, and lets the
+ranks of a machine share the memory of its GPUs.
 
 An MPI launcher passes few signals on, and SIGTERM to it kills the ranks. So
 `tfringrun` uses signals that the MPI launcher does pass on: `14=15` says that
@@ -19,11 +20,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
+# How many ranks the machine has, by an elastic job, Open MPI, MPICH and Slurm.
+# Slurm's has the form "4(x2),3": the first number is taken.
+_LOCAL_SIZES = (
+    "TFRING_ELASTIC_SLOTS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
 # An MPI launcher sends SIGKILL soon after SIGTERM.
 _GRACE_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -45,6 +55,7 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError):  # There is no /proc.
         pipe = os.readlink("/proc/self/fd/2")  # noqa: PTH115  pathlib is slow
         os.environ["TFRING_REPORTS"] = f"{reports} {pipe}"
+    os.environ.update(share_gpus(os.environ))
     own = os.getpid()
     if (rank := os.fork()) == 0:
         _become_rank(arguments[1:], own, mask)
@@ -52,6 +63,38 @@ def main(arguments: list[str]) -> int:
         os.setpgid(rank, rank)
     _report(reports, "started 0")
     return _wait(rank, caught, meanings, reports)
+
+
+def count_gpus(devices: str = "/dev") -> int:
+    """Returns how many GPUs of NVIDIA's this machine or container has."""
+    try:
+        names = os.listdir(devices)  # noqa: PTH208  pathlib is slow to import
+    except OSError:
+        return 0
+    return sum(
+        name.startswith("nvidia") and name[6:].isdecimal() for name in names
+    )
+
+
+def share_gpus(
+    environment: Mapping[str, str], devices: str = "/dev"
+) -> dict[str, str]:
+    """Returns the variable by which this machine's ranks share its GPUs.
+
+    If the machine has more ranks than GPUs, or than CUDA_VISIBLE_DEVICES names,
+    TensorFlow is told to allocate memory as needed. Otherwise the first rank
+    would take all of it. TF_FORCE_GPU_ALLOW_GROWTH does not change if it is
+    set. `tfring.init` does the same for other launchers, but too late for a
+    script that uses TensorFlow before. It also chooses each rank's GPU.
+    """
+    gpus = count_gpus(devices)
+    if gpus and (visible := environment.get("CUDA_VISIBLE_DEVICES")):
+        gpus = len(visible.split(","))
+    size = next(filter(None, map(environment.get, _LOCAL_SIZES)), "1")
+    ranks = int("".join(itertools.takewhile(str.isdecimal, size)) or 1)
+    if ranks <= gpus or not gpus or "TF_FORCE_GPU_ALLOW_GROWTH" in environment:
+        return {}
+    return {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def _parse(pair: str) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfring.launcher import command_line, processes, wrapper
+from tfring.launcher import command_line, processes, rank_wrapper, wrapper
 from tfring.launcher.hosts import cpus_of_slot
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import HandshakeError
@@ -326,16 +326,17 @@ class Supervisor:
         slot = next(n for n in itertools.count() if n not in taken)
         # A slot above this number is a spare's, and has all cores.
         cpus = cpus_of_slot(slot, cores_shared_by)
+        environment = {
+            **self._environment,
+            **environment,
+            "TFRING_ELASTIC_WORKER": name,
+            "TFRING_ELASTIC_SLOT": str(slot),
+        }
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
                 cwd=self._configuration["directory"],
-                env={
-                    **self._environment,
-                    **environment,
-                    "TFRING_ELASTIC_WORKER": name,
-                    "TFRING_ELASTIC_SLOT": str(slot),
-                },
+                env={**environment, **rank_wrapper.share_gpus(environment)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
