@@ -28,6 +28,9 @@ KINDS = {
     "reset stop": 1,
     "joiner kill": 4,
     "joiner stop": 2,
+    "joiners fail": 3,
+    "dead name": 2,
+    "no temporary folder": 2,
     "lost host": 4,
     "frozen host": 2,
     "leaving host": 1,
@@ -39,8 +42,10 @@ KINDS = {
     "validation exception": 1,
 }
 # These kinds need a job with a discovery script, or with `fit`.
-OF_SCRIPTS = ("fewer slots",)
+OF_SCRIPTS = ("fewer slots", "dead name")
 OF_FIT = ("validation kill", "validation exception")
+# These harm what is beside the training, for a while, and then kill a worker.
+BESIDE = ("joiners fail", "dead name", "no temporary folder")
 # The launcher has detected a lost worker after this time.
 _DETECTION_SECONDS = 4.0
 AT_THE_END = ("none", "end kill", "end exception", "end stop", "kill")
@@ -64,6 +69,8 @@ class Faults:
         self._dice = dice
         self._harmed = set()
         self._harmed_hosts = {}
+        # The slots of hosts that the script prints otherwise for a while.
+        self._other_slots = []
         self._later = []
         self._count = itertools.count()
         self.done = []
@@ -99,6 +106,10 @@ class Faults:
         victims = self._choose(kind, survivors)
         if not victims:
             return False
+        if kind in BESIDE:
+            self._harm_the_rest(kind, self._dice.uniform(3, 12))
+            # The loss finds the launcher busy with it, or not.
+            time.sleep(self._dice.uniform(0, 2))
         fault = Fault(
             kind, victims, time.monotonic(), self._job.records.generation()
         )
@@ -188,13 +199,11 @@ class Faults:
                     at += self._dice.uniform(0.1, 1.0)
                 self._harm_host(first, at)
             case "fewer slots":
-                slots = dict(self._job.slots)
-                self._job.write_hosts({**slots, first: slots[first] - 1})
-                self._harm_host(
-                    first,
-                    self._dice.uniform(2, 6),
-                    lambda: self._job.write_hosts(slots),
-                )
+                seconds = self._dice.uniform(2, 6)
+                self._change_slots({first: self._job.slots[first] - 1}, seconds)
+                self._harm_host(first, seconds)
+            case _ if kind in BESIDE:
+                self._signal(first, signal.SIGKILL)
             case "pause":
                 # Some of these pauses are longer than the limit on silence.
                 seconds = self._dice.choice([0.3, 1.0, 3.5])
@@ -208,6 +217,37 @@ class Faults:
             self._harmed.update(victims)
         if kind in ("pause", "step cut"):  # which it may survive
             self._after(8, lambda: self._harmed.difference_update(victims))
+
+    def _harm_the_rest(self, kind, seconds):
+        """Harms what is beside the training, for some seconds."""
+        folder, away = self._job.folder / "tmp", self._job.folder / "no-tmp"
+        match kind:
+            case "joiners fail":
+                path = self._job.folder / "faults" / "joiners"
+                path.touch()
+                self._after(seconds, lambda: path.unlink(missing_ok=True))
+            case "dead name":
+                self._change_slots({"nowhere": 1}, seconds)
+            case "no temporary folder" if folder.exists():
+                folder.rename(away)
+                self._after(seconds, lambda: away.rename(folder))
+
+    def _change_slots(self, slots, seconds):
+        """Has the discovery script print other slots for some seconds."""
+        self._other_slots.append(slots)
+        self._write_slots()
+
+        def undo():
+            self._other_slots.remove(slots)
+            self._write_slots()
+
+        self._after(seconds, undo)
+
+    def _write_slots(self):
+        slots = dict(self._job.slots)
+        for other in self._other_slots:
+            slots.update(other)
+        self._job.write_hosts(slots)
 
     def _order(self, name, what):
         path = self._job.folder / "faults" / name

@@ -8,8 +8,8 @@ that the weights equal the weights of an undisturbed run. With
 twice; only the second training is tested. It forks children.
 
 A worker records its steps in `FOLDER/progress/NAME`, reads faults such as
-"commit kill" from `FOLDER/faults/NAME`, and trains until the file
-`FOLDER/enough` exists.
+"commit kill" from `FOLDER/faults/NAME`, fails at its start while there is a
+file `FOLDER/faults/joiners`, and trains until the file `FOLDER/enough` exists.
 """
 
 import contextlib
@@ -269,6 +269,8 @@ def train_by_fit(model, harm, is_enough, epochs, *, keep_traces):
 
 def main():
     folder, kind, how = Path(sys.argv[1]), *sys.argv[2:]
+    if (folder / "faults" / "joiners").exists():
+        sys.exit(3)
     harm = Harm(folder)
     harm.note("started", 0)
     harm.at("import")
