@@ -23,7 +23,7 @@ CHECK_JOBS := $(shell expr $(JOBS) + 1)
 .NOTPARALLEL:
 .PHONY: help demo test test-all build library wheel clean lint types docs format \
   cpp-plain cpp-tsan cpp-asan soak unit parallel-1 parallel-2 parallel-3 \
-  parallel-4 trainings gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
+  parallel-4 trainings features gpu gpu-schedule gpu-validation gpu-archive standalone jobs \
   network chaos clients compat
 
 help:
@@ -41,7 +41,8 @@ demo: build
 GATE_PARTS := lint types docs cpp-plain cpp-tsan unit parallel-2 parallel-3 jobs \
   clients
 ALL_PARTS := lint types docs cpp-plain cpp-tsan cpp-asan unit parallel-1 \
-  parallel-2 parallel-3 parallel-4 trainings gpu gpu-schedule jobs network chaos \
+  parallel-2 parallel-3 parallel-4 trainings features gpu gpu-schedule jobs network \
+  chaos \
   clients
 test: build
 	@$(BIN)/python tools/test_parts.py EXTENT=gate $(GATE_PARTS)
@@ -144,18 +145,18 @@ unit: build
 # itself; on three what depends on their number; on four, which follow three, the
 # collectives and process sets.
 WHOLE := accumulation data_service docs fit_agreement large loading \
-  local_variables offload random_trainings training undistributed user_scripts \
-  xla_stress
+  local_variables offload random_features random_trainings training \
+  undistributed user_scripts xla_stress
 LEFT_OUT_1 := $(WHOLE) adasum compression consistency disagreements elastic \
   elastic_fit join_callback process_sets reducer set_collectives shard_states \
   training_sets whole_states
-LEFT_OUT_3 := $(WHOLE) autograph callbacks compression compressors \
-  data join_callback keras2 metric_average monitor names not_broadcast objects \
+LEFT_OUT_3 := $(WHOLE) autograph callbacks clipping compression compressors \
+  data join_callback keras2 loss_reductions metric_average monitor names not_broadcast objects \
   optimizer reducer runtime seeds sessions state timeline whole_states
 LEFT_OUT_4 := $(LEFT_OUT_3) averages consistency disagreements elastic elastic_fit \
   gradients metrics shard_states sync_batch_norm topology xla
 # The others are `trainings`.
-LEFT_OUT_2 := $(if $(EXTENT),,random_trainings)
+LEFT_OUT_2 := $(if $(EXTENT),,random_features random_trainings)
 # In the gate, on three: what is no power of two, or has a rank between others.
 GATE_3 := collectives reducescatter_alltoall set_collectives join topology
 parallel-1 parallel-2 parallel-3 parallel-4: parallel-%: build
@@ -163,9 +164,9 @@ parallel-1 parallel-2 parallel-3 parallel-4: parallel-%: build
 	  $(GATE_$*:%=tests/parallel/test_%.py),\
 	  tests/parallel $(LEFT_OUT_$*:%=--ignore=tests/parallel/test_%.py))
 
-# All trainings that are drawn at random; the gate has a few of them.
-trainings: build
-	$(TFRINGRUN) -np 2 $(PYTEST) tests/parallel/test_random_trainings.py
+# All trainings that are drawn at random; the gate has a few of each.
+trainings features: build
+	$(TFRINGRUN) -np 2 $(PYTEST) tests/parallel/test_random_$@.py
 
 # For the custom calls under JAX, where there is no TensorFlow.
 JAX_VENV := build/jax-venv
@@ -184,10 +185,10 @@ $(JAX_VENV)/.ready:
 GPU_RANKS := 2
 GPU_TESTS := tests/parallel/on_gpu.py tests/parallel/on_gpu_training.py \
   tests/parallel/on_gpu_offload.py
-ON_HOST := accumulation autograph callbacks consistency data data_service docs \
-  elastic elastic_fit fit_agreement global_mean gossip join_callback keras2 large \
-  loading metric_average metrics monitor names not_broadcast objects random_trainings \
-  reducer rounds runtime seeds sessions shard_states sharded_embedding timeline topology \
+ON_HOST := accumulation autograph callbacks clipping consistency data data_service \
+  docs elastic elastic_fit fit_agreement global_mean gossip join_callback keras2 large \
+  loading loss_reductions metric_average metrics monitor names not_broadcast objects \
+  random_features random_trainings reducer rounds runtime seeds sessions shard_states sharded_embedding timeline topology \
   undistributed user_scripts v1_optimizer whole_states xla xla_stress
 SETS_ON_GPU := tests/parallel/test_process_sets.py
 GPU_ALL := $(filter-out $(ON_HOST:%=tests/parallel/test_%.py),\

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("initialized")
 
 
 class Averages:
-    """Takes the place of reduce_shared_gradients; counts, and keeps the options."""
+    """In place of reduce_shared_gradients: counts, and keeps the options."""
 
     def __init__(self):
         self.count = 0
