@@ -180,6 +180,21 @@ def test_a_generation_that_does_not_connect_is_formed_again_three_times():
     assert job.ended == "the workers cannot connect to one another."
 
 
+def test_members_go_on_without_a_new_one_that_never_connects():
+    job = Job({"a": 3}, minimum=2, maximum=3, first=2)
+    job.start(["w1", "w2"])
+    job.be_ready("w3")
+    job.all_ready(["w1", "w2"], 1, steps=5)
+    assert job.names() == {"w1", "w2", "w3"}
+    # Its connections hang, without an error that it could report.
+    job.wait(61)
+    assert job.killed == ["w3"]
+    assert "it was not connected in 60 s" in "".join(job.said)
+    job.form_again(["w1", "w2"], 2, steps=5)
+    assert job.names() == {"w1", "w2"}
+    assert job.ended is None
+
+
 def test_what_a_lost_or_unknown_worker_says_changes_nothing():
     job = started({"a": 2}, minimum=1, maximum=2)
     job.silent("w2", "silent")

@@ -4,9 +4,11 @@ import math
 import os
 import subprocess
 import threading
+import types
 
 import pytest
 
+from tfring.launcher import processes
 from tfring.launcher.elastic import supervisor
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import HandshakeError
@@ -110,3 +112,27 @@ def test_threads_that_the_script_has_bound_stay_where_they_are():
     for thread in threads:
         thread.join(60)
     assert found == {"ours": {first, rest[0]}, "own": {rest[0]}}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(subprocess, "Popen"), (threading.Thread, "start")]
+)
+def test_a_worker_that_cannot_be_started_harms_no_other(
+    monkeypatch, owner, name
+):
+    def fail(*arguments, **options):
+        raise RuntimeError("no process is left")
+
+    said = []
+    host = object.__new__(supervisor.Supervisor)
+    host._workers, host._forwarders, host._environment = {}, [], {}
+    host._configuration = {"command": ["sleep", "1000"], "directory": "/"}
+    host._control = types.SimpleNamespace(send=said.append)
+    before = processes.descendants()
+    monkeypatch.setattr(owner, name, fail)
+    host._start("w1", {}, cores_shared_by=1)
+    [message] = said
+    assert (message["kind"], message["worker"]) == ("exited", "w1")
+    assert message["how"] == "it cannot be started: no process is left"
+    assert host._workers == {}
+    assert processes.descendants() == before

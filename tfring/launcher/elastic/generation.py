@@ -133,8 +133,8 @@ class Generation:
         if self.phase is not Phase.STOPPED and at < self._stop_at:
             self._stop_at, self._stop_why = at, why
 
-    def keep_times(self) -> None:
-        """Stops it when that is due."""
+    def keep_times(self) -> bool:
+        """Stops it when that is due; True if members were not connected."""
         now = self._clock()
         if now >= self._stop_at:
             self.stop(self._stop_why)
@@ -145,6 +145,8 @@ class Generation:
             self.stop(
                 f"not all members were connected in {FORMING_SECONDS:g} s"
             )
+            return True
+        return False
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfring.launcher.elastic import accusations, places
-from tfring.launcher.elastic.generation import Generation, Phase
+from tfring.launcher.elastic.generation import (
+    FORMING_SECONDS,
+    Generation,
+    Phase,
+)
 from tfring.launcher.elastic.host_table import HostTable
 from tfring.launcher.elastic.joiners import Joiners
 from tfring.launcher.elastic.roster import ENDING_SECONDS, KILLED, Roster
@@ -303,7 +307,8 @@ class Membership:
     def _keep_times(self) -> None:
         limits, now = self.limits, self._clock()
         self.hosts.tick(now)
-        self.generation.keep_times()
+        if self.generation.keep_times():
+            self._lose_late_newcomers()
         phase, lasted = self.generation.phase, now - self.generation.since
         if phase is Phase.STOPPED and lasted >= limits.ready_seconds:
             for worker in self.generation.waited_for():
@@ -322,6 +327,16 @@ class Membership:
         for worker in list(self.workers.values()):
             if now >= worker.due:
                 self._lose(worker, worker.overdue)
+
+    def _lose_late_newcomers(self) -> None:
+        """Has members that have trained go on without those that hang."""
+        members = self.generation.members
+        late = [m for m in members if not (m.formed or m.connected)]
+        if any(member.connected for member in members):
+            for worker in late:
+                self._lose(
+                    worker, f"it was not connected in {FORMING_SECONDS:g} s"
+                )
 
     def _lose(
         self,

@@ -332,6 +332,7 @@ class Supervisor:
             "TFRING_ELASTIC_WORKER": name,
             "TFRING_ELASTIC_SLOT": str(slot),
         }
+        process: subprocess.Popen[bytes] | None = None
         try:
             process = subprocess.Popen(
                 self._configuration["command"],
@@ -343,13 +344,17 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=functools.partial(_prepare, cpus),
             )
-        except (OSError, subprocess.SubprocessError) as error:
+            forwarder = threading.Thread(
+                target=self._forward, args=(name, process), daemon=True
+            )
+            forwarder.start()
+        # RuntimeError: there can be no further thread.
+        except (OSError, subprocess.SubprocessError, RuntimeError) as error:
+            if process is not None:
+                process.kill()
+                process.wait()
             self._report(name, 127, f"it cannot be started: {error}")
             return
-        forwarder = threading.Thread(
-            target=self._forward, args=(name, process), daemon=True
-        )
-        forwarder.start()
         self._forwarders.append(forwarder)
         self._workers[name] = _Worker(process, slot, cpus)
 
