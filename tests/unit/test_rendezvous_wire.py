@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from programs import run_python
 
-from tfring.rendezvous import frames, handshake, wire
+from tfring.rendezvous import addresses, frames, handshake, wire
 
 TOKEN = handshake.make_token()
 HELLO = {"role": "worker", "worker": "w1"}
@@ -190,11 +190,11 @@ def names(monkeypatch):
     """Returns a function that has a name stand for several addresses."""
     lookup = socket.getaddrinfo
 
-    def names(name, addresses):
+    def names(name, its_addresses):
         def answer(host, port, **options):
             if host != name:
                 return lookup(host, port, **options)
-            return [lookup(*each, **options)[0] for each in addresses]
+            return [lookup(*each, **options)[0] for each in its_addresses]
 
         monkeypatch.setattr(socket, "getaddrinfo", answer)
 
@@ -203,7 +203,7 @@ def names(monkeypatch):
 
 @pytest.mark.parametrize("first", ["silent", "refuses", "closes", "other job"])
 def test_each_address_of_a_name_is_tried(listener, names, monkeypatch, first):
-    monkeypatch.setattr(wire, "_ADDRESS_SECONDS", 0.1)
+    monkeypatch.setattr(addresses, "_ADDRESS_SECONDS", 0.1)
     with contextlib.ExitStack() as stack:
         if first == "other job":
             other = wire.Listener("127.0.0.1", handshake.make_token())

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfring.rendezvous import descriptors, frames
+from tfring.rendezvous import addresses, descriptors, frames
 from tfring.rendezvous.handshake import (
     BUSY,
     NO_DESCRIPTORS,
@@ -40,9 +40,6 @@ Address = tuple[str, int]
 
 # All of a handshake takes at most so long.
 HANDSHAKE_SECONDS = 5.0
-# The longest that each address of a name but the last is tried, connecting and
-# handshake: the network of one may be dead.
-_ADDRESS_SECONDS = 5.0
 # So many connections may be in a handshake at once, of all workers of a job at
 # its start; the oldest makes room. The kernel keeps as many more.
 MOST_HANDSHAKES = 4096
@@ -53,11 +50,6 @@ ACCEPTED_AT_ONCE = 64
 # The longest message of a channel: the members of a generation with 1000s of
 # workers.
 MESSAGE_BYTES = 4 << 20
-# The same value as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
-# options]). Pulses tell sooner that a worker is lost. The end of one of these
-# connections ends its process, and a machine that freezes for two seconds is no
-# reason for that.
-UNACKNOWLEDGED_MILLISECONDS = 5000
 
 # A connection may be cut for another reason than the token.
 _ATTEMPTS = 3
@@ -68,17 +60,6 @@ _LONGEST_WAIT_SECONDS = 1.0
 
 class ChannelClosedError(ConnectionError):
     """The other side is gone, or does not talk as it should."""
-
-
-def configure(sock: socket.socket) -> None:
-    """Has TCP hear a lost machine, or a cut link, within some seconds."""
-    sock.set_inheritable(False)
-    tcp = socket.IPPROTO_TCP
-    sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
-    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
-    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)
 
 
 def connect(
@@ -104,7 +85,13 @@ def connect(
     cuts = 0
     while True:
         try:
-            return _try_addresses(address, token, hello, deadline)
+            return addresses.connect(
+                address,
+                deadline,
+                lambda sock, by: _shake_hands(
+                    sock, Connecting(token, hello), by
+                ),
+            )
         except BusyError as error:
             if time.monotonic() + wait >= deadline:
                 raise TimeoutError(
@@ -124,58 +111,23 @@ def connect(
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
-def _try_addresses(
-    address: Address, token: str, hello: dict[str, Any], deadline: float
-) -> socket.socket:
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    errors: list[OSError] = []
-    for number, (family, _, _, _, place) in enumerate(found, start=1):
-        by = deadline
-        if number < len(found):
-            share = _left(deadline) / (len(found) - number + 1)
-            by = time.monotonic() + min(share, _ADDRESS_SECONDS)
-        try:
-            return _connect_once(family, place, Connecting(token, hello), by)
-        except OSError as error:
-            errors.append(error)
-    # An address that has answered tells more than a silent one.
-    answers = (BusyError, HandshakeError, ConnectionResetError)
-    raise next((e for e in errors if isinstance(e, answers)), errors[-1])
-
-
-def _connect_once(
-    family: int, place: Any, handshake: Connecting, deadline: float
-) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(_left(deadline))
-        sock.connect(place)
-        configure(sock)
-        greeting = _receive_exactly(sock, NONCE_BYTES, deadline)
-        sock.settimeout(_left(deadline))
-        hello = handshake.answer(greeting)
-        # The listener may have said why it closes it.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(hello)
-        handshake.check(_receive_exactly(sock, PROOF_BYTES, deadline))
-        sock.settimeout(None)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the other side did not answer in time.")
-    return left
+def _shake_hands(
+    sock: socket.socket, handshake: Connecting, deadline: float
+) -> None:
+    greeting = _receive_exactly(sock, NONCE_BYTES, deadline)
+    sock.settimeout(addresses.seconds_left(deadline))
+    hello = handshake.answer(greeting)
+    # The listener may have said why it closes it.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(hello)
+    handshake.check(_receive_exactly(sock, PROOF_BYTES, deadline))
+    sock.settimeout(None)
 
 
 def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     data = b""
     while len(data) < count:
-        sock.settimeout(_left(deadline))
+        sock.settimeout(addresses.seconds_left(deadline))
         more = sock.recv(count - len(data))
         if not more:
             raise ConnectionResetError(errno.ECONNRESET, "closed")
@@ -216,7 +168,7 @@ class Listener:
         )
         most = descriptors.raise_limit() // _SHARE_OF_DESCRIPTORS
         self._most_handshakes = min(most, MOST_HANDSHAKES)
-        self._sock = _listening(host, port)
+        self._sock = addresses.listen(host, port, MOST_HANDSHAKES)
         self._sock.setblocking(False)
         self.address: Address = self._sock.getsockname()[:2]
         self.refused = 0  # how many connections were closed
@@ -272,7 +224,7 @@ class Listener:
                     self._refuse_one()
                 return
             try:
-                configure(sock)
+                addresses.configure(sock)
                 sock.setblocking(False)
                 handshake = Accepting(self._token)
                 sock.send(handshake.greeting)
@@ -342,22 +294,6 @@ class Listener:
                 sock.recv(1 << 16)
         sock.close()
         self.refused += 1
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """Listens at the first address of a name that this machine has."""
-    found = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    while True:
-        family, _, _, _, address = found.pop(0)
-        try:
-            return socket.create_server(
-                address, family=family, backlog=MOST_HANDSHAKES
-            )
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL or not found:
-                raise
 
 
 def encoded(message: dict[str, Any]) -> bytes:

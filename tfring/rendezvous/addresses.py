@@ -1,0 +1,110 @@
+"""TCP sockets to, and at, the addresses of a name.
+
+A name may have addresses in several networks, and some of these may be dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfring.rendezvous.handshake import BusyError, HandshakeError
+
+# The longest that each address of a name but the last is tried.
+_ADDRESS_SECONDS = 5.0
+# The same value as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
+# options]). Pulses tell sooner that a worker is lost. The end of one of these
+# connections ends its process, and a machine that freezes for two seconds is no
+# reason for that.
+UNACKNOWLEDGED_MILLISECONDS = 5000
+
+
+def configure(sock: socket.socket) -> None:
+    """Has TCP hear a lost machine, or a cut link, within some seconds."""
+    sock.set_inheritable(False)
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)
+
+
+def connect(
+    address: tuple[str, int],
+    deadline: float,
+    greet: Callable[[socket.socket, float], None],
+) -> socket.socket:
+    """Connects to the first address of a name that greets as it should.
+
+    `greet` gets the socket and its deadline. Each address has a share of the
+    time, for both, and the last one has all that is left.
+
+    Raises:
+        OSError: None does.
+    """
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    errors: list[OSError] = []
+    for number, (family, _, _, _, place) in enumerate(found, start=1):
+        by = deadline
+        if number < len(found):
+            share = seconds_left(deadline) / (len(found) - number + 1)
+            by = time.monotonic() + min(share, _ADDRESS_SECONDS)
+        try:
+            return _connect_once(family, place, by, greet)
+        except OSError as error:
+            errors.append(error)
+    # An address that has answered tells more than a silent one.
+    answers = (BusyError, HandshakeError, ConnectionResetError)
+    raise next((e for e in errors if isinstance(e, answers)), errors[-1])
+
+
+def _connect_once(
+    family: int,
+    place: Any,
+    deadline: float,
+    greet: Callable[[socket.socket, float], None],
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(seconds_left(deadline))
+        sock.connect(place)
+        configure(sock)
+        greet(sock, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """Listens at the first address of a name that this machine has.
+
+    Raises:
+        OSError: It has none, or the port is taken.
+    """
+    found = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    while True:
+        family, _, _, _, address = found.pop(0)
+        try:
+            return socket.create_server(address, family=family, backlog=backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or not found:
+                raise
+
+
+def seconds_left(deadline: float) -> float:
+    """Returns the time until then.
+
+    Raises:
+        TimeoutError: There is none.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the other side did not answer in time.")
+    return left
