@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from tfring.launcher.elastic.launcher_channels import Output
 from tfring.launcher.elastic.server import Server
-from tfring.launcher.elastic.supervisor import Output
 from tfring.rendezvous import frames, wire
 from tfring.rendezvous.handshake import make_token
 

@@ -9,7 +9,11 @@ import types
 import pytest
 
 from tfring.launcher import processes
-from tfring.launcher.elastic import supervisor
+from tfring.launcher.elastic import (
+    launcher_channels,
+    supervisor,
+    worker_process,
+)
 from tfring.rendezvous import wire
 from tfring.rendezvous.handshake import HandshakeError
 
@@ -38,7 +42,7 @@ def test_the_end_of_a_worker_ends_none_of_another_job(start):
     """A worker may start an elastic job of its own, which has a w1, too."""
     worker, child = start("outer", "w1"), start("outer", "w1")
     others = [start("outer", "w2"), start("inner", "w1")]
-    supervisor._kill("outer", "w1", worker.pid)
+    worker_process.kill("outer", "w1", worker.pid)
     assert [worker.wait(60), child.wait(60)] == [-9, -9]
     for each in others:
         each.terminate()
@@ -56,7 +60,7 @@ def reach(monkeypatch):
     def pause(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr(supervisor.time, "sleep", pause)
+    monkeypatch.setattr(launcher_channels.time, "sleep", pause)
 
     def reach(error, until=math.inf):
         def connect(address, token, hello, timeout_seconds):
@@ -65,7 +69,7 @@ def reach(monkeypatch):
                 raise error
 
         monkeypatch.setattr(wire, "connect", connect)
-        supervisor._reach(("head", 9), "", {}, 600.0, lambda: now[0])
+        launcher_channels.reach(("head", 9), "", {}, 600.0, lambda: now[0])
         return now[0]
 
     reach.now = now
@@ -84,7 +88,7 @@ def test_a_task_tries_for_its_time_to_reach_the_launcher(reach, error):
 def test_a_task_of_another_job_does_not_try_again(reach):
     with pytest.raises(HandshakeError):
         reach(HandshakeError)
-    assert reach.now[0] == supervisor._CONNECT_SECONDS
+    assert reach.now[0] == launcher_channels._CONNECT_SECONDS
 
 
 def test_threads_that_the_script_has_bound_stay_where_they_are():
@@ -107,7 +111,7 @@ def test_threads_that_the_script_has_bound_stay_where_they_are():
     for thread in threads:
         thread.start()
     done.wait(60)
-    supervisor._rebind(os.getpid(), {first}, {first, rest[0]})
+    worker_process.rebind(os.getpid(), {first}, {first, rest[0]})
     done.wait(60)
     for thread in threads:
         thread.join(60)

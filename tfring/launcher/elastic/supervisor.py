@@ -13,7 +13,6 @@ parent only waits, to kill leftovers if that one is killed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -23,121 +22,23 @@ import os
 import select
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfring.launcher import command_line, processes, rank_wrapper, wrapper
+from tfring.launcher import command_line, processes, rank_wrapper
+from tfring.launcher.elastic import worker_process
+from tfring.launcher.elastic.launcher_channels import Output, reach
+from tfring.launcher.elastic.worker_process import WorkerProcess
 from tfring.launcher.hosts import cpus_of_slot
 from tfring.rendezvous import wire
-from tfring.rendezvous.handshake import HandshakeError
 
-# The longest that one attempt to reach the launcher takes, and the pause before
-# the next one.
-_CONNECT_SECONDS = 30.0
-_AGAIN_SECONDS = 0.5
 # How long the launcher may take for their output, at the end.
 LAST_WORDS_SECONDS = 3.0
-
-
-@dataclasses.dataclass
-class _Worker:
-    process: subprocess.Popen[bytes]
-    slot: int
-    cpus: set[int]
-    kill_at: float = math.inf
-    # Since when each look has found it stopped.
-    stopped_at: float = math.inf
-
-    def kill_in(self, seconds: float) -> None:
-        self.kill_at = min(self.kill_at, time.monotonic() + seconds)
-
-
-class Output:
-    """The connection for the workers' output. Any thread may send."""
-
-    def __init__(self, address: wire.Address, token: str, host: str) -> None:
-        """Connects to the rendezvous.
-
-        Raises:
-            OSError: It cannot be reached.
-        """
-        self._address = address
-        self._token = token
-        self._hello = {"role": "output", "host": host}
-        self._lock = threading.Lock()
-        self._channel = self._connect()
-
-    def _connect(self) -> wire.Channel:
-        sock = wire.connect(
-            self._address, self._token, self._hello, _CONNECT_SECONDS
-        )
-        # The reader of the launcher's output may block it.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        return wire.Channel(sock)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; by a new connection if a cut link ended the old.
-
-        Raises:
-            OSError: The rendezvous cannot be reached.
-        """
-        channel = self._channel
-        try:
-            channel.send(message, math.inf)
-        except wire.ChannelClosedError:
-            with self._lock:
-                if self._channel is channel:
-                    self._channel = self._connect()
-            self._channel.send(message, math.inf)
-
-
-def _reach(
-    address: wire.Address,
-    token: str,
-    hello: dict[str, Any],
-    patience_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> socket.socket:
-    """Connects to the rendezvous, and tries again for so long.
-
-    Raises:
-        OSError: It cannot be reached, or is of another job (HandshakeError).
-    """
-    give_up_at = clock() + patience_seconds
-    while True:
-        try:
-            return wire.connect(address, token, hello, _CONNECT_SECONDS)
-        except HandshakeError:
-            raise
-        except OSError:
-            if clock() >= give_up_at:
-                raise
-        time.sleep(_AGAIN_SECONDS)
-
-
-def _prepare(cpus: set[int]) -> None:
-    """Prepares a worker's process for its command."""
-    processes.be_killed_with_parent()
-    with contextlib.suppress(OSError):  # The host has lost some of them.
-        os.sched_setaffinity(0, cpus)
-
-
-def _rebind(pid: int, before: set[int], cpus: set[int]) -> None:
-    """Binds the threads of a process that the script has not bound itself."""
-    with contextlib.suppress(OSError):  # It has ended.
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            thread = int(task.name)
-            with contextlib.suppress(OSError):
-                if os.sched_getaffinity(thread) == before:
-                    os.sched_setaffinity(thread, cpus)
 
 
 class Supervisor:
@@ -166,7 +67,7 @@ class Supervisor:
         if "slots" in configuration:
             hello["slots"] = configuration["slots"]
         patience_seconds = configuration.get("patience_seconds", 0.0)
-        control = _reach(address, token, hello, patience_seconds)
+        control = reach(address, token, hello, patience_seconds)
         interface = configuration["interface"] or control.getsockname()[0]
         # Of several addresses of a name, this one works.
         address = control.getpeername()[:2]
@@ -184,7 +85,7 @@ class Supervisor:
             # Workers that share memory, and count as of one machine.
             "TFRING_ELASTIC_HOST": host,
         }
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, WorkerProcess] = {}
         # Some also of workers that have ended.
         self._forwarders: list[threading.Thread] = []
         self._ending = False
@@ -248,7 +149,7 @@ class Supervisor:
             for name, worker in self._workers.items():
                 if now >= worker.kill_at:
                     worker.kill_at = now + 1.0
-                    _kill(self._job, name, worker.process.pid)
+                    worker_process.kill(self._job, name, worker.process.pid)
 
     def close(self) -> None:
         """Kills all workers, and passes on their output."""
@@ -265,7 +166,7 @@ class Supervisor:
         """Reports workers that SIGSTOP holds: they may have no pulse yet."""
         silence_seconds = self._configuration["silence_seconds"]
         for name, worker in self._workers.items():
-            if not _is_stopped(worker.process.pid):
+            if not worker_process.is_stopped(worker.process.pid):
                 worker.stopped_at = math.inf
                 continue
             worker.stopped_at = min(worker.stopped_at, now)
@@ -300,8 +201,7 @@ class Supervisor:
         elif kind == "share_cores":
             for worker in self._workers.values():
                 cpus = cpus_of_slot(worker.slot, message["cores_shared_by"])
-                _rebind(worker.process.pid, worker.cpus, cpus)
-                worker.cpus = cpus
+                worker.bind(cpus)
         elif kind == "signal":
             self._signal_workers(message["number"])
         elif kind == "kill" and message["worker"] in self._workers:
@@ -342,7 +242,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=functools.partial(_prepare, cpus),
+                preexec_fn=functools.partial(worker_process.prepare, cpus),
             )
             forwarder = threading.Thread(
                 target=self._forward, args=(name, process), daemon=True
@@ -356,7 +256,7 @@ class Supervisor:
             self._report(name, 127, f"it cannot be started: {error}")
             return
         self._forwarders.append(forwarder)
-        self._workers[name] = _Worker(process, slot, cpus)
+        self._workers[name] = WorkerProcess(process, slot, cpus)
 
     def _forward(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Passes on a worker's output; a thread for each worker."""
@@ -393,9 +293,9 @@ class Supervisor:
         ]
         for name, process in ended:
             del self._workers[name]
-            self._report(name, *_describe(process.returncode))
+            self._report(name, *worker_process.describe(process.returncode))
         for name, process in ended:
-            _kill(self._job, name, process.pid)
+            worker_process.kill(self._job, name, process.pid)
         # Others' children, which have become this process's.
         living = {worker.process.pid for worker in self._workers.values()}
         while (pid := processes.ended_child()) and pid not in living:
@@ -417,38 +317,6 @@ def _say(configuration: dict[str, Any], text: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _describe(status: int) -> tuple[int, str]:
-    """The status as a shell has it, and in words."""
-    if status >= 0:
-        return status, f"exit status {status}"
-    name = wrapper.signal_name(128 - status) or f"signal {-status}"
-    return 128 - status, f"killed by {name}"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        line = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    # By a signal; "t" is by a debugger, which may want that.
-    return line.rpartition(")")[2].split()[0] == "T"
-
-
-def _kill(job: str, worker: str, pid: int) -> None:
-    """Kills a worker's process group, and processes that have left it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    marks = {
-        f"TFRING_ELASTIC_JOB={job}".encode(),
-        f"TFRING_ELASTIC_WORKER={worker}".encode(),
-    }
-    for descendant in processes.descendants():
-        with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{descendant}/environ").read_bytes()
-            if marks <= {*environment.split(b"\0")}:
-                os.kill(descendant, signal.SIGKILL)
-
-
 def _wait_and_clean(child: int) -> int:
     """Waits for the process that has the workers, and kills leftovers."""
     for number in (*processes.STOPPING, *processes.FORWARDED):
@@ -457,7 +325,7 @@ def _wait_and_clean(child: int) -> int:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
             processes.kill_descendants(grace_seconds=0.0)
-            return _describe(os.waitstatus_to_exitcode(status))[0]
+            return worker_process.describe(os.waitstatus_to_exitcode(status))[0]
 
 
 def supervise(configuration: dict[str, Any]) -> int:

@@ -1,0 +1,84 @@
+"""The process of a worker, as its supervisor has it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tfring.launcher import processes, wrapper
+
+
+@dataclasses.dataclass
+class WorkerProcess:
+    """A process that the supervisor has started."""
+
+    process: subprocess.Popen[bytes]
+    slot: int
+    cpus: set[int]
+    kill_at: float = math.inf
+    # Since when each look has found it stopped.
+    stopped_at: float = math.inf
+
+    def kill_in(self, seconds: float) -> None:
+        self.kill_at = min(self.kill_at, time.monotonic() + seconds)
+
+    def bind(self, cpus: set[int]) -> None:
+        """Binds its threads to cores, but none that the script has bound."""
+        rebind(self.process.pid, self.cpus, cpus)
+        self.cpus = cpus
+
+
+def prepare(cpus: set[int]) -> None:
+    """Prepares a worker's process for its command."""
+    processes.be_killed_with_parent()
+    with contextlib.suppress(OSError):  # The host has lost some of them.
+        os.sched_setaffinity(0, cpus)
+
+
+def rebind(pid: int, before: set[int], cpus: set[int]) -> None:
+    """Binds the threads of a process that the script has not bound itself."""
+    with contextlib.suppress(OSError):  # It has ended.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            thread = int(task.name)
+            with contextlib.suppress(OSError):
+                if os.sched_getaffinity(thread) == before:
+                    os.sched_setaffinity(thread, cpus)
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns True if SIGSTOP or its like holds a process."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # By a signal; "t" is by a debugger, which may want that.
+    return line.rpartition(")")[2].split()[0] == "T"
+
+
+def kill(job: str, worker: str, pid: int) -> None:
+    """Kills a worker's process group, and processes that have left it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    marks = {
+        f"TFRING_ELASTIC_JOB={job}".encode(),
+        f"TFRING_ELASTIC_WORKER={worker}".encode(),
+    }
+    for descendant in processes.descendants():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{descendant}/environ").read_bytes()
+            if marks <= {*environment.split(b"\0")}:
+                os.kill(descendant, signal.SIGKILL)
+
+
+def describe(status: int) -> tuple[int, str]:
+    """Returns the status as a shell has it, and in words."""
+    if status >= 0:
+        return status, f"exit status {status}"
+    name = wrapper.signal_name(128 - status) or f"signal {-status}"
+    return 128 - status, f"killed by {name}"
