@@ -136,7 +136,7 @@ def tell_of_training(phase: str, **more: Any) -> None:
         phase: "begun"; "done", if all ranks have come to the end of the
             training; "left", if this one ends it for another reason.
         **more: With "begun" the `function`'s name; with "done" its `result` as
-            JSON, or None.
+            JSON.
     """
     if isinstance(_job, tcp_job.TcpJob):
         _job.launcher.say("training", phase=phase, **more)

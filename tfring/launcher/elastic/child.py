@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 
 from tfring.launcher import processes
 
-# How often a thread looks if its program has ended: another process may hold
-# the pipe open.
-_LOOK_MS = 100
+# How often a thread looks if its program has ended. The pipe tells that sooner,
+# unless another process holds it open.
+_LOOK_MS = 1000
 _READ_BYTES = 1 << 16
 
 
@@ -122,14 +122,16 @@ class Child:
         os.set_blocking(pipe.fileno(), False)
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
+        is_open = {pipe.fileno()}
         if unwritten:
             assert process.stdin is not None
             os.set_blocking(process.stdin.fileno(), False)
             poll.register(process.stdin, select.POLLOUT)
+            is_open.add(process.stdin.fileno())
         has_ended = False
         while not has_ended:
             # Before the read, which then finds all that it has written.
-            has_ended = _has_ended(process.pid)
+            has_ended = _has_ended(process.pid, is_awaited=not is_open)
             for fd, _ in poll.poll(0 if has_ended else _LOOK_MS):
                 if fd == pipe.fileno():
                     data = os.read(fd, _READ_BYTES)
@@ -141,6 +143,7 @@ class Child:
                     is_done = not unwritten
                 if is_done:
                     poll.unregister(fd)
+                    is_open.remove(fd)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Takes its exit status, and kills the rest of its process group."""
@@ -153,8 +156,8 @@ class Child:
                 pipe.close()
 
 
-def _has_ended(pid: int) -> bool:
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+def _has_ended(pid: int, *, is_awaited: bool) -> bool:
+    flags = os.WEXITED | os.WNOWAIT | (0 if is_awaited else os.WNOHANG)
     return os.waitid(os.P_PID, pid, flags) is not None
 
 
