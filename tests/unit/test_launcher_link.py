@@ -255,3 +255,30 @@ def test_the_launcher_ends_a_worker_that_waits(rendezvous, end, status, words):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status
     assert words in errors
+
+
+_SPARE = """
+    import os, signal, types
+    from tfring._core import launcher_link, native
+
+    native.capi = lambda: types.SimpleNamespace(
+        tfring_pulse_start=lambda descriptor, seconds: os.close(descriptor))
+    link = launcher_link.LauncherLink()
+    signal.signal(signal.SIGTERM, lambda number, frame: link.stop_waiting())
+    link.ready(0, -1)
+"""
+
+
+def test_a_signal_wakes_a_worker_that_waits(rendezvous):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_SPARE)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rendezvous.accept()
+    assert rendezvous.channel.receive(60)["kind"] == "ready"
+    process.terminate()
+    assert rendezvous.channel.receive(60) == {"kind": "leaving"}
+    rendezvous.channel.send({"kind": "leave"})
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
