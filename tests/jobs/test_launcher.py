@@ -183,6 +183,28 @@ def test_all_ranks_get_sigusr2_and_end_with_their_own_status(
     assert job.returncode == status
 
 
+@pytest.mark.thorough
+def test_an_interrupted_rank_leaves_the_others_time(
+    start, write_script, tmp_path, marker
+):
+    """By tfring an exception ends the job, but not that of Ctrl-C."""
+    text = SAVES.replace(
+        'print("ready"', 'import tfring\ntfring.init()\nprint("ready"'
+    )
+    # MPI_Finalize would wait for the rank that is gone.
+    script = write_script(text.replace("sys.exit(0)", "os._exit(0)"))
+    job, other = _start_two(start, script, tmp_path, ["-np", "2"])
+    job.send_signal(signal.SIGINT)
+    _read_until(job, f"saves {signal.SIGINT.value}")
+    while other in running(marker):
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    output, _ = job.communicate(timeout=JOB_SECONDS)
+    assert "[1] KeyboardInterrupt\n" in output
+    assert "[0] saved\n" in output
+    assert job.returncode == 130
+
+
 def _start_two(start, script, tmp_path, options):
     """Starts two ranks; returns the job, and rank 1's process, once ready."""
     ssh = in_place_of_ssh(

@@ -78,13 +78,9 @@ class Ending:
             self._undelivered.append(number)
         elif self._stop_signal is None:
             return self._ask_to_end(number, now)
-        elif (
-            number == signal.SIGHUP or now < self._signalled_at + REPEAT_SECONDS
-        ):
-            pass
-        elif self._stopping:
-            self._kill_at = now
-        else:
+        elif is_second(number, now, self._signalled_at):
+            if self._stopping:
+                self._kill_at = now
             self._stop_at = now
         return ""
 
