@@ -17,9 +17,9 @@ from tfring._ops.barrier import barrier
 from tfring.elastic.state import State
 from tfring.elastic.termination import goes_with_a_commit
 
-# The launcher keeps no longer results, as JSON, for workers that join later.
+# The longest result, as JSON, that the launcher keeps for later workers.
 _LONGEST_RESULT_BYTES = 1 << 20
-# Why workers that join later cannot have the result of an ended function.
+# The reason why later workers cannot have the result of an ended function.
 _missing_result = ""
 
 

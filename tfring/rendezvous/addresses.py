@@ -13,7 +13,7 @@ from typing import Any
 
 from tfring.rendezvous.handshake import BusyError, HandshakeError
 
-# The longest that each address of a name but the last is tried.
+# The longest time for one address of a name, if another one is left.
 _ADDRESS_SECONDS = 5.0
 # The same value as between workers (tfring_ops/transport/tcp/tcp.h, Note [TCP
 # options]). Pulses tell sooner that a worker is lost. The end of one of these

@@ -63,7 +63,7 @@ def _address_for(host: str, job: ElasticJob) -> str:
     if not others and not job.script:
         return "127.0.0.1"
     for other in others:
-        # This machine trains although another one has no name.
+        # An unknown name of another machine does not keep this one out.
         with contextlib.suppress(OSError):
             return _address_towards(other)
     return _address_towards(socket.gethostname())
@@ -92,8 +92,8 @@ class Agent:
         self._host = host
         self._job = job
         self._token = token
-        # From the child's thread to the caller's, and back: None if the
-        # launcher does not listen there.
+        # The child's thread puts the address of this machine, and gets the one
+        # at which the launcher listens, or None if it need not start.
         self._interfaces: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._addresses: queue.SimpleQueue[wire.Address | None] = (
             queue.SimpleQueue()

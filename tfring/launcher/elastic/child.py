@@ -30,8 +30,10 @@ class Program:
 
     Attributes:
         command: The program and its arguments.
-        configuration: Is written to its standard input, which stays open then.
-        reads: The stream to read: "stdout", or "stderr" with no stdout.
+        configuration: Bytes for its standard input, which then stays open;
+            None: it has no input.
+        reads: "stdout", and stderr is the launcher's; or "stderr", and stdout
+            is dropped.
     """
 
     command: Sequence[str]
@@ -62,7 +64,8 @@ class Child:
         self._most_bytes = most_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self.is_killed = False
-        # Guards both: a signal must not reach a later process of that number.
+        # Guards `_process`: a signal must not reach a later process that has
+        # got its number.
         self._lock = threading.Lock()
         self.is_over = False
         self.error = ""
@@ -130,7 +133,7 @@ class Child:
             is_open.add(process.stdin.fileno())
         has_ended = False
         while not has_ended:
-            # Before the read, which then finds all that it has written.
+            # Look first: the read then finds all that it has written.
             has_ended = _has_ended(process.pid, is_awaited=not is_open)
             for fd, _ in poll.poll(0 if has_ended else _LOOK_MS):
                 if fd == pipe.fileno():

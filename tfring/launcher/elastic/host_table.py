@@ -43,7 +43,8 @@ class HostTable:
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
-        # Until then a failure may be the script's, and nothing is retried.
+        # A generation has trained. Before that a failure may be the script's,
+        # and a host that is left out is not retried.
         self._has_trained = False
 
     def update(self, slots: Mapping[str, int]) -> bool:

@@ -39,7 +39,7 @@ class Roster:
         self._clock = clock
         self.living: dict[str, Worker] = {}
         self.ending: dict[str, Worker] = {}
-        # By host, for how many workers its cores are divided.
+        # By host: the number of workers that share its cores.
         self._cores_shared_by: dict[str, int] = {}
         self._numbers = itertools.count(1)
 
@@ -61,10 +61,7 @@ class Roster:
         )
 
     def share_cores(self, hosts: Iterable[str]) -> None:
-        """Has workers that were started for another number share the cores.
-
-        The slots of a host may have changed.
-        """
+        """Gives workers new shares if the slots of their host have changed."""
         for host in hosts:
             members = self._most_members(host)
             if self._cores_shared_by.get(host, members) != members:

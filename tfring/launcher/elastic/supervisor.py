@@ -69,11 +69,12 @@ class Supervisor:
         patience_seconds = configuration.get("patience_seconds", 0.0)
         control = reach(address, token, hello, patience_seconds)
         interface = configuration["interface"] or control.getsockname()[0]
-        # Of several addresses of a name, this one works.
+        # A name may have several addresses. This one has answered.
         address = control.getpeername()[:2]
         self._control = wire.Channel(control)
         self._output = Output(address, token, host)
-        # A job that a worker starts has a worker w1, too.
+        # Marks the processes of this job: one that a worker starts has a worker
+        # w1, too.
         self._job = hashlib.sha256(token.encode()).hexdigest()[:16]
         self._environment = {
             **os.environ,
