@@ -43,15 +43,15 @@ def end_job_with_this_process(
         if native.is_disowned():
             show(kind, value, traceback)
             return
+        interrupted = issubclass(kind, KeyboardInterrupt)
         try:
             show(kind, value, traceback)
             sys.stdout.flush()
             sys.stderr.flush()
             wait_until_read(1, 2)
-            if is_another_gone():
+            if is_another_gone() and not interrupted:
                 time.sleep(_OTHERS_SECONDS)
         finally:
-            interrupted = issubclass(kind, KeyboardInterrupt)
             status = INTERRUPTED if interrupted else 1
             end_job(status, f"{kind.__name__}: {value}")
 
