@@ -122,10 +122,11 @@ from tfring._ops.topology import (
     rank_op as rank_op,
     size_op as size_op,
 )
-from tfring._training.broadcast_variables import (
+from tfring._state.broadcast_variables import (
     broadcast_ as broadcast_,
     broadcast_variables as broadcast_variables,
 )
+from tfring._state.whole_states import whole_states as whole_states
 from tfring._training.init import init as init
 from tfring._training.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
@@ -139,7 +140,6 @@ from tfring._training.tape import (
     DistributedGradientTape as DistributedGradientTape,
     PartialDistributedGradientTape as PartialDistributedGradientTape,
 )
-from tfring._training.whole_states import whole_states as whole_states
 from tfring.launcher.function import run as run
 from tfring.layers.loading import load_model as load_model
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from helpers import warnings_of
 
 import tfring
-from tfring._training import weights
+from tfring._state import weights
 
 warned = partial(warnings_of, tfring.NotBroadcastWarning)
 

@@ -35,8 +35,8 @@ from trainings_in_rounds import (
 
 import tfring
 from tfring._core import process_sets
+from tfring._state.optimizers import with_inner
 from tfring._training import rounds
-from tfring._training.optimizer_class import with_inner
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from helpers import (
 )
 
 import tfring
+from tfring._state.records import notes_on
 
 thorough = pytest.mark.thorough
 
@@ -412,5 +413,5 @@ def test_another_optimizer_takes_over(rank):
     compile_again(model, distributed(tfring.DiLoCo(3)))
     fit(model, rank, 4)
     assert_same_on_all_ranks(model.weights)
-    [only] = {each for v in model.weights for each in v._tfring_rounds}
+    [only] = {each for v in model.weights for each in notes_on(v).rounds}
     assert only is model.optimizer._tfring_round

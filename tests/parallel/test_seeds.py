@@ -17,7 +17,7 @@ from helpers import (
 
 import tfring
 from tfring import elastic
-from tfring._training.seeds import folded, is_seed
+from tfring._state.seeds import folded, is_seed
 
 
 def noisy():

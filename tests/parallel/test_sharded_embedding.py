@@ -20,6 +20,7 @@ from helpers import (
 )
 
 import tfring
+from tfring._state.records import notes_on
 from tfring.layers import ShardedEmbedding, sharded_embedding
 
 ROWS, WIDTH, BATCH, STEPS = 23, 3, 4, 5
@@ -403,14 +404,14 @@ def test_accumulated_gradients(scaled, rank, size, shared_path):
         expected.optimizer.variables,
         strict=True,
     ):
-        shard = getattr(state, "_tfring_rows", None)
+        shard = notes_on(state).rows
         state = state.numpy() if shard is None else shard.gather()
         np.testing.assert_allclose(state, reference, rtol=1e-5, atol=1e-6)
     again = tfring.load_model(path).optimizer
     # Accumulators of other variables are each rank's own in memory.
     own = model.optimizer.variables
     for one, other in zip(again.variables, own, strict=True):
-        if hasattr(other, "_tfring_rows"):
+        if notes_on(other).rows is not None:
             np.testing.assert_array_equal(one, other)
 
 

@@ -18,7 +18,7 @@ from helpers import (
 import tfring
 from tfring import elastic
 from tfring._gradients import shares
-from tfring._training import state_shares
+from tfring._state import state_shares
 from tfring.elastic.variables import _STATES
 
 optimizers = keras.optimizers

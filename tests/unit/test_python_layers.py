@@ -18,6 +18,7 @@ LAYERS = (
     ("_ops",),
     ("_memory",),
     ("_gradients",),
+    ("_state",),
     ("_training",),
     ("callbacks", "compression", "data", "elastic", "layers", "metrics"),
     ("_compat",),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfring._ops.arguments import check_root_rank
 from tfring._ops.autograph import not_converted
 from tfring._ops.devices import checked_device, on_device
-from tfring._training.broadcast_variables import broadcast_variables
+from tfring._state.broadcast_variables import broadcast_variables
 
 
 @not_converted

@@ -1,1 +1,1 @@
-"""The optimizer, the gradient tape, and the state of a training."""
+"""Optimizers and tapes, and how ranks agree in Keras's fit."""

@@ -18,8 +18,8 @@ from tfring._gradients.reducer import (
     name_of,
     reduce_gradients,
 )
+from tfring._state.weights import warn_if_not_broadcast
 from tfring._training.undistributed import warn
-from tfring._training.weights import warn_if_not_broadcast
 
 _Gradients = list[Any]
 

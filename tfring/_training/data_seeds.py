@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._core.errors import SameDrawsWarning, warn_all_ranks
-from tfring._training.seeds import is_seed
-from tfring._training.weights import ranks_by_value
+from tfring._state.seeds import is_seed
+from tfring._state.weights import ranks_by_value
 
 
 def seeds_of(data: Any) -> list[list[int]]:

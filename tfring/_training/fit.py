@@ -32,6 +32,10 @@ from tfring._core.process_sets import (
     is_alone,
 )
 from tfring._ops.gather_json import gather_by_rank
+from tfring._state.kinds import are_in_a_round, rounds_among
+from tfring._state.model_state import local_variables_of
+from tfring._state.optimizers import distributed_optimizers
+from tfring._state.row_shards import has_tables
 from tfring._training.callback_kinds import (
     averages_metrics,
     backups,
@@ -50,18 +54,10 @@ from tfring._training.data_orders import (
     warn_of_different_orders,
 )
 from tfring._training.data_seeds import seeds_of, warn_of_same_draws
-from tfring._training.fit_agreement import (
-    Agreement,
-    Terms,
-    check_alike,
-)
-from tfring._training.kinds import are_in_a_round, rounds_among
+from tfring._training.fit_agreement import Agreement, Terms, check_alike
 from tfring._training.metric_averages import MetricAverages, MetricNotes
-from tfring._training.model_state import local_variables_of
-from tfring._training.optimizer_class import distributed_optimizers
 from tfring._training.rounds import known_to_fit, optimizers_in_rounds
 from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
-from tfring._training.row_shards import has_tables
 from tfring._training.saving import (
     GatherStates,
     check_tells_when_it_saves,
@@ -328,7 +324,7 @@ def _training_together(model: Any, callbacks: list[Any]) -> ProcessSet | None:
         return global_process_set
     if len(sets) != 1:
         return None
-    [process_set] = sets
+    process_set: ProcessSet = sets.pop()
     if is_alone(process_set) or not process_set.included():
         return None
     return process_set

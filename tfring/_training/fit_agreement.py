@@ -20,20 +20,17 @@ from tfring._ops.allreduce import allreduce
 from tfring._ops.gather_json import gather_by_rank
 from tfring._ops.objects import broadcast_object
 from tfring._ops.reductions import ReduceOp
-from tfring._training.kinds import Kind, kind_of
-from tfring._training.metric_averages import is_number
-from tfring._training.model_state import broadcast_model, has_variables
-from tfring._training.optimizer_class import (
-    distributed_optimizers,
-    with_inner,
-)
-from tfring._training.weights import (
+from tfring._state.kinds import Kind, kind_of
+from tfring._state.model_state import broadcast_model, has_variables
+from tfring._state.optimizers import distributed_optimizers, with_inner
+from tfring._state.weights import (
     fingerprint_of_all,
     first_difference,
     mark_compared,
     ranks_by_value,
 )
-from tfring._training.whole_states import average_all_accumulated
+from tfring._state.whole_states import average_all_accumulated
+from tfring._training.metric_averages import is_number
 
 _SHARE_OUT = (
     "Give every rank equally many: share the data out by tfring.data.shard, or "

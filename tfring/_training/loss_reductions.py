@@ -16,7 +16,7 @@ from tfring._core import runtime
 from tfring._core.errors import LossReductionWarning, warn_all_ranks
 from tfring._core.process_sets import is_alone
 from tfring._ops.reductions import ReduceOp
-from tfring._training.optimizer_class import distributed_optimizers
+from tfring._state.optimizers import distributed_optimizers
 
 # Keras adds up the gradients of a loss that it does not reduce.
 _SUMS = ("sum", "none", None)

@@ -16,6 +16,7 @@ from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload
 from tfring._ops.compression import AnyCompression, Compression, PowerSGD
 from tfring._ops.reductions import ReduceOp
+from tfring._state.optimizers import with_inner
 from tfring._training.computed_gradients import ComputedGradients
 from tfring._training.fit import watch_fits
 from tfring._training.keras2_optimizer import (
@@ -27,7 +28,6 @@ from tfring._training.optimizer_class import (
     Distributed,
     accumulates_as_keras,
     distribute,
-    with_inner,
 )
 from tfring._training.rounds import InRounds, with_rounds
 from tfring._training.sharded import Sharded, check_can_be_sharded

@@ -18,8 +18,7 @@ LossScaleOptimizer around ours; hence the patch.
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +33,15 @@ from tfring._gradients.reducer import (
 )
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
-from tfring._training.kinds import mark_accumulators, mark_states
-from tfring._training.weights import warn_if_not_broadcast
+from tfring._state.kinds import mark_accumulators, mark_states
+from tfring._state.optimizers import distributed_optimizers, with_inner
+from tfring._state.records import notes_on
+from tfring._state.weights import warn_if_not_broadcast
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
 else:
     _Optimizer = object  # The class to come next is found in each instance's.
-
-
-# Optimizers are looked for in attributes of attributes, down to this depth.
-_OPTIMIZERS_LIE_DEEP = 4
-# Layers are looked at by themselves.
-_NO_HOLDERS = (
-    keras.layers.Layer,
-    type,
-    types.FunctionType,
-    types.MethodType,
-    types.ModuleType,
-)
-_PACKAGES = ("builtins", "keras", "numpy", "tensorflow", "tfring")
 
 
 def distribute(
@@ -299,8 +287,8 @@ class Distributed(_Optimizer):
                     "quantization), of which there is no average over ranks. "
                     "Train in bfloat16 or float16 instead."
                 )
-            if hasattr(variable, "_tfring_rows"):
-                variable._tfring_rows.forget_loaded()
+            if (rows := notes_on(variable).rows) is not None:
+                rows.forget_loaded()
         options = self._tfring_options
         if options.local_variables:
             for optimizer in with_inner(self):
@@ -358,66 +346,6 @@ def _distributed_class(base: Any, mixin: Any) -> Any:
         keras.saving.register_keras_serializable(package, name)(distributed)
         keras.saving.get_custom_objects()[registered_name] = base
     return distributed
-
-
-def with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yields an optimizer, and any inside a LossScale- or MultiOptimizer."""
-    yield optimizer
-    inner = [getattr(optimizer, "inner_optimizer", None)]
-    for each in [*inner, *getattr(optimizer, "optimizers", ())]:
-        if each is not None:
-            yield from with_inner(each)
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """Returns all optimizers of a model; an optimizer gives only itself.
-
-    A model may have several in its attributes, such as a pair for adversarial
-    training, also within objects and collections there. The attributes of its
-    layers count where it has a `train_step` of its own, which may use them.
-    """
-    if isinstance(model, keras.optimizers.Optimizer):
-        return [model]
-    steps_by_keras = type(model).train_step is keras.Model.train_step
-    holders = [model] if steps_by_keras else model._flatten_layers()
-    values = [getattr(model, "optimizer", None)]
-    for holder in holders:
-        values += vars(holder).values()
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    for _ in range(_OPTIMIZERS_LIE_DEEP):
-        inner: list[Any] = []
-        for value in values:
-            if isinstance(value, keras.optimizers.Optimizer):
-                found[id(value)] = value
-            elif id(value) not in seen:
-                seen.add(id(value))
-                inner += _values_in(value)
-        values = inner
-    return list(found.values())
-
-
-def _values_in(holder: Any) -> Iterable[Any]:
-    """Returns what a collection, or an object of a user's, holds."""
-    if isinstance(holder, dict):
-        return holder.values()
-    if isinstance(holder, list | tuple):
-        return holder
-    if isinstance(holder, _NO_HOLDERS) or not hasattr(holder, "__dict__"):
-        return ()
-    package = type(holder).__module__.partition(".")[0]
-    return () if package in _PACKAGES else vars(holder).values()
-
-
-def all_optimizers(model: Any) -> Iterator[Any]:
-    """Yields the optimizers of a model, or one, with all inside of them."""
-    for optimizer in optimizers_of(model):
-        yield from with_inner(optimizer)
-
-
-def distributed_optimizers(model: Any) -> list[Distributed]:
-    """Returns the distributed optimizers in a model or an optimizer."""
-    return [o for o in all_optimizers(model) if isinstance(o, Distributed)]
 
 
 @functools.cache

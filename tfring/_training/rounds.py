@@ -34,18 +34,14 @@ from tfring._ops.compression import Compression
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.process_set_registry import add_unless_known
 from tfring._ops.reductions import ReduceOp
-from tfring._training.kinds import Kind, kind_of, rounds_among, rounds_of
-from tfring._training.model_state import local_variables_of, without_metrics
-from tfring._training.optimizer_class import Distributed, all_optimizers
-from tfring._training.round_state import (
-    GossipRound,
-    Round,
-    RoundFromBase,
-    assign_all,
-    value_of,
-)
+from tfring._state.gossip_round import GossipRound
+from tfring._state.kinds import Kind, kind_of, rounds_among, rounds_of
+from tfring._state.model_state import local_variables_of, without_metrics
+from tfring._state.optimizers import all_optimizers
+from tfring._state.round_state import Round, RoundFromBase, assign_all, value_of
+from tfring._state.weights import differing
+from tfring._training.optimizer_class import Distributed
 from tfring._training.sync_batch_norm import SyncBatchNormalization
-from tfring._training.weights import differing
 
 # The models in whose `fit` this process is, the inner one last.
 _models_in_fit: list[Any] = []

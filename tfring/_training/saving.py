@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfring._core.process_sets import ProcessSet
 from tfring._ops.allreduce import allreduce
 from tfring._ops.reductions import ReduceOp
-from tfring._training.state_shares import WholeStates
-from tfring._training.whole_states import whole_states
+from tfring._state.state_shares import WholeStates
+from tfring._state.whole_states import whole_states
 
 
 def has_shards(optimizer: Any) -> bool:

@@ -33,9 +33,10 @@ from tfring._gradients.scatter import (
 from tfring._gradients.shares import Layout, Share
 from tfring._ops.compression import NoneCompressor, split_engine_cast
 from tfring._ops.reductions import ReduceOp
+from tfring._state.records import record_of
+from tfring._state.state_shares import WholeStates
+from tfring._state.whole_states import teach_saving
 from tfring._training.optimizer_class import Distributed
-from tfring._training.state_shares import WholeStates
-from tfring._training.whole_states import teach_saving
 
 # Each element of a variable is updated by itself.
 _ELEMENT_WISE = (
@@ -161,7 +162,7 @@ class Sharded(WholeStates, Distributed):
             name=f"{of_variable}_{name}",
         )
         # Read by code that would treat it as a variable that all ranks share.
-        variable._tfring_share_of = self
+        record_of(variable).shared_out_by = self
         return variable
 
     def register_local_var(self, var: Any) -> None:

@@ -17,7 +17,7 @@ from tfring._memory.offload_options import Offload
 from tfring._ops.autograph import not_converted
 from tfring._ops.compression import AnyCompression, Compression
 from tfring._ops.reductions import ReduceOp
-from tfring._training.weights import warn_if_not_broadcast
+from tfring._state.weights import warn_if_not_broadcast
 
 
 @not_converted

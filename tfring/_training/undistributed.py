@@ -22,8 +22,8 @@ from tfring._core import runtime
 from tfring._core.errors import NotDistributedWarning, warn_all_ranks
 from tfring._gradients.reducer import count_of_calls
 from tfring._ops.ordering import count_of_starts
+from tfring._state.optimizers import distributed_optimizers
 from tfring._training.loss_reductions import warn_of_reductions
-from tfring._training.optimizer_class import distributed_optimizers
 
 _warned = False
 

@@ -9,7 +9,7 @@ import keras
 
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.devices import checked_device
-from tfring._training.model_state import broadcast_model, has_variables
+from tfring._state.model_state import broadcast_model, has_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

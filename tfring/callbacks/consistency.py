@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
-from tfring._training.kinds import Kind, kind_of
-from tfring._training.model_state import local_variables_of
-from tfring._training.weights import compare_weights
+from tfring._state.kinds import Kind, kind_of
+from tfring._state.model_state import local_variables_of
+from tfring._state.weights import compare_weights
 
 
 class ConsistencyCheckCallback(keras.callbacks.Callback):

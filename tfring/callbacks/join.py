@@ -10,7 +10,7 @@ import keras
 from tfring._core import runtime
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.join import join
-from tfring._training.model_state import broadcast_model
+from tfring._state.model_state import broadcast_model
 
 
 class JoinCallback(keras.callbacks.Callback):

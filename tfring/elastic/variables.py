@@ -10,21 +10,21 @@ import tensorflow as tf
 from tfring._core import runtime
 from tfring._ops.objects import broadcast_object, broadcast_object_fn
 from tfring._ops.process_set_registry import were_added
-from tfring._training.broadcast_variables import broadcast_variables
-from tfring._training.kinds import (
+from tfring._state.broadcast_variables import broadcast_variables
+from tfring._state.kinds import (
     Kind,
     are_in_a_round,
     kind_of,
     rounds_among,
     split_off_shares,
 )
-from tfring._training.model_state import (
+from tfring._state.model_state import (
     local_variables_of,
     shared_variables,
     without_metrics,
 )
-from tfring._training.round_state import assign_all
-from tfring._training.whole_states import (
+from tfring._state.round_state import assign_all
+from tfring._state.whole_states import (
     assign_whole_values,
     average_all_accumulated,
     cut_for_ranks,

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 
 from tfring._ops.compression import AnyCompression, Compression
+from tfring._state.optimizers import with_inner
 from tfring._training.optimizer import DistributedOptimizer
-from tfring._training.optimizer_class import with_inner
 
 
 def load_model(

@@ -23,14 +23,15 @@ from tfring._ops.alltoall import alltoall
 from tfring._ops.arguments import own_name
 from tfring._ops.autograph import not_converted
 from tfring._ops.ordering import traced_for_xla
-from tfring._training.row_shards import (
+from tfring._state.row_shards import (
     RowShard,
     check_can_be_tracked,
+    row_shard_of,
     shard_rows,
     teach_optimizers,
 )
-from tfring._training.seeds import folded_seed
-from tfring._training.whole_states import teach_saving
+from tfring._state.seeds import folded_seed
+from tfring._state.whole_states import teach_saving
 
 # Initial rows are made in blocks of about so many numbers.
 _BLOCK_ELEMENTS = 1 << 22
@@ -187,7 +188,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return result
 
     def _own_rows(self) -> RowShard:
-        shard: RowShard = self.rows._tfring_rows
+        shard = row_shard_of(self.rows)
         if (shard.rank, shard.size) != (runtime.rank(), runtime.size()):
             raise RuntimeError(
                 f"ShardedEmbedding '{self.name}' was built on rank "
@@ -258,7 +259,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         if self.built:
-            store["0"] = self.rows._tfring_rows.whole()
+            store["0"] = row_shard_of(self.rows).whole()
 
     def load_own_variables(self, store: Any) -> None:
         self.build()
@@ -280,7 +281,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Any:
         if self.built:
-            check_can_be_tracked(self.rows._tfring_rows)
+            check_can_be_tracked(row_shard_of(self.rows))
         return super()._trackable_children(save_type, **kwargs)
 
 

@@ -23,8 +23,8 @@ from tfring._ops.arguments import (
 )
 from tfring._ops.autograph import not_converted
 from tfring._ops.reductions import SUPPORTED_DTYPES
-from tfring._training.accumulators import average_accumulators
-from tfring._training.kinds import (
+from tfring._state.accumulators import average_accumulators
+from tfring._state.kinds import (
     Kind,
     accumulators_by_optimizer,
     kind_of,
@@ -32,9 +32,9 @@ from tfring._training.kinds import (
     rounds_of,
     split_off_shares,
 )
-from tfring._training.row_shards import share_loaded
-from tfring._training.seeds import folded
-from tfring._training.weights import variable_name
+from tfring._state.row_shards import row_shard_of, share_loaded
+from tfring._state.seeds import folded
+from tfring._state.weights import variable_name
 
 _SHARDED = (
     "{function}: the states of an optimizer with shard_states=True are shared "
@@ -117,7 +117,7 @@ def broadcast_variables(
         for optimizer in sharded:
             optimizer._broadcast_loaded(root_rank, process_set)
         if rows and process_set is global_process_set:
-            share_loaded([v._tfring_rows for v in rows], root_rank)
+            share_loaded([row_shard_of(v) for v in rows], root_rank)
         return None
     name = checked_name(function, None, process_set=process_set)
     return tf.group(

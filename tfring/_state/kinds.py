@@ -26,7 +26,8 @@ from typing import Any
 import keras
 
 from tfring._gradients.local_variables import LocalVariables, is_row_shard
-from tfring._training.seeds import is_seed
+from tfring._state.records import notes_on, record_of
+from tfring._state.seeds import is_seed
 
 
 class Kind(enum.Enum):
@@ -49,14 +50,15 @@ def kind_of(
         variable: Not a metric's, which only its model knows.
         local_variables: The variables that each rank trains for itself.
     """
-    trained = getattr(variable, "_tfring_state_for", variable)
+    notes = notes_on(variable)
+    trained = variable if notes.state_for is None else notes.state_for
     if is_row_shard(trained):
         return Kind.ROWS
     if any(trained in local for local in local_variables):
         return Kind.OWN
-    if getattr(variable, "_tfring_share_of", None) is not None:
+    if notes.shared_out_by is not None:
         return Kind.SHARED_OUT
-    if getattr(variable, "_tfring_accumulated_by", None) is not None:
+    if notes.accumulated_by is not None:
         return Kind.ACCUMULATED
     return Kind.FOLDED if is_seed(variable) else Kind.ALIKE
 
@@ -75,13 +77,13 @@ def mark_states(optimizer: Any) -> None:
             optimizer._trainable_variables, states, strict=True
         ):
             if isinstance(state, keras.Variable):
-                state._tfring_state_for = variable
+                record_of(state).state_for = variable
 
 
 def mark_accumulators(optimizer: Any) -> None:
     """Notes which of its variables are sums over each rank's own batches."""
     for accumulator in optimizer._accumulated_gradients:
-        accumulator._tfring_accumulated_by = optimizer
+        record_of(accumulator).accumulated_by = optimizer
 
 
 def split_off_shares(
@@ -91,7 +93,7 @@ def split_off_shares(
     others, owners = [], {}
     for variable in variables:
         if kind_of(variable) is Kind.SHARED_OUT:
-            owner = variable._tfring_share_of
+            owner = notes_on(variable).shared_out_by
             owners[id(owner)] = owner
         else:
             others.append(variable)
@@ -103,8 +105,7 @@ def rounds_of(variable: Any) -> tuple[Any, ...]:
 
     Two models, each with an optimizer in rounds, may share a layer.
     """
-    rounds: tuple[Any, ...] = getattr(variable, "_tfring_rounds", ())
-    return rounds
+    return notes_on(variable).rounds
 
 
 def open_round_of(variable: Any) -> Any:
@@ -132,7 +133,7 @@ def accumulators_by_optimizer(
     for variable in variables:
         if kind_of(variable) is not Kind.ACCUMULATED:
             continue
-        owner = variable._tfring_accumulated_by
+        owner = notes_on(variable).accumulated_by
         local = owner._tfring_options.local_variables
         if kind_of(variable, [local]) is not Kind.OWN:
             found.setdefault(id(owner), (owner, []))[1].append(variable)

@@ -20,7 +20,8 @@ from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import inner_variable
 from tfring._ops.autograph import not_converted
 from tfring._ops.gather_json import gather_by_rank, gather_json
-from tfring._training.kinds import open_round_of
+from tfring._state.kinds import open_round_of
+from tfring._state.records import notes_on, record_of
 
 # Words of 8 bytes in a block. Sums over blocks are hashed.
 _WORDS = 4096
@@ -161,9 +162,7 @@ def warn_if_not_broadcast(
         and variable not in options.local_variables
     ]
     key = _key(process_set)
-    if all(
-        key in getattr(variable, "_tfring_compared", ()) for variable in shared
-    ):
+    if all(key in notes_on(variable).compared_in for variable in shared):
         return
     with tf.init_scope():
         if not tf.executing_eagerly():  # a graph of TensorFlow 1
@@ -194,12 +193,7 @@ def mark_compared(variables: Iterable[Any], process_set: ProcessSet) -> None:
     ranks that have not compared them yet, and would wait.
     """
     for variable in variables:
-        # Kept on the variable itself, because an id may be reused on some ranks
-        # only.
-        compared: frozenset[_Key] = getattr(
-            variable, "_tfring_compared", frozenset()
-        )
-        variable._tfring_compared = compared | {_key(process_set)}
+        record_of(variable).compared_in |= {_key(process_set)}
 
 
 def _key(process_set: ProcessSet) -> _Key:

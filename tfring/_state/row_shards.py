@@ -27,8 +27,9 @@ from tfring._gradients.local_variables import is_row_shard, mark_row_shard
 from tfring._ops.allgather import allgather
 from tfring._ops.alltoall import alltoall
 from tfring._ops.gather_json import gather_by_rank
-from tfring._training.optimizer_class import all_optimizers
-from tfring._training.weights import fingerprint, variable_name
+from tfring._state.optimizers import all_optimizers
+from tfring._state.records import notes_on, record_of
+from tfring._state.weights import fingerprint, variable_name
 
 # They update a variable by norms or products of all of it.
 _NOT_BY_ELEMENT = ("Adafactor", "Lamb", "Muon")
@@ -180,7 +181,13 @@ class RowShard:
 def shard_rows(variable: Any, count: int, rank: int, size: int) -> None:
     """Makes a Keras variable the rows that a rank has of a table."""
     mark_row_shard(variable)
-    variable._tfring_rows = RowShard(variable, count, rank, size)
+    record_of(variable).rows = RowShard(variable, count, rank, size)
+
+
+def row_shard_of(variable: Any) -> RowShard:
+    """Returns the rows that a variable of kind ROWS has."""
+    shard: RowShard = notes_on(variable).rows
+    return shard
 
 
 def has_tables(model: Any) -> bool:
@@ -197,16 +204,16 @@ def row_shards_of(target: Any) -> list[RowShard]:
     for each in all_optimizers(target):
         variables += [*each._trainable_variables, *each._variables]
     found = {
-        id(variable): variable._tfring_rows
+        id(variable): shard
         for variable in variables
-        if hasattr(variable, "_tfring_rows")
+        if (shard := notes_on(variable).rows) is not None
     }
     return list(found.values())
 
 
 def saved_value(variable: Any) -> np.ndarray:
     """Returns the value that a file has of an optimizer's variable."""
-    shard = getattr(variable, "_tfring_rows", None)
+    shard = notes_on(variable).rows
     if shard is not None:
         return np.asarray(shard.whole())
     # NumPy 2 warns of Keras's own `numpy`.
@@ -215,7 +222,7 @@ def saved_value(variable: Any) -> np.ndarray:
 
 def assign_saved(variable: Any, value: Any) -> None:
     """Assigns the value that a file has."""
-    shard = getattr(variable, "_tfring_rows", None)
+    shard = notes_on(variable).rows
     if shard is not None:
         shard.load(value)
     else:
@@ -268,19 +275,18 @@ def teach_optimizers() -> None:
         self: Any, reference_variable: Any, *args: Any, **kwargs: Any
     ) -> Any:
         state = keras_add(self, reference_variable, *args, **kwargs)
-        rows = getattr(reference_variable, "_tfring_rows", None)
+        rows = notes_on(reference_variable).rows
         if rows is not None:
-            state._tfring_state_for = reference_variable
-            state._tfring_rows = RowShard(
-                state, rows.count, rows.rank, rows.size
-            )
+            record = record_of(state)
+            record.state_for = reference_variable
+            record.rows = RowShard(state, rows.count, rows.rank, rows.size)
         return state
 
     @functools.wraps(keras_children)
     def _trackable_children(self: Any, *args: Any, **kwargs: Any) -> Any:
         for variable in self._variables:
-            if hasattr(variable, "_tfring_rows"):
-                check_can_be_tracked(variable._tfring_rows)
+            if (shard := notes_on(variable).rows) is not None:
+                check_can_be_tracked(shard)
         return keras_children(self, *args, **kwargs)
 
     optimizer._trackable_children = _trackable_children

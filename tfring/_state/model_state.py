@@ -8,12 +8,9 @@ from typing import Any
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.local_variables import LocalVariables
 from tfring._ops.devices import on_device
-from tfring._training.broadcast_variables import broadcast_variables
-from tfring._training.kinds import Kind, kind_of
-from tfring._training.optimizer_class import (
-    distributed_optimizers,
-    optimizers_of,
-)
+from tfring._state.broadcast_variables import broadcast_variables
+from tfring._state.kinds import Kind, kind_of
+from tfring._state.optimizers import distributed_optimizers, optimizers_of
 
 
 def has_variables(model: Any) -> bool:

@@ -15,24 +15,17 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 from tfring._core.process_sets import is_alone
-from tfring._training.accumulators import average_accumulators
-from tfring._training.kinds import (
+from tfring._state.accumulators import average_accumulators
+from tfring._state.kinds import (
     Kind,
     accumulators_by_optimizer,
     kind_of,
     split_off_shares,
 )
-from tfring._training.optimizer_class import (
-    all_optimizers,
-    optimizers_of,
-    with_inner,
-)
-from tfring._training.row_shards import (
-    assign_saved,
-    row_shards_of,
-    saved_value,
-)
-from tfring._training.state_shares import WholeStates
+from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
+from tfring._state.records import notes_on
+from tfring._state.row_shards import assign_saved, row_shards_of, saved_value
+from tfring._state.state_shares import WholeStates
 
 
 @contextmanager
@@ -248,7 +241,7 @@ def _teach_state_trees() -> None:
             if kind_of(variable) is Kind.ROWS:
                 assign_saved(variable, value)
             elif kind_of(variable) is Kind.SHARED_OUT:
-                variable._tfring_share_of._restore_state(variable, value)
+                notes_on(variable).shared_out_by._restore_state(variable, value)
             else:
                 keras_assign(self, [variable], {variable.path: value})
 

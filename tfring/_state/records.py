@@ -1,0 +1,52 @@
+"""What tfring notes on a variable of a model or an optimizer.
+
+All notes are in one record, the one attribute that tfring adds to variables of
+Keras and TensorFlow. A dictionary cannot hold them: `==` of Keras variables
+compares values, and the id of a variable may be used again after its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+_ATTRIBUTE = "_tfring"
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """The notes on one variable.
+
+    Attributes:
+        state_for: The trained variable that this is an optimizer's state for.
+        shared_out_by: The optimizer with `shard_states=True`, a `WholeStates`,
+            whose state this rank's variable is a share of.
+        accumulated_by: The optimizer that adds up each rank's gradients in it.
+        rows: The `RowShard` of a `ShardedEmbedding`, or of a state for one.
+        rounds: The `Round` of each optimizer that exchanges the variable.
+        compared_in: The jobs and process sets in which ranks have compared it.
+    """
+
+    state_for: Any = None
+    shared_out_by: Any = None
+    accumulated_by: Any = None
+    rows: Any = None
+    rounds: tuple[Any, ...] = ()
+    compared_in: frozenset[tuple[int, int | None]] = frozenset()
+
+
+_EMPTY = Record()
+
+
+def notes_on(variable: Any) -> Record:
+    """Returns the notes on a variable, to read."""
+    record: Record = getattr(variable, _ATTRIBUTE, _EMPTY)
+    return record
+
+
+def record_of(variable: Any) -> Record:
+    """Returns a variable's own record, to write to."""
+    if not hasattr(variable, _ATTRIBUTE):
+        setattr(variable, _ATTRIBUTE, Record())
+    record: Record = getattr(variable, _ATTRIBUTE)
+    return record
