@@ -42,6 +42,9 @@ class Fleet:
         self.target = 10**9
         # The chance that a new worker fails before it joins.
         self.fails = chance.choice([0.0, 0.0, 0.5, 1.0])
+        # The chance that a joiner never connects, and the others that have.
+        self.hangs = chance.choice([0.0, 0.2])
+        self.connected = set()
         # Members may have to leave because of their hosts.
         self.has_new_hosts = False
         # The chance that the launcher takes more events before it acts.
@@ -79,6 +82,7 @@ class Fleet:
         assert len(inside) <= 1, inside
         assert generation.number >= self.generation
         self.generation = generation.number
+        assert "cannot connect to one another" not in (rules.outcome or "")
 
     def check_end(self, worker, message):
         """Checks that no member is ended for another worker's failure."""
@@ -115,6 +119,10 @@ class Fleet:
                 self.steps[worker] = max(newest, 0)
                 self.inside[worker] = message["generation"]
                 self.state[worker] = "in"
+                is_joiner = self.connected and worker not in self.connected
+                if is_joiner and self.chance.random() < self.hangs:
+                    return
+                self.connected.add(worker)
                 job.formed(worker, message["generation"])
             elif kind == "build":
                 job.be_ready(worker)
@@ -254,7 +262,7 @@ def test_random_schedules(block):
         fleet = Fleet(seed)
         fleet.run(1500, harm=fleet.chance.choice([0.0, 0.005, 0.02, 0.1]))
         # Nothing fails from here on.
-        fleet.fails = 0.0
+        fleet.fails = fleet.hangs = 0.0
         fleet.target = max(fleet.steps.values(), default=0) + 20
         fleet.run(20_000, harm=0.0)
         assert fleet.job.ended is not None, seed

@@ -330,13 +330,12 @@ class Membership:
 
     def _lose_late_newcomers(self) -> None:
         """Has members that have trained go on without those that hang."""
-        members = self.generation.members
-        late = [m for m in members if not (m.formed or m.connected)]
+        why = f"it was not connected in {FORMING_SECONDS:g} s"
+        members = self.generation.going_on()
         if any(member.connected for member in members):
-            for worker in late:
-                self._lose(
-                    worker, f"it was not connected in {FORMING_SECONDS:g} s"
-                )
+            for worker in members:
+                if not (worker.formed or worker.connected):
+                    self._lose(worker, why)
 
     def _lose(
         self,
