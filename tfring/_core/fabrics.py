@@ -23,7 +23,7 @@ def skip_absent(
     """Tells Open MPI, by the environment, not to look for fabrics.
 
     Args:
-        environment: The process's, before MPI starts.
+        environment: The variables of this process, before MPI starts.
         files: Open MPI's files of settings, which need not exist.
         devices: The folders with a file for each device.
     """

@@ -26,7 +26,7 @@ _counts_own_elements = contextvars.ContextVar(
 
 @contextmanager
 def counting_own_elements() -> Iterator[None]:
-    """Inside, `global_mean` is the mean over this rank's elements."""
+    """Makes `global_mean` the mean over this rank's elements alone."""
     before = _counts_own_elements.set(True)
     try:
         yield

@@ -10,7 +10,7 @@ import keras
 
 # Optimizers are looked for in attributes of attributes, down to this depth.
 _OPTIMIZERS_LIE_DEEP = 4
-# Layers are looked at by themselves.
+# The attributes of these are not searched. `optimizers_of` has the layers.
 _NO_HOLDERS = (
     keras.layers.Layer,
     type,

@@ -78,9 +78,9 @@ class Round(abc.ABC):
         self._take_over()
 
     def _take_over(self) -> None:
-        """Unmarks earlier rounds, all of whose weights are now in this one.
+        """Unmarks the rounds of optimizers that this round's one has replaced.
 
-        Theirs are optimizers that this round's optimizer has replaced.
+        All of their weights are now in this round.
         """
         own = set(map(id, self._weights))
         for earlier in rounds_among(self._weights):

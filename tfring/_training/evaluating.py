@@ -18,7 +18,7 @@ from tfring._training.undistributed import trainer_class
 
 @functools.cache
 def watch_evaluations() -> None:
-    """Has all Keras models evaluate so, from here on."""
+    """Makes losses count a rank's own elements where Keras evaluates."""
     if keras.backend.backend() != "tensorflow":
         return
     trainer = trainer_class()

@@ -153,7 +153,7 @@ def _gather(
             ],
         },
         "writes": [written for each in given if (written := written_by(each))],
-        "saves as it likes": any(
+        "saves elsewhere": any(
             saves_models(each) and written_by(each) is None for each in given
         ),
         "saves in batches": any(map(saves_in_batches, given)),
@@ -222,7 +222,7 @@ def _decide(
         for each in everyones.values()
         for written in each["writes"]
         if written[0] != "CSVLogger"
-    } | {rank for rank, own in everyones.items() if own["saves as it likes"]}
+    } | {rank for rank, own in everyones.items() if own["saves elsewhere"]}
     in_batches = on_any("saves in batches")
     gather = None
     if savers and _has_parts(model):

@@ -363,7 +363,7 @@ def shared_weights(model: Any) -> Iterator[None]:
 
 @contextmanager
 def known_to_fit(model: Any) -> Iterator[None]:
-    """Inside, optimizers in rounds must be found where the model has them."""
+    """Refuses steps in rounds by optimizers that `fit` does not find."""
     _models_in_fit.append(model)
     try:
         yield
@@ -372,16 +372,17 @@ def known_to_fit(model: Any) -> Iterator[None]:
 
 
 def average_untrained(model: Any) -> None:
-    """Gives ranks the mean of variables that differ, and that none exchanges.
+    """Gives ranks the mean of variables that differ outside of all rounds.
 
-    Such as a mean teacher's or a target network's, which follow trained ones:
-    no optimizer trains them, so they are in no round. A frozen variable that
-    does not change is compared, and not sent. Collective, and eager.
+    No optimizer trains the variables of a mean teacher or a target network;
+    they follow trained variables, which differ between ranks within a round. A
+    frozen variable that does not change is compared, and not sent. This is
+    collective, and eager.
     """
     rounds = rounds_among(model.variables)
     sets = {each.process_set for each in rounds}
     if len(sets) != 1:
-        return  # Without rounds, or in a `fit` in which no ranks agree.
+        return  # There are no rounds, or the ranks of this `fit` do not agree.
     [process_set] = sets
     local_variables = local_variables_of(model)
     untrained = [

@@ -60,7 +60,8 @@ class RoundsInFit(keras.callbacks.Callback):
         """Refuses validation on some ranks, where it needs all of them.
 
         Raises:
-            RuntimeError: On every rank, if the ranks do not do the same now.
+            RuntimeError: Some ranks validate while others end the epoch. It is
+                raised on every rank.
         """
         for each in rounds_among(self.model.variables):
             process_set = each.process_set

@@ -25,8 +25,8 @@ def has_shards(optimizer: Any) -> bool:
 def saves_models(callback: Any) -> bool:
     """Tells whether a callback saves the model.
 
-    Keras's all have this attribute (BackupAndRestore, ModelCheckpoint,
-    OrbaxCheckpoint), and so have those of other packages that are used alike.
+    The callbacks of Keras that save have this attribute (BackupAndRestore,
+    ModelCheckpoint, OrbaxCheckpoint), and those of other packages follow them.
     """
     return hasattr(callback, "save_freq")
 
@@ -37,7 +37,7 @@ def saves_in_batches(callback: Any) -> bool:
 
 
 def check_tells_when_it_saves(callback: Any) -> None:
-    """Refuses one for which whole states cannot be gathered in time.
+    """Refuses a callback for which whole states cannot be gathered in time.
 
     Raises:
         NotImplementedError: It saves in batches, and not by Keras's rule.

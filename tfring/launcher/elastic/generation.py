@@ -44,7 +44,8 @@ class Generation:
         phase: See the table above.
         since: When the phase began.
         ever_formed: Some generation has been connected.
-        late: How many in a row were not connected in time.
+        late: How many in a row were not connected in time, and no new member is
+            to blame.
         unconnected: Pairs of members that could not connect.
     """
 
@@ -141,7 +142,6 @@ class Generation:
         elif (
             self.phase is Phase.FORMING and now >= self.since + FORMING_SECONDS
         ):
-            self.late += 1
             self.stop(
                 f"not all members were connected in {FORMING_SECONDS:g} s"
             )

@@ -307,8 +307,8 @@ class Membership:
     def _keep_times(self) -> None:
         limits, now = self.limits, self._clock()
         self.hosts.tick(now)
-        if self.generation.keep_times():
-            self._lose_late_newcomers()
+        if self.generation.keep_times() and not self._lose_late_newcomers():
+            self.generation.late += 1
         phase, lasted = self.generation.phase, now - self.generation.since
         if phase is Phase.STOPPED and lasted >= limits.ready_seconds:
             for worker in self.generation.waited_for():
@@ -328,14 +328,18 @@ class Membership:
             if now >= worker.due:
                 self._lose(worker, worker.overdue)
 
-    def _lose_late_newcomers(self) -> None:
-        """Has members that have trained go on without those that hang."""
-        why = f"it was not connected in {FORMING_SECONDS:g} s"
+    def _lose_late_newcomers(self) -> bool:
+        """Has members that have trained go on without those that hang.
+
+        Returns True if there are such newcomers.
+        """
         members = self.generation.going_on()
-        if any(member.connected for member in members):
-            for worker in members:
-                if not (worker.formed or worker.connected):
-                    self._lose(worker, why)
+        late = [m for m in members if not (m.formed or m.connected)]
+        if not late or not any(member.connected for member in members):
+            return False
+        for worker in late:
+            self._lose(worker, f"it was not connected in {FORMING_SECONDS:g} s")
+        return True
 
     def _lose(
         self,
