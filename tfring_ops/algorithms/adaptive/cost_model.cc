@@ -186,8 +186,9 @@ const AllreducePlan& Fastest(const std::vector<AllreducePlan>& plans,
     return PredictSeconds(plan, layout, costs, bytes);
   };
   double least = seconds(plans.front());
-  for (const AllreducePlan& plan : plans)
+  for (const AllreducePlan& plan : plans) {
     least = std::min(least, seconds(plan));
+  }
   return *std::find_if(plans.begin(), plans.end(),
                        [&](const AllreducePlan& plan) {
                          return seconds(plan) <= kMargin * least;
