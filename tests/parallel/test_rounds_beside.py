@@ -389,6 +389,46 @@ def test_fit_refuses_an_optimizer_that_it_does_not_find(rank):
         fit(model, rank)
 
 
+@pytest.mark.parametrize("traced_before", [False, True])
+def test_fit_refuses_an_optimizer_that_another_model_has(traced_before, rank):
+    """A step that was traced before is seen where the `fit` ends."""
+    keras.utils.set_random_seed(0)
+    optimizer = distributed(tfring.LocalSGD(3))
+    model = Taught(optimizer_in=lambda _: optimizer)
+    owner = keras.Sequential([keras.Input((4,)), model.student])
+    fit(compile_again(owner, optimizer, run_eagerly=False), rank, 4)
+    compile_again(model, None)
+    if traced_before:
+        model.train_step = tf.function(model.train_step)
+        model.train_step([each[:32] for each in data(rank)])
+        optimizer.meet()
+    with pytest.raises(RuntimeError, match="make it an attribute"):
+        fit(model, rank, 4)
+
+
+def test_statistics_of_all_models_become_means(rank):
+    """An optimizer trains two models by turns, which share one layer."""
+    keras.utils.set_random_seed(0)
+    optimizer = distributed(tfring.LocalSGD(3))
+    shared = keras.layers.Dense(1)
+    models = [
+        keras.Sequential(
+            [keras.Input((4,)), keras.layers.BatchNormalization(), shared]
+        )
+        for _ in range(2)
+    ]
+    optimizer.build([v for m in models for v in m.trainable_variables])
+    x, y = data(rank, shift=float(rank))
+    for model in models:
+        compile_again(model, optimizer)
+    for _ in range(2):
+        for model in models:
+            model.train_on_batch(x, y)
+    optimizer.meet()
+    for model in models:
+        assert_same_on_all_ranks(model.weights)
+
+
 def test_models_that_share_a_layer_train_by_turns(rank):
     """With rounds that are open where the other model's training begins."""
     keras.utils.set_random_seed(0)

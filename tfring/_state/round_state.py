@@ -203,13 +203,15 @@ class Round(abc.ABC):
         return [value_of(variable) for variable in self._variables()]
 
     def _find_statistics(self) -> None:
-        model = self._optimizer._tfring_model()
-        if model is None:
-            return
+        layers = {
+            id(layer): layer
+            for model in self._optimizer._tfring_models()
+            for layer in model._flatten_layers()
+        }
         known = {id(variable) for variable in self._statistics}
         self._statistics += [
             self._marked(variable)
-            for layer in model._flatten_layers()
+            for layer in layers.values()
             for variable in layer._non_trainable_variables
             if id(variable) not in known
             and not is_seed(variable)

@@ -56,7 +56,11 @@ from tfring._training.data_orders import (
 from tfring._training.data_seeds import seeds_of, warn_of_same_draws
 from tfring._training.fit_agreement import Agreement, Terms, check_alike
 from tfring._training.metric_averages import MetricAverages, MetricNotes
-from tfring._training.rounds import known_to_fit, optimizers_in_rounds
+from tfring._training.rounds import (
+    RunningFit,
+    known_to_fit,
+    optimizers_in_rounds,
+)
 from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
 from tfring._training.saving import (
     GatherStates,
@@ -84,8 +88,8 @@ def watch_fits() -> None:
         # Not for the list of a loop of one's own, which calls whom it likes.
         data = [*args, kwargs.get("x")][0]
         with ExitStack() as at_end:
-            at_end.enter_context(known_to_fit(self))
-            self.__dict__["_tfring_fit_begins"] = data, at_end
+            begun = at_end.enter_context(known_to_fit(self))
+            self.__dict__["_tfring_fit_begins"] = begun, data, at_end
             at_end.callback(self.__dict__.pop, "_tfring_fit_begins", None)
             return keras_fit(self, *args, **kwargs)
 
@@ -100,7 +104,9 @@ def watch_fits() -> None:
     callback_list.on_train_begin = on_train_begin
 
 
-def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
+def _put_right(
+    callback_list: Any, begun: RunningFit, data: Any, at_end: ExitStack
+) -> None:
     """Has the ranks agree on the callbacks of a `fit` that begins."""
     # A failed fit may have left some of ours.
     callback_list.callbacks = [
@@ -130,6 +136,7 @@ def _put_right(callback_list: Any, data: Any, at_end: ExitStack) -> None:
             for each in rounds_among(model.variables):
                 each.take_mean()
     if optimizers_in_rounds(model):
+        begun.ends_rounds = True
         rounds = RoundsInFit(saves_in_batches=in_batches)
         at_end.callback(rounds.hide)
         _surround(callback_list, rounds)

@@ -43,8 +43,29 @@ from tfring._state.weights import differing
 from tfring._training.optimizer_class import Distributed
 from tfring._training.sync_batch_norm import SyncBatchNormalization
 
-# The models in whose `fit` this process is, the inner one last.
-_models_in_fit: list[Any] = []
+
+@dataclasses.dataclass
+class RunningFit:
+    """A `fit` that runs.
+
+    Attributes:
+        model: The model that it trains.
+        ends_rounds: True if the rounds of all of the model's variables end
+            where it ends.
+    """
+
+    model: Any
+    ends_rounds: bool = False
+
+
+_NOT_FOUND = (
+    "and fit does not find it: the ranks would not get the same weights at the "
+    "end. Compile the model with it, or make it an attribute of the model, or "
+    "of an object or a list in an attribute."
+)
+
+# The fits in which this process is, the inner one last.
+_fits: list[RunningFit] = []
 
 
 def with_rounds(options: GradientOptions, sync: Any) -> GradientOptions:
@@ -163,8 +184,8 @@ class InRounds(Distributed):
     """Mixed in before a Keras optimizer's class; see the Notes above."""
 
     _tfring_round: Round | None = None
-    # A weak reference to the model that it trains.
-    _tfring_model: Callable[[], Any] = staticmethod(lambda: None)
+    # Weak references to the models that have it.
+    _tfring_found_in: Sequence[Callable[[], Any]] = ()
 
     @property
     def outer_optimizer(self) -> keras.optimizers.Optimizer | None:
@@ -185,9 +206,9 @@ class InRounds(Distributed):
         """
         if self._tfring_round is not None:
             self._tfring_round.end_early()
-            model = self._tfring_model()
-            if model is not None and tf.executing_eagerly():
-                average_untrained(model)
+            if tf.executing_eagerly():
+                for model in self._tfring_models():
+                    average_untrained(model)
 
     def consensus_distance(self) -> float:
         """Returns how far the ranks' weights are from their mean, with Gossip.
@@ -241,8 +262,16 @@ class InRounds(Distributed):
         if self._tfring_round is not None:
             self._tfring_round.forget_local_variables()
 
+    def _tfring_models(self) -> list[Any]:
+        """Returns the models in which this optimizer has been found."""
+        models = [found() for found in self._tfring_found_in]
+        return [model for model in models if model is not None]
+
     def _found_in(self, model: Any) -> None:
-        self.__dict__["_tfring_model"] = weakref.ref(model)
+        models = [each for each in self._tfring_models() if each is not model]
+        self.__dict__["_tfring_found_in"] = [
+            weakref.ref(each) for each in [*models, model]
+        ]
         for layer in model._flatten_layers():
             if isinstance(layer, SyncBatchNormalization):
                 raise NotImplementedError(
@@ -254,8 +283,7 @@ class InRounds(Distributed):
                 )
 
     def _begin_step(self, variables: Sequence[Any]) -> None:
-        if self._tfring_model() is None:
-            self._check_is_found(variables)
+        self._check_is_found(variables)
         if not self.built and variables:
             self.build(variables)
         if self._tfring_round is not None:
@@ -263,16 +291,13 @@ class InRounds(Distributed):
 
     def _check_is_found(self, variables: Sequence[Any]) -> None:
         """Refuses a step of a `fit` that does not know of this optimizer."""
-        for model in _models_in_fit:
-            of_model = set(map(id, model.variables))
-            if not of_model.isdisjoint(map(id, variables)):
-                raise RuntimeError(
-                    f"The optimizer '{self.name}' trains the model "
-                    f"'{model.name}' in rounds (sync=), and fit does not find "
-                    "it: the ranks would not get the same weights at the end. "
-                    "Compile the model with it, or make it an attribute of the "
-                    "model, or of an object or a list in an attribute."
-                )
+        fit = _fit_of(variables)
+        if fit is None or (fit.ends_rounds and self._tfring_models()):
+            return
+        raise RuntimeError(
+            f"The optimizer '{self.name}' trains the model '{fit.model.name}' "
+            f"in rounds (sync=), {_NOT_FOUND}"
+        )
 
     def _end_step(self) -> None:
         if self._tfring_round is not None:
@@ -362,13 +387,41 @@ def shared_weights(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def known_to_fit(model: Any) -> Iterator[None]:
-    """Refuses steps in rounds by optimizers that `fit` does not find."""
-    _models_in_fit.append(model)
+def known_to_fit(model: Any) -> Iterator[RunningFit]:
+    """Refuses steps in rounds by optimizers that `fit` does not find.
+
+    Such a step is refused where it is traced. A function that was traced
+    before is found where the `fit` ends, by a round that it has left open.
+    """
+    fit = RunningFit(model)
+    open_before = set(_open_rounds(model))
+    _fits.append(fit)
     try:
-        yield
+        yield fit
     finally:
-        _models_in_fit.pop()
+        _fits.pop()
+    if not open_before.issuperset(_open_rounds(model)):
+        raise RuntimeError(
+            f"A step of the model '{model.name}' was by an optimizer in rounds "
+            f"(sync=), {_NOT_FOUND}"
+        )
+
+
+def _open_rounds(model: Any) -> list[Round]:
+    return [
+        each
+        for each in rounds_among(model.variables)
+        if each.is_between_meetings()
+    ]
+
+
+def _fit_of(variables: Sequence[Any]) -> RunningFit | None:
+    """Returns the innermost `fit` whose model has one of the variables."""
+    stepped = set(map(id, variables))
+    for fit in reversed(_fits):
+        if not stepped.isdisjoint(map(id, fit.model.variables)):
+            return fit
+    return None
 
 
 def average_untrained(model: Any) -> None:
