@@ -119,6 +119,27 @@ def test_minimize_averages_and_apply_gradients_does_not(
 
 
 @each_sgd
+def test_a_distributed_tape_has_scaled_local_gradients(
+    optimizer, mode, rank, size
+):
+    own = tf.Variable([2.0])
+    distributed = tfring.DistributedOptimizer(optimizer(1.0))
+    distributed.register_local_var(own)
+
+    @mode
+    def minimize():
+        tape = tfring.DistributedGradientTape(tf.GradientTape())
+        tape.register_local_source(own)
+        with tape:
+            loss = own * (rank + 1.0)
+        pairs = distributed.compute_gradients(loss, [own], tape=tape)
+        distributed.apply_gradients(pairs)
+
+    minimize()
+    np.testing.assert_allclose(own, [2 - (rank + 1) / size])
+
+
+@each_sgd
 @pytest.mark.parametrize("average", [False, True])
 def test_passes(optimizer, average, mode, rank, size):
     variable = tf.Variable([1.0])

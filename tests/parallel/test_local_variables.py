@@ -185,8 +185,7 @@ def by_tape(optimizer, variables, **how):
             tape.register_local_source(own.value)
             loss = factor * (own.value[0] + shared.value[0])
         gradients = tape.gradient(loss, [own.value, shared.value])
-        if not tf.executing_eagerly():
-            gradients = [tf.clip_by_value(g, -9, 9) for g in gradients]
+        gradients = [tf.clip_by_value(g, -9, 9) for g in gradients]
         optimizer.apply(gradients, variables)
 
     return step

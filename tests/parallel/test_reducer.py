@@ -14,7 +14,7 @@ from helpers import assert_each_close
 
 import tfring
 from tfring._core import runtime
-from tfring._gradients import reducer
+from tfring._gradients import local_gradients
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import LocalVariables
 
@@ -27,7 +27,7 @@ def two_layers_in_a_bucket(monkeypatch):
 
 
 def reduce_gradients(gradients, variables, **options):
-    return reducer.reduce_gradients(
+    return local_gradients.reduce_gradients(
         gradients, variables, GradientOptions(**options)
     )
 

@@ -21,17 +21,14 @@ import keras
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._core.process_sets import (
-    global_process_set,
-    is_alone,
-)
+from tfring._core.process_sets import is_alone
 from tfring._gradients.buckets import (
     bucket_limits,
     cut_by_groups,
     cut_into_buckets,
 )
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.local_variables import is_row_shard, variable_key
+from tfring._gradients.local_variables import variable_key
 from tfring._gradients.overlap import Backpropagation
 from tfring._gradients.ready import Kind, Ready
 from tfring._gradients.request_names import request_names_of
@@ -70,21 +67,6 @@ def count_call() -> None:
     _calls += 1
 
 
-def reduce_gradients(
-    gradients: Sequence[_Gradient],
-    variables: Sequence[Any],
-    options: GradientOptions,
-) -> list[_Gradient]:
-    """Averages each gradient over the ranks, or adds it up.
-
-    Gradients of local variables are scaled instead. See
-    `reduce_shared_gradients` for the arguments, the result and the errors.
-    """
-    return reduce_shared_gradients(
-        scale_local_gradients(gradients, variables, options), variables, options
-    )
-
-
 def reduce_shared_gradients(
     gradients: Sequence[_Gradient],
     variables: Sequence[Any],
@@ -116,7 +98,7 @@ def reduce_shared_gradients(
         TypeError: A gradient is neither a tensor nor `tf.IndexedSlices`.
     """
     count_call()
-    options = _for_this_compiler(options)
+    options = for_this_compiler(options)
     process_set = options.process_set
     is_included = process_set.included()
     travels = is_included and not is_alone(process_set)
@@ -150,62 +132,11 @@ def reduce_shared_gradients(
     return result
 
 
-def scale_local_gradients(
-    gradients: Sequence[_Gradient],
-    variables: Sequence[Any],
-    options: GradientOptions,
-) -> list[_Gradient]:
-    """Divides gradients of local variables by the number of ranks.
-
-    This is done once, before gradients are accumulated or reduced. A gradient
-    of rows of a ShardedEmbedding is of the sum of the ranks' losses; it is
-    divided where the others are averaged.
-
-    Returns:
-        The gradients in their order. Those of local variables are scaled, and
-        have each index once; see `each_index_once`.
-    """
-    options = _for_this_compiler(options)
-    process_set = options.process_set
-    size = process_set.size() if process_set.included() else 1
-    result = list(gradients)
-    for i, variable in enumerate(variables):
-        if result[i] is None or variable not in options.local_variables:
-            continue
-        result[i] = each_index_once(result[i], options)
-        if _is_divided(variable, options) and size > 1:
-            result[i] = tf.math.scalar_mul(1 / size, result[i])
-    return result
-
-
-def _is_divided(variable: Any, options: GradientOptions) -> bool:
-    """Tells whether a local variable's gradient is divided by the ranks."""
-    if not is_row_shard(variable):
-        return options.scale_local_gradients
-    _check_row_shard(variable, options)
-    return options.op is ReduceOp.Average
-
-
-def _for_this_compiler(options: GradientOptions) -> GradientOptions:
+def for_this_compiler(options: GradientOptions) -> GradientOptions:
     """Returns options that are possible under XLA, where it compiles."""
     if traced_for_xla():  # which has static shapes
         return dataclasses.replace(options, sparse_as_dense=True)
     return options
-
-
-def _check_row_shard(variable: Any, options: GradientOptions) -> None:
-    if options.op is ReduceOp.Adasum:
-        raise ValueError(
-            f"The gradient of '{name_of(variable, 0)}', the rows of a "
-            "ShardedEmbedding, is a sum over the ranks: op=tfring.Adasum "
-            "cannot combine it. Take tfring.Average or tfring.Sum."
-        )
-    if options.process_set is not global_process_set:
-        raise ValueError(
-            f"All ranks share the table of '{name_of(variable, 0)}', a "
-            f"ShardedEmbedding, and {options.process_set} trains it alone. "
-            "Leave process_set out."
-        )
 
 
 @dataclasses.dataclass

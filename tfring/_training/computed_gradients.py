@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._gradients.gradient_options import GradientOptions
+from tfring._gradients.local_gradients import scale_unless_by_tape
 from tfring._gradients.reducer import (
     count_of_calls,
     name_of,
-    reduce_gradients,
+    reduce_shared_gradients,
 )
 from tfring._state.weights import warn_if_not_broadcast
 from tfring._training.undistributed import warn
@@ -54,12 +55,14 @@ class ComputedGradients:
         """
         self._has_computed = True
         pairs = list(pairs)
-        gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
         warn_if_not_broadcast(variables, self.options)
+        gradients = scale_unless_by_tape(
+            [gradient for gradient, _ in pairs], variables, self.options
+        )
 
         def reduce(gradients: _Gradients) -> _Gradients:
-            return reduce_gradients(gradients, variables, self.options)
+            return reduce_shared_gradients(gradients, variables, self.options)
 
         if self._passes == 1:
             averages = reduce(gradients)

@@ -26,11 +26,8 @@ import keras
 import tensorflow as tf
 
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.reduced_by_tape import check_reduced_once, is_reduced
-from tfring._gradients.reducer import (
-    reduce_shared_gradients,
-    scale_local_gradients,
-)
+from tfring._gradients.local_gradients import scale_unless_by_tape
+from tfring._gradients.reducer import reduce_shared_gradients
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
 from tfring._state.kinds import mark_accumulators, mark_states
@@ -128,7 +125,8 @@ class Distributed(_Optimizer):
         own = grads = list(grads)
         if not self._tfring_paused:
             self._begin_step(variables)
-            grads = self._scale_local(grads, variables)
+            options = self._tfring_options
+            grads = scale_unless_by_tape(grads, variables, options)
         if not self._averages_accumulated():
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 self._note_loss_scale(self)
@@ -139,20 +137,6 @@ class Distributed(_Optimizer):
         super().apply(grads, trainable_variables)
         if not self._tfring_paused:
             self._end_step()
-
-    def _scale_local(
-        self, grads: Sequence[Any], variables: Sequence[Any]
-    ) -> list[Any]:
-        """Scales local gradients, unless a distributed tape has done so."""
-        options = self._tfring_options
-        check_reduced_once(grads, variables, options)
-        scaled = scale_local_gradients(grads, variables, options)
-        return [
-            grad if is_reduced(grad, variable) else own
-            for grad, variable, own in zip(
-                grads, variables, scaled, strict=True
-            )
-        ]
 
     def _begin_step(self, variables: Sequence[Any]) -> None:
         """Called before a step, outside of a LossScaleOptimizer's check."""
@@ -371,7 +355,8 @@ def _teach_loss_scale_optimizer() -> None:
         if not self.built:
             self.build(list(variables))
         inside[0]._begin_step(variables)
-        grads = inside[0]._scale_local(grads, variables)
+        options = inside[0]._tfring_options
+        grads = scale_unless_by_tape(grads, variables, options)
         inside[0]._note_loss_scale(self)
         grads, trainable_variables = inside[0]._reduce_before_check(
             grads, variables

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfring._gradients.gradient_options import GradientOptions
 from tfring._gradients.local_variables import is_row_shard, variable_key
-from tfring._gradients.reduced_by_tape import check_reduced_once
+from tfring._gradients.reduced_by_tape import take_reduced
 from tfring._gradients.scatter import (
     gather_shares,
     scatter_gradients,
@@ -186,7 +186,7 @@ class Sharded(WholeStates, Distributed):
         if isinstance(trainable_variables[0], Share):
             self._apply_shares(grads, trainable_variables)
             return
-        check_reduced_once(grads, trainable_variables, self._tfring_options)
+        take_reduced(grads, trainable_variables, self._tfring_options)
         if not self.built:
             self.build(trainable_variables)
         if self._averages_accumulated():

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet, global_process_set
 from tfring._gradients.gradient_options import GradientOptions, gradient_options
+from tfring._gradients.local_gradients import reduce_gradients
 from tfring._gradients.powersgd import low_rank_of_tapes
 from tfring._gradients.reduced_by_tape import note_reduced
-from tfring._gradients.reducer import reduce_gradients
 from tfring._memory.activations import offload_step
 from tfring._memory.offload_options import Offload
 from tfring._ops.autograph import not_converted
@@ -39,8 +39,10 @@ def DistributedGradientTape(  # noqa: N802 (the name that Horovod's users know)
 
     It is for custom training loops, with any optimizer. Use it instead of
     `DistributedOptimizer`, not together with it: a second average is the same
-    average, at the price of a second reduction. An optimizer whose `op` is no
-    average, or with `PowerSGD`, refuses gradients of such a tape.
+    average, at the price of a second reduction. A distributed optimizer whose
+    `op` is no average, or that has `PowerSGD`, raises an error for gradients of
+    variables of which such a tape has given one since its last step; in a
+    graph, since the graph began.
 
     `gradient` is collective: every rank must call it, for the same sources.
     `jacobian` and `batch_jacobian` are this rank's own.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfring
 from tfring._gradients.gradient_options import GradientOptions
-from tfring._gradients.reducer import reduce_gradients
+from tfring._gradients.local_gradients import reduce_gradients
 from tfring.bench.collectives import InPlace, empty_function
 from tfring.bench.measure import Contestant, Simple
 from tfring.bench.sizes import Shape
