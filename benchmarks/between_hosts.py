@@ -12,31 +12,13 @@ The link must be the limit, and not the cores, which the hosts share: choose
 that the cores have. The best share does not depend on the rate.
 """
 
+import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
-from network_bench import HostNetwork, bench_rows, missing
-
-HOSTS = flags.DEFINE_list("hosts", "2,4,8", "Numbers of hosts.")
-RANKS = flags.DEFINE_integer("ranks", 1, "On each host.")
-RATE_MBIT = flags.DEFINE_integer(
-    "rate_mbit", 250, "Of each host's link, in each direction, in Mbit/s."
-)
-BYTES = flags.DEFINE_string("bytes", "64m", "The size of the tensor.")
-PEERS = flags.DEFINE_string("peers", "mpi,gloo", "As tfring-bench's.")
-TCP = flags.DEFINE_bool(
-    "tcp",
-    True,
-    "Whether tfring runs once more without MPI, as in elastic jobs.",
-)
-ROUNDS = flags.DEFINE_integer("rounds", 3, "How many turns each has.")
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
-PLOT = flags.DEFINE_string(
-    "plot", None, "A picture of the shares, as PNG or SVG; needs matplotlib."
-)
+import plots
+import program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,43 +33,42 @@ class Figure:
     cpu_seconds: float  # of each rank
 
 
-def measure(hosts: int) -> list[Figure]:
-    """Runs tfring-bench across the hosts."""
-    with HostNetwork(hosts, rate=f"{RATE_MBIT.value}mbit") as network:
-        figures = run_job(network, [], f"--peers={PEERS.value}")
-        if TCP.value:
-            elastic = ["--elastic", "--min-np", str(hosts * RANKS.value)]
-            for each in run_job(network, elastic, "--peers="):
-                who = f"{each.who}, no MPI"
-                figures.append(dataclasses.replace(each, who=who))
+def measure(hosts: int, options: argparse.Namespace) -> list[Figure]:
+    """Runs tfring-bench across the hosts, and once more without MPI."""
+    figures = []
+    launchers = {"": (options.peers, ())}
+    if options.tcp:
+        elastic = ("--elastic", "--min-np", str(hosts * options.ranks))
+        launchers[", no MPI"] = ("", elastic)
+    with program.network(hosts, options.rate_mbit) as network:
+        for how, (peers, launcher) in launchers.items():
+            rows = program.rows_between_hosts(
+                network,
+                [
+                    *("-m", "tfring.bench", "allreduce", "--modes=function"),
+                    f"--min_bytes={options.bytes}",
+                    f"--max_bytes={options.bytes}",
+                    f"--peers={peers}",
+                    f"--rounds={options.rounds}",
+                ],
+                ranks=options.ranks,
+                launcher=launcher,
+            )
+            figures += [
+                figure(hosts, row["who"] + how, row, options.rate_mbit)
+                for row in rows
+                if row["bus_bandwidth"]
+            ]
     return figures
 
 
-def run_job(
-    network: HostNetwork, options: Sequence[str], peers: str
-) -> list[Figure]:
-    rows = bench_rows(
-        network,
-        "allreduce",
-        f"--min_bytes={BYTES.value}",
-        f"--max_bytes={BYTES.value}",
-        "--modes=function",
-        peers,
-        f"--rounds={ROUNDS.value}",
-        ranks=RANKS.value,
-        launch=options,
-    )
-    hosts = len(network.hosts)
-    return [figure(hosts, row) for row in rows if row["bus_bandwidth"]]
-
-
-def figure(hosts: int, row: dict) -> Figure:
+def figure(hosts: int, who: str, row: dict, rate_mbit: int) -> Figure:
     sent_bits = 8 * row["count_bytes"] * 2 * (hosts - 1) / hosts
-    bound = sent_bits / (RATE_MBIT.value * 1e6)
+    bound = sent_bits / (rate_mbit * 1e6)
     seconds = row["seconds"]
     return Figure(
         hosts=hosts,
-        who=row["who"],
+        who=who,
         median_seconds=seconds["median"],
         median_share=bound / seconds["median"],
         best_share=bound / seconds["least"],
@@ -108,25 +89,6 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def plot(path: Path, figures: Sequence[Figure]) -> None:
-    from tfring.bench import plots
-
-    canvas, axes = plots.canvas(6, 3.6)
-    for who in dict.fromkeys(f.who for f in figures):
-        of_who = [f for f in figures if f.who == who]
-        plots.line(
-            axes,
-            who,
-            [str(f.hosts) for f in of_who],
-            [100 * f.median_share for f in of_who],
-        )
-    axes.set_xlabel("hosts")
-    axes.set_ylabel("% of the bound, by the median time")
-    axes.set_ylim(0, 100)
-    plots.name_lines(canvas, axes)
-    canvas.savefig(path)
-
-
 def growth(figures: Sequence[Figure]) -> dict[str, float]:
     """By how much the time grew from the fewest hosts to the most."""
     fewest = min(f.hosts for f in figures)
@@ -139,28 +101,52 @@ def growth(figures: Sequence[Figure]) -> dict[str, float]:
     }
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
-    if reason := missing():
-        raise app.UsageError(f"there can be no hosts here: {reason}.")
-    figures = []
-    for hosts in map(int, HOSTS.value):
-        figures += measure(hosts)
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument(
+        "--hosts",
+        type=program.numbers,
+        default="2,4,8",
+        help="numbers of hosts",
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="on each host")
+    parser.add_argument(
+        "--rate_mbit",
+        type=int,
+        default=250,
+        help="of each host's link, in each direction, in Mbit/s",
+    )
+    parser.add_argument("--bytes", default="64m", help="of the tensor")
+    parser.add_argument(
+        "--peers", default="mpi,gloo", help="as that of tfring-bench"
+    )
+    parser.add_argument(
+        "--tcp",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="tfring runs once more without MPI, as in elastic jobs",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        help="a picture of the shares, as PNG or SVG; needs matplotlib",
+    )
+    options = parser.parse_args()
+    figures = [f for hosts in options.hosts for f in measure(hosts, options)]
     print(table(figures))
     for who, factor in growth(figures).items():
         print(f"{who}: {factor:.2f} times as long on the most hosts")
-    if JSON.value:
-        content = {
-            "rate_mbit": RATE_MBIT.value,
-            "ranks_per_host": RANKS.value,
-            "figures": [dataclasses.asdict(f) for f in figures],
-            "growth": growth(figures),
-        }
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
-    if PLOT.value:
-        plot(Path(PLOT.value), figures)
+    program.write_figures(
+        options,
+        figures=[dataclasses.asdict(f) for f in figures],
+        growth=growth(figures),
+    )
+    if options.plot:
+        plots.plot_shares(
+            options.plot, [(f.hosts, f.who, f.median_share) for f in figures]
+        )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -2,7 +2,7 @@
 
   .venv/bin/python benchmarks/elastic.py --kinds=kill,spare --faults=10
   .venv/bin/python benchmarks/elastic.py --kinds=lost_host,cut --ranks=3
-  .venv/bin/python benchmarks/elastic.py --nosteps --throughput
+  .venv/bin/python benchmarks/elastic.py --no-steps --throughput
 
 Each kind of fault has a job of its own, which trains by `tfring.elastic.fit`
 and is harmed again and again, each time when it is whole:
@@ -22,9 +22,9 @@ until its script had imported Keras and tfring. A spare has done so before.
 Let the ranks be no more than the cores, or they wait for one another.
 """
 
+import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -33,34 +33,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from absl import app, flags
-from elastic_jobs import HostNetwork, Job, Worker, missing
+import program
+from elastic_jobs import Job, Worker
 
 SCRIPT = Path(__file__).with_name("elastic_training.py")
 BETWEEN_HOSTS = ("lost_host", "cut")
 CUT_SECONDS = 6
-
-KINDS = flags.DEFINE_list(
-    "kinds", ["kill", "spare", "stop", *BETWEEN_HOSTS], "Kinds of faults."
-)
-RANKS = flags.DEFINE_integer("ranks", 2, "How many workers train.")
-FAULTS = flags.DEFINE_integer("faults", 10, "How many of each kind.")
-REST_SECONDS = flags.DEFINE_float(
-    "rest_seconds", 2, "From when the job is whole to the next fault."
-)
-SEED = flags.DEFINE_integer("seed", 0, "Of the choice of who is harmed.")
-LAYERS = flags.DEFINE_integer("layers", 10, "Of the model.")
-WIDTH = flags.DEFINE_integer("width", 256, "Of its layers.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Rows of each rank.")
-STEPS = flags.DEFINE_bool("steps", True, "Measure seconds to the next step.")
-THROUGHPUT = flags.DEFINE_bool("throughput", False, "Measure rows per second.")
-SECONDS_BETWEEN_FAULTS = flags.DEFINE_float(
-    "seconds_between_faults",
-    60,
-    "Of a turn: undisturbed, or with a worker killed at its beginning.",
-)
-TURNS = flags.DEFINE_integer("turns", 1, "How many of each.")
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,18 +66,24 @@ class Turn:
 class HarmedJob(Job):
     """A job without end, with faults."""
 
-    def __init__(self, kind: str, network: HostNetwork | None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        options: argparse.Namespace,
+        network: program.HostNetwork | None,
+    ) -> None:
+        self._options = options
         super().__init__(
             SCRIPT,
-            (LAYERS.value, WIDTH.value, BATCH_SIZE.value),
-            ranks=RANKS.value,
+            (options.layers, options.width, options.batch_size),
+            ranks=options.ranks,
             spares=int(kind == "spare"),
             network=network,
         )
 
     def suffer(self, kind: str, dice: random.Random) -> Fault:
         """Gives a worker a fault, and waits until the job is whole again."""
-        self.wait_until_whole(REST_SECONDS.value)
+        self.wait_until_whole(self._options.rest_seconds)
         others = {
             name: self.workers[name].steps[-1].starts
             for name in self.training()
@@ -160,7 +144,7 @@ class HarmedJob(Job):
         """Returns the rows per second of a turn that begins with a call."""
         start = time.monotonic()
         begin()
-        end = start + SECONDS_BETWEEN_FAULTS.value
+        end = start + self._options.seconds_between_faults
         time.sleep(max(end - time.monotonic(), 0))
         self.look()
         steps = sum(
@@ -168,43 +152,49 @@ class HarmedJob(Job):
             for worker in self.workers.values()
             for step in worker.steps
         )
-        return steps * BATCH_SIZE.value / SECONDS_BETWEEN_FAULTS.value
+        return (
+            steps
+            * self._options.batch_size
+            / self._options.seconds_between_faults
+        )
 
 
 @contextlib.contextmanager
-def job(kind: str) -> Iterator[HarmedJob]:
+def job(kind: str, options: argparse.Namespace) -> Iterator[HarmedJob]:
     """A job for faults of a kind, once it is whole."""
     with contextlib.ExitStack() as stack:
         network = None
         if kind in BETWEEN_HOSTS:
-            if reason := missing():
-                raise app.UsageError(f"there can be no hosts here: {reason}.")
-            network = stack.enter_context(
-                HostNetwork(RANKS.value, rate="1gbit")
-            )
-        made = stack.enter_context(contextlib.closing(HarmedJob(kind, network)))
-        made.wait_until_whole(REST_SECONDS.value)
+            network = stack.enter_context(program.network(options.ranks, 1000))
+        made = stack.enter_context(
+            contextlib.closing(HarmedJob(kind, options, network))
+        )
+        made.wait_until_whole(options.rest_seconds)
         yield made
 
 
-def measure_steps(kind: str, dice: random.Random) -> list[Fault]:
+def measure_steps(
+    kind: str, options: argparse.Namespace, dice: random.Random
+) -> list[Fault]:
     faults = []
-    with job(kind) as harmed:
-        for number in range(FAULTS.value):
+    with job(kind, options) as harmed:
+        for number in range(options.faults):
             if number:
-                harmed.wait_until_whole(REST_SECONDS.value)
+                harmed.wait_until_whole(options.rest_seconds)
             faults.append(harmed.suffer(kind, dice))
     return faults
 
 
-def measure_throughput(dice: random.Random) -> list[Turn]:
+def measure_throughput(
+    options: argparse.Namespace, dice: random.Random
+) -> list[Turn]:
     turns = []
-    with job("kill") as harmed:
-        for _ in range(TURNS.value):
+    with job("kill", options) as harmed:
+        for _ in range(options.turns):
             undisturbed = harmed.rate(lambda: None)
             disturbed = harmed.rate(lambda: harmed.suffer("kill", dice))
             turns.append(Turn(undisturbed, disturbed))
-            harmed.wait_until_whole(REST_SECONDS.value)
+            harmed.wait_until_whole(options.rest_seconds)
     return turns
 
 
@@ -228,30 +218,62 @@ def print_throughput(turns: Sequence[Turn]) -> None:
         )
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
-    dice = random.Random(SEED.value)
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument(
+        "--kinds",
+        type=program.words,
+        default=f"kill,spare,stop,{','.join(BETWEEN_HOSTS)}",
+        help="of faults",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="that train")
+    parser.add_argument("--faults", type=int, default=10, help="of each kind")
+    parser.add_argument(
+        "--rest_seconds",
+        type=float,
+        default=2,
+        help="from when the job is whole to the next fault",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the choice of who is harmed"
+    )
+    parser.add_argument("--layers", type=int, default=10, help="of the model")
+    parser.add_argument("--width", type=int, default=256, help="of its layers")
+    parser.add_argument(
+        "--batch_size", type=int, default=128, help="rows of each rank"
+    )
+    parser.add_argument(
+        "--steps",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure seconds to the next step",
+    )
+    parser.add_argument(
+        "--throughput", action="store_true", help="measure rows per second"
+    )
+    parser.add_argument(
+        "--seconds_between_faults",
+        type=float,
+        default=60,
+        help="of a turn: undisturbed, or with a worker killed at its beginning",
+    )
+    parser.add_argument("--turns", type=int, default=1, help="of each")
+    options = parser.parse_args()
+    dice = random.Random(options.seed)
     faults, turns = [], []
-    if STEPS.value:
-        for kind in KINDS.value:
-            faults += measure_steps(kind, dice)
+    if options.steps:
+        for kind in options.kinds:
+            faults += measure_steps(kind, options, dice)
         print_steps(faults)
-    if THROUGHPUT.value:
-        turns = measure_throughput(dice)
+    if options.throughput:
+        turns = measure_throughput(options, dice)
         print_throughput(turns)
-    if JSON.value:
-        content = {
-            "ranks": RANKS.value,
-            "layers": LAYERS.value,
-            "width": WIDTH.value,
-            "batch_size": BATCH_SIZE.value,
-            "seconds_between_faults": SECONDS_BETWEEN_FAULTS.value,
-            "faults": [dataclasses.asdict(fault) for fault in faults],
-            "turns": [dataclasses.asdict(turn) for turn in turns],
-        }
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    program.write_figures(
+        options,
+        faults=[dataclasses.asdict(fault) for fault in faults],
+        turns=[dataclasses.asdict(turn) for turn in turns],
+    )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -16,6 +16,7 @@ trains on alone, on smaller batches, until another has joined. Steps are made
 longer, so that there is time for all faults; the undisturbed ones need not be.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -27,24 +28,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+import program
 from elastic_jobs import Job
 
 SCRIPT = Path(__file__).with_name("elastic_digits.py")
 # From the last fault to the end of the training.
 END_SECONDS = 600
-
-SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Each is a pair of jobs.")
-RANKS = flags.DEFINE_integer("ranks", 2, "How many workers train.")
-FAULTS = flags.DEFINE_integer("faults", 20, "In each job that is disturbed.")
-KINDS = flags.DEFINE_list(
-    "kinds", ["kill", "stop", "terminate", "exception"], "Kinds of faults."
-)
-EPOCHS = flags.DEFINE_integer("epochs", 40, "Passes over the images.")
-STEP_SECONDS = flags.DEFINE_float(
-    "step_seconds", 0.1, "By how much steps are longer where there are faults."
-)
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +56,22 @@ class Pair:
     faults: dict[str, int]
 
 
-def train(seed: int, faults: Sequence[str], dice: random.Random) -> Result:
+def train(
+    seed: int,
+    faults: Sequence[str],
+    dice: random.Random,
+    options: argparse.Namespace,
+) -> Result:
     """Trains a job to the end, with one fault after the other."""
-    step_seconds = STEP_SECONDS.value if faults else 0
+    step_seconds = options.step_seconds if faults else 0
     with contextlib.closing(
-        Job(SCRIPT, (seed, EPOCHS.value, step_seconds), ranks=RANKS.value)
+        Job(SCRIPT, (seed, options.epochs, step_seconds), ranks=options.ranks)
     ) as job:
         for number, kind in enumerate(faults):
             try:
                 job.wait_until_whole(dice.uniform(0, 2))
             except RuntimeError as error:
-                raise app.UsageError(
+                raise SystemExit(
                     f"the training was over after {number} faults; give more "
                     "epochs."
                 ) from error
@@ -107,16 +101,16 @@ def harm(job: Job, kind: str, victim: str) -> None:
         case "exception":
             (job.folder / "faults" / victim).touch()
         case _:
-            raise app.UsageError(f"{kind} is no kind of fault.")
+            raise SystemExit(f"{kind} is no kind of fault.")
 
 
-def measure(seed: int) -> Pair:
+def measure(seed: int, options: argparse.Namespace) -> Pair:
     dice = random.Random(seed)
-    faults = dice.choices(KINDS.value, k=FAULTS.value)
+    faults = dice.choices(options.kinds, k=options.faults)
     return Pair(
         seed,
-        train(seed, (), dice),
-        train(seed, faults, dice),
+        train(seed, (), dice, options),
+        train(seed, faults, dice, options),
         dict(Counter(faults)),
     )
 
@@ -140,19 +134,43 @@ def table(pairs: Sequence[Pair]) -> str:
     return "\n".join([*lines, f"mean  {means}"])
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
-    pairs = [measure(seed) for seed in map(int, SEEDS.value)]
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument(
+        "--seeds",
+        type=program.numbers,
+        default="0,1,2",
+        help="each is a pair of jobs",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="that train")
+    parser.add_argument(
+        "--faults",
+        type=int,
+        default=20,
+        help="in each job that is disturbed",
+    )
+    parser.add_argument(
+        "--kinds",
+        type=program.words,
+        default="kill,stop,terminate,exception",
+        help="of faults",
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=40, help="passes over the images"
+    )
+    parser.add_argument(
+        "--step_seconds",
+        type=float,
+        default=0.1,
+        help="by how much steps are longer where there are faults",
+    )
+    options = parser.parse_args()
+    pairs = [measure(seed, options) for seed in options.seeds]
     print(table(pairs))
-    if JSON.value:
-        content = {
-            "ranks": RANKS.value,
-            "epochs": EPOCHS.value,
-            "pairs": [dataclasses.asdict(pair) for pair in pairs],
-        }
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    program.write_figures(
+        options, pairs=[dataclasses.asdict(pair) for pair in pairs]
+    )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -15,11 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-from host_network import HostNetwork, missing  # noqa: E402
-
-__all__ = ["HostNetwork", "Job", "Worker", "missing"]
+from program import ROOT, HostNetwork
 
 PATIENCE_SECONDS = 300
 # From when a spare has joined its own job to when it has nothing to do.

@@ -2,7 +2,7 @@
 
   .venv/bin/python benchmarks/elastic_overlap.py --model=cnn --rounds=3
 
-Two jobs train the model of `tfring-bench step` between hosts by turns, with a
+Two jobs train the model of steps.py between hosts by turns, with a
 rank on each, which are network namespaces of this machine: it takes root
 (tools/host_network.py). `overlap` is the share of the time in which buckets ran
 in which no operation waited for them, by the timeline, of the rank that has the
@@ -11,33 +11,19 @@ least and the one that has the most; `step` is the time of a step.
 Let the hosts be no more than the cores: each rank has one for itself.
 """
 
+import argparse
 import dataclasses
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
-from elastic_jobs import ROOT, HostNetwork, missing
+import program
 
 from tfring.timeline import summary
 
 SCRIPT = Path(__file__).with_name("elastic_overlap_training.py")
-
-HOSTS = flags.DEFINE_integer("hosts", 2, "How many, with a rank each.")
-RATE_MBIT = flags.DEFINE_integer(
-    "rate_mbit", 1000, "Of each host's link, in each direction, in Mbit/s."
-)
-MODEL = flags.DEFINE_enum("model", "cnn", ["cnn", "mlp"], "What is trained.")
-JIT = flags.DEFINE_bool("jit", False, "Whether XLA compiles the step.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Rows of each rank.")
-STEPS = flags.DEFINE_integer("steps", 50, "That are recorded in a turn.")
-ROUNDS = flags.DEFINE_integer("rounds", 3, "How many turns each job has.")
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,25 +36,25 @@ class Turn:
     step_seconds: float
 
 
-def measure(network: HostNetwork, who: str, options: Sequence[str]) -> Turn:
+def measure(
+    network: program.HostNetwork,
+    who: str,
+    launcher: Sequence[str],
+    options: argparse.Namespace,
+) -> Turn:
+    flags = (options.model, options.batch_size, options.steps, int(options.jit))
     with tempfile.TemporaryDirectory() as folder:
-        job = network.popen(
-            [
-                *(sys.executable, "-m", "tfring.run"),
-                *("-H", network.slots(1), *options),
-                *(sys.executable, str(SCRIPT), folder, MODEL.value),
-                *map(str, (BATCH_SIZE.value, STEPS.value, int(JIT.value))),
-            ],
+        program.run_job(
+            [SCRIPT, folder, *flags],
+            launcher=["-H", network.slots(1), *launcher],
+            start=network.popen,
             env={
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": str(program.ROOT),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TF_NUM_INTEROP_THREADS": "1",
             },
-            stdin=subprocess.DEVNULL,
         )
-        if job.wait() != 0:
-            raise RuntimeError(f"the job of {who} has failed.")
         events = summary.read(Path(folder) / "timeline.json")
         overlaps = [
             rank.overlap for rank in summary.summarize(events).ranks.values()
@@ -77,22 +63,30 @@ def measure(network: HostNetwork, who: str, options: Sequence[str]) -> Turn:
     return Turn(who, min(overlaps), max(overlaps), seconds)
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
-    if reason := missing():
-        raise app.UsageError(f"there can be no hosts here: {reason}.")
-    if HOSTS.value > len(os.sched_getaffinity(0)):
-        raise app.UsageError("there are more hosts than cores.")
-    jobs = {
-        "MPI": (),
-        "TCP": ("--elastic", "--min-np", str(HOSTS.value)),
-    }
-    turns = []
-    with HostNetwork(HOSTS.value, rate=f"{RATE_MBIT.value}mbit") as network:
-        for _ in range(ROUNDS.value):
-            for who, options in jobs.items():
-                turns.append(measure(network, who, options))
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument("--hosts", type=int, default=2, help="of a rank each")
+    parser.add_argument(
+        "--rate_mbit",
+        type=int,
+        default=1000,
+        help="of each host's link, in each direction, in Mbit/s",
+    )
+    parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn")
+    parser.add_argument("--jit", action="store_true", help="by XLA")
+    parser.add_argument("--batch_size", type=int, default=64, help="of a rank")
+    parser.add_argument("--steps", type=int, default=50, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    options = parser.parse_args()
+    if options.hosts > len(os.sched_getaffinity(0)):
+        parser.error("there are more hosts than cores.")
+    jobs = {"MPI": (), "TCP": ("--elastic", "--min-np", str(options.hosts))}
+    with program.network(options.hosts, options.rate_mbit) as network:
+        turns = [
+            measure(network, who, launcher, options)
+            for _ in range(options.rounds)
+            for who, launcher in jobs.items()
+        ]
     print(f"{'':3}  {'overlap':>14}  {'step':>8}")
     for turn in turns:
         print(
@@ -102,16 +96,10 @@ def main(arguments: Sequence[str]) -> None:
     for who in jobs:
         seconds = [turn.step_seconds for turn in turns if turn.who == who]
         print(f"{who}: {1000 * statistics.median(seconds):.1f} ms, the median")
-    if JSON.value:
-        content = {
-            "rate_mbit": RATE_MBIT.value,
-            "model": MODEL.value,
-            "jit": JIT.value,
-            "batch_size": BATCH_SIZE.value,
-            "turns": [dataclasses.asdict(turn) for turn in turns],
-        }
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    program.write_figures(
+        options, turns=[dataclasses.asdict(turn) for turn in turns]
+    )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -3,13 +3,13 @@
   tfringrun -np 2 .venv/bin/python benchmarks/exchange_losses.py
 
 A transformer of one block learns the characters of Python's standard library.
-All ways to exchange see equally many samples, from the same weights, by the
+All exchanges see equally many samples, from the same weights, by the
 same schedule; a table has the loss on text that none has seen, for each seed,
-and how far it is above that of the first way.
+and how far it is above that of the first exchange.
 """
 
+import argparse
 import dataclasses
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -17,24 +17,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from absl import app, flags
+import program
+from exchanges import Exchange, add_flags, exchanges
 
 import tfring
-from tfring.bench.exchanges import Exchange, exchanges
-
-SYNC = flags.DEFINE_list("sync", "none,diloco:50", "As tfring-bench's.")
-COMPRESSION = flags.DEFINE_list("compression", "none", "As tfring-bench's.")
-STEPS = flags.DEFINE_integer("steps", 2400, "Updates of each training.")
-START = flags.DEFINE_float(
-    "start", 0.1, "The share of the steps before the first round or factors."
-)
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Of each rank.")
-RATE = flags.DEFINE_float("rate", 8e-3, "AdamW's highest learning rate.")
-OUTER = flags.DEFINE_list(
-    "outer", "0.9,0.7", "DiLoCo's outer learning rate, and its momentum."
-)
-SEEDS = flags.DEFINE_list("seeds", "0,1,2", "Of weights and samples.")
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
 
 CONTEXT = 48
 SYMBOLS = 96
@@ -47,7 +33,7 @@ TEST_WINDOWS = 1024
 class Figure:
     """The loss of one training."""
 
-    way: str
+    exchange: str
     seed: int
     loss: float
 
@@ -92,41 +78,46 @@ def model_of() -> keras.Model:
     )
 
 
-def train(way: Exchange, seed: int, codes: np.ndarray) -> float:
+def train(
+    exchange: Exchange,
+    seed: int,
+    codes: np.ndarray,
+    options: argparse.Namespace,
+) -> float:
     """Returns the loss on the last tenth of the text. Collective."""
     keras.utils.set_random_seed(seed)
     model = model_of()
     rate = keras.optimizers.schedules.CosineDecay(
-        0.1 * RATE.value,
-        STEPS.value - WARM_UP_STEPS,
-        warmup_target=RATE.value,
+        0.1 * options.rate,
+        options.steps - WARM_UP_STEPS,
+        warmup_target=options.rate,
         warmup_steps=WARM_UP_STEPS,
     )
-    options = way.options(start=round(START.value * STEPS.value))
-    if way.sync == "diloco":
-        outer_rate, momentum = map(float, OUTER.value)
-        options["sync"] = dataclasses.replace(
-            options["sync"],
+    arguments = exchange.options(start=round(options.start * options.steps))
+    if exchange.sync == "diloco":
+        outer_rate, momentum = map(float, options.outer)
+        arguments["sync"] = dataclasses.replace(
+            arguments["sync"],
             outer=keras.optimizers.SGD(
                 outer_rate, momentum=momentum, nesterov=momentum > 0
             ),
         )
     optimizer = tfring.DistributedOptimizer(
-        keras.optimizers.AdamW(rate, weight_decay=0.01), **options
+        keras.optimizers.AdamW(rate, weight_decay=0.01), **arguments
     )
     model.compile(
         optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=way.sync != "gossip",
+        jit_compile=exchange.sync != "gossip",
     )
     end = len(codes) * 9 // 10
     random = np.random.default_rng([seed, tfring.rank()])
     starts = random.integers(
-        0, end - CONTEXT - 1, STEPS.value * BATCH_SIZE.value
+        0, end - CONTEXT - 1, options.steps * options.batch_size
     )
     model.fit(
         *windows(codes, starts),
-        batch_size=BATCH_SIZE.value,
+        batch_size=options.batch_size,
         shuffle=False,
         verbose=0,
         callbacks=[tfring.callbacks.BroadcastGlobalVariablesCallback(0)],
@@ -136,43 +127,70 @@ def train(way: Exchange, seed: int, codes: np.ndarray) -> float:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    ways = list(dict.fromkeys(figure.way for figure in figures))
-    losses = {
-        way: [figure.loss for figure in figures if figure.way == way]
-        for way in ways
-    }
-    first = losses[ways[0]]
+    losses: dict[str, list[float]] = {}
+    for figure in figures:
+        losses.setdefault(figure.exchange, []).append(figure.loss)
+    first, *_ = losses.values()
     lines = []
-    for way in ways:
+    for exchange, of_seeds in losses.items():
         above = [
             loss / of_first - 1
-            for loss, of_first in zip(losses[way], first, strict=True)
+            for loss, of_first in zip(of_seeds, first, strict=True)
         ]
-        seeds = "  ".join(f"{loss:.4f}" for loss in losses[way])
-        lines.append(f"{way:24}  {seeds}  {statistics.mean(above):+.2%}")
+        seeds = "  ".join(f"{loss:.4f}" for loss in of_seeds)
+        lines.append(f"{exchange:24}  {seeds}  {statistics.mean(above):+.2%}")
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
+def main() -> None:
+    parser = program.parser(__doc__)
+    add_flags(parser, sync="none,diloco:50")
+    parser.add_argument(
+        "--steps", type=int, default=2400, help="updates of each training"
+    )
+    parser.add_argument(
+        "--start",
+        type=float,
+        default=0.1,
+        help="the share of the steps before the first round or factors",
+    )
+    parser.add_argument("--batch_size", type=int, default=16, help="of a rank")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=8e-3,
+        help="AdamW's highest learning rate",
+    )
+    parser.add_argument(
+        "--outer",
+        type=program.words,
+        default="0.9,0.7",
+        help="DiLoCo's outer learning rate, and its momentum",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=program.numbers,
+        default="0,1,2",
+        help="of weights and samples",
+    )
+    options = parser.parse_args()
+    chosen = exchanges(options)
     tfring.init()
     codes = text()
     figures = []
-    for seed in map(int, SEEDS.value):
-        for way in exchanges(SYNC.value, COMPRESSION.value):
-            loss = train(way, seed, codes)
-            figures.append(Figure(way.name or "every step", seed, loss))
+    for seed in options.seeds:
+        for exchange in chosen:
+            loss = train(exchange, seed, codes, options)
+            figures.append(Figure(exchange.name or "every step", seed, loss))
             keras.backend.clear_session()
             if tfring.rank() == 0:
                 print(figures[-1], flush=True)
-    if tfring.rank() > 0:
-        return
-    print(table(figures))
-    if JSON.value:
-        content = [dataclasses.asdict(figure) for figure in figures]
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    if tfring.rank() == 0:
+        print(table(figures))
+        program.write_figures(
+            options, figures=[dataclasses.asdict(figure) for figure in figures]
+        )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -8,26 +8,15 @@ network the peers reduce as many bytes, for comparison. It prints the bytes of
 the ranks' messages, and the bytes that the interfaces have sent.
 """
 
+import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
-from network_bench import HostNetwork, bench_rows, missing
+import program
+from exchanges import add_flags
 
-HOSTS = flags.DEFINE_integer("hosts", 2, "The number of hosts.")
-RATE_MBIT = flags.DEFINE_integer(
-    "rate_mbit", 100, "Of each host's link, in each direction, in Mbit/s."
-)
-WIDTH = flags.DEFINE_integer("width", 3456, "Of the model's hidden layers.")
-SYNC = flags.DEFINE_list("sync", "none,diloco:50", "As tfring-bench's.")
-COMPRESSION = flags.DEFINE_list(
-    "compression", "none,bf16,powersgd:4", "As tfring-bench's."
-)
-PEERS = flags.DEFINE_string("peers", "mpi,gloo", "As tfring-bench's.")
-ROUNDS = flags.DEFINE_integer("rounds", 3, "How many turns each has.")
-JSON = flags.DEFINE_string("json", None, "A file for all figures.")
+STEPS = Path(__file__).with_name("steps.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,39 +29,34 @@ class Figure:
     times_faster: float  # than gradients in every step
 
 
-def measure(network: HostNetwork) -> tuple[list[Figure], int]:
+def measure(
+    network: program.HostNetwork, options: argparse.Namespace
+) -> tuple[list[Figure], int]:
     """Returns the figures, and the bytes that the interfaces have sent."""
     before = sent_by_interfaces(network)
-    rounds = f"--rounds={ROUNDS.value}"
-    steps = bench_rows(
+    rounds = f"--rounds={options.rounds}"
+    width = options.width
+    steps = program.rows_between_hosts(
         network,
-        "step",
-        "--model=mlp",
-        f"--width={WIDTH.value}",
-        "--batch_size=8",
-        "--steps=1",
-        f"--sync={','.join(SYNC.value)}",
-        f"--compression={','.join(COMPRESSION.value)}",
-        rounds,
+        [
+            *(STEPS, "--model=mlp", f"--width={width}"),
+            *("--batch_size=8", "--steps=1", rounds),
+            f"--sync={options.sync}",
+            f"--compression={options.compression}",
+        ],
     )
     sent = sent_by_interfaces(network) - before
-    weights = sum(
-        (rows + 1) * columns
-        for rows, columns in (
-            (784, WIDTH.value),
-            (WIDTH.value, WIDTH.value),
-            (WIDTH.value, WIDTH.value),
-            (WIDTH.value, 10),
-        )
-    )
-    peers = bench_rows(
+    layers = ((784, width), (width, width), (width, width), (width, 10))
+    weight_bytes = 4 * sum((rows + 1) * columns for rows, columns in layers)
+    peers = program.rows_between_hosts(
         network,
-        "allreduce",
-        f"--min_bytes={4 * weights}",
-        f"--max_bytes={4 * weights}",
-        "--modes=function",
-        f"--peers={PEERS.value}",
-        rounds,
+        [
+            *("-m", "tfring.bench", "allreduce", "--modes=function"),
+            f"--min_bytes={weight_bytes}",
+            f"--max_bytes={weight_bytes}",
+            f"--peers={options.peers}",
+            rounds,
+        ],
     )
     every_step = steps[0]["seconds"]["median"]
     return [
@@ -86,7 +70,7 @@ def measure(network: HostNetwork) -> tuple[list[Figure], int]:
     ], sent
 
 
-def sent_by_interfaces(network: HostNetwork) -> int:
+def sent_by_interfaces(network: program.HostNetwork) -> int:
     """Returns the bytes that all hosts have sent, headers included."""
     total = 0
     for host in network.hosts:
@@ -106,24 +90,34 @@ def table(figures: Sequence[Figure]) -> str:
     )
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) > 1:
-        raise app.UsageError(f"expected flags only, got {arguments[1:]}.")
-    if reason := missing():
-        raise app.UsageError(f"there can be no hosts here: {reason}.")
-    with HostNetwork(HOSTS.value, rate=f"{RATE_MBIT.value}mbit") as network:
-        figures, sent = measure(network)
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument(
+        "--rate_mbit",
+        type=int,
+        default=100,
+        help="of each host's link, in each direction, in Mbit/s",
+    )
+    parser.add_argument(
+        "--width", type=int, default=3456, help="of the model's hidden layers"
+    )
+    add_flags(parser, sync="none,diloco:50", compression="none,bf16,powersgd:4")
+    parser.add_argument(
+        "--peers", default="mpi,gloo", help="as that of tfring-bench"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    options = parser.parse_args()
+    with program.network(options.hosts, options.rate_mbit) as network:
+        figures, sent = measure(network, options)
     print(table(figures))
     print(f"The interfaces have sent {sent / 1e6:.1f} MB in all steps.")
-    if JSON.value:
-        content = {
-            "rate_mbit": RATE_MBIT.value,
-            "hosts": HOSTS.value,
-            "sent_by_interfaces": sent,
-            "figures": [dataclasses.asdict(figure) for figure in figures],
-        }
-        Path(JSON.value).write_text(json.dumps(content, indent=1) + "\n")
+    program.write_figures(
+        options,
+        sent_by_interfaces=sent,
+        figures=[dataclasses.asdict(figure) for figure in figures],
+    )
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,20 +1,22 @@
-"""tfring-bench measures, on two ranks, and says so."""
+"""tfring-bench and benchmarks/memory.py measure, and say so."""
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from jobs import TFRINGRUN
+
+MEMORY = Path(__file__).parents[2] / "benchmarks/memory.py"
 
 
 @pytest.fixture
 def bench(run, tmp_path):
     """Returns a function that measures, and gives the output and figures."""
 
-    def bench(*words, launcher=(*TFRINGRUN, "-np", "2")):
+    def bench(*program, launcher=(*TFRINGRUN, "-np", "2")):
         path = tmp_path / "figures.json"
-        program = (sys.executable, "-m", "tfring.bench")
-        output = run([*launcher, *program, *words, f"--json={path}"])
+        output = run([*launcher, sys.executable, *program, f"--json={path}"])
         return output, json.loads(path.read_text())
 
     return bench
@@ -22,7 +24,7 @@ def bench(run, tmp_path):
 
 def test_allreduce(bench):
     output, figures = bench(
-        *("allreduce", "--peers=mpi", "--rounds=2"),
+        *("-m", "tfring.bench", "allreduce", "--peers=mpi", "--rounds=2"),
         *("--min_bytes=4k", "--max_bytes=16k"),
     )
     assert "busbw" in output
@@ -51,7 +53,7 @@ def test_allreduce(bench):
 @pytest.mark.thorough
 def test_memory_of_sharded_states(bench):
     output, figures = bench(
-        *("memory", "--model=mlp", "--batch_size=16"),
+        *(MEMORY, "--model=mlp", "--batch_size=16"),
         *("--policies=whole,sharded", "--rounds=1", "--steps=2"),
     )
     assert "bytes of the optimizer, sharded" in output
@@ -66,7 +68,7 @@ def test_memory_of_sharded_states(bench):
 @pytest.mark.thorough
 def test_memory_on_one_rank(bench):
     _, figures = bench(
-        *("memory", "--model=mlp", "--batch_size=2048"),
+        *(MEMORY, "--model=mlp", "--batch_size=2048"),
         *("--policies=none,remat,all,auto", "--rounds=1", "--steps=2"),
         launcher=(),
     )

@@ -6,9 +6,8 @@ and on dark pages. Every function needs matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from tfring.bench.sizes import format_bytes
@@ -25,30 +24,28 @@ COLOURS = {
 TEXT_COLOUR = "#808080"
 # By the rest of the name, up to a comma.
 _DASHES = {"in place": "-", "function": "--", "jit": "-.", "eager": ":"}
-_FONT_POINTS = 11
+FONT_POINTS = 11
 
 
-def canvas(width: float, height: float) -> tuple[Any, Any]:
+def canvas(width: float, height: float, heading: str = "") -> tuple[Any, Any]:
     """Returns a figure of that size in inches, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
+    if heading:
+        figure.suptitle(heading, color=TEXT_COLOUR, fontsize=FONT_POINTS - 3)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
     axes.tick_params(
-        which="both", colors=TEXT_COLOUR, labelsize=_FONT_POINTS - 1
+        which="both", colors=TEXT_COLOUR, labelsize=FONT_POINTS - 1
     )
     axes.spines[:].set_color(TEXT_COLOUR)
     axes.spines[["top", "right"]].set_visible(False)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.label.set(color=TEXT_COLOUR, fontsize=_FONT_POINTS)
+        axis.label.set(color=TEXT_COLOUR, fontsize=FONT_POINTS)
     axes.grid(visible=True, which="major", color=TEXT_COLOUR, alpha=0.25)
     return figure, axes
-
-
-def title(figure: Any, text: str) -> None:
-    figure.suptitle(text, color=TEXT_COLOUR, fontsize=_FONT_POINTS - 3)
 
 
 def colour(who: str) -> str:
@@ -82,69 +79,18 @@ def line(
         )
 
 
-def name_lines(figure: Any, axes: Any) -> None:
-    """Writes each line's name at its right end; close ones move apart."""
-    figure.draw_without_rendering()
-    pixels_per_point = figure.dpi / 72
-    lines = {
-        each.get_label(): (each.get_xdata()[-1], each.get_ydata()[-1])
-        for each in axes.lines
-    }
-    heights = {
-        who: axes.transData.transform((axes.convert_xunits(x), y))[1]
-        / pixels_per_point
-        for who, (x, y) in lines.items()
-    }
-    for who, height in apart(heights, 1.2 * _FONT_POINTS).items():
-        axes.annotate(
-            who,
-            lines[who],
-            xytext=(16, height - heights[who]),
-            textcoords="offset points",
-            color=colour(who),
-            fontsize=_FONT_POINTS,
-            fontweight="bold" if who.startswith("tfring") else "normal",
-            verticalalignment="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour(who),
-                "linewidth": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkB": 3,
-            },
-        )
-
-
-def apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Moves labels by as little as leaves `gap` between each two of them.
-
-    The least squares are an isotonic regression: labels that would meet are a
-    block about the mean of their own heights.
-    """
-    names = sorted(heights, key=heights.__getitem__)
-    blocks: list[list[float]] = []
-    for number, name in enumerate(names):
-        blocks.append([heights[name] - number * gap])
-        while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    bases = [fmean(block) for block in blocks for _ in block]
-    return {
-        name: base + number * gap
-        for number, (name, base) in enumerate(zip(names, bases, strict=True))
-    }
-
-
 def plot(path: Path, heading: str, rows: Sequence[Row]) -> None:
     """Times by size as lines, or as bars if there is but one case."""
-    figure, axes = canvas(6, 4.4)
-    title(figure, heading)
-    draw = _bars if len({row.case for row in rows}) == 1 else _lines_by_size
-    draw(figure, axes, rows)
+    figure, axes = canvas(6, 4.4, heading)
+    if len({row.case for row in rows}) == 1:
+        _draw_bars(axes, rows)
+    else:
+        draw_lines_by_size(axes, rows)
+        axes.legend(frameon=False, labelcolor="linecolor")
     figure.savefig(path)
 
 
-def _bars(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
+def _draw_bars(axes: Any, rows: Sequence[Row]) -> None:
     least = [row.seconds.median - row.seconds.least for row in rows]
     most = [row.seconds.most - row.seconds.median for row in rows]
     axes.barh(
@@ -158,7 +104,8 @@ def _bars(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xlabel(f"ms, {rows[0].case}; median, min and max")
 
 
-def _lines_by_size(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
+def draw_lines_by_size(axes: Any, rows: Sequence[Row]) -> None:
+    """Draws the times of each contestant over the size; see `plot`."""
     from matplotlib.ticker import LogLocator
 
     by_who: dict[str, list[Row]] = {}
@@ -181,7 +128,6 @@ def _lines_by_size(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: format_bytes(int(value)))
     axes.yaxis.set_major_formatter(lambda value, _: _format_power(value))
     axes.set_ylabel("median, min and max")
-    name_lines(figure, axes)
 
 
 def _format_power(seconds: float) -> str:

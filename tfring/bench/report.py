@@ -111,13 +111,11 @@ def write_json(
     machine: dict[str, Any],
     command: Sequence[str],
     rows: Sequence[Row],
-    summary: dict[str, float],
 ) -> None:
-    """Everything, times in seconds and bandwidths in bytes per second."""
+    """Writes all figures: seconds, bytes, and bytes per second."""
     content = {
         "machine": machine,
         "command": list(command),
         "rows": [dataclasses.asdict(row) for row in rows],
-        "summary": summary,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 
 Shape = tuple[int, ...]
@@ -13,14 +14,14 @@ def parse_bytes(text: str) -> int:
     """`"64m"` is 64 MiB; k, m and g may be capital, a plain number is bytes.
 
     Raises:
-        ValueError: It is not such a size.
+        argparse.ArgumentTypeError: It is not such a size.
     """
     number, unit = text.strip(), 0
     if number and number[-1].lower() in _UNITS:
         unit = _UNITS[number[-1].lower()]
         number = number[:-1]
     if not number.isdecimal() or int(number) == 0:
-        raise ValueError(
+        raise argparse.ArgumentTypeError(
             f"a size is a number of bytes from 1, such as 4096, 64k, 16m or 1g;"
             f" got {text!r}."
         )

@@ -1,9 +1,8 @@
-"""Ways to train together, by their words on the command line."""
+"""How ranks train together: --sync and --compression of the benchmarks."""
 
-from __future__ import annotations
-
+import argparse
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import tfring
@@ -16,7 +15,7 @@ _KNOWN_COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """A way to synchronize, and to compress.
+    """How ranks synchronize, and how they compress.
 
     Attributes:
         sync: "none" or a key of `_SYNCS`.
@@ -61,31 +60,45 @@ class Exchange:
         return options
 
 
-def exchanges(
-    syncs: Sequence[str], compressions: Sequence[str]
-) -> list[Exchange]:
-    """Returns each way to synchronize, with each compression that it takes.
+def add_flags(
+    parser: argparse.ArgumentParser,
+    sync: str = "none",
+    compression: str = "none",
+) -> None:
+    """Adds --sync and --compression, with their defaults."""
+    parser.add_argument(
+        "--sync",
+        default=sync,
+        help="each of these is measured: none (gradients in every step), "
+        "localsgd:10, diloco:50 (rounds of so many steps), gossip:1; default: "
+        "%(default)s",
+    )
+    parser.add_argument(
+        "--compression",
+        default=compression,
+        help="each of these, with each --sync that takes it: none, fp16, bf16, "
+        "powersgd:4 (of that rank); default: %(default)s",
+    )
 
-    Args:
-        syncs: "none", "localsgd:10", "diloco:50" or "gossip:1"; the number is
-            that of steps in a round.
-        compressions: "none", "fp16", "bf16" or "powersgd:4", of that rank.
+
+def exchanges(options: argparse.Namespace) -> list[Exchange]:
+    """Returns the exchanges of the flags of `add_flags`.
 
     Raises:
-        ValueError: One of them is unknown, or no pair is possible.
+        SystemExit: One of them is unknown, or no pair is possible.
     """
     found = [
         Exchange(
             *_parsed(sync, _KNOWN_SYNCS), *_parsed(each, _KNOWN_COMPRESSIONS)
         )
-        for sync in syncs
-        for each in compressions
+        for sync in options.sync.split(",")
+        for each in options.compression.split(",")
     ]
     found = [each for each in found if _is_taken(each)]
     if not found:
-        raise ValueError(
-            f"--sync={','.join(syncs)} takes no "
-            f"--compression={','.join(compressions)}."
+        raise SystemExit(
+            f"--sync={options.sync} takes no "
+            f"--compression={options.compression}."
         )
     return found
 
@@ -94,7 +107,7 @@ def _parsed(text: str, known: Collection[str]) -> tuple[str, int]:
     """Returns the word and the number of a text such as "diloco:50"."""
     word, _, number = text.partition(":")
     if word not in known or (number and not number.isdecimal()):
-        raise ValueError(
+        raise SystemExit(
             f"there is no {text}; known are {', '.join(known)}, some with a "
             "number as in diloco:50 and powersgd:4."
         )

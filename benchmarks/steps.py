@@ -1,7 +1,14 @@
-"""`tfring-bench step`: a training step of all ranks, against one rank alone."""
+"""Times training steps: all ranks, one alone, and copies that do not talk.
 
-from __future__ import annotations
+  tfringrun -np 2 .venv/bin/python benchmarks/steps.py --model=cnn
+  tfringrun -np 2 .venv/bin/python benchmarks/steps.py --sync=none,diloco:50
 
+Each rank is bound to one core. The scaling efficiency is the time of one rank
+alone over that of all together, each with a batch of its own; the copies say
+how much the machine itself costs.
+"""
+
+import argparse
 import functools
 import os
 import statistics
@@ -12,11 +19,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import program
 import tensorflow as tf
+from exchanges import Exchange, add_flags, exchanges
 
 import tfring
 from tfring._core import native
-from tfring.bench.exchanges import Exchange
 from tfring.bench.measure import cpu_seconds, sent_bytes
 from tfring.bench.statistics import Row, Spread
 
@@ -38,58 +46,47 @@ def use_one_core() -> None:
     apart = len(set(local.allgather(tuple(cores)))) == local.size > 1
     # Hosts that are network namespaces of one machine share its cores.
     turn = world.rank if local.size == 1 else local.rank
-    core = cores[0 if apart else turn % len(cores)]
     local.Free()
-    # Existing threads, such as MPI's, are bound to the same core.
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
-        os.sched_setaffinity(int(thread), {core})
+    bind(0 if apart else turn)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
-def measure_step(
-    model: str,
-    *,
-    batch_size: int,
-    jit_compile: bool,
-    rounds: int,
-    steps: int,
-    width: int,
-    ways: Sequence[Exchange],
-    progress: Callable[[], None] = lambda: None,
+def bind(number: int) -> None:
+    """Binds this process to one of its cores, with its existing threads."""
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+        os.sched_setaffinity(int(thread), {cores[number % len(cores)]})
+
+
+def measure(
+    options: argparse.Namespace, exchanges: Sequence[Exchange]
 ) -> tuple[list[Row], dict[str, float]]:
     """Times training steps: together, one rank alone, all of them apart.
 
-    Collective. Rounds are interleaved, as in `measure`.
-
-    Args:
-        model: "mlp" or "cnn".
-        batch_size: The batch size of each rank.
-        jit_compile: If True, XLA compiles the step.
-        rounds: The number of turns of each of the three.
-        steps: The number of training steps in a turn, at least: a turn has
-            whole rounds.
-        width: The width of the hidden layers of "mlp".
-        ways: How the ranks train together; each has turns of its own.
-        progress: Called after each round.
+    Collective. Each exchange has turns of its own. The turns are interleaved:
+    each has one in each round. A turn has whole rounds of its exchange.
 
     Returns:
-        A row for each way and for the other two, and figures by their names.
+        A row for each exchange and for the other two, and figures by their
+        names.
     """
     world = native.mpi().COMM_WORLD
-    make = functools.partial(trainer, model, batch_size, jit_compile, width)
+    make = functools.partial(
+        trainer, options.model, options.batch_size, options.jit, options.width
+    )
     apart = make(None)
     # The copies train alone on purpose.
     warnings.simplefilter("ignore", tfring.NotDistributedWarning)
-    together = {
-        ", ".join(filter(None, [f"{world.size} ranks together", way.name])): (
-            make(way.options()),
+    steps = options.steps
+    turns = {
+        ", ".join(filter(None, [f"{world.size} ranks together", each.name])): (
+            make(each.options()),
             True,
-            -(-steps // way.every) * way.every,
+            -(-steps // each.every) * each.every,
         )
-        for way in ways
-    }
-    turns = together | {
+        for each in exchanges
+    } | {
         "1 rank alone": (apart, world.rank == 0, steps),
         f"{world.size} copies apart": (apart, True, steps),
     }
@@ -99,27 +96,17 @@ def measure_step(
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     cpu: dict[str, list[float]] = {name: [] for name in turns}
     sent: dict[str, list[float]] = {name: [] for name in turns}
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for name, (train, takes_part, count) in turns.items():
-            world.Barrier()
-            sent_before = sent_bytes()
-            cpu_before, start = cpu_seconds(), time.perf_counter()
-            for _ in range(count if takes_part else 0):
-                train()
-            taken = (time.perf_counter() - start) / count
-            cpu_taken = (cpu_seconds() - cpu_before) / count
-            sent_in_step = (sent_bytes() - sent_before) / count
-            _wait_for_all(world)
-            of_ranks = world.allgather((taken, cpu_taken, sent_in_step))
+            of_ranks = _take_turn(world, train, takes_part, count)
             if name == "1 rank alone":
                 of_ranks = of_ranks[:1]
             seconds[name].append(max(wall for wall, _, _ in of_ranks))
             cpu[name].append(statistics.mean(used for _, used, _ in of_ranks))
             sent[name].append(max(sent for _, _, sent in of_ranks))
-        progress()
     rows = [
         Row(
-            f"{model}{' jit' if jit_compile else ''}",
+            f"{options.model}{' jit' if options.jit else ''}",
             0,
             name,
             Spread.of(seconds[name]),
@@ -153,6 +140,24 @@ def measure_step(
     }
 
 
+def _take_turn(
+    world: Any, train: Callable[[], Any], takes_part: bool, count: int
+) -> list[tuple[float, float, float]]:
+    """Returns each rank's seconds, CPU seconds and sent bytes for a step."""
+    world.Barrier()
+    sent_before, cpu_before = sent_bytes(), cpu_seconds()
+    start = time.perf_counter()
+    for _ in range(count if takes_part else 0):
+        train()
+    taken = (
+        time.perf_counter() - start,
+        cpu_seconds() - cpu_before,
+        sent_bytes() - sent_before,
+    )
+    _wait_for_all(world)
+    return world.allgather(tuple(each / count for each in taken))
+
+
 def _wait_for_all(world: Any) -> None:
     # MPI's own barrier would keep the core of a rank that waits busy.
     barrier = world.Ibarrier()
@@ -170,7 +175,7 @@ def trainer(
     """Returns a function that does a training step on this rank's own batch.
 
     `options` are for `DistributedOptimizer`; with None it trains alone. See
-    `measure_step` for the other arguments.
+    the flags for the other arguments.
     """
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -199,3 +204,28 @@ def trainer(
     x = tf.constant(random.random((batch_size, *shape), np.float32))
     y = tf.constant(random.integers(10, size=batch_size))
     return lambda: model.train_on_batch(x, y)
+
+
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
+    parser.add_argument("--batch_size", type=int, default=64, help="of a rank")
+    parser.add_argument("--steps", type=int, default=10, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each")
+    parser.add_argument("--jit", action="store_true", help="by XLA")
+    parser.add_argument(
+        "--width", type=int, default=2048, help="of the hidden layers of mlp"
+    )
+    add_flags(parser)
+    options = parser.parse_args()
+    chosen = exchanges(options)
+    use_one_core()
+    tfring.init()
+    if tfring.size() == 1:
+        raise SystemExit("One rank has nobody to train with: -np 2.")
+    rows, summary = measure(options, chosen)
+    program.show_rows(options, rows, **summary)
+
+
+if __name__ == "__main__":
+    main()

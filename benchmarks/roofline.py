@@ -1,4 +1,6 @@
-"""`tfring-bench roofline`: the best that this machine's memory can give.
+"""Measures the best that this machine's memory can give.
+
+  tfringrun -np 2 .venv/bin/python benchmarks/roofline.py
 
 All ranks run at once, in NumPy, with one thread each. The last contestant,
 "staged", does a ring allreduce's share of copies and additions between a tensor
@@ -6,13 +8,14 @@ in memory and a slot that stays in the cache, as ranks on one machine must. It
 never waits: no allreduce through shared memory can be faster.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
+import program
 
-from tfring.bench.measure import Contestant, Simple
+import tfring
+from tfring.bench import sizes
+from tfring.bench.measure import Contestant, Simple, measure
 
 _SEGMENT_BYTES = 256 << 10
 
@@ -56,3 +59,24 @@ def contestants(count_bytes: int, size: int) -> list[Contestant]:
         Simple("staged", lambda: staged(in_place=False)),
         Simple("staged in place", lambda: staged(in_place=True)),
     ]
+
+
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument(
+        "--bytes", type=sizes.parse_bytes, default="64m", help="of the tensor"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each")
+    options = parser.parse_args()
+    tfring.init()
+    rows = measure(
+        contestants(options.bytes, tfring.size()),
+        rounds=options.rounds,
+        case=sizes.format_bytes(options.bytes),
+        count_bytes=options.bytes,
+    )
+    program.show_rows(options, rows)
+
+
+if __name__ == "__main__":
+    main()

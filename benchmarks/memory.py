@@ -1,12 +1,15 @@
-"""`tfring-bench memory`: peak memory and time of memory-saving steps.
+r"""Measures peak memory and time of memory-saving training steps.
+
+  .venv/bin/python benchmarks/memory.py --model=vgg16 --policies=none,all,auto
+  tfringrun -np 2 .venv/bin/python benchmarks/memory.py \
+      --policies=whole,sharded
 
 It runs on this rank alone, without collectives, except for the policies "whole"
 and "sharded". The peak is the most that TensorFlow's allocator has allocated at
 once, with weights and batch.
 """
 
-from __future__ import annotations
-
+import argparse
 import gc
 import statistics
 import time
@@ -15,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import program
 import tensorflow as tf
 
 import tfring
 from tfring._core import native
-from tfring.bench import plots
+from tfring.bench import plots, sizes
 from tfring.bench.measure import cpu_seconds
 from tfring.bench.statistics import Row, Spread
 
@@ -32,93 +36,84 @@ _WARM_UP_STEPS = 4
 layers = keras.layers
 
 
-def measure_memory(
-    model: str,
-    *,
-    batch_size: int,
-    policies: Sequence[str],
-    budgets: Sequence[int],
-    rounds: int,
-    steps: int,
-    progress: Callable[[], None] = lambda: None,
+def measure(
+    options: argparse.Namespace,
 ) -> tuple[list[Row], dict[str, float]]:
     """Measures training steps under one policy at a time.
-
-    Args:
-        model: "mlp", "vgg16", "unet" or "gpt".
-        batch_size: The samples of a step.
-        policies: "none", "remat" (blocks are computed again, by
-            `keras.remat`), "all", "conv" or "auto"; "whole" or "sharded" (the
-            states of Adam on every rank, or shared out between the ranks).
-        budgets: The budgets of "auto", in bytes of feature maps that stay; by
-            default a quarter, a half and three quarters of the bytes that "all"
-            moves.
-        rounds: The number of turns of each policy.
-        steps: The number of steps in a turn.
-        progress: Called after each turn.
 
     Returns:
         A row for each policy, and for "auto" for each budget. Also the bytes of
         this rank's optimizer, for each policy that has one.
     """
     native.capi().tfring_offload_count_allocations()
-
+    offloads: dict[str, tfring.Offload | None] = {
+        policy: None
+        if policy in ("none", "remat", *OPTIMIZERS)
+        else tfring.Offload(policy)
+        for policy in options.policies
+        if policy != "auto"
+    }
+    if "auto" in options.policies:
+        for budget in [
+            sizes.parse_bytes(text) for text in options.budgets
+        ] or _quarters(options.model, options.batch_size):
+            offloads[f"auto, {budget / 2**20:.0f} MiB"] = tfring.Offload(
+                "auto", budget_bytes=budget
+            )
+    rows = []
     optimizer_bytes: dict[str, float] = {}
-
-    def measured(who: str, offload: tfring.Offload | None) -> Row:
+    for who, offload in offloads.items():
         optimizer = None
         if who in OPTIMIZERS:
             optimizer = tfring.DistributedOptimizer(
                 "adam", shard_states=who == "sharded"
             )
-        keras.backend.clear_session()
-        gc.collect()
-        # TensorFlow keeps the variables of deleted functions.
-        left = _memory_info("current") if optimizer is not None else 0
-        keras.utils.set_random_seed(0)
-        remat = who == "remat"
-        step = _step(model, batch_size, offload, optimizer, remat=remat)
-        for _ in range(_WARM_UP_STEPS):
-            step()
-        seconds, cpu, peaks = [], [], []
-        for _ in range(rounds):
-            tf.config.experimental.reset_memory_stats(_device())
-            cpu_before, start = cpu_seconds(), time.perf_counter()
-            for _ in range(steps):
-                step()
-            peaks.append(_memory_info("peak"))
-            seconds.append((time.perf_counter() - start) / steps)
-            cpu.append((cpu_seconds() - cpu_before) / steps)
-            progress()
+        rows.append(_measure_policy(options, who, offload, optimizer))
         if optimizer is not None:
             optimizer_bytes[f"bytes of the optimizer, {who}"] = sum(
                 tf.convert_to_tensor(v).numpy().nbytes
                 for v in optimizer.variables
             )
-        return Row(
-            f"{model}, batch {batch_size}",
-            0,
-            who,
-            Spread.of(seconds),
-            statistics.median(cpu),
-            added_bytes=max(peaks) - left,
-        )
-
-    rows = []
-    for policy in policies:
-        if policy == "auto":
-            continue
-        moves = policy not in ("none", "remat", *OPTIMIZERS)
-        rows.append(measured(policy, tfring.Offload(policy) if moves else None))
-    if "auto" in policies:
-        for budget in budgets or _quarters(model, batch_size):
-            rows.append(
-                measured(
-                    f"auto, {budget / 2**20:.0f} MiB",
-                    tfring.Offload("auto", budget_bytes=budget),
-                )
-            )
     return rows, optimizer_bytes
+
+
+def _measure_policy(
+    options: argparse.Namespace,
+    who: str,
+    offload: tfring.Offload | None,
+    optimizer: Any,
+) -> Row:
+    keras.backend.clear_session()
+    gc.collect()
+    # TensorFlow keeps the variables of deleted functions.
+    left = _memory_info("current") if optimizer is not None else 0
+    keras.utils.set_random_seed(0)
+    step = _step(
+        options.model,
+        options.batch_size,
+        offload,
+        optimizer,
+        remat=who == "remat",
+    )
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    seconds, cpu, peaks = [], [], []
+    for _ in range(options.rounds):
+        tf.config.experimental.reset_memory_stats(_device())
+        cpu_before, start = cpu_seconds(), time.perf_counter()
+        for _ in range(options.steps):
+            step()
+        peaks.append(_memory_info("peak"))
+        seconds.append((time.perf_counter() - start) / options.steps)
+        cpu.append((cpu_seconds() - cpu_before) / options.steps)
+    return Row(
+        f"{options.model}, batch {options.batch_size}",
+        0,
+        who,
+        Spread.of(seconds),
+        statistics.median(cpu),
+        added_bytes=max(peaks) - left,
+    )
 
 
 def _quarters(model: str, batch_size: int) -> list[int]:
@@ -291,16 +286,15 @@ _MODELS: dict[str, Callable[[], _Model]] = {
 }
 
 
-def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
+def plot(path: Path, rows: Sequence[Row]) -> None:
     """Time over memory, a point for each policy."""
-    figure, axes = plots.canvas(8, 5)
-    plots.title(figure, f"{title}\n{rows[0].case}")
+    figure, axes = plots.canvas(8, 5, rows[0].case)
     for row in rows:
-        mebibytes = (row.added_bytes or 0) / 2**20
-        axes.plot(mebibytes, row.seconds.median * 1e3, "o")
+        point = ((row.added_bytes or 0) / 2**20, row.seconds.median * 1e3)
+        axes.plot(*point, "o")
         axes.annotate(
             row.who,
-            (mebibytes, row.seconds.median * 1e3),
+            point,
             xytext=(6, 4),
             textcoords="offset points",
             color=plots.TEXT_COLOUR,
@@ -310,3 +304,39 @@ def plot(path: Path, title: str, rows: Sequence[Row]) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     figure.savefig(path)
+
+
+def main() -> None:
+    parser = program.parser(__doc__)
+    parser.add_argument("--model", choices=_MODELS, default="mlp")
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=10, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each")
+    parser.add_argument(
+        "--policies",
+        type=program.words,
+        default="none,all,conv",
+        help="none; remat (keras.remat of each block); all, conv and auto (by "
+        "tfring.Offload); whole and sharded (Adam's states on every rank, or "
+        "shared out between the ranks)",
+    )
+    parser.add_argument(
+        "--budgets",
+        type=program.words,
+        default="",
+        help="of auto, in bytes of feature maps that stay: 300m,600m, for "
+        "example; by default a quarter, a half and three quarters of all",
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="a PNG or SVG file; needs matplotlib"
+    )
+    options = parser.parse_args()
+    tfring.init()
+    rows, summary = measure(options)
+    program.show_rows(options, rows, **summary)
+    if options.plot and tfring.rank() == 0:
+        plot(options.plot, rows)
+
+
+if __name__ == "__main__":
+    main()
