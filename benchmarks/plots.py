@@ -5,6 +5,7 @@
 The figures are in benchmarks/results/. A new run draws its own plot by --plot.
 """
 
+import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,7 @@ def apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     kept = json.loads((RESULTS / "2026-11-28-allreduce.json").read_text())
     rows = [
         Row(**row | {"seconds": Spread(**row["seconds"])}, cpu_seconds=math.nan)

@@ -140,18 +140,14 @@ def generation() -> int:
     return _generation
 
 
-def missing_client(asker: str) -> ImportError | None:
-    """Returns the error of a rank that cannot serve figures; None if it can.
-
-    Args:
-        asker: The setting or the argument that asks for them.
-    """
+def _missing_client() -> ImportError | None:
+    """Returns the error of a rank that cannot serve figures; None if it can."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
         return ImportError(
-            f"{asker} takes the package prometheus_client, which cannot be "
-            f"imported ({error}): pip install prometheus_client"
+            "TFRING_METRICS_PORT takes the package prometheus_client, which "
+            f"cannot be imported ({error}): pip install prometheus_client"
         )
     return None
 
@@ -254,31 +250,11 @@ class Server:
         self._thread.join()
 
 
-def serve(address: str, port: int) -> Server | None:
-    """Counts and serves at `port` plus this rank's `local_rank`.
-
-    Returns:
-        None if that cannot be; then it warns, and training goes on unwatched.
-    """
-    start_counting()
-    own = port + runtime.local_rank()
-    try:
-        return Server(address, own)
-    except (OSError, OverflowError) as error:
-        logging.warning(
-            "tfring: rank %d cannot serve its figures at %s, port %d: %s. "
-            "Choose another TFRING_METRICS_PORT: each rank of a machine takes "
-            "that plus its local rank.",
-            runtime.rank(),
-            address,
-            own,
-            error,
-        )
-        return None
-
-
 def serve_where_asked() -> None:
-    """Serves if rank 0's settings say so, until `shutdown`. Collective.
+    """Counts and serves if rank 0's settings say so, until `shutdown`.
+
+    Each rank serves at the setting's port plus its `local_rank`. Where that
+    cannot be, it warns, and training goes on unwatched. Collective.
 
     Raises:
         ImportError: prometheus_client is not installed, here or on another
@@ -289,10 +265,24 @@ def serve_where_asked() -> None:
     endpoint = job.agreed(settings.metrics_endpoint())
     if endpoint is None:
         return
-    job.raise_everywhere(missing_client("TFRING_METRICS_PORT"))
+    job.raise_everywhere(_missing_client())
     # A rank that is still to join has no place on its machine yet.
-    if not runtime.is_beside():
-        _server = serve(*endpoint)
+    if runtime.is_beside():
+        return
+    start_counting()
+    address, port = endpoint[0], endpoint[1] + runtime.local_rank()
+    try:
+        _server = Server(address, port)
+    except (OSError, OverflowError) as error:
+        logging.warning(
+            "tfring: rank %d cannot serve its figures at %s, port %d: %s. "
+            "Choose another TFRING_METRICS_PORT: each rank of a machine takes "
+            "that plus its local rank.",
+            runtime.rank(),
+            address,
+            port,
+            error,
+        )
 
 
 @runtime.at_shutdown

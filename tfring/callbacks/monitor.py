@@ -23,24 +23,14 @@ class MonitorCallback(keras.callbacks.Callback):
     and how often the job has started again without a lost rank (generation).
 
     Each rank counts its steps and their time for Prometheus, too, which finds
-    them where `TFRING_METRICS_PORT` or `port` says. Figures of the engine
-    are counted from `init` on with that setting, and else from the begin of
-    training.
+    them where `TFRING_METRICS_PORT` says. Figures of the engine are counted
+    from `init` on with that setting, and else from the begin of training.
 
     Collective at the end of an epoch: pass it on every rank.
 
     Args:
         log_dir: The folder that TensorBoard reads; rank 0's counts. Default:
             no scalars.
-        port: While training, each rank serves its figures at `/metrics` of this
-            port plus its `local_rank()`, also without the setting. Default: it
-            does not.
-        address: The address to listen at. The default is the loopback interface
-            alone, "0.0.0.0" everything that can reach this machine.
-
-    Raises:
-        ImportError: `port` is given, and prometheus_client is not installed.
-        ValueError: `port` is no port.
 
     Example:
 
@@ -51,34 +41,16 @@ class MonitorCallback(keras.callbacks.Callback):
     Reference: docs/guides/watching.md has the names.
     """
 
-    def __init__(
-        self,
-        log_dir: str | os.PathLike[str] | None = None,
-        port: int | None = None,
-        address: str = "127.0.0.1",
-    ) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        if port is not None and not 0 < port < 65536:
-            raise ValueError(
-                "MonitorCallback: port must be from 1 to 65535, or None, got "
-                f"{port!r}."
-            )
-        if port is not None:
-            missing = monitor.missing_client("MonitorCallback(port=)")
-            if missing is not None:
-                raise missing
         self._clock = time.perf_counter
         self._log_dir = None if log_dir is None else os.fspath(log_dir)
-        self._endpoint = None if port is None else (address, port)
-        self._server: monitor.Server | None = None
         self._writer: Any = None
         self._batch_began = (0, 0.0)
         self._before: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         monitor.start_counting()
-        if self._endpoint is not None:
-            self._server = monitor.serve(*self._endpoint)
         if self._log_dir is not None and runtime.rank() == 0:
             self._writer = tf.summary.create_file_writer(self._log_dir)
 
@@ -105,9 +77,6 @@ class MonitorCallback(keras.callbacks.Callback):
         self._writer.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
         if self._writer is not None:
             self._writer.close()
             self._writer = None
