@@ -68,6 +68,7 @@ from tfring._gradients.rounds import (
     Gossip as Gossip,
     LocalSGD as LocalSGD,
 )
+from tfring._keras.init import init as init
 from tfring._memory.activations import (
     offload_activations as offload_activations,
 )
@@ -122,24 +123,23 @@ from tfring._ops.topology import (
     rank_op as rank_op,
     size_op as size_op,
 )
+from tfring._optim.optimizer import (
+    DistributedOptimizer as DistributedOptimizer,
+    PartialDistributedOptimizer as PartialDistributedOptimizer,
+)
+from tfring._optim.rounds import shared_weights as shared_weights
+from tfring._optim.sync_batch_norm import (
+    SyncBatchNormalization as SyncBatchNormalization,
+)
+from tfring._optim.tape import (
+    DistributedGradientTape as DistributedGradientTape,
+    PartialDistributedGradientTape as PartialDistributedGradientTape,
+)
 from tfring._state.broadcast_variables import (
     broadcast_ as broadcast_,
     broadcast_variables as broadcast_variables,
 )
 from tfring._state.whole_states import whole_states as whole_states
-from tfring._training.init import init as init
-from tfring._training.optimizer import (
-    DistributedOptimizer as DistributedOptimizer,
-    PartialDistributedOptimizer as PartialDistributedOptimizer,
-)
-from tfring._training.rounds import shared_weights as shared_weights
-from tfring._training.sync_batch_norm import (
-    SyncBatchNormalization as SyncBatchNormalization,
-)
-from tfring._training.tape import (
-    DistributedGradientTape as DistributedGradientTape,
-    PartialDistributedGradientTape as PartialDistributedGradientTape,
-)
 from tfring.launcher.function import run as run
 from tfring.layers.loading import load_model as load_model
 

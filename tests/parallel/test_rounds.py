@@ -35,8 +35,8 @@ from trainings_in_rounds import (
 
 import tfring
 from tfring._core import process_sets
+from tfring._optim import rounds
 from tfring._state.optimizers import with_inner
-from tfring._training import rounds
 
 
 @pytest.mark.parametrize(

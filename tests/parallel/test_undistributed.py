@@ -13,7 +13,7 @@ from helpers import warnings_of
 
 import tfring
 from tfring._gradients import reducer
-from tfring._training import undistributed
+from tfring._optim import undistributed
 
 DISTRIBUTED = tfring.DistributedOptimizer
 LOSS_SCALE = keras.optimizers.LossScaleOptimizer

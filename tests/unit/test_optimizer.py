@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfring
-from tfring._training import optimizer_class
+from tfring._optim import optimizer_class
 
 pytestmark = pytest.mark.usefixtures("initialized")
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfring._core import runtime
-from tfring._training.choose_gpu import choose_gpu
+from tfring._ops.choose_gpu import choose_gpu
 
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 SLOT = "TFRING_ELASTIC_SLOT"

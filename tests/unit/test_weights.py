@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfring._keras.fit_agreement import check_alike
 from tfring._state.weights import fingerprint, fingerprint_of_all
-from tfring._training.fit_agreement import check_alike
 
 
 def print_of(array):

@@ -14,7 +14,6 @@ memory for one per rank.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfring._gradients.local_variables import is_row_shard, mark_row_shard
+from tfring._gradients.local_variables import mark_row_shard
 from tfring._ops.allgather import allgather
 from tfring._ops.alltoall import alltoall
 from tfring._ops.gather_json import gather_by_rank
@@ -255,45 +254,6 @@ def share_loaded(shards: Sequence[RowShard], root_rank: int) -> None:
             )
 
 
-@functools.cache
-def teach_optimizers() -> None:
-    """Lets Keras's optimizers know the rows that they train."""
-    optimizer = keras.optimizers.Optimizer
-    keras_build = optimizer.build
-    keras_add = optimizer.add_variable_from_reference
-    keras_children = optimizer._trackable_children
-
-    @functools.wraps(keras_build)
-    def build(self: Any, variables: Sequence[Any]) -> None:
-        for variable in variables:
-            if is_row_shard(variable):
-                _check_optimizer(self, variable)
-        keras_build(self, variables)
-
-    @functools.wraps(keras_add)
-    def add_variable_from_reference(
-        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        state = keras_add(self, reference_variable, *args, **kwargs)
-        rows = notes_on(reference_variable).rows
-        if rows is not None:
-            record = record_of(state)
-            record.state_for = reference_variable
-            record.rows = RowShard(state, rows.count, rows.rank, rows.size)
-        return state
-
-    @functools.wraps(keras_children)
-    def _trackable_children(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for variable in self._variables:
-            if (shard := notes_on(variable).rows) is not None:
-                check_can_be_tracked(shard)
-        return keras_children(self, *args, **kwargs)
-
-    optimizer._trackable_children = _trackable_children
-    optimizer.build = build
-    optimizer.add_variable_from_reference = add_variable_from_reference
-
-
 def check_can_be_tracked(shard: RowShard) -> None:
     """Refuses TensorFlow's own files, which would have this rank's rows."""
     if shard.size > 1:
@@ -306,7 +266,7 @@ def check_can_be_tracked(shard: RowShard) -> None:
         )
 
 
-def _check_optimizer(optimizer: Any, variable: Any) -> None:
+def check_optimizer(optimizer: Any, variable: Any) -> None:
     path = variable_name(variable)
     # Older versions of Keras have no Muon.
     known = [getattr(keras.optimizers, name, ()) for name in _NOT_BY_ELEMENT]

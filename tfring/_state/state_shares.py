@@ -60,7 +60,7 @@ class _Gathered:
 
 
 class WholeStates(_Optimizer):
-    """Saves and loads; mixed into `tfring._training.sharded.Sharded`."""
+    """Saves and loads; mixed into `tfring._optim.sharded.Sharded`."""
 
     _tfring_layout: Layout
     # For each kind of state, such as momentum, the variables by share.

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_lib
 
 from tfring._core.process_sets import is_alone
 from tfring._state.accumulators import average_accumulators
-from tfring._state.kinds import (
-    Kind,
-    accumulators_by_optimizer,
-    kind_of,
-    split_off_shares,
-)
+from tfring._state.kinds import accumulators_by_optimizer
 from tfring._state.optimizers import all_optimizers, optimizers_of, with_inner
-from tfring._state.records import notes_on
 from tfring._state.row_shards import assign_saved, row_shards_of, saved_value
 from tfring._state.state_shares import WholeStates
 
@@ -163,164 +152,3 @@ def cut_for_ranks(optimizer: Any, values: Sequence[Any] | None) -> None:
         return
     for each in others:
         each._cut_known_anew()
-
-
-@functools.cache
-def teach_saving() -> None:
-    """Makes Keras save and load whole states."""
-    _teach_optimizers()
-    _teach_state_trees()
-    _check_before_writing(saving_lib, "save_model", _check_whole)
-    _check_before_writing(saving_lib, "save_weights_only", _check_whole)
-    _check_before_writing(
-        legacy_h5_format, "save_model_to_hdf5", _check_not_in_parts
-    )
-
-
-def _teach_optimizers() -> None:
-    # Of all classes, as none overrides them.
-    of_all = keras.optimizers.Optimizer
-    keras_save = of_all.save_own_variables
-    keras_load = of_all.load_own_variables
-
-    @functools.wraps(keras_save)
-    def save_own_variables(self: Any, store: Any) -> None:
-        if not _is_in_parts(self):
-            keras_save(self, store)
-            return
-        for i, value in enumerate(whole_values(self)):
-            store[str(i)] = value
-
-    @functools.wraps(keras_load)
-    def load_own_variables(self: Any, store: Any) -> None:
-        count = sum(len(each._variables) for each in with_inner(self))
-        if not _is_in_parts(self) or len(store.keys()) != count:
-            keras_load(self, store)
-            return
-        assign_whole_values(self, [store[str(i)] for i in range(count)])
-
-    of_all.save_own_variables = save_own_variables
-    of_all.load_own_variables = load_own_variables
-
-
-@dataclasses.dataclass(frozen=True)
-class _WholeVariable:
-    """Takes the place of a variable in Keras's tree of a model's state."""
-
-    path: str
-    whole: np.ndarray
-
-    @property
-    def value(self) -> tf.Tensor:
-        return tf.convert_to_tensor(self.whole)
-
-    def numpy(self) -> np.ndarray:
-        return self.whole
-
-
-def _teach_state_trees() -> None:
-    """Makes `get_state_tree` and `set_state_tree` take whole states."""
-    model = keras.Model
-    keras_create = model._create_nested_dict
-    keras_assign = model._assign_variable_values
-
-    @functools.wraps(keras_create)
-    def _create_nested_dict(
-        self: Any, variables: Sequence[Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        return keras_create(self, _as_whole(variables), *args, **kwargs)
-
-    @functools.wraps(keras_assign)
-    def _assign_variable_values(
-        self: Any, variables: Sequence[Any], path_value_dict: dict[str, Any]
-    ) -> None:
-        for variable in variables:
-            if variable.path not in path_value_dict:
-                continue
-            value = path_value_dict[variable.path]
-            if kind_of(variable) is Kind.ROWS:
-                assign_saved(variable, value)
-            elif kind_of(variable) is Kind.SHARED_OUT:
-                notes_on(variable).shared_out_by._restore_state(variable, value)
-            else:
-                keras_assign(self, [variable], {variable.path: value})
-
-    model._create_nested_dict = _create_nested_dict
-    model._assign_variable_values = _assign_variable_values
-
-
-def _as_whole(variables: Sequence[Any]) -> list[Any]:
-    """Returns variables, in the place of parts with the whole values."""
-    _, owners = split_off_shares(variables)
-    whole = {
-        id(variable): value
-        for owner in owners
-        for variable, value in zip(
-            owner._variables, owner._whole_values(), strict=True
-        )
-        if kind_of(variable) is Kind.SHARED_OUT
-    } | {
-        id(variable): saved_value(variable)
-        for variable in variables
-        if kind_of(variable) is Kind.ROWS
-    }
-    return [
-        _WholeVariable(variable.path, whole[id(variable)])
-        if id(variable) in whole
-        else variable
-        for variable in variables
-    ]
-
-
-def _is_in_parts(optimizer: Any) -> bool:
-    return bool(sharded_optimizers(optimizer) or row_shards_of(optimizer))
-
-
-def _check_before_writing(
-    module: Any, function: str, check: Callable[..., None]
-) -> None:
-    """Makes a function of Keras call `check` before it opens a file."""
-    keras_save = getattr(module, function)
-
-    @functools.wraps(keras_save)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
-        return keras_save(*args, **kwargs)
-
-    setattr(module, function, save)
-
-
-def _check_whole(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuses to save a model if this rank does not know its whole state."""
-    del args, kwargs
-    for optimizer in sharded_optimizers(model):
-        optimizer._known_whole()
-    for shard in row_shards_of(model):
-        shard.whole()
-
-
-def _check_not_in_parts(
-    model: Any,
-    filepath: Any,
-    overwrite: bool = True,
-    include_optimizer: bool = True,
-) -> None:
-    """Refuses a file of Keras's older format, which has no whole states."""
-    del filepath, overwrite
-    parts = [
-        f"'{shard.variable.path}' has some rows of a ShardedEmbedding's table"
-        for shard in row_shards_of(model)
-        if shard.size > 1
-    ]
-    if include_optimizer:
-        parts += [
-            f"The optimizer '{optimizer.name}' has shard_states=True"
-            for optimizer in sharded_optimizers(model)
-            if optimizer._tfring_layout.size > 1
-        ]
-    if parts:
-        raise RuntimeError(
-            f"{parts[0]}, and Keras's older format would keep this rank's part "
-            "alone. Save to a .keras or .weights.h5 file. No file has been "
-            "written."
-        )

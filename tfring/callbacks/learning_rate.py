@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfring._core import runtime
-from tfring._training.epochs import STEPS_BEFORE
+from tfring._keras.epochs import STEPS_BEFORE
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

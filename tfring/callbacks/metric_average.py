@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tfring._keras.metric_averages import MetricAverages
 from tfring._ops.devices import checked_device
-from tfring._training.metric_averages import MetricAverages
 
 
 class MetricAverageCallback(MetricAverages):

@@ -28,9 +28,9 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfring._core import runtime
+from tfring._keras.init import init
 from tfring._ops.barrier import barrier
 from tfring._ops.objects import allgather_object
-from tfring._training.init import init
 
 _LOOK_SECONDS = 0.25
 

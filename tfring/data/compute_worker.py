@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from tfring._core import runtime
-from tfring._training.init import init
+from tfring._keras.init import init
 from tfring.data.compute_service import TfDataServiceConfig, compute_worker_fn
 
 

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.errors import DifferentOrdersWarning, warn_all_ranks
-from tfring._ops.gather_json import gather_json
-from tfring._training.data_orders import (
+from tfring._keras.data_orders import (
     draws_of,
     first_elements,
     unordered_operations,
 )
+from tfring._ops.gather_json import gather_json
 
 # The seed that TensorFlow combines with an operation's where `tf.random` has
 # none. So one has the order of `Dataset.shuffle(buffer_size, seed)`.

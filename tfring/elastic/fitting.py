@@ -9,12 +9,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfring._core import runtime
-from tfring._training.epochs import STEPS_BEFORE
-from tfring._training.metric_averages import MetricAverages
-from tfring._training.metric_states import float_or_array
+from tfring._keras.epochs import STEPS_BEFORE
+from tfring._keras.metric_averages import MetricAverages
+from tfring._keras.metric_states import float_or_array
+from tfring._keras.untuned import Untuned
 from tfring.elastic import sources
 from tfring.elastic.running import run
 from tfring.elastic.variables import KerasState
@@ -170,7 +170,7 @@ def fit(
                 verbose, state.taken // rest.taken_in_step, epochs
             )
             model.fit(
-                _Untuned(rest, class_weight),
+                Untuned(rest, class_weight),
                 # Keras takes epochs of one length: the rest is a fit alone.
                 epochs=state.epoch + 1 if state.taken else epochs,
                 initial_epoch=state.epoch,
@@ -220,7 +220,7 @@ def _trace(model: Any, data: sources.Source, class_weight: Any) -> None:
         # Keras takes the shapes of a dataset from its first two batches.
         first = _Rest(data, 0, 0, most=max(2, model.steps_per_execution))
         if len(first) > 0:
-            model.fit(_Untuned(first, class_weight), shuffle=False, verbose=0)
+            model.fit(Untuned(first, class_weight), shuffle=False, verbose=0)
     finally:
         model.train_function = step
 
@@ -336,20 +336,6 @@ class _Rest(keras.utils.PyDataset):
                 f"and the one before {len(self)}. Give all epochs equally many."
             )
         self._epoch, self._rest = epoch, rest
-
-
-class _Untuned(py_dataset_adapter.PyDatasetAdapter):
-    """A `PyDataset` that Keras reads without tf.data's autotuning.
-
-    A tuned iterator may take up to 60 s to end: CancellationManager wakes the
-    tuner before it reads as cancelled, and a tuner that looks in between sleeps
-    for another period. All ranks would wait for that one.
-    """
-
-    def get_tf_dataset(self) -> tf.data.Dataset:
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        return super().get_tf_dataset().with_options(options)
 
 
 class _Position(keras.callbacks.Callback):

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 
 from tfring._ops.compression import AnyCompression, Compression
+from tfring._optim.optimizer import DistributedOptimizer
 from tfring._state.optimizers import with_inner
-from tfring._training.optimizer import DistributedOptimizer
 
 
 def load_model(

@@ -28,10 +28,8 @@ from tfring._state.row_shards import (
     check_can_be_tracked,
     row_shard_of,
     shard_rows,
-    teach_optimizers,
 )
 from tfring._state.seeds import folded_seed
-from tfring._state.whole_states import teach_saving
 
 # Initial rows are made in blocks of about so many numbers.
 _BLOCK_ELEMENTS = 1 << 22
@@ -129,8 +127,6 @@ class ShardedEmbedding(keras.layers.Layer):
         self.supports_masking = mask_zero
         self.supports_jit = False
         self.autocast = False  # ids may be floats
-        teach_optimizers()
-        teach_saving()
 
     def build(self, input_shape: Any = None) -> None:
         del input_shape

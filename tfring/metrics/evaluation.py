@@ -10,12 +10,7 @@ import tensorflow as tf
 
 from tfring._core import runtime
 from tfring._core.process_sets import ProcessSet, global_process_set
-from tfring._ops.allreduce import allreduce
-from tfring._ops.arguments import check_process_set
-from tfring._ops.gather_json import gather_by_rank
-from tfring._ops.objects import broadcast_object
-from tfring._ops.reductions import ReduceOp
-from tfring._training.metric_states import (
+from tfring._keras.metric_states import (
     State,
     consists_of_sums,
     float_or_array,
@@ -24,6 +19,11 @@ from tfring._training.metric_states import (
     set_state,
     state_of,
 )
+from tfring._ops.allreduce import allreduce
+from tfring._ops.arguments import check_process_set
+from tfring._ops.gather_json import gather_by_rank
+from tfring._ops.objects import broadcast_object
+from tfring._ops.reductions import ReduceOp
 from tfring.metrics._parts import as_text, has_samples, raise_errors
 
 _FUNCTION = "tfring.metrics.evaluate"

@@ -18,9 +18,9 @@ from tfring._core import runtime
 from tfring._ops.allreduce import allreduce
 from tfring._ops.devices import checked_device, on_device
 from tfring._ops.reductions import ReduceOp
+from tfring._optim.keras2_optimizer import Keras2Distributed
 from tfring._state.broadcast_variables import broadcast_variables
 from tfring._state.model_state import shared_variables
-from tfring._training.keras2_optimizer import Keras2Distributed
 from tfring.horovod.keras2.variables import state_variables
 
 

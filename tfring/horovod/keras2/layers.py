@@ -12,7 +12,7 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._training.sync_batch_norm import (
+from tfring._optim.sync_batch_norm import (
     along,
     check_not_fused,
     moments_of_ranks,

@@ -8,7 +8,7 @@ from typing import Any
 import tf_keras
 
 from tfring._ops.compression import AnyCompressor, Compression
-from tfring._training.optimizer import DistributedOptimizer
+from tfring._optim.optimizer import DistributedOptimizer
 
 
 def load_model(

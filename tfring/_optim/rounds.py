@@ -34,14 +34,14 @@ from tfring._ops.compression import Compression
 from tfring._ops.ordering import traced_for_xla
 from tfring._ops.process_set_registry import add_unless_known
 from tfring._ops.reductions import ReduceOp
+from tfring._optim.optimizer_class import Distributed
+from tfring._optim.sync_batch_norm import SyncBatchNormalization
 from tfring._state.gossip_round import GossipRound
 from tfring._state.kinds import Kind, kind_of, rounds_among, rounds_of
 from tfring._state.model_state import local_variables_of, without_metrics
 from tfring._state.optimizers import all_optimizers
 from tfring._state.round_state import Round, RoundFromBase, assign_all, value_of
 from tfring._state.weights import differing
-from tfring._training.optimizer_class import Distributed
-from tfring._training.sync_batch_norm import SyncBatchNormalization
 
 
 @dataclasses.dataclass

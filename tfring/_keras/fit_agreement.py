@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfring._core.process_sets import ProcessSet
 from tfring._gradients.local_variables import LocalVariables
+from tfring._keras.metric_averages import is_number
 from tfring._ops.allreduce import allreduce
 from tfring._ops.gather_json import gather_by_rank
 from tfring._ops.objects import broadcast_object
@@ -30,7 +31,6 @@ from tfring._state.weights import (
     ranks_by_value,
 )
 from tfring._state.whole_states import average_all_accumulated
-from tfring._training.metric_averages import is_number
 
 _SHARE_OUT = (
     "Give every rank equally many: share the data out by tfring.data.shard, or "

@@ -1,7 +1,7 @@
 """init joins the job, and applies its arguments and settings.
 
 It is a layer above the runtime, because it adds process sets by collectives and
-watches models.
+adds to Keras.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from tfring._core import monitor, runtime, timeline
 from tfring._core.process_sets import ProcessSet
+from tfring._keras.hooks import install_hooks
+from tfring._ops.choose_gpu import choose_gpu
 from tfring._ops.process_set_registry import (
     add_process_set,
     add_unless_known,
 )
-from tfring._training.choose_gpu import choose_gpu
-from tfring._training.evaluating import watch_evaluations
-from tfring._training.fit import watch_fits
-from tfring._training.undistributed import watch_models
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -85,11 +83,7 @@ def init(
     is_new = runtime.join_job(comm)
     if is_new:
         choose_gpu()
-        # An elastic job may grow.
-        if runtime.size() > 1 or runtime.may_grow():
-            watch_models()
-            watch_evaluations()
-            watch_fits()
+        install_hooks()
         timeline_path = runtime.job().agreed(os.environ.get("TFRING_TIMELINE"))
         if timeline_path:
             timeline.start_timeline(timeline_path)

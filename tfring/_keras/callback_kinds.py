@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfring._training.metric_averages import MetricAverages
+from tfring._keras.metric_averages import MetricAverages
 
 # Kinds of callbacks that write, and the attribute that says where to.
 _WRITERS = {

@@ -18,8 +18,7 @@ LossScaleOptimizer around ours; hence the patch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -31,7 +30,7 @@ from tfring._gradients.reducer import reduce_shared_gradients
 from tfring._memory.activations import offload_step
 from tfring._ops.autograph import not_converted
 from tfring._state.kinds import mark_accumulators, mark_states
-from tfring._state.optimizers import distributed_optimizers, with_inner
+from tfring._state.optimizers import with_inner
 from tfring._state.records import notes_on
 from tfring._state.weights import warn_if_not_broadcast
 
@@ -57,7 +56,6 @@ def distribute(
             number, for a sum.
         mixin: `Distributed`, or a subclass of it.
     """
-    _teach_loss_scale_optimizer()
     base: Any = type(optimizer)
     optimizer.__class__ = _distributed_class(base, mixin)
     # Bypasses attribute tracking, which would treat variables in the options as
@@ -330,76 +328,3 @@ def _distributed_class(base: Any, mixin: Any) -> Any:
         keras.saving.register_keras_serializable(package, name)(distributed)
         keras.saving.get_custom_objects()[registered_name] = base
     return distributed
-
-
-@functools.cache
-def _teach_loss_scale_optimizer() -> None:
-    """Makes it average before its check; see Note [Loss scaling]."""
-    loss_scale_optimizer = keras.optimizers.LossScaleOptimizer
-    keras_apply = loss_scale_optimizer.apply
-
-    @functools.wraps(keras_apply)
-    def apply(
-        self: Any, grads: Sequence[Any], trainable_variables: Any = None
-    ) -> None:
-        inside = distributed_optimizers(self)
-        if not inside or self in inside:
-            keras_apply(self, grads, trainable_variables)
-            return
-        if trainable_variables is None:
-            variables = self._trainable_variables
-        else:
-            variables = trainable_variables = list(trainable_variables)
-        own = grads = list(grads)
-        _check_alike(inside)
-        if not self.built:
-            self.build(list(variables))
-        inside[0]._begin_step(variables)
-        options = inside[0]._tfring_options
-        grads = scale_unless_by_tape(grads, variables, options)
-        inside[0]._note_loss_scale(self)
-        grads, trainable_variables = inside[0]._reduce_before_check(
-            grads, variables
-        )
-        inside[0]._offload(own)
-        with _paused(inside):
-            keras_apply(self, grads, trainable_variables)
-        inside[0]._end_step()
-
-    loss_scale_optimizer.apply = apply
-
-
-def _check_alike(optimizers: Sequence[Distributed]) -> None:
-    """Refuses optimizers that reduce differently, under one loss scale.
-
-    Raises:
-        NotImplementedError: The first cannot reduce for all of them.
-    """
-    all_options = {each._tfring_options for each in optimizers}
-    fields = [{**vars(each), "local_variables": None} for each in all_options]
-    if len(fields) > 1 and any(
-        each.local_variables
-        or each.low_rank
-        or each.shard_states
-        or each.sync
-        or isinstance(each.groups, list)
-        or field != fields[0]
-        for each, field in zip(all_options, fields, strict=True)
-    ):
-        raise NotImplementedError(
-            "DistributedOptimizer: the optimizers in a MultiOptimizer reduce "
-            "gradients in different ways, and one LossScaleOptimizer checks "
-            "them all. Pass the MultiOptimizer itself to DistributedOptimizer, "
-            "or train without a loss scale, as in bfloat16."
-        )
-
-
-@contextmanager
-def _paused(optimizers: Sequence[Distributed]) -> Iterator[None]:
-    for optimizer in optimizers:
-        optimizer._tfring_paused = True
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            optimizer._tfring_paused = False

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfring._ops.autograph import not_converted
-from tfring._training.computed_gradients import ComputedGradients
+from tfring._optim.computed_gradients import ComputedGradients
 
 
 class V1Optimizer(tf.compat.v1.train.Optimizer):

@@ -19,8 +19,8 @@ from tfring._gradients.reducer import (
     name_of,
     reduce_shared_gradients,
 )
+from tfring._optim.undistributed import warn_not_distributed
 from tfring._state.weights import warn_if_not_broadcast
-from tfring._training.undistributed import warn
 
 _Gradients = list[Any]
 
@@ -89,7 +89,7 @@ class ComputedGradients:
         # An optimizer or a tape averages where it computes, in any program.
         has_averaged = self._has_computed or count_of_calls() > 0
         if runtime.size() > 1 and not has_averaged:
-            warn(
+            warn_not_distributed(
                 "apply_gradients was given gradients that nothing has averaged",
                 "Compute them by the optimizer's minimize or "
                 "compute_gradients, or by a tfring.DistributedGradientTape.",

@@ -9,13 +9,13 @@ import keras
 
 from tfring._core.process_sets import is_alone
 from tfring._ops.gather_json import gather_by_rank
-from tfring._state.gossip_round import GossipRound
-from tfring._state.kinds import rounds_among
-from tfring._training.rounds import (
+from tfring._optim.rounds import (
     average_untrained,
     optimizers_in_rounds,
     shared_weights,
 )
+from tfring._state.gossip_round import GossipRound
+from tfring._state.kinds import rounds_among
 
 
 class RoundsInFit(keras.callbacks.Callback):

@@ -13,12 +13,7 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._ops.allgather import allgather
-from tfring._ops.allreduce import allreduce
-from tfring._ops.devices import on_device
-from tfring._ops.gather_json import gather_json
-from tfring._ops.reductions import ReduceOp
-from tfring._training.metric_states import (
+from tfring._keras.metric_states import (
     State,
     consists_of_sums,
     float_or_array,
@@ -27,6 +22,11 @@ from tfring._training.metric_states import (
     set_state,
     state_of,
 )
+from tfring._ops.allgather import allgather
+from tfring._ops.allreduce import allreduce
+from tfring._ops.devices import on_device
+from tfring._ops.gather_json import gather_json
+from tfring._ops.reductions import ReduceOp
 
 
 class MetricNotes(keras.callbacks.Callback):

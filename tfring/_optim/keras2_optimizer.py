@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfring._ops.autograph import not_converted
-from tfring._training.computed_gradients import ComputedGradients
+from tfring._optim.computed_gradients import ComputedGradients
 
 
 def is_keras2_optimizer(optimizer: Any) -> bool:

@@ -16,23 +16,21 @@ from tfring._gradients.rounds import Rounds
 from tfring._memory.offload_options import Offload
 from tfring._ops.compression import AnyCompression, Compression, PowerSGD
 from tfring._ops.reductions import ReduceOp
-from tfring._state.optimizers import with_inner
-from tfring._training.computed_gradients import ComputedGradients
-from tfring._training.fit import watch_fits
-from tfring._training.keras2_optimizer import (
+from tfring._optim.computed_gradients import ComputedGradients
+from tfring._optim.keras2_optimizer import (
     Keras2Distributed,
     distribute_keras2,
     is_keras2_optimizer,
 )
-from tfring._training.optimizer_class import (
+from tfring._optim.optimizer_class import (
     Distributed,
     accumulates_as_keras,
     distribute,
 )
-from tfring._training.rounds import InRounds, with_rounds
-from tfring._training.sharded import Sharded, check_can_be_sharded
-from tfring._training.undistributed import watch_models
-from tfring._training.v1_optimizer import V1Optimizer
+from tfring._optim.rounds import InRounds, with_rounds
+from tfring._optim.sharded import Sharded, check_can_be_sharded
+from tfring._optim.v1_optimizer import V1Optimizer
+from tfring._state.optimizers import with_inner
 
 
 def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
@@ -210,12 +208,8 @@ def DistributedOptimizer(  # noqa: N802 (the name that Horovod's users know)
     )
     if shard_states:
         check_can_be_sharded(optimizer, options)
-        watch_fits()  # also of one rank, for callbacks that it refuses
     if sync is not None:
         options = with_rounds(options, sync)
-        # Also of one rank, for the model's statistics and the last round's end.
-        watch_models()
-        watch_fits()
     return _distributed(
         optimizer,
         options,

@@ -33,10 +33,9 @@ from tfring._gradients.scatter import (
 from tfring._gradients.shares import Layout, Share
 from tfring._ops.compression import NoneCompressor, split_engine_cast
 from tfring._ops.reductions import ReduceOp
+from tfring._optim.optimizer_class import Distributed
 from tfring._state.records import record_of
 from tfring._state.state_shares import WholeStates
-from tfring._state.whole_states import teach_saving
-from tfring._training.optimizer_class import Distributed
 
 # Each element of a variable is updated by itself.
 _ELEMENT_WISE = (
@@ -105,7 +104,6 @@ class Sharded(WholeStates, Distributed):
     """Mixed in before a Keras optimizer's class; see the Notes above."""
 
     def _tfring_begin(self) -> None:
-        teach_saving()
         if self.built:
             self._cut_anew([tf.convert_to_tensor(v) for v in self.variables])
 

@@ -19,7 +19,7 @@ The last callback, `Agreement`, does this, and keeps comparing the ranks.
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,12 +31,7 @@ from tfring._core.process_sets import (
     global_process_set,
     is_alone,
 )
-from tfring._ops.gather_json import gather_by_rank
-from tfring._state.kinds import are_in_a_round, rounds_among
-from tfring._state.model_state import local_variables_of
-from tfring._state.optimizers import distributed_optimizers
-from tfring._state.row_shards import has_tables
-from tfring._training.callback_kinds import (
+from tfring._keras.callback_kinds import (
     averages_metrics,
     backups,
     check_goes_with_rounds,
@@ -49,59 +44,56 @@ from tfring._training.callback_kinds import (
     needs_averages,
     written_by,
 )
-from tfring._training.data_orders import (
+from tfring._keras.data_orders import (
     draws_before_shards,
     warn_of_different_orders,
 )
-from tfring._training.data_seeds import seeds_of, warn_of_same_draws
-from tfring._training.fit_agreement import Agreement, Terms, check_alike
-from tfring._training.metric_averages import MetricAverages, MetricNotes
-from tfring._training.rounds import (
-    RunningFit,
-    known_to_fit,
-    optimizers_in_rounds,
-)
-from tfring._training.rounds_in_fit import EndOfCallbacks, RoundsInFit
-from tfring._training.saving import (
+from tfring._keras.data_seeds import seeds_of, warn_of_same_draws
+from tfring._keras.fit_agreement import Agreement, Terms, check_alike
+from tfring._keras.metric_averages import MetricAverages, MetricNotes
+from tfring._keras.rounds_in_fit import EndOfCallbacks, RoundsInFit
+from tfring._keras.saving import (
     GatherStates,
     check_tells_when_it_saves,
     has_shards,
     saves_in_batches,
     saves_models,
 )
-from tfring._training.undistributed import trainer_class
+from tfring._ops.gather_json import gather_by_rank
+from tfring._optim.rounds import (
+    RunningFit,
+    known_to_fit,
+    optimizers_in_rounds,
+)
+from tfring._state.kinds import are_in_a_round, rounds_among
+from tfring._state.model_state import local_variables_of
+from tfring._state.optimizers import distributed_optimizers
+from tfring._state.row_shards import has_tables
 
 # Callbacks that a `fit` gets from here.
 _OURS = (Agreement, GatherStates, MetricNotes, RoundsInFit, EndOfCallbacks)
 
 
-@functools.cache
-def watch_fits() -> None:
-    """Has ranks agree wherever a model's `fit` begins, from here on."""
-    if keras.backend.backend() != "tensorflow":
-        return
-    trainer, callback_list = trainer_class(), keras.callbacks.CallbackList
-    keras_fit, keras_begin = trainer.fit, callback_list.on_train_begin
+def fit(
+    keras_fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Has the ranks agree where the first callback of a `fit` is called."""
+    data = [*args, kwargs.get("x")][0]
+    with ExitStack() as at_end:
+        begun = at_end.enter_context(known_to_fit(model))
+        model.__dict__["_tfring_fit_begins"] = begun, data, at_end
+        at_end.callback(model.__dict__.pop, "_tfring_fit_begins", None)
+        return keras_fit(model, *args, **kwargs)
 
-    @functools.wraps(keras_fit)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Not for the list of a loop of one's own, which calls whom it likes.
-        data = [*args, kwargs.get("x")][0]
-        with ExitStack() as at_end:
-            begun = at_end.enter_context(known_to_fit(self))
-            self.__dict__["_tfring_fit_begins"] = begun, data, at_end
-            at_end.callback(self.__dict__.pop, "_tfring_fit_begins", None)
-            return keras_fit(self, *args, **kwargs)
 
-    @functools.wraps(keras_begin)
-    def on_train_begin(self: Any, logs: Any = None) -> None:
-        begun = getattr(getattr(self, "model", None), "__dict__", {})
-        if "_tfring_fit_begins" in begun:
-            _put_right(self, *begun.pop("_tfring_fit_begins"))
-        keras_begin(self, logs)
-
-    trainer.fit = fit
-    callback_list.on_train_begin = on_train_begin
+def on_train_begin(
+    keras_begin: Callable[..., None], callback_list: Any, logs: Any = None
+) -> None:
+    """Puts right the callbacks of a `fit`, not of a loop of a user's own."""
+    begun = getattr(getattr(callback_list, "model", None), "__dict__", {})
+    if "_tfring_fit_begins" in begun:
+        _put_right(callback_list, *begun.pop("_tfring_fit_begins"))
+    keras_begin(callback_list, logs)
 
 
 def _put_right(

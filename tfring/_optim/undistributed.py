@@ -1,0 +1,31 @@
+"""A warning to who trains on several ranks and reduces nothing.
+
+An optimizer that Keras makes anew from its configuration, as `load_model` and
+`compile_from_config` do, is no longer distributed. Each rank then trains a
+model of its own, which shows in no error.
+"""
+
+from __future__ import annotations
+
+from tfring._core import runtime
+from tfring._core.errors import NotDistributedWarning, warn_all_ranks
+
+_warned = False
+
+
+def warn_not_distributed(
+    problem: str,
+    remedy: str = "Compile the model with "
+    "tfring.DistributedOptimizer(optimizer); load it with tfring.load_model.",
+) -> None:
+    """Warns of it once in a process, on several ranks."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    warning = NotDistributedWarning(
+        f"tfring: {problem}, so that each of {runtime.size()} ranks trains a "
+        f"model of its own. {remedy} If that is meant, ignore this by "
+        "warnings.simplefilter('ignore', tfring.NotDistributedWarning)."
+    )
+    warn_all_ranks(warning, is_shown=runtime.rank() == 0)

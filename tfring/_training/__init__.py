@@ -1,1 +1,0 @@
-"""Optimizers and tapes, and how ranks agree in Keras's fit."""
